@@ -1,15 +1,15 @@
-"""The acceptance rules: which drafts stay, and which token of the target comes after them. Both are lossless.
+"""Acceptance rules: which drafts are kept, and which token of the target follows them. Both are lossless.
 
 `coupled`, the default: the target draws x_i at every position with noise keyed by (seed, output position); a draft is
 accepted iff it equals x_i, and x_i is emitted either way. So the text is the target's own whatever the drafter
 proposes, and the rule needs no draft probabilities. It is the best rule where a draft was the drafter's only choice.
 
 `rejection` (Leviathan et al. 2211.17192, Chen et al. 2302.01318): a draft d ~ q is accepted with probability
-min(1, p(d) / q(d)), the first rejected one replaced by a draw from max(p - q, 0); a bonus is drawn from p. It accepts
-sum(min(p, q)), the most that is possible, but only the distribution is that of plain decoding: a seed has another text.
-The drafts must be drawn with `DRAFT_SALT`, independently of p's noise, and none may be dropped for what it is.
+min(1, p(d) / q(d)), and the first rejected one is replaced by a draw from max(p - q, 0); a bonus token is drawn from p.
+It accepts sum(min(p, q)), the most possible, but only the distribution is plain decoding's: a seed gives another text.
+Drafts must be drawn with `DRAFT_SALT`, independently of p's noise, and none may be dropped for its value.
 
-`strict` is `coupled` where the width of a forward may move logits: what is `doubtful` then is decided by `strict.py`.
+`strict` is `coupled` where the width of a forward may move logits: `strict.py` then decides what is `doubtful`.
 """
 
 from collections.abc import Sequence
@@ -23,15 +23,14 @@ MODES = ("coupled", "rejection", "strict")
 
 
 def residual(target: mx.array, draft: mx.array) -> mx.array:
-    """What to draw from where a draft was rejected, of p and q float32 [rows, 1, vocabulary], q = 0 for a bonus:
-    max(p - q, 0), not normalised; p itself where rounding leaves nothing of it."""
+    """Return what to draw from after a rejection: max(p - q, 0), not normalised; all are float32 [rows, 1, vocabulary].
+    q is 0 for a bonus token; p itself is returned where rounding leaves nothing."""
     left = mx.maximum(target - draft, 0.0)
     return mx.where(mx.any(left > 0, axis=-1, keepdims=True), left, target)
 
 
 def count_accepted(passes: mx.array, counts: Sequence[int]) -> mx.array:
-    """int32 [rows]: how many of `passes` [rows, K] hold before the first that does not. Of the K drafts of a row
-    `counts[row]` are real; padding is always rejected."""
+    """Return int32 [rows]: how many leading `passes` [rows, K] hold among the `counts[row]` real drafts of each row."""
     real = mx.arange(passes.shape[1]) < mx.array(list(counts), dtype=mx.int32)[:, None]
     return mx.sum(mx.cumprod((passes & real).astype(mx.int32), axis=1), axis=1)
 
@@ -44,7 +43,7 @@ def accept(
     *,
     draft_logits: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """(drawn int32 [rows, 1 + K], accepted int32 [rows]): a row emits `drawn[: accepted + 1]`. Nothing is evaluated.
+    """Return drawn int32 [rows, 1 + K] and accepted int32 [rows], lazy; a row emits `drawn[: accepted + 1]`.
 
     `drafts` int32 [rows, K], of which `counts[row]` are real; `logits` float32 [rows, 1 + K, vocabulary] are the
     target's after bias and penalties, `draft_logits` [rows, K, vocabulary] what the drafts were drawn from, with a salt
@@ -62,7 +61,7 @@ def accept(
     uniform = unit_noise(noise_keys(rows, width, salt=ACCEPTANCE_SALT))
     passes = (likely > 0) & (likely >= uniform * proposed)
     accepted = count_accepted(mx.where(chance, passes, drafts == greedy[:, :width]), counts)
-    # One token more, recovered or bonus: noise, the target's own of that position, is made for its slot alone.
+    # The recovered or bonus token: noise, the target's own at that position, is made for its slot only.
     place = accepted[:, None, None]
     rejected = place < mx.array(list(counts), dtype=mx.int32)[:, None, None]
     instead = mx.take_along_axis(draft, mx.minimum(place, width - 1), axis=1)
@@ -74,7 +73,7 @@ def accept(
 
 
 def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
-    """`logits` [rows, slots, any] with the width of the target's: tokens that the drafter does not know get -inf."""
+    """Fit `logits` [rows, slots, any] to the target's vocabulary; tokens that the drafter does not know get -inf."""
     missing = vocabulary - logits.shape[-1]
     if missing > 0:
         return mx.pad(logits, [(0, 0), (0, 0), (0, missing)], constant_values=mx.array(-mx.inf))
@@ -82,10 +81,10 @@ def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
 
 
 def doubtful(logits: mx.array, drawn: mx.array, row: SampledRow, tolerance: float) -> mx.array:
-    """bool [slots]: where another token might have been `drawn` (int32 [slots]) by `row` from `logits` [slots,
-    vocabulary], after bias and penalties, if each of them were up to `tolerance` off before."""
+    """Return bool [slots]: whether `row` might have `drawn` another token, were each logit up to `tolerance` off.
+    `drawn` int32 [slots], `logits` [slots, vocabulary] after bias and penalties, before which they may be off."""
     parameters, vocabulary, chosen = row.parameters, logits.shape[-1], drawn[:, None]
-    # Two logits come that much closer; a penalty that multiplies them does so with what they are off.
+    # Two logits may both be off, hence the 2; a repetition penalty scales that with the logits.
     slack = 2 * tolerance * max(parameters.repetition_penalty, 1 / parameters.repetition_penalty)
     scores = logits
     if parameters.temperature > 0:

@@ -1,13 +1,13 @@
-"""The attention of mlx-lm's models in parts: for each buffer that rows of a forward lie in, on Metal for few queries at
-a time, and over latents as they are. All that a usual call costs is the question.
+"""Attention of mlx-lm's models in parts: per buffer of rows, few queries at a time on Metal, and over bare latents.
 
-A row reads what it has and no more, however long the rows beside it are. And Metal's vector kernel takes 8 queries at
-most, and 32 of queries × query heads per key head: a verify forward beyond either leaves it, and from 8 to 12 queries
-attention then takes 2.3 to 2.8 times as long at 16k to 32k tokens (mlx issue 3826); two pieces read the keys twice.
+An ordinary call pays only for the checks. A row reads its own keys and no more, however long its neighbours are.
+Metal's vector kernel takes at most 8 queries, and 32 of queries × query heads per key head. A wider verify forward
+leaves it: at 8 to 12 queries attention takes 2.3 to 2.8 times as long at 16k to 32k tokens (mlx issue 3826); two pieces
+only read the keys twice.
 
-Latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1.2) keeps one latent c of each token for all heads: k = c·Q and
-v = c·U of each head. mlx-lm makes all of them at every width but 1. With few queries, (q·Qᵀ)·cᵀ and (weights·c)·U say
-the same and make none: `absorbed`, as mlx-lm does it at width 1.
+Latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1.2) keeps one latent c per token for all heads: k = c·Q and v = c·U
+per head. mlx-lm computes all of them at every width but 1. With few queries, (q·Qᵀ)·cᵀ and (weights·c)·U give the same
+result without them: `absorbed`, as mlx-lm does at width 1.
 """
 
 import sys
@@ -28,33 +28,33 @@ from app.core.footprint import group_size
 KERNEL_QUERIES, KERNEL_PRODUCTS = 8, 32
 KERNEL_DIMENSIONS = frozenset({64, 96, 128, 256})
 MOST_PIECES = 4
-"""Each reads the keys again; wider forwards are left to the kernel for whole blocks."""
+"""Most pieces of a forward, each of which reads the keys again; wider ones are left to the kernel for whole blocks."""
 LEAST_CONTEXT_TOKENS = 2048
-"""In shorter contexts attention is a small part of a step."""
+"""Shortest context, in tokens, that is worth splitting; below, attention is a small part of a step."""
 LATENT_QUERIES = 64
-"""Wider forwards make keys and values: those cost as many operations as the absorbed form with 153 (Mistral 4) to 398
-queries (GLM-4.7-Flash), rank · (key + value) / (2 · rank - key - value) dimensions."""
+"""Most queries for the absorbed form. Its operations break even with making keys and values at rank · (key + value)
+(2 · rank - key - value) queries, in dimensions: 153 (Mistral 4) to 398 (GLM-4.7-Flash)."""
 
 MOST_PACKED_QUERIES = 96
-"""More read their keys unpacked: quantised products keep every score, which of a chunk are more than the keys."""
+"""Most queries that read packed keys; beyond, the scores that quantised products store outgrow unpacked keys."""
 
 Parts = Sequence[mx.array]
 """Keys and values, or codes, scales and biases of both, [rows, heads, positions, any] each."""
 Cut = Callable[[int, int, int, int], int]
-"""How many queries a piece has, by width, query heads to a key head, number of keys and their dimension."""
+"""Number of queries per piece, from width, query heads per key head, number of keys and their dimension."""
 NAME = "scaled_dot_product_attention"
 _whole = base.scaled_dot_product_attention
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Keys, values or masks of some rows of a forward each; rows that take no part have none."""
+    """Keys, values or masks, one for each group of rows in a forward; rows that take no part have none."""
 
     rows: tuple[slice, ...]
     each: Sequence[Any]
 
     def padded(self, rows: int) -> mx.array:
-        """[rows, heads, longest, dimension] of all of them, for attention that wants one array."""
+        """Return them all as one array [rows, heads, longest, dimension]."""
         longest = max(part.shape[2] for part in self.each)
         _, heads, _, dimension = self.each[0].shape
         whole = mx.zeros((rows, heads, longest, dimension), self.each[0].dtype)
@@ -64,8 +64,8 @@ class Pieces:
 
 
 def quantised(keys: mx.array, values: mx.array, bits: int) -> Parts:
-    """What is kept of keys and values, by each token alone: so drafts and chunks change nothing. No bits: themselves,
-    and where their dimensions are divided by no group size."""
+    """Quantise keys and values, each token on its own, so that drafts and chunks change nothing.
+    They are returned unchanged for 0 bits, or if no group size divides their dimensions."""
     size = group_size(keys.shape[-1], values.shape[-1]) if bits else 0
     if not size:
         return keys, values
@@ -75,25 +75,25 @@ def quantised(keys: mx.array, values: mx.array, bits: int) -> Parts:
 
 @dataclass(frozen=True)
 class Packed:
-    """Keys or values of some rows, quantised: `parts` as `mx.quantize` gives them, [rows, heads, context, any]."""
+    """Quantised keys or values of some rows; `parts` are as `mx.quantize` returns them, [rows, heads, context, any]."""
 
     parts: tuple[mx.array, ...]
     bits: int
 
     @property
     def group_size(self) -> int:
-        """How many numbers share a scale."""
+        """Number of values that share a scale."""
         codes, scales, _ = self.parts
         return int(codes.shape[-1] * 32 // self.bits // scales.shape[-1])
 
     def whole(self) -> mx.array:
-        """[rows, heads, context, dimension]."""
+        """Dequantise to [rows, heads, context, dimension]."""
         codes, scales, biases = self.parts
         return mx.dequantize(codes, scales, biases, group_size=self.group_size, bits=self.bits)
 
 
 def attach(model: nn.Module) -> None:
-    """Let the layers of a model of mlx-lm call `attention` for its own, and latent ones tell their caches who reads."""
+    """Make the layers of an mlx-lm model call `attention`, and latent ones register with the caches they read."""
     modules = [module for _, module in model.named_modules()]
     kinds = {kind for module in modules for kind in type(module).__mro__}
     for source in {sys.modules[kind.__module__] for kind in kinds} - {base}:
@@ -107,7 +107,7 @@ def attach(model: nn.Module) -> None:
 
 @remembered
 def _telling(kind: Any) -> Any:
-    """A subclass of a latent attention's own class that only makes itself known to the cache that it is called with."""
+    """Return a subclass of a latent attention's class that registers itself with the cache of each call."""
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         store = _store(keywords["cache"] if "cache" in keywords else arguments[-1])
@@ -119,23 +119,23 @@ def _telling(kind: Any) -> Any:
 
 
 def _store(cache: Any) -> Any:
-    """Where keys and values lie: beside them, some layers keep what picks among them."""
+    """Return the cache of keys and values: some layers have another one, for selecting among them."""
     return cache[0] if isinstance(cache, CacheList) else cache
 
 
 def cut_for(architecture: str) -> Cut | None:
-    """How this device wants queries cut; `architecture` is what mlx calls the GPU ("applegpu_g16s"), "" on a CPU."""
+    """Return this device's rule for splitting queries; `architecture` is mlx's GPU name ("applegpu_g16s") or ""."""
     return piece_queries if architecture.startswith("applegpu") else None
 
 
 def packed_queries_for(architecture: str) -> int:
-    """How many queries a row may have for attention to read packed keys as they are. On a CPU none: its products of
-    packed numbers add up in another order for few queries than for many, and nothing would be gained."""
+    """Return the most queries of a row that read packed keys directly; 0 on a CPU.
+    There, quantised products sum in another order for few queries than for many, and nothing would be gained."""
     return MOST_PACKED_QUERIES if architecture.startswith("applegpu") else 0
 
 
 def piece_queries(width: int, group: int, context: int, dimension: int) -> int:
-    """On Metal; `width`: one piece. Whole chunks of a prompt are one."""
+    """Return the queries per piece on Metal; `width` means one piece, as for whole chunks of a prompt."""
     queries = min(KERNEL_QUERIES, KERNEL_PRODUCTS // group)
     if dimension not in KERNEL_DIMENSIONS or context < LEAST_CONTEXT_TOKENS:
         return width
@@ -145,8 +145,8 @@ def piece_queries(width: int, group: int, context: int, dimension: int) -> int:
 def attention(
     queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
 ) -> mx.array:
-    """As mlx-lm's: queries [rows, heads, width, dimension], keys and values [rows, key heads, context, dimension],
-    `Packed`, or `Pieces` of such, with their masks."""
+    """Compute attention as mlx-lm does; keys and values may also be `Packed`, or `Pieces` with their masks.
+    Queries are [rows, heads, width, dimension], keys and values [rows, key heads, context, dimension]."""
     if type(keys) is Packed:
         return _of_packed(queries, keys, values, scale, mask, sinks)
     store = _store(cache)
@@ -154,7 +154,7 @@ def attention(
     if reader is not None and queries.shape[2] <= LATENT_QUERIES:
         if queries.shape[2] > 1:
             return absorbed(reader, queries, *store.keys_and_values(), scale=scale, mask=mask)
-        if cut is None:  # on a Mac, mlx chooses a kernel for it
+        if cut is None:  # on a Mac, mlx chooses the kernel
             return _for_all_heads(queries, keys, scale, mask)
     attend = partial(_whole, cache=cache, scale=scale, sinks=sinks)
     if cut is not None:
@@ -173,7 +173,7 @@ def attention(
 def _of_packed(
     queries: mx.array, keys: Packed, values: Packed, scale: float, mask: Any, sinks: mx.array | None
 ) -> mx.array:
-    if sinks is not None:  # mlx-lm's products know none
+    if sinks is not None:  # mlx-lm's quantised products take no sinks
         return _whole(queries, keys.whole(), values.whole(), None, scale, mask, sinks)
     sizes = {"group_size": keys.group_size, "bits": keys.bits}
     return base.quantized_scaled_dot_product_attention(queries, keys.parts, values.parts, scale, mask, **sizes)
@@ -182,7 +182,7 @@ def _of_packed(
 def _cut(
     cut: Cut, attend: Callable[..., mx.array], queries: mx.array, keys: mx.array, values: mx.array, *, mask: Any
 ) -> mx.array:
-    """As many queries at a time as `cut` says."""
+    """Run attention on as many queries at a time as `cut` allows."""
     width = size = queries.shape[2]
     if width > 1 and keys.shape[-1] == values.shape[-1] == queries.shape[-1]:
         size = cut(width, queries.shape[1] // keys.shape[1], keys.shape[2], keys.shape[3])
@@ -207,10 +207,10 @@ def _zeros(rows: int, like: mx.array) -> list[mx.array]:
 def absorbed(
     reader: Any, queries: mx.array, latents: mx.array, places: mx.array, *, scale: float, mask: Any
 ) -> mx.array:
-    """Latent attention [rows, heads, width, value dimension] that makes neither keys nor values.
+    """Compute latent attention [rows, heads, width, value dimension] without making keys or values.
 
-    `queries` [rows, heads, width, dimension] are without places, and `mask` is what those add to the scores, or have
-    them behind, and it says who sees whom; `latents` [rows, 1, context, rank], `places` [rows, 1, context, dimension].
+    `queries` [rows, heads, width, dimension] may end in a positional part, scored against `places` [rows, 1, context,
+    dimension]; else `mask` holds those scores. `mask` also hides keys; `latents` are [rows, 1, context, rank].
     """
     bare, placed = mx.split(queries, [reader.qk_nope_head_dim], axis=-1)
     if placed.shape[-1]:
@@ -224,7 +224,7 @@ def absorbed(
 
 
 def _for_all_heads(queries: mx.array, latents: mx.array, scale: float, mask: mx.array) -> mx.array:
-    """All heads read the same latents, so their queries are those of one: one product reads the latents once."""
+    """Attend as one head with the queries of all, since all read the same latents: one product reads them once."""
     rows, heads, width, rank = queries.shape
     queries, mask = queries.reshape(rows, 1, heads * width, rank), mask.reshape(rows, 1, heads * width, -1)
     return _whole(queries, latents, latents, cache=None, scale=scale, mask=mask).reshape(rows, heads, width, rank)

@@ -1,4 +1,4 @@
-"""Rows that are held to something: masks for their logits, made on the host while the device is at the forward."""
+"""Grammar constraints: masks for the logits of rows, made on the host while the device runs the forward."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,15 +14,15 @@ from app.engine.runner import padded
 from app.engine.sampling import OPENING_SALT, SampledRow, draw
 
 LAUNCHED_AHEAD = 2
-"""Tokens that are drawn before the host has read the first of them."""
+"""Tokens drawn before the host has read the first of them."""
 
 
 class Constraints:
-    """Those of one engine's rows."""
+    """Constraints of one engine's rows."""
 
     def __init__(self, *, by_rejection: bool = False) -> None:
         self._by_rejection = by_rejection
-        """Drafts are accepted by how likely they were drawn: what else was drawn must not change them."""
+        """Whether acceptance is by rejection: then a draft must not change depending on what was drawn."""
         self._held: dict[str, Constraint] = {}
 
     def admit(self, request: Request) -> None:
@@ -33,24 +33,23 @@ class Constraints:
         self._held.pop(request_id, None)
 
     def bind(self, rows: Sequence[DecodeRow], slots: int = LAUNCHED_AHEAD) -> bool:
-        """Whether a token of the next `slots` may be forbidden to one of the rows."""
+        """Return whether any row may have a token forbidden within the next `slots`."""
         return bool(self._binding(rows, slots))
 
     def failure(self, row: DecodeRow, emitted: Sequence[int]) -> str:
-        """Why a row cannot go on with what it emitted, or not end so; empty while all is well."""
+        """Return why a row cannot continue, or not end, after what it emitted; empty while all is well."""
         held = self._held.get(row.sequence_id)
         return held.failure([*row.tokens[row.prompt_length :], *emitted]) if held else ""
 
     def forced(
         self, sequence_id: str, tokens: Sequence[int], prompt_length: int, emitted: Sequence[int] = ()
     ) -> tuple[tuple[int, ...], ...]:
-        """What must come once a row's `tokens`, prompt and output, go on with `emitted`, as far as it is known."""
-        held = self._held.get(sequence_id)  # no text is copied for a row that is free
+        """Return the forced tokens, as far as known, after a row's `tokens` (prompt and output) and `emitted`."""
+        held = self._held.get(sequence_id)  # an unconstrained row copies no text
         return held.forced([*tokens[prompt_length:], *emitted]) if held else ()
 
     def led(self, row: DecodeRow) -> DecodeRow:
-        """The row with the first ones of its drafts, where a grammar forces them, and with no more than its masks
-        allow."""
+        """Return the row with its first drafts forced by the grammar, and no more drafts than its masks can afford."""
         held = self._held.get(row.sequence_id)
         if held is None:
             return row
@@ -62,8 +61,8 @@ class Constraints:
         return replace(row, forced=forced, num_draft_tokens=drafts, most_draft_tokens=min(row.most_draft_tokens, most))
 
     def extended(self, rows: Sequence[DecodeRow], proposal: Proposal) -> Proposal:
-        """The proposal with what is forced behind each row's drafts, or in place of the first that cannot stand. This
-        waits for the drafts: a longer cycle is worth it."""
+        """Append forced tokens after each row's drafts, in place of those from the first forbidden one on.
+        This waits for the drafts, which the longer cycle is worth."""
         binding = {} if proposal.tokens is None or self._by_rejection else self._binding(rows, 1)
         if proposal.tokens is None or not any(proposal.counts[place] for place in binding):
             return proposal
@@ -76,7 +75,7 @@ class Constraints:
                 more = forced[: max(0, rows[place].most_draft_tokens - standing)]
                 drafts[place], appended[place] = [*own[:standing], *more], len(more)
         counts = tuple(map(len, drafts))
-        # One slot at least: a drafter that drafted has to hear what came of it.
+        # At least one slot: a drafter that drafted must observe the outcome.
         return proposal._replace(tokens=padded(drafts, 1), counts=counts, appended=tuple(appended))
 
     def mask(
@@ -87,14 +86,16 @@ class Constraints:
         drafts: mx.array | None = None,
         counts: Sequence[int] = (),
     ) -> tuple[mx.array, Sequence[int]]:
-        """`logits` float32 [rows, slots, vocabulary] with -inf where a token may not come, and how many of each row's
-        `drafts` int32 [rows, slots - 1], of which `counts` are real, can stand. Where an answer begins, a draw from all
-        tokens says whether it is with reasoning: among the few of a grammar, the mark of that may seem likely."""
+        """Set forbidden tokens of `logits` float32 [rows, slots, vocabulary] to -inf; count each row's valid `drafts`.
+
+        `drafts` are int32 [rows, slots - 1], of which `counts` are real. At the start of an answer, a draw from all
+        tokens decides whether it begins with reasoning: among the few of a grammar, the opening mark may seem likely.
+        """
         slots, vocabulary = logits.shape[1:]
         binding = self._binding(rows, slots)
         if not binding:
             return logits, counts
-        mx.async_eval(logits)  # what follows is done beside it
+        mx.async_eval(logits)  # the host continues meanwhile
         listed: Any = drafts.tolist() if drafts is not None else [()] * len(rows)
         standing = list(counts) or [0] * len(rows)
         masks = np.full((len(binding), slots, (vocabulary + 31) // 32), -1, dtype=np.int32)
@@ -113,7 +114,7 @@ class Constraints:
         return logits, standing
 
     def _binding(self, rows: Sequence[DecodeRow], slots: int) -> dict[int, tuple[Constraint, Sequence[int]]]:
-        """By place in `rows`: the constraints that matter, each with the output so far."""
+        """Return the binding constraints by index in `rows`, each with the output so far."""
         found = {}
         for place, row in enumerate(rows if self._held else ()):
             held = self._held.get(row.sequence_id)

@@ -1,5 +1,5 @@
-"""A loaded encoder as an engine: a text is read whole and at once, there is no cache, and what a step brings is the
-vector of each text. To the scheduler that is a prompt of which one token is drawn, which nobody is told."""
+"""Engine of a loaded encoder: each text is read whole in one forward, without a cache, and yields a vector.
+To the scheduler it is a prompt with one drawn token, which no client gets."""
 
 import math
 import time
@@ -19,13 +19,13 @@ from app.engine.encoders import Encoder, pooled
 from app.engine.runner import padded
 
 DRAWN = 0
-"""The token that stands for an answer."""
+"""Placeholder token for an answer."""
 SLOW_SECONDS = 1.0
-"""Seconds of a forward from which on it tells after each layer that it goes on."""
+"""Expected duration of a forward, in seconds, above which it reports progress after each layer."""
 
 
 class EncoderEngine:
-    """`EnginePort` over an encoder. Rows cost nothing between steps, so that there are many."""
+    """`EnginePort` over an encoder. Rows cost nothing between steps, so there are many."""
 
     measured: Sequence[StepCost] = ()
     cache_bytes = 0
@@ -37,7 +37,7 @@ class EncoderEngine:
         self.on_progress: Callable[[], None] = lambda: None
         self._slow_seconds = slow_seconds
         self._token_seconds = math.inf
-        """Seconds that a token of the last forward took; unknown before the first one."""
+        """Seconds per token in the last forward; infinite before the first one."""
         self._encoder = encoder
         self._ways: dict[str, str] = {}
         self._vectors: dict[str, tuple[float, ...]] = {}
@@ -51,7 +51,7 @@ class EncoderEngine:
         self._ways[request.id] = request.embeds
         return 0
 
-    def release(self, request_id: str, tokens: Sequence[int]) -> None:  # noqa: ARG002 - nothing is kept of a text
+    def release(self, request_id: str, tokens: Sequence[int]) -> None:  # noqa: ARG002 - texts are not cached
         self._ways.pop(request_id, None)
         self._vectors.pop(request_id, None)
 
@@ -66,7 +66,7 @@ class EncoderEngine:
         return replace(result, seconds=time.perf_counter() - started)
 
     def _read(self, rows: Sequence[PrefillRow | DecodeRow]) -> None:
-        """One forward over whole texts, whatever piece of them is planned."""
+        """Run one forward over whole texts, whichever piece of them is planned."""
         if not rows:
             return
         began, texts = time.perf_counter(), [list(row.tokens) for row in rows]
@@ -74,7 +74,7 @@ class EncoderEngine:
         real = mx.arange(tokens.shape[1]) < mx.array([len(text) for text in texts])[:, None]
         states, is_slow = tokens, tokens.size * self._token_seconds > self._slow_seconds
         for states in self._encoder.walk(tokens, real):
-            if is_slow:  # the supervisor takes silence for a kernel that is stuck
+            if is_slow:  # the supervisor takes silence for a stuck kernel
                 mx.eval(states)
                 self.on_progress()
         vectors = pooled(states, real, [self._ways[row.sequence_id] for row in rows])
@@ -87,15 +87,15 @@ class EncoderEngine:
         return RowOutcome(row.sequence_id, (DRAWN,), len(row.tokens), embedding=self._vectors[row.sequence_id])
 
     def clear_prefix_cache(self) -> None:
-        """There is none."""
+        """Do nothing: there is no prefix cache."""
 
     def drop_prefix_cache(self, kept_share: float = 0.0) -> None:
-        """There is none."""
+        """Do nothing: there is no prefix cache."""
 
     def bound_prefix_cache(self, limit_bytes: int) -> None:
-        """There is none."""
+        """Do nothing: there is no prefix cache."""
 
     def close(self) -> None:
-        """Drop what was read."""
+        """Drop all rows and vectors."""
         self._ways.clear()
         self._vectors.clear()

@@ -1,8 +1,8 @@
-"""The encoders of `app/core/encoders.py` as modules: BERT (arXiv 1810.04805), its kin that count positions as RoBERTa
-does, and ModernBERT (arXiv 2412.13663). Their modules are named as their checkpoints name them, so that weights and
-quantisations of single layers find their place.
+"""Encoders of `app/core/encoders.py`: BERT (arXiv 1810.04805), RoBERTa-like kin, ModernBERT (arXiv 2412.13663).
 
-They live here, not in mlx-embeddings: that package is under the GPL, and needs others for images, sound and data sets.
+The kin count positions as RoBERTa does. Modules are named as in the checkpoints, so that weights and the quantisations
+of single layers match. mlx-embeddings is not used: it is under the GPL and needs packages for images, sound and data
+sets.
 """
 
 import re
@@ -17,15 +17,15 @@ from app.core.errors import ModelUnavailable
 from app.core.model_folder import ModelFolder
 
 PREFIX = re.compile(r"^(bert|roberta|model)\.")
-"""Before the names of a checkpoint that was saved with a head on top."""
+"""Prefix of tensor names in a checkpoint that was saved with a head on top."""
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 ACTIVATIONS = {"gelu": nn.gelu, "gelu_new": nn.gelu_approx, "gelu_pytorch_tanh": nn.gelu_approx, "relu": nn.relu}
 SIZES = ("group_size", "bits", "mode")
-"""Of a quantisation."""
+"""Config keys of a quantisation."""
 
 
 class Normed(nn.Module):
-    """A product whose sum with what went past it is normalised."""
+    """A linear layer whose sum with the residual is normalised."""
 
     def __init__(self, inputs: int, hidden: int, eps: float) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Normed(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """Attention and a wide layer, each normalised behind its sum."""
+    """Attention and a feed-forward layer, each normalised after its residual sum."""
 
     def __init__(self, values: ConfigValues, hidden: int, eps: float) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class BertEncoder(nn.Module):
 
 
 class ModernBertLayer(nn.Module):
-    """Attention with rotary places and a gated layer, each normalised before it; the first one's was already."""
+    """Rotary attention and a gated feed-forward layer, both pre-norm; the first layer's input is normalised already."""
 
     def __init__(self, values: ConfigValues, hidden: int, *, is_first: bool, theta: float) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class ModernBertLayer(nn.Module):
 
 
 class ModernBertEncoder(nn.Module):
-    """Every layer sees `local_attention` tokens around each one; one layer in three sees all."""
+    """Local attention over `local_attention` tokens, and global attention in every third layer by default."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class ModernBertEncoder(nn.Module):
         places = mx.arange(tokens.shape[1])
         apart = mx.abs(places[:, None] - places)
         everywhere = real[:, None, None, :]
-        # a place that is not real may have no real one near: it sees itself, for no softmax is of nothing
+        # a padding position may have no real one nearby: it sees itself, so that no softmax is empty
         nearby = (everywhere & (apart <= self.reach)) | (apart == 0)
         x = self.embeddings.norm(self.embeddings.tok_embeddings(tokens))
         for layer, sees_all in zip(self.layers, self.sees_all, strict=True):
@@ -154,13 +154,13 @@ class ModernBertEncoder(nn.Module):
 
 
 Encoder = BertEncoder | ModernBertEncoder
-"""`walk`: int32 tokens [rows, width] and bool [rows, width], which of them are real → the hidden states [rows, width,
-hidden] behind each layer, lazily; those that count come last. What stands at a place that is not real means nothing,
-and no real one sees it."""
+"""Either encoder. `walk` takes int32 tokens [rows, width] and bool [rows, width], which of them are real, and yields
+the lazy hidden states [rows, width, hidden] after each layer, the final ones last. Values at padding positions mean
+nothing, and no real position attends to them."""
 
 
 def build_encoder(folder: ModelFolder) -> Encoder:
-    """The encoder of a folder, its weights not yet read. Raises ModelUnavailable for tensors that are missing."""
+    """Build the encoder of a folder with lazy weights. Raises ModelUnavailable for missing or misshapen tensors."""
     encoder = (ModernBertEncoder if folder.model_type == "modernbert" else BertEncoder)(folder.config)
     weights: dict[str, mx.array] = {}
     for name in folder.weight_files:
@@ -177,14 +177,14 @@ def build_encoder(folder: ModelFolder) -> Encoder:
 
 
 def _plain(name: str) -> str:
-    """A tensor's name without what heads and old libraries made of it."""
+    """Return a tensor's name without a head's prefix and old libraries' spellings."""
     name = PREFIX.sub("", name)
     old = next((each for each in OLD_NAMES if name.endswith(each)), "")
     return name.removesuffix(old) + OLD_NAMES[old] if old else name
 
 
 def _quantise(encoder: Encoder, config: Config, weights: Mapping[str, mx.array]) -> None:
-    """Pack the layers whose weights are packed, as mlx-lm writes it down."""
+    """Quantise the layers whose weights are packed, as mlx-lm's config states it."""
     stated = config.get("quantization")
     if not isinstance(stated, dict):
         return
@@ -197,7 +197,7 @@ def _quantise(encoder: Encoder, config: Config, weights: Mapping[str, mx.array])
 
 
 def heads_of(values: ConfigValues, hidden: int) -> int:
-    """How many attention heads share the hidden size."""
+    """Return the number of attention heads. Raises ModelUnavailable unless it divides the hidden size."""
     heads = values.whole("num_attention_heads")
     if hidden % heads:
         raise ModelUnavailable(f"its hidden size {hidden} is no multiple of its {heads} heads; download it again")
@@ -205,14 +205,14 @@ def heads_of(values: ConfigValues, hidden: int) -> int:
 
 
 def activation(name: Any) -> Any:
-    """The function of that name; GELU where the config names none."""
+    """Return the activation of that name, GELU for None. Raises ModelUnavailable for an unknown one."""
     if name is not None and name not in ACTIVATIONS:
         raise ModelUnavailable(f"its activation ({str(name)[:40]}) does not run here; choose another one")
     return ACTIVATIONS[name or "gelu"]
 
 
 def rope_theta(values: ConfigValues, *, sees_all: bool) -> float:
-    """The base of the rotary places in one kind of layer, in the words of transformers 5 or 4."""
+    """Return one kind of layer's rotary base, by the config keys of transformers 5 or 4, or raise ModelUnavailable."""
     kind, old, usual = ("full_attention", "global", 160_000.0) if sees_all else ("sliding_attention", "local", 10_000.0)
     own = ConfigValues(ConfigValues(values.section("rope_parameters")).section(kind))
     if values.get("rope_scaling") or own.get("rope_type") not in {None, "default"}:
@@ -221,20 +221,20 @@ def rope_theta(values: ConfigValues, *, sees_all: bool) -> float:
 
 
 def split(x: mx.array, heads: int) -> mx.array:
-    """[rows, width, hidden] → [rows, heads, width, hidden / heads]."""
+    """Reshape [rows, width, hidden] → [rows, heads, width, hidden / heads]."""
     rows, width, hidden = x.shape
     return x.reshape(rows, width, heads, hidden // heads).transpose(0, 2, 1, 3)
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> mx.array:
-    """Of each head [rows, heads, width, dimension] what it sees where `mask` is true → [rows, width, hidden]."""
+    """Attend where `mask` is true, per head [rows, heads, width, dimension] → [rows, width, hidden]."""
     scale = queries.shape[-1] ** -0.5
     seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
     return seen.transpose(0, 2, 1, 3).reshape(seen.shape[0], seen.shape[2], -1)
 
 
 def pooled(states: mx.array, real: mx.array, ways: list[str]) -> mx.array:
-    """float32 [rows, hidden] of length 1: the `mean` of a row's real states, its `last` one, or its first (`cls`)."""
+    """Pool to unit vectors float32 [rows, hidden]: a row's `mean` real state, its `last` one, or its first (`cls`)."""
     states, counts = states.astype(mx.float32), mx.sum(real, axis=1, keepdims=True)
     means = mx.sum(mx.where(real[..., None], states, 0.0), axis=1) / counts
     lasts = mx.take_along_axis(states, counts[..., None] - 1, axis=1)[:, 0]

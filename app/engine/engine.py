@@ -1,5 +1,4 @@
-"""One loaded model with its drafters: rows come, steps run, rows go. Steps are planned by the scheduler; nothing here
-knows a queue.
+"""Engine of one loaded model with its drafters: it admits rows, runs the scheduler's steps and releases rows.
 
 Plain decoding is a decode step with zero drafts, plus one forward launched ahead, so that the device never waits for
 the host. A launched forward belongs to its rows: whatever is planned next, its tokens are delivered first.
@@ -47,7 +46,7 @@ from app.engine.sampling import DRAFT_SALT, SampledRow, TokenCounts, adjust, dra
 from app.engine.strict import PlainRows
 
 SLOW_SECONDS = 1.0
-"""A step after one that took longer is done in parts, and so is one over so many tokens of a prompt."""
+"""Duration of a step, in seconds, above which the next one is evaluated in parts; so is a prefill of `LONG_TOKENS`."""
 LONG_TOKENS = 256
 STEP_PARTS = 8
 
@@ -84,13 +83,13 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._counts: dict[str, TokenCounts] = {}
         self._texts: dict[str, Sequence[int]] = {}
-        """Views of prompt and output, as they grow."""
+        """Live views of each row's prompt and output."""
         self._ahead: Launched | None = None
         self.on_progress: Callable[[], None] = lambda: None
         self._slow_seconds, self._is_slow = slow_seconds, True
-        """Whether the last step took long, or none was done yet."""
+        """Limit in seconds, and whether the last step exceeded it or none has run yet."""
         self._times: list[float] | None = None
-        """Of a decode step whose parts are to be timed: its begin, and the end of each part so far."""
+        """Start of a timed decode step and the end of each part so far; None in any other step."""
 
     @property
     def cache_families(self) -> tuple[str, ...]:
@@ -114,12 +113,12 @@ class Engine:
         self.prefixes.trim(kept_share)
 
     def clear_prefix_cache(self) -> None:
-        """What is on disk too, of every model."""
+        """Clear the memory tier of this model and the disk tier of every model."""
         self.prefixes.clear()
         self.prefixes.disk.clear()
 
     def bound_prefix_cache(self, limit_bytes: int) -> None:
-        """Keep at most so much of former prompts, and never more than was set for the model."""
+        """Limit the prefix cache to `limit_bytes`, and never to more than the model's setting."""
         self.prefixes.bound(limit_bytes)
 
     def admit(self, request: Request) -> int:
@@ -135,22 +134,22 @@ class Engine:
         self.drafters.admit(request)
         self._pooling.admit(request)
         if request.scores_prompt or request.embeds:
-            return 0  # what is found in the cache has no logits and no hidden states any more
+            return 0  # cached positions have no logits or hidden states
         return self.prefixes.restore(request, self.runner, self._followers(request))
 
     def _followers(self, request: Request) -> dict[str, Drafter]:
-        """The drafters of a request that have rows of their own."""
+        """Return the request's drafters that have rows of their own."""
         return {name: one for name, one in self.drafters.wanted(request).items() if one.runner is not None}
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         request = self._requests.pop(request_id, None)
         if request is None:
             return
-        if self._ahead is not None:  # what was launched for the others stays
+        if self._ahead is not None:  # keep what was launched for the others
             self._ahead = self._ahead.only([name for name in self._ahead.sequence_ids if name != request_id])
         text = self._texts.pop(request_id, tokens)
         try:
-            if tokens:  # a launched forward may have read the last one told too
+            if tokens:  # a launched forward may have read the last emitted token too
                 self._store(request, text, self.runner.length(request_id), ended=True)
         except (RuntimeError, MemoryError) as error:
             if not memory.is_exhausted(error):
@@ -161,8 +160,8 @@ class Engine:
             self._forget(request_id)
 
     def _store(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
-        """Keep the row's first `length` tokens for later requests. At a checkpoint the text will go on otherwise, so
-        that no drafter may have read the next token, and all of them must have come so far."""
+        """Store the row's first `length` tokens for later requests.
+        At a checkpoint, later texts diverge: no drafter may have read the next token, and all must have caught up."""
         length = min(length, len(text))
         if not self.prefixes.keeps(length):
             return
@@ -203,7 +202,7 @@ class Engine:
         return replace(result, seconds=seconds)
 
     def _foresee(self, plan: StepPlan, result: StepResult) -> StepResult:
-        """The result with what is known of each row's next tokens: what a grammar forces, and what stands behind it."""
+        """Add what is known of each row's next tokens: those that a grammar forces, and the offers behind them."""
         emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
         forced, offers = dict[str, int](), {}
         for row in plan.rows:
@@ -216,7 +215,7 @@ class Engine:
         return replace(result, offers=offers, forced=forced)
 
     def _prefill(self, rows: Sequence[PrefillRow]) -> StepResult:
-        """One forward over pieces of prompts."""
+        """Run one forward over pieces of prompts."""
         by_id = {row.sequence_id: row for row in rows}
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
         for row in rows:
@@ -243,8 +242,7 @@ class Engine:
         )
 
     def _walk(self, *, long: bool = False) -> None:
-        """Evaluate what a forward puts into the caches some layers at a time, where that may take long, and tell after
-        each part that the device goes on: whoever watches takes silence for a kernel that is stuck."""
+        """Evaluate slow cache writes in parts, reporting progress: the supervisor takes silence for a stuck kernel."""
         arrays = self.runner.arrays() if long or self._is_slow else []
         size = max(1, ceil(len(arrays) / STEP_PARTS))
         for begin in range(0, len(arrays), size):
@@ -252,7 +250,7 @@ class Engine:
             self.on_progress()
 
     def _score_prompts(self, logits: mx.array, rows: Sequence[PrefillRow]) -> dict[str, Scores]:
-        """Of the prompt's tokens behind each one that was fed, for the rows that want it; `logits` lie as they do."""
+        """Score the prompt token after each fed one, for rows that ask for it; `logits` are in the order of `rows`."""
         scores = {}
         for place, row in enumerate(rows):
             request = self._requests[row.sequence_id]
@@ -264,7 +262,7 @@ class Engine:
         return scores
 
     def _decode(self, plan: DecodeStep) -> StepResult:
-        """Draft → verify → accept → rewind, in one lazy graph and with one read; or read the forward under way."""
+        """Draft → verify → accept → rewind in one lazy graph with a single read, or read the forward in flight."""
         self._times = [time.perf_counter()] if plan.timed else None
         by_id = {row.sequence_id: row for row in plan.rows}
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
@@ -293,14 +291,14 @@ class Engine:
         return StepResult(outcomes, width=1 + max(proposal.counts), parts=parts)
 
     def _end_part(self, arrays: Callable[[], Sequence[Any]] = list) -> None:
-        """Of a step whose parts are timed, once its `arrays` are there."""
+        """Record the end of a part of a timed step, once its `arrays` are evaluated."""
         if self._times is not None:
             mx.eval(arrays())
             self._times.append(time.perf_counter())
 
     def _plain(self, rows: Sequence[DecodeRow], reasons: Sequence[Reason]) -> tuple[RowOutcome, ...]:
-        """Read the forward that is under way, or launch it; when no row wants drafts, launch the next one first,
-        but on a slow machine: there each token is told as soon as it is known."""
+        """Read the forward in flight, launching it if necessary; if no row wants drafts, launch the next one first.
+        A slow machine does not launch ahead: there each token is delivered as soon as it is known."""
         current, self._ahead = self._ahead or self._launch(rows, None), None
         if not self._is_slow and all(row.num_draft_tokens == 0 for row in rows) and not self._constraints.bind(rows):
             beyond = [row for row in rows if row.remaining > 1 or row.sequence_id not in current.sequence_ids]
@@ -315,7 +313,7 @@ class Engine:
         )
 
     def _launch(self, rows: Sequence[DecodeRow], launched: Launched | None) -> Launched:
-        """One forward without drafts, fully kept. Rows in `launched` feed the token that is still on the device."""
+        """Launch one forward without drafts, fully kept. Rows in `launched` feed their token still on the device."""
         names = [row.sequence_id for row in rows]
         fed, widths = feed(rows, launched)
         logits, forward = self.runner.forward(names, fed, widths)
@@ -330,8 +328,8 @@ class Engine:
     def _drawn(
         self, logits: mx.array, rows: Sequence[DecodeRow], fed: mx.array | None = None, launched: Launched | None = None
     ) -> mx.array:
-        """int32 [rows, 1] of `logits` float32 [rows, 1, vocabulary]. Rows in `launched` were `fed` what the host has
-        not read; then nothing is forbidden to anybody."""
+        """Draw int32 [rows, 1] from `logits` float32 [rows, 1, vocabulary].
+        Rows in `launched` were `fed` a token that the host has not read; then no constraint binds any row."""
         pending = launched.sequence_ids if launched else ()
         sampled = [self._sampled(row, int(row.sequence_id in pending)) for row in rows]
         adjusted = adjust(logits, sampled, fed if pending else None)
@@ -349,7 +347,7 @@ class Engine:
     def _outcome(
         self, row: DecodeRow, stays: list[int], scores: Scores, place: int, kept: int, drafted: int, reason: Reason
     ) -> RowOutcome:
-        """What a row gained: of the tokens `stays`, all but the last were drafts; in `scores` it lies at `place`."""
+        """Build a row's outcome: all of `stays` but the last were drafts; `place` is its row in `scores`."""
         top, method = self._requests[row.sequence_id].sampling.top_logprobs, row.method if drafted else "off"
         logprobs = () if top is None else scores.read(place, len(stays), top)
         computed, accepted, sure = row.computed + kept, len(stays) - 1, scores.confidences(place, len(stays))
@@ -358,7 +356,7 @@ class Engine:
         return RowOutcome(name, emitted, computed, drafted, accepted, logprobs, method, reason, sure, *more)
 
     def _verify(self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array) -> tuple[RowOutcome, ...]:
-        """One forward over known tokens and drafts; the only read brings drawn tokens and accepted counts."""
+        """Run one forward over known tokens and drafts; its single read returns drawn tokens and accepted counts."""
         self.plain_rows.stray(rows)
         known = [len(row.tokens) - row.computed for row in rows]
         widths = [size + count for size, count in zip(known, proposal.counts, strict=True)]
@@ -370,7 +368,7 @@ class Engine:
         sampled = [self._sampled(row) for row in rows]
         adjusted, draft_logits = adjust(logits, sampled, drafts), proposal.logits if self._salt else None
         adjusted, standing = self._constraints.mask(adjusted, rows, sampled, drafts, proposal.counts)
-        # By rejection a draft must not be dropped for what it is: there the target's chance of it is nothing.
+        # Under rejection no draft may be dropped for its value: the target's probability of a forbidden one is 0.
         tried = proposal.counts if self._salt else standing
         drawn, accepted = accept(drafts, adjusted, sampled, tried, draft_logits=draft_logits)
         scores = self._scores(logits, drawn, rows)
@@ -384,7 +382,7 @@ class Engine:
         counts = [values[-2] for values in read]
         kept = self.runner.commit(forward, [size + count for size, count in zip(known, counts, strict=True)])
         replayed = 0
-        if counts[0] == read[0][-1]:  # the only row, and what comes next is in doubt
+        if counts[0] == read[0][-1]:  # a single row whose next token is in doubt
             replayed, kept = self._decide(rows[0], read[0], logits), [known[0] + counts[0]]
             scores = self._scores(logits, mx.array([read[0][:-2]]), rows)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept, tried, counts))
@@ -396,9 +394,9 @@ class Engine:
         return tuple(replace(outcome, replayed=replayed) for outcome in outcomes)
 
     def _decide(self, row: DecodeRow, read: list[int], logits: mx.array) -> int:
-        """Put plain decoding's token into `read` (drawn tokens, accepted drafts, clear slots) behind the drafts that
-        stay, and what it was drawn from into `logits` float32 [1, slots, vocabulary]; how many tokens were read again.
-        """
+        """Replace the first doubtful token with plain decoding's; return how many tokens were read again.
+        It is put into `read` (drawn tokens, accepted drafts, clear slots) after the kept drafts, and the logits it was
+        drawn from into `logits` float32 [1, slots, vocabulary]."""
         slot = slice(read[-2], read[-2] + 1)
         row = replace(row, tokens=[*row.tokens, *read[: slot.start]])
         logits[:, slot], replayed = self.plain_rows.replay(row, logits[:, slot], self.on_progress)
@@ -408,7 +406,7 @@ class Engine:
 
 
 def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
-    """Caches, drafters and limits for a loaded unit; `disk` keeps its prefix cache."""
+    """Open the engine of a loaded unit: caches, drafters and limits. `disk` stores its prefix cache."""
     spec, max_rows, prefixes = unit.spec, unit.spec.max_rows, open_prefix_cache(unit.spec, disk)
     runner: Runner
     try:

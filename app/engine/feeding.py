@@ -1,4 +1,4 @@
-"""What a decode step feeds: tokens that the host knows, one that is still on the device, and drafts."""
+"""Inputs of a decode step: tokens the host knows, one token still on the device, and drafts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from app.engine.runner import padded
 
 @dataclass(frozen=True)
 class Launched:
-    """int32 `tokens` [rows], one per row of `sequence_ids`. The device begins with them at once."""
+    """A launched forward: int32 `tokens` [rows], one per row of `sequence_ids`. The device starts on them at once."""
 
     sequence_ids: tuple[str, ...]
     tokens: mx.array
@@ -22,7 +22,7 @@ class Launched:
         mx.async_eval(self.tokens, *self.scores.arrays())
 
     def only(self, wanted: Sequence[str]) -> "Launched | None":
-        """The same launch without the rows that are not wanted; None when none is left."""
+        """Return the launch without unwanted rows; None if no row is left."""
         keep = [index for index, name in enumerate(self.sequence_ids) if name in wanted]
         if len(keep) == len(self.sequence_ids):
             return self
@@ -37,7 +37,7 @@ class Launched:
 
 
 def feed(rows: Sequence[DecodeRow], launched: Launched | None) -> tuple[mx.array, list[int]]:
-    """int32 [rows, width] of what each row feeds next, right-padded, and each row's real width.
+    """Return int32 [rows, width], the next inputs of each row, right-padded, and each row's real width.
 
     A row in `launched` feeds its token that the host has not read; the others feed `tokens[computed:]`.
     """
@@ -53,8 +53,8 @@ def feed(rows: Sequence[DecodeRow], launched: Launched | None) -> tuple[mx.array
 
 
 def feed_drafts(rows: Sequence[DecodeRow], drafts: mx.array) -> tuple[mx.array, mx.array]:
-    """int32 [rows, width] of `tokens[computed:]` and, behind them, `drafts` [rows, K]; and int32 [rows, 1 + K], where
-    the last known token and the drafts lie."""
+    """Return int32 [rows, width], each row's `tokens[computed:]` and `drafts` [rows, K], and the places of the latter.
+    These are int32 [rows, 1 + K] and begin with the place of the last known token."""
     known = [len(row.tokens) - row.computed for row in rows]
     places = mx.array(known, dtype=mx.int32)[:, None] - 1 + mx.arange(1 + drafts.shape[1])
     fed = padded([row.tokens[row.computed :] for row in rows], max(known) + drafts.shape[1])

@@ -1,8 +1,8 @@
-"""Matrix products of few rows with OpenBLAS: which shape is fastest is measured once per process, then used.
+"""Matrix products of few rows with OpenBLAS, in the shape that a measurement, once per process, found fastest.
 
-OpenBLAS takes longer for 5 or 12 rows than for 16, and for 2 rows it is faster the other way around (docs/speed.md).
-Verifying drafts and decoding several requests are exactly such products. Nothing changes on Metal and CUDA, nor with
-`PACELINE_OPENBLAS=0`, where results have to be the same bits at every width.
+OpenBLAS takes longer for 5 or 12 rows than for 16, and 2 rows are faster transposed (docs/speed.md). Verifying drafts
+and decoding several requests are such products. Nothing changes on Metal and CUDA, nor with `PACELINE_OPENBLAS=0`,
+where results must be bit-identical at every width.
 """
 
 import time
@@ -19,26 +19,26 @@ KERNEL_ROWS = 16
 SAMPLE_SHAPE, SAMPLES = (2304, 768), 6
 REPEATS = 2
 SMALLEST_WEIGHTS = 1 << 19
-"""Smaller matrices gain less than the padding costs."""
+"""Smallest matrix, in weights, for which padding pays off."""
 WORTH = 0.95
-"""Another shape is used when it takes at most this share of the time."""
+"""Largest share of the plain product's time at which another shape is used."""
 
 Product = Callable[[mx.array, mx.array], mx.array]
 """(x float32 [rows, inputs], weight [outputs, inputs]) → [rows, outputs]."""
 
 
 def plain(x: mx.array, weight: mx.array) -> mx.array:
-    """As it is."""
+    """Multiply as is."""
     return x @ weight.T
 
 
 def turned(x: mx.array, weight: mx.array) -> mx.array:
-    """The transpose of the transposed product."""
+    """Multiply as the transpose of the transposed product."""
     return (weight @ x.T).T
 
 
 def padded(size: int) -> Product:
-    """With rows of zeros up to `size`, which are cut off again."""
+    """Return a product that pads with zero rows up to `size` and cuts them off again."""
 
     def multiply(x: mx.array, weight: mx.array) -> mx.array:
         rows = x.shape[0]
@@ -48,7 +48,7 @@ def padded(size: int) -> Product:
 
 
 def use_fast_products(model: nn.Module) -> None:
-    """Let the large dense projections of a model, and its embedding as the head, use the fastest shape."""
+    """Make a model's large dense projections, and its embedding as the head, use the fastest shape."""
     if not openblas_is_loaded():
         return
     for _, module in model.named_modules():
@@ -58,7 +58,7 @@ def use_fast_products(model: nn.Module) -> None:
 
 
 class FewRowsLinear(nn.Linear):
-    """An `nn.Linear` for few rows."""
+    """An `nn.Linear` that is fast for few rows."""
 
     def __call__(self, x: mx.array) -> mx.array:
         product = _apply(x, self["weight"])
@@ -66,7 +66,7 @@ class FewRowsLinear(nn.Linear):
 
 
 class FewRowsEmbedding(nn.Embedding):
-    """An `nn.Embedding` whose use as the head is for few rows."""
+    """An `nn.Embedding` that is fast for few rows as the head."""
 
     def as_linear(self, x: mx.array) -> mx.array:
         return _apply(x, self["weight"])
@@ -82,9 +82,9 @@ def _apply(x: mx.array, weight: mx.array) -> mx.array:
 
 @cache
 def fastest_products() -> Mapping[int, Product]:
-    """By number of rows, the product that beats the plain one here. Takes some 0.2 s, once.
+    """Return, by number of rows, the product that beats the plain one here. Takes some 0.2 s, once.
 
-    Weights come from memory in a forward, so they have to here: there are more of them than a cache holds.
+    A forward reads its weights from memory, so this does too: the samples together exceed the CPU's cache.
     """
     weights = [mx.random.normal(SAMPLE_SHAPE) for _ in range(SAMPLES)]
     mx.eval(weights)

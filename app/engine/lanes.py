@@ -1,6 +1,6 @@
-"""Slots and lanes: which row a sequence sits in, how many of its tokens are cached, where they lie, who sees whom.
+"""Slots and lanes: each sequence's row and cached length, its position in the buffers, and who attends to what.
 
-All of it is arithmetic on host integers; the buffers are in `rollback`.
+This is all arithmetic on host integers; the buffers are in `rollback`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +16,12 @@ MASK_FULL = "causal"
 
 
 def reservation(prompt_tokens: int, answer_tokens: int) -> int:
-    """Positions to set aside for a request at once: its prompt, and of its answer at most 1/32 of that."""
+    """Return the positions to reserve for a request at once: its prompt, and at most 1/32 of that for its answer."""
     return prompt_tokens + min(answer_tokens, prompt_tokens // 32)
 
 
 class Selection(NamedTuple):
-    """The slots `first:stop` of one forward of `width` tokens a row, their cached lengths before it, and which of them
-    take part."""
+    """Slots `first:stop` of a forward of `width` tokens per row, their cached lengths before it, and which are live."""
 
     first: int
     stop: int
@@ -34,42 +33,42 @@ class Selection(NamedTuple):
 
 
 def select(first: int, width: int, lengths: tuple[int, ...], live: tuple[bool, ...]) -> Selection:
-    """The slots from `first` on."""
+    """Select the slots from `first` on."""
     offset = lengths[0] if len(set(lengths)) == 1 else mx.array(lengths, dtype=mx.int32)
     return Selection(first, first + len(lengths), width, lengths, live, offset)
 
 
 class SlotTable:
-    """Which sequence sits in which slot, and how many of its tokens are cached. Shared by all layers of a model.
+    """Slot and cached length of each sequence. Shared by all layers of a model.
 
-    The first `shared` slots are the rows of one rectangle of buffers; each one behind them has buffers of its own. So a
-    short row costs what short rows cost, whoever runs beside it, and short rows run in one call.
+    The first `shared` slots are the rows of one rectangle of buffers; each later one has buffers of its own. So short
+    rows run in one call, and cost the same whatever runs beside them.
     """
 
     def __init__(self, shared_tokens: int = SHARED_TOKENS) -> None:
         self.shared_tokens = shared_tokens
-        """A longer row gets buffers of its own."""
+        """Longest row, in tokens, that shares the rectangle."""
         self.names: list[str] = []
-        """By slot."""
+        """Sequence id by slot."""
         self.slots: dict[str, int] = {}
-        """By name."""
+        """Slot by sequence id."""
         self.lengths: list[int] = []
         self.reserved: dict[str, int] = {}
-        """How many tokens each row was expected to have when it was claimed; 0: not known."""
+        """Expected length of each row, in tokens, when it was claimed; 0 if unknown."""
         self.shared = 0
         self.in_pieces = False
-        """Whether the model's attention is called for each buffer by itself."""
+        """Whether the model's attention is called once per buffer."""
         self.cut: Cut | None = None
-        """How many queries attention gets at a time."""
+        """Rule for the number of queries that attention gets at a time; None for no limit."""
         self.bits: dict[str, int] = {}
-        """Of each number of keys and values, by the names of quantised rows."""
+        """Bits of each number in keys and values, by sequence id, for quantised rows."""
         self.packed_queries = 0
-        """How many of them may meet packed keys."""
+        """Most queries that may attend to packed keys."""
         self.selection = select(0, 1, (0,), (True,))
 
     def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> list[int]:
-        """Take a slot; the answer is, for each slot, the one that its row had. Occupied slots are always 0 … n-1.
-        A row with `bits` is quantised, and has buffers of its own."""
+        """Take a slot; return, for each slot, the slot its row comes from. Occupied slots are always 0 … n-1.
+        A row with `bits` is quantised and has its own buffers."""
         last = len(self.names)
         self.names.append(sequence_id)
         self.lengths.append(0)
@@ -82,7 +81,7 @@ class SlotTable:
         return self._swap(self.shared - 1, last)
 
     def release(self, sequence_id: str) -> list[int]:
-        """Free the slot; the answer is as that of `claim`."""
+        """Free the slot; return the new order as `claim` does."""
         hole, last = self.slots[sequence_id], len(self.names) - 1
         del self.reserved[sequence_id]
         self.bits.pop(sequence_id, None)
@@ -97,7 +96,7 @@ class SlotTable:
 
     @property
     def outgrown(self) -> list[str]:
-        """Sequences of the rectangle that have become too long for it."""
+        """Sequences in the rectangle that have become too long for it."""
         return [
             name
             for name, size in zip(self.names[: self.shared], self.lengths, strict=False)
@@ -105,7 +104,7 @@ class SlotTable:
         ]
 
     def part(self, sequence_id: str) -> list[int]:
-        """Take a row out of the rectangle; the answer is as that of `claim`."""
+        """Take a row out of the rectangle; return the new order as `claim` does."""
         self.shared -= 1
         return self._swap(self.slots[sequence_id], self.shared)
 
@@ -123,16 +122,16 @@ class SlotTable:
         return self.lengths[self.slots[sequence_id]]
 
     def slots_of(self, name: str) -> Sequence[int]:
-        """Whose rows lie in the buffer of a sequence, or in the shared one."""
+        """Return the slots whose rows are in a sequence's own buffer, or in the shared one if `name` is empty."""
         return [self.slots[name]] if name else range(self.shared)
 
     def check(self, sequence_id: str, computed: int) -> None:
-        """The one invariant: cached length == `computed`. Raises RuntimeError."""
+        """Check the one invariant: cached length == `computed`. Raises RuntimeError."""
         if (length := self.length(sequence_id)) != computed:
             raise RuntimeError(f"cache holds {length} tokens of {sequence_id}, the plan says {computed}")
 
     def select(self, sequence_ids: Sequence[str], width: int) -> Selection:
-        """Aim the next forward at these sequences."""
+        """Select these sequences for the next forward."""
         slots = {self.slots[name] for name in sequence_ids}
         first, stop = min(slots), max(slots) + 1
         live = tuple([slot in slots for slot in range(first, stop)])
@@ -141,17 +140,17 @@ class SlotTable:
 
 
 class Placement(NamedTuple):
-    """Where the rows of one buffer lie in a forward and in it: all that its layers ask for, computed once."""
+    """Positions of one buffer's rows in a forward and in the buffer, computed once for all layers."""
 
     name: str
-    """The sequence whose buffer it is; empty: the shared one."""
+    """Sequence that owns the buffer; empty for the shared one."""
     bits: int
-    """Of each number that is kept; 0: it is not quantised."""
+    """Bits of each stored number; 0 if it is not quantised."""
     rows: slice
-    """In the forward."""
+    """Rows of the forward."""
     in_buffer: slice
     starts: tuple[int, ...]
-    """Buffer index at which each of them writes."""
+    """Buffer index at which each row writes."""
     uniform: bool
     """Whether all rows write at the same buffer index."""
     width: int
@@ -160,16 +159,16 @@ class Placement(NamedTuple):
     room: int
     """Number of buffer positions that a write may touch: a ragged one touches every row of the buffer."""
     reserved: int
-    """Number of them that the longest row of the buffer was expected to take, where one begins; else 0."""
+    """Number of positions reserved for the buffer's longest row if a row begins here; else 0."""
     moves: tuple[tuple[int, int, int], ...]
-    """(row of the buffer, begin, end) of what goes to the front of its row first."""
+    """(buffer row, begin, end) of spans to move to the front of their row first."""
 
 
 class Lane:
-    """Where rows of one attention window lie in their buffers. All layers with the same window share one lane.
+    """Positions of rows in their buffers for one attention window. All layers with the same window share one lane.
 
-    Without a window, index = position. With one, a row that reaches the capacity is moved to the front of its buffer
-    so that `window + margin` tokens stay: enough to see the window after rewinding up to `margin` tokens.
+    Without a window, index = position. With one, a row that reaches the capacity is moved to the front of its buffer,
+    keeping `window + margin` tokens: enough to see the window after rewinding up to `margin` tokens.
     """
 
     def __init__(self, table: SlotTable, window: int | None, *, margin_tokens: int, chunk_tokens: int) -> None:
@@ -179,7 +178,7 @@ class Lane:
         self.capacity = None if window is None else self.keep_tokens + chunk_tokens
         self.bases: list[int] = []
         self.places: tuple[Placement, ...] = ()
-        """Of the forward under way."""
+        """Placements of the forward in progress."""
         self._begun: Selection | None = None
         self._starts: tuple[int, ...] = ()
         self._masks: dict[tuple[int, bool, int | None], Any] = {}
@@ -193,32 +192,32 @@ class Lane:
         self.bases[slot] = base
 
     def held(self, slot: int) -> int:
-        """Buffer positions that the row takes."""
+        """Return the buffer positions that the row takes."""
         return self.table.lengths[slot] - self.base(slot)
 
     def longest(self, name: str) -> int:
-        """Buffer positions that the longest row of a buffer takes."""
+        """Return the buffer positions that the longest row of a buffer takes."""
         return max(map(self.held, self.table.slots_of(name)), default=0)
 
     def reserved(self, name: str) -> int:
-        """Buffer positions that it was expected to take."""
+        """Return the buffer positions reserved for the longest row of a buffer."""
         table = self.table
         tokens = max((table.reserved[table.names[slot]] - self.base(slot) for slot in table.slots_of(name)), default=0)
         return tokens if self.capacity is None else min(tokens, self.capacity)
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Each slot becomes what `order` names for it."""
+        """Reorder bases: slot i gets that of slot `order[i]`."""
         self.bases = [self.base(slot) for slot in order]
 
     def begin(self) -> tuple[Placement, ...]:
-        """Where the selected rows lie; plans the moves of those that reached the capacity."""
+        """Return the placements of the selected rows; plan moves for those that reached the capacity."""
         selection = self.table.selection
         if self._begun is not selection:
             self._begun = selection
             self._masks.clear()
             self._indices.clear()
             shared, slots = self.table.shared, range(selection.first, selection.first + len(selection.lengths))
-            # a row in a buffer of its own that takes no part is not there
+            # an inactive row with its own buffer is not part of the forward
             there = [slot for slot, live in zip(slots, selection.live, strict=True) if live or slot < shared]
             moves = {} if self.capacity is None else self._plan_moves(there, selection.width, self.capacity)
             self._starts = tuple([self.held(slot) if slot in there else 0 for slot in slots])
@@ -263,8 +262,7 @@ class Lane:
         return moves
 
     def write_index(self, place: Placement, rows: int) -> mx.array:
-        """int32 [rows, 1, width, 1]: where each row of the whole buffer writes; rows that are not selected write junk
-        behind their own length."""
+        """Return int32 [rows, 1, width, 1], where each buffer row writes; unselected ones write junk past their end."""
         key = place.name, rows
         if key not in self._indices:
             starts = [self.held(row) if row < self.table.shared else 0 for row in range(rows)]
@@ -273,8 +271,8 @@ class Lane:
         return self._indices[key]
 
     def mask(self, width: int, *, return_array: bool, window_size: int | None) -> Any:
-        """None, "causal", or bool [width, extent] / [rows, 1, width, extent]; made once per forward. Where rows lie in
-        several buffers and attention is called for each, the `Pieces` of such."""
+        """Return None, "causal", or bool [width, extent] / [rows, 1, width, extent], made once per forward.
+        Where attention is called for each of several buffers, return the `Pieces` of such masks."""
         places = self.begin()
         windows = [size for size in (window_size, self.window) if size is not None]
         window = min(windows) if windows else None
@@ -290,7 +288,7 @@ class Lane:
         return self._masks[key]
 
     def block_mask(self, width: int) -> mx.array | None:
-        """None, or bool [rows, 1, 1 or width, extent]: each token of the block sees all before and all of the block."""
+        """Return None or bool [rows, 1, 1 or width, extent]: a block's tokens see all before it and all of it."""
         self.begin()
         starts = self._starts
         extent = max(starts) + width
@@ -306,7 +304,7 @@ class Lane:
         if len(set(starts)) == 1:
             if window is None or extent <= window:
                 if width == 1:
-                    return None  # as mlx-lm's caches do, whatever is asked for
+                    return None  # as in mlx-lm's caches, even if an array is requested
                 if not return_array:
                     return MASK_FULL
             queries = mx.arange(starts[0], extent)[:, None]

@@ -1,8 +1,7 @@
-"""What drafters take from a model: hidden states, caught by one generic wrapper around its decoder layers, and the use
-of its token embedding and its head; and which widths its layers make cheap.
+"""Parts of a model that drafters use: hidden states, embedding and head; and which widths its layers make cheap.
 
-No model's forward code is repeated: the layer's class gets a subclass that notes what the layer puts out. Where a part
-is in no known place, it is ModelUnavailable.
+Hidden states are captured by a subclass of each layer's class that records its output, so no forward code is repeated.
+A part that is in no known place raises ModelUnavailable.
 """
 
 from collections import Counter
@@ -28,7 +27,7 @@ UNREADABLE = (
 
 
 class Taps:
-    """Catches the outputs of some layers of `model` in every forward. Raises ModelUnavailable for one it has not."""
+    """Captures the outputs of some layers of `model` in every forward. Raises ModelUnavailable for a missing layer."""
 
     def __init__(self, model: nn.Module, layer_ids: Iterable[int]) -> None:
         self.layer_ids = tuple(sorted(set(layer_ids)))
@@ -46,7 +45,7 @@ class Taps:
             module.catch = partial(self._caught.__setitem__, layer_id)
 
     def take(self) -> dict[int, mx.array]:
-        """What the last forward put out: tap → [rows, width, hidden]."""
+        """Take the outputs of the last forward: tap → [rows, width, hidden]."""
         caught = dict(self._caught)
         self._caught.clear()
         return caught
@@ -66,18 +65,18 @@ class Target:
         self._cap = float(settings.get("final_logit_softcapping") or 0.0)
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """Embeddings [rows, width, hidden] of int32 `tokens` [rows, width], as the target's first layer reads them."""
+        """Embed int32 `tokens` [rows, width] as the target's first layer reads them: [rows, width, hidden]."""
         embedded: mx.array = self._embedding(tokens)
         return embedded if self._scale == 1.0 else embedded * self._scale
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """float32 logits [rows, width, vocabulary] of hidden states behind the final norm."""
+        """Return float32 logits [rows, width, vocabulary] of hidden states after the final norm."""
         logits: mx.array = self._head(hidden)[..., : self.vocabulary_size].astype(mx.float32)
         return mx.tanh(logits / self._cap) * self._cap if self._cap else logits
 
 
 def find_trunk(model: nn.Module) -> nn.Module:
-    """The module that holds the token embedding, the decoder layers and the final norm. Raises ModelUnavailable."""
+    """Return the module with the token embedding, decoder layers and final norm. Raises ModelUnavailable."""
     trunks = [module for _, module in model.named_modules() if "layers" in module and _embedding(module) is not None]
     if not trunks:
         raise ModelUnavailable(UNREADABLE.format("its layers are"))
@@ -98,7 +97,7 @@ def _final_norm(trunk: nn.Module) -> nn.Module:
 
 @cache
 def _tapped(kind: Any) -> Any:
-    """A subclass of the module's own class, so that its parameters, attributes and result stay what they are."""
+    """Return a subclass of the module's own class, so that its parameters, attributes and results are unchanged."""
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         result = kind.__call__(self, *arguments, **keywords)
@@ -109,7 +108,7 @@ def _tapped(kind: Any) -> Any:
 
 
 def cheap_tokens_of(model: nn.Module, config: Config, architecture: str) -> tuple[int, ...]:
-    """What this chip makes cheap for the kind of weights that most of the model has, and its experts."""
+    """Return the token counts that this chip makes cheap for most of the model's weights and for its experts."""
     sizes, experts = Counter[str](), 0
     for module in model.modules():
         if "scales" in module:

@@ -1,8 +1,8 @@
 """Loads a main model and its drafters from local folders, slice by slice, on the MLX thread.
 
-`load_unit` is a generator: between two slices of some 64 MB the loop takes other steps, and `close()` abandons the load
+`load_unit` is a generator: between two slices of some 64 MB the loop runs other steps, and `close()` abandons the load
 and frees what was read. A folder is data: it is inspected before mlx-lm sees it, nothing in it is ever executed, and
-whatever is wrong with it ends in one `ModelUnavailable` with a one-line reason.
+any fault in it ends in a `ModelUnavailable` with a one-line reason.
 """
 
 import re
@@ -82,7 +82,7 @@ def load_unit(
 
 
 def _build(path: str, name: str, make: Callable[[ModelFolder], _Part]) -> _Part:
-    """Make the module tree with lazy weights. Libraries meet broken input with any exception: all become one kind."""
+    """Build the module tree with lazy weights. Whatever libraries raise on broken input becomes ModelUnavailable."""
     folder = inspect_folder(Path(path))
     try:
         part = make(folder)
@@ -98,7 +98,7 @@ def _build(path: str, name: str, make: Callable[[ModelFolder], _Part]) -> _Part:
 
 
 def _build_model(folder: ModelFolder) -> _Part:
-    """A model of its own: an encoder, or what mlx-lm builds."""
+    """Build a standalone model: an encoder, or one of mlx-lm's."""
     _check_supported(folder)
     if folder.encodes:
         encoder = build_encoder(folder)
@@ -112,9 +112,9 @@ def _build_model(folder: ModelFolder) -> _Part:
 
 
 def _headless_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
-    """mlx-lm's classes of a model; weights of a multi-token head inside its checkpoint are left out.
+    """Return mlx-lm's classes of a model, leaving out the weights of a multi-token head in its checkpoint.
 
-    mlx-lm strips it from most checkpoints as published, but not from every one that was converted with it.
+    mlx-lm strips it from most published checkpoints, but not from every converted one.
     """
     kind, arguments = _get_classes(config)  # load_model's own default, which mlx-lm has no public name for
 
@@ -127,11 +127,11 @@ def _headless_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
 
 
 def _build_draft(spec: ModelSpecification, draft: DraftSpecification, target: _Part) -> _Part:
-    """A smaller model of the same tokens, or a module that reads the target's features."""
+    """Build a drafter: a smaller model of the same tokens, or a module that reads the target's features."""
     if draft.method not in FEATURE_METHODS:
         part = _build(draft.path, f'draft model "{draft.id}"', _build_model)
         cache = TokenizerCache()
-        # the rule by which the server paired them, asked again: files may have changed since
+        # check the server's pairing rule again: files may have changed since
         if misfit := Tokenizer(target.path, cache).misfit(Tokenizer(part.path, cache), part.vocabulary_size):
             raise ModelUnavailable(f'draft model "{draft.id}" does not fit "{spec.id}": {misfit}')
         return part
@@ -141,12 +141,12 @@ def _build_draft(spec: ModelSpecification, draft: DraftSpecification, target: _P
 
 
 def _build_feature_drafter(folder: ModelFolder, *, method: str, target: _Part, inside: bool) -> _Part:
-    """A drafter of a published format; `inside`: its tensors lie in the target's own checkpoint."""
+    """Build a drafter of a published format; `inside` means that its tensors are in the target's own checkpoint."""
     tensors = head_tensors(folder.config, folder.tensors) if inside else folder.tensors
     tokenizer = Tokenizer(target.path, TokenizerCache())
     config = check_drafter(method, folder.path, folder.config, tensors, target=tokenizer, target_config=target.config)
     model = REGISTRY[method].load(folder, target.config)
-    if packing := Packing.beside(target.config):  # a draft costs the bytes that it reads
+    if packing := Packing.beside(target.config):  # the cost of a draft is the bytes it reads
         nn.quantize(model, packing.group_size, packing.bits, class_predicate=partial(_can_be_packed, packing))
     return _Part(folder.path, model, folder.config, config.draft_vocab_size, config.max_position_embeddings)
 
@@ -156,12 +156,12 @@ def _can_be_packed(packing: Packing, _: str, module: nn.Module) -> bool:
 
 
 def _parameters(model: nn.Module) -> list[mx.array]:
-    """All weights, in the order of the layers."""
+    """Return all weights, in the order of the layers."""
     return list(cast("dict[str, mx.array]", tree_flatten(model.parameters(), destination={})).values())
 
 
 def _read_weights(model: nn.Module, slice_bytes: int) -> Generator[int, None, None]:
-    """Evaluate the parameters in slices; yields the bytes of each."""
+    """Evaluate the parameters in slices, yielding the bytes of each."""
     pending: list[mx.array] = []
     size = 0
     for value in _parameters(model):
@@ -190,7 +190,7 @@ def _evaluate(arrays: list[mx.array], size: int) -> int:
 
 
 def _check_supported(folder: ModelFolder) -> None:
-    """What passes the gate and still cannot be run by mlx-lm as a model of its own."""
+    """Raise ModelUnavailable for a folder that passes inspection but that mlx-lm cannot run as a standalone model."""
     if folder.drafter:
         raise ModelUnavailable(f"it is a drafter ({folder.drafter}), not a model of its own: choose another one")
     if not folder.weight_files[0].startswith("model"):
@@ -200,7 +200,7 @@ def _check_supported(folder: ModelFolder) -> None:
 
 
 def _embedding_rows(model: nn.Module, config: Mapping[str, Any]) -> int:
-    """Rows of the token embedding: the stated vocabulary when one embedding has that many, else the first one's."""
+    """Return the token embedding's rows: the config's vocabulary if an embedding has that many, else the first's."""
     embeddings = (nn.Embedding, nn.QuantizedEmbedding)
     rows = [int(module.weight.shape[0]) for _, module in model.named_modules() if isinstance(module, embeddings)]
     if not rows:
@@ -210,7 +210,7 @@ def _embedding_rows(model: nn.Module, config: Mapping[str, Any]) -> int:
 
 
 def _reason(error: Exception, folder: Path) -> str:
-    """What mlx-lm says without the full path, or that the config makes it fail."""
+    """Return mlx-lm's message without the full path, or say that it fails on the config."""
     if isinstance(error, ValueError | RuntimeError | OSError):
         return _one_line(str(error).replace(str(folder), "its folder").rstrip("."))
     detail = _one_line(f"{type(error).__name__}: {error}")
@@ -218,6 +218,6 @@ def _reason(error: Exception, folder: Path) -> str:
 
 
 def _one_line(text: str) -> str:
-    """`text` as one short printable line: parts of it come from files that nobody vouches for."""
+    """Return `text` as one short printable line: parts of it come from untrusted files."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if len(line) <= 240 else f"{line[:239]}…"

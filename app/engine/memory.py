@@ -1,7 +1,7 @@
-"""How much memory a model needs, how much there is, and what mlx holds now. All sizes in bytes.
+"""Memory that a model needs, that the machine has, and that mlx holds now. All sizes are in bytes.
 
-Admission is ours (`mx.set_memory_limit` is no cap): this file counts, and bounds what mlx keeps of freed buffers. What
-an estimate is made of is in `app/core/footprint.py`, what is wired in `app/engine/wiring.py`.
+Admission is ours (`mx.set_memory_limit` is no cap): this module accounts for memory and bounds mlx's cache of freed
+buffers. Estimates are made in `app/core/footprint.py`, wiring is in `app/engine/wiring.py`.
 """
 
 import gc
@@ -21,14 +21,14 @@ from app.core.setting_texts import parse_size
 
 LIMIT_VARIABLE = "PACELINE_MEMORY_LIMIT"
 BUFFER_CACHE_BYTES, BUFFER_CACHE_SHARE = 4 * GIGABYTE, 0.05
-"""The most that freed buffers may take, and their share of RAM; mlx would keep as much as there is."""
+"""Limit on freed buffers that mlx keeps, in bytes and as a share of RAM; mlx alone would keep as much as fits."""
 
 
-# --- what there is --------------------------------------------------------------------------------------------
+# --- capacity -------------------------------------------------------------------------------------------------
 
 
 def ceiling_bytes(environment: Mapping[str, str] = os.environ) -> int:
-    """The ceiling of this machine, or what `PACELINE_MEMORY_LIMIT` says. Raises InvalidRequest when that is no size."""
+    """Return this machine's ceiling, or `PACELINE_MEMORY_LIMIT` if set. Raises InvalidRequest if that is not a size."""
     if override := environment.get(LIMIT_VARIABLE):
         try:
             return parse_size(override)
@@ -39,46 +39,46 @@ def ceiling_bytes(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def device_name() -> str:
-    """The device that computes, for people: for example "Apple M3 Max (gpu)"."""
+    """Return a readable name of the compute device, for example "Apple M3 Max (gpu)"."""
     kind = "cpu" if on_cpu() else "gpu"
     return f"{mx.device_info().get('device_name', 'unknown')} ({kind})"
 
 
 def gpu_architecture() -> str:
-    """What mlx calls the GPU that computes ("applegpu_g16s"); empty on a CPU."""
+    """Return mlx's name of the GPU that computes ("applegpu_g16s"); empty on a CPU."""
     return "" if on_cpu() else str(mx.device_info().get("architecture", ""))
 
 
 def on_cpu() -> bool:
-    """Half precision is slow there, so weights become float32; on Metal and CUDA the checkpoint's dtype stays."""
+    """Return whether mlx runs on a CPU: half precision is slow there, so weights become float32; GPUs keep theirs."""
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
-# --- what mlx holds -------------------------------------------------------------------------------------------
+# --- usage ----------------------------------------------------------------------------------------------------
 
 
 def readings() -> tuple[int, int, int]:
-    """Bytes in live arrays, in freed buffers that mlx keeps for reuse, and the most that were ever in live arrays."""
+    """Return bytes in live arrays, in freed buffers that mlx keeps for reuse, and the peak of live arrays."""
     return mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory()
 
 
 def buffer_cache_from(total_bytes: int) -> int:
-    """How many bytes of freed buffers mlx may keep for reuse on a machine with so much RAM."""
+    """Return the bytes of freed buffers that mlx may keep for reuse on a machine with `total_bytes` of RAM."""
     return min(BUFFER_CACHE_BYTES, int(total_bytes * BUFFER_CACHE_SHARE))
 
 
 def bound_buffer_cache() -> None:
-    """Let mlx keep no more freed buffers than suits this machine."""
+    """Limit the freed buffers that mlx keeps to what suits this machine."""
     mx.set_cache_limit(buffer_cache_from(psutil.virtual_memory().total))
 
 
 def trim() -> None:
-    """Give freed buffers back to the system."""
+    """Return freed buffers to the system."""
     mx.clear_cache()
 
 
 def release() -> None:
-    """The same once cycles that hold arrays are collected: not while somebody waits for a step."""
+    """Collect cycles that hold arrays, then trim; too slow while a step is due."""
     gc.collect()
     trim()
 
@@ -88,17 +88,17 @@ _EXHAUSTED = re.compile(
     r"|resource limit .* exceeded",
     re.IGNORECASE,
 )
-"""What Metal, CUDA and the CPU say when an allocation, or a command buffer for want of one, fails."""
+"""Messages of Metal, CUDA and the CPU when an allocation fails, or a command buffer fails for lack of memory."""
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether an exception of mlx says that the device has no memory left. mlx has no class of its own for it."""
+    """Return whether an mlx exception means that the device is out of memory. mlx has no class of its own for it."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_EXHAUSTED.search(str(error))))
 
 
 @contextmanager
 def all_or_nothing(drop: Callable[[], None]) -> Iterator[None]:
-    """Whatever goes wrong in it, `drop` lets go of what was computed. A device without memory is InsufficientMemory."""
+    """Call `drop` on any error, to free what was computed. Raises InsufficientMemory if the device is out of memory."""
     try:
         yield
     except BaseException as error:
@@ -109,11 +109,11 @@ def all_or_nothing(drop: Callable[[], None]) -> Iterator[None]:
         raise InsufficientMemory(f"the device has no memory left: {error}") from None
 
 
-# --- what a model needs ---------------------------------------------------------------------------------------
+# --- estimates ------------------------------------------------------------------------------------------------
 
 
 def footprint(spec: ModelSpecification) -> Footprint:
-    """What the unit of `spec` takes on this device; reads headers and configs only, some milliseconds.
+    """Return what the unit of `spec` takes on this device, from headers and configs only; takes some milliseconds.
 
     Raises ModelUnavailable for a broken folder.
     """

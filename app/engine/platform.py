@@ -1,4 +1,4 @@
-"""What has to happen before mlx is imported, and what runs here. This file imports neither mlx nor anything that does.
+"""Setup required before mlx is imported, and library versions. This module imports neither mlx nor anything that does.
 
 On Linux the published mlx wheel links a reference BLAS; loading OpenBLAS with its symbols made global *before* libmlx
 is loaded makes float32 matmuls some 30 times faster (measured). `PACELINE_OPENBLAS=0` turns it off.
@@ -15,14 +15,14 @@ from platform import python_version
 OPENBLAS_LIBRARY = "libopenblas.so.0"
 OPENBLAS_VARIABLE = "PACELINE_OPENBLAS"
 OPENBLAS_PATIENCE = ("OPENBLAS_THREAD_TIMEOUT", "18")
-"""Its threads spin 2^18 cycles (0.1 ms) for the next product before they sleep, not 2^26 (30 ms): the server, its
-clients and what builds the next forward want those cores (docs/speed.md)."""
+"""Variable and value that let OpenBLAS threads spin 2^18 cycles (0.1 ms) for the next product before they sleep, not
+2^26 (30 ms): the server, its clients and the thread that builds the next forward need those cores (docs/speed.md)."""
 REPORTED_DISTRIBUTIONS = ("paceline", "mlx", "mlx-lm")
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What `prepare` did: whether OpenBLAS serves the CPU matmuls of this process, and why or why not."""
+    """Result of `prepare`: whether OpenBLAS serves the CPU matmuls of this process, and why or why not."""
 
     openblas: bool
     reason: str
@@ -50,12 +50,12 @@ def prepare(
 
 
 def openblas_is_loaded() -> bool:
-    """Whether OpenBLAS serves this process's CPU matmuls, whoever loaded it."""
+    """Return whether OpenBLAS serves this process's CPU matmuls, however it was loaded."""
     return sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "openblas_get_config")
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computes here, by distribution name; one that is not installed is left out."""
+    """Return versions of Python and the packages that compute, by distribution name; missing ones are left out."""
     known = {"python": python_version()}
     for name in REPORTED_DISTRIBUTIONS:
         try:

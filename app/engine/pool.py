@@ -1,11 +1,11 @@
-"""The models in memory: one actor on the MLX thread owns loading, leases, eviction and the accounting of bytes.
+"""Pool of loaded models: one actor on the MLX thread owns loading, leases, eviction and memory accounting.
 
-`acquire` takes a lease and, when the model is not there, makes room and starts its load; `advance` does one slice of a
-load and tells what happened. Room is made before a load, never after: clear mlx's cache, drop prefix caches, evict
-idle units from the least recently used, and otherwise refuse. A leased or pinned unit is never evicted, and nothing
-is evicted for a refusal. Every byte is accounted by reservation, never inferred from a global gauge.
+`acquire` takes a lease and, if the model is not loaded, makes room and starts its load; `advance` runs one slice of a
+load and reports what happened. Room is made before a load, never after: clear mlx's cache, drop prefix caches, evict
+idle units least recently used first, and otherwise refuse. A leased or pinned unit is never evicted, and a refused load
+evicts nothing. Every byte is accounted by reservation, never inferred from a global gauge.
 
-A lease ends with `release`, or by itself when `LoadFailed` tells that the load ended without a model.
+A lease ends with `release`, or on its own when `LoadFailed` reports that the load ended without a model.
 """
 
 import logging
@@ -33,17 +33,17 @@ from app.engine.warm_up import CostFiles, WarmUpSteps
 from app.engine.wiring import Wiring, wirable_memory
 
 RETRY_AFTER_SECONDS = 5
-"""When to come back for memory or a draft that running requests hold."""
+"""Retry hint, in seconds, while running requests hold the memory or the unit that is needed."""
 DEFAULT_IDLE_SECONDS = 3600.0
 KEPT_SHARE = 0.5
-"""Of what is kept of former prompts in memory, each time that the system is short of it."""
+"""Share of the in-memory prefix caches kept each time the system runs short of memory."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The model can step; `seconds` since its load was asked for."""
+    """The model is ready to step, `seconds` after its load was requested."""
 
     model_id: str
     seconds: float
@@ -51,7 +51,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The load ended without a model, and every lease on it with it: do not release; the next `acquire` tries again."""
+    """The load failed, and every lease on it has ended: do not release them. The next `acquire` tries again."""
 
     model_id: str
     error: PacelineError
@@ -59,7 +59,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """An idle engine, or a load that nobody waits for, is closed and gone. No lease ends with it."""
+    """An idle engine, or a load without leases, was closed. No lease ends with it."""
 
     model_id: str
 
@@ -103,17 +103,17 @@ class EnginePool:
         self._events: list[PoolEvent] = []
         self._untidy = False
         self.on_progress: Callable[[], None] = lambda: None
-        """Called between the parts of a long step of any engine."""
+        """Callback between the parts of a long step of any engine."""
         self.pressure: Pressure = "normal"
-        """How short of memory the system is, as whoever hears it says."""
+        """System memory pressure, set by `Loop`."""
 
     # --- leases -----------------------------------------------------------------------------------------------
 
     def acquire(self, spec: ModelSpecification) -> None:
-        """Take a lease on the unit of `spec`; start its load when it is not there, join the load when it is under way.
+        """Take a lease on the unit of `spec`, starting its load or joining one in progress if it is not ready.
 
-        Raises InsufficientMemory (with `retry_after_seconds` when waiting helps) or ModelInUse; then no lease
-        was taken and nothing was evicted.
+        Raises InsufficientMemory (with `retry_after_seconds` when waiting helps) or ModelInUse; in either case no lease
+        is taken and nothing is evicted.
         """
         entry = self._entries.get(spec.id)
         if entry is not None and not entry.spec.same_unit(spec):
@@ -127,21 +127,21 @@ class EnginePool:
         entry.last_used = self._clock()
 
     def release(self, model_id: str) -> None:
-        """Give a lease back; for a model that is gone it does nothing. The unit stays until it is idle too long."""
+        """Give back a lease; do nothing if the model is no longer loaded. The unit is kept until its idle limit."""
         entry = self._entries.get(model_id)
         if entry is not None and entry.leases:
             entry.leases -= 1
             entry.last_used = self._clock()
 
     def engine(self, model_id: str) -> EnginePort | None:
-        """The engine when the model is ready, else None."""
+        """Return the engine if the model is ready, else None."""
         entry = self._entries.get(model_id)
         return entry.ready_engine if entry else None
 
     # --- rows -------------------------------------------------------------------------------------------------
 
     def check_row(self, model_id: str, row: RowSize) -> None:
-        """Raise InvalidRequest when such a row can never fit beside the weights and what is pinned."""
+        """Raise InvalidRequest if such a row can never fit beside the weights and the pinned models."""
         entry = self._entries.get(model_id)
         if entry is None:
             return
@@ -158,9 +158,9 @@ class EnginePool:
             raise InvalidRequest(message, code="context_length_exceeded")
 
     def reserve(self, model_id: str, rows: Sequence[RowSize]) -> bool:
-        """Promise the rows of a model memory for so many tokens each; False: wait until other rows have ended.
+        """Reserve memory for the rows of a model; False means wait until other rows have ended.
 
-        Rows that are alone are never refused: somebody has to go on.
+        Never refused while no rows are reserved: some request has to make progress.
         """
         entry = self._entries.get(model_id)
         if entry is None:
@@ -173,7 +173,7 @@ class EnginePool:
             if held + needed > self._ceiling_bytes and any(each.rows_bytes for each in self._entries.values()):
                 return False
         entry.rows_bytes = promised
-        if entry.engine is not None:  # what it keeps of former prompts may fill what is left, and no more
+        if entry.engine is not None:  # its prefix cache may use the rest, and no more
             left = self._ceiling_bytes - self.accounted_bytes + entry.prefix_bytes
             entry.engine.bound_prefix_cache(max(0, left))
         self._make_room(0)
@@ -183,18 +183,18 @@ class EnginePool:
 
     @property
     def loading(self) -> bool:
-        """Whether `advance` has something to do or to tell."""
+        """Whether `advance` has work to do or events to report."""
         return bool(self._events) or any(entry.steps for entry in self._entries.values())
 
     @property
     def next_load(self) -> str:
-        """The model whose load `advance` goes on with; empty for none."""
+        """Id of the model whose load `advance` continues; empty if there is none."""
         return next((model_id for model_id, entry in self._entries.items() if entry.steps), "")
 
     def advance(self) -> list[PoolEvent]:
-        """Tell what happened since the last call, or else do one slice of the oldest load and tell that.
+        """Return the events since the last call or, if there are none, those of one slice of the oldest load.
 
-        An eviction is told before the load that asked for it begins, so that whoever keeps the engine lets go first.
+        An eviction is reported before the load that required it begins, so that holders drop the engine first.
         """
         entry = self._entries.get(self.next_load)
         if entry is not None and entry.steps is not None and not self._events and not self.holds:
@@ -204,14 +204,14 @@ class EnginePool:
         return events
 
     def cancel_load(self, model_id: str) -> None:
-        """Abandon a load under way, and free what it read, unless somebody waits for it."""
+        """Abandon a load in progress and free what it has read, unless it is leased."""
         entry = self._entries.get(model_id)
         if entry is not None and entry.steps and not entry.leases:
             self._evict(entry)
             self._reclaim()
 
     def unload(self, model_id: str) -> None:
-        """Take an idle model out of memory now, pinned or not. Raises ModelInUse while it is leased."""
+        """Unload an idle model now, pinned or not. Raises ModelInUse while it is leased."""
         entry = self._entries.get(model_id)
         if entry is None:
             return
@@ -221,23 +221,23 @@ class EnginePool:
         self._evict(entry)
         self._reclaim()
 
-    # --- keeping ----------------------------------------------------------------------------------------------
+    # --- retention --------------------------------------------------------------------------------------------
 
-    def pin(self, model_id: str, pinned: bool) -> None:  # noqa: FBT001 - the second word of a sentence
-        """Protect a model from eviction, also one that is loaded later."""
+    def pin(self, model_id: str, pinned: bool) -> None:  # noqa: FBT001 - clear without its name
+        """Protect a model from eviction or stop doing so, even before it is loaded."""
         (self._pinned.add if pinned else self._pinned.discard)(model_id)
 
     def set_idle(self, model_id: str, seconds: float | None) -> None:
-        """How long the model may be idle before `expire` evicts it; None: for ever."""
+        """Set how many seconds a model may be idle before `expire` evicts it; None means forever."""
         self._idle_seconds[model_id] = seconds
 
     def leave(self, model_id: str) -> None:
-        """Let `expire` evict a model as soon as nobody has a lease any more; one that is not there has left."""
+        """Let `expire` evict a model once its last lease ends; do nothing if it is not loaded."""
         if model_id in self._entries:
             self._entries[model_id].leaving = True
 
     def expire(self) -> list[PoolEvent]:
-        """Evict what was idle too long, and, when caches outgrew the ceiling, make room again. Call it now and then."""
+        """Evict models past their idle limit and make room where caches outgrew the ceiling. Call it periodically."""
         self._tidy()
         before, self._events = self._events, []
         for entry in self._victims():
@@ -251,31 +251,31 @@ class EnginePool:
         return events
 
     def clear_prefixes(self) -> None:
-        """Forget every earlier prompt, on disk too."""
+        """Drop every cached prompt, on disk too."""
         for entry in self._entries.values():
             if entry.engine is not None:
                 entry.engine.clear_prefix_cache()
 
-    # --- telling ----------------------------------------------------------------------------------------------
+    # --- reporting and relief ---------------------------------------------------------------------------------
 
     @property
     def accounted_bytes(self) -> int:
-        """What all units hold or have reserved, prefix caches included."""
+        """Bytes that all units hold or have reserved, prefix caches included."""
         return sum(entry.working_bytes + entry.prefix_bytes for entry in self._entries.values())
 
     def snapshot(self) -> tuple[LoadedModel, ...]:
-        """The state of every model here; running and waiting requests are the scheduler's to fill in."""
+        """Return the state of every model here; the scheduler fills in running and waiting requests."""
         return tuple(
             entry.describe(pinned=name in self._pinned, idle_seconds=self._idle_for(entry))
             for name, entry in self._entries.items()
         )
 
     def memory(self) -> tuple[int, int, int]:
-        """Active, cached and peak bytes as mlx counts them."""
+        """Return active, cached and peak bytes as mlx counts them."""
         return memory.readings()
 
     def shed(self) -> None:
-        """The device has no memory left: drop all that no running request needs, former prompts and idle models."""
+        """Drop prefix caches and idle models, all that no running request needs, when the device is out of memory."""
         for entry in self._entries.values():
             if entry.engine is not None:
                 entry.engine.drop_prefix_cache()
@@ -285,12 +285,11 @@ class EnginePool:
 
     @property
     def holds(self) -> bool:
-        """Whether requests without a row, and loads, wait for the rows that run: the system has no memory for more."""
+        """Whether queued requests and loads must wait for running rows: the system is critically short of memory."""
         return self.pressure == "critical" and any(entry.rows_bytes for entry in self._entries.values())
 
     def relieve(self) -> int:
-        """Answer the pressure: half of what is kept of former prompts goes, or all that no running request needs; how
-        many bytes that were."""
+        """Drop half of the prefix caches or, if critical, all that no running request needs; return the bytes freed."""
         before = self.accounted_bytes
         if self.pressure == "critical":
             self.shed()
@@ -302,13 +301,13 @@ class EnginePool:
         return before - self.accounted_bytes
 
     def trim(self) -> None:
-        """Give back what steps have freed; cheap enough to be called between two of them."""
+        """Return buffers freed by steps to the system; cheap enough to call between steps."""
         memory.trim()
 
-    # --- inside -----------------------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------------------
 
     def _start(self, spec: ModelSpecification) -> Resident:
-        """Make room and begin the load; an idle unit of the same id with another specification makes way."""
+        """Make room and begin the load, evicting an idle unit of the same id with another specification."""
         footprint = self._estimate(spec)
         needed = footprint.total_bytes
         self._check_room(spec.id, needed)
@@ -322,7 +321,7 @@ class EnginePool:
         return entry
 
     def _check_room(self, model_id: str, needed: int) -> None:
-        """Refuse what cannot fit even with every idle unit gone; told apart is whether waiting helps."""
+        """Raise InsufficientMemory if it cannot fit with every idle unit evicted; hint a retry where waiting helps."""
         needs, limit = f"{model_id} needs {_gigabytes(needed)}", self._ceiling_bytes
         ceiling = f"the ceiling is {_gigabytes(limit)}"
         if needed > limit:
@@ -340,7 +339,7 @@ class EnginePool:
             raise InsufficientMemory(message, retry_after_seconds=RETRY_AFTER_SECONDS)
 
     def _steps(self, entry: Resident) -> Generator[tuple[str, float], None, None]:
-        """A whole load: read the weights, open the engine, warm it up."""
+        """Run a whole load: read the weights, open the engine, warm it up."""
         entry.unit = yield from self._load(entry.spec)
         self._reclaim()
         entry.engine = self._open_engine(entry.unit)
@@ -350,7 +349,7 @@ class EnginePool:
         self._reclaim()
 
     def _make_room(self, needed: int) -> None:
-        """Until `needed` bytes fit: drop prefix caches, then evict idle units, the least recently used first."""
+        """Drop prefix caches, then evict idle units, until `needed` bytes fit; both least recently used first."""
         for entry in sorted(self._entries.values(), key=attrgetter("last_used")):
             if entry.engine is not None and self.accounted_bytes + needed > self._ceiling_bytes:
                 entry.engine.drop_prefix_cache()
@@ -359,7 +358,7 @@ class EnginePool:
                 self._evict(entry)
 
     def _victims(self) -> list[Resident]:
-        """What may be evicted, the least recently used first. A load that nobody waits for is among them."""
+        """Return the units that may be evicted, loads without leases included, least recently used first."""
         free = (entry for name, entry in self._entries.items() if not entry.leases and name not in self._pinned)
         return sorted(free, key=attrgetter("last_used"))
 
@@ -377,19 +376,19 @@ class EnginePool:
         entry.close()
 
     def _reclaim(self) -> None:
-        """Give freed buffers back, and wire the weights that are there, unless somebody may still hold others."""
+        """Return freed buffers and wire the loaded weights, unless evicted weights may still be referenced."""
         self._give_back()
         if not self._untidy:
             self._wiring.hold(sum(entry.unit.weights_bytes for entry in self._entries.values() if entry.unit))
 
     def _tidy(self) -> None:
-        """Once more after an eviction was told: what the engine's users still held of it is in mlx's cache by now."""
+        """Reclaim again after an eviction was reported: what the engine's users still held is now in mlx's cache."""
         if self._untidy:
             self._untidy = False
             self._reclaim()
 
     def _advance(self, entry: Resident, steps: Generator[tuple[str, float], None, None]) -> None:
-        """One slice. Whatever a load raises ends that load only; the loop and the other models live on."""
+        """Run one slice. Any error ends only this load; the loop and the other models continue."""
         model_id = entry.spec.id
         try:
             phase, fraction = next(steps)
@@ -406,7 +405,7 @@ class EnginePool:
             self._fail(entry, ModelUnavailable(message))
 
     def _fail(self, entry: Resident, error: PacelineError) -> None:
-        """End a load. The error travels on without its traceback, whose frames would keep the weights alive."""
+        """End a failed load. The error is reported without its traceback, whose frames would keep the weights alive."""
         self._drop(entry)
         error.__traceback__ = error.__cause__ = error.__context__ = None
         self._events.append(LoadFailed(entry.spec.id, error))
@@ -417,15 +416,14 @@ class EnginePool:
 
 
 def open_unit(unit: LoadedUnit, disk: Disk) -> EnginePort:
-    """The engine of a loaded unit; `disk` keeps its prefix cache, if it has one."""
+    """Open the engine of a loaded unit; `disk` stores its prefix cache, if it has one."""
     return EncoderEngine(unit.target, unit) if isinstance(unit.target, Encoder) else open_engine(unit, disk)
 
 
 def open_pool(
     ceiling_bytes: int, costs: CostFiles | None = None, *, wire: bool = False, disk: Disk = NO_DISK
 ) -> EnginePool:
-    """The pool of this machine: real folders, real engines. `wire`: keep weights resident where that is safe; `disk`
-    keeps their prefix caches."""
+    """Open this machine's pool. `wire` keeps weights resident where that is safe; `disk` stores prefix caches."""
     return EnginePool(
         ceiling_bytes=ceiling_bytes,
         load=load_unit,

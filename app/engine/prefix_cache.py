@@ -1,11 +1,11 @@
-"""Prompts already computed, kept for the next request of the same owner, by blocks (`prefix_index`), and in two tiers:
-in memory, and on disk (`prefix_disk`), which a restart leaves. Two verbs, `restore` and `store`.
+"""Prefix cache: computed prompts, kept in blocks (`prefix_index`) for later requests of the same owner.
 
-Of attention layers every token is kept, so a row can be put back up to any token that two texts share. Recurrent states
-and sliding windows are only known where a state piece was taken: at the checkpoints of a prompt, which prefill stops
-at, and at the end of an output. Each drafter with a model of its own has chains of its own.
+There are two tiers, memory and disk (`prefix_disk`, which survives restarts), and two verbs, `restore` and `store`.
+Attention layers keep every token, so a row can be restored up to any token that two texts share. Recurrent states and
+sliding windows can be restored only where a state piece was taken: at a prompt's checkpoints, where prefill stops, and
+at the end of an output. Each drafter with a model of its own has its own chains.
 
-Nobody hits what somebody else said: how many tokens were cached, and how fast an answer comes, would tell it.
+Owners never share entries: the number of cached tokens and the response time would leak what another owner said.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,18 +40,18 @@ from app.engine.rollback import copied
 from app.engine.runner import Runner
 
 SHARE = 0.5
-"""Of the memory that models leave, where no size was set; the rest is for rows to come."""
+"""Share of the memory left by models that the cache uses if no size was set; the rest is for future rows."""
 NEAR_TOKENS = 16
-"""A prompt's end so near behind a checkpoint is none itself: fewer tokens are read again than a copy costs."""
+"""Distance in tokens after a checkpoint within which a prompt's end gets none: rereading is cheaper than a copy."""
 UNBOUND_BYTES = 1 << 30
-"""Until somebody says what is left."""
+"""Limit in bytes until `bound` is called."""
 CLOSE_SECONDS = 5.0
 Arrays = dict[str, mx.array]
 
 
 @dataclass(frozen=True)
 class Line:
-    """What is known of a prompt to one model: the chain from `start` on."""
+    """A prompt's cached chain from `start` on, for one model."""
 
     runner: Runner
     start: bytes
@@ -59,10 +59,11 @@ class Line:
 
 
 class PrefixCache:
-    """A hit gives the same tokens as a miss, and drafts as well.
+    """Prefix cache of one model. A hit yields the same tokens as a miss, and drafts just as well.
 
-    `most_bytes` None: a share of what the models leave. `identity` names the files of the model and all that its caches
-    depend on, `drafters` the same of drafters, by method: what is on disk of others is not found.
+    `most_bytes` None means a share of the memory that models leave. `identity` stands for the model's files and all
+    that its caches depend on, `drafters` for the same of each drafter, by method: files of any other identity never
+    match.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class PrefixCache:
         self.most_bytes = most_bytes
         self.disk = disk
         self.found_tokens = {"memory": 0, "disk": 0}
-        """Put back so far, by where it was."""
+        """Tokens restored so far, by tier."""
         self._folder = model_folder_name(model_id, identity)
         self._identity = identity
         self._drafters = drafters or {}
@@ -89,7 +90,7 @@ class PrefixCache:
 
     @property
     def state(self) -> PrefixState:
-        """What is on disk of this model, and what was found of it all."""
+        """Bytes on disk for this model, tokens restored by tier, and why nothing is being written."""
         return PrefixState(self.disk.bytes_of(self._folder), dict(self.found_tokens), self.disk.trouble)
 
     @property
@@ -100,20 +101,20 @@ class PrefixCache:
     def _shelves(self) -> tuple[Shelf[Arrays], Shelf[DiskFile]]:
         return self._memory, self.disk.shelf
 
-    # --- what is put back -------------------------------------------------------------------------------------
+    # --- restoring --------------------------------------------------------------------------------------------
 
     def restore(self, request: Request, target: Runner, drafters: Mapping[str, Drafter]) -> int:
-        """Put the longest usable prefix into the request's rows; the answer is its length, always < that of the prompt.
+        """Restore the longest usable prefix into the request's rows; return its length, always < that of the prompt.
 
-        What a drafter did not follow that reads the target's features is no hit: it could never read what it missed,
-        and would draft badly.
+        A prefix that a feature-reading drafter did not follow is a miss: it could never read the missing features and
+        would draft badly.
         """
         if not self.limit_bytes:
             return 0
         self.disk.collect()
         bound = [name for name, one in drafters.items() if one.taps]
         found = None
-        while found is None:  # a file that is lost on the way: again without it
+        while found is None:  # a file may vanish in between: retry without it
             lines = self._lines(request, target, drafters)
             length = self._agreed(lines[""], [lines[name] for name in bound])
             if length < SHORTEST_TOKENS:
@@ -128,7 +129,7 @@ class PrefixCache:
         return length
 
     def _lines(self, request: Request, target: Runner, drafters: Mapping[str, Drafter]) -> dict[str, Line]:
-        """By method, the target's under no name."""
+        """Return the line of each model by method; the target's has the empty name."""
         tokens = request.prompt_tokens
         models = {"": target} | {name: one.runner for name, one in drafters.items() if one.runner is not None}
         lines = {}
@@ -139,24 +140,24 @@ class PrefixCache:
         return lines
 
     def _start(self, request: Request, target: Runner, name: str, first: Sequence[int]) -> bytes:
-        """Where the chains of one owner and model begin, apart for each way to quantise the target's row. Of a drafter
-        that reads features, what is kept of a token depends on the next one too: its chain is that of the next ones,
-        behind the `first`."""
+        """Return the root key of an owner's chains for a model, one for each quantisation of the target's row.
+        A feature drafter's entry for a token depends on the next token too: its chain is that of the next ones, after
+        `first`."""
         bits = target.caches.table.bits.get(request.id)
         form = [f"{bits}-bit"] if bits else []
         start = root(self._identity, request.owner, self._drafters.get(name, name), *form)
         return chained(start, first) if first else start
 
     def _usable(self, line: Line, limit: int) -> int:
-        """How many of the first `limit` positions can be put back."""
+        """Return how many of the first `limit` positions can be restored."""
         if not line.runner.exact:
             return min(limit, line.path.shared)
         states = states_within(self._shelves, line.path, line.start, limit)
         return next((length for length, _ in states), 0)
 
     def _agreed(self, target: Line, bound: Sequence[Line]) -> int:
-        """The farthest that the target can go with all the drafters that are bound to it; they may be one position
-        behind where its state has the features of that one."""
+        """Return the longest prefix that the target and all `bound` drafters can restore.
+        Drafters may lag by one position where the target's state holds its features."""
         length = self._usable(target, target.path.shared)
         while length:
             behind = int(target.runner.exact)
@@ -167,7 +168,7 @@ class PrefixCache:
         return 0
 
     def _contents(self, lines: Mapping[str, Line], length: int) -> dict[str, tuple[int, list[Arrays]]] | None:
-        """By line how many positions are put back, and of what; None when something was lost. All of it is used now."""
+        """Return each line's positions to restore and their arrays, marked as used; None if a piece was lost."""
         found = {}
         tokens = dict.fromkeys(self.found_tokens, 0)
         for name, line in lines.items():
@@ -192,25 +193,25 @@ class PrefixCache:
         return found
 
     def _load(self, piece: Piece) -> Arrays | None:
-        """From disk into memory."""
+        """Load a piece from disk into memory."""
         arrays = self.disk.read(piece)
         if arrays is not None:
             self._keep(piece, arrays)
         return arrays
 
-    # --- what is kept -----------------------------------------------------------------------------------------
+    # --- storing ----------------------------------------------------------------------------------------------
 
     def keeps(self, length: int) -> bool:
-        """Whether so many positions are worth keeping, and what drafters would have to read for that."""
+        """Return whether a prefix of `length` is worth storing, including what drafters must read for it."""
         return length >= SHORTEST_TOKENS and self.limit_bytes > 0
 
     def store(
         self, request: Request, text: Sequence[int], length: int, target: Runner, drafters: Mapping[str, Drafter]
     ) -> None:
-        """Keep the first `length` positions of the target's row, and those of the drafters as far as they go; `text`
-        is as much as they know of it. Pieces that are there already cost nothing, the others one wait for the device.
+        """Store the first `length` positions of the target's row, and of the drafters' rows as far as they reach.
 
-        Raises what mlx raises where there is no memory for them; then nothing is kept any more.
+        `text` holds the tokens known of the row. Pieces already stored cost nothing, new ones a single wait for the
+        device. On an error, such as mlx running out of memory, the memory tier is cleared and the error raised.
         """
         whole = tuple(text)
         self.disk.collect()
@@ -242,7 +243,7 @@ class PrefixCache:
         offered: dict[Piece, Arrays],
         carried: Mapping[str, mx.array] | None = None,
     ) -> None:
-        """Of one model, behind `start`; `carried` goes with the state. What is kept joins `offered`, for the disk."""
+        """Store one model's chain from `start`; `carried` joins the state, and kept pieces join `offered`, for disk."""
         if not tokens or request_id in runner.gapped or (runner.exact and runner.length(request_id) != len(tokens)):
             return
         parent, taken = start, 0
@@ -251,7 +252,7 @@ class PrefixCache:
             pieces.append(Piece.of(ROWS, parent, tokens[begin : begin + BLOCK_TOKENS]))
             span = begin, begin + len(pieces[-1].tokens)
             nbytes = self._offer(pieces[-1], partial(_rows, runner, request_id, *span), taken, offered)
-            if nbytes is None:  # what fits was kept
+            if nbytes is None:  # the rest does not fit
                 break
             parent, taken = pieces[-1].key, taken + nbytes
         else:
@@ -263,7 +264,7 @@ class PrefixCache:
             self._memory.use(piece.name)
 
     def _offer(self, piece: Piece, take: Callable[[], Arrays], taken: int, offered: dict[Piece, Arrays]) -> int | None:
-        """Keep a piece unless it is there; its bytes, or None when it does not fit beside `taken` bytes of its own."""
+        """Keep a piece unless present; return its bytes, or None if it does not fit beside `taken` bytes of its own."""
         held = self._memory.get(piece.name)
         if held is None and self._covered(piece):
             return 0
@@ -278,7 +279,7 @@ class PrefixCache:
         return nbytes
 
     def _covered(self, piece: Piece) -> bool:
-        """Whether a longer piece begins with it."""
+        """Return whether a longer piece begins with it."""
         if piece.kind != ROWS or len(piece.tokens) == BLOCK_TOKENS:
             return False
         others = self._memory.behind(ROWS, piece.parent, piece.tokens[0])
@@ -290,38 +291,38 @@ class PrefixCache:
         if nbytes <= self.limit_bytes:
             self._memory.add(piece, arrays, nbytes)
 
-    # --- how much ---------------------------------------------------------------------------------------------
+    # --- limits -----------------------------------------------------------------------------------------------
 
     def bound(self, left_bytes: int) -> None:
-        """Hold no more than what is left, and no more than was set, or than a share of it."""
+        """Limit memory to the configured size, or else a share of `left_bytes`, and never to more than `left_bytes`."""
         self._memory.limit_bytes = min(
             left_bytes, int(left_bytes * SHARE) if self.most_bytes is None else self.most_bytes
         )
         self._memory.make_room(0)
 
     def trim(self, kept_share: float) -> None:
-        """Drop what is in memory but for this share, the least recently used first; what is on disk stays."""
+        """Shrink the memory tier to this share of its bytes, least recently used first; the disk tier is untouched."""
         self._memory.make_room(self.limit_bytes - int(self.nbytes * kept_share))
 
     def clear(self) -> None:
-        """Drop all that is in memory; what is on disk stays."""
+        """Clear the memory tier; the disk tier is untouched."""
         self._memory.clear()
 
     def close(self) -> None:
-        """The same, once what is being written to disk is there."""
+        """Clear the memory tier once pending writes to disk are done, or after `CLOSE_SECONDS`."""
         self.disk.flush(CLOSE_SECONDS)
         self.clear()
 
 
 def checkpoints_of(request: Request) -> set[int]:
-    """Where rows that cannot be cut are copied: as the text side says, and at the prompt's end unless one is near."""
+    """Return where rows that cannot be cut are copied: at checkpoints and, unless one is near, at the prompt's end."""
     end = len(request.prompt_tokens) - 1
     near = any(end - NEAR_TOKENS <= place <= end for place in request.checkpoints)
     return {*request.checkpoints} | (set() if near else {end})
 
 
 def open_prefix_cache(spec: ModelSpecification, disk: Disk) -> PrefixCache:
-    """That of a unit that was loaded."""
+    """Open the prefix cache of a loaded unit."""
     if disk is NO_DISK:
         return PrefixCache(spec.prefix_cache_bytes)
     return PrefixCache(
@@ -334,7 +335,7 @@ def open_prefix_cache(spec: ModelSpecification, disk: Disk) -> PrefixCache:
 
 
 def _rows(runner: Runner, request_id: str, begin: int, stop: int) -> Arrays:
-    """Copies of these positions of every layer that keeps all of them, by layer and part."""
+    """Copy these positions of every layer that keeps all positions, by layer and part."""
     caches = runner.caches
     spans = caches.read_span(request_id, begin, stop)
     return {
@@ -346,7 +347,7 @@ def _rows(runner: Runner, request_id: str, begin: int, stop: int) -> Arrays:
 
 
 def _state(runner: Runner, request_id: str, length: int, carried: Mapping[str, mx.array]) -> Arrays:
-    """What layers only know here: the part of each window that the next token sees, and recurrent states."""
+    """Copy what layers know only here: recurrent states, and the part of each window that the next token sees."""
     caches, arrays = runner.caches, dict(carried)
     for layer, cache in enumerate(caches.kv):
         if (window := cache.lane.window) is not None:
@@ -371,7 +372,7 @@ def _put(runner: Runner, request_id: str, length: int, pieces: Sequence[Arrays])
 
 
 def _parts(pieces: Sequence[Arrays], name: str) -> Iterator[list[mx.array]]:
-    """Keys, values, or each array of a state: what the pieces hold of it, one behind the other."""
+    """Yield the keys, the values, or each array of a state, as the list of its parts in the order of `pieces`."""
     part = 0
     while found := [piece[f"{name} {part}"] for piece in pieces if f"{name} {part}" in piece]:
         yield found

@@ -1,10 +1,9 @@
-"""The second tier of the prefix cache: a file for each piece below one folder, so that a restart, an unload or an
-eviction loses no conversation.
+"""Disk tier of the prefix cache: one file per piece, so that a restart, unload or eviction loses no conversation.
 
-Each file is a safetensors file of its own: what it is stands in its header, and a checksum over all of it, so that no
-damaged one is ever believed. A thread writes behind, one file after the other, beside its place and then renamed: a
-kill loses the one under way. That thread never calls mlx: it is handed the memory of evaluated arrays, which the MLX
-thread lets go of when it is written. Folders are private to the user; what is too old or too much goes first.
+Each piece is a safetensors file whose header identifies it and holds a checksum of the whole file, so a damaged file is
+never used. A background thread writes one file at a time under a temporary name and then renames it: a kill loses only
+the one in progress. That thread never calls mlx: it gets the memory of evaluated arrays, which the MLX thread releases
+once it is written. Folders are private to the user; the least recently used files are removed first, by age or size.
 """
 
 import contextlib
@@ -36,11 +35,11 @@ from app.engine.prefix_index import PIECE_BYTES, Name, Piece, Shelf
 FORMAT = "paceline prefix 1"
 SUFFIX, PARTIAL = ".safetensors", ".part"
 PENDING_BYTES = 4 << 30
-"""Handed over and not written: arrays that are in memory anyway, unless they were dropped there."""
+"""Limit on bytes queued for writing, in memory anyway unless the memory tier has dropped them."""
 FREE_BYTES = 1 << 30
-"""So much of the disk stays free."""
+"""Disk space to leave free, in bytes."""
 RETRY_SECONDS = 60.0
-"""After an error nothing is written for so long."""
+"""Pause in writing after an error, in seconds."""
 DAY_SECONDS = 86_400.0
 BEGIN = b'{"__metadata__":{"sha256":"'
 DIGEST = slice(8 + len(BEGIN), 8 + len(BEGIN) + 64)
@@ -62,7 +61,7 @@ _logger = logging.getLogger("paceline.prefixes")
 
 @dataclass(slots=True)
 class DiskFile:
-    """Where a piece is, and when it was last used (Unix seconds)."""
+    """File of a piece, and when it was last used (Unix seconds)."""
 
     path: Path
     used_at: float
@@ -71,7 +70,7 @@ class DiskFile:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What became of a file."""
+    """Result of writing a file; `error` is empty on success."""
 
     piece: Piece
     path: Path
@@ -80,9 +79,9 @@ class _Written:
 
 
 class Disk:
-    """All pieces of all models below `folder`. Called from the MLX thread; nothing here raises for what a disk does.
+    """All pieces of all models below `folder`. Called from the MLX thread; disk errors are never raised.
 
-    `limit_bytes` 0: nothing is kept. Files that nobody used for `most_days` go.
+    `limit_bytes` 0 keeps nothing. Files unused for `most_days` are removed.
     """
 
     def __init__(
@@ -92,13 +91,13 @@ class Disk:
         self._most_seconds = most_days * DAY_SECONDS
         self._clock = clock
         self._of_models: Counter[str] = Counter()
-        """Bytes, by folder."""
+        """Bytes by model folder."""
         self.shelf: Shelf[DiskFile] = Shelf(limit_bytes if folder else 0, self._delete)
         self.trouble = ""
-        """Why nothing is written for the moment."""
+        """Reason why writing is paused; empty if it is not."""
         self._rests_until = 0.0
         self._pending: dict[Name, tuple[Path, list[memoryview]]] = {}
-        """The memory that is being written: let go of by the MLX thread, after the other one."""
+        """Files being written and their memory: the writer thread releases it first, the MLX thread last."""
         self._pending_bytes = 0
         self._cleared: set[Name] = set()
         self._work: queue.SimpleQueue[Callable[[], _Written | None]] = queue.SimpleQueue()
@@ -113,13 +112,13 @@ class Disk:
 
     @property
     def pending(self) -> int:
-        """Files that are not written yet."""
+        """Number of files not written yet."""
         return len(self._pending)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
     def _open(self, folder: Path) -> None:
-        """Learn what is there, the least recently used first; what another process never ended is removed."""
+        """Index the existing files, least recently used first; remove partial files that another process left."""
         try:
             for path, _ in prefix_files(folder, GROWING_NAME):
                 if not path.name.endswith(f".{os.getpid()}{PARTIAL}"):
@@ -137,7 +136,7 @@ class Disk:
         self._tidy()
 
     def read(self, piece: Piece) -> dict[str, mx.array] | None:
-        """The arrays of a piece, whole and as they were written; None, and it is forgotten, where they are not."""
+        """Return a piece's arrays exactly as written; None, forgetting the piece, if its file is missing or damaged."""
         found = self.shelf.get(piece.name)
         if found is None:
             return None
@@ -155,7 +154,7 @@ class Disk:
         return arrays
 
     def used(self, names: Sequence[Name]) -> None:
-        """Of a chain the last piece comes first."""
+        """Mark pieces as used now. The last piece of a chain comes first."""
         now = self._clock()
         for place, name in enumerate(names):
             self.shelf.use(name)
@@ -166,14 +165,14 @@ class Disk:
     # --- writing ----------------------------------------------------------------------------------------------
 
     def write(self, model: str, piece: Piece, arrays: Arrays) -> None:
-        """Keep a piece, soon; `arrays` are evaluated, one behind the other in memory, and never change."""
+        """Queue a piece for writing; `arrays` must be evaluated, contiguous in memory, and never change."""
         nbytes = sum(array.nbytes for array in arrays.values())
         if self._folder is None or nbytes + PIECE_BYTES > self.shelf.limit_bytes or self._clock() < self._rests_until:
             return
         if piece.name in self.shelf or piece.name in self._pending:
             return
         if self._pending_bytes + nbytes > PENDING_BYTES:
-            return  # the next one who uses it offers it again
+            return  # offered again with the next use
         header, buffers = encoded(piece, arrays)
         path = self._folder / model / f"{piece.kind}-{piece.key.hex()}{SUFFIX}"
         self._pending[piece.name] = path, buffers
@@ -181,7 +180,7 @@ class Disk:
         self._do(partial(_write, piece, path, header, buffers))
 
     def collect(self) -> None:
-        """Take over what was written since the last call."""
+        """Index the files written since the last call."""
         while self._done:
             written = self._done.popleft()
             name = written.piece.name
@@ -197,7 +196,7 @@ class Disk:
         self._tidy()
 
     def flush(self, seconds: float) -> None:
-        """Wait for what is being written, but no longer than that."""
+        """Wait for pending writes, at most `seconds`."""
         if self._thread is not None:
             written = threading.Event()
             self._do(written.set)
@@ -205,9 +204,9 @@ class Disk:
             self.collect()
 
     def clear(self) -> None:
-        """Forget everything and remove it, that of other models too."""
+        """Remove everything, including other models' pieces."""
         self.collect()
-        for path, _ in self._pending.values():  # by then it is written
+        for path, _ in self._pending.values():  # runs after the pending write
             self._do(partial(path.unlink, missing_ok=True))
         self._cleared |= self._pending.keys()
         self.shelf.clear()
@@ -220,13 +219,13 @@ class Disk:
             oldest = self.shelf.oldest()
 
     def _rest(self, error: str) -> None:
-        """Leave the disk alone for a while."""
+        """Pause writing for `RETRY_SECONDS`."""
         if not self.trouble:
             _logger.warning("earlier prompts are not kept on disk for the moment: %s", error)
         self.trouble, self._rests_until = error, self._clock() + RETRY_SECONDS
 
     def bytes_of(self, model: str) -> int:
-        """Of one model."""
+        """Return the bytes of one model's folder."""
         return self._of_models[model]
 
     def _add(self, piece: Piece, file: DiskFile) -> None:
@@ -238,7 +237,7 @@ class Disk:
         self._do(partial(file.path.unlink, missing_ok=True))
 
     def _do(self, work: Callable[[], _Written | None]) -> None:
-        """In order, by the thread that writes."""
+        """Queue work for the writer thread, which runs it in order."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="prefixes", daemon=True)
             self._thread.start()
@@ -251,7 +250,7 @@ class Disk:
                 written = work()
             except OSError as error:
                 _logger.info("a kept prefix cannot be changed: %s", error.strerror)
-            del work  # and with it the memory that it wrote, before the MLX thread is told
+            del work  # release the memory it wrote before the MLX thread collects the result
             if written is not None:
                 self._done.append(written)
 
@@ -260,12 +259,12 @@ NO_DISK = Disk(None, 0)
 
 
 def model_folder_name(model_id: str, identity: str) -> str:
-    """The folder of one model's pieces: its name, for people, and what makes it another one when its files change."""
+    """Return the folder name of a model's pieces: a readable id and a hash that changes with its files."""
     return f"{re.sub(r'[^A-Za-z0-9.-]+', '_', model_id)[:80]}-{sha256(identity.encode()).hexdigest()[:16]}"
 
 
 def identity_of(folder: Path, *more: str) -> str:
-    """Of a model's files as they are: names, sizes and times, and whatever `more` its caches depend on."""
+    """Return the identity of a model's files (names, sizes and times) and of `more` that its caches depend on."""
     stamps = sorted(
         (path.name, status.st_size, status.st_mtime_ns)
         for path in folder.iterdir()
@@ -275,7 +274,7 @@ def identity_of(folder: Path, *more: str) -> str:
 
 
 def encoded(piece: Piece, arrays: Arrays) -> tuple[bytes, list[memoryview]]:
-    """The header of a file, without its checksum, and the memory of its arrays, which nobody must change."""
+    """Return a file's header, with a zeroed checksum, and the memory of its arrays, which must not change."""
     metadata = {
         "sha256": "0" * 64,
         "format": FORMAT,
@@ -295,7 +294,7 @@ def encoded(piece: Piece, arrays: Arrays) -> tuple[bytes, list[memoryview]]:
 
 
 def decoded(content: bytes, piece: Piece) -> dict[str, mx.array] | None:
-    """The arrays of a whole file, if it is that of `piece` and nothing of it has changed."""
+    """Return the arrays of a whole file, or None unless it holds `piece` undamaged."""
     digest = content[DIGEST]
     if not content[8:].startswith(BEGIN) or _digest([content]) != digest:
         return None
@@ -314,7 +313,7 @@ def decoded(content: bytes, piece: Piece) -> dict[str, mx.array] | None:
 
 
 def _digest(parts: Sequence[bytes | memoryview]) -> bytes:
-    """Of a file's bytes, the place of its checksum zeroed."""
+    """Return the hash of a file's bytes with its checksum field zeroed."""
     first, *rest = parts
     digest = sha256(first[: DIGEST.start])
     digest.update(b"0" * 64)
@@ -325,7 +324,7 @@ def _digest(parts: Sequence[bytes | memoryview]) -> bytes:
 
 
 def _write(piece: Piece, path: Path, header: bytes, buffers: Sequence[memoryview]) -> _Written:
-    """By the thread that writes."""
+    """Write one file, on the writer thread."""
     nbytes = len(header) + sum(buffer.nbytes for buffer in buffers)
     begun = path.with_suffix(f".{os.getpid()}{PARTIAL}")
     try:
@@ -346,7 +345,7 @@ def _write(piece: Piece, path: Path, header: bytes, buffers: Sequence[memoryview
 
 
 def _piece_of(path: Path) -> Piece | None:
-    """Which piece a file is, as its header and its name say."""
+    """Return the piece of a file, or None unless its header and name agree on a valid one."""
     try:
         with os.fdopen(open_own(path), "rb") as file:
             header = file.read(min(int.from_bytes(file.read(8), "little"), MOST_HEADER_BYTES))

@@ -1,8 +1,8 @@
-"""Which beginnings of texts are kept: pieces of at most a block of tokens, found by a hash of all that stands before.
+"""Index of cached prefixes: pieces of at most one block of tokens, keyed by a hash of everything before them.
 
-Pure: nothing here knows what a piece holds. Keys are chained from a root that names the owner, so nobody finds what
-somebody else said. Whoever has a piece used everything before it too, so the least recently used one is an end, and a
-piece that others go on from is never dropped before them.
+Nothing here knows what a piece contains. Keys are chained from a root that names the owner, so owners never share
+entries. Using a block touches its whole chain, so the least recently used block is always a leaf, and a piece with
+successors is never dropped before them.
 """
 
 from array import array
@@ -14,29 +14,29 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 BLOCK_TOKENS = 256
 SHORTEST_TOKENS = 8
-"""What is shorter is not worth putting back."""
+"""Shortest prefix worth restoring, in tokens."""
 ROWS, STATE = "rows", "state"
-"""The two kinds of pieces: what layers keep of every token, and what they only know behind the last one."""
+"""Kinds of pieces: what layers keep of every token, and what they know only after the last one."""
 PIECE_BYTES = 1024
-"""What a piece takes beside its contents."""
+"""Overhead of a piece beside its contents, in bytes."""
 
 Content = TypeVar("Content")
 Name = tuple[str, bytes]
 
 
 def root(*words: str) -> bytes:
-    """Where chains begin that have nothing to do with those of other words."""
+    """Return the root key of the chains for these words, unrelated to any others."""
     return sha256(b"".join(sha256(word.encode()).digest() for word in words)).digest()
 
 
 def chained(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The key of what `tokens` lead to behind `parent`."""
+    """Return the key that `tokens` lead to from `parent`."""
     return sha256(parent + array("q", tokens).tobytes()).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """1 to `BLOCK_TOKENS` tokens behind `parent`."""
+    """One to `BLOCK_TOKENS` tokens that follow `parent`."""
 
     kind: str
     parent: bytes
@@ -60,8 +60,7 @@ class _Held(Generic[Content]):
 
 
 class Shelf(Generic[Content]):
-    """Pieces with their contents, at most `limit_bytes` of them, the least recently used first. `dropped` is told what
-    goes."""
+    """Pieces and their contents in LRU order, at most `limit_bytes`; `dropped` is called with each one removed."""
 
     def __init__(self, limit_bytes: int, dropped: Callable[[Piece, Content], None] = lambda _piece, _content: None):
         self.limit_bytes = limit_bytes
@@ -69,9 +68,9 @@ class Shelf(Generic[Content]):
         self._dropped = dropped
         self._held: dict[Name, _Held[Content]] = {}
         self._behind: dict[tuple[str, bytes, int], dict[Name, None]] = {}
-        """By kind, parent and first token."""
+        """Names of the pieces by kind, parent and first token."""
         self._count: dict[bytes, int] = {}
-        """How many pieces go on from a key."""
+        """Number of pieces that follow each key."""
 
     def __contains__(self, name: Name) -> bool:
         return name in self._held
@@ -86,16 +85,16 @@ class Shelf(Generic[Content]):
         return self._held[name].content if name in self._held else None
 
     def behind(self, kind: str, parent: bytes, first_token: int) -> list[Piece]:
-        """The pieces that go on from `parent` with that token."""
+        """Return the pieces that follow `parent` and begin with that token."""
         return [self._held[name].piece for name in self._behind.get((kind, parent, first_token), ())]
 
     def use(self, name: Name) -> None:
-        """Now it is the most recently used. Of a chain the last piece comes first."""
+        """Mark a piece as most recently used. For a chain, call it on the last piece first."""
         if name in self._held:
             self._held[name] = self._held.pop(name)
 
     def add(self, piece: Piece, content: Content, nbytes: int) -> None:
-        """Keep it, in place of the shorter ones that it begins with. What it takes was made room for."""
+        """Add a piece, replacing shorter ones that it begins with. The caller has made room for it."""
         self.remove(piece.name)
         for other in self.behind(piece.kind, piece.parent, piece.tokens[0]) if piece.kind == ROWS else ():
             if len(other.tokens) < len(piece.tokens) and piece.tokens[: len(other.tokens)] == other.tokens:
@@ -120,7 +119,7 @@ class Shelf(Generic[Content]):
         self._dropped(piece, held.content)
 
     def make_room(self, needed_bytes: int) -> None:
-        """Drop what nothing goes on from, the least recently used first, until so much fits."""
+        """Drop leaves, least recently used first, until `needed_bytes` fit."""
         while self.nbytes + needed_bytes > self.limit_bytes and self._held:
             ends = (name for name in self._held if name[0] == STATE or name[1] not in self._count)
             self.remove(next(ends))
@@ -130,19 +129,19 @@ class Shelf(Generic[Content]):
             self.remove(name)
 
     def oldest(self) -> list[tuple[Piece, Content]]:
-        """The least recently used piece, if there is one."""
+        """Return the least recently used piece and its content, as a list of at most one."""
         return [(held.piece, held.content) for held in islice(self._held.values(), 1)]
 
 
 class Trail(NamedTuple):
-    """What is known of a text: the `pieces` of its rows, of which its first `shared` tokens are."""
+    """The known beginning of a text: the `pieces` of its rows, which cover its first `shared` tokens."""
 
     pieces: tuple[Piece, ...]
     shared: int
 
 
 def walk(shelves: Sequence[Shelf[Any]], start: bytes, tokens: tuple[int, ...]) -> Trail:
-    """As far as the shelves together know the tokens behind `start`."""
+    """Follow the tokens after `start` as far as the shelves together know them."""
     pieces: list[Piece] = []
     shared = 0
     while shared + BLOCK_TOKENS <= len(tokens):
@@ -161,7 +160,7 @@ def walk(shelves: Sequence[Shelf[Any]], start: bytes, tokens: tuple[int, ...]) -
 
 
 def states_within(shelves: Sequence[Shelf[Any]], path: Trail, start: bytes, limit: int) -> Iterator[tuple[int, Piece]]:
-    """The states on a path, the farthest first, up to `limit` tokens: how many tokens each knows, and its piece."""
+    """Yield the states on a path up to `limit` tokens, longest first: the tokens each covers, and its piece."""
     for place in reversed(range(len(path.pieces))):
         parent, begin = (path.pieces[place - 1].key if place else start), place * BLOCK_TOKENS
         tokens = path.pieces[place].tokens[: max(0, min(path.shared, limit) - begin)]
@@ -176,7 +175,7 @@ def states_within(shelves: Sequence[Shelf[Any]], path: Trail, start: bytes, limi
 
 
 def shared_length(known: Sequence[int], wanted: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common prefix."""
     stop = min(len(known), len(wanted))
     if known[:stop] == wanted[:stop]:
         return stop

@@ -1,4 +1,4 @@
-"""What requests want of a forward besides tokens: log probabilities, and embeddings of their prompts."""
+"""Results of a forward other than tokens: log probabilities, and embeddings of prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from app.engine.runner import AloneRunner, Forward, Runner
 
 @dataclass(frozen=True)
 class Scores:
-    """Raw log probabilities of a forward: `chosen` [rows, slots]; in `top` the likeliest ids and their values [rows,
-    slots, k], if somebody wants any."""
+    """Raw log probabilities of a forward: `chosen` [rows, slots] and, if requested, the `top` ones.
+    `top` holds the likeliest ids and their values, [rows, slots, k] each."""
 
     chosen: mx.array
     top: tuple[mx.array, ...] = ()
@@ -31,15 +31,15 @@ class Scores:
 
     @cached_property
     def _chosen(self) -> Any:
-        """As numbers; waits for the device."""
+        """`chosen` as numbers; waits for the device."""
         return self.chosen.tolist()
 
     def confidences(self, row: int, count: int) -> tuple[float, ...]:
-        """Probabilities of what was chosen in the first `count` slots of a row."""
+        """Return the probabilities of the tokens chosen in the first `count` slots of a row."""
         return tuple(map(exp, self._chosen[row][:count]))
 
     def read(self, row: int, count: int, top: int) -> tuple[TokenLogprobs, ...]:
-        """Values of the first `count` slots of a row with its `top` likeliest tokens; waits for the device."""
+        """Return the first `count` slots of a row with their `top` likeliest tokens; waits for the device."""
         chosen = self._chosen[row][:count]
         if not self.top:
             return tuple(map(TokenLogprobs, chosen))
@@ -50,13 +50,13 @@ class Scores:
         )
 
     def read_all(self) -> tuple[TokenLogprobs, ...]:
-        """Everything of a forward of one row."""
+        """Return all slots of a forward of one row."""
         count, top = self.chosen.shape[1], self.top[0].shape[2] if self.top else 0
         return self.read(0, count, top)
 
 
 def score(logits: mx.array, drawn: mx.array, top: int) -> Scores:
-    """Log softmax (nat) of float32 `logits` [rows, slots, vocabulary] at `drawn` [rows, slots] and its `top` best."""
+    """Score float32 `logits` [rows, slots, vocabulary] by log softmax, in nats, at `drawn` [rows, slots] and `top`."""
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = (mx.take_along_axis(logits, drawn[..., None], axis=-1) - total)[..., 0]
     if top == 0:
@@ -68,18 +68,17 @@ def score(logits: mx.array, drawn: mx.array, top: int) -> Scores:
 
 
 class Pooling:
-    """Of the requests that want an embedding instead of an answer. Raises ModelUnavailable where a model's hidden
-    states are in no known place."""
+    """Pooled hidden states of embedding requests. Raises ModelUnavailable if the states are in no known place."""
 
     def __init__(self, runner: Runner, taps: Sequence[int]) -> None:
         self._runner = runner
         self._taps = tuple(taps)
         self._wanted: dict[str, str] = {}
         self._pooled: dict[str, tuple[mx.array, int]] = {}
-        """Sum of the states so far, or the last one, and how many there were."""
+        """Sum of the states so far, or the last one, and their number."""
 
     def admit(self, request: Request) -> None:
-        """A request begins; the first that wants an embedding lets forwards hand over their last hidden states."""
+        """Start a request; the first one for an embedding makes forwards return their final hidden states."""
         if not request.embeds:
             return
         if isinstance(self._runner, AloneRunner):
@@ -94,7 +93,7 @@ class Pooling:
         self._pooled.pop(request_id, None)
 
     def read(self, forward: Forward) -> list[mx.array]:
-        """Take what a forward put out; what comes back is to be evaluated with it."""
+        """Pool a forward's hidden states; return the arrays to evaluate with it."""
         if not self._wanted:
             return []
         for place, (name, width) in enumerate(zip(forward.sequence_ids, forward.widths, strict=True)):
@@ -106,7 +105,7 @@ class Pooling:
         return [pooled for pooled, _ in self._pooled.values()]
 
     def embedding(self, request_id: str) -> tuple[float, ...]:
-        """The pooled state, of length 1; empty for a request that wants none."""
+        """Return the pooled state as a unit vector; empty for a request that wants none."""
         if request_id not in self._pooled:
             return ()
         pooled, count = self._pooled[request_id]

@@ -1,8 +1,8 @@
-"""What a recurrent layer was fed during a verify forward, so that only its scan is run again.
+"""Records the inputs of recurrent layers during a verify forward, so that a rollback reruns only their scans.
 
 mlx-lm's models call a module-level function of `SCANS` and an `nn.Conv1d`; `attach` wraps both once, and nothing is
-kept unless a recording is open. Re-running the scan on the recorded inputs costs no matrix product (the idea of z-lab's
-MLX code for DFlash). A layer keeps one array for each convolution and scan, in the order in which they run.
+kept unless a recording is open. Rerunning a scan on recorded inputs costs no matrix product (an idea from z-lab's MLX
+code for DFlash). A layer keeps one array for each convolution and scan, in the order in which they run.
 """
 
 import inspect
@@ -18,8 +18,7 @@ from mlx import nn
 
 
 class Inputs(NamedTuple):
-    """Of a scan: its arguments with a place for each token, on which axis, and the name of the state that it goes on
-    from."""
+    """A scan's arguments with a position per token, the axis of those, and the name of the state it continues from."""
 
     tokens: tuple[str, ...]
     axis: int
@@ -35,20 +34,20 @@ SCANS: Mapping[str, Inputs] = {
 
 @dataclass(frozen=True)
 class Convolution:
-    """`fed` [rows, kernel - 1 + width, channels]."""
+    """Recorded input of a convolution, `fed` [rows, kernel - 1 + width, channels]."""
 
     fed: mx.array
     kernel: int
 
     def after(self, keep: Sequence[int]) -> mx.array:
-        """The state [rows, kernel - 1, channels] behind the first `keep[row]` fed tokens of each row."""
+        """Return the state [rows, kernel - 1, channels] after the first `keep[row]` fed tokens of each row."""
         places = mx.array(list(keep), dtype=mx.int32)[:, None] + mx.arange(self.kernel - 1, dtype=mx.int32)
         return mx.take_along_axis(self.fed, places[..., None], axis=1)
 
 
 @dataclass(frozen=True)
 class Scan:
-    """A call of one of the `SCANS`, by the names of its `parameters`."""
+    """A recorded call of one of the `SCANS`, arguments by name; `parameters` are the names it accepts."""
 
     run: Callable[..., Any]
     parameters: AbstractSet[str]
@@ -56,10 +55,10 @@ class Scan:
     arguments: Mapping[str, Any]
 
     def after(self, keep: Sequence[int]) -> mx.array:
-        """The state [rows, …] behind the first `keep[row]` fed tokens of each row.
+        """Return the state [rows, …] after the first `keep[row]` fed tokens of each row.
 
-        One row needs no mask: its inputs are cut. Several are masked, where the scan has a mask; `ssm_update` also
-        wants `lengths`.
+        One row needs no mask: its inputs are cut. Several are masked if the scan takes a mask (`ssm_update` also needs
+        `lengths`), else cut one by one.
         """
         if len(keep) == 1:
             return self._cut(0, keep[0])
@@ -74,7 +73,7 @@ class Scan:
         return state
 
     def _cut(self, row: int, size: int) -> mx.array:
-        """The state [1, …] of one row after `size` tokens."""
+        """Return the state [1, …] of one row after `size` tokens."""
         arguments, state = dict(self.arguments), self.arguments.get(self.inputs.state)
         if state is not None:
             arguments[self.inputs.state] = state = state[row : row + 1]
@@ -94,25 +93,25 @@ class Recording:
     """Convolutions and scans of one forward, in the order in which they ran; none unless `keeps`."""
 
     open: ClassVar["Recording | None"] = None
-    """That of the forward under way: the MLX thread is the only one that runs a model."""
+    """Recording of the forward in progress; a class variable because only the MLX thread runs models."""
     keeps: bool = False
     lengths: mx.array | None = None
-    """int32 [rows], the real tokens of each row, where rows are of uneven widths."""
+    """Real tokens of each row, int32 [rows]; None if all rows have the same width."""
     steps: list[Convolution | Scan] = field(default_factory=list)
 
     def fits(self, arrays: Sequence[int]) -> bool:
-        """Whether every state of layers with so many `arrays` was noted."""
+        """Return whether every state was recorded, given the number of state `arrays` per layer."""
         return len(self.steps) == sum(arrays)
 
     def replay(self, arrays: Sequence[int], keep: Sequence[int]) -> Iterator[tuple[mx.array, ...]]:
-        """By layer, its states after the first `keep[row]` fed tokens of each row; `arrays` counts them."""
+        """Yield each layer's states after the first `keep[row]` fed tokens of each row; `arrays` counts them."""
         steps = iter(self.steps)
         for count in arrays:
             yield tuple(next(steps).after(keep) for _ in range(count))
 
 
 class RecordingConv1d(nn.Conv1d):
-    """An `nn.Conv1d` that notes its input while a recording is open; parameters and results are unchanged."""
+    """An `nn.Conv1d` that records its input while a recording is open; parameters and results are unchanged."""
 
     def __call__(self, x: mx.array) -> mx.array:
         if Recording.open is not None and Recording.open.keeps:
@@ -121,7 +120,7 @@ class RecordingConv1d(nn.Conv1d):
 
 
 def attach(model: nn.Module) -> bool:
-    """Make the model's recurrent layers recordable. False: it has none of a known kind, so tokens are carried over."""
+    """Make recurrent layers recordable. Return False if none is of a known kind: then tokens are carried over."""
     recordable = False
     for _, module in model.named_modules():
         source = sys.modules[type(module).__module__]
@@ -137,7 +136,7 @@ def attach(model: nn.Module) -> bool:
 
 
 def _recorded(scan: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
-    """`scan`, noted while a recording is open; told how long rows are where the model does not say so itself."""
+    """Wrap `scan` to be recorded while a recording is open, and to get row lengths if the model does not pass them."""
     signature = inspect.signature(scan)
     parameters = frozenset(signature.parameters)
 
@@ -158,7 +157,7 @@ def _recorded(scan: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
 
 @contextmanager
 def recording(*, keeps: bool, lengths: mx.array | None) -> Iterator[Recording]:
-    """Watch the forwards that run inside."""
+    """Hold a recording open for the forwards that run inside."""
     Recording.open = record = Recording(keeps, lengths)
     try:
         yield record

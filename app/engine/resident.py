@@ -1,4 +1,4 @@
-"""One model that the pool holds: what it was promised, what it takes, and how it is told."""
+"""One model in the pool: its reservation, its actual memory use, and its description."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from app.engine.drafters import LoadedUnit
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """One model that is loading (`steps` is set; its engine warms up last) or ready (`engine` is set)."""
+    """A model that is loading (`steps` is set; its engine warms up last) or ready (`engine` is set)."""
 
     spec: ModelSpecification
     footprint: Footprint
     started: float
     last_used: float
     rows_bytes: int = 0
-    """What the caches of its rows were promised."""
+    """Bytes reserved for the caches of its rows."""
     steps: Generator[tuple[str, float], None, None] | None = None
     leases: int = 0
     leaving: bool = False
-    """It goes as soon as nobody has a lease."""
+    """Whether to evict it once its last lease ends."""
     unit: LoadedUnit | None = None
     engine: EnginePort | None = None
 
     @property
     def ready_engine(self) -> EnginePort | None:
-        """The engine once the load is over."""
+        """The engine, once the load is over."""
         return self.engine if self.steps is None else None
 
     @property
@@ -42,17 +42,17 @@ class Resident:
 
     @property
     def cache_bytes(self) -> int:
-        """What the caches of its rows really take."""
+        """Bytes that the caches of its rows actually take."""
         return self.engine.cache_bytes if self.engine else 0
 
     @property
     def row_bytes_held(self) -> int:
-        """What its rows were promised, or have."""
+        """Bytes reserved for its rows, or taken by them if that is more."""
         return max(self.rows_bytes, self.cache_bytes)
 
     @property
     def working_bytes(self) -> int:
-        """The reservation, or what is really there when caches outgrew it."""
+        """Bytes reserved, or actually held where caches outgrew the reservation."""
         return max(self.reserved_bytes, (self.unit.weights_bytes if self.unit else 0) + self.cache_bytes)
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class Resident:
             engine.close()
 
     def describe(self, *, pinned: bool, idle_seconds: float) -> LoadedModel:
-        """The state of this model; running and waiting requests are the scheduler's to fill in."""
+        """Return the state of this model; the scheduler fills in running and waiting requests."""
         engine, unit = self.engine, self.unit
         kept = engine.prefix_state if engine else PrefixState()
         return LoadedModel(

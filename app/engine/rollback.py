@@ -1,16 +1,16 @@
-"""Cache families, chosen once at load from what the model's own `make_cache` answers.
+"""Cache families, chosen once at load from what the model's own `make_cache` returns.
 
 trim      KVCache                     rewind = lower the row's length
-slice     RotatingKVCache             a lane with a window; a margin of older tokens stays, so rewinding is exact
-snapshot  ArraysCache (recurrent)     keep references; on partial acceptance run the recorded scan again, or carry over
+slice     RotatingKVCache             a lane with a window; a margin of older tokens is kept, so rewinding is exact
+snapshot  ArraysCache (recurrent)     keep references; on partial acceptance rerun the recorded scan, or carry over
 list      CacheList                   recurse
-alone     anything else               mlx-lm's own cache: one row, no drafts, and it says so
+alone     anything else               mlx-lm's own cache: one row, no drafts, reported as such
 
-Rows are left-aligned, with a length each and masks made from lengths. Short rows share one rectangle of buffers, a
-long one has buffers of its own, reserved once where its prompt is known. A forward covers the contiguous slots from the
-first to the last row that takes part; a row of the rectangle between them that does not (`inert`) only writes behind
-its own length, where nothing is read. Joining copies nothing, leaving moves at most one short row, a ragged rollback is
-host arithmetic. The classes speak mlx-lm's cache protocol, so its models run unchanged.
+Rows are left-aligned, each with its own length, and masks are made from lengths. Short rows share one rectangle of
+buffers; a long one has its own buffers, reserved once where its prompt is known. A forward covers the contiguous slots
+from the first to the last row that takes part; a row of the rectangle between them that does not (`inert`) only writes
+past its own length, where nothing is read. Joining copies nothing, leaving moves at most one short row, a ragged
+rollback is host arithmetic. The classes implement mlx-lm's cache protocol, so its models run unchanged.
 """
 
 from collections.abc import Sequence
@@ -25,23 +25,23 @@ from app.engine.attention import Cut, Packed, Parts, Pieces, quantised
 from app.engine.lanes import Lane, Placement, Selection, SlotTable
 
 MARGIN_TOKENS = 96
-"""Tokens kept behind a sliding window: more than the longest rewind (64 drafts and a carry-over)."""
+"""Tokens kept beyond a sliding window: more than the longest rewind (64 drafts and a carry-over)."""
 
 
 def copied(view: mx.array) -> mx.array:
-    """A copy in memory of its own; a contiguous view of an array that is up to 16 kB larger keeps this whole one."""
+    """Copy into separate memory: a contiguous view keeps its whole array if that is up to 16 kB larger."""
     return mx.contiguous(view * 1)
 
 
 class Buffer:
-    """What is kept of keys and values, at first of no rows."""
+    """Storage of keys and values, initially without rows."""
 
     def __init__(self) -> None:
         self.parts: list[mx.array] = [mx.zeros((0, 0, 0, 0))] * 2
         self.rows = self.positions = 0
 
     def write(self, lane: Lane, place: Placement, fresh: Parts) -> None:
-        """Write [rows, heads, width, any] behind each row's length."""
+        """Write [rows, heads, width, any] at the end of each row."""
         for row, begin, end in place.moves:
             self.copy(row, row, begin, end)
         if place.uniform:
@@ -56,7 +56,7 @@ class Buffer:
             part[rows, :, first : first + new.shape[2]] = new
 
     def resize(self, like: Parts, rows: int, positions: int) -> None:
-        """Make it so large; `like` those are what it holds or will hold."""
+        """Resize to `rows` and at least `positions`; `like` are arrays like those it holds or will hold."""
         size = (rows, -(-positions // GROWTH_STEP_TOKENS) * GROWTH_STEP_TOKENS)
         if size != (self.rows, self.positions):
             held = [None] * len(like) if self.empty else self.parts
@@ -64,11 +64,11 @@ class Buffer:
             self.rows, self.positions = size
 
     def read(self, row: slice, span: slice) -> Parts:
-        """Views of some positions of some rows."""
+        """Return views of some positions of some rows."""
         return [part[row, :, span] for part in self.parts]
 
     def copy(self, source: int, destination: int, begin: int, end: int) -> None:
-        """What lies at these positions of one row goes to the front of another."""
+        """Copy these positions of one row to the front of another."""
         self.put(slice(destination, destination + 1), 0, self.read(slice(source, source + 1), slice(begin, end)))
 
     @property
@@ -77,7 +77,7 @@ class Buffer:
 
 
 def _scatter(buffer: mx.array, fresh: mx.array, place: Placement, index: mx.array) -> mx.array:
-    """One indexed write for all rows; the buffer is donated, so its size costs nothing."""
+    """Write all rows at once by index; the buffer is donated, so its size costs nothing."""
     rows, first, last = buffer.shape[0], place.in_buffer.start, place.in_buffer.stop
     if first > 0 or last < rows:
         before = mx.zeros((first, *fresh.shape[1:]), fresh.dtype)
@@ -94,7 +94,7 @@ class SlotKV:
         self.shared = Buffer()
         self.own: dict[str, Buffer] = {}
         self.latent_reader: Any = None
-        """The attention of latents that was last called with this cache; None: it holds keys and values."""
+        """Latent attention that was last called with this cache; None if it holds keys and values."""
 
     @property
     def offset(self) -> int | mx.array:
@@ -102,7 +102,7 @@ class SlotKV:
 
     @property
     def keys(self) -> mx.array:
-        """Of the rectangle. Some models make them wait for other arrays (`mx.depends`), which changes nothing."""
+        """Keys of the rectangle. Some models make them wait for other arrays (`mx.depends`), which changes nothing."""
         return self.shared.parts[0]
 
     @keys.setter
@@ -111,12 +111,12 @@ class SlotKV:
 
     @property
     def values(self) -> mx.array:
-        """As `keys`."""
+        """Values of the rectangle."""
         return self.shared.parts[1]
 
     @values.setter
     def values(self, _: mx.array) -> None:
-        """A model that reads none sets them to zeros, lest a graph grow that nobody evaluates."""
+        """Zero the values: a model that reads none sets them, so that no graph grows that is never evaluated."""
         for buffer in (self.shared, *self.own.values()):
             buffer.parts[1] = mx.zeros_like(buffer.parts[0])
 
@@ -124,16 +124,15 @@ class SlotKV:
     def cut(self) -> Cut | None:
         return self.lane.table.cut
 
-    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:  # noqa: FBT001, FBT002, N803  mlx-lm calls it so
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:  # noqa: FBT001, FBT002, N803  mlx-lm's signature
         return self.lane.mask(N, return_array=return_array, window_size=window_size)
 
     def make_block_mask(self, width: int) -> mx.array | None:
-        """For a block whose tokens see one another in both directions."""
+        """Return the mask for a block whose tokens see one another in both directions."""
         return self.lane.block_mask(width)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Write [rows, heads, width, dimension] behind each row's length; read everything up to the longest row of each
-        buffer."""
+        """Append [rows, heads, width, dimension] to the rows; return all up to the longest row of each buffer."""
         places = self.lane.begin()
         for place in places:
             mine = (keys, values) if len(places) == 1 else (keys[place.rows], values[place.rows])
@@ -143,7 +142,7 @@ class SlotKV:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """What the forward under way reads; layers that share the keys of this one ask for them."""
+        """Return what the forward in progress reads; layers that share the keys of this one call it."""
         places, table = self.lane.begin(), self.lane.table
         if len(places) == 1:
             return self._shown(places[0])
@@ -153,7 +152,7 @@ class SlotKV:
         return (keys, values) if table.in_pieces else (keys.padded(rows), values.padded(rows))
 
     def _shown(self, place: Placement) -> tuple[Any, Any]:
-        """Keys and values of one buffer for attention: packed ones as they are where it can read them so."""
+        """Return keys and values of one buffer for attention, packed ones as they are if it can read them so."""
         table = self.lane.table
         parts = (self.own[place.name] if place.name else self.shared).read(place.in_buffer, slice(place.extent))
         if len(parts) == 2:
@@ -164,8 +163,8 @@ class SlotKV:
         return keys.whole(), values.whole()
 
     def _enlarged(self, name: str, like: Parts, rows: int, positions: int, reserved: int) -> Buffer:
-        """The buffer, large enough: by rows up to a power of two, by positions as was reserved, so that no prompt is
-        copied while it is read; beyond that `grown`."""
+        """Return the buffer, enlarged if needed: rows to a power of two, positions to the reservation, else to `grown`.
+        The reservation keeps a prompt from being copied while it is read."""
         buffer = self.own.setdefault(name, Buffer()) if name else self.shared
         if rows > buffer.rows or positions > buffer.positions or reserved > buffer.positions:
             rows = 1 << (max(rows, len(self.lane.table.slots_of(name))) - 1).bit_length()
@@ -174,14 +173,14 @@ class SlotKV:
         return buffer
 
     def part(self, sequence_id: str, slot: int) -> None:
-        """Give the row of the rectangle a buffer of its own, with what it holds."""
+        """Move a row of the rectangle, with its contents, to a buffer of its own."""
         held = self.lane.held(slot)
         if held > 0 and not self.shared.empty:
             mine = self.shared.read(slice(slot, slot + 1), slice(held))
             self._enlarged(sequence_id, mine, 1, held + 1, self.lane.reserved(sequence_id)).put(slice(1), 0, mine)
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Rows of the rectangle come from where `order` says; without rows it is freed."""
+        """Reorder the rectangle so that row i holds what row `order[i]` held; free it if it has no rows."""
         for slot, source in enumerate(order[: self.lane.table.shared]):
             if slot != source and not self.shared.empty and (held := self.lane.held(slot)) > 0:
                 self.shared.copy(source, slot, 0, held)
@@ -189,27 +188,27 @@ class SlotKV:
             self.shared = Buffer()
 
     def shrink(self) -> None:
-        """Give back what is more than half of the rectangle and nobody's."""
+        """Shrink the rectangle if at least half of it is unused."""
         longest = max(self.lane.longest(""), self.lane.reserved(""))
         rows, positions = 1 << max(0, self.lane.table.shared - 1).bit_length(), grown(longest)
         if 2 * rows * max(positions, GROWTH_STEP_TOKENS) <= self.shared.rows * self.shared.positions:
             self.shared.resize(self.shared.parts, rows, positions)
 
     def write_row(self, slot: int, parts: Parts, first: int = 0) -> None:
-        """Put [1, heads, n, any] at the buffer positions of the row from `first` on."""
+        """Write [1, heads, n, any] at the row's buffer positions from `first` on."""
         if size := parts[0].shape[2]:
             name, row = self._seat(slot)
             buffer = self._enlarged(name, parts, row + 1, first + size, self.lane.reserved(name))
             buffer.put(slice(row, row + 1), first, parts)
 
     def read_span(self, slot: int, start: int, stop: int) -> Parts:
-        """Views [1, heads, n, any] of what is left of the positions `start` to `stop`: the last n of them."""
+        """Return views [1, heads, n, any] of the positions `start` to `stop` still held: the last n of them."""
         base, (name, row) = self.lane.base(slot), self._seat(slot)
         span = slice(max(0, start - base), max(0, stop - base))
         return (self.own.get(name, Buffer()) if name else self.shared).read(slice(row, row + 1), span)
 
     def _seat(self, slot: int) -> tuple[str, int]:
-        """Whose buffer a slot's row lies in, and where in it."""
+        """Return the owner of the buffer of a slot's row ("" for the rectangle), and the row's index in it."""
         table = self.lane.table
         return ("", slot) if slot < table.shared else (table.names[slot], 0)
 
@@ -239,25 +238,25 @@ def _lengthened(buffer: mx.array | None, like: mx.array, size: tuple[int, int]) 
 
 
 class ChunkedSlotKV(SlotKV):
-    """Of a layer that sees the chunk that a token is in: a window of that size holds it, and the model masks the rest.
+    """Cache of a layer that sees the chunk a token is in: a window of that size holds it, and the model masks the rest.
 
-    The model makes one mask for all rows from plain numbers, so each row has to run by itself.
+    The model makes one mask for all rows from plain numbers, so each row has to run separately.
     """
 
     @property
     def start_position(self) -> int:
-        """Position of the first token that the selected row's buffer holds."""
+        """Position of the first token in the selected row's buffer."""
         self.lane.begin()
         return self.lane.base(self.lane.table.selection.first)
 
     def maybe_trim_front(self) -> None:
-        """The lane moves what lies too far back."""
+        """Do nothing: the lane drops what is too far back."""
 
 
 class SlotState(mlx_cache.ArraysCache):
-    """Recurrent states of one layer: arrays [rows, …] that nobody changes, so a reference is a snapshot.
+    """Recurrent states of one layer: arrays [rows, …] that are never modified, so a reference is a snapshot.
 
-    `store` has none before the first forward, and never a row behind the last sequence: what is missing is zero.
+    `store` is empty before the first forward, and has no rows past the last sequence: missing rows are zero.
     """
 
     def __init__(self, size: int) -> None:
@@ -268,18 +267,18 @@ class SlotState(mlx_cache.ArraysCache):
     def begin(self, selection: Selection, widths: Sequence[int]) -> None:
         """Show the model the selected rows; `widths` are their real token counts inside the padded rectangle."""
         self.store = tuple(_grown(rows, selection.stop) for rows in self.store)
-        begun = any(selection.lengths)  # to some models nothing yet is not the same as zero
+        begun = any(selection.lengths)  # some models treat no state and a zero state differently
         shown = [rows[selection.first : selection.stop] for rows in self.store] if begun else []
         self.cache: list[Any] = shown or [None] * self.size
         ragged = any(width != selection.width for width in widths)
         self.lengths = mx.array(list(widths), dtype=mx.int32) if ragged else None
 
     def fed(self) -> tuple[mx.array, ...]:
-        """What the forward under way leaves: the states of its rows when everything stays."""
+        """Return the states that the forward in progress leaves if everything is kept."""
         return tuple(array for array in self.cache if array is not None)
 
     def commit(self, selection: Selection, live: Sequence[bool], states: Sequence[mx.array]) -> None:
-        """Keep `states` of the live rows; an inert row keeps what it had."""
+        """Store `states` of the live rows; inert rows keep theirs."""
         if not all(live):
             wanted = mx.array(list(live))
             held = [rows[selection.first : selection.stop] for rows in self.store] or map(mx.zeros_like, states)
@@ -289,11 +288,11 @@ class SlotState(mlx_cache.ArraysCache):
         self.cache = list(self.store)
 
     def read_row(self, slot: int) -> tuple[mx.array, ...]:
-        """A copy [1, …] of each array; none when the row has not run yet."""
+        """Copy each array [1, …]; return none if the row has not run yet."""
         return tuple(copied(rows[slot : slot + 1]) for rows in self.store if slot < len(rows))
 
     def write_row(self, slot: int, arrays: Sequence[mx.array]) -> None:
-        """The rows from `slot` on become `arrays` [n, …]."""
+        """Replace the rows from `slot` on with `arrays` [n, …]."""
         stop = slot + max(map(len, arrays), default=0)
         if slot > 0 or any(len(old) > stop for old in self.store):
             rows = zip(self.store or [fresh[:0] for fresh in arrays], arrays, strict=True)
@@ -302,7 +301,7 @@ class SlotState(mlx_cache.ArraysCache):
         self.store = tuple(arrays)
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Each row becomes what `order` names for it."""
+        """Reorder so that row i holds what row `order[i]` held."""
         have = len(self.store[0]) if self.store else 0
         if list(order[:have]) != list(range(have)):
             index = mx.array(list(order), dtype=mx.int32)
@@ -311,13 +310,13 @@ class SlotState(mlx_cache.ArraysCache):
 
 
 def _grown(rows: mx.array, count: int) -> mx.array:
-    """`rows` [any, …] with so many more, all zero, that there are `count`."""
+    """Pad `rows` [any, …] with zeros to `count` rows."""
     missing = count - len(rows)
     return rows if missing <= 0 else mx.concatenate([rows, mx.zeros((missing, *rows.shape[1:]), rows.dtype)])
 
 
 def _alike(first: mx.array, second: mx.array) -> tuple[mx.array, mx.array]:
-    """Both with as many places for each row: a state that is still growing gets zeros in front."""
+    """Pad both to the same row shape: a state that is still growing gets zeros in front."""
     if first.shape[1:] == second.shape[1:]:
         return first, second
     sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
@@ -330,7 +329,7 @@ def _alike(first: mx.array, second: mx.array) -> tuple[mx.array, mx.array]:
 
 @dataclass
 class Caches:
-    """All caches of one model, as the model wants them (`layers`) and by family."""
+    """All caches of one model, as the model expects them (`layers`) and by family."""
 
     table: SlotTable
     layers: list[Any]
@@ -352,25 +351,25 @@ class Caches:
         return sum(array.nbytes for array in self.arrays())
 
     def read_span(self, sequence_id: str, start: int, stop: int) -> tuple[Parts, ...]:
-        """By KV layer what is kept, [1, heads, n, any], of the positions `start` to `stop` that it still holds: the
-        last n of them, n = 0 where its window has passed on.
+        """Return the positions `start` to `stop` still held, by KV layer: the last n, [1, heads, n, any].
 
-        Lazy views: copy (`copied`) and evaluate them before the next forward, or its write copies the buffers.
+        Where a window has passed on, n = 0. These are lazy views: copy (`copied`) and evaluate them before the next
+        forward, or its write copies the buffers.
         """
         slot = self.table.slots[sequence_id]
         return tuple(cache.read_span(slot, start, stop) for cache in self.kv)
 
     def write_span(self, sequence_id: str, start: int, spans: Sequence[Parts], *, stop: int | None = None) -> None:
-        """Put back what `read_span` gave, in the order of positions; the row is `stop` tokens long then.
+        """Write back what `read_span` returned, in the order of positions; the row then has `stop` tokens.
 
-        `stop` is where all the spans end: `start` plus the longest unless said, as where no layer holds all of it.
-        Layers that hold less than that forget what lies before their gap: a window has passed on.
+        All spans end at `stop`, by default `start` plus the longest; pass it where no layer holds the whole range.
+        Layers that hold less drop what precedes their gap: their window has passed.
         """
         slot, length = self.table.slots[sequence_id], self.table.length(sequence_id)
         sizes = [span[0].shape[2] for span in spans]
         stop = start + max(sizes, default=0) if stop is None else stop
         for cache, size, span in zip(self.kv, sizes, spans, strict=True):
-            if stop - size > length and len(span[0]):  # a layer that never writes has no rows: its lane is others' too
+            if stop - size > length and len(span[0]):  # a layer that never writes has no rows but shares its lane
                 cache.lane.set_base(slot, stop - size)
         for cache, size, span in zip(self.kv, sizes, spans, strict=True):
             cache.write_row(slot, span, stop - size - cache.lane.base(slot))
@@ -381,14 +380,14 @@ class Caches:
         self._reorder(self.table.claim(sequence_id, reserve_tokens, bits))
 
     def release(self, sequence_id: str) -> None:
-        """Free the row; of those that share a rectangle the last one moves into the hole."""
+        """Free the row; the last row of the rectangle moves into a hole there."""
         self._reorder(self.table.release(sequence_id))
         for cache in self.kv:
             cache.own.pop(sequence_id, None)
             cache.shrink()
 
     def part(self, sequence_id: str) -> None:
-        """Give a row of the rectangle buffers of its own."""
+        """Move a row of the rectangle to buffers of its own."""
         for cache in self.kv:
             cache.part(sequence_id, self.table.slots[sequence_id])
         self._reorder(self.table.part(sequence_id))
@@ -402,7 +401,7 @@ class Caches:
 
 
 class UnknownCacheError(Exception):
-    """The model keeps a cache class that no family covers."""
+    """The model uses a cache class that no family covers."""
 
 
 def make_caches(
@@ -412,7 +411,7 @@ def make_caches(
     chunk_tokens: int = 512,
     shared_tokens: int = SHARED_TOKENS,
 ) -> Caches:
-    """Slot caches in the shape that the model's own `make_cache` has. Raises UnknownCacheError."""
+    """Make slot caches in the structure of the model's own `make_cache`. Raises UnknownCacheError."""
     caches = Caches(table=SlotTable(shared_tokens), layers=[])
 
     def convert(original: Any) -> Any:

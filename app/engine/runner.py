@@ -1,6 +1,6 @@
-"""One model with its caches: forwards over chosen rows, then a commit that says how much of them stays.
+"""Runs one model over its caches: a forward over chosen rows, then a commit of how many tokens to keep.
 
-Every forward is a transaction: the lengths move only in `commit`, so what was written and not kept is never read.
+Every forward is a transaction: lengths change only in `commit`, so what was written and not kept is never read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,33 +24,33 @@ from app.engine.recording import Recording, attach, recording
 from app.engine.rollback import MARGIN_TOKENS, Caches, UnknownCacheError, make_caches
 
 PROBE = (((1, 2, 3, 4, 5, 6, 7, 8, 9, 10), (5, 6, 8, 9, 10)), ((21, 22, 23, 24, 25, 26), (0, 4, 5, 6, 6)))
-"""Tokens of each row of the probe, and how many of them have been fed after each of its forwards: one row reads by
-itself, another one joins it with more tokens, both go on, and one is by itself again."""
+"""Tokens of each probe row, and how many have been fed after each forward: one row runs alone, another one joins with
+more tokens, both continue, and one runs alone again."""
 PROBE_REJECTS: tuple[tuple[int, ...], ...] = ((), (9,), (), (), ())
-"""What the first row is fed on top in each of these forwards: a draft that does not stay."""
+"""Drafts fed in addition to the first row in each of these forwards, then rejected."""
 
 LARGEST_ERROR, LARGEST_HALF_ERROR = 0.01, 0.15
-"""Of logits, relative, in float32 and below: kernels change with the number of rows and tokens, and deep models and
-routers add to that; families that go wrong are off by 0.27 to 1.2."""
+"""Tolerated relative error of logits in float32 and in half precision: kernels change with the number of rows and
+tokens, and deep models and routers amplify that; broken families are off by 0.27 to 1.2."""
 DISTURBED_LATER = frozenset({"mlx_lm.models.minimax_m3_vl"})
-"""Whose rows disturb one another only in contexts longer than a probe: it picks blocks of keys by places counted from
-the longest row's end."""
+"""Modules whose rows disturb one another only in contexts longer than the probe: this one picks blocks of keys by
+position from the longest row's end."""
 
 UNSOUND = {"mlx_lm.models.phi3small": "mlx-lm lets its tokens see later ones of the same forward"}
-"""Whose answers depend on how their tokens are cut into forwards, and why."""
+"""Modules whose answers depend on how tokens are split into forwards, and why."""
 
 StateRow = tuple[tuple[mx.array, ...], ...]
 """Recurrent states, by layer."""
 
 
 def padded(rows: Sequence[Sequence[int]], width: int = 0) -> mx.array:
-    """int32 [rows, width] of token ids; `width` is at least the longest row's."""
+    """Return token ids as int32 [rows, width]; `width` is at least the longest row's."""
     width = max(width, *(len(row) for row in rows))
     return mx.array([[*row, *[0] * (width - len(row))] for row in rows], dtype=mx.int32)
 
 
 def last_of(values: mx.array, widths: Sequence[int]) -> mx.array:
-    """[rows, 1, size]: of `values` [rows, width, size] what stands at the last real place of each row."""
+    """Return [rows, 1, size]: `values` [rows, width, size] at the last real position of each row."""
     if values.shape[1] == 1:
         return values
     return mx.take_along_axis(values, mx.array(list(widths), dtype=mx.int32)[:, None, None] - 1, axis=1)
@@ -58,7 +58,7 @@ def last_of(values: mx.array, widths: Sequence[int]) -> mx.array:
 
 @dataclass(frozen=True)
 class Forward:
-    """A launched forward: where each row lies in it and how many tokens each was really fed."""
+    """A launched forward: the position of each row in it and how many real tokens each was fed."""
 
     selection: Selection
     sequence_ids: tuple[str, ...]
@@ -69,15 +69,15 @@ class Forward:
     starts: tuple[int, ...] = ()
     """Cached length of each row before this forward."""
     states: StateRow = ()
-    """The recurrent states of all rows when everything fed stays, by layer."""
+    """Recurrent states of all rows, by layer, if everything fed is kept."""
     parts: "tuple[Forward, ...]" = ()
-    """Its rows, where each one ran by itself."""
+    """One forward for each row, where rows ran separately."""
 
 
 class Runner:
     """Runs one model over slot caches. All calls come from the MLX thread.
 
-    A drafter that reads hidden states is no model that mlx-lm knows: `probe` False trusts the caches it asks for.
+    `probe` False trusts the caches a model asks for: mlx-lm cannot run a drafter that reads hidden states.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class Runner:
         self.caches.table.cut = cut_for(gpu_architecture())
         self.caches.table.packed_queries = packed_queries_for(gpu_architecture())
         self.quantisation: Quantisation = WHOLE
-        """Of the rows of requests, as they are admitted."""
+        """Quantisation of rows, applied as requests are admitted."""
         self.recordable = bool(self.caches.states) and attach(model)
         self.gapped: set[str] = set()
         """Sequences whose rows lack positions before their last one."""
         self.rows_apart = False
-        """Whether rows disturb one another in this model, so that each one runs by itself."""
+        """Whether rows disturb one another in this model, so that each runs separately."""
         self._taps = Taps(model, ())
         if probe:
             self._probe()
@@ -110,8 +110,8 @@ class Runner:
     def _probe(self) -> None:
         """Compare two rows of uneven widths, and what follows a rejected draft, with mlx-lm's own forward of each row.
 
-        Where they disagree, rows run apart, or accepted tokens are carried over. Raises UnknownCacheError when a row by
-        itself gets another answer too.
+        If they disagree, rows run separately or accepted tokens are carried over. Raises UnknownCacheError if even a
+        row on its own gets a different answer.
         """
         if reason := UNSOUND.get(type(self.model).__module__, ""):
             raise UnknownCacheError(reason)
@@ -126,14 +126,14 @@ class Runner:
         raise UnknownCacheError(reason)
 
     def _probe_pieces(self, wanted: Sequence[mx.array]) -> None:
-        """Whether attention may be called for each buffer by itself; else keys and values are padded to one array."""
+        """Find out whether attention may be called once per buffer; else keys and values are padded into one array."""
         if not self.rows_apart:
             self.caches.table.in_pieces = True
             self.caches.table.in_pieces = not self._misfit(wanted, parted=True)
 
     def _misfit(self, wanted: Sequence[mx.array], *, parted: bool = False) -> str:
-        """How the rows of the probe get another answer than `wanted`, logits [tokens, vocabulary] of each; "" when they
-        get the same. `parted`: they lie in buffers of their own."""
+        """Return how the probe's rows differ from `wanted`, logits [tokens, vocabulary] of each; "" if they do not.
+        `parted` puts the rows into buffers of their own."""
         names = [f"probe {row}" for row in range(len(PROBE))]
         for name in names:
             self.claim(name)
@@ -165,7 +165,7 @@ class Runner:
         return "" if distance < limit else f"slot caches change the model's answer by {distance:.3g}"
 
     def tap(self, layer_ids: Sequence[int]) -> None:
-        """Let every forward from now on hand over the output of these layers."""
+        """Make every forward from now on return the output of these layers."""
         self._taps = Taps(self.model, layer_ids)
 
     @property
@@ -175,16 +175,16 @@ class Runner:
 
     @property
     def exact(self) -> bool:
-        """Whether a row can only be put back where a copy was taken: not at every token, as attention layers can."""
+        """Whether a row can be restored only where a copy was taken, not at every token as in attention layers."""
         return bool(self.caches.states) or any(window is not None for window in self.caches.lanes)
 
     def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> None:
-        """A row for the sequence, whose buffers get room for so many tokens with its first forward; with `bits` its
-        keys and values are quantised, each token's by itself as it is written."""
+        """Claim a row with room for `reserve_tokens` from its first forward on.
+        With `bits`, keys and values are quantised as they are written, each token on its own."""
         self.caches.claim(sequence_id, reserve_tokens, bits)
 
     def settle(self) -> None:
-        """Between steps, rows that have become long get buffers of their own."""
+        """Give rows that have become long buffers of their own; call it between steps."""
         for sequence_id in self.caches.table.outgrown:
             self.caches.part(sequence_id)
 
@@ -202,7 +202,7 @@ class Runner:
         return self.caches.table.length(sequence_id)
 
     def ordered(self, sequence_ids: Sequence[str]) -> list[str]:
-        """The ids in slot order, the order in which rows lie in a forward."""
+        """Return the ids in slot order, the order of rows in a forward."""
         return sorted(sequence_ids, key=self.caches.table.slots.__getitem__)
 
     def forward(
@@ -214,10 +214,10 @@ class Runner:
         record: bool = False,
         call: Callable[..., mx.array] | None = None,
     ) -> tuple[mx.array, Forward]:
-        """Feed int32 `tokens` [rows, width]; logits [rows, width, vocabulary] come back lazily, in the same order.
+        """Feed int32 `tokens` [rows, width]; return lazy logits [rows, width, vocabulary] and the forward.
 
-        `sequence_ids` are in slot order. With `record`, recurrent scans are kept for a partial commit. `call` runs
-        instead of the model (another verb of a drafter's module) and is fed whatever rows it wants.
+        `sequence_ids` and all arrays are in slot order. `record` keeps recurrent scans for a partial commit. `call`
+        runs in place of the model (another method of a drafter's module), on inputs of whatever shape it takes.
         """
         if self.rows_apart and len(sequence_ids) > 1:
             return self._forward_apart(sequence_ids, tokens, widths, record=record)
@@ -246,7 +246,7 @@ class Runner:
         return logits, Forward(selection, tuple(sequence_ids), tuple(widths), kept, features, starts, states)
 
     def _watching(self, widths: Sequence[int], width: int, *, record: bool) -> AbstractContextManager[Recording]:
-        """Around the model's call: what its scans are told about rows of these `widths`, and whether they are kept."""
+        """Return the context for the model's call, which gives its scans the rows' `widths` and may record them."""
         keeps = record and self.recordable
         ragged = bool(self.caches.states) and any(size != width for size in widths)
         if not (keeps or ragged):
@@ -256,7 +256,7 @@ class Runner:
     def _forward_apart(
         self, sequence_ids: Sequence[str], tokens: mx.array, widths: Sequence[int], *, record: bool
     ) -> tuple[mx.array, Forward]:
-        """One row after the other; what they put out is padded to one rectangle."""
+        """Run one row after the other; their outputs are padded to one rectangle."""
         rows = enumerate(zip(sequence_ids, widths, strict=True))
         ran = [
             self.forward([name], tokens[row : row + 1, :width], [width], record=record) for row, (name, width) in rows
@@ -276,10 +276,10 @@ class Runner:
         return rectangle([logits for logits, _ in ran]), whole
 
     def commit(self, forward: Forward, keep: Sequence[int]) -> list[int]:
-        """Keep the first `keep[row]` tokens of each row. The answer is what was kept: 0 where tokens are carried over.
+        """Keep the first `keep[row]` tokens of each row; return how many were kept, 0 where tokens are carried over.
 
-        Rows of attention layers just get their new length. Recurrent states that hold too much are scanned again
-        from the recording; without one they go back to before the forward, and so does the row.
+        Rows of attention layers just get their new length. Recurrent states that went too far are scanned again from
+        the recording; without one, they and the row return to before the forward.
         """
         if forward.parts:
             return [self.commit(part, [size])[0] for part, size in zip(forward.parts, keep, strict=True)]
@@ -309,7 +309,7 @@ class Runner:
         return keep
 
     def skip(self, sequence_id: str, length: int) -> None:
-        """Go on at position `length` although nothing is cached for the positions before it: they are not seen."""
+        """Continue at position `length`, leaving a gap: positions without cached entries are not attended to."""
         table = self.caches.table
         slot = table.slots[sequence_id]
         if length > table.lengths[slot]:
@@ -319,7 +319,7 @@ class Runner:
         table.lengths[slot] = length
 
     def rewind(self, sequence_id: str, length: int) -> None:
-        """Forget the row's tokens from `length` on; recurrent states stay as they are until `restore_rows`."""
+        """Drop the row's tokens from `length` on; recurrent states are unchanged until `restore_rows`."""
         table = self.caches.table
         slot = table.slots[sequence_id]
         table.lengths[slot] = min(table.lengths[slot], length)
@@ -330,16 +330,16 @@ class Runner:
             self.release(name)
 
     def arrays(self) -> list[Any]:
-        """All that its caches hold."""
+        """Return all arrays in its caches."""
         return self.caches.arrays()
 
     def state_row(self, sequence_id: str) -> StateRow:
-        """A copy of the row's recurrent states."""
+        """Copy the row's recurrent states."""
         slot = self.caches.table.slots[sequence_id]
         return tuple(state.read_row(slot) for state in self.caches.states)
 
     def state_rows(self) -> list[tuple[mx.array, ...]]:
-        """References to all recurrent states, by layer: a free snapshot."""
+        """Return references to all recurrent states, by layer: a free snapshot."""
         return [state.store for state in self.caches.states]
 
     def restore_rows(self, snapshots: Sequence[Sequence[tuple[mx.array, ...]]], choice: Mapping[int, int]) -> None:
@@ -354,8 +354,8 @@ class Runner:
 
 
 def _distance(told: mx.array, alone: mx.array) -> float:
-    """The relative error of logits [tokens, vocabulary] at the worst token, for which no single outlier decides; equal
-    infinities differ by nothing, and what all logits have in common by nothing either."""
+    """Return the relative error of logits [tokens, vocabulary] at the worst token, a norm, so that no outlier decides.
+    Equal infinities, and an offset common to all logits, count as no difference."""
     finite = mx.isfinite(alone)
     error, size = (mx.where(finite, each, 0.0).astype(mx.float32) for each in (told - alone, alone))
     error, size = (each - mx.mean(each, axis=-1, keepdims=True) for each in (error, size))
@@ -364,7 +364,7 @@ def _distance(told: mx.array, alone: mx.array) -> float:
 
 
 class AloneRunner(Runner):
-    """Of a model whose caches no family covers: its own ones, one sequence at a time, and every token fed stays."""
+    """Runner for a model with unsupported caches: its own ones, one sequence at a time, and every fed token is kept."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -373,7 +373,7 @@ class AloneRunner(Runner):
         self.quantisation = WHOLE
 
     def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> None:
-        """Raises RuntimeError when the one row is taken."""
+        """Claim the only row. Raises RuntimeError if it is taken."""
         if self.caches.table.slots:
             raise RuntimeError("this model decodes one request at a time")
         self.caches.table.claim(sequence_id, reserve_tokens, bits)

@@ -1,10 +1,10 @@
 """From logits to tokens: one rule for every row, keyed by (request seed, output position).
 
-`x = argmax(logits + gumbel(key(seed, position)))` is a draw from softmax(logits) (the Gumbel-max trick); at
-temperature 0 it is argmax. The noise depends on nothing else, so the text is the same alone or in a batch, with or
-without drafts, and a drafter that draws with the same key agrees as often as the distributions allow
-(arXiv 2408.07978). A salt makes streams of noise that are independent of the target's own: rejection sampling draws its
-drafts and its acceptances with them, and whether a held answer begins with reasoning is drawn with one.
+`x = argmax(logits + gumbel(key(seed, position)))` is a draw from softmax(logits) (the Gumbel-max trick); at temperature
+0 it is argmax. The noise depends on nothing else, so the text is the same alone or in a batch, with or without drafts,
+and a drafter that draws with the same key agrees as often as the distributions allow (arXiv 2408.07978). A salt yields
+noise streams independent of the target's: rejection sampling draws its drafts and acceptances with them, and a
+constrained answer draws whether it begins with reasoning.
 """
 
 from collections.abc import Sequence
@@ -20,21 +20,20 @@ DRAFT_SALT = 0xA24BAED4963EE407
 ACCEPTANCE_SALT = 0x9FB21C651E98DF25
 OPENING_SALT = 0xD6E8FEB86659FD93
 CACHED_LOGITS = 3 << 19
-"""A CPU draws for so many at a time: what they need (6 MB an array) stays in its cache from one pass to the next."""
+"""Logits that a CPU draws from at a time, so that the arrays involved (6 MB each) stay in its cache between passes."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
 class TokenCounts:
-    """How often one row has each token, kept on the device: a step brings its new tokens and no other. These are
-    accepted ones only, so nothing is ever taken back."""
+    """Counts of one row's accepted tokens, kept on the device: a step adds its new ones, and nothing is ever undone."""
 
     def __init__(self) -> None:
         self._read = 0
         self._counts = mx.zeros((2, 0))
 
     def of(self, row: "SampledRow", vocabulary: int) -> tuple[mx.array, mx.array]:
-        """float32 [vocabulary] each: in the prompt and in the output, as far as the host knows it."""
+        """Return counts in the prompt and in the output as known to the host, float32 [vocabulary] each."""
         if self._counts.shape[1] != vocabulary:
             self._read, self._counts = 0, mx.zeros((2, vocabulary))
         if fresh := list(row.tokens[self._read :]):
@@ -45,17 +44,17 @@ class TokenCounts:
 
 
 class SampledRow(NamedTuple):
-    """What drawing for one row needs: its parameters, its prompt and output so far, and where its output stands."""
+    """Input for drawing one row's tokens: its parameters, its prompt and output so far, and its output position."""
 
     parameters: SamplingParameters
     tokens: Sequence[int]
     prompt_length: int
     pending: int = 0
-    """Tokens of this row that are drawn but not yet read by the host (one while a forward is launched ahead)."""
+    """Number of tokens drawn but not yet read by the host (one while a forward is launched ahead)."""
     salt: int = 0
-    """Which stream of noise it draws with; 0 is the target's own."""
+    """Noise stream to draw with; 0 is the target's own."""
     counts: TokenCounts | None = None
-    """Its own from step to step, where it is penalised; else they are made anew."""
+    """Counts of a penalised row, kept from step to step; None counts from scratch."""
 
     @property
     def position(self) -> int:
@@ -64,7 +63,7 @@ class SampledRow(NamedTuple):
 
 
 def noise_key(seed: int, position: int, salt: int = 0) -> tuple[int, int]:
-    """Two words of 32 bits from splitmix64 (Steele, Lea, Flood 2014) of the seed, the output position and a salt."""
+    """Return two 32-bit words from splitmix64 (Steele, Lea, Flood 2014) of the seed, the output position and a salt."""
     value = (seed * _GOLDEN + (position + 1) * 0xD1B54A32D192ED03 & _MASK) ^ salt
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -73,7 +72,7 @@ def noise_key(seed: int, position: int, salt: int = 0) -> tuple[int, int]:
 
 
 def noise_keys(rows: Sequence[SampledRow], slots: int, *, salt: int = 0) -> mx.array:
-    """uint32 [rows, slots, 2]; slot i belongs to output position `row.position + i`."""
+    """Return keys uint32 [rows, slots, 2]; slot i belongs to output position `row.position + i`."""
     keys = [
         [noise_key(row.parameters.seed, position, row.salt ^ salt) for position in range(start, start + slots)]
         for row in rows
@@ -83,14 +82,14 @@ def noise_keys(rows: Sequence[SampledRow], slots: int, *, salt: int = 0) -> mx.a
 
 
 def gumbel_noise(keys: mx.array, vocabulary: int) -> mx.array:
-    """float32 [rows, slots, vocabulary] of standard Gumbel noise, by `keys` uint32 [rows, slots, 2]."""
+    """Return standard Gumbel noise float32 [rows, slots, vocabulary] for `keys` uint32 [rows, slots, 2]."""
     draw = mx.vmap(lambda key: mx.random.gumbel((vocabulary,), key=key))
     noise: mx.array = draw(keys.reshape(-1, 2))
     return noise.reshape(*keys.shape[:2], vocabulary)
 
 
 def unit_noise(keys: mx.array) -> mx.array:
-    """float32 [rows, slots], uniform in (0, 1] and never 0, by `keys` uint32 [rows, slots, 2]."""
+    """Return noise float32 [rows, slots], uniform in (0, 1] and never 0, for `keys` uint32 [rows, slots, 2]."""
     draw = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))
     below_one: mx.array = draw(keys.reshape(-1, 2))
     return 1.0 - below_one.reshape(keys.shape[:2])
@@ -99,8 +98,8 @@ def unit_noise(keys: mx.array) -> mx.array:
 def adjust(logits: mx.array, rows: Sequence[SampledRow], fed: mx.array | None) -> mx.array:
     """Apply logit bias and penalties per slot, each with the drafts before it as prefix.
 
-    `logits` float32 [rows, slots, vocabulary]; `fed` int32 [rows, n] are tokens that the host has not in
-    `row.tokens` yet: slot i of a row has seen the first `row.pending + i` of them.
+    `logits` float32 [rows, slots, vocabulary]; `fed` int32 [rows, n] are tokens not in `row.tokens` yet, of which slot
+    i of a row has seen the first `row.pending + i`.
     """
     if not any(_adjusts(row.parameters) for row in rows):
         return logits
@@ -118,7 +117,7 @@ def _adjusts(parameters: SamplingParameters) -> bool:
 
 
 def penalises(parameters: SamplingParameters) -> bool:
-    """Whether it matters which tokens a row has."""
+    """Return whether the logits depend on the row's tokens."""
     return (
         parameters.repetition_penalty != 1.0
         or parameters.presence_penalty != 0.0
@@ -130,7 +129,7 @@ def _adjust_row(logits: mx.array, row: SampledRow, fed: mx.array | None) -> mx.a
     parameters, vocabulary = row.parameters, logits.shape[-1]
     if penalises(parameters):
         logits = _penalised(logits, row, fed)
-    # An id that is no token of this model must never be an index: mlx does not check them.
+    # An id outside the vocabulary must never be an index: mlx does not check bounds.
     wanted = {token: bias for token, bias in parameters.logit_bias.items() if 0 <= token < vocabulary}
     if wanted:
         logits = logits.at[:, mx.array(list(wanted))].add(mx.array(list(wanted.values()), dtype=mx.float32))
@@ -138,7 +137,7 @@ def _adjust_row(logits: mx.array, row: SampledRow, fed: mx.array | None) -> mx.a
 
 
 def _penalised(logits: mx.array, row: SampledRow, fed: mx.array | None) -> mx.array:
-    """All tokens by what the host knows, then those that it does not know yet by how often each slot has seen them."""
+    """Penalise all tokens by the host's counts, then unread tokens by how often each slot has seen them."""
     prompt, output = (row.counts or TokenCounts()).of(row, logits.shape[-1])
     whole = _penalise(logits, prompt, output, row.parameters)
     ids = None if fed is None else fed[: row.pending + len(logits) - 1]
@@ -153,7 +152,7 @@ def _penalised(logits: mx.array, row: SampledRow, fed: mx.array | None) -> mx.ar
 
 
 def _penalise(logits: mx.array, prompt: mx.array, output: mx.array, parameters: SamplingParameters) -> mx.array:
-    """Order as in vLLM: repetition (prompt and output), then frequency and presence (output only)."""
+    """Apply penalties in vLLM's order: repetition (prompt and output), then frequency and presence (output only)."""
     if parameters.repetition_penalty != 1.0:
         scale = mx.where(prompt + output > 0, parameters.repetition_penalty, 1.0)
         logits = mx.where(logits > 0, logits / scale, logits * scale)
@@ -161,7 +160,7 @@ def _penalise(logits: mx.array, prompt: mx.array, output: mx.array, parameters: 
 
 
 def draw(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
-    """int32 [rows, slots]: the token of every slot of `logits` float32 [rows, slots, vocabulary]."""
+    """Draw a token int32 [rows, slots] for every slot of `logits` float32 [rows, slots, vocabulary]."""
     greedy = mx.argmax(logits, axis=-1).astype(mx.int32)
     sampling = [row.parameters.temperature > 0 for row in rows]
     if not any(sampling):
@@ -181,8 +180,8 @@ def _sampled(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
 
 
 def shape_logits(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
-    """`logits` float32 [rows, slots, vocabulary] after temperature and truncation: their softmax is what a row draws
-    from. Rows at temperature 0 stay unscaled: who draws them takes the argmax instead."""
+    """Apply temperature and truncation to `logits` float32 [rows, slots, vocabulary]; rows draw from their softmax.
+    Rows at temperature 0 are left unscaled: their caller takes the argmax."""
     return truncate(_scaled(logits, rows), [row.parameters for row in rows])
 
 

@@ -1,11 +1,11 @@
-"""Acceptance `strict`: what the width of a forward may have decided is decided again, as plain decoding does it.
+"""Acceptance `strict`: what the width of a forward may have decided is decided again as plain decoding would.
 
-Kernels of another width differ in the last bits, and so do the keys, values and states that they leave. How far that
-moves a logit is measured once. Where a decision is no clearer than that, the row goes back to where its cache was last
-what plain decoding leaves, and reads its tokens since then one by one: then cache and logits are plain decoding's.
+Kernels of different widths differ in the last bits, and so do the keys, values and states they leave. How far that
+moves a logit is measured once. Where a decision is closer than that, the row rewinds to where its cache last matched
+plain decoding's and rereads its tokens since then one by one: then cache and logits are plain decoding's.
 
-A row is followed while it has the engine to itself: its prompt is read and its first token drawn without drafts, and
-forwards with other rows end it, because they are none of plain decoding's either.
+A row is tracked while it has the engine to itself: its prompt is read and its first token drawn without drafts.
+Forwards with other rows end the tracking, because plain decoding would not have run them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +20,14 @@ from app.engine.sampling import SampledRow
 
 SAMPLE_PROMPT, SAMPLE_TOKENS, SAMPLE_WIDTHS = 16, 48, (2, 3, 5, 8, 16)
 MARGIN = 8.0
-"""How much farther than in the sample a logit is taken to move (docs/speculation.md)."""
+"""Safety factor on the logit shift measured in the sample (docs/speculation.md)."""
 _SAMPLE = "strict sample"
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where a row's cache was last as plain decoding leaves it, and what cannot be cut back to there: the base and the
-    buffer of each layer with a window, and recurrent states."""
+    """Where a row's cache last matched plain decoding: the `length`, and what cannot be cut back to it.
+    That is base, keys and values of each layer with a window, and recurrent states."""
 
     length: int
     windows: Mapping[int, tuple[int, mx.array, mx.array]]
@@ -35,24 +35,24 @@ class Point:
 
 
 class PlainRows:
-    """The rows of one engine that `strict` follows."""
+    """Rows of one engine that `strict` tracks."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._fresh: set[str] = set()
-        """Rows without a token of their own."""
+        """Tracked rows that have not drawn a token yet."""
         self._points: dict[str, Point | None] = {}
-        """Of the others; None: the cache is as plain decoding leaves it."""
+        """Rewind points of the other tracked rows; None while the cache matches plain decoding."""
         self.moved: float | None = None
-        """How far the width of a forward has moved a logit so far; None: nobody looked."""
+        """Largest logit shift caused by the width of a forward so far; None until measured."""
 
     @property
     def tolerance(self) -> float:
-        """How far the width of a forward may move a logit; 0: not at all."""
+        """Largest logit shift that the width of a forward may cause; 0 means none."""
         return MARGIN * (self.moved or 0.0)
 
     def admit(self, sequence_id: str, prompt: Sequence[int], on_progress: Callable[[], None]) -> None:
-        """Follow a row that is about to be claimed, if it will be the only one. The first measures what widths move."""
+        """Track a row about to be claimed if it will be the only one. The first one measures the logit shift."""
         if self._runner.rows:
             return
         if self.moved is None:
@@ -62,7 +62,7 @@ class PlainRows:
         self._fresh.add(sequence_id)
 
     def _read(self, tokens: Sequence[int], width: int, on_progress: Callable[[], None]) -> mx.array:
-        """float32 [tokens, vocabulary] behind each token of the sample but its prompt, fed so many at a time."""
+        """Return logits float32 [tokens, vocabulary] after each sample token but the prompt, fed `width` at a time."""
         self._runner.claim(_SAMPLE, bits=self._runner.quantisation.bits)
         read = [self._feed(_SAMPLE, tokens[:SAMPLE_PROMPT])[:0]]
         for begin in range(SAMPLE_PROMPT, len(tokens), width):
@@ -72,7 +72,7 @@ class PlainRows:
         return mx.concatenate(read)
 
     def _feed(self, sequence_id: str, tokens: Sequence[int]) -> mx.array:
-        """float32 [tokens, vocabulary]; all of them stay."""
+        """Feed and keep tokens; return their logits float32 [tokens, vocabulary]."""
         logits, forward = self._runner.forward([sequence_id], padded([tokens]), [len(tokens)])
         self._runner.commit(forward, [len(tokens)])
         logits = logits[0].astype(mx.float32)
@@ -84,13 +84,13 @@ class PlainRows:
         self._points.pop(sequence_id, None)
 
     def run(self, sequence_ids: Sequence[str]) -> None:
-        """These rows are about to run in one forward."""
+        """Stop tracking rows that are about to share a forward."""
         for name in sequence_ids if len(sequence_ids) > 1 else ():
             self.release(name)
 
     def asked(self, rows: Sequence[DecodeRow]) -> Sequence[DecodeRow]:
-        """The rows with as many drafts as they may have: none for the first token of one that is followed. One that
-        lost its row, and whose own tokens were read as a prompt is, is not followed any more."""
+        """Return the rows with the drafts they may have: none for the first token of a tracked row.
+        A preempted row whose own tokens were reread as a prompt is no longer tracked."""
         row = rows[0]
         if row.sequence_id in self._fresh:
             self.release(row.sequence_id)
@@ -100,11 +100,11 @@ class PlainRows:
         return rows
 
     def strayed(self, rows: Sequence[DecodeRow]) -> bool:
-        """Whether the cache of a followed row is not as plain decoding leaves it: its plain steps may be wrong too."""
+        """Return whether a tracked row's cache differs from plain decoding's: its plain steps may be wrong too."""
         return self._points.get(rows[0].sequence_id) is not None
 
     def stray(self, rows: Sequence[DecodeRow]) -> None:
-        """Drafts are about to be verified: note where a followed row can go back to."""
+        """Save the rewind point of a tracked row before drafts are verified."""
         name, caches = rows[0].sequence_id, self._runner.caches
         if not self.tolerance or self._points.get(name, self) is not None:
             return
@@ -122,16 +122,16 @@ class PlainRows:
     def clear(
         self, logits: mx.array, drawn: mx.array, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]
     ) -> mx.array:
-        """int32 [rows]: how many slots of each row stand before the first that is in doubt, of tokens `drawn` [rows,
-        slots] from `logits` [rows, slots, vocabulary]."""
+        """Return int32 [rows]: how many slots of each row precede the first doubtful one.
+        `drawn` are tokens [rows, slots] from `logits` [rows, slots, vocabulary]."""
         if not self.strayed(rows):
             return mx.full((len(rows),), drawn.shape[1], mx.int32)
         doubts = doubtful(logits[0], drawn[0], sampled[0], self.tolerance)
         return mx.sum(mx.cumprod((~doubts).astype(mx.int32)), keepdims=True)
 
     def replay(self, row: DecodeRow, wide: mx.array, on_progress: Callable[[], None]) -> tuple[mx.array, int]:
-        """Go back, read the row's tokens since then one by one. Float32 logits [1, 1, vocabulary] behind the last of
-        them, which a wide forward said to be `wide`, and how many they were. Raises KeyError unless it has strayed."""
+        """Rewind and reread the row's tokens since then one by one. Raises KeyError unless it has strayed.
+        Returns logits float32 [1, 1, vocabulary] after the last (`wide`: a wide forward's) and the number of tokens."""
         name, caches = row.sequence_id, self._runner.caches
         slot, point = caches.table.slots[name], self._points[name]
         if point is None:
@@ -152,5 +152,5 @@ class PlainRows:
 
 
 def distance(wide: mx.array, alone: mx.array) -> float:
-    """How far the farthest logit moved; equal infinities did not."""
+    """Return the largest difference between logits; equal infinities differ by 0."""
     return float(mx.max(mx.where(wide == alone, 0.0, mx.abs(wide - alone))))

@@ -1,7 +1,7 @@
-"""What top-k, then top-p, then min-p (the order of vLLM) leave of a distribution, without sorting a vocabulary.
+"""Truncation by top-k, then top-p, then min-p (vLLM's order), without sorting the vocabulary.
 
-Tokens are ordered by logit, of equal ones the lower id first. Top-k keeps the first k, top-p those whose predecessors
-have less than p of the mass that top-k left; the first token always stays.
+Tokens are ordered by logit, ties by lower id first. Top-k keeps the first k; top-p keeps those whose predecessors hold
+less than p of the mass that top-k left. The first token is always kept.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from app.core.request import SamplingParameters
 
 BLOCK_TOKENS = 64
 NEVER = 64 * log(2)
-"""-log of a chance that is taken for none: 2^-64."""
+"""Negative log of the probability that is treated as zero, 2^-64."""
 ROUNDING = 1e-5
-"""Of sums over a vocabulary in float32, relative."""
+"""Relative rounding error of float32 sums over a vocabulary."""
 LOWEST_KEY, HIGHEST_KEY, KEY_BITS = -(1 << 31), (1 << 31) - 1, 32
 
 
 def draw_kept(logits: mx.array, noise: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
-    """int32 [rows, slots]: of what `truncate` leaves of float32 `logits` [rows, slots, vocabulary] the token whose
-    `logits + noise` is the largest. Which tokens stay is only found out for those that may be drawn (`_candidates`)."""
+    """Draw int32 [rows, slots] by the largest `logits + noise` among the tokens that `truncate` keeps.
+    `logits` are float32 [rows, slots, vocabulary]. Only tokens that may be drawn (`_candidates`) are checked."""
     values = _above_floor(logits, parameters) + noise
     drawn = mx.argmax(values, axis=-1).astype(mx.int32)
     cut = [row for row, each in enumerate(parameters) if _top_k(each, logits.shape[-1]) or each.top_p < 1.0]
@@ -34,26 +34,26 @@ def draw_kept(logits: mx.array, noise: mx.array, parameters: Sequence[SamplingPa
 
 
 def best_of(values: mx.array, count: int) -> mx.array:
-    """Ids [rows, slots, count] of the largest of `values` [rows, slots, vocabulary], of equal ones those with the lower
-    id, best first. They all lie in the `count` blocks with the largest maxima, so two short sorts are enough."""
+    """Return ids [rows, slots, count] of the largest `values` [rows, slots, vocabulary], best first, ties by lower id.
+    They are all in the `count` blocks with the largest maxima, so two short sorts suffice."""
     *leading, vocabulary = values.shape
     missing = -vocabulary % BLOCK_TOKENS
     if missing:
         values = mx.pad(values, [(0, 0), (0, 0), (0, missing)], constant_values=mx.array(-mx.inf))
     blocks = values.reshape(*leading, -1, BLOCK_TOKENS)
     best = mx.argsort(-mx.max(blocks, axis=-1), axis=-1)[..., :count]
-    best = mx.sort(best, axis=-1)[..., None]  # ids rise, so that a stable sort leaves the lower one first
+    best = mx.sort(best, axis=-1)[..., None]  # ascending ids, so that a stable sort puts the lower one first
     members = mx.take_along_axis(blocks, best, axis=-2).flatten(-2)
     ids = (best * BLOCK_TOKENS + mx.arange(BLOCK_TOKENS)).flatten(-2)
     return mx.take_along_axis(ids, mx.argsort(-members, axis=-1)[..., :count], axis=-1).astype(mx.int32)
 
 
 def _candidates(parameters: SamplingParameters, vocabulary: int) -> tuple[int, bool]:
-    """How many tokens have to be looked at for one draw, and whether these are the likeliest ones.
+    """Return how many tokens one draw must look at, and whether these are the likeliest ones.
 
-    Top-k keeps k, and the n likeliest tokens have n / vocabulary of the mass at least. Or else those first in the order
-    of logit + noise: they are draws without replacement, and that n of them all miss a nucleus of mass p has a chance
-    below (1 - p)^n, whatever the distribution is.
+    Top-k keeps k, and the n likeliest tokens have at least n / vocabulary of the mass. The alternative is the first n
+    by logit + noise: these are draws without replacement, and the probability that all n miss a nucleus of mass p is
+    below (1 - p)^n, whatever the distribution.
     """
     if top_k := _top_k(parameters, vocabulary):
         return top_k, True
@@ -63,7 +63,7 @@ def _candidates(parameters: SamplingParameters, vocabulary: int) -> tuple[int, b
 
 
 def _first_kept(logits: mx.array, values: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
-    """`draw_kept` of rows that all have top-k or top-p; `values` are -inf below the floor of min-p."""
+    """Run `draw_kept` on rows that all have top-k or top-p; `values` are -inf below the min-p floor."""
     vocabulary = logits.shape[-1]
     counts, likeliest = zip(*(_candidates(each, vocabulary) for each in parameters), strict=True)
     order = logits if all(likeliest) else values
@@ -78,8 +78,8 @@ def _first_kept(logits: mx.array, values: mx.array, parameters: Sequence[Samplin
 
 
 def _kept_of(logits: mx.array, ids: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
-    """bool, like `ids` [rows, slots, n]: which of them top-k and top-p leave. They lie in the order of the rule, and
-    where a row has top-k its likeliest tokens are all among them."""
+    """Return bool [rows, slots, n]: which of `ids` top-k and top-p keep.
+    `ids` are in the order of the rule and, where a row has top-k, include all its likeliest tokens."""
     own = mx.take_along_axis(logits, ids, axis=-1)
     top_k = [_top_k(each, logits.shape[-1]) for each in parameters]
     kept = mx.arange(ids.shape[-1]) < _column([size or logits.shape[-1] for size in top_k])
@@ -90,17 +90,16 @@ def _kept_of(logits: mx.array, ids: mx.array, parameters: Sequence[SamplingParam
     mass, share = mx.sum(likely, axis=-1, keepdims=True), _column([_share(each) for each in parameters])
     if all(top_k):
         return kept & (mx.cumsum(likely, axis=-1) - likely < share * mass)
-    weights = mx.power(e, logits - top)  # a third of exp's time on a CPU
+    weights = mx.power(e, logits - top)  # takes a third of exp's time on a CPU
     mass = mx.where(mx.array([size > 0 for size in top_k])[:, None, None], mass, mx.sum(weights, -1, keepdims=True))
     return kept & _preceded(logits, weights, own, ids, share * mass)
 
 
 def _preceded(logits: mx.array, weights: mx.array, own: mx.array, ids: mx.array, limit: mx.array) -> mx.array:
-    """bool [rows, slots, n]: whether the `weights` of all predecessors of tokens `ids`, in order, sum up to less than
-    `limit` [rows, slots, 1]. Where it ends is bisected by logit, a pass over the vocabulary each; ties lie there only.
-    """
+    """Return bool [rows, slots, n]: whether the predecessors of each of `ids`, in order, weigh less than `limit`.
+    `limit` is [rows, slots, 1]. The boundary is bisected by logit, a vocabulary pass each; ties occur only there."""
     count, before = ids.shape[-1], mx.zeros(limit.shape)
-    inside = mx.zeros(limit.shape, dtype=mx.int32)  # so many of them have been found to be
+    inside = mx.zeros(limit.shape, dtype=mx.int32)  # number of `ids` known to be inside
     steps = [1 << bit for bit in reversed(range(count.bit_length()))]
     levels = mx.pad(own, [(0, 0), (0, 0), (0, sum(steps) - count)], constant_values=mx.array(-mx.inf))
     for step in steps:
@@ -109,13 +108,13 @@ def _preceded(logits: mx.array, weights: mx.array, own: mx.array, ids: mx.array,
         stays = mass < limit
         inside, before = mx.where(stays, inside + step, inside), mx.where(stays, mass, before)
     last = mx.take_along_axis(levels, mx.maximum(inside - 1, 0), axis=-1)
-    ties = mx.cumsum((logits == last).astype(mx.float32), axis=-1)  # counted, not added up: exact
+    ties = mx.cumsum((logits == last).astype(mx.float32), axis=-1)  # counts, not sums of weights: exact
     ahead, weight = (mx.take_along_axis(each, ids, axis=-1) for each in (ties, weights))
     return (mx.arange(count) < inside) & ((own > last) | (before + weight * (ahead - 1) < limit))
 
 
 def truncate(logits: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
-    """Set to -inf what the rules exclude of float32 `logits` [rows, slots, vocabulary]; rows without any stay."""
+    """Set excluded tokens of float32 `logits` [rows, slots, vocabulary] to -inf; rows without rules are unchanged."""
     vocabulary = logits.shape[-1]
     left = logits
     if any(_top_k(each, vocabulary) for each in parameters):
@@ -128,13 +127,13 @@ def truncate(logits: mx.array, parameters: Sequence[SamplingParameters]) -> mx.a
 
 
 def cuts(parameters: SamplingParameters, vocabulary: int) -> bool:
-    """Whether anything may be excluded."""
+    """Return whether any token may be excluded."""
     return bool(_top_k(parameters, vocabulary)) or parameters.top_p < 1.0 or parameters.min_p > 0.0
 
 
 def may_stay(logits: mx.array, tokens: mx.array, parameters: SamplingParameters, slack: float) -> mx.array:
-    """bool [slots]: whether `truncate` may leave `tokens` int32 [slots] of float32 `logits` [slots, vocabulary], should
-    any two logits be `slack` closer than they are; below 0: whether it surely does."""
+    """Return bool [slots]: whether `truncate` might keep `tokens`, were any two logits `slack` closer.
+    For `slack` below 0: whether it surely does. `tokens` are int32 [slots], `logits` float32 [slots, vocabulary]."""
     vocabulary, token = logits.shape[-1], tokens[:, None]
     level, top = mx.take_along_axis(logits, token, axis=-1), mx.max(logits, axis=-1, keepdims=True)
     top_k, weights = _top_k(parameters, vocabulary), mx.exp(logits - top)
@@ -150,11 +149,11 @@ def may_stay(logits: mx.array, tokens: mx.array, parameters: SamplingParameters,
 
 
 def _before(logits: mx.array, weights: mx.array, limit: mx.array) -> mx.array:
-    """bool, like `logits`: whether the `weights` of a token's predecessors sum up to less than `limit`, above 0.
+    """Return bool like `logits`: whether the `weights` of a token's predecessors sum to less than `limit`, above 0.
 
-    The last logit of which one stays is bisected over the 32 bits of a float32, read as an integer of the same order.
+    The lowest kept logit is bisected over the 32 bits of a float32, read as an integer of the same order.
     """
-    bits = mx.view(logits + 0.0, mx.int32)  # + 0.0: there is one zero only
+    bits = mx.view(logits + 0.0, mx.int32)  # + 0.0 turns -0.0 into 0.0
     keys = mx.where(bits < 0, bits ^ HIGHEST_KEY, bits)
     low = mx.full((*logits.shape[:-1], 1), LOWEST_KEY, dtype=mx.int32)
     high = mx.full(low.shape, HIGHEST_KEY, dtype=mx.int32)
@@ -163,12 +162,12 @@ def _before(logits: mx.array, weights: mx.array, limit: mx.array) -> mx.array:
         stays = mx.sum(weights * (keys > middle), axis=-1, keepdims=True) < limit
         low, high = mx.where(stays, low, middle + 1), mx.where(stays, middle, high)
     first = mx.sum(weights * (keys > low), axis=-1, keepdims=True)
-    ties = mx.cumsum((keys == low).astype(mx.float32), axis=-1)  # counted, not added up: exact
+    ties = mx.cumsum((keys == low).astype(mx.float32), axis=-1)  # counts, not sums of weights: exact
     return (keys > low) | ((keys == low) & (first + weights * (ties - 1) < limit))
 
 
 def _above_floor(logits: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
-    """-inf where a token is less likely than min-p times the likeliest one."""
+    """Set tokens less likely than min-p times the likeliest one to -inf."""
     if all(each.min_p <= 0.0 for each in parameters):
         return logits
     floor = mx.log(_column([max(each.min_p, 1e-30) for each in parameters]))
@@ -176,12 +175,12 @@ def _above_floor(logits: mx.array, parameters: Sequence[SamplingParameters]) -> 
 
 
 def _top_k(parameters: SamplingParameters, vocabulary: int) -> int:
-    """0: all of them."""
+    """Return top-k; 0 if it keeps all tokens."""
     return parameters.top_k if 0 < parameters.top_k < vocabulary else 0
 
 
 def _share(parameters: SamplingParameters) -> float:
-    """Top-p as what the predecessors' mass must stay below."""
+    """Return top-p as an exclusive limit on the predecessors' mass; infinite if it excludes no token."""
     return max(parameters.top_p, 1e-30) if parameters.top_p < 1.0 else float("inf")
 
 

@@ -1,8 +1,8 @@
-"""The last part of a load: every shape runs once, so that no user's token pays for a compilation, and is then measured.
+"""Warm-up, the last part of a load: runs every shape, so that no user's token pays for a compilation, and measures it.
 
-It drives an engine from outside, as a scheduler would, with requests of its own whose texts repeat themselves, so that
-n-grams find something too. What it measures is what the governor starts from. The engine is as empty afterwards as
-before, and nothing enters the prefix cache.
+It drives an engine from outside, as a scheduler would, with requests of its own whose periodic texts let n-grams match
+too. Its measurements are what the governor starts from. It leaves the engine as empty as before, and adds nothing to
+the prefix cache.
 """
 
 import hashlib
@@ -42,21 +42,20 @@ WarmUpSteps = Generator[tuple[str, float], None, tuple[StepCost, ...]]
 REQUEST_ID = "warm-up"
 PHASE = "warming up"
 BUDGET_SECONDS, MOST_SECONDS, PIECES = 1.5, 6.0, 20
-"""No shape is begun that would probably end later than the first, or than so many times what the first piece of the
-prompt took, at most the second: a large model has the same shapes to measure. The governor learns the others from
-requests."""
+"""Budget: max(1.5 s, 20 × first prefill piece), as a large model has as many shapes to measure, capped at 6 s. A shape
+that would overrun it is skipped; the governor learns it from requests."""
 FIRST_PIECE_TOKENS, PROMPT_TOKENS = 8, 48
 PROMPT_SHARE = 0.1
-"""A machine that needs more of its budget for the first piece is spared the rest of the prompt."""
+"""Share of the budget; a machine whose first piece takes more skips the rest of the prompt."""
 PERIOD = 20
-"""Of the text: a verify of 16 tokens sees none twice, because experts are shared by tokens that are alike."""
+"""Period of the text, in tokens: a verify of 16 tokens sees none twice, because equal tokens share experts."""
 ROUNDS = 2
-"""How often every shape is measured, by two runs of which the first is to warm it; the fastest counts. Rounds lie
-apart, so that a pause of the machine spoils one of them."""
+"""Number of measurements of each shape, by two runs of which the first warms up; the fastest counts. Rounds are spread
+out, so that a pause of the machine spoils only one."""
 BATCH_ROWS = 4
-"""The second row count that is measured, where batches may draft: larger ones are judged by it, smaller ones by one."""
+"""Second row count to measure, where batches may draft: larger batches are judged by it, smaller ones by one row."""
 FILE_VERSION = 2
-"""Of what costs mean. Version 1 was measured with six tokens that repeated."""
+"""Version of the meaning of costs. Version 1 was measured with six repeating tokens."""
 MAX_FILE_BYTES = 1 << 20
 MAX_COSTS = 4_096
 
@@ -71,10 +70,10 @@ def warm_up(
     clock: Clock = time.perf_counter,
     budget_seconds: float = 0.0,
 ) -> WarmUpSteps:
-    """Yield (phase, fraction 0–1) between steps; the return value is what steps cost here, of one row and of `rows`.
+    """Yield (phase, fraction 0–1) between steps; return what steps cost here, for one row and for `rows`.
 
-    With `known` costs, of an earlier load on this machine, the shapes run once, and only what that shows to be cheaper
-    than a warm-up knew is corrected (nothing but a busy machine can have made it dear); what requests taught stays.
+    With `known` costs of an earlier load on this machine, shapes run once, and a cost from a warm-up is only corrected
+    downwards: only a busy machine can have raised it. Costs learnt from requests are kept.
     """
     costs = {_key(cost): cost for cost in known}
     counts, known_counts = list(dict.fromkeys((1, rows))), {cost.rows for cost in known}
@@ -101,7 +100,7 @@ def warm_up(
 def _measure(
     batch: "_Batch", costs: dict[Key, StepCost], *, ends: float, is_first: bool, is_known: bool
 ) -> Iterator[float]:
-    """Run the shapes of a batch while there is time, two of them anyway; `costs` gains what is new."""
+    """Run a batch's shapes while time lasts, the first batch's first two anyway; update `costs`, yield progress."""
     runs = 1 if is_known else 2
     yield from (0.0 for _ in batch.catch_up())
     shapes = _shapes(batch.limits, batch.rows)
@@ -122,8 +121,9 @@ def _cheaper(best: StepCost, cost: StepCost) -> StepCost:
 
 
 def _shapes(limits: EngineLimits, rows: int) -> list[tuple[str, int]]:
-    """(method, drafts), the most telling first: plain, every drafter's shortest proposal, then the verify forwards of
-    the other lengths with the drafter that costs least (all methods share them), then the longest of the others."""
+    """Return (method, drafts), most informative first.
+    First plain, then every drafter's shortest proposal, the verify forwards of the other lengths with the cheapest
+    drafter (all methods share them), and the longest of the other drafters."""
     lengths, drafters = draft_lengths(limits.cheap_tokens, rows), limits.drafters
     shapes = [("off", 0), *((method, lengths[0]) for method in drafters)]
     if drafters:
@@ -138,7 +138,7 @@ def _key(cost: StepCost) -> Key:
 
 
 def _expected_seconds(costs: Mapping[Key, StepCost], method: str, rows: int, drafts: int) -> float:
-    """At most what a step should take: as if both parts grew with every further token as with the first draft."""
+    """Return an upper bound on a step's seconds, as if both parts grew with every token as with the first draft."""
     plain = costs.get(("off", 1, 0, 0))
     if plain is None:
         return 0.0
@@ -149,7 +149,7 @@ def _expected_seconds(costs: Mapping[Key, StepCost], method: str, rows: int, dra
 
 
 class _Batch:
-    """Its requests. What they are told they have read is their own text: the engine only compares lengths."""
+    """Requests of a warm-up. Their own text stands for the drawn tokens: the engine only compares lengths."""
 
     def __init__(self, engine: EnginePort, clock: Clock, rows: int) -> None:
         self._engine = engine
@@ -162,12 +162,12 @@ class _Batch:
         self._computed = dict.fromkeys(names, 0)
 
     def has_room(self, drafts: int) -> bool:
-        """Whether another shape still fits into the context."""
+        """Return whether another shape still fits into the context."""
         return max(map(len, self._tokens.values())) + 2 * (1 + drafts) + 2 < self.limits.max_context_tokens
 
     def begin(self) -> float:
-        """Admit the requests and read the beginning of their texts; seconds of the reading. Their prompts are told to
-        be one token long: no copy is kept for later requests, and no room is set aside for more than there will be."""
+        """Admit the requests, read the beginning of their texts and return the seconds it took.
+        Their prompts are declared one token long: nothing is cached for later requests, no excess room reserved."""
         for name, tokens in self._tokens.items():
             request = Request(
                 id=name,
@@ -181,7 +181,7 @@ class _Batch:
         return self.clock() - began
 
     def shorten(self) -> None:
-        """Spare a slow machine the rest of the prompts."""
+        """Drop the rest of the prompts, on a slow machine."""
         for name, tokens in self._tokens.items():
             del tokens[self._computed[name] + 1 :]
 
@@ -191,10 +191,10 @@ class _Batch:
             self._engine.release(name, ())
 
     def run(self, method: str, drafts: int, runs: int) -> Iterator[StepCost | None]:
-        """Run a shape so often and tell what each run cost; None after steps that say nothing."""
+        """Run a shape `runs` times and yield the cost of each; None after steps that yield no measurement."""
         if not drafts:
             yield from self.catch_up()
-            for remaining in (3, 2, 1):  # the first step builds up the pace, the last one launches nothing ahead
+            for remaining in (3, 2, 1):  # the first step fills the pipeline, the last one launches nothing ahead
                 result = self._decode("off", 0, remaining=remaining)
                 yield StepCost("off", self.rows, 0, result.seconds) if remaining == 2 else None
             return
@@ -208,7 +208,7 @@ class _Batch:
             yield StepCost(method, self.rows, drafted, result.seconds - draft_seconds, draft_seconds)
 
     def catch_up(self) -> Iterator[None]:
-        """Prefill everything but the last tokens."""
+        """Prefill everything but the last tokens, yielding after each chunk."""
         while any(len(tokens) - self._computed[name] > 1 for name, tokens in self._tokens.items()):
             self._prefill(self.limits.prefill_chunk_tokens)
             yield None
@@ -246,12 +246,12 @@ class _Batch:
 
 
 def _token(place: int) -> int:
-    """A text that repeats itself. Every vocabulary has these ids."""
+    """Return a token of a periodic text; every vocabulary has these ids."""
     return 1 + 37 * (place % PERIOD) % 89
 
 
 class _KeptCosts(msgspec.Struct, frozen=True):
-    """The content of a file. `key` says in words what its name is the hash of."""
+    """Content of a cost file. `key` spells out what the file's name is the hash of."""
 
     key: list[str]
     costs: list[StepCost]
@@ -259,10 +259,10 @@ class _KeptCosts(msgspec.Struct, frozen=True):
 
 
 class CostFiles:
-    """What steps cost on this machine, kept from one load to the next: one small file for each unit in `folder` (None:
-    nothing is kept). `machine` names device and libraries. Called from the MLX thread.
+    """Step costs on this machine, kept across loads: one small file per unit in `folder` (None keeps nothing).
+    `machine` names device and libraries. Called from the MLX thread.
 
-    Nothing here raises: a file that is missing, broken or of another machine only means that all is measured again.
+    Nothing here raises: a file that is missing, broken or of another machine only means measuring again.
     """
 
     def __init__(self, folder: Path | None, machine: Sequence[str]) -> None:
@@ -271,7 +271,7 @@ class CostFiles:
         self._written: dict[Path, tuple[StepCost, ...]] = {}
 
     def recall(self, spec: ModelSpecification) -> tuple[StepCost, ...]:
-        """What was kept for this unit; empty when there is nothing to trust."""
+        """Return the costs kept for this unit; empty if there are none to trust."""
         path = self._path(spec)
         if path is None or not path.exists():
             return ()
@@ -290,7 +290,7 @@ class CostFiles:
         return self._written[path]
 
     def keep(self, spec: ModelSpecification, costs: Sequence[StepCost]) -> None:
-        """Write what is known now, unless that was written already. Readers see the old file or the new one."""
+        """Write the costs unless they were written already. Readers see the old file or the new one."""
         path, costs = self._path(spec), tuple(costs)
         if path is None or not costs or self._written.get(path) == costs:
             return
@@ -305,7 +305,7 @@ class CostFiles:
             _logger.warning("the costs of %s cannot be kept: %s", spec.id, error.strerror)
 
     def warm_up(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
-        """The warm-up of a pool: what was measured once on this machine is not measured again."""
+        """Warm up an engine of the pool: what was measured on this machine before is not measured again."""
         rows = min(BATCH_ROWS, engine.limits.max_rows) if spec.policy == "auto" else 1
         measured = yield from warm_up(engine, known=self.recall(spec), rows=rows)
         self.keep(spec, measured)

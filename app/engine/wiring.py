@@ -1,9 +1,9 @@
-"""Wires the weights of the models in memory and nothing else: weights that are not wired may page at a tenth of the
-speed, wiring all is behind macOS kernel panics.
+"""Wires the weights of loaded models and nothing else.
 
-mlx wires an allocation only while all that is wired stays within the limit. A limit equal to the weights, set right
-after a load, holds static buffers; what rows hold at that moment may take the place of some. It is lowered before
-weights are freed, else whatever comes next would be wired in their place.
+Unwired weights may page at a tenth of the speed; wiring everything has caused macOS kernel panics. mlx wires an
+allocation only while the wired total is within the limit. A limit equal to the weights, set right after a load, holds
+static buffers, though buffers of rows at that moment may displace some. It is lowered before weights are freed, or the
+next allocations would be wired in their place.
 Source: shared reference, metal §1.2.
 """
 
@@ -16,48 +16,48 @@ import psutil
 
 OLDEST_MACOS = 15
 UNWIRED_BYTES, UNWIRED_SHARE = 8 * 10**9, 0.35
-"""So much of the memory, and this share of it, is never wired."""
+"""Least memory left unwired, in bytes and as a share of the total."""
 
 
 class WiringDevice(Protocol):
-    """What mlx's allocator is asked for."""
+    """The operations of mlx's allocator that wiring needs."""
 
     def settle(self) -> None:
-        """End all computations under way and give freed buffers back."""
+        """Finish all running computations and return freed buffers."""
 
     def set_limit(self, size: int) -> None:
-        """Wire at most so many bytes; only of a settled device."""
+        """Wire at most `size` bytes; call it only on a settled device."""
 
 
 class MetalDevice:
-    """The real one."""
+    """The real allocator."""
 
     def settle(self) -> None:
-        """Part of WiringDevice."""
+        """Implement WiringDevice."""
         mx.synchronize()
         mx.clear_cache()
 
     def set_limit(self, size: int) -> None:
-        """Part of WiringDevice."""
+        """Implement WiringDevice."""
         mx.set_wired_limit(size)
 
 
 @dataclass(frozen=True, slots=True)
 class WirableMemory:
-    """Bytes of RAM, and those that the GPU may hold resident: 0 where nothing can be wired."""
+    """Bytes of RAM, and bytes that the GPU may keep resident: 0 where nothing can be wired."""
 
     total_bytes: int = 0
     recommended_bytes: int = 0
 
     def limit(self, weights_bytes: int) -> int:
-        """What to wire of so many bytes of weights: nothing when the rest of the machine would be left too little."""
+        """Return the bytes to wire for these weights: 0 if too little memory would be left unwired."""
         wired = min(weights_bytes, self.recommended_bytes)
         left = max(UNWIRED_BYTES, int(self.total_bytes * UNWIRED_SHARE))
         return wired if self.total_bytes - wired >= left else 0
 
 
 def wirable_memory() -> WirableMemory:
-    """Of this machine."""
+    """Return the wirable memory of this machine."""
     if not mx.metal.is_available():
         return WirableMemory()
     recommended = int(mx.device_info().get("max_recommended_working_set_size", 0))
@@ -65,14 +65,14 @@ def wirable_memory() -> WirableMemory:
 
 
 def wirable_from(macos_version: str, total_bytes: int, recommended_bytes: int) -> WirableMemory:
-    """Of a Mac; Metal keeps nothing resident below macOS 15."""
+    """Return the wirable memory of a Mac; Metal keeps nothing resident before macOS 15."""
     version = macos_version.partition(".")[0]
     new_enough = version.isdigit() and int(version) >= OLDEST_MACOS
     return WirableMemory(total_bytes, recommended_bytes) if new_enough else WirableMemory()
 
 
 class Wiring:
-    """Follows what is in memory. All calls come from the MLX thread; without `memory` nothing is ever wired."""
+    """Keeps the wired limit at the weights in memory. Called from the MLX thread; wires nothing without `memory`."""
 
     def __init__(self, memory: WirableMemory | None = None, device: WiringDevice | None = None) -> None:
         self._memory = memory or WirableMemory()
@@ -80,11 +80,11 @@ class Wiring:
         self._limit = 0
 
     def hold(self, weights_bytes: int) -> None:
-        """So many bytes of weights are in memory, and no others are about to leave it."""
+        """Wire the `weights_bytes` in memory; none of these weights may be about to be freed."""
         self._set(self._memory.limit(weights_bytes))
 
     def loosen(self) -> None:
-        """Weights are about to be freed: wire nothing until `hold`."""
+        """Wire nothing until `hold`, because weights are about to be freed."""
         self._set(0)
 
     def _set(self, limit: int) -> None:

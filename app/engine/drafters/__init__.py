@@ -1,6 +1,7 @@
-"""Drafters: two verbs, `propose` and `observe`, between `admit` and `release`. A wrong draft costs time, never
-correctness. One that only looks up has a third, `offer`, so that nobody has to try what it is worth. Which of them a
-loaded unit gets, and why not the others, says `open_drafters`.
+"""Drafters: two verbs, `propose` and `observe`, between `admit` and `release`.
+
+A wrong draft costs time, never correctness. A lookup drafter has a third verb, `offer`, so that its worth is known
+without trying it. `open_drafters` decides which of them a loaded unit gets, and why not the others.
 
 To add one: write a file here with a subclass of `Drafter`, and add a line to `METHODS` of `app/core/drafters/`.
 """
@@ -38,7 +39,7 @@ class LoadedDraft:
 
 
 class NoDraft(ModelUnavailable):
-    """No drafter of a method came with the model: no `drafter`, in words."""
+    """No drafter of a method is loaded with the model; `drafter` is its name for people."""
 
     def __init__(self, drafter: str) -> None:
         super().__init__(f"no {drafter} is loaded with this model")
@@ -58,7 +59,7 @@ class LoadedUnit:
     drafts: tuple[LoadedDraft, ...] = ()
 
     def draft(self, method: str) -> LoadedDraft:
-        """The drafter of that method. Raises NoDraft, or ModelUnavailable that says why there is none."""
+        """Return the drafter of that method. Raises NoDraft, or ModelUnavailable with the reason why there is none."""
         for draft in self.drafts:
             if draft.method == method:
                 return draft
@@ -70,9 +71,9 @@ class LoadedUnit:
 class Proposal(NamedTuple):
     """Drafts of one cycle: int32 `tokens` [rows, K] (lazy) of which the first `counts[row]` are real.
 
-    `reasons[row]` says why a row got none. `logits` float32 [rows, K, vocabulary] are what the
-    drafts were drawn from, bias and penalties applied; None when each draft was the drafter's only choice.
-    `appended[row]` of the drafts, the last ones, are no drafter's: a grammar forces them; empty: none.
+    `reasons[row]` says why a row got none. `logits` float32 [rows, K, vocabulary] are what the drafts were drawn from,
+    bias and penalties applied; None when each draft was the drafter's only choice. The last `appended[row]` drafts are
+    forced by a grammar, not drafted; empty means none.
     """
 
     tokens: mx.array | None
@@ -83,9 +84,9 @@ class Proposal(NamedTuple):
 
 
 def merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:
-    """One proposal for all rows from those of some rows each; the usual one, by one drafter for all rows, as it is.
+    """Merge proposals for some rows each into one for all rows; a single one for all rows is returned as is.
 
-    A row without logits beside rows with some, whose drafts were the only choice, gets certainty of them.
+    If only some rows have logits, the drafts of the others, the only choice there, get logits that make them certain.
     """
     if len(proposals) == 1 and len(proposals[0][0]) == rows:
         return proposals[0][1]
@@ -109,17 +110,17 @@ def merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Pr
 
 
 def _certain(tokens: mx.array, vocabulary: int) -> mx.array:
-    """float32 [rows, slots, vocabulary]: logits of which nothing but `tokens` [rows, slots] can be drawn."""
+    """Return logits float32 [rows, slots, vocabulary] from which only `tokens` [rows, slots] can be drawn."""
     return mx.where(tokens[..., None] == mx.arange(vocabulary), 0.0, -mx.inf)
 
 
 Forced = Sequence[tuple[tuple[int, ...], ...]]
-"""By row and place: the usual token of what a grammar forces, and the others that may stand there."""
+"""Forced tokens by row and place: the usual token, then the others that a grammar allows there."""
 
 
 class Lead:
-    """Of rows that draft place by place: what a grammar forces comes first, spelled as the drafter likes. Where that is
-    not the usual way, what is forced ends for the row: the drafter goes on from its own."""
+    """Forced tokens of rows that draft place by place, spelled as the drafter prefers.
+    After an unusual spelling a row is no longer forced: the drafter continues from its own."""
 
     def __init__(self, forced: Forced) -> None:
         self._forced = forced
@@ -127,8 +128,7 @@ class Lead:
         self.width = max(map(len, forced))
 
     def choose(self, place: int, own: mx.array) -> mx.array:
-        """int32 [rows, 1]: the drafts of a `place`; `own` are the drafter's, below 0 where there is none. Places are
-        asked for one after the other."""
+        """Return int32 [rows, 1], the drafts at `place`; `own` are the drafter's, negative for none. Call in order."""
         if place >= self.width:
             return own
         ways = [row[place] if place < len(row) else (-1,) for row in self._forced]
@@ -142,7 +142,7 @@ class Lead:
 
 
 def led(proposal: Proposal, forced: Forced) -> Proposal:
-    """The proposal with each row's `forced` tokens in its first places, but where it spells them otherwise."""
+    """Put each row's `forced` tokens first in the proposal, except where its drafts spell them differently."""
     lead = Lead(forced)
     if not (width := lead.width):
         return proposal
@@ -162,10 +162,10 @@ def led(proposal: Proposal, forced: Forced) -> Proposal:
 
 
 class Outcome(NamedTuple):
-    """What one `forward` of the target left in its cache, row by row, prefill and plain steps included.
+    """Result of one `forward` of the target, row by row, prefill and plain steps included.
 
-    `kept[row]` of the tokens that it was fed stayed. `tokens[row]` is a live view of prompt and output. Of
-    `drafted[row]` drafts the first `accepted[row]` were the target's own; both are empty where nothing was drafted.
+    `kept[row]` of the tokens fed are in the cache. `tokens[row]` is a live view of prompt and output. Of `drafted[row]`
+    drafts the first `accepted[row]` were accepted; both are empty where nothing was drafted.
     """
 
     forward: Forward
@@ -180,87 +180,86 @@ class Drafter:
 
     name: ClassVar[str]
     taps: tuple[int, ...] = ()
-    """Target layers whose output it reads (`FINAL`: behind the final norm)."""
+    """Target layers whose output it reads (`FINAL`: after the final norm)."""
     longest: int | None = None
-    """Tokens that one proposal can hold at most; None when there is no such bound."""
+    """Most tokens in one proposal; None if unbounded."""
     runner: Runner | None = None
-    """Its own model with its caches, for the prefix cache and the memory account; None when it keeps no tensors."""
+    """Its own model with its caches, for the prefix cache and memory accounting; None if it keeps no tensors."""
 
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Mapping[str, Any]) -> nn.Module:
-        """The module in a published folder, with lazy weights. Raises ModelUnavailable."""
+        """Build the module of a published folder, with lazy weights. Raises ModelUnavailable."""
         raise NotImplementedError
 
     @classmethod
     def open(cls, unit: LoadedUnit) -> "Drafter":  # noqa: ARG003
-        """The drafter of a loaded model. Raises ModelUnavailable where it cannot run."""
+        """Open the drafter of a loaded unit. Raises ModelUnavailable if it cannot run."""
         return cls()
 
     def admit(self, request: Request) -> None:
-        """A sequence starts that this drafter may be asked about, under the id of `request`."""
+        """Start a sequence that this drafter may draft for, under the id of `request`."""
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
-        """Up to `row.num_draft_tokens` tokens that continue `row.tokens`, for each row. Those of `row.forced` come
-        first: what it would say in their places is not heard, so that it had better go on from them."""
+        """Propose up to `row.num_draft_tokens` tokens that continue each row, `row.forced` first.
+        Drafts in the places of forced tokens are discarded, so it should continue from them."""
         raise NotImplementedError
 
     def offer(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int], limit: int) -> Offer | None:  # noqa: ARG002
-        """Up to `limit` tokens that it would propose once `tokens` go on with `emitted`, at hardly any cost; None: it
-        has to be asked."""
+        """Return up to `limit` tokens it would propose after `tokens` and `emitted`, if nearly free; else None."""
         return None
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn what the target has read, and which drafts stayed."""
+        """Learn what the target has read, and which drafts were accepted."""
 
     def settle(self, sequence_id: str, tokens: Sequence[int]) -> None:
-        """These first `tokens` of the sequence are kept for later ones: read what it needs of them now."""
+        """Read what is needed of these first `tokens` of the sequence, which are about to be cached for later ones."""
 
     def pending(self, sequence_id: str, length: int) -> mx.array | None:  # noqa: ARG002
-        """What it needs of the last of `length` positions of the target and has not taken in; None: nothing."""
+        """Return what it needs of the target's last of `length` positions and has not read; None if nothing."""
         return None
 
     def resume(self, sequence_id: str, length: int, pending: mx.array | None) -> None:
-        """The target's row was put back up to `length`, and its own as far as it was kept."""
+        """Continue after the target's row was restored to `length`, and its own as far as it was cached."""
 
     def release(self, sequence_id: str) -> None:
-        """The sequence is over. Unknown ids are fine."""
+        """End the sequence. Unknown ids are fine."""
         if self.runner is not None:
             self.runner.release(sequence_id)
 
 
 @dataclass(frozen=True)
 class Drafters:
-    """The drafters that can run, by method, and the reason of each that cannot."""
+    """The drafters that can run, by method, and why each of the others cannot."""
 
     available: Mapping[str, Drafter]
     unavailable: Mapping[str, Reason] = field(default_factory=dict)
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The target's layers that some drafter reads."""
+        """Target layers that any drafter reads."""
         return tuple(sorted({tap for drafter in self.available.values() for tap in drafter.taps}))
 
     @property
     def longest(self) -> dict[str, int]:
-        """Method → tokens that one proposal can hold at most, where there is such a bound."""
+        """Most tokens in one proposal, by method, where bounded."""
         return {name: one.longest for name, one in self.available.items() if one.longest is not None}
 
     @property
     def runners(self) -> dict[str, Runner]:
-        """Those with tensors of their own: method → model and caches."""
+        """Runners of the drafters that have tensors of their own, by method."""
         return {name: one.runner for name, one in self.available.items() if one.runner is not None}
 
     def admit(self, request: Request) -> None:
-        """A request starts; the drafters that it does not want never hear of it."""
+        """Start a request with the drafters that it wants."""
         for drafter in self.wanted(request).values():
             drafter.admit(request)
 
     def wanted(self, request: Request) -> dict[str, Drafter]:
-        """The drafters that the request may ask."""
+        """Return the drafters that the request may use."""
         return {name: one for name, one in self.available.items() if request.speculation.method in {"auto", name}}
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
-        """What a grammar forces, and what each row's drafter says behind that; it is not asked where enough is."""
+        """Propose forced tokens followed by each row's drafts; a drafter is skipped where forced tokens suffice."""
         proposals = []
         for method, drafter in self.available.items():
             members = [
@@ -275,7 +274,7 @@ class Drafters:
         return led(merged(len(rows), proposals), [row.forced for row in rows])
 
     def offers(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int]) -> dict[str, Offer]:
-        """What those that can tell would draft next, once `tokens` go on with `emitted`."""
+        """Return what lookup drafters would propose next, after `tokens` and `emitted`."""
         limit = DRAFT_LENGTHS[-1]
         offers = {name: one.offer(sequence_id, tokens, emitted, limit) for name, one in self.available.items()}
         return {name: offer for name, offer in offers.items() if offer is not None}
@@ -308,11 +307,11 @@ def open_drafters(unit: LoadedUnit) -> Drafters:
 
 
 def _drafter_of(method: str) -> type[Drafter]:
-    """The drafter of that name in the file of that name."""
+    """Return the drafter of that name in the module of that name."""
     kinds = vars(import_module(f"app.engine.drafters.{method}")).values()
     return next(kind for kind in kinds if isinstance(kind, type) and getattr(kind, "name", "") == method)
 
 
-# Last: the files of the drafters take what stands above.
+# Last, because the drafters' modules import what is defined above.
 REGISTRY: Mapping[str, type[Drafter]] = {method: _drafter_of(method) for method in METHOD_NAMES}
-"""Best first, as in `METHODS`."""
+"""Drafters by method, best first as in `METHODS`."""

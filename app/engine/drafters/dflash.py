@@ -36,7 +36,7 @@ class DFlashModel(FeatureModule):
 
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Config) -> Self:
-        """The module of a folder, with lazy weights. Raises ModelUnavailable."""
+        """Build the module of a folder, with lazy weights. Raises ModelUnavailable."""
         return cls(DFlashConfig.read(folder.config, target_config)).fill(own_tensors(folder, *BORROWED))
 
     def make_cache(self) -> list[Any]:
@@ -44,14 +44,14 @@ class DFlashModel(FeatureModule):
         return [RotatingKVCache(max_size=window) if kind == SLIDING else KVCache() for kind in self.config.layer_types]
 
     def extend(self, features: mx.array, cache: Sequence[Any]) -> mx.array:
-        """Let the context grow by `features` [rows, width, hidden]."""
+        """Extend the context by `features` [rows, width, hidden]."""
         context = self.hidden_norm(features)
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             layer.self_attn.extend(context, layer_cache)
         return context
 
     def __call__(self, x: mx.array, cache: Sequence[Any]) -> mx.array:
-        """Hidden states behind the final norm [rows, slots, hidden] of a block of embeddings [rows, slots, hidden]."""
+        """Return hidden states after the final norm for a block of embeddings, both [rows, slots, hidden]."""
         for layer, layer_cache, causal in zip(self.layers, cache, self.config.causal, strict=True):
             mask = (layer_cache.make_mask if causal else layer_cache.make_block_mask)(x.shape[1])
             x = layer(x, mask, layer_cache)
@@ -65,14 +65,14 @@ class DFlash(FeatureDrafter):
     load = DFlashModel.load
 
     def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:  # noqa: ARG002
-        """Features enter alone."""
+        """Return the features alone."""
         return output
 
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
         known, mask = {row.sequence_id: row.tokens for row in rows}, self._module.config.mask_token_id
         self._catch_up(known)
         blocks = []
-        for row in rows:  # what is forced is known to the slots behind it, but its last token may be spelled otherwise
+        for row in rows:  # later slots see forced tokens, except the last, which may be spelled differently
             certain = [usual for usual, *_ in row.forced[:-1]][:width]
             blocks.append([row.tokens[-1], *certain, *[mask] * (width - len(certain))])
         block = mx.array(blocks, dtype=mx.int32)

@@ -1,8 +1,8 @@
-"""Drafters with a model of their own, such as a smaller one of the same tokenizer: it drafts token by token, each with
-those before it as its prefix, all K forwards in one lazy graph.
+"""Drafters with a model of their own, such as a smaller one of the same tokenizer, that draft token by token.
 
-Its cache lags lazily: after a stretch without drafts (several requests in a batch) the first proposal feeds what it
-missed, and after full acceptance the next first forward is two tokens wide.
+Each draft has those before it as its prefix, and all K forwards form one lazy graph. The cache lags lazily: after a
+stretch without drafts (several requests in a batch) the first proposal feeds what was missed, and after full acceptance
+the next first forward is two tokens wide.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,16 +21,16 @@ from app.engine.sampling import SampledRow, adjust, draw
 
 CATCH_UP_CHUNK_TOKENS = 512
 CATCH_UP_WIDTH_TOKENS = 16
-"""Up to this lag the missed tokens ride in the first draft forward; beyond, they are prefilled row by row in chunks."""
+"""Largest lag, in tokens, fed in the first draft forward; a larger one is prefilled row by row in chunks."""
 
 
 def drawn_behind(
     drafts: Sequence[mx.array], logits: mx.array, sampled: Sequence[SampledRow], vocabulary: int
 ) -> tuple[mx.array, mx.array]:
-    """int32 [rows, slots], the drafts behind `drafts` ([rows, 1] each), and float32 [rows, slots, vocabulary], what
-    they are drawn from: `logits` [rows, slots, any] with the target's `vocabulary`, tokens that only it knows at -inf.
+    """Draw int32 [rows, slots] after `drafts` ([rows, 1] each); return them with the logits they are drawn from.
 
-    The noise is that of the target at the same position (Gumbel coupling, arXiv 2408.07978), unless a salt is asked.
+    Those are `logits` [rows, slots, any] as float32 over the target's `vocabulary`, tokens that only it knows at -inf.
+    The noise is the target's at the same position (Gumbel coupling, arXiv 2408.07978), unless a row has a salt.
     """
     ahead = [row._replace(pending=row.pending + len(drafts)) for row in sampled]
     logits = fit_vocabulary(logits, vocabulary).astype(mx.float32)
@@ -39,7 +39,7 @@ def drawn_behind(
 
 
 class DraftModel(Drafter):
-    """Drafts with the model of `runner`, or with its verb `extend` where it has one, up to `max_context_tokens` a row.
+    """Drafts with the model of `runner`, or its method `extend` if it has one, up to `max_context_tokens` per row.
 
     `target_vocabulary` is the width of the target's logits.
     """
@@ -53,7 +53,7 @@ class DraftModel(Drafter):
         self._max_context_tokens = max_context_tokens
         self._extend = getattr(runner.model, "extend", None)
         self._states: list[list[tuple[mx.array, ...]]] = []
-        """Recurrent states of the last chain, without its drafts and after each of them."""
+        """Recurrent states of the last chain, before its drafts and after each of them."""
 
     @classmethod
     def open(cls, unit: LoadedUnit) -> Drafter:
@@ -75,17 +75,17 @@ class DraftModel(Drafter):
             self.runner.claim_once(name, reservation(len(rows[place].tokens), rows[place].remaining))
         order = [places[name] for name in self.runner.ordered(list(places))]
         tokens, logits = self._draft([rows[place] for place in order], [sampled[place] for place in order], max(counts))
-        if order != list(range(len(rows))):  # the answer lies as it was asked, with anything for the other rows
+        if order != list(range(len(rows))):  # back to the order of `rows`, with arbitrary drafts for the others
             back = mx.array([order.index(place) if place in order else 0 for place in range(len(rows))])
             tokens, logits = tokens[back], logits[back]
         return Proposal(tokens, counts, reasons, logits)
 
     def _refusal(self, row: DecodeRow, limit: int) -> Reason:
-        """Why a row gets no drafts now; no reason when it gets up to `limit` of them."""
+        """Return why a row gets no drafts now; `NO_REASON` if it gets up to `limit` of them."""
         return Reason("drafter_full") if len(row.tokens) + limit > self._max_context_tokens else NO_REASON
 
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
-        """int32 [rows, width] and the logits they were drawn from, for `rows` in slot order; nothing is read here."""
+        """Draft int32 [rows, width] for `rows` in slot order; return them with their logits. The host reads nothing."""
         known = {row.sequence_id: row.tokens for row in rows}
         output = self._catch_up(known)
         self._states, lead = [], Lead([row.forced for row in rows])
@@ -103,7 +103,7 @@ class DraftModel(Drafter):
             output = self._feed(list(known), self._inputs(draft, output), [1] * len(known))
 
     def _catch_up(self, known: Mapping[str, Sequence[int]]) -> mx.array:
-        """Feed what the model has not read yet of each row's `known` tokens; its last output of each [rows, 1, …]."""
+        """Feed each row's `known` tokens that were not read yet; return the last output of each [rows, 1, …]."""
         for name, tokens in known.items():
             if len(tokens) - self.runner.length(name) > CATCH_UP_WIDTH_TOKENS:
                 self._read(name, tokens[:-1])
@@ -111,33 +111,33 @@ class DraftModel(Drafter):
         return self._feed(list(known), padded(missed), [len(tokens) for tokens in missed])
 
     def _read(self, name: str, tokens: Sequence[int]) -> None:
-        """Feed all of `tokens` that the row has not read."""
+        """Feed all of `tokens` that the row has not read yet."""
         while (start := self.runner.length(name)) < len(tokens):
             chunk = tokens[start : start + CATCH_UP_CHUNK_TOKENS]
             self._feed([name], padded([chunk]), [len(chunk)])
             mx.async_eval(self.runner.caches.arrays())
 
     def settle(self, sequence_id: str, tokens: Sequence[int]) -> None:
-        """A model whose rows can be cut anywhere needs not be here yet."""
+        """Read `tokens` now, unless the model's rows can be cut anywhere."""
         if self.runner.exact:
             self.runner.claim_once(sequence_id)
             self._read(sequence_id, tokens)
 
     def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:  # noqa: ARG002
-        """What the model reads for int32 `tokens` [rows, width]; `output` [rows, width, …] was put out before each."""
+        """Return the model's inputs for int32 `tokens` [rows, width]; `output` [rows, width, …] precedes each."""
         return tokens
 
     def _logits(self, output: mx.array) -> mx.array:
         return output
 
     def _feed(self, names: Sequence[str], inputs: mx.array, widths: Sequence[int]) -> mx.array:
-        """Run the model over `inputs` [rows, width, …] and keep all that is real of them; its last output of each."""
+        """Run the model over `inputs` [rows, width, …] and keep its real tokens; return the last output of each row."""
         output, forward = self.runner.forward(names, inputs, widths, call=self._extend)
         self.runner.commit(forward, widths)
         return last_of(output, widths)
 
     def observe(self, outcome: Outcome) -> None:
-        """What was accepted stays in the cache, so that it need not be fed again; without drafts nothing has to go."""
+        """Rewind rejected drafts. Accepted ones are kept in the cache, so that they need not be fed again."""
         slots, rejected = self.runner.caches.table.slots, {}
         for name, tokens, accepted in zip(outcome.forward.sequence_ids, outcome.tokens, outcome.accepted, strict=False):
             if name in slots and self.runner.length(name) > len(tokens) + accepted:

@@ -36,7 +36,7 @@ class Layer(TransformerBlock):
 
 
 class Eagle3Model(FeatureModule):
-    """The checkpoint. `d2t` int [draft vocabulary] and `embed_tokens` only when they are among the `given` tensors."""
+    """The checkpoint's module; `d2t` int [draft vocabulary] and `embed_tokens` only if among the `given` tensors."""
 
     longest = 16
 
@@ -51,18 +51,18 @@ class Eagle3Model(FeatureModule):
 
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Config) -> Self:
-        """The module of a folder that `check_drafter` let pass, with lazy weights. Raises ModelUnavailable."""
+        """Build the module of a folder that passed `check_drafter`, with lazy weights. Raises ModelUnavailable."""
         tensors = own_tensors(folder, "t2d")
         weights = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
         return cls(Eagle3Config.read(folder.config, target_config), weights).fill(weights)
 
     def extend(self, inputs: mx.array, cache: Sequence[Any]) -> mx.array:
-        """Hidden states to feed back [rows, width, hidden]."""
+        """Return the hidden states [rows, width, hidden] to feed back."""
         hidden: mx.array = self.midlayer(inputs, cache[0].make_mask(inputs.shape[1]), cache[0])
         return self.norm(hidden) if self.config.norm_output else hidden
 
     def logits(self, hidden: mx.array, target: Target) -> mx.array:
-        """Tokens that the drafter does not know get -inf."""
+        """Return logits by target id if there is a `d2t`; tokens that the drafter does not know get -inf."""
         normed = hidden if self.config.norm_output else self.norm(hidden)
         logits = self.lm_head(normed).astype(mx.float32)
         if "d2t" not in self:

@@ -1,9 +1,8 @@
-"""What drafters share that read the target's hidden states: their modules, how these are read from a folder, and the
-features, which wait row by row until the context takes them.
+"""Base of drafters that read the target's hidden states (features): modules, their loading, and waiting features.
 
-A prompt's features enter the drafter's context chunk by chunk. Those of decode steps wait for the next proposal, or in
-a plain stretch until there are `WAITING_TOKENS` of them. What came from a prefix cache without features is a gap: the
-context goes on behind it at the right positions.
+Features wait row by row until the drafter's context takes them. A prompt's features enter chunk by chunk; those of
+decode steps wait for the next proposal or, without drafts, until there are `WAITING_TOKENS` of them. What a prefix
+cache restored without features is a gap: the context continues after it at the right positions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +28,14 @@ from app.engine.runner import Runner, padded
 from app.engine.sampling import SampledRow
 
 WAITING_TOKENS = 512
-"""A drafter forward for so many plain steps; were the features dropped instead, nobody could go on from this text."""
+"""Plain steps per drafter forward; if their features were dropped instead, no later request could reuse the text."""
 EXTEND_AT_ONCE_TOKENS = 32
 
 
 class FeatureModule(nn.Module):
-    """One attention layer that reads embeddings and hidden states of the target and whose head is the target's, unless
-    a subclass says otherwise. Its verb `extend(inputs, cache)` lets the context grow; `fc` makes its inputs of features
-    [rows, width, taps · target hidden]."""
+    """One attention layer over the target's embeddings and hidden states, with its head, unless a subclass differs.
+    `extend(inputs, cache)` extends the context; `fc` makes its inputs from features [rows, width, taps · target
+    hidden]."""
 
     config: Any
     longest: int
@@ -48,7 +47,7 @@ class FeatureModule(nn.Module):
         self.fc: Any = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=False)
 
     def fill(self, weights: Mapping[str, mx.array]) -> Self:
-        """Take these weights, every one of them and nothing else. Raises ModelUnavailable."""
+        """Load exactly these weights. Raises ModelUnavailable if they do not match the module."""
         try:
             return self.load_weights(list(weights.items()), strict=True)
         except ValueError as error:
@@ -56,16 +55,16 @@ class FeatureModule(nn.Module):
             raise ModelUnavailable(f"its tensors are not those of its config ({detail}); download it again") from error
 
     def make_cache(self) -> list[Any]:
-        """The cache classes of the layers, as mlx-lm's models tell them."""
+        """Return the caches of the layers, as mlx-lm's models do."""
         return [KVCache()]
 
     def logits(self, hidden: mx.array, target: Target) -> mx.array:
-        """float32 logits [rows, width, vocabulary] over the target's tokens."""
+        """Return float32 logits [rows, width, vocabulary] over the target's tokens."""
         return target.logits(hidden)
 
 
 class Attention(qwen3.Attention):
-    """Qwen3's over inputs of `input_size`, with the biases and rotary positions of the config."""
+    """Qwen3's attention over inputs of `input_size`, with the biases and rotary positions of the config."""
 
     def __init__(self, config: DrafterConfig, input_size: int) -> None:
         super().__init__(config)
@@ -80,7 +79,7 @@ class Attention(qwen3.Attention):
         )
 
     def extend(self, x: mx.array, cache: Any) -> None:
-        """Write keys and values of `x` [rows, width, input] behind the cache."""
+        """Append keys and values of `x` [rows, width, input] to the cache."""
         shape = (*x.shape[:2], self.n_kv_heads, -1)
         keys = self.k_norm(self.k_proj(x).reshape(shape)).transpose(0, 2, 1, 3)
         values = self.v_proj(x).reshape(shape).transpose(0, 2, 1, 3)
@@ -88,29 +87,29 @@ class Attention(qwen3.Attention):
 
 
 def own_tensors(folder: ModelFolder, *borrowed: str) -> dict[str, mx.array]:
-    """The (lazy) tensors of a folder by name, less a leading `model.`; none whose name begins like a `borrowed` one."""
+    """Return a folder's lazy tensors by name, less a leading `model.`, but none that begins like a `borrowed` one."""
     files: list[Any] = [mx.load(str(folder.path / name)) for name in folder.weight_files]
     tensors = {name.removeprefix("model."): value for file in files for name, value in file.items()}
     return {name: value for name, value in tensors.items() if not name.startswith(borrowed)}
 
 
 class Waiting:
-    """Features of one row that its context does not hold yet: positions `start` … `stop` - 1, one after the other."""
+    """Features of one row that its context does not hold yet: consecutive positions `start` … `stop` - 1."""
 
     def __init__(self) -> None:
         self.start = self.stop = 0
         self._parts: list[tuple[list[mx.array], int]] = []
 
     def add(self, start: int, taps: Sequence[mx.array], row: int, kept: int) -> None:
-        """Those of `kept` positions from `start` on, in a row of each tap's [rows, width, size]; what is older than a
-        gap is dropped. Nothing is computed."""
+        """Add `kept` positions from `start` on, lazily, of one row of each tap [rows, width, size].
+        Positions before a gap are dropped."""
         if start != self.stop:
             self._parts, self.start = [], start
         self._parts.append(([tap[row : row + 1, :kept] for tap in taps], kept))
         self.stop = start + kept
 
     def take(self, stop: int) -> mx.array:
-        """Those before position `stop` [1, n, taps · size]; the others are left."""
+        """Remove and return the features before position `stop`, [1, n, taps · size]."""
         whole = mx.concatenate([mx.concatenate(taps, axis=-1) for taps, _ in self._parts], axis=1)
         taken = stop - self.start
         self._parts = [([whole[:, taken:]], self.stop - stop)] if stop < self.stop else []
@@ -118,21 +117,21 @@ class Waiting:
         return whole[:, :taken]
 
     def last(self) -> mx.array:
-        """Of the last position [1, 1, taps · size]; it is left."""
+        """Return the features of the last position, [1, 1, taps · size], without removing them."""
         return mx.concatenate(self._parts[-1][0], axis=-1)[:, -1:]
 
 
 def _readable(waiting: Waiting, tokens: Sequence[int]) -> int:
-    """How many of the waiting features stand before a known token."""
+    """Return how many of the waiting features have a known next token."""
     return min(waiting.stop, len(tokens) - 1) - waiting.start
 
 
 class FeatureDrafter(DraftModel):
-    """A draft model that is a `FeatureModule`, whose context is extended by what the target put out.
+    """A draft model that is a `FeatureModule`, whose context is extended by the target's hidden states.
 
-    Unless a subclass says otherwise, it reads (token, hidden state of the position before) and drafts on its own state.
-    What drafting wrote is taken back at once; the accepted tokens enter again with the target's true features (EAGLE,
-    arXiv 2401.15077 and 2503.01840).
+    Unless a subclass differs, it reads (token, hidden state of the position before) and drafts on its own state. What
+    drafting wrote is rolled back at once; accepted tokens enter again with the target's true features (EAGLE, arXiv
+    2401.15077 and 2503.01840).
     """
 
     def __init__(self, runner: Runner, target: Target) -> None:
@@ -159,7 +158,7 @@ class FeatureDrafter(DraftModel):
         super().release(sequence_id)
 
     def observe(self, outcome: Outcome) -> None:
-        """Keep the features of what stayed; a prompt's go into the context at once."""
+        """Queue the features of kept tokens; a prompt's enter the context at once."""
         forward = outcome.forward
         taps = [forward.features[tap] for tap in self.taps]
         for row, name in enumerate(forward.sequence_ids):
@@ -167,11 +166,11 @@ class FeatureDrafter(DraftModel):
             if waiting is not None and kept:
                 waiting.add(forward.starts[row], taps, row, kept)
                 enough = EXTEND_AT_ONCE_TOKENS if kept >= EXTEND_AT_ONCE_TOKENS else WAITING_TOKENS
-                if waiting.stop - waiting.start >= enough:  # the last one waits: drafts begin with it
+                if waiting.stop - waiting.start >= enough:  # the last one keeps waiting: drafts begin with it
                     self.settle(name, tokens[: waiting.stop])
 
     def settle(self, sequence_id: str, tokens: Sequence[int]) -> None:
-        """Let the context take what waits and whose next token is known."""
+        """Extend the context by waiting features whose next token is known."""
         if _readable(self._waiting[sequence_id], tokens) > 0:
             self._catch_up({sequence_id: tokens})
             mx.async_eval(self.runner.caches.arrays())
@@ -196,7 +195,7 @@ class FeatureDrafter(DraftModel):
         return super()._refusal(row, limit)
 
     def _catch_up(self, known: Mapping[str, Sequence[int]]) -> mx.array:
-        """Let the context take all waiting features whose next token is known, each with that."""
+        """Extend the context by all waiting features whose next token is known, each together with that token."""
         behind, parts = [], []
         for name, tokens in known.items():
             waiting = self._waiting[name]

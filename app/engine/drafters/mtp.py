@@ -2,7 +2,7 @@
 
     h = fc([norm_e(embedding of x_{t+1}) ‖ norm_h(H_t)]);  o = norm(layer(h));  logits = head(o);  o is fed back as H
 
-H_t is the target's hidden state behind its final norm; DeepSeek zeroes the embedding at position 0 (vLLM's
+H_t is the target's hidden state after its final norm; DeepSeek zeroes the embedding at position 0 (vLLM's
 qwen3_next_mtp.py, qwen3_5_mtp.py, deepseek_mtp.py). The decoder layer is mlx-lm's own.
 """
 
@@ -21,10 +21,10 @@ from app.core.model_folder import ModelFolder
 from app.engine.drafters.features import FeatureDrafter, FeatureModule, own_tensors
 
 NAMES = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "shared_head.norm": "norm"}
-"""Of what surrounds the layer: DeepSeek's, by Qwen's."""
+"""DeepSeek's names of the modules around the layer, by Qwen's names."""
 BORROWED = ("embed_tokens.", "shared_head.head.")
 CENTRED_NORM_MEAN = 0.5
-"""Below it, over all norms, they are stored as their distance from 1, as Hugging Face's Qwen checkpoints do."""
+"""Mean over all norms below which they are stored as their distance from 1, as in Hugging Face's Qwen checkpoints."""
 
 
 class MtpModel(FeatureModule):
@@ -43,7 +43,7 @@ class MtpModel(FeatureModule):
 
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Config) -> Self:
-        """The head in a folder of its own or in the target's, with lazy weights. Raises ModelUnavailable."""
+        """Build the head, from a folder of its own or the target's, with lazy weights. Raises ModelUnavailable."""
         config = MtpConfig.read(folder.config, target_config)
         deepseek = config.layout == "deepseek"
         prefix = f"layers.{config.target_layers}." if deepseek else "mtp."
@@ -54,7 +54,7 @@ class MtpModel(FeatureModule):
         return cls(config, layer).fill(weights if deepseek else _shifted(weights))
 
     def extend(self, inputs: mx.array, cache: Sequence[Any]) -> mx.array:
-        """Hidden states behind the final norm [rows, width, hidden], from [embedding ‖ hidden]."""
+        """Return hidden states [rows, width, hidden] after the final norm, from [embedding ‖ hidden]."""
         embedded, hidden = mx.split(inputs, 2, axis=-1)
         if self.zero_first_embedding:
             first = mx.array(cache[0].offset).reshape(-1, 1) + mx.arange(inputs.shape[1]) == 0
@@ -72,7 +72,7 @@ class Mtp(FeatureDrafter):
 
 
 def _layer(config: MtpConfig, target: Config, tensors: Iterable[str]) -> tuple[nn.Module, dict[str, Any]]:
-    """An empty layer of the target's own kind, with full attention and experts if it has some; its settings."""
+    """Build an empty layer of the target's kind, with full attention and experts if any; return its settings too."""
     settings: dict[str, Any] = deepcopy(dict(target))  # mlx-lm renames keys inside it
     if config.layout == "deepseek":
         arguments: Any = deepseek_v3.ModelArgs.from_dict(settings)
@@ -88,7 +88,7 @@ def _layer(config: MtpConfig, target: Config, tensors: Iterable[str]) -> tuple[n
 
 
 def _weights(tensors: Mapping[str, mx.array], arguments: Mapping[str, Any]) -> dict[str, mx.array]:
-    """By parameter. DeepSeek's `sanitize` stacks the experts of every family and leaves norms alone."""
+    """Return weights by parameter. DeepSeek's `sanitize` stacks the experts of every family and leaves norms alone."""
     whole = dict(tensors)
     if "mlp.experts.gate_up_proj" in whole:  # Qwen3.5's are stacked, gate and up in one
         gate, up = mx.split(whole.pop("mlp.experts.gate_up_proj"), 2, axis=-2)
@@ -105,7 +105,7 @@ def _weights(tensors: Mapping[str, mx.array], arguments: Mapping[str, Any]) -> d
 
 
 def _shifted(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """Weights whose norms are shifted, in float32, if they are stored centred: all of them or none."""
+    """Return the weights with all norms shifted, in float32, if they are stored centred."""
     norms = {name: value.astype(mx.float32) for name, value in weights.items() if "norm" in name and value.ndim == 1}
     centred = float(mx.mean(mx.concatenate(list(norms.values())))) < CENTRED_NORM_MEAN
     return {**weights, **({name: value + 1.0 for name, value in norms.items()} if centred else {})}

@@ -1,6 +1,6 @@
-"""Prompt lookup: the text itself drafts. What followed the longest earlier match of the last tokens is proposed.
+"""Prompt lookup: proposes what followed the longest earlier match of the last tokens.
 
-Free of any model; it pays on copying, editing and code (after prompt lookup decoding, A. Saxena 2023, and vLLM's n-gram
+It needs no model and pays on copying, editing and code (after prompt lookup decoding, A. Saxena 2023, and vLLM's n-gram
 proposer: the longest match wins). Of several continuations the most frequent one is taken, the latest on ties, and the
 drafts before it belong to the context of the next (SuffixDecoding, arXiv 2411.04975).
 """
@@ -18,16 +18,16 @@ from app.engine.sampling import SampledRow
 SHORTEST_MATCH_TOKENS = 2
 LONGEST_MATCH_TOKENS = 32
 MOST_MATCHES = 32
-"""Of a context that is found oftener, the latest ones count."""
+"""Most matches of a context to consider, the latest ones."""
 ACROSS_TOKENS = 32_768
 OWNERS = 8
-"""Of whom earlier requests are kept; whoever asked longest ago goes."""
+"""Most owners whose earlier requests are kept; the one idle longest is dropped."""
 END = -1
-"""Stands between texts, so that no match reaches from one into the next."""
+"""Separator of texts, so that no match spans two of them."""
 
 
 class Text:
-    """Tokens that grow, and the places behind each context of `shortest` of them."""
+    """A growing list of tokens, with the places after each context of `shortest` of them."""
 
     def __init__(self, shortest: int) -> None:
         self.tokens: list[int] = []
@@ -46,12 +46,12 @@ class Text:
             self.tokens.pop()
 
     def _here(self) -> list[int]:
-        """The places behind the last tokens; fewer than `shortest` are a context that nobody asks for."""
+        """Return the places after the last tokens; a context of fewer than `shortest` is never looked up."""
         return self._places.setdefault(tuple(self.tokens[-self._shortest :]), [])
 
     def behind(self, known: Sequence[int], longest: int) -> tuple[list[int], int]:
-        """The places that follow the longest end of `known` that anything follows, the latest first, and how many
-        tokens it has: `shortest` to `longest`, or 0 when there is none."""
+        """Return the places after the longest suffix of `known` that continues anywhere, latest first, and its length.
+        The length is `shortest` to `longest` tokens, or 0 if there is none."""
         best: list[int] = []
         size = 0
         found = self._places.get(tuple(known[-self._shortest :]), []) if len(known) >= self._shortest else []
@@ -65,8 +65,8 @@ class Text:
         return best, size
 
     def continuation(self, known: Sequence[int], limit: int, longest: int) -> Offer:
-        """Up to `limit` tokens, each the most frequent one (the latest on ties) where the drafts before it stand too;
-        where that is nowhere any more, behind the longest end of `known` and the drafts."""
+        """Return up to `limit` tokens, each the most frequent one (latest on ties) after the drafts before it.
+        Where those occur nowhere, the longest suffix of `known` and the drafts is matched anew."""
         drafts: list[int] = []
         places, matched_tokens = self.behind(known, longest)
         while places and len(drafts) < limit:
@@ -81,11 +81,11 @@ class Text:
 
 
 class Ngram(Drafter):
-    """Drafts from the sequence's own prompt and output; matches have `shortest` tokens at least and count up to
-    `longest`. A bound that is not given is the usual one, or what the other bound allows.
+    """Drafts from the sequence's own prompt and output, by matches of at least `shortest` tokens.
 
-    Earlier requests of the same owner draft too, with the last `across_tokens` of their tokens. Nobody else's: how fast
-    an answer comes tells what was said before.
+    A match counts up to `longest`. A bound that is not given takes its default, or what the other bound allows. The
+    last `across_tokens` tokens of the same owner's earlier requests draft too. Other owners' never do: response times
+    would leak what they said.
     """
 
     name = "ngram"
@@ -99,7 +99,7 @@ class Ngram(Drafter):
         self._texts: dict[str, tuple[str, Text]] = {}
         """Owner and text of each request."""
         self._earlier: dict[str, Text] = {}
-        """By owner; when one is full, its older half goes."""
+        """Earlier texts by owner; a full one drops its older half."""
 
     @classmethod
     def open(cls, unit: LoadedUnit) -> Drafter:
@@ -133,7 +133,7 @@ class Ngram(Drafter):
         return other if other.matched_tokens > own_offer.matched_tokens else own_offer
 
     def release(self, sequence_id: str) -> None:
-        """The text joins the earlier ones."""
+        """End the sequence; its text joins the owner's earlier ones."""
         owner, text = self._texts.pop(sequence_id, ("", None))
         if text is None or not self._across_tokens:
             return
