@@ -1,6 +1,6 @@
-"""What steps cost on this machine: forwards by rows and width, drafting by method, rows and number of drafts.
+"""Step costs on this machine: forwards by rows and width, drafting by method, rows and number of drafts.
 
-Measured points, never a formula: kernels change at certain widths, and one drafter pays for each draft, another once.
+They are measured points, never a formula: kernels change at certain widths, and some drafters pay once, not per draft.
 """
 
 from bisect import bisect
@@ -16,22 +16,22 @@ from app.core.step import StepCost
 
 PLAIN = "off"
 STALE_STEPS = 1_024
-"""A cost that nobody measured for so long is forgotten, or is what it was at load, at the pace of now."""
+"""Steps after which an unmeasured cost is forgotten, or falls back to its cost at load at the current pace."""
 MEMORY = 20
-"""Samples that all former ones count for at most."""
+"""Maximum weight of all earlier samples together, in samples."""
 SHORT_TOKENS = 256
-"""Of contexts that cost next to nothing."""
+"""Context length, in tokens, below which it costs next to nothing."""
 INTERVAL_STEPS = 32
-"""After so many, drafting is timed again; in between, the last figures stand for it. Evidence fades: a judgement stands
-for so many tokens at most."""
+"""Steps between timings of drafting; in between, the last figures are used. Evidence fades: it is also the most tokens
+for which a judgement holds."""
 NOISE = 0.04
-"""What is measured has to differ by more to change anything: a curve that is drawn, a decision."""
+"""Relative difference that a measurement must exceed to change a curve or a decision."""
 BEYOND, UNKNOWN_SLOPE = 0.5, 0.02
-"""Beyond the last measured width this part of the slope so far is believed, at least so many plain steps a column."""
+"""Share of the slope so far assumed beyond the last measured width, and the least slope in plain steps per draft."""
 
 
 class Shape(NamedTuple):
-    """Of a step: who drafts, how many rows, how many drafts a row."""
+    """Shape of a step: drafting method, rows, and drafts per row."""
 
     method: str
     rows: int
@@ -40,7 +40,7 @@ class Shape(NamedTuple):
 
 @dataclass(slots=True)
 class Average:
-    """A belief that is worth `weight` samples, and moves with every further one."""
+    """Running average, worth `weight` samples."""
 
     value: float
     weight: float = 0.0
@@ -53,7 +53,7 @@ class Average:
 
 @dataclass(slots=True)
 class _Cost(Average):
-    """Seconds. `origin`: by an earlier measurement, or 0; `drawn`: what curves show; `step`: when last learnt."""
+    """Cost in seconds. `origin`: an earlier measurement, or 0; `drawn`: what curves show; `step`: when last learnt."""
 
     origin: float = 0.0
     drawn: float = 0.0
@@ -61,19 +61,19 @@ class _Cost(Average):
 
 
 class Curve(NamedTuple):
-    """Seconds by number of drafts: places joined by lines, or by `steps`."""
+    """Seconds by number of drafts: points joined by lines, or by `steps`."""
 
     places: tuple[int, ...]
     seconds: tuple[float, ...]
 
     rise: float
-    """For each draft beyond the last place."""
+    """Seconds per draft beyond the last point."""
     steps: bool = False
-    """Whether what lies between two places costs what the next one does: kernels step there."""
+    """Whether a length between two points costs what the next one does, because kernels step there."""
 
     @classmethod
     def through(cls, points: Mapping[int, float], *, beyond: float, steps: bool = False) -> "Curve":
-        """Beyond the last point that part of the slope over all of them is believed."""
+        """Draw a curve through `points`; past the last one, `beyond` is the share of the overall slope assumed."""
         (first, least), (last, most) = min(points.items()), max(points.items())
         seconds = {0: least, **points}
         places = tuple(sorted(seconds))
@@ -81,7 +81,7 @@ class Curve(NamedTuple):
         return cls(places, tuple(seconds[place] for place in places), rise, steps)
 
     def at(self, drafts: int) -> float:
-        """What is believed of so many."""
+        """Return the estimated seconds for `drafts`."""
         right = bisect(self.places, drafts)
         start, low = self.places[right - 1], self.seconds[right - 1]
         if right == len(self.places):
@@ -93,7 +93,7 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Drafting and verifying of one method and so many rows; `plain`: seconds of a step without drafts."""
+    """Drafting and verifying of one method and number of rows; `plain` is the seconds of a step without drafts."""
 
     drafting: Curve
     forward: Curve
@@ -101,8 +101,7 @@ class Curves:
     _cycles: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def cycle(self, drafts: int) -> tuple[float, float]:
-        """Both together in plain steps, as believed, and if a forward that was never measured cost no more than the
-        next narrower one."""
+        """Return a cycle's plain steps: as estimated, and if an unmeasured forward cost no more than a narrower one."""
         if drafts not in self._cycles:
             drafting, forward = self.drafting.at(drafts), self.forward
             narrower = forward.seconds[bisect(forward.places, drafts) - 1]
@@ -111,17 +110,17 @@ class Curves:
 
 
 class CostTable:
-    """Seconds of steps. `measured` is known from the start; what runs here is believed sooner and sooner."""
+    """Step costs in seconds, starting from `measured` and refined by the steps that run."""
 
     def __init__(self, measured: Iterable[StepCost] = (), *, cheap_tokens: tuple[int, ...] = ()) -> None:
         self._cheap_tokens = cheap_tokens
         self._forwards: dict[Shape, _Cost] = {}
-        """In a context that costs next to nothing."""
+        """Forward costs in a short context, by shape."""
         self._drafts: dict[Shape, _Cost] = {}
         self._extras: dict[tuple[int, int], _Cost] = {}
-        """What longer contexts add to a forward for each row, by how often they doubled and by its class of widths."""
+        """Seconds that a longer context adds to a forward per row, by its doublings and the class of widths."""
         self._slowdowns: dict[tuple[int, str], _Cost] = {}
-        """What they multiply drafting by, by method."""
+        """Factor that a longer context puts on drafting, by its doublings and method."""
         self._seen: set[Shape] = set()
         self._learnt: set[Shape] = set()
         self._previous = ""
@@ -129,7 +128,7 @@ class CostTable:
         self._untimed = 0
         self._pace = Average(1.0, MEMORY)
         self.version = 0
-        """Changes with what is told."""
+        """Number that changes whenever the costs it reports change."""
         self._drawn: dict[tuple[str, int, int], Curves] = {}
         for cost in sorted(measured, key=lambda cost: cost.context_tokens):
             self._recall(cost)
@@ -151,7 +150,7 @@ class CostTable:
                 table[shape] = _Cost(seconds, 1.0, seconds)
 
     def export(self) -> tuple[StepCost, ...]:
-        """Everything that is known, for the next load of this model on this machine."""
+        """Return all known costs, for the next load of this model on this machine."""
         unknown = _Cost(0.0)
         short = [
             StepCost(*shape, forward.value, drafting.value, is_learnt=shape in self._learnt)
@@ -161,7 +160,7 @@ class CostTable:
         return (*short, *self._in_contexts())
 
     def _in_contexts(self) -> Iterator[StepCost]:
-        """What longer contexts do to one shape of each class, and to the drafting of one row."""
+        """Yield what longer contexts add to one shape of each class, and to drafting for one row."""
         for (doublings, width), extra in sorted(self._extras.items()):
             drafts, context = (1 << width) - 1, SHORT_TOKENS << (doublings - 1)
             seconds = self.curves(PLAIN, 1).forward.at(drafts) + extra.value
@@ -173,10 +172,10 @@ class CostTable:
             yield StepCost(method, 1, drafts, 0.0, seconds, context_tokens=context, is_learnt=True)
 
     def observe(self, shape: Shape, *, seconds: float, draft_seconds: float | None, context: int = 0) -> None:
-        """Learn one step; `draft_seconds` None: they were not timed, what is known of them is taken off.
+        """Learn from one step; `draft_seconds` None means not timed: the known cost of drafting is subtracted.
 
-        A long `context` (in tokens) slows every step down, wide ones more, so that is learnt apart. Ignored: steps
-        nobody timed (0 seconds), and the first of a shape or of a plain run (it warms up).
+        A long `context` (in tokens) slows every step, wide ones more, so that is learnt separately. Ignored are untimed
+        steps (0 seconds), and the first of a shape or of a plain run (it warms up).
         """
         self._step += 1
         self._untimed = self._untimed + 1 if draft_seconds is None else 0
@@ -196,7 +195,7 @@ class CostTable:
     def _learn_drafting(self, shape: Shape, doublings: int, seconds: float) -> None:
         slowdown, known = self._slowdown(doublings, shape.method), self._drafts.get(shape)
         if doublings and known and known.value > 0:
-            # The first sample is believed, lest the shape in a short context be blamed for the rest of it.
+            # The first sample is trusted, or its excess would be blamed on the shape in a short context.
             sample = min(16 * slowdown, max(slowdown / 16, seconds / known.value))
             slowdown = self._learn(self._slowdowns.setdefault((doublings, shape.method), _Cost(sample)), sample).value
         seconds /= slowdown
@@ -206,20 +205,20 @@ class CostTable:
         width, known = _width(shape.drafts), self._forwards.get(shape)
         if doublings and known:
             usual = known.value
-            # The first sample is believed, lest the shape in a short context be blamed for the rest of it.
+            # The first sample is trusted, or its excess would be blamed on the shape in a short context.
             believed, key = usual + shape.rows * self._extra(doublings, width), (doublings, width)
             most = 2 if key in self._extras else 4
             sample = (min(most * believed, max(believed / most, seconds)) - usual) / shape.rows
             cost = self._extras.setdefault(key, _Cost(sample))
-            # Of the first two the cheaper counts: nothing but a pause can have made the other one dear.
+            # Of the first two samples the cheaper counts: only a pause can have made the other one slower.
             cost.learn(min(cost.value, sample) if cost.weight == 1 else sample, MEMORY)
             cost.value = min(cost.value, sample) if cost.weight == 2 else cost.value
             self._draw(cost, usual)
-            # What is left over is noise of the whole step: the shape gets its share of it.
+            # The remainder is noise of the whole step: the shape gets its share of it.
             seconds *= usual / max(usual / 2, usual + shape.rows * cost.value)
         else:
             seconds -= shape.rows * self._extra(doublings, width)
-        # The first sample of a shape counts as much as what was expected of it.
+        # The first sample of a shape weighs as much as its estimate.
         expected = self.curves(shape.method, shape.rows).forward.at(shape.drafts) if self._forwards else seconds
         origin = self._learn(self._forwards.setdefault(shape, _Cost(expected, 1.0)), seconds).origin
         self._learnt.add(shape)
@@ -227,15 +226,16 @@ class CostTable:
             self._pace.learn(min(4.0, max(0.25, seconds / origin)), MEMORY)
 
     def _slowdown(self, doublings: int, method: str) -> float:
-        """Where nobody knows: as when the context was shorter."""
+        """Return a method's slowdown in this context; if unknown, that of the next shorter one."""
         if not doublings:
             return 1.0
         known = self._slowdowns.get((doublings, method))
         return known.value if known else self._slowdown(doublings - 1, method)
 
     def _extra(self, doublings: int, width: int) -> float:
-        """Where nobody knows: as much as for another width, the narrower first, by what they differed in when the
-        context was shorter; else twice what half of it adds."""
+        """Return the seconds that a context adds per row.
+        If unknown: those of another width, narrower first, by their ratio in the next shorter context; else twice those
+        of half the context."""
         if not doublings:
             return 0.0
         if (doublings, width) in self._extras:
@@ -249,29 +249,28 @@ class CostTable:
         return known * min(4.0, max(1.0, shorter / usual)) if usual > 0 and near < width else known
 
     def must_time(self, method: str, *, rows: int, drafts: int, context: int = 0) -> bool:
-        """Whether the next drafting should be timed: it was not for long, never behind such a context, or too little is
-        known to interpolate."""
+        """Return whether to time the next drafting: long untimed, new in this context, or too few lengths known."""
         known, doublings = [shape.drafts for shape in self._drafts if shape[:2] == (method, rows)], _doublings(context)
         is_new = doublings > 0 and (doublings, method) not in self._slowdowns
         return self._untimed >= INTERVAL_STEPS or is_new or (len(known) < 2 and drafts not in known)
 
     def knows_plain(self, rows: int, samples: int) -> bool:
-        """Whether plain steps of that many rows were measured here so often, or before this model was loaded."""
+        """Return whether plain steps of `rows` rows have `samples` samples here, or were measured before this load."""
         known = self._forwards.get(Shape(PLAIN, rows, 0))
         return known is not None and (known.weight >= samples or known.origin > 0)
 
     def knows_context(self, context: int) -> bool:
-        """Whether plain steps behind about so many tokens were seen, or nothing says that they take longer there."""
+        """Return whether plain steps in about this context were seen, or nothing shows that they are slower there."""
         extras = {width: cost for (length, width), cost in self._extras.items() if length == _doublings(context)}
         if 0 in extras and extras[0].weight >= 2:
             return True
         return max((cost.value for cost in extras.values()), default=0.0) < NOISE * self.curves(PLAIN, 1).plain
 
     def curves(self, method: str, rows: int, context: int = 0) -> Curves:
-        """What is known, drawn as curves. That costs more than a step should, so they are believed for a while."""
+        """Return the known costs as curves, cached because drawing them takes longer than a step should."""
         doublings = _doublings(context)
         if (method, rows, doublings) not in self._drawn:
-            # Forwards of this method, else of others, else of as many tokens of one row.
+            # Forwards of this method, else of others, else of as many tokens in a smaller batch.
             points = self._points(method, rows)
             extras = {drafts: rows * self._extra(doublings, _width(drafts)) for drafts in points}
             slowed = {drafts: max(seconds / 2, seconds + extras[drafts]) for drafts, seconds in points.items()}
@@ -282,8 +281,8 @@ class CostTable:
         return self._drawn[method, rows, doublings]
 
     def _drafting(self, method: str, rows: int, slowdown: float) -> Curve:
-        """A method that nobody timed costs nothing, and beyond the longest that was timed nothing more. A batch follows
-        the law that another number of rows shows (one pays for each draft, another once), at the cost known of it."""
+        """Return a method's drafting curve: 0 if never timed, flat beyond the longest timed length.
+        A batch scales the curve of another number of rows (methods pay per draft or once) to its own known costs."""
         timed: defaultdict[int, dict[int, float]] = defaultdict(lambda: {0: 0.0})
         for shape, cost in self._drafts.items():
             if shape.method == method:
@@ -294,8 +293,8 @@ class CostTable:
         return Curve.through({drafts: fmean(dearer) * law.at(drafts) for drafts in known} | own, beyond=0.0)
 
     def _points(self, method: str, rows: int) -> Mapping[int, float]:
-        """Seconds of forwards, by number of drafts. What nobody ran in a batch of this size should cost what as many
-        tokens do in the next smaller one that was measured."""
+        """Return the seconds of forwards by number of drafts.
+        Shapes never run at this batch size are assumed to cost what as many tokens do in the next smaller one."""
         points = self._measured(method, rows)
         smaller = {few: self._measured(method, few) for few in {shape.rows for shape in self._forwards} if few < rows}
         few = max((few for few in smaller if len(smaller[few]) > 1), default=0)
@@ -308,8 +307,8 @@ class CostTable:
         return points or {0: 1.0}
 
     def _measured(self, method: str, rows: int) -> dict[int, float]:
-        """Of exactly so many rows. Wide forwards that nobody ran for long are forgotten, or as they were measured long
-        ago."""
+        """Return the measured seconds by number of drafts of exactly `rows` rows.
+        Wide forwards that have not run for long are forgotten, or fall back to their cost at load."""
         known = []
         for shape, cost in self._forwards.items():
             own, wide = shape.method == method, shape.drafts > 0
@@ -323,7 +322,7 @@ class CostTable:
         return self._draw(cost, 0.0)
 
     def _draw(self, cost: _Cost, beside: float) -> _Cost:
-        """Curves are drawn anew where a cost, with what stands `beside` it, differs from what they show."""
+        """Discard the curves if a cost, together with the cost `beside` it, differs from what they show."""
         cost.step = self._step
         if abs(cost.value - cost.drawn) > NOISE * (cost.drawn + beside) or self._step % (STALE_STEPS // 8) == 0:
             cost.drawn = cost.value
@@ -332,15 +331,15 @@ class CostTable:
         return cost
 
     def _now(self, cost: _Cost) -> float:
-        """What it costs now; 0 when that is unknown."""
+        """Return the current cost; 0 if unknown."""
         return cost.value if cost.step > self._step - STALE_STEPS else cost.origin * self._pace.value
 
 
 def _doublings(context: int) -> int:
-    """How often a context doubled since it was short."""
+    """Return how often a context has doubled since it was short."""
     return (context // SHORT_TOKENS).bit_length()
 
 
 def _width(drafts: int) -> int:
-    """Forwards of one class run the same kind of kernel over the context: 1, 2, 3-4, 5-8 or 9-16 tokens a row."""
+    """Return the width class, which shares a kind of kernel over the context: 1, 2, 3-4, 5-8 or 9-16 tokens a row."""
     return drafts.bit_length()

@@ -1,4 +1,4 @@
-"""How likely drafts are accepted: by position, method, context length, and how sure the target is of its tokens."""
+"""Acceptance estimates for drafts, by position, method, context length, and how sure the target is of its tokens."""
 
 from bisect import bisect
 from collections import defaultdict
@@ -13,44 +13,43 @@ from app.core.step import Offer
 from app.scheduler.costs import PLAIN, Average
 
 FIRST_WEIGHT, MEMORY = 3.0, 256.0
-"""Cycles that outweigh what was believed before, and that all former ones count for at most."""
+"""Weight of the prior, and maximum weight of all earlier cycles together, in cycles."""
 OWN_CYCLES = 8.5
-"""Of a request, which count as much as all that is known of such situations."""
+"""Cycles of a request that weigh as much as all that is known of its situation."""
 SO_FAR = 0.98
-"""What a cycle counts for in the record of its request once the next one was seen."""
+"""Factor by which a request's record fades with each further cycle."""
 RECENT_TOKENS = 64
-"""After so many without a miss of a drafter, what is known of it weighs half; without its drafts, its record does.
-Within so many it has to make up for what it must read first."""
+"""Half-life, in tokens, of evidence about a drafter since its last miss, and of a request's record without its drafts.
+Also the tokens within which a drafter must make up for what it has to read first."""
 CONFIDENCES = (0.5, 0.9, 0.97, 0.99)
-"""How sure the target is of its tokens; texts between two of them are alike."""
+"""Bounds between the classes of how sure the target is of its tokens."""
 CONTEXT_TOKENS = 1_024
-"""A drafter gets worse with the context: lengths below, and each doubling, are told apart."""
+"""Context, in tokens, where the first class ends; each doubling is another, because drafters get worse with length."""
 
 
 class Kind(NamedTuple):
-    """Whose drafts; `match`: of an offer, how long the match behind it is: 1 token, 2-3, 4-7, ..."""
+    """Kind of drafts: the method and, for an offer, the length class of its match: 1 token, 2-3, 4-7, ..."""
 
     method: str
     match: int = 0
 
     @classmethod
     def of(cls, method: str, offer: Offer | None) -> "Kind":
-        """An offer is as good as the match behind it is long."""
+        """Return the kind of a method's drafts: an offer is as good as its match is long."""
         return cls(method, offer.matched_tokens.bit_length() if offer else 0)
 
     @property
     def first_belief(self) -> float:
-        """How likely a draft is before anything was seen: as if it had held for the length of its match, or once (the
-        rule of succession)."""
+        """Prior probability of a draft: as if it had held for its match's length, or once (the rule of succession)."""
         held = 1 << max(0, self.match - 1)
         return (held + 1) / (held + 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A row that may draft. `offered`: by the methods that tell it for nothing; `confidence`: how likely the target
-    thought its last tokens, None before the first; `forced`: how many drafts a grammar makes certain, before what is
-    offered; `most_drafts`: what its request bounds a draft to, with these."""
+    """A row that may draft, with the lookup drafters' offers (`offered`).
+    `confidence` is the probability the target gave its last tokens, None before the first; `forced` counts drafts that
+    a grammar makes certain, before the offers; `most_drafts` is the request's bound on drafts, including these."""
 
     request_id: str = ""
     context_tokens: int = 0
@@ -61,15 +60,15 @@ class Drafting:
 
     @property
     def sureness(self) -> int:
-        """A class of confidences; 0: there is none."""
+        """Class of the confidence; 0 if there is none."""
         return 0 if self.confidence is None else 1 + bisect(CONFIDENCES, self.confidence)
 
 
 class DraftObservation(NamedTuple):
-    """One row of a step: drafts asked of `method`, verified ones, accepted ones. `asked` 0: the method had no say.
+    """One row of a step: drafts asked of `method`, verified and accepted. `asked` 0: the method was not involved.
 
-    What is asked for and not drafted counts as missed. `match`: of an offer, the class of its match; `first`: so many
-    drafts of the same proposal were told before.
+    A draft asked for and not verified counts as missed. `match` is the class of an offer's match; `first` counts drafts
+    of the same proposal observed before.
     """
 
     method: str = PLAIN
@@ -82,7 +81,7 @@ class DraftObservation(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """What one request had of a kind of drafts: right and wrong ones, earlier ones faded; its context at the last."""
+    """A request's record of a kind of drafts: right and wrong ones, earlier ones faded, and its last context."""
 
     right: float = 0.0
     wrong: float = 0.0
@@ -90,7 +89,7 @@ class _Record(NamedTuple):
     context_tokens: int = 0
 
     def after(self, draft: DraftObservation) -> "_Record":
-        """The record with one observation more."""
+        """Return the record with one more observation."""
         so_far = 1.0 if draft.first else SO_FAR
         return _Record(
             so_far * self.right + draft.accepted,
@@ -101,7 +100,7 @@ class _Record(NamedTuple):
 
 
 class _Situation(NamedTuple):
-    """What evidence is about: a kind of drafts, a range of context lengths, and how sure the target is; 0: any."""
+    """What evidence is about: a kind of drafts, a class of context lengths, and how sure the target is; 0 means any."""
 
     kind: Kind
     context: int
@@ -109,26 +108,26 @@ class _Situation(NamedTuple):
 
     @classmethod
     def of(cls, kind: Kind, row: Drafting) -> "_Situation":
-        """A row's."""
+        """Return the situation of a row."""
         return cls(kind, (row.context_tokens // CONTEXT_TOKENS).bit_length(), row.sureness)
 
 
 class AcceptanceHistory:
-    """Beliefs by situation, and the records of the requests that run."""
+    """Acceptance estimates by situation, and the records of running requests."""
 
     def __init__(self) -> None:
         self._beliefs = defaultdict[_Situation, list[Average]](lambda: [Average(0.0) for _ in range(LONGEST_DRAFT + 1)])
-        """By position."""
+        """Estimates of each situation by draft position."""
         self._drawn: dict[Kind, dict[_Situation, Sequence[float]]] = {}
-        """What follows from the beliefs, until one of the kind changes."""
+        """Probabilities derived from the estimates, kept until one of the kind changes."""
         self._records: dict[str, dict[Kind, _Record]] = {}
-        """By request and kind."""
+        """Records by request and kind."""
         self.tokens = 0
         self._missed: dict[_Situation, int] = {}
-        """How many tokens a row got, whichever request was that, in all and before a draft was last wrong."""
+        """Value of `tokens`, a count per row over all requests, at the last wrong draft in each situation."""
 
     def observe(self, draft: DraftObservation) -> None:
-        """What one row had accepted of a proposal, or would have."""
+        """Learn what one row had accepted of a proposal, or would have."""
         kind, records = Kind(draft.method, draft.match), self._records.setdefault(draft.row.request_id, {})
         situation = _Situation.of(kind, draft.row)
         for about in {situation, situation._replace(sureness=0)}:
@@ -142,9 +141,11 @@ class AcceptanceHistory:
         records[kind] = records.get(kind, _Record()).after(draft)
 
     def outlook(self, method: str, row: Drafting) -> tuple[Sequence[float], float]:
-        """What to expect of the method's next proposal for this row: tokens of a step by draft length 0, 1, 2, ... (the
-        target's own one plus the drafts that survive, first those that are forced), and how many cycles of such a
-        situation are behind that, or of texts that the target is surer of: a less sure one is no easier to draft."""
+        """Return the expected tokens of a step by draft length 0, 1, 2, ..., and the cycles of evidence behind them.
+
+        Tokens are the target's own and the surviving drafts, forced ones first. Evidence includes texts that the target
+        is surer of: a less sure one is no easier to draft.
+        """
         kind = Kind.of(method, row.offered.get(method))
         situation, record = _Situation.of(kind, row), self._records.get(row.request_id, {}).get(kind)
         chances = self._chances(situation)
@@ -160,7 +161,7 @@ class AcceptanceHistory:
         return tokens, sum(_freshness(age) * self._beliefs[each][0].weight for each, age in ages.items())
 
     def unread(self, method: str, row: Drafting) -> int:
-        """Tokens of the row since the method drafted for it, or all; 0 for the few that any cycle brings."""
+        """Return the row's tokens since the method last drafted for it, or all; 0 for the few that any cycle brings."""
         if method in row.offered:
             return 0
         record = self._records.get(row.request_id, {}).get(Kind(method), _Record())
@@ -168,7 +169,7 @@ class AcceptanceHistory:
         return behind if behind > LONGEST_DRAFT + 2 else 0
 
     def forget(self, request_id: str) -> None:
-        """The request is over; what it taught stays."""
+        """Drop the record of a finished request; what it taught is kept."""
         self._records.pop(request_id, None)
 
     def _chances(self, situation: _Situation) -> Sequence[float]:
@@ -178,8 +179,8 @@ class AcceptanceHistory:
         return drawn[situation]
 
     def _draw(self, situation: _Situation) -> Sequence[float]:
-        """Evidence, and as much as `FIRST_WEIGHT` cycles of what is believed anyway: that a position is like the one
-        before it, and for the other half what is known in general."""
+        """Return probabilities by position: evidence, and a prior worth `FIRST_WEIGHT` cycles.
+        The prior is half the previous position's probability and half what is known in general."""
         context = situation.context if situation.sureness else situation.context - 1
         general = self._chances(_Situation(situation.kind, context)) if context >= 0 else None
         positions = self._beliefs.get(situation)
@@ -194,5 +195,5 @@ class AcceptanceHistory:
 
 
 def _freshness(tokens: int) -> float:
-    """What is left of evidence after so many."""
+    """Return what is left of evidence after `tokens` tokens."""
     return RECENT_TOKENS / (RECENT_TOKENS + max(0, tokens))

@@ -1,6 +1,6 @@
-"""Which drafter proposes how many tokens: what earns the most expected tokens per second here, plain decoding included.
+"""Governor: chooses drafter and draft length with the most expected tokens per second here, plain decoding included.
 
-Pure decisions: no clock and no I/O. Tokens never depend on them, so a wrong guess costs time and nothing else.
+Its decisions are pure: no clock and no I/O. Tokens never depend on them, so a wrong guess only costs time.
 
     expected tokens per second = sum over rows of sum_{j=0..K} prod_{i<=j} acceptance_i / (draft cost + verify cost)
 """
@@ -19,18 +19,19 @@ from app.scheduler.costs import INTERVAL_STEPS, MEMORY, NOISE, PLAIN, Average, C
 from app.scheduler.estimates import FIRST_WEIGHT, RECENT_TOKENS, AcceptanceHistory, Drafting, DraftObservation
 
 PLAIN_STEPS = 3
-"""In which plain decoding is measured when nothing is known of it: the first one warms up."""
+"""Steps in which plain decoding is measured when nothing is known of it; the first one warms up."""
 PLAIN_PAUSE_STEPS, PLAIN_DOUBT = 192, 1.5
-"""After so many steps without it, plain decoding is measured again, unless drafting is that much better."""
+"""Steps without plain decoding after which it is measured again, unless drafting is `PLAIN_DOUBT` times as fast."""
 CREDIT_STEPS, TRIAL_SHARE = 2.0, 0.01
 """Plain steps that trials may lose when a request starts (what is learnt early pays longest), and the share of the time
 after that."""
 TRIAL_GAIN = 0.2
-"""What a trial must promise, should it go well; and of a plain step, what a first step beyond the credit may waste."""
+"""Relative gain that a trial must promise if it goes well; also the share of a plain step that the first step of a new
+text may waste beyond the credit."""
 
 
 class Option(NamedTuple):
-    """What a step may do."""
+    """Method and draft length of a step."""
 
     method: str
     num_draft_tokens: int
@@ -46,17 +47,17 @@ class DraftChoice(NamedTuple):
     num_draft_tokens: int = 0
     why: Decision = Decision()
     refusal: Reason = NO_REASON
-    """Why it does not draft, where drafting was not allowed or would not pay."""
+    """Reason for not drafting, where it was not allowed or would not pay."""
     most_draft_tokens: int = LONGEST_DRAFT
-    """With those that a grammar forces behind them."""
+    """Most drafts, including those that a grammar forces after the drafter's."""
 
 
 class StepObservation(NamedTuple):
-    """One decode step as the governor sees it. `width` is the padded forward's, `seconds` includes the drafting,
-    `context_tokens` are those of the longest row.
+    """One decode step as the governor sees it.
 
-    `draft_seconds` None: the drafting was not timed. `appended`: so many of the width no drafter drafted. `typical`
-    False: it only delivered an earlier forward, or read a prompt, so its time says nothing about the next ones.
+    `width` is the padded forward's, `seconds` includes the drafting, `context_tokens` are those of the longest row.
+    `draft_seconds` None: drafting was not timed. `appended`: positions of the width that no drafter drafted. `typical`
+    False: it only delivered an earlier forward, or read a prompt, so its time is not representative.
     """
 
     rows: int
@@ -70,13 +71,13 @@ class StepObservation(NamedTuple):
 
     @property
     def widest(self) -> DraftObservation:
-        """The row that drafted most: the step's cost is put down to its method."""
+        """Row that drafted most: the step's cost is attributed to its method."""
         return max(self.drafts, key=lambda draft: (draft.drafted, draft.asked), default=DraftObservation())
 
 
 class _Estimate(NamedTuple):
-    """Of one option: `rate` and `hope` are tokens of all rows per plain step, as believed and should it go well;
-    `tokens` and `seconds` of one step, in plain steps."""
+    """Estimate for one option: `rate` and `hope` are tokens of all rows per plain step, expected and if all goes well.
+    `tokens` and `seconds` are those of one step, the latter in plain steps."""
 
     rate: float
     tokens: float
@@ -86,12 +87,12 @@ class _Estimate(NamedTuple):
     reading: float = 0.0
 
     def loss(self, rate: float) -> float:
-        """What a step of it probably loses where `rate` is earned."""
+        """Return what a step of it probably loses where `rate` is earned."""
         return max(NOISE, self.seconds + self.reading - self.tokens / rate)
 
 
 class _Judgement(NamedTuple):
-    """What pays (`option`), the best way to draft, and with its loss what is worth a trial, best first."""
+    """The option that pays, the best one that drafts, and those worth a trial with their losses, best first."""
 
     estimates: Mapping[Option, _Estimate]
     option: Option
@@ -102,8 +103,8 @@ class _Judgement(NamedTuple):
 class Governor:
     """One per loaded model, shared by its requests.
 
-    `measured`: what steps cost, from the warm-up; `longest`: the most drafts of methods that have a limit;
-    `cheap_tokens`: of one forward, just before it gets dearer on this chip.
+    `measured` are step costs from the warm-up; `longest` are the most drafts of methods that have a limit;
+    `cheap_tokens` are the tokens of one forward just before it gets slower on this chip.
     """
 
     def __init__(
@@ -119,25 +120,25 @@ class Governor:
         self._history = AcceptanceHistory()
         self._offering: set[str] = set()
         self._reading = defaultdict[str, tuple[Average, Average]](lambda: (Average(0.0), Average(0.0)))
-        """Of each method: what reading took (in plain steps), and of how many tokens: long ones tell more."""
+        """Cost of reading by method, in plain steps, and the tokens read: long readings weigh more."""
         self._memo: tuple[object, _Judgement] | None = None
         self._speakers: set[str] = set()
         self._current: dict[tuple[str, ...], Option] = {}
         self._measuring_steps = self._steps_since_plain = 0
         self._credit_steps = 0.0
         self._trial: tuple[float, float] | None = None
-        """Of the step under way, if it is one: the plain steps that it takes, and the rate that it must make up for."""
+        """Plain steps that the trial in progress takes, and the rate it must make up for; None without a trial."""
 
     def choose(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> DraftChoice:
-        """The choice for the next step of `rows` rows, of which `drafting` may use `methods`. Ask once per step."""
+        """Choose for the next step of `rows` rows, of which `drafting` may use `methods`. Call it once per step."""
         estimates, option, rival, trials = self._judged(rows, drafting, methods)
         self._welcome(rows, drafting)
-        # A trial tells about all its rows, so a batch needs fewer.
+        # A trial informs about all its rows, so a batch needs fewer.
         most = max(CREDIT_STEPS, min((loss for loss, _ in trials), default=0.0))
         self._credit_steps = min(most, self._credit_steps + TRIAL_SHARE * estimates[option].seconds / rows)
         kind, refusal = "draft", NO_REASON
         context = max(row.context_tokens for row in drafting)
-        # No forward is cheaper than a plain one: where one seems to be, a pause was taken for the cost of that.
+        # No forward is cheaper than a plain one: where one seems so, a pause was mistaken for the plain cost.
         known = self.costs.knows_context(context) and estimates[option].seconds >= 1 - NOISE
         if self._measures(estimates[option].rate / estimates[OFF].rate, known=known):
             option, refusal = OFF, Reason("measuring")
@@ -151,8 +152,8 @@ class Governor:
         return DraftChoice(*option, Decision(refusal.code or kind, *weighed, why.seconds, why.acceptance), refusal)
 
     def widest(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...], choice: DraftChoice) -> int:
-        """Up to how many drafts a forward pays where a grammar forces those behind the chosen ones: nobody has to draft
-        them, and they stand where all others do."""
+        """Return up to how many drafts pay where a grammar forces those after the chosen ones.
+        Forced drafts cost no drafting, and are accepted wherever all before them are."""
         method, length = option = Option(choice.method, choice.num_draft_tokens)
         rate = self._judged(rows, drafting, methods).estimates[option].rate
         cycle = self.costs.curves(PLAIN, rows, max(row.context_tokens for row in drafting)).cycle
@@ -162,7 +163,7 @@ class Governor:
         return max(most for most, gain in gains.items() if gain >= rate * (cycle(most)[0] - cycle(length)[0]))
 
     def observe(self, step: StepObservation) -> None:
-        """Learn from a finished decode step, whoever chose it."""
+        """Learn from a finished decode step, whether or not the governor chose it."""
         unread = sum(self._history.unread(draft.method, draft.row) for draft in step.drafts if draft.drafted)
         if unread and step.seconds and step.typical:
             curves = self.costs.curves(step.widest.method, step.rows, step.context_tokens)
@@ -177,7 +178,7 @@ class Governor:
             seconds, rate = trial
             self._credit_steps -= max(NOISE, (seconds if widest.drafted else 1.0) - (step.rows + accepted) / rate)
         self._steps_since_plain = self._steps_since_plain + 1 if widest.asked else 0
-        # A step whose drafter had nothing to propose is no plain step: nothing could be launched ahead of it.
+        # A step whose drafter had nothing to propose is not a plain step: nothing could be launched ahead of it.
         shape, spared = Shape(widest.method if widest.asked else PLAIN, step.rows, step.width - 1), 0.0
         if step.appended:  # as if all had been drafted
             drafting = self.costs.curves(shape.method, step.rows, step.context_tokens).drafting
@@ -190,18 +191,18 @@ class Governor:
         )
 
     def look_back(self, drafts: Iterable[DraftObservation]) -> None:
-        """Learn what was accepted, or would have been of what was offered."""
+        """Learn what was accepted of drafts, or would have been of offers."""
         for draft in drafts:
             self._history.observe(draft)
             self._memo = None
 
     def forget(self, request_id: str) -> None:
-        """The request is over."""
+        """Forget a finished request."""
         self._history.forget(request_id)
         self._speakers.discard(request_id)
 
     def _welcome(self, rows: int, drafting: Sequence[Drafting]) -> None:
-        """New requests keep what pays, and may try its rivals."""
+        """Give new requests credit for trials, and have plain decoding measured if it is unknown."""
         if new := {row.request_id for row in drafting} - self._speakers:
             self._speakers |= new
             self._credit_steps = max(self._credit_steps, min(CREDIT_STEPS, self._credit_steps + CREDIT_STEPS))
@@ -209,8 +210,7 @@ class Governor:
                 self._measuring_steps = PLAIN_STEPS
 
     def _measures(self, lead: float, *, known: bool) -> bool:
-        """Whether plain decoding is to be measured now: nothing is known of it, at all or in such a context, or it may
-        be better than is thought."""
+        """Return whether to measure plain decoding now: unknown, at all or in this context, or maybe underrated."""
         if self._steps_since_plain > (PLAIN_PAUSE_STEPS if known else INTERVAL_STEPS) and not self._measuring_steps:
             self._steps_since_plain = 0
             self._measuring_steps = PLAIN_STEPS - 1 if lead < PLAIN_DOUBT or not known else 0
@@ -219,7 +219,7 @@ class Governor:
         return measures
 
     def _judged(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> _Judgement:
-        """Judged anew only where something changed: plain steps in a row cost the host next to nothing."""
+        """Return the judgement, renewed only after a change: plain steps in a row cost the host next to nothing."""
         seen = tuple(
             (row.request_id in self._speakers, row.request_id, row.sureness, row.most_drafts, row.forced, offers)
             for row, offers in ((row, tuple(row.offered.values())) for row in drafting)
@@ -232,7 +232,7 @@ class Governor:
         return self._memo[1]
 
     def _longest_draft(self, method: str, row: Drafting) -> int:
-        """How many tokens a method may draft for a row: what it offers, if it can, stands behind what is forced."""
+        """Return how many tokens a method may draft for a row; an offer, if it makes any, follows forced tokens."""
         offered = row.offered.get(method, Offer()) if method in self._offering else None
         most = max(row.forced, self._longest.get(method, LONGEST_DRAFT))
         return min(row.most_drafts, most if offered is None else row.forced + len(offered.tokens))
@@ -250,7 +250,7 @@ class Governor:
             beliefs, first, unread = [], 0.0, 0
             for row, most in zip(drafting, longest, strict=True):
                 tokens, weight = self._history.outlook(method, row)
-                # Nobody has to try what is offered: what there is to know of it is known.
+                # Offers need no trial: what there is to know of them is known.
                 doubt = 0.0 if method in self._offering else FIRST_WEIGHT / (FIRST_WEIGHT + weight)
                 beliefs.append((tokens, doubt, most))
                 first += (tokens[1] - 1) / len(drafting)
@@ -266,12 +266,12 @@ class Governor:
                     right = tokens[drafts]
                     likely += right
                     hoped += right + doubt * (1 + drafts - right)
-                # What is forced is known without asking anybody.
+                # Forced tokens need no drafter.
                 asks = length > certain
                 read = asks * reading * likely / (rows * RECENT_TOKENS)
                 cycle, at_best = (curves if asks else free).cycle(length)
                 rate, hope = likely / (cycle + read), hoped / (at_best + read)
-                # Nobody knows the kind of a new text: it risks the credit, or little by what former ones had accepted.
+                # The kind of a new text is unknown: it risks the credit, or little by what earlier texts had accepted.
                 wasted = cycle * (1 - likely / (rows * (1 + length)))
                 if not is_new or cycle <= 1 + CREDIT_STEPS or wasted <= TRIAL_GAIN:
                     estimates[option] = _Estimate(rate, likely, cycle, hope, first, reading)
@@ -286,12 +286,12 @@ def _slower(option: Option, estimate: _Estimate) -> Reason:
 
 @cache
 def _options(method: str, most: int, lengths: tuple[int, ...]) -> Sequence[Option]:
-    """What is weighed of a method where so many drafts are possible."""
+    """Return the options weighed of a method where at most `most` drafts are possible."""
     return [Option(method, length) for length in sorted({min(length, most) for length in lengths})]
 
 
 def _judgement(current: Option, estimates: Mapping[Option, _Estimate]) -> _Judgement:
-    """The best option when it is better by more than noise; and what may gain most for what it probably loses."""
+    """Judge which option is best by more than noise, and which may gain most for what they probably lose."""
     if current not in estimates or estimates[current].rate < estimates[OFF].rate:
         current = OFF
     rival = max((each for each in estimates if each != OFF), key=lambda each: estimates[each].rate, default=OFF)

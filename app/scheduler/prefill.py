@@ -1,7 +1,7 @@
-"""Which pieces of which prompts a prefill step reads: large ones where nobody waits, of about so many seconds each.
+"""Prefill planning: which pieces of which prompts a step reads, larger where no stream waits, sized by time.
 
-A wide forward costs less per token than a narrow one; a long step makes streams wait, and macOS ends what keeps the GPU
-for too long. Sizes are halves of the largest one, so that few shapes are compiled.
+A wide forward costs less per token than a narrow one; a long step makes streams wait, and macOS kills what keeps the
+GPU for too long. Sizes are halves of the largest one, so that few shapes are compiled.
 """
 
 from collections.abc import Collection
@@ -13,20 +13,20 @@ from app.scheduler.sequence import Sequence
 
 SMALLEST_CHUNK_TOKENS = 64
 FIRST_CHUNK_TOKENS = 512
-"""Until it is known how fast this machine reads."""
+"""Chunk size, in tokens, until this machine's prefill speed is known."""
 ALONE_SECONDS, BESIDE_SECONDS = 1.5, 0.5
-"""How long a chunk may take where nobody waits for it, and beside streams."""
+"""Target duration of a chunk, in seconds, where no stream waits for it, and beside streams."""
 MEMORY = 4
-"""Chunks that all former ones count for at most."""
+"""Maximum weight of all earlier chunks together, in chunks."""
 SCORED_CHUNK_TOKENS = 64
-"""Tokens of a chunk whose prompts are scored: the logits of each are in memory at once, and the likeliest of 150,000
-take a CPU some 7 ms."""
+"""Chunk size, in tokens, of scored prompts: all its logits are in memory at once, and finding the likeliest of 150,000
+takes a CPU some 7 ms per token."""
 SHORTEST_SHARE = 0.5
-"""A prompt joins a longer one when it fills at least this share of the padded rectangle's width."""
+"""Share of the padded rectangle's width that a prompt must fill to join a longer one."""
 
 
 def plan_prefill(waiting: Collection[Sequence], chunk_tokens: int) -> PrefillStep:
-    """The oldest prompt's next piece, and others of about its length that fit beside it into one chunk.
+    """Plan the oldest prompt's next piece, and others of similar length that fit into the same chunk.
 
     One wide product costs less than several narrow ones, and prompts that came together start together.
     """
@@ -37,7 +37,7 @@ def plan_prefill(waiting: Collection[Sequence], chunk_tokens: int) -> PrefillSte
         chunk_tokens = min(chunk_tokens, SCORED_CHUNK_TOKENS)
     for sequence in waiting:
         if sequence.request.scores_prompt != first.request.scores_prompt:
-            continue  # logits of a whole chunk are dear: nobody pays for those of another
+            continue  # logits of a whole chunk are expensive: no other prompt pays for them
         size = sequence.next_stop(chunk_tokens) - sequence.computed
         wanted = [*sizes, size]
         if rows and (len(wanted) * max(wanted) > chunk_tokens or min(wanted) < SHORTEST_SHARE * max(wanted)):
@@ -48,7 +48,7 @@ def plan_prefill(waiting: Collection[Sequence], chunk_tokens: int) -> PrefillSte
 
 
 class ChunkSizes:
-    """How many tokens a prefill step may read, from how fast former ones were in contexts of about that length."""
+    """Sizes of prefill steps, from the speed of earlier ones in contexts of similar length."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
@@ -56,13 +56,13 @@ class ChunkSizes:
         """Tokens per second by class of context."""
 
     def learn(self, tokens: int, context_tokens: int, seconds: float) -> None:
-        """A step read so many tokens behind so many. What is short says little about what is long."""
+        """Record the speed of one prefill step. Steps under 64 tokens are ignored: too noisy."""
         if seconds > 0 and tokens >= SMALLEST_CHUNK_TOKENS:
             rate = self._rates.setdefault(_class_of(context_tokens), Average(0.0))
             rate.learn(tokens / seconds, MEMORY)
 
     def size(self, context_tokens: int, *, alone: bool, streams: bool) -> int:
-        """The most tokens of a step behind so many. `alone`: no other request has a row; `streams`: some wait."""
+        """Return the most tokens of a step here. `alone`: no other request has a row; `streams`: some are waiting."""
         size = self._limits.prefill_chunk_tokens
         most = self._affordable(context_tokens, BESIDE_SECONDS if streams else ALONE_SECONDS)
         if not alone:
@@ -79,5 +79,5 @@ class ChunkSizes:
 
 
 def _class_of(context_tokens: int) -> int:
-    """Contexts that differ by less than a factor of two read about equally fast; short ones all do."""
+    """Return the class of a context: speeds are about equal within a factor of two, and in all short contexts."""
     return (context_tokens // 2048).bit_length()

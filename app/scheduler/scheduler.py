@@ -1,8 +1,8 @@
-"""One loaded model's scheduler: who runs, what the next step feeds, and what each client is told about it.
+"""Scheduler of one loaded model: which requests run, what the next step feeds, and what each client gets.
 
-plan() → engine.step(plan) → commit(result), all on one thread; nothing here blocks, sees a tensor or reads a clock of
-its own. Prefill chunks and decode steps alternate, so a running stream waits for at most one chunk. Every request gets
-exactly one event with a `finish_reason`, and its row is handed to `drain_released` exactly once.
+plan() → engine.step(plan) → commit(result), all on one thread; nothing here blocks, touches a tensor or reads a clock
+of its own. Prefill chunks and decode steps alternate, so a running stream waits for at most one chunk. Every request
+gets exactly one event with a `finish_reason`, and its row is handed to `drain_released` exactly once.
 """
 
 import math
@@ -40,7 +40,7 @@ LONGEST_RETRY_SECONDS = 60
 
 
 class WaitingQueue:
-    """First come, first served within an owner, and one owner after the other: who asks much waits behind himself.
+    """FIFO queue per owner, round-robin between owners, so that a busy owner only delays its own requests.
 
     At most `limit` sequences of each owner wait. Cancelling one never reorders the others.
     """
@@ -50,7 +50,7 @@ class WaitingQueue:
             raise ValueError(f"a queue holds at least one request, not {limit}")
         self._limit = limit
         self._lines: dict[str, dict[str, Sequence]] = {}
-        """By owner, the one whose turn it is first; none is empty."""
+        """Non-empty lines by owner, in the order of their turns."""
         self._service_seconds = 0.0
 
     def __len__(self) -> int:
@@ -60,10 +60,10 @@ class WaitingQueue:
         return any(request_id in line for line in self._lines.values())
 
     def push(self, sequence: Sequence, *, rows: int) -> None:
-        """Join the owner's line, one of those that `rows` rows serve. Raises `QueueFull` when `limit` wait in it."""
+        """Append to the owner's line; `rows` rows serve all lines. Raises `QueueFull` if `limit` wait in it."""
         owner = sequence.request.owner
         if len(self._lines.get(owner, ())) >= self._limit:
-            # While the line is full all rows are busy, so one of them becomes free every service time / rows.
+            # While the line is full all rows are busy, so a row becomes free every service time / rows.
             seconds = min(LONGEST_RETRY_SECONDS, max(1, math.ceil(self._service_seconds / rows)))
             raise QueueFull(
                 f"{self._limit} requests are waiting already; try again in {seconds} s",
@@ -72,16 +72,16 @@ class WaitingQueue:
         self._lines.setdefault(owner, {})[sequence.request.id] = sequence
 
     def put_back(self, sequence: Sequence) -> None:
-        """Stand at the head again, whoever else waits: it has been served before."""
+        """Put a sequence back at the head of the queue, before all others: it has been served before."""
         owner, name = sequence.request.owner, sequence.request.id
         self._lines = {owner: {name: sequence, **self._lines.pop(owner, {})}, **self._lines}
 
     def head(self) -> Sequence | None:
-        """The sequence that is next, still in its line."""
+        """Return the next sequence, without removing it."""
         return next((sequence for line in self._lines.values() for sequence in line.values()), None)
 
     def take(self, request_id: str) -> Sequence | None:
-        """Remove one sequence, wherever it stands; None when it is not waiting."""
+        """Remove and return one sequence, wherever it is in the queue; None if it is not waiting."""
         for owner, line in self._lines.items():
             if request_id in line:
                 sequence = line.pop(request_id)
@@ -91,14 +91,14 @@ class WaitingQueue:
         return None
 
     def serve(self, sequence: Sequence) -> None:
-        """Remove the head: its owner's next turn comes after everybody else's."""
+        """Remove the head; its owner's next turn comes after all other owners'."""
         owner = sequence.request.owner
         self.take(sequence.request.id)
         if owner in self._lines:
             self._lines[owner] = self._lines.pop(owner)
 
     def note_service(self, seconds: float) -> None:
-        """A request ran for `seconds` from admission to its natural end: what the next retry hint is made of."""
+        """Record the `seconds` from admission to the natural end of a request, on which retry hints are based."""
         weight = 0.25 if self._service_seconds else 1.0
         self._service_seconds += weight * (seconds - self._service_seconds)
 
@@ -116,7 +116,7 @@ def check_request(request: Request, *, limits: EngineLimits, policy: str) -> Non
 
 
 def _check_speculation(request: Request, *, limits: EngineLimits, policy: str) -> None:
-    """A method that is asked for by name runs or is refused; only `auto` may fall back."""
+    """Raise unless every method that is asked for by name can run; only `auto` may fall back."""
     wish = request.speculation
     if wish.num_draft_tokens is not None and wish.num_draft_tokens < 0:
         raise InvalidRequest("num_draft_tokens must not be negative", parameter="num_draft_tokens")
@@ -137,9 +137,9 @@ NO_WISH = SpeculationRequest()
 class Scheduler:
     """Continuous batching over counters; plain decoding is speculation with zero drafts.
 
-    `policy` is single, auto or off; `usual` is what requests that name no draft length are taken to ask for. `measured`
-    is what steps are known to cost. `queue_limit` bounds the requests of one owner that
-    wait for a row. An answer is expected to have `usual_answer_tokens`, or, once it has, as many more.
+    `policy` is single, auto or off; `usual` is the default for requests that name no draft length; `measured` are known
+    step costs. `queue_limit` bounds the waiting requests of one owner. An answer is expected to have
+    `usual_answer_tokens` or, once it has, as many more.
     """
 
     def __init__(
@@ -178,16 +178,16 @@ class Scheduler:
 
     @property
     def reading(self) -> dict[str, int]:
-        """The requests that have a row and no token yet: how much of their prompt is in the cache."""
+        """Number of cached prompt tokens of each request that has a row and no token yet."""
         return {name: each.computed for name, each in self._active.items() if not each.counters.generated}
 
     @property
     def expected(self) -> list[RowSize]:
-        """How long each running request will probably be in the end, in order of admission."""
+        """Expected final length of each running request, in order of admission."""
         return [each.expected(self._limits.max_context_tokens) for each in self._active.values()]
 
     def expected_of(self, request: Request) -> RowSize:
-        """The same of a request that does not run: the head of the queue, or one that is not even queued."""
+        """Return the expected length of a request that does not run: the head of the queue, or one not even queued."""
         head = self._queue.head()
         sequence = head if head and head.request is request else self._begun(request)
         return sequence.expected(self._limits.max_context_tokens)
@@ -197,37 +197,37 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything waits, runs, or has a row to be freed."""
+        """Whether any request waits, runs, or has a row to be freed."""
         return bool(self._queue or self._active or self._released)
 
     @property
     def costs(self) -> tuple[StepCost, ...]:
-        """What steps cost on this machine, as far as it is known."""
+        """Known step costs on this machine."""
         return self._speculation.costs
 
-    # --- who runs ---------------------------------------------------------------------------------------------
+    # --- requests and rows ------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises `InvalidRequest`, `SpeculationUnavailable` or `QueueFull`; then nothing happened."""
+        """Queue a request. Raises `InvalidRequest`, `SpeculationUnavailable` or `QueueFull` without side effects."""
         check_request(request, limits=self._limits, policy=self._policy)
         if request.id in self._queue or request.id in self._active or request.id in self._released:
             raise InvalidRequest(f"a request with the id {request.id} is running already", code="duplicate_request")
         if request.checkpoints and not self._limits.stops_at_checkpoints:
             request = msgspec.structs.replace(request, checkpoints=())
-        if not (self._queue or self._active):  # what was too much then may fit now
+        if not (self._queue or self._active):  # idle: lift the limits that a lack of memory set
             self._rows, self._chunk_tokens = self._limits.max_rows, self._limits.prefill_chunk_tokens
         self._queue.push(self._begun(request), rows=self._limits.max_rows)
 
     def next_admission(self) -> Request | None:
-        """The head of the queue when a row is free for it; rows that nobody drained yet are not free."""
+        """Return the head of the queue if a row is free for it; rows not drained yet are not free."""
         head = self._queue.head()
         return head.request if head and len(self._active) + len(self._released) < self._rows else None
 
     def admitted(self, request_id: str, cached_tokens: int) -> None:
-        """The engine gave the request a row whose cache holds `cached_tokens` of its prompt.
+        """Record that the engine gave the request a row whose cache holds `cached_tokens` of its prompt.
 
         Raises KeyError unless it is the head of the queue and ValueError unless `cached_tokens` < prompt length; it
-        still waits then, for `fail` to end it.
+        then keeps waiting for `fail` to end it.
         """
         sequence = self._queue.head()
         if sequence is None or sequence.request.id != request_id:
@@ -239,8 +239,8 @@ class Scheduler:
         self._active[request_id] = sequence
 
     def preempt(self) -> str:
-        """Take the row of the newest request, so that older ones have the memory to go on; it waits at the head of the
-        queue with the tokens that it has. The answer is its id; empty: nobody can be asked to wait."""
+        """Take the row of the newest request that can wait, so that older ones have memory; return its id, or "".
+        It waits at the head of the queue with its tokens."""
         _, *others = self._active.values() or (None,)
         newest = next((each for each in reversed(others) if each.can_wait), None)
         if newest is None:
@@ -256,10 +256,10 @@ class Scheduler:
         self._queue.put_back(sequence)
 
     def shrink(self, message: str) -> list[TokenEvent]:
-        """A step found no memory on the device, and the engine has dropped every row: what they have told stays, and
-        all is read again, half as many rows at a time, in chunks of half the size, until nothing is left to do.
+        """Requeue all rows after a step ran out of device memory and the engine dropped them.
 
-        A request that ran alone and gets no further than the last time fails.
+        Emitted tokens are kept; all is read again, half as many rows at a time and in chunks of half the size, until
+        the scheduler is idle. A request that ran alone and got no further than the last time fails.
         """
         rows = list(self._active.values())
         smallest = self._chunk_tokens <= SMALLEST_CHUNK_TOKENS
@@ -275,31 +275,30 @@ class Scheduler:
         return []
 
     def cancel(self, request_id: str) -> list[TokenEvent]:
-        """End a request, waiting or running. One terminal event; none when it has ended already."""
+        """End a request, waiting or running; return one terminal event, or none if it has ended already."""
         sequence = self._queue.take(request_id) or self._active.get(request_id)
         return [self._end(sequence, FinishReason.CANCELLED, kept=sequence.cached_prefix())] if sequence else []
 
     def fail(self, request_id: str, message: str) -> list[TokenEvent]:
-        """One request, waiting or running, cannot go on (its admission raised, say). Nothing of its cache is kept."""
+        """Fail one request, waiting or running (say its admission raised). Nothing of its cache is kept."""
         sequence = self._queue.take(request_id) or self._active.get(request_id)
         return [self._end(sequence, FinishReason.FAILED, error=message)] if sequence else []
 
     def fail_running(self, message: str) -> list[TokenEvent]:
-        """A step raised: every running request fails, nothing of their caches is kept; the waiting ones stay."""
+        """Fail every running request after a step raised, keeping nothing of their caches; waiting ones remain."""
         return [self._end(sequence, FinishReason.FAILED, error=message) for sequence in list(self._active.values())]
 
     def drain_released(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Rows for the engine to free, each told once: (request id, the tokens whose cache entries are valid)."""
+        """Return the rows for the engine to free, each once: (request id, the tokens whose cache entries are valid)."""
         released, self._released = list(self._released.items()), {}
         return released
 
-    # --- what the next step feeds ---------------------------------------------------------------------------------
+    # --- planning -------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when nothing runs. The oldest prompt is finished first.
+        """Plan the next step; None if nothing runs. The oldest prompt is finished first.
 
-        Short prompts that nobody's stream would wait for skip the prefill: one forward reads them all and draws
-        their first tokens.
+        Short prompts skip the prefill if no stream would wait: one forward reads them all and draws their first tokens.
         """
         prefilling = [sequence for sequence in self._active.values() if sequence.needs_prefill]
         decoding = [sequence for sequence in self._active.values() if not sequence.needs_prefill]
@@ -338,10 +337,10 @@ class Scheduler:
             )
         return DecodeStep(tuple(rows), timed=self._speculation.must_time(rows))
 
-    # --- what came of it ------------------------------------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------------------------------
 
     def commit(self, result: StepResult) -> list[TokenEvent]:
-        """Take over what the step gained; one event per row that got tokens. Missing rows stay as they are."""
+        """Apply the result of a step; return one event per row that got tokens. Missing rows are unchanged."""
         plan = self._plan
         if isinstance(plan, PrefillStep) and result.prefilled:
             self._chunks.learn(len(plan.rows) * result.width, plan.rows[0].start, result.seconds)
@@ -377,7 +376,7 @@ class Scheduler:
             return []
         if outcome.error:
             return self.fail(outcome.sequence_id, outcome.error)
-        # At least the last token is always still to be fed.
+        # The last token, at least, is not cached yet.
         if not 0 <= outcome.computed < len(sequence.tokens) + len(outcome.emitted):
             return self.fail(outcome.sequence_id, impossible(outcome.computed, len(sequence.tokens)))
         refusal = self._note_refusal(sequence, outcome, row)
@@ -389,7 +388,7 @@ class Scheduler:
         return [event] if outcome.emitted else []
 
     def _note_refusal(self, sequence: Sequence, outcome: RowOutcome, row: DecodeRow) -> Reason:
-        """Count why a step did not draft; the answer is the reason."""
+        """Count and return the reason why a step did not draft."""
         firm = reason = self._choices[outcome.sequence_id].refusal
         if not firm and not row.num_draft_tokens:
             reason = Reason("last_token")
@@ -408,7 +407,7 @@ class Scheduler:
         error: str = "",
         event: TokenEvent | None = None,
     ) -> TokenEvent:
-        """The one terminal event of a sequence that is no longer queued; `kept` is what its row may leave behind."""
+        """Return the one terminal event of a sequence no longer queued; `kept` is what its row may leave cached."""
         request_id, now = sequence.request.id, self._clock()
         if self._active.pop(request_id, None):
             self._released[request_id] = kept

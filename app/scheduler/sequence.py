@@ -17,10 +17,10 @@ NO_PARTS = Parts()
 
 @dataclass(slots=True)
 class Counters:
-    """Steps, drafts and acceptances, added up one decode step of one row at a time.
+    """Totals of steps, drafts and acceptances, added up one decode step of one row at a time.
 
-    A stop token counts as generated, as vLLM and mlx-lm count it, although it is never told. Drafts behind the end of
-    a sequence count nowhere: nobody asked for them.
+    A stop token counts as generated, as in vLLM and mlx-lm, although the client never gets it. Drafts past the end of a
+    sequence are not counted.
     """
 
     generated: int = 0
@@ -37,7 +37,7 @@ class Counters:
 
     @property
     def by_method(self) -> tuple[MethodStatistics, ...]:
-        """In order of first use; `off` counts the steps without drafts."""
+        """Statistics by method, in order of first use; `off` counts the steps without drafts."""
         return tuple(self._by_method.values())
 
     @property
@@ -48,10 +48,10 @@ class Counters:
 
 @dataclass(slots=True)
 class Refusals:
-    """Why decode steps of one sequence ran without drafts, by code; values may change, the last ones are kept.
+    """Reasons why decode steps of one sequence ran without drafts, by code, each with its latest values.
 
-    A *firm* reason means that drafting was not allowed: it is told even when other steps drafted. The others (no
-    n-gram matched, one token was left) belong to drafting and are told only when nothing was ever drafted.
+    A *firm* reason means that drafting was not allowed: it is reported even if other steps drafted. The others (no
+    n-gram matched, one token was left) belong to drafting and are reported only if nothing was ever drafted.
     """
 
     _counts: dict[str, int] = field(default_factory=dict)
@@ -65,13 +65,13 @@ class Refusals:
             self._firm.add(reason.code)
 
     def main(self, *, has_drafted: bool) -> Reason:
-        """The reason that held for most steps; none when every step was allowed to draft and some did."""
+        """Return the reason of most steps; none when every step was allowed to draft and some did."""
         codes = [code for code in self._counts if code in self._firm or not has_drafted]
         return self._last[max(codes, key=self._counts.__getitem__)] if codes else NO_REASON
 
 
 class _Followed(NamedTuple):
-    """An offer of which the first `right` tokens came true."""
+    """A tracked offer, of which the first `right` tokens came true."""
 
     kind: Kind
     tokens: tuple[int, ...]
@@ -79,18 +79,17 @@ class _Followed(NamedTuple):
 
 
 class Hindsight:
-    """Of one request: every offer is followed to its first wrong token or its end, but those behind forced tokens."""
+    """Tracks a request's offers to their first wrong token or their end, except those behind forced tokens."""
 
     def __init__(self) -> None:
         self.offered: Mapping[str, Offer] = {}
-        """The newest ones."""
+        """The latest offers by method."""
         self._followed: list[_Followed] = []
 
     def look_back(
         self, emitted: tuple[int, ...], offers: Mapping[str, Offer], row: Drafting, *, forced: int = 0
     ) -> list[DraftObservation]:
-        """What the emitted tokens tell about earlier offers; the new ones, behind so many `forced` tokens, are followed
-        from now on."""
+        """Return what emitted tokens show about earlier offers; track new ones unless `forced` tokens precede them."""
         observations, followed = [], []
         for kind, tokens, right in self._followed:
             pairs = list(zip(tokens[right:], emitted, strict=False))
@@ -102,47 +101,47 @@ class Hindsight:
                 followed.append(_Followed(kind, tokens, right + hits))
         self.offered = offers
         fresh = (_Followed(Kind.of(method, offer), offer.tokens) for method, offer in offers.items())
-        if not forced and (emitted or not followed):  # each piece of a prompt brings the same one again
+        if not forced and (emitted or not followed):  # each piece of a prompt repeats the same offers
             followed += [each for each in fresh if each.tokens]
         self._followed = followed
         return observations
 
 
 CARRY_LIMIT_TOKENS = 17
-"""More uncached tokens than this are fed by a prefill step, fewer may ride along with a decode step."""
+"""Most uncached tokens that a decode step may feed; more are fed by a prefill step."""
 USUAL_ANSWER_TOKENS = 1024
-"""An answer that may be longer is expected to end here, and one that did not, after as many more."""
+"""Expected length of an answer that may be longer, in tokens; one that exceeds it is expected to have as many more."""
 CONFIDENCE_TOKENS = 5
-"""What all former tokens together count for at most in the confidence."""
+"""Maximum weight of all earlier tokens together in the confidence, in tokens."""
 
 
 @dataclass(slots=True)
 class Sequence:
-    """Mutable life of one request between `submit` and its terminal event. Times are seconds of the injected clock."""
+    """Mutable state of one request between `submit` and its terminal event. Times are seconds of the injected clock."""
 
     request: Request
     submitted_at: float
     usual_answer_tokens: int = USUAL_ANSWER_TOKENS
     tokens: list[int] = field(init=False)
     computed: int = 0
-    """How many of `tokens`, from the first, are in the cache."""
+    """Number of leading `tokens` in the cache."""
     cached_tokens: int = 0
-    """How many of them came from the prefix cache at admission."""
+    """Number of them that came from the prefix cache at admission."""
     preemptions: int = 0
-    """How often it lost its row to others and read its tokens again later."""
+    """Number of times it lost its row to others and had to read its tokens again."""
     short_at: int = -1
-    """How many were in the cache when the device had no memory for it alone; -1: it always had."""
+    """Number of cached tokens when the device had no memory for it alone; -1 if it always had."""
     scores_told: int = 0
-    """How many of the prompt's tokens were told with their log probabilities."""
+    """Number of prompt tokens sent with their log probabilities."""
     counters: Counters = field(default_factory=Counters)
     refusals: Refusals = field(default_factory=Refusals)
     decision: Decision | None = None
-    """What the governor decided for it last."""
+    """Latest decision of the governor for it."""
     forced: int = 0
-    """How many of its next tokens a grammar makes certain."""
+    """Number of its next tokens that a grammar makes certain."""
     hindsight: Hindsight = field(default_factory=Hindsight)
     confidence: Average = field(default_factory=lambda: Average(0.0))
-    """How likely the target thought its last tokens, earlier ones fading."""
+    """Probability that the target gave its last tokens, earlier ones fading."""
     admitted_at: float | None = None
     decode_started_at: float | None = None
     first_token_at: float | None = None
@@ -158,65 +157,65 @@ class Sequence:
 
     @property
     def behind(self) -> int:
-        """How many tokens are not in the cache yet: at least the last one."""
+        """Number of tokens not in the cache yet: at least the last one."""
         return len(self.tokens) - self.computed
 
     @property
     def needs_prefill(self) -> bool:
-        """Whether prompt (or, after a deep rewind, output) must be cached before the next token can be drawn."""
+        """Whether prompt (or, after a deep rewind, output) tokens must be cached before the next token can be drawn."""
         return self.behind > CARRY_LIMIT_TOKENS or (self.behind > 1 and len(self.tokens) == self.prompt_length)
 
     @property
     def may_skip_prefill(self) -> bool:
-        """Whether so little of the prompt is uncached that the first decode step may feed it. A prompt that was begun
-        in chunks is finished so, unless its last checkpoint lies behind: its end is one of the prefix cache."""
+        """Whether the first decode step may feed the short rest of the prompt.
+        A prompt begun in chunks is finished in chunks, as its end is a checkpoint, unless it stands at its last one."""
         begun = self.computed not in {self.cached_tokens, *self.request.checkpoints[-1:]}
         return not begun and self.behind <= CARRY_LIMIT_TOKENS and not self.request.scores_prompt
 
     def expected(self, max_context_tokens: int) -> RowSize:
-        """How long it will probably be in the end: its prompt and a usual answer, or one that is longer by another."""
+        """Return its expected final length: the prompt and a usual answer, plus another for each exceeded."""
         usual = self.usual_answer_tokens * (1 + self.counters.generated // self.usual_answer_tokens)
         answer = min(self.request.max_tokens, usual)
         return RowSize(min(self.prompt_length + answer, max_context_tokens), self.prompt_length)
 
     @property
     def can_wait(self) -> bool:
-        """Whether it may go on later from its tokens alone. What else was told of a prompt would be told again."""
+        """Whether it can resume later from its tokens alone; prompt scores and embeddings would be computed again."""
         return not (self.request.scores_prompt or self.request.embeds)
 
     def admit(self, cached_tokens: int, now: float) -> None:
-        """It has a row whose cache holds so many of its tokens; for statistics the first one counts."""
+        """Record a row whose cache holds `cached_tokens` of its tokens; statistics use the first admission."""
         self.computed = cached_tokens
         if self.admitted_at is None:
             self.admitted_at, self.cached_tokens = now, cached_tokens
 
     def preempt(self) -> None:
-        """It lost its row: everything is to be read again."""
+        """Record the loss of its row: all tokens must be read again."""
         self.computed = 0
         self.preemptions += 1
 
     def unscored(self, scores: tuple[TokenLogprobs, ...]) -> tuple[TokenLogprobs, ...]:
-        """Of those of a prefill step that has just been counted, what was not told yet: it may be the second time."""
+        """Return the scores of the prefill step just counted that were not sent yet: after a preemption, some were."""
         end = min(self.computed, self.prompt_length - 1)
         told, self.scores_told = self.scores_told, max(self.scores_told, end)
         return scores[max(0, told - (end - len(scores))) :]
 
     def next_stop(self, limit: int) -> int:
-        """Where a piece of at most `limit` tokens of the prompt ends: before the last token, and at a checkpoint."""
+        """Return where a piece of at most `limit` prompt tokens ends: before the last token, and at a checkpoint."""
         end = min(self.computed + limit, len(self.tokens) - 1)
         return min([end, *(place for place in self.request.checkpoints if self.computed < place)])
 
     def remaining(self, max_context_tokens: int) -> int:
-        """How many tokens may still be emitted; the one that stands for an embedding needs no place in the context."""
+        """Return how many tokens may still be emitted; an embedding's placeholder needs no room in the context."""
         room = max_context_tokens + bool(self.request.embeds) - len(self.tokens)
         return min(self.request.max_tokens - self.counters.generated, room)
 
     def take(
         self, outcome: RowOutcome, max_context_tokens: int, parts: Parts, refusal: Reason = NO_REASON
     ) -> TokenEvent:
-        """Append the emitted tokens one by one up to the end, if it is among them; what lies behind it never was.
+        """Append the emitted tokens up to the end of the sequence, if it is among them; drop the rest.
 
-        The answer is what the client is told of it, but for statistics; `refusal`: why nothing was drafted.
+        Returns the client's event, without statistics; `refusal` is why nothing was drafted.
         """
         remaining = self.remaining(max_context_tokens)
         kept, finish_reason = 0, None
@@ -251,11 +250,11 @@ class Sequence:
         )
 
     def cached_prefix(self) -> tuple[int, ...]:
-        """The tokens whose keys and values the cache holds, a stop token included; nothing behind the end."""
+        """Return the tokens whose keys and values are cached, a stop token included; nothing past the end."""
         return tuple(self.tokens[: self.computed])
 
     def statistics(self, now: float) -> Statistics:
-        """The counters so far. Prefill lasts from admission to the first decode step, decode from there to `now`."""
+        """Return the statistics. Prefill lasts from admission to the first decode step, decode from then to `now`."""
         admitted = now if self.admitted_at is None else self.admitted_at
         decoding = now if self.decode_started_at is None else self.decode_started_at
         first_token = self.submitted_at if self.first_token_at is None else self.first_token_at
@@ -277,5 +276,5 @@ class Sequence:
 
 
 def impossible(computed: int, length: int) -> str:
-    """What to tell the client of a sequence whose engine claims an impossible cache length."""
+    """Return the client's error message for a sequence whose engine claims an impossible cache length."""
     return f"the engine says that {computed} tokens are cached, but the sequence had {length} before this step"

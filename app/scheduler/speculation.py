@@ -1,4 +1,4 @@
-"""How each row of a decode step drafts: the policy says what is allowed, the governor what pays."""
+"""Chooses how each row of a decode step drafts: the policy says what is allowed, the governor what pays."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
@@ -19,7 +19,7 @@ POLICIES = ("auto", "single", "off")
 def allowed_methods(
     request: Request, *, policy: str, limits: EngineLimits, others: int
 ) -> tuple[tuple[str, ...], DraftChoice]:
-    """The methods that may draft for a request beside `others` more, best first; none, and the choice says why."""
+    """Return the methods that may draft for a request beside `others`, best first; if none, the choice says why."""
     wish = request.speculation
     policy = wish.policy or policy
     if wish.method == PLAIN:
@@ -40,13 +40,13 @@ def _refused(code: str, **values: str) -> DraftChoice:
 
 
 class Splitter:
-    """Steps are taken apart now and then; the others are split as the last one of their method was."""
+    """Splits steps into parts: some are timed, the others are split as the last timed one of their method was."""
 
     def __init__(self) -> None:
         self._shares: dict[str, tuple[float, float]] = {}
 
     def split(self, result: StepResult, method: str, draft_seconds: float) -> Parts:
-        """The parts of a step; `draft_seconds` is what its drafting usually takes."""
+        """Return the parts of a step; `draft_seconds` is what its drafting usually takes."""
         if method == PLAIN:
             return Parts(verify_seconds=result.seconds)
         if result.parts:
@@ -61,7 +61,7 @@ class Splitter:
 
 
 class Speculation:
-    """The choices of one loaded model. `usual` is what requests that name no length are taken to ask for."""
+    """Drafting choices of one loaded model. `usual` is the default for requests that name no length."""
 
     def __init__(
         self, limits: EngineLimits, *, policy: str, usual: SpeculationRequest, measured: Iterable[StepCost]
@@ -76,11 +76,11 @@ class Speculation:
 
     @property
     def costs(self) -> tuple[StepCost, ...]:
-        """What steps cost on this machine, as far as it is known."""
+        """Known step costs on this machine."""
         return self._governor.costs.export()
 
     def choose(self, decoding: Many[Sequence], *, others: int) -> dict[str, DraftChoice]:
-        """A choice per row. Rows that leave it to the governor and may use the same methods get the same one."""
+        """Return a choice per row. Rows left to the governor that may use the same methods get the same one."""
         choices: dict[str, DraftChoice] = {}
         governed: dict[tuple[str, ...], list[tuple[Sequence, Drafting]]] = {}
         for sequence in decoding:
@@ -94,7 +94,7 @@ class Speculation:
             elif is_named and length is not None:
                 choices[request.id] = DraftChoice(methods[0], length)
             else:
-                # Beside the target's own token; the last step drafts nothing, whatever is chosen.
+                # One token is the target's own; the last step drafts nothing, whatever is chosen.
                 room = max(1, sequence.remaining(self._limits.max_context_tokens) - 1)
                 row = _drafting(sequence, min(room, length or LONGEST_DRAFT))
                 governed.setdefault(methods, []).append((sequence, row))
@@ -111,8 +111,8 @@ class Speculation:
         return choices
 
     def _length(self, sequence: Sequence) -> tuple[bool, int | None]:
-        """Whether a method is named, and the drafts asked for: so many then, else at most so many. What a grammar
-        forces is no guess and comes on top."""
+        """Return whether a method is named, and the drafts asked for: exact if so, else a maximum.
+        Tokens that a grammar forces are not guesses and come on top."""
         wish = sequence.request.speculation
         is_named, length = {wish.method, self._usual.method} != {"auto"}, self._usual.num_draft_tokens
         if wish.num_draft_tokens is not None:
@@ -120,7 +120,7 @@ class Speculation:
         return is_named, length and max(length, min(LONGEST_DRAFT, length + sequence.forced))
 
     def must_time(self, rows: Many[DecodeRow]) -> bool:
-        """Whether the parts of this step should be waited for one by one."""
+        """Return whether to wait for the parts of this step one by one, to time them."""
         widest = max(rows, key=lambda row: row.num_draft_tokens)
         if not widest.num_draft_tokens:
             return False
@@ -130,7 +130,7 @@ class Speculation:
         )
 
     def observe(self, planned: Mapping[str, DecodeRow], running: Mapping[str, Sequence], result: StepResult) -> Parts:
-        """Learn from a step. The answer: where its seconds went."""
+        """Learn from a step; return where its seconds went."""
         step = _observation(planned, running, result)
         widest = step.widest
         drafting = 0.0
@@ -141,7 +141,7 @@ class Speculation:
         return self._splitter.split(result, widest.method if widest.drafted else PLAIN, drafting)
 
     def look_back(self, running: Mapping[str, Sequence], result: StepResult) -> None:
-        """Learn what earlier offers would have been worth, and note the new ones."""
+        """Learn what earlier offers would have been worth, and record the new ones."""
         emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
         for name, offers in result.offers.items():
             if sequence := running.get(name):
@@ -150,7 +150,7 @@ class Speculation:
                 self._governor.look_back(sequence.hindsight.look_back(new, offers, row, forced=sequence.forced))
 
     def forget(self, request_id: str) -> None:
-        """The request is over."""
+        """Forget a finished request."""
         self._governor.forget(request_id)
 
 
@@ -163,10 +163,13 @@ def _drafting(sequence: Sequence, most_drafts: int = LONGEST_DRAFT) -> Drafting:
 def _observation(
     planned: Mapping[str, DecodeRow], running: Mapping[str, Sequence], result: StepResult
 ) -> StepObservation:
-    """What the governor may learn. An undrafted row without a reason delivered an earlier plain forward; when it was to
-    draft, nothing was launched in that step, so that it took no time. One that read its prompt in that step tells
-    nothing either: a forward of the whole prompt, and a drafter that had no features yet. Of forced drafts no drafter
-    has the merit, and one that was not taken (its text can be spelled otherwise) says nothing about those behind it."""
+    """Return what the governor may learn from a step.
+
+    An undrafted row without a reason delivered an earlier plain forward; if it was to draft, nothing was launched and
+    the step took no time. A row that read its prompt shows nothing either: it fed the whole prompt, and its drafter had
+    no features yet. Forced drafts are not credited to a drafter, and a rejected one (the text can be spelled
+    differently) shows nothing about later ones.
+    """
     drafts, typical = [], True
     for outcome in result.outcomes:
         row, sequence = planned.get(outcome.sequence_id), running.get(outcome.sequence_id)
