@@ -1,1 +1,1 @@
-"""What the endpoints and the dashboard share: the gate, errors, who may call, and the state of the running server."""
+"""Shared by the endpoints and the dashboard: the gate, errors, authorization, and the state of the running server."""

@@ -1,14 +1,14 @@
-"""Who may call: a dependency of the whole application, so that a route is closed unless it is listed as public.
+"""Authorization, as a dependency of the whole application: a route is closed unless it is listed as public.
 
-Three kinds of routes: public ones; `/admin…`, for a session or an API key of scope `admin`; and all others, for any
-API key where one is required, of scope `admin` where they change the models in memory. What is known about a caller
-goes with the request: `identity_of`.
+There are three kinds of routes: public ones; `/admin…`, for a session or an API key of scope `admin`; and all others,
+for any API key where one is required, of scope `admin` where they change the models in memory. `identity_of` returns
+the caller of a request.
 
-What keeps guessers out: a one-time code for the first password, and pauses between attempts at the one there is. The
-code is for whoever can read what `serve` prints; it works once, within half an hour. A password may be tried a few
-times at once, then after pauses that double, by address and altogether. Each attempt counts before it is checked, so
-that many at once gain nothing; attempts during a pause do not prolong it. Only so many addresses are remembered.
-Whoever sits at this computer is held back by the own mistakes alone.
+Two things keep guessers out: a one-time code for setting the first password, and pauses between password attempts.
+The code goes to the person who sees the output of `serve`; it works once, within half an hour. The first few attempts
+are free; after that, the pause doubles with each one, per address and overall. An attempt counts before it is checked,
+so that parallel ones gain nothing; attempts during a pause do not prolong it. The number of remembered addresses is
+bounded. Attempts from elsewhere never delay those from this computer.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ PUBLIC_PATHS = frozenset(
         "/admin/api/enter",
     }
 )
-"""Routes that anybody may ask; they look after themselves. Only such as have no parameter."""
+"""Paths of the public routes, which do their own checks. None has a parameter."""
 STATIC = "/static/"
 ADMIN = "/admin"
 ADMIN_JSON = "/admin/api/"
@@ -54,7 +54,7 @@ ADMIN_JSON = "/admin/api/"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks: `name` is a key's own name, or says how somebody came in; `key_id` tells keys of one name apart."""
+    """The caller. `name` is the key's name or the way in; `key_id` distinguishes keys of the same name."""
 
     kind: Literal["anonymous", "environment", "command", "key", "session"]
     name: str = ""
@@ -63,7 +63,7 @@ class Identity:
 
     @property
     def owner(self) -> str:
-        """What the worker knows of it: another one for everybody who must not learn of the others."""
+        """Owner for the worker: it differs between callers that must not learn of each other."""
         return f"{self.kind} {self.key_id}"
 
 
@@ -75,24 +75,24 @@ SESSION = Identity("session", "dashboard", "admin")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """What decides whether a caller may come in."""
+    """Accounts, keys and settings that decide whether a caller is let in."""
 
     accounts: Accounts
     secret: str | None = None
-    """The key of the environment: it opens everything."""
+    """Key from the environment; it grants full access."""
     own_key: str = field(default_factory=secrets.token_urlsafe)
-    """The key that commands of this computer find in the server's file: it opens everything to them."""
+    """Key that commands on this computer read from the server's file; it grants them full access."""
     requires_key: Callable[[], bool] = lambda: False
-    """Whether the setting `require_key` is on, or other machines reach the server."""
+    """Whether the setting `require_key` is on, or other machines can reach the server."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether endpoints ask for a key."""
+        """Whether endpoints require a key."""
         return self.secret is not None or self.accounts.is_locked_down or self.requires_key()
 
 
 async def authorize(request: Request) -> None:
-    """Raise `Rejected` (401, 403) or go to the sign-in page, unless this caller may ask for this route."""
+    """Raise `Rejected` (401, 403) or redirect to the sign-in page, unless the caller may use this route."""
     request.state.identity = ANONYMOUS
     path = request.scope["path"]
     if is_public(getattr(request.scope.get("route"), "path", ""), path):
@@ -111,7 +111,7 @@ async def authorize(request: Request) -> None:
 
 
 async def authorize_operator(request: Request) -> None:
-    """A dependency of what changes the models in memory for everybody: admins only, where keys are required."""
+    """Raise `Rejected` (403) unless the caller is an admin, where keys are required: loaded models are shared."""
     door: Door = request.app.state.door
     identity = identity_of(request)
     if identity.scope != "admin" and await asyncio.to_thread(lambda: door.is_closed):
@@ -120,7 +120,7 @@ async def authorize_operator(request: Request) -> None:
 
 
 async def is_let_in(request: Request) -> bool:
-    """Whether `authorize` would let the request in now: a session may have ended since."""
+    """Return whether `authorize` would let the request in now: its session may have ended since."""
     try:
         await authorize(request)
     except (Rejected, HTTPException):
@@ -129,9 +129,9 @@ async def is_let_in(request: Request) -> bool:
 
 
 def is_public(template: str, path: str) -> bool:
-    """Whether a route is for everybody: its template and the path that was asked for must both say so.
+    """Return whether a route is public: its template and the requested path must both say so.
 
-    A router included under a prefix keeps its own templates, so one of the two alone could be mistaken.
+    A router included under a prefix keeps its own templates, so neither is reliable alone.
     """
     if template.startswith(STATIC) and path.startswith(STATIC):
         return True
@@ -139,13 +139,13 @@ def is_public(template: str, path: str) -> bool:
 
 
 def identity_of(request: Request) -> Identity:
-    """Who asks, once `authorize` let the request in."""
+    """Return the caller, once `authorize` has let the request in."""
     identity: Identity = request.state.identity
     return identity
 
 
 def _admit(door: Door, path: str, keys: list[bytes], cookie: str, *, is_admin: bool) -> Identity:
-    """Who comes in; reads the store. Raises when nobody does."""
+    """Return the caller, looked up in the store. Raises unless it may use the route."""
     identity = _key_owner(door, keys)
     if is_admin:
         if cookie and not door.accounts.is_locked_down and door.accounts.sessions.is_open(cookie):
@@ -169,7 +169,7 @@ def _admin(door: Door, identity: Identity | None, path: str, *, has_ended: bool)
 
 
 def _entrance(door: Door, path: str, *, has_ended: bool) -> str:
-    """Where a browser signs in, and comes back from to the page it wanted; `has_ended`: it was signed in before."""
+    """Return the sign-in address, which leads back to `path`; `has_ended`: the browser was signed in before."""
     if not door.accounts.has_account:
         return "/admin/setup"
     reason = ["ended=1"] if has_ended else []
@@ -178,7 +178,7 @@ def _entrance(door: Door, path: str, *, has_ended: bool) -> str:
 
 
 def _key_owner(door: Door, keys: list[bytes]) -> Identity | None:
-    """Whose keys came along; None without one, or when they are not all the same person's."""
+    """Return the owner of `keys`; None without keys, for an unknown one, or if they have different owners."""
     owners: set[Identity | None] = set()
     for key in keys:
         found = None if door.accounts.is_locked_down else door.accounts.keys.find(key.decode("latin-1"))
@@ -188,7 +188,7 @@ def _key_owner(door: Door, keys: list[bytes]) -> Identity | None:
 
 
 def is_from_here(request: Request) -> bool:
-    """Whether the request comes from this computer: by loopback, or by the very address that it was sent to."""
+    """Return whether the request comes from this computer: from loopback, or from the address it was sent to."""
     client, server = request.scope.get("client"), request.scope.get("server")
     return client is not None and (is_loopback(client[0]) or (server is not None and client[0] == server[0]))
 
@@ -220,7 +220,7 @@ LOOPBACK = "this computer"
 TOKEN_BYTES = 32
 VALID_SECONDS = 30 * 60
 ENTRY_SECONDS, ENTRIES = 60.0, 8
-"""How long an address opens the dashboard to whoever runs this server, and how many such, or set-ups, there may be."""
+"""Seconds that a sign-in address for this server's owner works, and most open codes of one kind (entry or set-up)."""
 
 
 @dataclass(slots=True)
@@ -231,17 +231,17 @@ class _Tally:
 
 
 class Lockout:
-    """The attempts of one server process. Times are seconds of `clock`."""
+    """Password attempts at one server process. Times are seconds of `clock`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._altogether = _Tally()
         self._by_address: OrderedDict[str, _Tally] = OrderedDict()
         self.guessing = asyncio.Lock()
-        """Guesses wait here for each other, not in the threads that everybody needs."""
+        """Serializes guesses, so that they do not occupy threads that other requests need."""
 
     def begin(self, address: str) -> None:
-        """Count an attempt. Raises `Rejected` (429) when it comes too early."""
+        """Count an attempt. Raises `Rejected` (429) if it comes too early."""
         now = self._clock()
         place = place_of(address)
         tally = self._tally(place, now)
@@ -258,7 +258,7 @@ class Lockout:
             _count(self._altogether, now, FREE_ATTEMPTS_ALTOGETHER, LONGEST_PAUSE_ALTOGETHER_SECONDS)
 
     def succeed(self, address: str) -> None:
-        """The attempt was right: this address begins anew."""
+        """Clear the failures of this address after a correct attempt."""
         place = place_of(address)
         self._by_address.pop(place, None)
         if place != LOOPBACK:
@@ -285,7 +285,7 @@ def _count(tally: _Tally, now: float, free: int, longest_seconds: int) -> None:
 
 
 def place_of(address: str) -> str:
-    """What counts as one address: this computer, an IPv4 address, or a whole IPv6 network of one customer."""
+    """Return what counts as one address: this computer, an IPv4 address, or an IPv6 /64, which one customer owns."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -298,7 +298,7 @@ def place_of(address: str) -> str:
 
 
 class OneTimeCodes:
-    """Codes that open something once, and in time: the newest `most`, of which only the hashes are kept.
+    """Codes that work once, within `valid_seconds`. Only the newest `most` are valid, and only hashes are kept.
 
     Times are seconds of `clock`.
     """
@@ -309,10 +309,10 @@ class OneTimeCodes:
         self._most = most
         self._open: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
         self.in_use = asyncio.Lock()
-        """One set-up at a time."""
+        """Allows one set-up at a time."""
 
     def issue(self, purpose: str = "") -> str:
-        """A new code, for a purpose; the oldest one beyond `most` opens nothing any more."""
+        """Return a new code for `purpose`; beyond `most`, the oldest code is revoked."""
         code = secrets.token_urlsafe(TOKEN_BYTES)
         self._open[_digest(code)] = (self._clock() + self._valid_seconds, purpose)
         while len(self._open) > self._most:
@@ -320,12 +320,12 @@ class OneTimeCodes:
         return code
 
     def matches(self, code: str) -> bool:
-        """Whether this is one of them, and in time."""
+        """Return whether this is a valid code."""
         ends_at, _ = self._open.get(_digest(code), (-math.inf, ""))
         return self._clock() < ends_at
 
     def spend(self, code: str) -> str | None:
-        """What it was issued for; it opens nothing any more. None where it opened nothing before."""
+        """Revoke a code and return its purpose, or None if it was not valid."""
         is_open = self.matches(code)
         _, purpose = self._open.pop(_digest(code), (0.0, ""))
         return purpose if is_open else None

@@ -1,5 +1,5 @@
-"""Keeps a Mac from idle sleep while requests run: by macOS's own `caffeinate`, which ends with this process whatever
-becomes of it. The screen may sleep, and closing the lid still puts the Mac to sleep."""
+"""Keeps a Mac from idle sleep while requests run, through macOS's `caffeinate`, which exits with this process however
+it ends. The screen may sleep, and closing the lid still puts the Mac to sleep."""
 
 import logging
 import os
@@ -14,29 +14,29 @@ from app.core.messages import Event
 
 CAFFEINATE = "caffeinate"
 LINGER_SECONDS = 15.0
-"""So long behind the last request it stays awake: the next turn of an agent comes soon."""
+"""Seconds to stay awake after the last request: an agent's next turn comes soon."""
 
 _logger = logging.getLogger("paceline.awake")
 
 
 class WakeLock(Protocol):
-    """What keeps the computer awake. Both verbs may be repeated."""
+    """Keeps the computer awake. Both methods may be called repeatedly."""
 
     def hold(self) -> None:
-        """Do not sleep until `release`."""
+        """Prevent sleep until `release`."""
 
     def release(self) -> None:
-        """Sleep as it likes."""
+        """Allow sleep."""
 
 
 class Caffeinate:
-    """The real one; it does nothing where there is no such program."""
+    """A `WakeLock` that runs `caffeinate`; does nothing where there is no such program."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
 
     def hold(self) -> None:
-        """Part of WakeLock; a child that somebody ended is started again."""
+        """Start `caffeinate`, again if it was killed."""
         if self._child is not None and self._child.poll() is None:
             return
         if (program := shutil.which(CAFFEINATE)) is None:
@@ -49,7 +49,7 @@ class Caffeinate:
             _logger.warning("%s cannot be started, the computer may go to sleep: %s", CAFFEINATE, error)
 
     def release(self) -> None:
-        """Part of WakeLock."""
+        """Kill `caffeinate`."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()
@@ -57,7 +57,7 @@ class Caffeinate:
 
 
 class Awake:
-    """Holds the lock from the first request on until some seconds behind the last one. Called from the event loop."""
+    """Holds the lock from the first request until `LINGER_SECONDS` after the last. Called from the event loop."""
 
     def __init__(self, lock: WakeLock, *, is_busy: Callable[[], bool], clock: Clock = time.monotonic) -> None:
         self._lock = lock
@@ -66,7 +66,7 @@ class Awake:
         self._until = clock()
 
     def on_event(self, _event: Event) -> None:
-        """Listen to the worker, which tells something each second: a good moment to look whether requests run."""
+        """Check for running requests on every worker event; there is one at least each second."""
         now = self._clock()
         if self._is_busy():
             self._until = now + LINGER_SECONDS
@@ -76,5 +76,5 @@ class Awake:
             self._lock.release()
 
     def close(self) -> None:
-        """Nobody asks for anything any more."""
+        """Allow sleep, for good."""
         self._lock.release()

@@ -1,9 +1,9 @@
-"""Which drafters a main model gets, and why not: those that a request names, else what is chosen for the model.
+"""Chooses the drafters of a main model: those that a request names, else those chosen for the model.
 
-Command line and environment choose first, then what is stored, then the usual rule: of those that fit, what was
-measured to be the fastest here, else the best by method and size. A name may
-hold several ids, joined by `+`: at most one drafter for each method. A drafter that the request names and that does not
-fit is refused; another one is left out with its reason. Everything here may read the disk.
+Command line and environment come first, then stored settings, then the default: among the drafters that fit, the one
+measured fastest on this computer, else the best by method and size. A name may hold several ids joined by `+`, at most
+one drafter per method. A drafter that does not fit is an error if the request names it; otherwise it is left out with
+a reason. Everything here may read the disk.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,32 +23,32 @@ Measured = Callable[[str], Speedups]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The drafters of a unit, why one that was chosen is not among them, and what else is chosen for the model."""
+    """The drafters of a unit, why a chosen one is missing, and the other settings chosen for the model."""
 
     drafts: tuple[DraftSpecification, ...] = ()
     reason: str = ""
     is_wish: bool = False
-    """The reason is that nobody wants a drafter: nothing is wrong."""
+    """Whether `reason` only says that drafting was turned off: nothing is wrong."""
     by_hand: bool = False
-    """Somebody chose the drafters, rather than the usual rule."""
+    """Whether the drafters come from a setting rather than the default rule."""
     choice: ModelSettings = UNSET
-    """Every other value that somebody gave."""
+    """All other values that were set explicitly."""
 
     @property
     def problem(self) -> str:
-        """Why a drafter that somebody chose is not used; empty when nothing is wrong."""
+        """Why an explicitly chosen drafter is not used; empty if nothing is wrong."""
         return self.reason if self.by_hand and not self.is_wish else ""
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods that may run; empty: every one that can."""
+        """Methods that may run; empty: all that can."""
         return self.choice.methods or ()
 
 
 class Chooser:
-    """Asks the settings and the store, in this order; the first one that gives a value decides it.
+    """Consults settings, then the store; the first that has a value wins.
 
-    `measured` tells of a model by how many times plain decoding each drafter was measured here, by method and id.
+    `measured` maps a model id to the measured speedups of its drafters over plain decoding, by method and drafter id.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Chooser:
         self._measured = measured
 
     def choose(self, main: CatalogModel, *, by_measured: bool = True) -> Chosen:
-        """Everything that is chosen for `main`. Never raises for a drafter that cannot be used.
+        """Return everything chosen for `main`. Never raises for a drafter that cannot be used.
 
-        Without `by_measured` as if nothing were measured.
+        Without `by_measured`, measurements are ignored.
         """
         explicit, found = self._from_settings(main)
         stored = self._live.model(main.id)
@@ -79,16 +79,16 @@ class Chooser:
         return replace(_allowed(found, choice.methods), by_hand=True, choice=choice)
 
     def names(self, text: str) -> tuple[str, ...]:
-        """The ids in `a+b`; an id may hold a plus sign itself."""
+        """Return the ids in `a+b`; an id may contain a plus sign itself."""
         if "+" not in text or any(model.id == text for model in self._catalog.models()):
             return (text,)
         return tuple(name.strip() for name in text.split("+") if name.strip())
 
     def named(self, main: CatalogModel, ids: Sequence[str], chooser: str = "") -> Chosen:
-        """The drafters with these ids; a main model's own id means the multi-token head in its checkpoint.
+        """Return the drafters with these ids; the main model's own id means the multi-token head in its checkpoint.
 
-        Those that cannot be used are left out with a reason where `chooser` (a setting, or what is stored) names them;
-        without it a request does. Raises ModelNotFound and SpeculationUnavailable then.
+        If `chooser` (a setting or the stored choice) names them, unusable ones are left out with a reason. Without
+        it, a request names them, and an unusable one raises ModelNotFound or SpeculationUnavailable.
         """
         drafts: dict[str, DraftSpecification] = {}
         reasons: list[str] = []
@@ -110,7 +110,7 @@ class Chooser:
         return Chosen(tuple(drafts.values()), "; ".join(reasons))
 
     def best(self, main: CatalogModel, methods: Collection[str], *, by_measured: bool = True) -> Chosen:
-        """The best drafter of one of these methods."""
+        """Return the best drafter among these methods, or the reason why there is none."""
         models = list(self._catalog.models())
         measured = self._measured(main.id) if by_measured else {}
         draft = default_draft(main, models, methods, measured)
@@ -126,7 +126,7 @@ class Chooser:
         return Chosen(reason=f"no {kind} on this computer fits {main.id}{nearest}")
 
     def may_mean(self, main: CatalogModel, draft_id: str) -> bool:
-        """Whether a drafter named without its main model is for this one: no other name here is nearer."""
+        """Return whether a drafter named without its main model can mean this one: no other name is closer."""
         if draft_id == main.id:
             return main.head is not None
         models = list(self._catalog.models())
@@ -134,7 +134,7 @@ class Chooser:
         return draft is None or suits(main, draft, models)
 
     def _usual(self, main: CatalogModel, methods: tuple[str, ...] | None, *, by_measured: bool) -> Chosen:
-        """The best drafter; with `methods` chosen by hand, the best one of each of them."""
+        """Return the best drafter; with `methods` set, the best of each of them."""
         if methods is None:
             return self.best(main, DRAFT_METHODS, by_measured=by_measured)
         allowed = (method for method in DRAFT_METHODS if method in methods)
@@ -143,7 +143,7 @@ class Chooser:
         return Chosen(drafts, "; ".join(found.reason for found in best if found.reason) or _only(main, methods))
 
     def _from_settings(self, main: CatalogModel) -> tuple[ModelSettings, Chosen | None]:
-        """What settings say about this model, and the drafters that they name."""
+        """Return what the settings say about this model, and the drafters that they name."""
         settings = self._live.current
         given = settings.model_fields_set
         explicit = ModelSettings(
@@ -186,14 +186,14 @@ class Chooser:
         return explicit, _allowed(found, methods)
 
     def _misfit(self, main: CatalogModel, draft: CatalogModel, other: DraftSpecification | None) -> str:
-        """Why a drafter cannot be used beside `other`, the one of its method that was named before it."""
+        """Return why a drafter cannot be used; `other` is an earlier one of the same method."""
         if problem := refusal(main, draft):
             return problem
         return f"{other.id} is its {draft.method} drafter already; name one for each method" if other else ""
 
 
 def _allowed(found: Chosen, methods: tuple[str, ...] | None) -> Chosen:
-    """The drafters of these methods; the others are left out with a reason."""
+    """Return `found` with only the drafters of these methods; the others are left out with a reason."""
     if methods is None:
         return found
     drafts = tuple(draft for draft in found.drafts if draft.method in methods)
@@ -206,5 +206,5 @@ def _allowed(found: Chosen, methods: tuple[str, ...] | None) -> Chosen:
 
 
 def _only(main: CatalogModel, methods: tuple[str, ...]) -> str:
-    """Why no drafter is loaded where only methods without one are allowed."""
+    """Return why no drafter is loaded, if all allowed methods need none; else an empty string."""
     return "" if set(methods) & set(DRAFT_METHODS) else f"only {' and '.join(methods) or OFF} may draft for {main.id}"

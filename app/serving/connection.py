@@ -1,4 +1,4 @@
-"""One connection: deadlines for slow clients, reads that cost others nothing, errors as objects, and a polite end.
+"""One connection: deadlines for slow clients, bounded reads, errors as objects, and a graceful close.
 
 uvicorn has no timer for request headers, answers broken HTTP in plain text and hangs up on clients that closed their
 half.
@@ -19,33 +19,33 @@ from app.serving.sse import COMMENT
 from app.serving.wire import MAX_INCOMPLETE_BYTES, Connection
 
 READ_BYTES = 64 * 1024
-"""Bytes of one connection that are parsed before others have their turn; asyncio would read 256 KiB."""
+"""Bytes of one connection that are parsed before others get a turn; asyncio's default is 256 KiB."""
 SMALL_READ_BYTES = 256
 FREE_SMALL_READS = 64
-"""Reads below `SMALL_READ_BYTES` after which the rest of a request is gathered before it is read."""
+"""Reads below `SMALL_READ_BYTES` that a request may take before further ones are throttled."""
 GATHER_SECONDS = 0.01
-"""Seconds between two reads of a request that comes in small pieces: each costs 30 µs, whatever it holds."""
+"""Seconds between throttled reads of a request that comes in small pieces: each read costs 30 µs at any size."""
 
 
 class DeadlineProtocol(H11Protocol):
-    """One connection; its request headers must be complete `header_seconds` after their first byte, or the accept.
+    """One connection. Its request headers must be complete `header_seconds` after the accept or their first byte.
 
-    uvicorn promises nothing about this class; the tests over a real socket fail when it changes.
+    The base class is not a public API of uvicorn; the tests over a real socket fail if it changes.
     """
 
     header_seconds = 15.0
     probe_seconds = (0.0, 0.1, 1.0)
-    """When whoever closed a half of the connection is written to: one who is gone makes the second write fail."""
+    """Seconds after a half-close at which a probe is written: if the client is gone, the second write fails."""
     waits_since = 0.0
-    """When we began to wait for this client, in the loop's time."""
+    """Event loop time since which the server waits for this client."""
     refusal: Rejected | None = None
-    """The reason why the rest of the body is not parsed; reading it raises this."""
+    """Error because of which the rest of the body is not parsed; reading the body raises it."""
     _deadline: asyncio.TimerHandle | None = None
     _small_reads = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether every request was answered, and no next one has begun."""
+        """Whether every request was answered and no further one has begun."""
         return self.cycle is not None and self.cycle.response_complete and not self.conn.trailing_data[0]
 
     @property
@@ -55,11 +55,11 @@ class DeadlineProtocol(H11Protocol):
 
     @property
     def is_answered_early(self) -> bool:
-        """Whether the answer began before the whole request was here: nobody reads the rest."""
+        """Whether the response began before the request was complete: the application does not read the rest."""
         return self.cycle is not None and self.cycle.response_started and self.cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock."""
+        """Start the header deadline."""
         super().connection_made(transport)
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         self.conn = Connection(h11.SERVER, MAX_INCOMPLETE_BYTES)
@@ -68,12 +68,12 @@ class DeadlineProtocol(H11Protocol):
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the header deadline."""
         self._disarm()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Start the clock with the first byte of a request, stop it with the last one of its headers."""
+        """Start the deadline at the first byte of a request, stop it at the end of its headers."""
         if self.is_idle:
             self.waits_since, self._small_reads = self.loop.time(), 0
         self._small_reads += len(data) < SMALL_READ_BYTES
@@ -94,7 +94,7 @@ class DeadlineProtocol(H11Protocol):
             self.transport.resume_reading()
 
     def handle_events(self) -> None:
-        """Parse what is here. A body that is refused is answered by the application, a head here."""
+        """Parse the buffered bytes. Refused headers are answered here, a refused body by the application."""
         try:
             super().handle_events()
         except Rejected as error:
@@ -105,21 +105,21 @@ class DeadlineProtocol(H11Protocol):
                 self.cycle.message_event.set()
 
     def _pass_by(self, data: bytes) -> None:
-        """Hand `PoliteEnd` the bytes of a body that nobody reads, unparsed."""
+        """Hand `PoliteEnd` the unparsed bytes of a body that the application does not read."""
         self.cycle.body += data
         self.cycle.message_event.set()
         if len(self.cycle.body) > READ_BYTES:
             self.flow.pause_reading()
 
     def on_response_complete(self) -> None:
-        """Start the clock when the beginning of a next request is already here."""
+        """Start the deadline if the beginning of the next request is already buffered."""
         self.waits_since = self.loop.time()
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
             self._arm()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends nothing more: whoever asked for something gets it, if it still listens."""
+        """Keep a half-closed connection open while a response is due, and probe whether the client still reads."""
         if self.cycle is None or self.cycle.response_complete or (self.cycle.more_body and self.refusal is None):
             return False
         self.cycle.keep_alive = False
@@ -128,7 +128,7 @@ class DeadlineProtocol(H11Protocol):
         return True
 
     def _probe(self) -> None:
-        """Write something that clients ignore: it has to fail for us to learn that a client left."""
+        """Write something that clients ignore: only a failing write shows that the client is gone."""
         if self.transport.is_closing() or self.cycle.response_complete:
             return
         scope = self.cycle.scope
@@ -141,7 +141,7 @@ class DeadlineProtocol(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
 
     def give_way(self) -> None:
-        """Leave room for somebody else: an idle connection closes, an incomplete request is refused."""
+        """Make room for another client: close an idle connection, refuse an incomplete request."""
         if self.is_idle:
             self.transport.close()
         else:
@@ -152,7 +152,7 @@ class DeadlineProtocol(H11Protocol):
         self._refuse(Rejected(400, msg, "invalid_http"))
 
     def _refuse(self, error: Rejected) -> None:
-        """Answer before the application does, and hang up; when an answer is under way, just hang up."""
+        """Answer in the application's place and close; if a response is under way, only close."""
         body = msgspec.json.encode(error_object(error))
         headers = [
             (b"content-type", b"application/json"),
@@ -165,7 +165,7 @@ class DeadlineProtocol(H11Protocol):
             events = (response, h11.Data(data=body), h11.EndOfMessage())
             self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # from here on the application speaks to nobody
+            self.cycle.disconnected = True  # what the application still sends is discarded
             self.cycle.message_event.set()
         self.transport.close()
 
@@ -184,16 +184,16 @@ class DeadlineProtocol(H11Protocol):
 
 
 class PoliteEnd:
-    """ASGI middleware: an answer that begins before the whole body is here closes the connection, and takes the rest of
-    the body first, unparsed, for a while.
+    """ASGI middleware: a response that begins before the body is complete closes the connection, after the rest of the
+    body was read unparsed, within limits.
 
-    The answer itself is sent at once. Closing with bytes unread would reset the connection, and the client might never
-    see why.
+    The response itself is sent at once. Closing with unread bytes would reset the connection, and the client might not
+    see the response.
     """
 
     patience_seconds = 0.5
     bytes_per_second = 128 * 1024
-    """What arrives buys time at this rate."""
+    """Rate at which received bytes extend the patience."""
     most_bytes = 64 * 1024 * 1024
 
     def __init__(self, app: ASGIApp, connection: DeadlineProtocol) -> None:
@@ -201,8 +201,7 @@ class PoliteEnd:
         self._connection = connection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass everything on; reading a body that is refused raises, the last message of an early answer waits for the
-        rest of the body."""
+        """Run the application. Reading a refused body raises; an early response ends only once the rest was read."""
         connection, cycle = self._connection, self._connection.cycle
 
         async def receive_or_raise() -> Message:

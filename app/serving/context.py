@@ -1,4 +1,4 @@
-"""What the endpoints share: made once by `create_app` in `app/main.py`, reached through the application's state."""
+"""State that all endpoints share: made once by `create_app` in `app/main.py`, kept in the application's state."""
 
 import asyncio
 import time
@@ -19,26 +19,26 @@ from app.worker.client import RequestStream, WorkerClient
 
 
 class Activity:
-    """The open generation requests, and whether new ones may begin. Called from the event loop only.
+    """Tracks open generation requests and whether new ones may begin. Called from the event loop only.
 
-    `limit` tells how many there may be now.
+    `limit` returns the most requests that may be open now.
     """
 
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit
         self._open: set[RequestStream] = set()
         self.idle = asyncio.Event()
-        """No request is open."""
+        """Set while no request is open."""
         self.idle.set()
         self.busy = asyncio.Event()
-        """One is."""
+        """Set while a request is open."""
         self.draining = False
 
     def __len__(self) -> int:
         return len(self._open)
 
     def check_open(self) -> None:
-        """Raise `ModelUnavailable` while draining, `QueueFull` when too many requests are open."""
+        """Raise `ModelUnavailable` while draining, `QueueFull` if too many requests are open."""
         if self.draining:
             raise ModelUnavailable("Paceline is shutting down.", code="shutting_down", retry_after_seconds=5)
         if len(self._open) >= self._limit():
@@ -52,7 +52,7 @@ class Activity:
         self.busy.set()
 
     def leave(self, request: RequestStream) -> None:
-        """`request` ended; a second call does nothing."""
+        """Count `request` as ended; a second call does nothing."""
         self._open.discard(request)
         if not self._open:
             self.idle.set()
@@ -84,31 +84,31 @@ class Context:
     journal: Journal = field(default_factory=Journal)
     clock: Clock = time.monotonic
     started_at: int = field(default_factory=lambda: int(time.time()))
-    """Unix seconds; the `created` of every model, because a folder does not know when its model was made."""
+    """Unix seconds; also `created` of every model, because a folder does not record when its model was made."""
     replies: dict[str, KeptFrames] = field(default_factory=dict)
-    """Streams of the chat page by the ids of their requests: a page that is reloaded finds them there."""
+    """Streams of the chat page by request id, where a reloaded page finds them again."""
     reply_patience_seconds: float = 60.0
-    """So long a reply of the chat page goes on without it."""
+    """Seconds that a reply to the chat page continues without a reader."""
     keep_alive_seconds: float = 10.0
-    """A waiting stream gets a comment this often; a stream starts after this time even when nothing happened."""
+    """Interval of the comments on a silent stream; also the longest wait before a stream starts."""
     write_timeout_seconds: float = 30.0
-    """A client that reads nothing for this long is taken for gone."""
+    """Seconds after which a client that reads nothing counts as gone."""
     body_timeout_seconds: float = 30.0
-    """A body must be here by then, or faster than the slowest that is taken for honest."""
+    """Seconds within which a body must arrive, plus the time that its bytes buy at `MIN_BYTES_PER_SECOND`."""
 
     @property
     def settings(self) -> Settings:
-        """The settings as they are now; ask again rather than keep them."""
+        """Current settings; read this at each use instead of keeping the value."""
         return self.live.current
 
     @property
     def memory_ceiling_bytes(self) -> int:
-        """What models may take together, as the worker told it; 0: no worker has told it yet."""
+        """Bytes that all models together may take, as reported by the worker; 0 before it has reported."""
         info = self.worker.ready_info
         return info.memory_ceiling_bytes if info is not None else 0
 
 
 def context_of(request: Request) -> Context:
-    """The context of the application that serves `request`."""
+    """Return the context of the application that serves `request`."""
     context: Context = request.app.state.context
     return context

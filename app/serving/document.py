@@ -1,7 +1,7 @@
-"""The OpenAPI document: every route with its body, its answers and every error that it can end with.
+"""The OpenAPI document: every route with its body, its responses and every error that it can end with.
 
-FastAPI knows paths, parameters and the answers that routes declare by `told`. Bodies are what `BodyReader` reads;
-errors are those that anything may get, and those that a route names by `problems`.
+FastAPI knows paths, parameters and the responses that routes declare with `told`. Bodies are the schemas of
+`BodyReader`; errors are those common to all requests, and those that a route declares with `problems`.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ STATUSES = {
     505: "Only HTTP/1.1 and HTTP/1.0 are spoken.",
 }
 ALWAYS = (400, 403, 408, 413, 414, 431, 500, 503, 505)
-"""What may become of any request."""
+"""Error statuses that any request can get."""
 KEYS: dict[str, Any] = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -53,7 +53,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def shape(name: str, fields: Mapping[str, Any], about: str = "") -> Any:
-    """The model of an object; what may be null may be missing, and there may be more in it."""
+    """Return the model of an object; nullable fields may be missing, and there may be additional fields."""
     kinds: dict[str, Any] = {each: (kind, None if NoneType in get_args(kind) else ...) for each, kind in fields.items()}
     return create_model(name, __config__=ConfigDict(extra="allow"), __doc__=about, **kinds)
 
@@ -65,24 +65,24 @@ OllamaError = shape("OllamaError", {"error": str}, "As Ollama tells errors.")
 
 
 def told(answer: type[BaseModel] | None = None, media_type: str = "") -> Responses:
-    """What a route answers: an object, and as a stream or file something of `media_type`."""
+    """Return the 200 response of a route: an object, and a stream or file of `media_type`."""
     content: dict[str, Any] = {media_type: {}} if media_type else {}
     return {200: {"content": content} | ({} if answer is None else {"model": answer})}
 
 
 def problems(*statuses: int) -> Responses:
-    """What may become of a route's requests besides what may become of any."""
+    """Return the error responses of a route, in addition to those of `ALWAYS`."""
     return {status: {"description": STATUSES[status]} for status in statuses}
 
 
 ANSWERED = problems(409, 429, 499)
-"""What may become of a request that a model answers, besides."""
+"""Additional errors of a request that a model answers."""
 HUB = problems(404, 422, 502)
-"""And of one that the hub answers."""
+"""Additional errors of a request that the hub answers."""
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The document of an application, made once."""
+    """Return the application's OpenAPI document, built once."""
     if app.openapi_schema is None:
         app.openapi_schema = _document(app)
     return app.openapi_schema
@@ -104,7 +104,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
         operation["security"] = _security(route)
     made["components"]["schemas"] = made["components"].get("schemas", {}) | shared["$defs"]
     made["components"]["securitySchemes"] = KEYS
-    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own words for what is a 400 here
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's schemas for what is a 400 here
         made["components"]["schemas"].pop(unused, None)
     return made
 

@@ -1,6 +1,7 @@
-"""Errors as OpenAI error objects: the only place that turns an exception into an HTTP answer.
+"""Errors as OpenAI error objects: the only place that turns an exception into an HTTP response.
 
-Every answer is `{"error": {"message", "type", "param", "code"}}`. Messages never quote the request or a path.
+The body is `{"error": {"message", "type", "param", "code"}}`, except for Anthropic's and Ollama's paths. Messages never
+quote the request or a path.
 """
 
 import http
@@ -40,7 +41,7 @@ KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 
 
 class Rejected(PacelineError):
-    """An HTTP-level refusal, before the request means anything: a bad Host, a missing key, a body too large."""
+    """A refusal at the HTTP level, before the request is interpreted: a bad Host, a missing key, a body too large."""
 
     def __init__(
         self, status: int, message: str, code: str, *, close: bool = False, retry_after_seconds: int | None = None
@@ -49,22 +50,22 @@ class Rejected(PacelineError):
         self.status = status
         self.kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.close = close
-        """True: the connection is closed, because the rest of the body was not read."""
+        """Whether the connection is closed, because the rest of the body was not read."""
 
 
 class ErrorPages(Protocol):
-    """How the dashboard says an error; `app.state.pages`."""
+    """Renders errors for the dashboard; `app.state.pages`."""
 
     def words(self, request: Request) -> Words:
-        """The words of the asker's language."""
+        """Return the words of the client's language."""
 
     def problem(self, request: Request, error: PacelineError) -> Response:
-        """A page in the place of the one that was asked for."""
+        """Return an error page in place of the requested one."""
 
 
 def error_object(error: PacelineError, words: Words | None = None, path: str = "") -> dict[str, Any]:
-    """The body of an error answer, and of an error frame in a stream; in the language of `words` where it has them, in
-    the shape that clients of `path` expect."""
+    """Return the body of an error response or of an error frame in a stream, in the language of `words` where it has a
+    text for it, in the shape that clients of `path` expect."""
     if path.startswith(ANTHROPIC):
         kind = ANTHROPIC_KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
         told = {"type": kind, "message": error.message[:MAX_MESSAGE_CHARACTERS], "code": error.code}
@@ -82,7 +83,7 @@ def error_object(error: PacelineError, words: Words | None = None, path: str = "
 
 
 def said(error: PacelineError, words: Words | None) -> str:
-    """The message in the language of `words`: by the key of its wording, or by its code; else in English."""
+    """Return the message in the language of `words`, found by wording key or by code; without `words`, in English."""
     if words is None:
         return error.message
     if isinstance(error, HubProblem):
@@ -95,7 +96,7 @@ def said(error: PacelineError, words: Words | None) -> str:
 
 
 def words_for(request: Request) -> Words | None:
-    """The words for the dashboard's scripts; None: a program asks, which reads English."""
+    """Return the words for the dashboard's scripts; None for other programs, which get English."""
     pages: ErrorPages | None = getattr(request.app.state, "pages", None)
     is_command = getattr(getattr(request.state, "identity", None), "kind", "") == "command"
     is_script = request.url.path.startswith(SCRIPTS) and not is_command
@@ -103,7 +104,7 @@ def words_for(request: Request) -> Words | None:
 
 
 def error_response(error: PacelineError, words: Words | None = None, path: str = "") -> Response:
-    """The HTTP answer of an error, with `Retry-After` (whole seconds) where the error knows one."""
+    """Return the HTTP response for an error, with `Retry-After` in whole seconds if the error has one."""
     body = msgspec.json.encode(error_object(error, words, path))
     response = Response(body, error.status, media_type="application/json")
     if error.retry_after_seconds is not None:
@@ -116,7 +117,7 @@ def error_response(error: PacelineError, words: Words | None = None, path: str =
 
 
 def invalid_request(error: ValidationError | RequestValidationError) -> InvalidRequest:
-    """The first problem of a failed validation, in words; the input itself is never quoted."""
+    """Return the first problem of a failed validation in words, never quoting the input."""
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]
     place = ".".join(location)[:200]
@@ -132,20 +133,20 @@ def invalid_request(error: ValidationError | RequestValidationError) -> InvalidR
 
 
 def endpoints(app: FastAPI) -> list[str]:
-    """Methods and paths that programs may call, less those of the dashboard."""
+    """Return `METHOD path` of every endpoint for programs, without those of the dashboard."""
     routes = [(route.path or "", route.methods or ()) for route in iter_route_contexts(app.routes)]
     public = [(path.replace(":path", ""), methods) for path, methods in routes if not path.startswith(OWN_PATHS)]
     return [f"{method} {path}" for path, methods in public for method in methods]
 
 
 def methods_at(app: FastAPI, path: str) -> set[str]:
-    """What may be done at an address, by all of its routes together."""
+    """Return the methods that all routes together allow at `path`."""
     routes = [route for route in iter_route_contexts(app.routes) if route.path_regex.match(path)]
     return {method for route in routes for method in route.methods or ()}
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Register the handlers for everything that can be raised below the routes."""
+    """Register handlers for everything that routes and their dependencies can raise."""
 
     @app.exception_handler(PacelineError)
     async def on_paceline_error(request: Request, error: PacelineError) -> Response:
@@ -153,7 +154,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
-        """Starlette's own refusals (404, 405, 413) in the shape of ours."""
+        """Return Starlette's own refusals (404, 405, 413) in our format."""
         phrase = http.HTTPStatus(error.status_code).phrase
         code = HTTP_CODES.get(error.status_code, phrase.lower().replace(" ", "_"))
         advice = f" There are {', '.join(endpoints(app))}." if code in {"unknown_url", "method_not_allowed"} else ""
@@ -178,7 +179,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _response(request: Request, error: PacelineError) -> Response:
-    """Programs get an object, the dashboard's scripts one in its language, a browser that opens an address a page."""
+    """Return an object for programs, in the user's language for the dashboard's scripts; a page for a browser."""
     pages: ErrorPages | None = getattr(request.app.state, "pages", None)
     path = request.scope["path"]
     opens = gets_page(path, request.method) and "text/html" in request.headers.get("accept", "")
@@ -188,5 +189,5 @@ def _response(request: Request, error: PacelineError) -> Response:
 
 
 def gets_page(path: str, method: str) -> bool:
-    """Whether a browser that asks so is told an error as a page."""
+    """Return whether a browser gets errors as a page for such a request."""
     return method == "GET" and not path.startswith((*PROGRAMS, SCRIPTS))

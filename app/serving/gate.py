@@ -1,11 +1,11 @@
-"""What may come in, before a route sees it: the gate in front of all of them, and the JSON bodies that they read.
+"""Checks before a route runs: the gate in front of all routes, and the parsing of JSON bodies.
 
-Loopback is not a trust boundary: any web page can reach it. A request must name a host that we allow (DNS
-rebinding) and must not come from a foreign page, be it to change or to read something (CSRF), except that a person may
-follow a link to us. Only pages of the allowed origins may call the endpoint, with CORS headers; never the dashboard.
+Loopback is not a trust boundary: any web page can reach it. A request must name an allowed host (DNS rebinding) and
+must not come from a foreign page, whether to write or to read (CSRF), except when a person follows a link. Only pages
+of the allowed origins may call the API, with CORS headers; never the dashboard.
 
-Bodies are read more strictly than by JSON parsers: UTF-8 without a byte-order mark, no NaN or infinity, integers of at
-most 64 bits, no lone surrogates, no duplicate keys. Unknown keys are ignored, as OpenAI does.
+Bodies are parsed more strictly than JSON parsers do: UTF-8 without a byte-order mark, no NaN or infinity, integers of
+at most 64 bits, no lone surrogates, no duplicate keys. Unknown keys are ignored, as OpenAI does.
 """
 
 import asyncio
@@ -43,25 +43,25 @@ DEFAULT_HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
-"""Sent with every answer that does not set them itself."""
+"""Headers added to every response that does not set them itself."""
 ADMIN_HEADERS = (*DEFAULT_HEADERS, (b"cache-control", b"no-store"))
-"""The same for the dashboard: what it tells is for one person, and may be a secret."""
+"""Default headers of the dashboard: its responses are for one person and may contain secrets."""
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 MIN_BYTES_PER_SECOND = 16 * 1024
-"""What has arrived buys time at this rate: honest slow uploads pass, and a byte now and then does not."""
+"""Rate at which received bytes extend the deadline: slow uploads pass, a byte now and then does not."""
 MAX_JSON_DEPTH = 64
 THREAD_FROM_BYTES = 256 * 1024
-"""Larger bodies are parsed in a thread, so that other streams are not held up."""
+"""Bytes from which a body is parsed in a thread, so that other streams are not held up."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 Headers = Mapping[bytes, list[bytes]]
-"""The values of each header by its name, none for one that is not there."""
+"""Values of each header by lower-case name; empty for a missing one."""
 BodyModel = TypeVar("BodyModel", bound=BaseModel)
 
 
 class Body(BaseModel):
-    """Base of everything that a client sends."""
+    """Base of all request bodies."""
 
     model_config = ConfigDict(
         strict=True,
@@ -74,7 +74,7 @@ class Body(BaseModel):
 
 
 class Gate:
-    """ASGI middleware that refuses what no route should see; websockets are refused altogether."""
+    """ASGI middleware that refuses bad requests before any route sees them, and all websockets."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Gate:
         self._allowed_origins = allowed_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer it with an error object."""
+        """Pass the request on, or respond with an error object."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -154,9 +154,9 @@ class Gate:
 
 
 def _settled(scope: Scope) -> Scope:
-    """The same without a slash at the end, and HEAD as a GET, whose body the server leaves out; the dashboard's own
-    addresses stay as they are, and so do the names of its files. CONNECT names no address here: the root refuses it.
-    Cookies come without backslashes: our own have none, and some Pythons unescape in quadratic time."""
+    """Return `scope` without a trailing slash, and with HEAD as GET, whose body the server omits; dashboard paths stay
+    unchanged, static ones keep their slash. CONNECT has no path: the root refuses it. Backslashes are removed from
+    cookies: ours have none, and some Python versions unescape them in quadratic time."""
     path = "/" if scope["method"] == "CONNECT" else scope["path"]
     headers = [(name, value.replace(b"\\", b"") if name == b"cookie" else value) for name, value in scope["headers"]]
     scope = {**scope, "headers": headers}
@@ -180,13 +180,13 @@ def _check_framing(version: str, headers: Headers) -> None:
 
 
 def _is_followed_link(method: str, headers: Headers) -> bool:
-    """Whether a browser shows the answer to a person as a page of its own; a preflight asks for what it never gets."""
+    """Return whether a person opens a link as a page of its own; also for a preflight, which is never granted."""
     is_document = headers[b"sec-fetch-mode"] == [b"navigate"] and headers[b"sec-fetch-dest"] == [b"document"]
     return method == "OPTIONS" or (method == "GET" and is_document)
 
 
 def _check_origin(headers: Headers) -> None:
-    """Refuse what a browser sends from another page; programs send neither header and pass."""
+    """Refuse requests that a browser sends from another page; programs send neither header and pass."""
     origins, host = headers[b"origin"], headers[b"host"][0].lower()
     own = {b"http://" + host, b"https://" + host}
     is_foreign = len(origins) > 1 or any(each.lower() not in own for each in origins)
@@ -206,12 +206,12 @@ def _check_content_type(headers: Headers) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BodyReader:
-    """A dependency that reads the body as `schema`; the OpenAPI document says it by the same."""
+    """A dependency that reads the body as `schema`, from which the OpenAPI document describes it, too."""
 
     schema: type[BaseModel]
 
     async def __call__(self, request: Request) -> BaseModel:
-        """The body. Raises `InvalidRequest`, or `Rejected` with 408 (too slow) or 413 (too large)."""
+        """Return the body. Raises `InvalidRequest`, or `Rejected` with 408 (too slow) or 413 (too large)."""
         max_bytes = getattr(self.schema, "max_bytes", MAX_BODY_BYTES)
         raw = await _read(request, context_of(request).body_timeout_seconds, max_bytes)
         if len(raw) < THREAD_FROM_BYTES:
@@ -224,20 +224,20 @@ if TYPE_CHECKING:
 else:
 
     class Sent:
-        """`Sent[Schema]`: a parameter of a route that is the body, read when the caller is let in."""
+        """`Sent[Schema]` is a route parameter for the body, read once the caller is authorized."""
 
         def __class_getitem__(cls, schema: type[BaseModel]) -> Any:
-            """As FastAPI knows it."""
+            """Return the annotation for FastAPI."""
             return Annotated[schema, Depends(BodyReader(schema))]
 
 
 def parse(raw: bytes | bytearray, schema: type[BodyModel]) -> BodyModel:
-    """Bytes to a checked value. Raises `InvalidRequest`."""
+    """Parse and validate a body. Raises `InvalidRequest`."""
     return checked(parse_json(raw), schema)
 
 
 def checked(value: Any, schema: type[BodyModel]) -> BodyModel:
-    """Plain values as `schema`. Raises `InvalidRequest`."""
+    """Validate plain values as `schema`. Raises `InvalidRequest`."""
     try:
         return schema.model_validate(value)
     except ValidationError as error:
@@ -245,12 +245,12 @@ def checked(value: Any, schema: type[BodyModel]) -> BodyModel:
 
 
 def parse_json(raw: bytes | bytearray) -> Any:
-    """Bytes to plain Python values. Raises `InvalidRequest`."""
+    """Parse a body to plain Python values. Raises `InvalidRequest`."""
     if not raw:
         raise InvalidRequest("The body is empty: send a JSON object.", code="invalid_json")
     try:
         value = json.loads(raw.decode(), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
-        msgspec.msgpack.encode(value)  # refuses what the worker's channel cannot carry: larger integers, surrogates
+        msgspec.msgpack.encode(value)  # rejects what the worker's channel cannot carry: larger integers, surrogates
     except InvalidRequest:
         raise
     except (ValueError, OverflowError, RecursionError) as error:
@@ -300,18 +300,18 @@ async def _read(request: Request, timeout_seconds: float, max_bytes: int) -> byt
 
 
 def headers_too_large() -> Rejected:
-    """The refusal of headers over one of the caps."""
+    """Return the error for headers over one of the limits."""
     return Rejected(431, "The headers are too large or too many.", "headers_too_large", close=True)
 
 
 def give_memory_back() -> None:
-    """From now on the memory of a large body is returned at once; glibc would keep twice the largest one for ever."""
-    with contextlib.suppress(AttributeError):  # nobody else has it
+    """Make glibc return the memory of a large body at once; by default it keeps twice the largest one forever."""
+    with contextlib.suppress(AttributeError):  # only glibc has it
         for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-            ctypes.CDLL(None).mallopt(option, 1 << 20)  # the memory of what is read at a time stays
+            ctypes.CDLL(None).mallopt(option, 1 << 20)  # 1 MiB: memory of single reads is kept
 
 
 def _too_large(max_bytes: int) -> Rejected:
-    """The refusal of a body over the cap."""
+    """Return the error for a body over the limit."""
     limit = max_bytes // 1024 // 1024
     return Rejected(413, f"The body is larger than {limit} MiB.", "request_too_large", close=True)

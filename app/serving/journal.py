@@ -1,8 +1,8 @@
-"""Generation requests: what runs now and what ran, as records, a short ring of the last ones, and their history.
+"""Generation requests, running and past: records, a short ring of the last ones, and the stored history.
 
-`Record.on_event` is called for every step of every stream: it only counts. Nothing that a person wrote is in a `Past`
-but where texts are kept; stop strings and biases are texts, too. Requests that ended are written about once a second,
-together, in a thread. A history that cannot be written costs entries of the history and nothing else.
+`Record.on_event` runs for every step of every stream, so it only counts. A `Past` contains nothing that a user wrote
+unless texts are kept; stop strings and biases count as texts. Ended requests are written about once a second, in one
+batch, in a thread. If the history cannot be written, only its entries are lost.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ MAX_PROBLEM_CHARACTERS = 300
 SAMPLING = ("seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
 RING = 100
 PENDING = 2_000
-"""Ended requests that wait to be written; while nothing can be written, the oldest are forgotten."""
+"""Most ended requests that wait to be written; while writing fails, the oldest are dropped."""
 PERIOD_SECONDS = 1.0
 TRIES = 10
 MAX_KINDS = 256
-"""Kinds of notices that the log has had; no client can fill it with more."""
+"""Most kinds of notices that are logged, so that clients cannot flood the log."""
 
 logger = logging.getLogger(__name__)
 
 
 class Record:
-    """One request, from its arrival to its end: counters while it runs. Called from the event loop only."""
+    """One request from arrival to end, with its counters. Called from the event loop only."""
 
     def __init__(
         self,
@@ -77,22 +77,22 @@ class Record:
         self._first_token_at: float | None = None
         self._ended_at: float | None = None
         self._tokens_at: dict[tuple[str, int], float] = {}
-        """When the last tokens of each choice came: by prompt and index."""
+        """Time of the last tokens of each choice, by prompt id and index."""
         self._by_method: dict[str, MethodStatistics] = {}
         self._usages: dict[tuple[str, int], Statistics] = {}
-        """What the worker told at the end of each choice."""
+        """Worker statistics of each finished choice, by prompt id and index."""
         self._problem = ""
         self._replies: dict[tuple[str, int], list[str]] = {}
 
-    # --- what happens to it -----------------------------------------------------------------------------------
+    # --- its events -------------------------------------------------------------------------------------------
 
     def begin(self, cancel: Callable[[PacelineError], None]) -> None:
-        """The prompts go to the worker; `cancel` would end it with an error."""
+        """Register the request as its prompts are sent; calling `cancel` ends it with an error."""
         self._cancel = cancel
         self._journal.begun(self)
 
     def on_event(self, event: StreamEvent | LoadProgress | PacelineError) -> None:
-        """One event of it, a step of the load that it waits for, or the error that ends all of it."""
+        """Count one event of the request, progress of the load it waits for, or the error that ends it."""
         match event:
             case Delta():
                 self._count(event)
@@ -116,17 +116,17 @@ class Record:
                 self._end(event.code)
 
     def account(self, event: Finished) -> None:
-        """One choice ended; after a cancel, the worker still tells what it had come to."""
+        """Take the figures of a choice that ended; the worker reports them even after a cancel."""
         self._usages[event.id, event.index] = event.usage
         if self.is_accounted:
             self._end(event.finish_reason)
 
     def close(self) -> None:
-        """Nobody waits for it any more; what had not ended is cancelled."""
+        """End the request as cancelled, unless it has ended already."""
         self._end(CANCELLED)
 
     def cancel(self, error: PacelineError) -> None:
-        """End it with an error that its client gets."""
+        """End the request with an error, which its client gets."""
         self._cancel(error)
 
     def _count(self, event: Delta) -> None:
@@ -156,47 +156,47 @@ class Record:
             self._cancel = _nothing
             self._journal.ended(self)
 
-    # --- what is known of it ----------------------------------------------------------------------------------
+    # --- its figures ------------------------------------------------------------------------------------------
 
     @property
     def max_tokens(self) -> int | None:
-        """How many tokens all choices may have together; None: up to the end of the context."""
+        """Most tokens of all choices together; None: up to the end of the context."""
         limit = self.commands[0].max_tokens
         return None if limit is None else limit * self.choices
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the worker took a prompt of it."""
+        """Whether the worker has accepted a prompt of the request."""
         return self._accepted_at is not None
 
     @property
     def writes(self) -> bool:
-        """Whether a token of it was told."""
+        """Whether a token has arrived."""
         return self._first_token_at is not None
 
     @property
     def is_accounted(self) -> bool:
-        """Whether the worker told the figures of every choice: from then on they are the only ones."""
+        """Whether the worker has reported every choice; its figures then replace the counters."""
         return len(self._usages) == self.choices
 
     @property
     def elapsed_seconds(self) -> float:
-        """How long it has run, or ran."""
+        """Seconds from its arrival until now or its end."""
         return self._now() - self._began
 
     @property
     def tokens_per_second(self) -> float:
-        """Over its decoding so far; 0 before the first token."""
+        """Rate since the first token; 0 before it."""
         seconds = 0.0 if self._first_token_at is None else self._now() - self._first_token_at
         return round(self.tokens / seconds, 1) if seconds > 0 else 0.0
 
     @property
     def acceptance(self) -> float | None:
-        """The share of drafts that stayed; None where nothing was drafted."""
+        """Share of drafted tokens that were accepted; None if nothing was drafted."""
         return round(self.accepted_tokens / self.drafted, 3) if self.drafted else None
 
     def seconds(self) -> dict[str, float]:
-        """The seconds of its phases so far, one after another."""
+        """Return the seconds spent in each phase so far."""
         now = self._now()
         load = self._load[1] - self._load[0] if self._load else 0.0
         accepted_at = now if self._accepted_at is None else self._accepted_at
@@ -209,7 +209,7 @@ class Record:
         return {name: round(max(0.0, value), 4) for name, value in named.items()}
 
     def usage(self) -> Statistics:
-        """What the worker told of all choices; until it has, what was counted here."""
+        """Return the worker's statistics of all choices; until it has reported them, what was counted here."""
         if self.is_accounted:
             usages = [usage for _, usage in sorted(self._usages.items())]
             return Statistics.side_by_side(usages, choices_per_prompt=self.commands[0].n)
@@ -225,7 +225,7 @@ class Record:
         )
 
     def past(self) -> Past:
-        """What is left of it, once it has ended."""
+        """Return the record of the ended request."""
         return Past(
             id=self.id,
             endpoint=self.endpoint,
@@ -239,7 +239,7 @@ class Record:
         )
 
     def figures(self) -> dict[str, Any]:
-        """Every number, by the names of the API."""
+        """Return all figures, under the names of the API."""
         command, usage = self.commands[0], self.usage()
         return {
             "usage": {
@@ -263,7 +263,7 @@ class Record:
         }
 
     def _now(self) -> float:
-        """The time that counts for it: that of its end, once it has ended."""
+        """Return the current time, or that of the request's end."""
         return self._clock() if self._ended_at is None else self._ended_at
 
     def _reply(self) -> str:
@@ -273,11 +273,11 @@ class Record:
 
 
 def _nothing(_error: PacelineError) -> None:
-    """There is nothing to cancel; whoever could be cancelled is not kept, nor its prompt."""
+    """Do nothing: replaces the cancel callback of an ended request, so that its prompt can be freed."""
 
 
 def _prompt_text(commands: Sequence[Generate]) -> str:
-    """The prompts as they were sent: text as it is, messages and token ids as JSON."""
+    """Return the prompts as they were sent: text unchanged, messages and token ids as JSON."""
     texts = []
     for command in commands:
         given = command.text if command.text is not None else command.messages or command.tokens
@@ -286,7 +286,7 @@ def _prompt_text(commands: Sequence[Generate]) -> str:
 
 
 class Journal:
-    """Called from the event loop only. `limit` and `keeps_texts` are asked at use, so that changes are felt at once."""
+    """Tracks all requests. Called from the event loop only; `limit` and `keeps_texts` are read at each use."""
 
     def __init__(
         self,
@@ -298,14 +298,14 @@ class Journal:
         period_seconds: float = PERIOD_SECONDS,
     ) -> None:
         self._history = history
-        """None: nothing is kept."""
+        """Stored history; None: nothing is stored."""
         self._limit = limit
         self._keeps_texts = keeps_texts
         self.clock = clock
         self._period_seconds = period_seconds
         self._running: dict[str, Record] = {}
         self._unaccounted: deque[Record] = deque(maxlen=RING)
-        """Cancelled ones whose figures the worker has still to tell."""
+        """Cancelled requests whose figures the worker has not reported yet."""
         self._recent: deque[Past] = deque(maxlen=RING)
         self._pending: deque[Past] = deque(maxlen=PENDING)
         self._wake = asyncio.Event()
@@ -317,11 +317,11 @@ class Journal:
 
     @property
     def keeps_texts(self) -> bool:
-        """Whether texts of a request that begins now are kept."""
+        """Whether the texts of a request that begins now are kept."""
         return self._keeps_texts() and self._limit() > 0
 
     def on_event(self, event: Event) -> None:
-        """Listen to the worker: loads that requests wait for, and the figures of cancelled ones."""
+        """Handle worker events: loads that requests wait for, and the figures of cancelled requests."""
         if isinstance(event, LoadProgress):
             for record in self._running.values():
                 if record.model_id == event.model_id:
@@ -336,20 +336,20 @@ class Journal:
 
     @property
     def running(self) -> Sequence[Record]:
-        """The requests that run, the oldest first."""
+        """Running requests, the oldest first."""
         return list(self._running.values())
 
     def find(self, request_id: str) -> Record | None:
-        """A request that runs."""
+        """Return the running request with this id."""
         return self._running.get(request_id)
 
     @property
     def recent(self) -> Sequence[Past]:
-        """The last requests that ended, the latest first, without texts."""
+        """Last requests that ended, the latest first, without texts."""
         return list(self._recent)[: max(0, self._limit())]
 
     def note(self, notices: Iterable[Notice]) -> None:
-        """Log what requests are told of themselves, each kind once."""
+        """Log notices, each kind once."""
         for notice in notices:
             kind = (notice.code, notice.parameter)
             if kind not in self._noted and len(self._noted) < MAX_KINDS:
@@ -357,11 +357,11 @@ class Journal:
                 logger.info("%s (%s); the log says this once", notice.message, notice.code)
 
     def begun(self, record: Record) -> None:
-        """A request runs from now on."""
+        """Register a request as running."""
         self._running[record.id] = record
 
     def ended(self, record: Record) -> None:
-        """It does not any more, if it did."""
+        """Unregister a request and keep its record; does nothing if it was not running."""
         if self._running.pop(record.id, None) is None or self._limit() <= 0:
             return
         if record.outcome == CANCELLED and not record.is_accounted:
@@ -369,7 +369,7 @@ class Journal:
         self._keep(record.past())
 
     def _keep(self, past: Past) -> None:
-        """Remember it in the place of what was known of it before."""
+        """Keep a record, replacing an earlier one of the same request."""
         shown = replace(past, prompt=None, reply=None)
         if past.id in {each.id for each in self._recent}:
             self._recent = deque((shown if each.id == past.id else each for each in self._recent), maxlen=RING)
@@ -382,15 +382,15 @@ class Journal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something ended that is not written yet, or just being written."""
+        """Whether ended requests are not written yet, or just being written."""
         return bool(self._pending) or self._writing.locked()
 
     def on_settings_changed(self) -> None:
-        """The settings changed: perhaps less is to be remembered."""
+        """Apply a changed limit at the next write."""
         self._wake.set()
 
     async def clear(self) -> None:
-        """Forget every request that ended. Raises what the history raises."""
+        """Delete every ended request. Raises what the history raises."""
         async with self._writing:
             self._pending.clear()
             self._recent.clear()
@@ -398,7 +398,7 @@ class Journal:
                 await asyncio.to_thread(self._history.clear)
 
     async def run(self) -> None:
-        """Write what ended about once a second, until cancelled; then write the rest."""
+        """Write ended requests about once a second until cancelled, then the rest."""
         try:
             await self._remember()
             while True:
@@ -410,7 +410,7 @@ class Journal:
             await asyncio.shield(self.flush())
 
     async def flush(self) -> None:
-        """Write what ended now; what cannot be written waits for the next time."""
+        """Write ended requests now; what cannot be written waits for the next time."""
         async with self._writing:
             batch = list(self._pending)
             self._pending.clear()
@@ -429,7 +429,7 @@ class Journal:
                 self._failures = 0
 
     async def _remember(self) -> None:
-        """The last requests of earlier starts."""
+        """Load the last requests of earlier runs of the server."""
         if self._history is None:
             return
         try:
@@ -438,7 +438,7 @@ class Journal:
             logger.warning("the history of requests cannot be read: %s", error.message)
 
     def _put_back(self, batch: Iterable[Past]) -> None:
-        """Try again later; what has failed too often is dropped, lest it keeps others out."""
+        """Requeue a batch; every `TRIES` failures in a row it is dropped, so that it does not block newer ones."""
         self._failures += 1
         if self._failures % TRIES == 0:
             return

@@ -1,9 +1,9 @@
-"""The settings as they are now: the command line, then the environment, then what is stored, then the defaults.
+"""Current settings: the command line, then the environment, then stored values, then the defaults.
 
-One object for the server, the command line and the benchmark; its rows (`describe`) are what page, API and command line
-show. What may be felt at once reads `current` and `model` at the moment of use; what is felt after a restart keeps, in
-`current`, the value of the start. While a server runs, only it changes what is stored: the command line asks it to.
-Saving raises `InvalidSetting`, and is done in a thread: it writes a file.
+Server, command line and benchmark use the same class; page, API and command line show its rows (`describe`). Settings
+with immediate effect are read from `current` and `model` at each use; those that need a restart keep their value from
+the start in `current`. While a server runs, only it changes stored values, also for the command line. Saving raises
+`InvalidSetting`, and is done in a thread because it writes a file.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ Origin = Literal["command line", "environment", "store", "default"]
 Listener = Callable[[], None]
 
 AT_START = frozenset(name for name in Settings.model_fields if about(name)["takes_effect"] == "restart")
-"""The settings that are felt after a restart only."""
+"""Names of the settings that take effect only after a restart."""
 OWN_CATALOGS = "languages"
-"""The folder in `PACELINE_HOME` with languages of the user's own."""
+"""Folder in `PACELINE_HOME` with the user's own languages."""
 UNSET = ModelSettings()
 KINDS: Mapping[Any, str] = {
     bool: "switch",
@@ -51,28 +51,28 @@ KINDS: Mapping[Any, str] = {
 }
 LONG_CHARACTERS = 1000
 INHERITED = frozenset({"policy", "acceptance", "num_draft_tokens", "idle_seconds"})
-"""What of a model the server has a setting of the same name for."""
+"""Model settings that fall back to a server setting of the same name."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The settings and what else decides whether they can stand together."""
+    """The settings and everything else that decides whether they conflict."""
 
     settings: Settings
     has_keys: bool = False
-    """Whether an API key was created."""
+    """Whether an API key exists in the store."""
     models: frozenset[str] | None = None
-    """The models on this computer, by id and alias; None: nobody looked."""
+    """Ids and aliases of the models on this computer; None: not looked up."""
 
     @property
     def has_any_key(self) -> bool:
-        """Whether there is a key that could let anybody in."""
+        """Whether there is any key that a client could use."""
         return self.has_keys or self.settings.api_key is not None
 
     def lacks(self, names: Iterable[str]) -> bool:
-        """Whether one of these is no model of this computer."""
+        """Return whether one of these is not a model on this computer."""
         return self.models is not None and not self.models.issuperset(names)
 
 
@@ -89,7 +89,7 @@ BEYOND_LOOPBACK: Conflict[Situation] = Conflict(
     "`paceline keys create`, or listen on 127.0.0.1",
     lambda now: not now.settings.is_loopback and not now.has_any_key,
 )
-"""The one conflict with which the server does not start."""
+"""The only conflict that keeps the server from starting."""
 CONFLICTS: tuple[Conflict[Situation], ...] = (
     BEYOND_LOOPBACK,
     Conflict(
@@ -147,9 +147,9 @@ CONFLICTS: tuple[Conflict[Situation], ...] = (
 
 
 class LiveSettings:
-    """`given` is what command line and environment say; `keeper` keeps the rest.
+    """Settings in effect. `given` are those from command line and environment, `keeper` stores the rest.
 
-    Without a keeper nothing can be changed: `stored` and `models` are what is known to be stored.
+    Without a keeper nothing can be changed; `stored` and `models` then provide the stored values.
     """
 
     def __init__(
@@ -170,27 +170,27 @@ class LiveSettings:
         self.wanted = self.current = given.over(self._stored)
 
     current: Settings
-    """Every setting as it is in effect, frozen; another object after a change."""
+    """Settings in effect, frozen; a change replaces the object."""
     wanted: Settings
-    """The same with what a restart will bring."""
+    """Settings as they will be after a restart."""
     changes: int
-    """How many changes there were so far."""
+    """Number of changes so far."""
 
     def origin(self, name: str) -> Origin:
-        """Where the value of a setting comes from."""
+        """Return where the value of a setting comes from."""
         if name in self._given.model_fields_set:
             return "command line" if name in self._given.command_line else "environment"
         return "store" if name in self._stored else "default"
 
     def stored(self, name: str) -> Any:
-        """The stored value as plain JSON, also where something else goes first; None: nothing is stored."""
+        """Return the stored value as plain JSON, even if it is overridden; None: nothing is stored."""
         return self._stored.get(name)
 
     def change(self, changes: Mapping[str, Any], source: str, *, models: Collection[str] | None = None) -> None:
-        """Keep all of these values, given as text or plain JSON, or none; None forgets one.
+        """Store all of these values, given as text or plain JSON, or none of them; None deletes one.
 
-        Raises `InvalidSetting` for an unknown name, a bad value or a conflict. `models` are those on this computer;
-        None: nobody looked, and any name will do.
+        Raises `InvalidSetting` for an unknown name, a bad value or a conflict. `models` are the ids on this computer;
+        None: any name is accepted.
         """
         checked = {name: check_setting(name, value) for name, value in changes.items()}
         if checked.get("language") and checked["language"] not in self.languages:
@@ -216,39 +216,39 @@ class LiveSettings:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """What the setting `language` may say: the package's, and the user's own."""
+        """Possible values of the setting `language`: the package's languages and the user's own."""
         return tuple(sorted({*languages(), *languages(self._given.home / OWN_CATALOGS)}))
 
     def model(self, model_id: str) -> ModelSettings:
-        """What is set for a model; nothing is set for an unknown one."""
+        """Return the settings of a model; `UNSET` for an unknown one."""
         return self._models.get(model_id, UNSET)
 
     @property
     def models(self) -> Mapping[str, ModelSettings]:
-        """What is set for each model that something is set for."""
+        """Settings by model or profile name, for all that have any."""
         return dict(self._models)
 
     def profile(self, asked: str | None, model_id: str) -> ModelSettings:
-        """What a request for `asked` brings by the profile that it names, of the model that it means."""
+        """Return the settings of the profile that the requested name `asked` includes; `UNSET` if there is none."""
         asked = asked or self.current.default_model
         return UNSET if self.named(asked) else self.model(f"{model_id}:{split_profile(asked)[1]}")
 
     def usual(self, asked: str | None, model_id: str) -> ModelSettings:
-        """What holds for a request for `asked` where it says nothing: of its profile, then of the model."""
+        """Return the defaults of a request for `asked`: the settings of its profile, then those of the model."""
         return self.profile(asked, model_id).over(self.model(model_id))
 
     def profiles(self, model_id: str) -> list[str]:
-        """The names of what is set for a model under another name, as requests use them."""
+        """Return the names of a model's profiles, as requests use them (`MODEL:PROFILE`)."""
         return sorted(name for name in self._models if split_profile(name)[0] == model_id)
 
     def named(self, alias: str) -> str | None:
-        """The id of the model with this alias."""
+        """Return the id of the model with this alias."""
         return next((name for name, model in self._models.items() if model.alias == alias), None)
 
     def change_model(
         self, model_id: str, changes: Mapping[str, Any], source: str, *, taken: Collection[str] = (), profile: str = ""
     ) -> ModelSettings:
-        """Keep these values of a model or its profile, None forgets one; `taken` are names that no alias may have."""
+        """Store these values of a model or its profile; None deletes one. `taken` are names that no alias may have."""
         strange = sorted(set(changes).intersection(ModelSettings.model_fields).difference(PROFILED)) if profile else ()
         if strange:
             advice = f"{strange[0]}: a profile cannot set that; set it for {model_id}"
@@ -268,15 +268,15 @@ class LiveSettings:
             return model
 
     def describe(self) -> list[dict[str, Any]]:
-        """Every setting of the server, in the order of the schema.
+        """Return every setting of the server, in the order of the schema.
 
-        `value` is what a restart would bring, `in_effect` whether it is felt already; `stored` is what goes behind a
-        command line or an environment that says something else.
+        `value` is the value after a restart, `in_effect` whether it applies already; `stored` is the stored value, also
+        where command line or environment override it.
         """
         return [self.describe_one(name) for name in Settings.model_fields]
 
     def describe_one(self, name: str) -> dict[str, Any]:
-        """One setting of the server. Raises KeyError for an unknown name."""
+        """Return one setting of the server. Raises KeyError for an unknown name."""
         field = Settings.model_fields[name]
         row = _row(name, field)
         value = getattr(self.wanted, name)
@@ -292,9 +292,9 @@ class LiveSettings:
         }
 
     def describe_model(self, model_id: str, profile: str = "") -> list[dict[str, Any]]:
-        """Every setting of one model, or of a profile of it.
+        """Return every setting of one model, or of one of its profiles.
 
-        `inherited` is what holds where nothing is set, None: the usual way.
+        `inherited` is the value that applies where nothing is set; None: the default behaviour.
         """
         given = self.model(f"{model_id}:{profile}" if profile else model_id).given()
         behind = self.current if not profile else self.model(model_id).over(_of_server(self.current))
@@ -311,7 +311,7 @@ class LiveSettings:
         ]
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` after every change, on the event loop that runs now; the answer ends that."""
+        """Call `listener` after every change, on the running event loop; the returned function unsubscribes it."""
         entry = (asyncio.get_running_loop(), listener)
         self._listeners.append(entry)
         return lambda: self._listeners.remove(entry)
@@ -343,7 +343,7 @@ def _default(name: str) -> Any:
 
 
 def _usable(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the values that mean nothing (any more), which is told; what protects is on instead."""
+    """Return `stored` without unreadable values, which are logged; protective settings are turned on instead."""
     usable = {}
     for name, value in stored.items():
         try:
@@ -357,15 +357,15 @@ def _usable(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _readable(name: str, value: Any) -> Any:
-    """A stored value that is one of its setting. Raises `InvalidSetting`."""
+    """Return a stored value if it is valid for its setting. A switch must be a bool. Raises `InvalidSetting`."""
     check_setting(name, value)
-    if value is None or (isinstance(_default(name), bool) and not isinstance(value, bool)):  # 0 is no switch we stored
+    if value is None or (isinstance(_default(name), bool) and not isinstance(value, bool)):  # 0 is no bool
         raise InvalidSetting(f"{name}: the value cannot be read", parameter=name)
     return value
 
 
 def checked_model(values: Mapping[str, Any]) -> ModelSettings:
-    """The settings of a model. Raises `InvalidSetting` for an unknown name, a bad value or a conflict."""
+    """Return the settings of a model. Raises `InvalidSetting` for an unknown name, a bad value or a conflict."""
     try:
         model = ModelSettings.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
@@ -375,7 +375,7 @@ def checked_model(values: Mapping[str, Any]) -> ModelSettings:
 
 
 def _row(name: str, field: FieldInfo) -> dict[str, Any]:
-    """What the schema says of a setting: how a form asks for it, its limits, and when a change is felt."""
+    """Return the schema of a setting: its form field, its limits, and when a change takes effect."""
     extra = cast("dict[str, Any]", field.json_schema_extra)
     kind, options = _kind(field.annotation)
     limits = _limits(field)
@@ -396,7 +396,7 @@ def _row(name: str, field: FieldInfo) -> dict[str, Any]:
 
 
 def _kind(annotation: Any) -> tuple[str, list[str]]:
-    """How a form asks for a value of this type, and what there is to choose from."""
+    """Return the kind of form field for this type, and its options."""
     outer, inner = get_origin(annotation), get_args(annotation)
     if outer is Annotated:
         return _kind(inner[0])

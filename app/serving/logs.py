@@ -1,10 +1,10 @@
-"""Where the server's log goes: warnings to the terminal, everything that `log_level` lets through to ring and file.
+"""Log outlets of the server: warnings to the terminal, everything at `log_level` and above to ring and file.
 
-A line holds no control characters that could forge lines or drive a terminal, and no secrets. `LogRing` has the last
-ones in memory, with the request that each is about; on disk a line is one JSON object, in files that only their owner
-reads, five of 5 MB at most. Lines of the worker's stderr go to the terminal as they are, and as lines of its own
-loggers into ring and file. Terminal and file are written by threads, so that a slow disk or a stopped terminal holds
-nobody up; a disk that cannot be written costs lines of the log and nothing else.
+Lines contain no control characters that could forge lines or drive a terminal, and no secrets. `LogRing` keeps the last
+lines in memory, with the request that each is about. On disk a line is one JSON object, in at most five files of 5 MB
+that only their owner can read. The worker's stderr is passed to the terminal unchanged, and to ring and file under the
+names of the worker's loggers. Threads write terminal and file, so that a slow disk or a stopped terminal blocks
+nothing; a failing disk only loses log lines.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ SECRETS = (
     re.compile(r"(\bpaceline_session=)[^\s;'\"]+", re.IGNORECASE),
     re.compile(r"(/(?:setup|enter)#)\S+"),
 )
-"""What begins like a key, a token or a cookie; the beginning stays, so that one sees what it was."""
+"""Patterns of keys, tokens and cookies; the prefix is kept to show what was redacted."""
 REQUEST_ID = re.compile(r"\b(?:chatcmpl|cmpl)-[0-9a-f]{24}\b")
 CAPACITY = 2_000
 LEVELS = ("debug", "info", "warning", "error")
@@ -55,7 +55,7 @@ logger = logging.getLogger("paceline.log")
 
 
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
-    """Without anything that looks like a secret, and without these."""
+    """Return `text` without anything that looks like a secret, and without `secrets`."""
     for pattern in SECRETS:
         text = pattern.sub(rf"\1{HIDDEN}", text)
     for secret in secrets:
@@ -64,13 +64,13 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
 
 
 def escape(text: str) -> str:
-    """One line in which every control character, also those that turn the direction of writing, is spelled out."""
+    """Return `text` with every control character escaped, including those that change the text direction."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line. `trace` is that of an exception, with line breaks; `at` is in Unix seconds."""
+    """One log line. `trace` is an exception's traceback, with line breaks; `at` is in Unix seconds."""
 
     number: int
     at: float
@@ -82,10 +82,10 @@ class LogLine:
 
 
 def clean_line(record: logging.LogRecord, secrets: Sequence[str] = (), number: int = 0) -> LogLine:
-    """A record as a line that may be shown and kept."""
+    """Return a record as a line that is safe to show and store."""
     try:
         said = record.getMessage()
-    except Exception as error:  # noqa: BLE001 - a wrong format string must not end what wanted to log
+    except Exception as error:  # noqa: BLE001 - a wrong format string must not break the code that logs
         said = f"{record.msg!r} ({error})"
     said = redact(said, secrets)
     request = REQUEST_ID.search(said)
@@ -105,12 +105,12 @@ def clean_line(record: logging.LogRecord, secrets: Sequence[str] = (), number: i
 
 
 def level_of(number: int) -> str:
-    """The name of the highest of our levels that a number of `logging` reaches."""
+    """Return the name of our highest level that a numeric `logging` level reaches."""
     return LEVELS[min(max(number // 10 - 1, 0), len(LEVELS) - 1)]
 
 
 class LogRing(logging.Handler):
-    """The last lines; `secrets` are never shown, whatever they look like."""
+    """Keeps the last lines; `secrets` are always redacted, whatever they look like."""
 
     def __init__(self, capacity: int = CAPACITY, secrets: Sequence[str] = ()) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class LogRing(logging.Handler):
         self.last = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one record."""
+        """Keep one record as a line."""
         with self._guard:
             self.last += 1
             self._lines.append(clean_line(record, self.secrets, self.last))
@@ -128,7 +128,7 @@ class LogRing(logging.Handler):
     def lines(
         self, *, after: int = 0, level: str = "debug", logger: str = "", text: str = "", count: int = CAPACITY
     ) -> list[LogLine]:
-        """The last `count` lines with a number above `after` that pass the filter, the oldest first."""
+        """Return the last `count` lines with a number above `after` that pass the filter, the oldest first."""
         lowest, wanted = LEVELS.index(level), text.casefold()
         with self._guard:
             newer = [line for line in self._lines if line.number > after]
@@ -142,13 +142,13 @@ class LogRing(logging.Handler):
         return passing[max(0, len(passing) - count) :]
 
     def loggers(self) -> list[str]:
-        """Who wrote them."""
+        """Return the names of the loggers in the ring."""
         with self._guard:
             return sorted({line.logger for line in self._lines})
 
 
 def line_object(line: LogLine) -> dict[str, Any]:
-    """A line as the file and downloads have it; what is empty is left out."""
+    """Return a line as an object for file and downloads, without empty values."""
     moment = datetime.fromtimestamp(line.at, UTC).isoformat(timespec="milliseconds")
     values = {"level": line.level, "logger": line.logger, "text": line.text, "trace": line.trace}
     named = {"time": moment, **values, "request": line.request}
@@ -156,19 +156,19 @@ def line_object(line: LogLine) -> dict[str, Any]:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object without line breaks for each record."""
+    """Formats each record as one JSON object without line breaks."""
 
     def __init__(self, secrets: Sequence[str] = ()) -> None:
         super().__init__()
         self._secrets = tuple(secrets)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Part of logging.Formatter."""
+        """Return the record as JSON."""
         return msgspec.json.encode(line_object(clean_line(record, self._secrets))).decode()
 
 
 class PrivateLogFile(RotatingFileHandler):
-    """`PACELINE_HOME/logs/paceline.log` and its four predecessors. Raises OSError when it cannot be opened."""
+    """`PACELINE_HOME/logs/paceline.log` and its four predecessors. Raises OSError if it cannot be opened."""
 
     def __init__(self, home: Path, secrets: Sequence[str] = (), *, file_bytes: int = FILE_BYTES) -> None:
         folder = home / LOG_FOLDER
@@ -182,20 +182,20 @@ class PrivateLogFile(RotatingFileHandler):
         return os.fdopen(descriptor, "a", encoding="utf-8", errors="replace")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Part of logging.Handler: lines that cannot be written are lost, and nobody is bothered with it."""
+        """Drop lines that cannot be written, silently."""
 
 
 class Plain(logging.Formatter):
-    """What people read on a terminal: the message, and the traceback of what nobody expected."""
+    """Format for the terminal: the message, and the traceback of an unexpected exception."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        """Part of logging.Formatter."""
+        """Return the line, escaped and redacted unless it comes from the worker."""
         line = super().formatMessage(record)
         return line if hasattr(record, AS_IS) else escape(redact(line))
 
 
 class Handed(QueueHandler):
-    """Hands records, as they are, to a thread that `handler` writes in."""
+    """Hands records unchanged to a thread in which `handler` writes them."""
 
     def __init__(self, handler: logging.Handler) -> None:
         super().__init__(queue.SimpleQueue())
@@ -204,11 +204,11 @@ class Handed(QueueHandler):
         self._thread.start()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Part of QueueHandler."""
+        """Return the record unchanged."""
         return record
 
     def close(self) -> None:
-        """Write what is left, then stop. Logging closes every handler once more when the program ends."""
+        """Write what is queued, then stop. Safe to call twice: logging closes every handler again at exit."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.stop()
@@ -217,7 +217,7 @@ class Handed(QueueHandler):
 
 
 class WorkerLines:
-    """Takes the lines of the worker's stderr, from one thread at a time."""
+    """Logs the lines of the worker's stderr. Called from one thread at a time."""
 
     def __init__(self, terminal: logging.Handler, ring: LogRing, kept: tuple[logging.Handler, ...]) -> None:
         self.ring = ring
@@ -227,7 +227,7 @@ class WorkerLines:
         self._name = WORKER
 
     def take(self, line: str) -> None:
-        """One line without its end. What is no line of a log (a traceback) belongs to the one before it."""
+        """Log a line, given without line break. One without a log prefix (a traceback) belongs to the previous line."""
         raw = _record(WORKER, logging.INFO, line)
         setattr(raw, AS_IS, True)
         self._terminal.emit(raw)
@@ -246,7 +246,7 @@ def _record(name: str, level: int, said: str) -> logging.LogRecord:
 
 @contextlib.contextmanager
 def open_outlets(ring: LogRing, home: Path) -> Iterator[WorkerLines]:
-    """Send the log to terminal, ring and file until the end; the answer takes the worker's lines."""
+    """Send the log to terminal, ring and file until exit; yields the object that takes the worker's lines."""
     terminal = _open_terminal(home)
     kept: list[logging.Handler] = [ring]
     problem = ""
@@ -268,7 +268,7 @@ def open_outlets(ring: LogRing, home: Path) -> Iterator[WorkerLines]:
 
 
 def _open_terminal(home: Path) -> logging.Handler:
-    """Standard error, unless it is the start log: that one ends here, the log goes on in files that take turns."""
+    """Return a handler for standard error. If that is the start log, it is emptied: the rotating files take over."""
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(2), (home / LOG_FOLDER / START_LOG).stat()):
             os.ftruncate(2, 0)
@@ -281,6 +281,6 @@ def _open_terminal(home: Path) -> logging.Handler:
 
 
 def set_log_level(level: str) -> None:
-    """What our own log tells from now on."""
+    """Set the level of our own loggers."""
     for name in OURS:
         logging.getLogger(name).setLevel(level.upper())

@@ -1,7 +1,7 @@
-"""What is counted of all requests together: counters in Prometheus form, and the pace of the last day.
+"""Measurements over all requests: Prometheus counters, and the token rate of the last day.
 
-The counters have a registry of their own; units are in the names. Labels come from bounded sets only: route templates,
-ids of models in the catalog, names of methods.
+The counters have their own registry; their names include the units. Labels come from bounded sets only: route
+templates, ids of models in the catalog, names of methods.
 """
 
 import time
@@ -25,11 +25,11 @@ MODEL_BYTES = ("weights_bytes", "cache_bytes", "prefix_cache_bytes")
 SPAN_SECONDS = 120
 SPAN_MINUTES = 24 * 60
 SMOOTHED_SECONDS = 3
-"""The present speed is that of the last full seconds: steps are too lumpy for one alone."""
+"""Full seconds over which the current speed is averaged: steps are too lumpy for one second."""
 
 
 class Measurements:
-    """What `/metrics` shows. Called from the event loop only."""
+    """The metrics that `/metrics` exposes. Called from the event loop only."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -73,21 +73,21 @@ class Measurements:
         self._worker_gauges = WorkerGauges(registry)
 
     def answered(self, endpoint: str, method: str, status: int) -> None:
-        """One HTTP request was answered; `endpoint` is a route template."""
+        """Count an answered HTTP request; `endpoint` is a route template."""
         self._requests.labels(endpoint, method, str(status)).inc()
 
     def stream_failed(self, code: str) -> None:
-        """One stream ended with an error frame."""
+        """Count a stream that ended with an error frame."""
         self._stream_errors.labels(code).inc()
 
     def accepted(self, model: str, prompt_tokens: int) -> None:
-        """The worker took a prompt."""
+        """Count the tokens of a prompt that the worker accepted."""
         self._tokens["prompt_tokens"].labels(model).inc(prompt_tokens)
 
     def emitted(self, model: str, tokens: int, *, first: bool, seconds: float) -> None:
-        """`tokens` were told `seconds` after the request (`first`) or after the choice's previous ones.
+        """Count `tokens` that came `seconds` after the request (`first`) or after the choice's previous tokens.
 
-        Finding a series costs more than adding to it, so those of each token are found once.
+        The label lookups are cached: they cost more than the increment itself.
         """
         self._generated(model).inc(tokens)
         if first:
@@ -96,7 +96,7 @@ class Measurements:
             self._between(model).observe(seconds / max(tokens, 1))
 
     def finished(self, model: str, usage: Statistics, cached_tokens: int) -> None:
-        """One choice ended; `cached_tokens` of its prompt are counted with the first choice of a prompt."""
+        """Count a finished choice; `cached_tokens` is only given for the first choice of a prompt."""
         self._tokens["cached_prompt_tokens"].labels(model).inc(cached_tokens)
         for each in usage.by_method:
             if each.drafted == 0:
@@ -107,7 +107,7 @@ class Measurements:
                 self._accepted_at.labels(model, each.method, str(position)).inc(count)
 
     def drafting(self, model: str) -> dict[str, dict[str, Any]]:
-        """By method, what was drafted and accepted for a model since the server started, in all and by position."""
+        """Return drafting counters of a model since the server started, by method, with acceptance by position."""
         found: dict[str, dict[str, Any]] = {}
         for name, counter in self._drafts.items():
             for method, _, value in _samples(counter, model):
@@ -117,7 +117,7 @@ class Measurements:
         return found
 
     def observe(self, event: Event) -> None:
-        """Listen to the worker: the duration of every step, and what its text side was busy with."""
+        """Count worker events: the duration of every step, and the work of its text side."""
         if isinstance(event, Heartbeat):
             for seconds in event.step_seconds:
                 self._steps.observe(seconds)
@@ -126,7 +126,7 @@ class Measurements:
                 self._text_seconds.labels(work).inc(seconds)
 
     def expose(self, worker: WorkerClient) -> bytes:
-        """The text of `/metrics`."""
+        """Return the text of `/metrics`."""
         self._worker_gauges.read(worker)
         return generate_latest(self.registry)
 
@@ -135,7 +135,7 @@ class Measurements:
 
 
 def _samples(counter: Counter, model: str) -> Iterator[tuple[str, str, float]]:
-    """Method, position and value of what was counted for one model."""
+    """Yield method, position and value of each sample of one model."""
     for metric in counter.collect():
         for sample in metric.samples:
             if sample.name.endswith("_total") and sample.labels.get("model") == model:
@@ -143,7 +143,7 @@ def _samples(counter: Counter, model: str) -> Iterator[tuple[str, str, float]]:
 
 
 class WorkerGauges:
-    """State of the worker, read from its last snapshot whenever somebody asks."""
+    """State of the worker, read from its last snapshot on each request."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
@@ -166,7 +166,7 @@ class WorkerGauges:
         )
 
     def read(self, worker: WorkerClient) -> None:
-        """Set every gauge, count what restarts are new; models that are gone lose theirs."""
+        """Set every gauge and count new restarts; gauges of unloaded models are removed."""
         snapshot = worker.snapshot
         self._ready.set(worker.ready)
         self._restarts.inc(worker.restarts - self._counted_restarts)
@@ -189,7 +189,7 @@ class WorkerGauges:
 
 @dataclass(slots=True)
 class Period:
-    """What was told within one second or one minute, by its number on the clock."""
+    """Counts within one second or minute; `number` is its position on the clock."""
 
     number: int
     tokens: int = 0
@@ -199,18 +199,18 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One value for each of the last seconds, the oldest first, and the present speed."""
+    """One value for each of the last seconds, the oldest first, and the current speed."""
 
     tokens: tuple[int, ...]
     drafted: tuple[int, ...]
     accepted: tuple[int, ...]
     tokens_per_second: float
     acceptance: float | None
-    """The share of drafts that stayed, over the whole span; None where nothing was drafted, or nothing runs now."""
+    """Share of drafted tokens accepted over the whole span; None if nothing was drafted or nothing runs now."""
 
 
 class Track:
-    """The last periods of one length in which tokens came."""
+    """Counts per period, for the last `count` periods."""
 
     def __init__(self, clock: Clock, period_seconds: int, count: int) -> None:
         self._clock = clock
@@ -229,14 +229,14 @@ class Track:
         period.accepted += event.accepted
 
     def full(self) -> list[Period]:
-        """The last `count` periods that are over, the oldest first."""
+        """Return the last `count` complete periods, the oldest first."""
         now = int(self._clock() // self._period_seconds)
         known = {period.number: period for period in self._periods}
         return [known.get(number) or Period(number) for number in range(now - self._count, now)]
 
 
 class Pace:
-    """How fast tokens come, of all requests together: by seconds for two minutes, by minutes for a day.
+    """Token rate of all requests together: by second for two minutes, by minute for a day.
 
     Called from the event loop only.
     """
@@ -246,13 +246,13 @@ class Pace:
         self._minutes = Track(clock, 60, SPAN_MINUTES)
 
     def on_event(self, event: Event) -> None:
-        """Listen to the worker."""
+        """Count a worker event."""
         if isinstance(event, Delta):
             self._seconds.add(event)
             self._minutes.add(event)
 
     def course(self) -> Course:
-        """The full seconds; the one that runs is not among them."""
+        """Return the complete seconds, without the current one."""
         full = self._seconds.full()
         recent = full[-SMOOTHED_SECONDS:]
         speed = sum(second.tokens for second in recent) / len(recent)
@@ -266,5 +266,5 @@ class Pace:
         )
 
     def minutes(self) -> tuple[int, ...]:
-        """The tokens of each full minute of the last day, the oldest first."""
+        """Return the tokens of each complete minute of the last day, the oldest first."""
         return tuple(minute.tokens for minute in self._minutes.full())

@@ -1,6 +1,6 @@
-"""From the ids in a request to the unit that the worker loads: a main model, its drafters, and why there is none.
+"""From the ids in a request to the unit that the worker loads: a main model, its drafters, or why it has none.
 
-Which drafters: those that the request names; else those that the model is loaded with; else what is chosen for the
+The drafters are those that the request names; else those that the model is loaded with; else those chosen for the
 model, or the best one that fits. Everything here may read the disk: call it in a thread.
 """
 
@@ -26,33 +26,33 @@ MAX_LISTED = 20
 TURNED_OFF = "the draft model is turned off for this request"
 LOADED = "ready"
 DEFAULT_IDLE_SECONDS = 3600.0
-"""The worker's own limit, which it gets when a limit was taken back."""
+"""The worker's own default, sent when a limit was removed."""
 FOR_EVER_SECONDS = 100 * 365 * 86400.0
 
 Stay = tuple[bool, float | None]
-"""Whether a model is pinned, and seconds without a request that unload it; None: the worker's own default."""
+"""Whether a model is pinned, and its idle seconds until it is unloaded; None: the worker's default."""
 USUAL: Stay = (False, None)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model as it is now, for API and pages: what is on disk, what the worker says of it, what is set for it."""
+    """Current state of a model, for API and pages: its files, its state in the worker, and its settings."""
 
     model: CatalogModel
     settings: ModelSettings
     loaded: LoadedModel | None
     progress: LoadProgress | None
-    """Of a load under way."""
+    """Progress of a load under way."""
     quarantine: str
-    """Why it may not run for the moment."""
+    """Why the model may not run at the moment; empty if it may."""
     drafts: tuple[DraftSpecification, ...]
-    """What it is loaded with, else what it would get."""
+    """Drafters that it is loaded with, else those that it would get."""
     looking: bool
-    """Its drafters are not known yet."""
+    """Whether its drafters are still being searched for."""
 
     @property
     def problem(self) -> str:
-        """Why it cannot be loaded; empty when nothing is known to be wrong."""
+        """Why it cannot be loaded; empty if nothing is known to be wrong."""
         return self.model.problem or self.quarantine
 
     @property
@@ -66,13 +66,13 @@ class ModelEntry:
 
     @property
     def context_tokens(self) -> int:
-        """The longest context."""
+        """Longest context, in tokens; 0 if unknown."""
         known = self.loaded.max_context_tokens if self.loaded is not None else 0
         return known or self.model.context or (context_tokens(self.model.config) if self.model.config else 0)
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What requests may ask of it."""
+        """Capabilities that requests may use."""
         if self.model.kind == "encoder":
             return ("embeddings",)
         chats = ("chat", "tools") if self.model.has_chat_template else ()
@@ -80,7 +80,7 @@ class ModelEntry:
         return (*chats, "json", "embeddings", *(name for name, can in more if can))
 
     def as_object(self) -> dict[str, Any]:
-        """What API and pages say alike, as JSON."""
+        """Return the JSON object that API and pages share."""
         return {
             "id": self.model.id,
             "kind": self.model.kind,
@@ -93,12 +93,12 @@ class ModelEntry:
 
 
 def drafts_object(drafts: Iterable[DraftSpecification]) -> list[dict[str, str]]:
-    """The drafters of a unit as JSON."""
+    """Return the drafters of a unit as JSON."""
     return [{"id": draft.id, "method": draft.method} for draft in drafts]
 
 
 def loaded_object(model: LoadedModel) -> dict[str, Any]:
-    """What the worker tells of a model, as JSON; `draft` is the id of the first drafter."""
+    """Return the worker's state of a model as JSON; `draft` is the id of the first drafter."""
     ids = model.draft_ids
     return {
         **msgspec.to_builtins(model),
@@ -109,7 +109,7 @@ def loaded_object(model: LoadedModel) -> dict[str, Any]:
 
 
 class Resolver:
-    """Turns ids into specifications; remembers the last one of each model, so that loaded units are not changed."""
+    """Turns ids into specifications. Keeps the last one of each model, so that loaded units are not replaced."""
 
     def __init__(
         self,
@@ -124,13 +124,13 @@ class Resolver:
         self._chooser = Chooser(settings, catalog, measured)
         self._last: dict[str, ModelSpecification] = {}
         self._own: dict[str, ModelSpecification] = {}
-        """Of a model that is measured: the unit whose drafters its requests keep."""
+        """Usual unit of each model under measurement, whose drafters ordinary requests keep using."""
 
     def resolve(self, model_id: str | None, drafts: str | None = None, *, method: str = "auto") -> ModelSpecification:
-        """The unit for a request. `drafts` is a drafter's id, several joined by `+`, `off`, or None for the usual ones.
+        """Return the unit for a request. `drafts` is a drafter id, several joined by `+`, `off`, or None: the default.
 
-        Raises ModelNotFound, ModelUnavailable for a broken model, InvalidRequest without a clear model, and
-        SpeculationUnavailable when a drafter is asked for (`drafts`, or the `method` needs one) that cannot be had.
+        Raises ModelNotFound, ModelUnavailable for a broken model, InvalidRequest if no model is clearly meant, and
+        SpeculationUnavailable if a drafter that `drafts` names or `method` needs is not available.
         """
         main = self.usable(model_id)
         last = self._last.get(main.id)
@@ -148,12 +148,12 @@ class Resolver:
         return specification
 
     def named_methods(self, specification: ModelSpecification, drafts: str | None) -> tuple[str, ...]:
-        """How the drafters draft that a request names in `drafts`; empty when it names none."""
+        """Return the methods of the drafters that a request names in `drafts`; empty if it names none."""
         names = () if drafts in {None, OFF} else self._chooser.names(drafts)
         return tuple(draft.method for draft in specification.drafts if draft.id in names)
 
     def resolve_load(self, model_id: str, drafts: str | None) -> ModelSpecification:
-        """The unit that somebody loads by hand: with the drafters that `drafts` names and no others, else as usual."""
+        """Return the unit for an explicit load: with exactly the drafters in `drafts`; if None, as for a request."""
         if drafts is None:
             return self.resolve(model_id)
         specification = self.planned(self.usable(model_id), drafts)
@@ -161,7 +161,7 @@ class Resolver:
         return specification
 
     def main(self, model_id: str | None) -> CatalogModel:
-        """The main model called `model_id`, or the only sensible one when there is no id."""
+        """Return the main model `model_id`, or the default or only model if no id is given."""
         model = self.usable(model_id)
         if model.kind == "encoder":
             message = f"{model.id} makes embeddings and nothing else: use /v1/embeddings, or choose another model."
@@ -169,7 +169,7 @@ class Resolver:
         return model
 
     def usable(self, model_id: str | None) -> CatalogModel:
-        """The same, or an encoder of that name."""
+        """Return what `main` does, or an encoder of that name."""
         model = self.find(model_id or self._live.current.default_model or self._only_model())
         if model.reason:
             raise ModelUnavailable(f"{model.id} cannot be loaded: {model.reason}", parameter="model")
@@ -178,7 +178,7 @@ class Resolver:
         return model
 
     def find(self, model_id: str) -> CatalogModel:
-        """Anything in the catalog by its id, alias or profile. Raises ModelNotFound."""
+        """Return a catalog entry by its id, alias or profile. Raises ModelNotFound."""
         model, profile = self.place(model_id)
         if profile and f"{model.id}:{profile}" not in self._live.profiles(model.id):
             raise ModelNotFound(
@@ -188,7 +188,7 @@ class Resolver:
         return model
 
     def place(self, name: str) -> tuple[CatalogModel, str]:
-        """What `name` means, and the profile of it that it names, which may not be there yet. Raises ModelNotFound."""
+        """Return the model and profile that `name` means; the profile need not exist. Raises ModelNotFound."""
         try:
             return self._called(name), ""
         except ModelNotFound:
@@ -204,34 +204,34 @@ class Resolver:
         return self._catalog.find(named)
 
     def models(self) -> list[CatalogModel]:
-        """Everything in the catalog."""
+        """Return everything in the catalog."""
         return list(self._catalog.models())
 
     def refresh(self) -> None:
-        """Files came or went: look at the disk anew at the next question."""
+        """Read the disk again at the next query: files were added or removed."""
         self._catalog.refresh()
 
     def is_looking(self) -> bool:
-        """Whether drafters are still looked for: until then nobody is told of those that a model would get."""
+        """Return whether drafters are still being searched for; until then, a model's drafters are not shown."""
         return self._catalog.is_looking()
 
     def last(self, model_id: str) -> ModelSpecification | None:
-        """The specification that was last made for a model; None when there was none."""
+        """Return the last specification made for a model; None if there is none."""
         return self._last.get(model_id)
 
     def adopt(self, specification: ModelSpecification) -> None:
-        """From now on, and while it is loaded, requests for this model get this unit: it is the one in memory."""
+        """Give requests for this model this unit from now on, while it is loaded."""
         self._last[specification.id] = specification
         self._own.pop(specification.id, None)
 
     def lend(self, specification: ModelSpecification, own: ModelSpecification | None = None) -> None:
-        """As `adopt`, for a measurement: requests use this unit, and of its drafters those of `own`, the usual unit."""
+        """Do as `adopt`, for a measurement: requests use this unit, but only the drafters of `own`, the usual unit."""
         own = own or self.planned(self.usable(specification.id))
         self.adopt(specification)
         self._own[specification.id] = own
 
     def as_own(self, model_id: str, wish: SpeculationRequest) -> SpeculationRequest:
-        """What a request may do beside a measurement of its model: draft when and as it would without one."""
+        """Return `wish` limited during a measurement of its model to the drafting of the usual unit."""
         own, loaded = self._own.get(model_id), self.loaded().get(model_id)
         if own is None or loaded is None:
             return wish
@@ -246,14 +246,14 @@ class Resolver:
         return msgspec.structs.replace(wish, methods=methods, num_draft_tokens=length)
 
     def forget(self, model_id: str) -> None:
-        """What is chosen for a model has changed: the next request gets a new unit, which takes the old one's place."""
+        """Let the next request for a model get a new unit, which replaces the old one: its settings have changed."""
         self._last.pop(model_id, None)
         self._own.pop(model_id, None)
 
     def planned(self, main: CatalogModel, asked: str | None = None, *, by_measured: bool = True) -> ModelSpecification:
-        """The unit that a request would get that asks for these drafters, if the model were not loaded.
+        """Return the unit that a request for the drafters `asked` would get if the model were not loaded.
 
-        None: it has no wish of its own. Without `by_measured` as if nothing were measured.
+        None: the request names no drafters. Without `by_measured`, measurements are ignored.
         """
         chosen, settings = self._chooser.choose(main, by_measured=by_measured), self._live.current
         choice, found, methods = chosen.choice, chosen, chosen.methods
@@ -282,7 +282,7 @@ class Resolver:
         )
 
     def entry(self, model: CatalogModel, *, looking: bool = False) -> ModelEntry:
-        """What is known of a model; while `looking` for drafters, nobody waits for them."""
+        """Return the current state of a model; with `looking`, without waiting for its drafters."""
         loaded = self.loaded().get(model.id)
         looking = looking and loaded is None and model.kind == "main" and not model.problem
         return ModelEntry(
@@ -296,7 +296,7 @@ class Resolver:
         )
 
     def _drafts(self, model: CatalogModel, loaded: LoadedModel | None) -> tuple[DraftSpecification, ...]:
-        """The drafters that a model is loaded with, else those that it would get; none where that cannot be told."""
+        """Return the drafters that a model is loaded with, else those that it would get; none if that is not known."""
         if loaded is not None:
             return loaded.drafts
         if model.kind != "main" or model.problem:
@@ -308,7 +308,7 @@ class Resolver:
             return ()
 
     def loaded(self) -> dict[str, LoadedModel]:
-        """The models that the worker holds, by id."""
+        """Return the models in the worker's memory, by id."""
         return {model.id: model for model in self._worker.snapshot.models}
 
     def _only_model(self) -> str:
@@ -327,7 +327,7 @@ class Resolver:
         return loaded is not None and loaded.draft_ids == tuple(draft.id for draft in specification.drafts)
 
     def _has(self, specification: ModelSpecification, asked: str | None) -> bool:
-        """Whether a loaded unit has the drafters that a request names."""
+        """Return whether a loaded unit has the drafters that a request names."""
         if asked is None:
             return True
         names = () if asked == OFF else self._chooser.names(asked)
@@ -336,7 +336,7 @@ class Resolver:
         )
 
     def _with_method(self, main: CatalogModel, specification: ModelSpecification, method: str) -> ModelSpecification:
-        """The unit with the best drafter of a method that the request names, unless other ones were chosen."""
+        """Return the unit with the best drafter of a requested method. Raises if settings exclude it or none fits."""
         chosen = self._chooser.choose(main)
         reason = specification.draft_unavailable
         if chosen.methods and method not in chosen.methods:
@@ -355,10 +355,10 @@ class Resolver:
 
 
 class IdleLimit:
-    """How long models stay in memory: sent to the worker when a load is done, and again when the settings change.
+    """Idle limits of models: sent to the worker when a load is done, and again when the settings change.
 
-    Sending it never loads a model that has gone meanwhile. What is set for a model goes before `idle_seconds` of the
-    server; a model that was loaded with a `ttl` of its own keeps that one, until something is set for it.
+    Sending one never reloads a model that was unloaded meanwhile. A model's own setting overrides `idle_seconds` of the
+    server; a model that was loaded with its own `ttl` keeps it until its settings change.
     """
 
     def __init__(self, worker: WorkerClient, resolver: Resolver, live: LiveSettings) -> None:
@@ -369,28 +369,28 @@ class IdleLimit:
         self._sent: dict[str, Stay] = {}
 
     def keep_own(self, model_id: str, seconds: float) -> None:
-        """The model got a limit of its own: leave it alone until something is set for it."""
+        """Keep the model's own limit until its settings change."""
         self._own[model_id] = seconds
         self._sent[model_id] = self._wanted(model_id)
 
     def seconds_left(self, model: LoadedModel) -> float:
-        """How long a model stays in memory if nobody asks for it."""
+        """Return the seconds that a model stays in memory without further requests."""
         limit = self._own.get(model.id, self._wanted(model.id)[1] or DEFAULT_IDLE_SECONDS)
         return FOR_EVER_SECONDS if model.pinned or limit < 0 else max(0.0, limit - model.idle_seconds)
 
     def on_event(self, event: Event) -> None:
-        """One event of the worker, on the event loop."""
+        """Handle one worker event, on the event loop."""
         if not isinstance(event, LoadProgress) or event.phase != LOADED or event.model_id in self._own:
             return
         self._send_if_new(event.model_id, always=True)
 
     def on_settings_changed(self) -> None:
-        """The settings changed: send the worker what is new for the models that it holds, on the event loop."""
+        """Send the worker changed limits of the models that it holds, on the event loop."""
         for model_id in self._resolver.loaded():
             self._send_if_new(model_id, always=False)
 
     def _send_if_new(self, model_id: str, *, always: bool) -> None:
-        """Send what differs from what was sent; with `always` also what is not usual: the worker may be a new one."""
+        """Send a limit that has changed; with `always` any that is not the default, as the worker may be a new one."""
         wanted, sent = self._wanted(model_id), self._sent.get(model_id, USUAL)
         if wanted == sent and (wanted == USUAL or not always):
             return

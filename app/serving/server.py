@@ -1,7 +1,7 @@
-"""The listening side: a socket that says why it cannot be had, room for connections, and an orderly end.
+"""The listening side: a socket with clear bind errors, a connection limit, and a graceful shutdown.
 
-uvicorn accepts more connections than the process can open files: `Acceptor` mends that, `connection.py` what it lacks
-for each of them. The first signal drains: open requests finish, new ones get 503. The second one ends at once.
+uvicorn accepts more connections than the process can open files, which `Acceptor` prevents; `connection.py` adds what
+it lacks per connection. The first signal drains: open requests finish, new ones get 503. The second ends at once.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ from app.serving.connection import DeadlineProtocol
 from app.serving.context import Activity
 
 SPARE_DESCRIPTORS = 96
-"""Open files that are no connections: the store, models on disk, the log, the worker, downloads."""
+"""File descriptors reserved for other uses than connections: store, models on disk, log, worker, downloads."""
 SPARE_CONNECTIONS = 32
-"""Connections beyond the generation requests that may be open: for the dashboard, and to tell others to wait."""
+"""Connections reserved beyond those of generation requests: for the dashboard, and to refuse further requests."""
 LISTEN_QUEUE = 1024
 CLOSE_SECONDS = 3
-"""What connections get to send their last bytes after the drain."""
+"""Seconds that connections get to send their last bytes after the drain."""
 
 logger = logging.getLogger(__name__)
 
 
 class AddressError(OSError):
-    """The address cannot be listened on; the message is one line and says what to do."""
+    """The server cannot listen on the address; the message is one line and says what to do."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket, not listening yet. Raises `AddressError`."""
+    """Return a bound socket that does not listen yet. Raises `AddressError`."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
     except ValueError:
@@ -65,24 +65,25 @@ def _why(error: OSError, host: str, port: int) -> str:
 
 
 def max_connections() -> int:
-    """How many connections may be open, so that files can be opened besides."""
+    """Return the most connections that may be open, leaving descriptors for other files."""
     return max(2 * SPARE_CONNECTIONS, descriptors.limit() - SPARE_DESCRIPTORS)
 
 
 def max_open_requests() -> int:
-    """How many generation requests may be open, so that others can still be answered."""
+    """Return the most generation requests that may be open, so that other requests can still be answered."""
     return max_connections() - SPARE_CONNECTIONS
 
 
 class Acceptor:
-    """Takes connections while there is room for them; what comes meanwhile waits in the system's queue.
+    """Accepts connections while there is room; further ones wait in the system's queue.
 
-    Without room, whoever lets us wait the longest gives way. Stands in for the server object of asyncio.
+    Without room, the connection that the server has waited for longest is closed, idle ones first. Replaces asyncio's
+    server object.
     """
 
     look_seconds = 0.02
     idle_seconds, sending_seconds = 0.2, 2.0
-    """So long nobody has to give way who has no request, or sends one."""
+    """Seconds for which a connection is safe from closing while idle, and while it sends a request."""
     error_seconds, tell_seconds = 0.5, 60.0
 
     def __init__(
@@ -102,11 +103,11 @@ class Acceptor:
         self._task = self._loop.create_task(self._accept())
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self._task.cancel()
 
     async def wait_closed(self) -> None:
-        """Return once none is taken any more."""
+        """Return once accepting has stopped."""
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _accept(self) -> None:
@@ -118,8 +119,8 @@ class Acceptor:
                 connection, _ = await self._loop.sock_accept(self._listener)
                 await self._loop.connect_accepted_socket(self._connect, connection)
             except ConnectionError:
-                continue  # it left before it was taken
-            except Exception as error:  # noqa: BLE001 - a server that accepts nothing more would be down
+                continue  # the client left before the accept
+            except Exception as error:  # noqa: BLE001 - ending this loop would take the server down
                 self._tell(error)
                 await asyncio.sleep(self.error_seconds)
 
@@ -143,7 +144,7 @@ class Acceptor:
 
 
 def serve_config(app: ASGIApp, *, protocol: type[DeadlineProtocol] = DeadlineProtocol) -> uvicorn.Config:
-    """How uvicorn serves `app`: h11, no websockets, no proxy headers, no access log, logging left alone."""
+    """Return uvicorn's configuration: h11, no websockets, no proxy headers, no access log, logging left alone."""
     return uvicorn.Config(
         app,
         http=protocol,
@@ -180,7 +181,7 @@ class DrainingServer(uvicorn.Server):
         self._stopped = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then tell."""
+        """Listen, then call `on_started`."""
         await super().startup([])
         connect = functools.partial(
             cast("type[DeadlineProtocol]", self.config.http_protocol_class),
@@ -196,7 +197,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Let SIGINT and SIGTERM call `stop`; the process then ends by itself, with its own exit code."""
+        """Let SIGINT and SIGTERM call `stop`; the process then exits normally, with its own exit code."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -211,11 +212,11 @@ class DrainingServer(uvicorn.Server):
                 loop.remove_signal_handler(each)
 
     async def main_loop(self) -> None:
-        """Sleep until the end: uvicorn's own loop wakes ten times a second."""
+        """Sleep until stopped: uvicorn's own loop wakes ten times a second."""
         await self._stopped.wait()
 
     def stop(self) -> None:
-        """Begin to drain; called a second time, end at once."""
+        """Start draining; if called a second time, end at once."""
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         else:

@@ -1,4 +1,4 @@
-"""Server-sent events: frames, a response that ends with its client, and frames that outlive a page that is reloaded.
+"""Server-sent events: frames, a response that ends with its client, and frames that survive a page reload.
 
 A frame is one `data:` line of JSON. A comment (`: waiting`) keeps a silent stream open. A stream that fails ends with
 one error frame and without `[DONE]`.
@@ -16,16 +16,16 @@ from app.core.clock import Alarm
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = "paceline.comment"
-"""Where the state of a connection holds bytes that may be written between the frames, while it streams."""
+"""Key in a connection's state for bytes that may be written between frames, while it streams."""
 
 
 def frame(value: Any) -> bytes:
-    """One event with a JSON value; JSON has no raw line breaks, so one line is enough."""
+    """Return one event with a JSON value; JSON has no raw line breaks, so one line is enough."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 def comment(text: str) -> bytes:
-    """A line that clients ignore; `text` must not have line breaks."""
+    """Return a line that clients ignore; `text` must not contain line breaks."""
     return f": {text}\n\n".encode()
 
 
@@ -33,9 +33,9 @@ BEAT = comment("are you there?")
 
 
 class EventStream(StreamingResponse):
-    """Streams frames; calls `on_close` exactly when the response is over, whoever ended it.
+    """Streams frames; calls `on_close` when the response is over, whichever side ended it.
 
-    A client that takes nothing for `write_timeout_seconds` is dropped.
+    A client that reads nothing for `write_timeout_seconds` is dropped.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class EventStream(StreamingResponse):
         self._beat = beat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream until the frames, the client or the patience ends."""
+        """Stream until the frames end, the client leaves or a write times out."""
         scope.setdefault("state", {})[COMMENT] = self._beat
         try:
             await super().__call__(scope, receive, send)
@@ -83,10 +83,10 @@ class EventStream(StreamingResponse):
 
 
 class KeptFrames:
-    """Frames that are made whether or not somebody reads: whoever comes again reads them from the first one.
+    """Frames that are produced with or without a reader; each reader gets all of them from the first.
 
-    `on_close` is called when they end: by themselves, or after `patience_seconds` without a reader. `on_gone` is called
-    when the patience is over, and then nobody may read any more.
+    `on_close` is called when the frames end, by themselves or after `patience_seconds` without a reader. `on_gone` is
+    called when the patience is over; no reader may come after that.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class KeptFrames:
         self._leaving: asyncio.TimerHandle | None = None
 
     def response(self, write_timeout_seconds: float) -> EventStream:
-        """All frames for one more reader."""
+        """Return a response with all frames for one more reader."""
         self._readers += 1
         if self._leaving is not None:
             self._leaving.cancel()

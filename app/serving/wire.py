@@ -1,7 +1,7 @@
-"""Reading a request's bytes: cheap however they are framed, and never ambiguous.
+"""Parsing of a request's bytes: cheap with any framing, and never ambiguous.
 
-h11 makes an event of each chunk, so 100 KB in chunks of one byte took a second of the loop, from anybody. It also takes
-a bare LF as the end of a line, and folded lines; a proxy in front may read those differently.
+h11 makes an event of each chunk, so 100 KB in chunks of one byte took a second of the event loop, without a key. It
+also accepts a bare LF as a line end, and folded lines, which a proxy in front may read differently.
 """
 
 import re
@@ -15,25 +15,25 @@ from app.serving.gate import headers_too_large
 
 MAX_HEADER_COUNT = 100
 MAX_ADDRESS_BYTES = 8 * 1024
-"""Bytes of a request's first line: 16,000 parameters took 12 ms to read, before the key was looked at."""
+"""Most bytes of a request's first line: 16,000 parameters took 12 ms to parse before the key was checked."""
 MAX_INCOMPLETE_BYTES = 64 * 1024
-"""Bytes of a head, or of one line of a body, that may be here without its end."""
+"""Most bytes of a head, or of one line of a body, that may be buffered without its end."""
 FREE_FRAMING_BYTES = 16 * 1024
-"""Bytes of sizes, extensions and line ends that a body may have, however small its chunks are."""
+"""Bytes of chunk sizes, extensions and line ends that any body may have, however small its chunks are."""
 PAYLOAD_BY_FRAMING = 8
-"""Bytes of payload that allow one more byte of framing: chunks of 48 bytes and more are never too small."""
+"""Payload bytes that allow one more byte of framing: chunks of 48 bytes and more are never too small."""
 SIZE_LINE = re.compile(rb"\r\n([0-9A-Fa-f]{1,16})(?:;[^\r\n]*|[ \t]*)\r\n")
 """The end of one chunk and the size of the next."""
 CONTROLS = bytes({*range(32), 127} - {9})
-"""Bytes that no line holds; h11 takes time quadratic in the spaces before one."""
+"""Bytes that no line may contain; h11 takes time quadratic in the spaces before one."""
 TRAILERS = re.compile(rb"(?:[^\r\n]+\r\n)*\r\n")
 
 
 class Connection(h11.Connection):
-    """h11's, with `Chunks` for bodies in chunks; `next_event` raises `Rejected` besides h11's own errors."""
+    """h11's connection with `Chunks` for chunked bodies; `next_event` also raises `Rejected`."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """Return the next event; all chunks that are here are one."""
+        """Return the next event; all buffered chunks make one."""
         if self.their_state is h11.IDLE:
             check_head(self.trailing_data[0])
         event = super().next_event()
@@ -43,7 +43,7 @@ class Connection(h11.Connection):
 
 
 def check_head(raw: bytes) -> None:
-    """Refuse, before they are parsed, too many headers and lines that another reader could take for others."""
+    """Refuse, before parsing, too many headers and lines that another parser could read differently."""
     end = raw.find(b"\r\n\r\n")
     head = raw.removesuffix(b"\r") if end < 0 else raw[:end]
     if len(head) > MAX_ADDRESS_BYTES and b"\r\n" not in head[:MAX_ADDRESS_BYTES]:
@@ -57,16 +57,16 @@ def check_head(raw: bytes) -> None:
 
 
 class Chunks:
-    """A reader for h11 of one body in chunks; trailers are left out."""
+    """An h11 reader for one chunked body; trailers are dropped."""
 
     def __init__(self) -> None:
-        self._before = b"\r\n"  # so that the first chunk begins as the others do
+        self._before = b"\r\n"  # so that the first chunk begins like the others
         self._left_bytes = 0
         self._is_last = False
         self._credit_bytes = FREE_FRAMING_BYTES * PAYLOAD_BY_FRAMING
 
     def __call__(self, buffer: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
-        """Return the payload that is here, the end, or None; the rest stays in `buffer`. Raises `Rejected`."""
+        """Return the buffered payload, the end, or None; the rest is left in `buffer`. Raises `Rejected`."""
         raw = self._before + (buffer.maybe_extract_at_most(len(buffer)) or b"")
         self._before = b""
         payload, end = self._take(raw)

@@ -1,1 +1,1 @@
-"""What is measured of one model, in which order, and what that says: shared by `paceline bench` and the dashboard."""
+"""Measurements of one model and their evaluation: shared by `paceline bench` and the dashboard."""

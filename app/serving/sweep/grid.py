@@ -1,9 +1,9 @@
-"""What a measurement of one model covers, in which order, and what it told: the same for every model. Pure.
+"""The plan of a measurement and its results: the same for every model. Pure.
 
-Cells (rows, context) and settings (method, drafts) have an order, the most telling first. In a cell, settings take
-turns, round by round, until the rounds are done or the time is used up. A round asks every setting the same prompts,
-plain decoding first, so that ratios pair the rounds. As many settings are taken as have time for three rounds. `turns`
-says what to ask next and hears how it went: whoever asks a model drives it.
+Cells (rows, context) and settings (method, drafts) are ordered, the most informative first. In a cell, settings take
+turns, round by round, until the rounds are done or the time is used up. In a round every setting gets the same prompts,
+plain decoding first, so that ratios can be paired by round. A cell includes as many settings as have time for three
+rounds. `turns` yields the next turn and receives its measurement; the caller runs it on a model.
 """
 
 import random
@@ -18,7 +18,7 @@ from app.core.clock import Clock
 TOKENS = 64
 WARM_UP_TOKENS = 20
 FEWEST_TOKENS = 24
-"""Answers that end sooner go on behind their end, in every setting alike."""
+"""Tokens per row below which answers are too short: they then go on past their end, in every setting."""
 TASKS = (
     "Explain in a few sentences why the sky is blue by day and red in the evening.",
     "Add type hints and docstrings to this Python module and repeat all of it:\n\n"
@@ -30,14 +30,14 @@ TASKS = (
     "Count from 1 to 40.",
 )
 CHARACTERS_PER_TOKEN = 3
-"""Fewer than any usual tokenizer takes of the notes, so that a prompt stays below its context."""
+"""Characters of notes per token, fewer than with any common tokenizer, so that a prompt stays below its context."""
 SUBJECTS = ("The heron", "A courier", "The old mill", "Our neighbour", "The night train", "The harbour")
 ACTIONS = ("reached", "passed", "described", "left behind", "was painted near", "looked for", "measured")
 PLACES = ("the birch grove", "a narrow bridge", "the eastern gate", "the fjord", "an empty market", "the lighthouse")
 
 
 def behind_notes(task: str, seed: str, context: int) -> str:
-    """`task` behind so many notes that both together have about `context` tokens; another seed begins otherwise."""
+    """Return notes and then `task`, about `context` tokens together; with another seed, the notes begin differently."""
     chooser, lines = random.Random(seed), [""]
     room = context * CHARACTERS_PER_TOKEN - len(task)
     while room > 0:
@@ -50,35 +50,35 @@ def behind_notes(task: str, seed: str, context: int) -> str:
 
 
 LENGTHS = (4, 2, 8, 1, 16, 6, 3, 12)
-"""Draft lengths, the most telling first; of a method, those up to its longest."""
+"""Draft lengths, the most informative first; each method uses those up to its longest."""
 CONTEXTS = (128, 1024, 4096)
-"""Prompt tokens; prompts of the first one stay as short as they are."""
+"""Context lengths in prompt tokens; prompts of the first get no notes."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """So many requests at once, each with a prompt of about so many tokens."""
+    """A load: `rows` requests at once, each with a prompt of about `context` tokens."""
 
     rows: int
     context: int
 
     @property
     def name(self) -> str:
-        """As people read it: "4 requests, 1k"."""
+        """Name for display: "4 requests, 1k"."""
         context = f"{self.context // 1024}k" if self.context >= 1024 else "0.1k"
         return f"{self.rows} {'request' if self.rows == 1 else 'requests'}, {context}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """A method with a fixed number of drafts; `off` is plain decoding, `auto` what the governor does by itself."""
+    """A method with a fixed draft length; `off` is plain decoding, `auto` leaves the choice to the governor."""
 
     method: str
     drafts: int = 0
 
     @property
     def name(self) -> str:
-        """As people read it: "plain", "governor", "dflash 7"."""
+        """Name for display: "no drafting", "governor", "dflash 7"."""
         return {"off": "no drafting", "auto": "governor"}.get(self.method, f"{self.method} {self.drafts}")
 
 
@@ -91,12 +91,12 @@ GRIDS: Mapping[Grid, tuple[Cell, ...]] = {
     "several": (MAIN, Cell(4, CONTEXTS[0])),
     "full": tuple(Cell(rows, CONTEXTS[context]) for rows, context in _FULL),
 }
-"""What may be measured, in this order."""
+"""Cells of each grid, in the order in which they are measured."""
 
 
 def cells(wanted: Sequence[Cell], *, max_rows: int, max_context_tokens: int, tokens: int) -> list[Cell]:
-    """Those that a model can run, the main one always: `tokens` more have to fit behind the prompt, even where a
-    tokenizer makes a token of each character."""
+    """Return the cells that a model can run, always with the main one: `tokens` more must fit after the prompt, even if
+    the tokenizer makes a token of each character."""
 
     def can_run(cell: Cell) -> bool:
         return cell.rows <= max_rows and cell.context * CHARACTERS_PER_TOKEN + tokens <= max_context_tokens
@@ -105,7 +105,7 @@ def cells(wanted: Sequence[Cell], *, max_rows: int, max_context_tokens: int, tok
 
 
 def settings_of(methods: Mapping[str, int]) -> list[Setting]:
-    """Everything that is compared in a cell, the most telling first; `methods` tell their longest draft."""
+    """Return the settings to compare in a cell, the most informative first; `methods`: longest draft by method."""
     drafting = {
         Setting(method, min(length, longest)): None for length in LENGTHS for method, longest in methods.items()
     }
@@ -115,16 +115,16 @@ def settings_of(methods: Mapping[str, int]) -> list[Setting]:
 # --- turns ------------------------------------------------------------------------------------------------------
 
 MAIN_SHARE = 0.5
-"""Share of the time for the main cell while others wait."""
+"""Share of the time for the main cell if there are others."""
 MEDIAN_ROUNDS = 3
 SURPRISE = 1.5
-"""Drafting that does not pay takes longer than the plain turn that the number of settings follows from; warm-ups come
-on top."""
+"""Factor on the time of a plain turn when estimating how many settings fit: drafting that does not pay takes longer,
+and warm-ups come on top."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTurn:
-    """One measured turn. `seconds` counts all of it, `prompt_seconds` what came before every row spoke."""
+    """One measured turn. `seconds` is its duration, `prompt_seconds` the part before every row had emitted a token."""
 
     tokens_per_second: float
     seconds: float
@@ -132,14 +132,14 @@ class MeasuredTurn:
     acceptance: float | None = None
     tokens_per_cycle: float | None = None
     method: str = ""
-    """What the governor used most; empty for plain decoding."""
+    """Method that the governor used most; empty for plain decoding."""
     tokens: int = 0
-    """Of all rows together."""
+    """Tokens of all rows together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The next turn: the prompts of round `number` with `setting`; a warm-up asks for fewer tokens and is not kept."""
+    """The next turn: the prompts of round `number` with `setting`; a warm-up generates fewer tokens and is not kept."""
 
     cell: Cell
     setting: Setting
@@ -147,11 +147,11 @@ class Ask:
     rounds: int = 1
     warm_up: bool = False
     reading: bool = False
-    """Nobody has read these prompts before, so the turn is asked again."""
+    """Whether the prompts are new to the prefix cache; the turn is then repeated."""
 
     @property
     def text(self) -> str:
-        """For people: what is measured now."""
+        """Description of the turn for display."""
         if self.reading:
             return f"{self.cell.name}: reading the prompts"
         if self.warm_up:
@@ -161,27 +161,27 @@ class Ask:
 
 @dataclass(slots=True)
 class Sweep:
-    """What was measured; grows while it is measured."""
+    """Results of a measurement, filled while it runs."""
 
     measured: dict[Cell, dict[Setting, list[MeasuredTurn]]] = field(default_factory=dict)
-    """The turns of each setting, in the order of the rounds."""
+    """Turns of each setting, in the order of the rounds."""
     skipped: list[Cell] = field(default_factory=list)
-    """Cells that no time was left for."""
+    """Cells for which no time was left."""
     interrupted: bool = False
 
     def add(self, cell: Cell, setting: Setting, turn: MeasuredTurn) -> None:
-        """Keep the turn of the next round."""
+        """Add the turn of the next round."""
         self.measured.setdefault(cell, {}).setdefault(setting, []).append(turn)
 
     def speed(self, setting: Setting) -> float:
-        """Median tokens per second in the main cell; 0 for what was not measured there."""
+        """Return the median tokens per second in the main cell; 0 if not measured there."""
         turns = self.measured.get(MAIN, {}).get(setting)
         return median(turn.tokens_per_second for turn in turns) if turns else 0.0
 
     def results(
         self, *, model: str = "", drafts: Mapping[str, str] | None = None, options: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """What was measured as plain JSON values, as the store keeps it; `drafts`: id by method."""
+        """Return the results as plain JSON values, as the store keeps them; `drafts`: id by method."""
         return {
             "model": model,
             "drafts": list((drafts or {}).values()),
@@ -197,7 +197,7 @@ class Sweep:
 
 
 def _results_of(settings: Mapping[Setting, Sequence[MeasuredTurn]]) -> list[dict[str, Any]]:
-    """Method by method; the place of a value is its round."""
+    """Return the results grouped by method; the index of a value is its round."""
     methods = list(dict.fromkeys(setting.method for setting in settings))
     return [
         {
@@ -214,13 +214,13 @@ def _results_of(settings: Mapping[Setting, Sequence[MeasuredTurn]]) -> list[dict
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    """Of what is known; None when nothing was drafted."""
+    """Return the median of the known values; None if nothing was drafted."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
 class Budget:
-    """Seconds that may be spent, from now on."""
+    """A time budget in seconds, starting now."""
 
     def __init__(self, seconds: float, clock: Clock = perf_counter) -> None:
         self._clock = clock
@@ -228,11 +228,11 @@ class Budget:
 
     @property
     def remaining(self) -> float:
-        """Below zero when it is overdrawn."""
+        """Seconds left; negative if overdrawn."""
         return self._end - self._clock()
 
     def extend(self, seconds: float) -> None:
-        """Time was lost that is not the measurement's: give it back."""
+        """Extend the budget by time that was lost to other work."""
         self._end += seconds
 
 
@@ -240,7 +240,7 @@ Turns = Generator[Ask, MeasuredTurn, None]
 
 
 def turns(sweep: Sweep, cells: Sequence[Cell], methods: Mapping[str, int], *, budget: Budget, rounds: int) -> Turns:
-    """Fill `sweep` cell by cell: yields what to ask, is sent how it went. `methods` tell their longest draft."""
+    """Fill `sweep` cell by cell: yields turns and is sent their measurements. `methods`: longest draft by method."""
     settings, reading = settings_of(methods), 0.0
     for place, cell in enumerate(cells):
         left = len(cells) - place
@@ -262,7 +262,7 @@ def turns(sweep: Sweep, cells: Sequence[Cell], methods: Mapping[str, int], *, bu
 def _rounds(
     sweep: Sweep, cell: Cell, settings: Sequence[Setting], rounds: int, budget: Budget, reserve: float
 ) -> Turns:
-    """Every setting once a round; a later round is not begun, and not ended, with `reserve` seconds left."""
+    """Run every setting once per round; after the first round, stop when only `reserve` seconds are left."""
     for setting in settings[1:]:
         yield Ask(cell, setting, 0, warm_up=True)
     for number in range(rounds):
@@ -275,7 +275,7 @@ def _rounds(
 
 
 def ranked(sweep: Sweep, settings: Sequence[Setting]) -> list[Setting]:
-    """In the order of telling most about further cells: the best of each method in the main one, then the others."""
+    """Return the settings in order of interest for further cells: the best of each method in the main cell first."""
     speeds = {each: speed for each in settings if each.drafts and (speed := sweep.speed(each))}
     by_speed = sorted(speeds, key=speeds.__getitem__, reverse=True)
     best = list({each.method: each for each in reversed(by_speed)}.values())[::-1]

@@ -1,9 +1,9 @@
-"""What a measurement says: every figure, each cell's verdict, the recommendation and what it would change. Pure.
+"""Evaluation of a measurement: all figures, each cell's verdict, the recommendation and its changes. Pure.
 
-Page, table, plot, history and "apply" all show this and compute nothing themselves. Everything of a cell comes from
-paired rounds: a setting's turn is divided by the plain turn of the same round. `ratio` is the median of these, from
-`low` to `high`; a speed is that ratio times the median plain speed, so that the speeds of a table divide to its ratios.
-A difference counts where it is above the noise and no round speaks against it; anything else is a tie.
+Page, table, plot, history and "apply" all use this report and compute nothing themselves. All figures of a cell come
+from paired rounds: a setting's speed is divided by the plain speed of the same round. `ratio` is the median of these
+quotients, which range from `low` to `high`; a speed is the ratio times the median plain speed, so that the speeds in a
+table agree with its ratios. A difference counts if it exceeds the noise and no round contradicts it; else it is a tie.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +20,12 @@ from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Setting
 Standing = Literal["plain", "faster", "slower", "tie"]
 Verdict = Literal["faster", "plain", "tie", "none"]
 SMALLEST_NOISE = (0.25, 0.10, 0.05)
-"""What one, two, and three rounds or more can miss, as a share."""
+"""Smallest noise, as a share, with one, two, and three or more rounds."""
 NOISE_PER_DEVIATION = 2.0
 STEADY = 0.10
-"""Plain decoding that strays further from its median had company on this machine."""
+"""Largest deviation of plain decoding from its median, as a share; beyond it, something else kept the machine busy."""
 ROUNDS_WITH_OUTLIERS = 8
-"""From so many rounds on, the slowest and the fastest one may be odd."""
+"""Rounds from which the slowest and the fastest are dropped as outliers."""
 UNSET = {"drafts": None, "methods": None, "num_draft_tokens": None}
 
 
@@ -37,7 +37,7 @@ class Figures:
     method: str
     num_draft_tokens: int
     used: str
-    """What the governor used most."""
+    """Method that the governor used most."""
     rounds: int
     tokens_per_second: float
     slowest: float
@@ -56,22 +56,22 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class CellReport:
-    """What a cell says. `best` is the name of the setting that it speaks for; empty in a tie."""
+    """The result of a cell. `best` is the name of the setting that it recommends; empty in a tie."""
 
     rows: int
     context: int
     verdict: Verdict
     best: str
     noise: float
-    """The smallest difference that counts; in a tie, the largest that was seen."""
+    """Smallest difference that counts; in a tie, the largest that was seen, if larger."""
     deviation: float
-    """How far a plain round was from the median of them."""
+    """Largest deviation of a plain round from their median, as a share."""
     rounds: int
     settings: tuple[Figures, ...]
 
     @property
     def is_main(self) -> bool:
-        """One request with a short prompt."""
+        """Whether this is the main cell: one request with a short prompt."""
         return (self.rows, self.context) == (MAIN.rows, MAIN.context)
 
     def find(self, name: str) -> Figures | None:
@@ -80,7 +80,7 @@ class CellReport:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A reason to measure again: `one_round`, `unsteady` (by this share) or `disturbed` (so many turns)."""
+    """A reason to measure again: `one_round`, `unsteady` (`amount` is a share) or `disturbed` (a number of turns)."""
 
     kind: Literal["one_round", "unsteady", "disturbed"]
     amount: float
@@ -88,23 +88,23 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of it. `choice` are the settings to keep, None where nothing should be changed."""
+    """The whole evaluation. `choice` holds the settings to keep; None if nothing should be changed."""
 
     cells: tuple[CellReport, ...]
     choice: Mapping[str, Any] | None
     doubts: tuple[Doubt, ...]
     text: str
-    """In one line, for people."""
+    """Summary in one line."""
 
     @property
     def alone(self) -> CellReport | None:
-        """The main cell: one request."""
+        """The main cell, with one request."""
         return next((cell for cell in self.cells if cell.is_main), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting of the model, as it is and as it would be; None is unset."""
+    """A setting of the model with its old and new value; None is unset."""
 
     name: str
     old: Any
@@ -113,14 +113,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to change; nothing where `kept`, the name of the setting in use, is as good within the noise."""
+    """The recommended changes; none if `kept`, the setting in use, is as good within the noise."""
 
     changes: tuple[Change, ...] = ()
     kept: str = ""
 
 
 def report_of(results: Mapping[str, Any]) -> Report:
-    """`results` is what `Sweep.results` makes; what another version wrote and nobody can read has no cells."""
+    """Evaluate what `Sweep.results` returned; unreadable results of another version give a report without cells."""
     try:
         found = [_cell(each) for each in results["cells"] if _plain_values(each)]
         cells = msgspec.convert(msgspec.to_builtins(found), tuple[CellReport, ...])  # every value is of its type
@@ -132,8 +132,8 @@ def report_of(results: Mapping[str, Any]) -> Report:
 
 
 def report_object(results: Mapping[str, Any], current: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The report as plain JSON values; with `current`, the advice, and what each setting would change: in use is the
-    one that would change nothing."""
+    """Return the report as plain JSON values; with `current`, also the advice and the changes that each setting would
+    make: the setting in use makes none."""
     report = report_of(results)
     plain: dict[str, Any] = msgspec.to_builtins(report)
     if current is not None:
@@ -147,7 +147,7 @@ def report_object(results: Mapping[str, Any], current: Mapping[str, Any] | None 
 
 
 def _drafters(results: Mapping[str, Any]) -> dict[str, str]:
-    """The id of the drafter by method."""
+    """Return the drafter ids by method."""
     found = results.get("methods")
     return {method: each for method, each in found.items() if isinstance(each, str)} if isinstance(found, dict) else {}
 
@@ -176,7 +176,7 @@ def _noise(rounds: int, deviation: float) -> float:
 
 def _figures(each: Mapping[str, Any], plain: Sequence[float], usual: float, deviation: float) -> Figures:
     is_plain, yielded = each["method"] == PLAIN.method, each["tokens_per_cycle"]
-    # a step gains at most the tokens that it yields: what is above is noise
+    # a cycle is at most as many times faster as it yields tokens: anything above is noise
     pairs = zip(each["values"], [usual] * len(plain) if is_plain else plain, strict=False)
     ratios = sorted(min(value / base, yielded or value / base) for value, base in pairs)
     cut = 1 if len(ratios) >= ROUNDS_WITH_OUTLIERS else 0
@@ -208,7 +208,7 @@ def _standing(ratio: float, low: float, high: float, noise: float) -> Standing:
 
 
 def _verdict(settings: Sequence[Figures], noise: float) -> tuple[Verdict, str]:
-    """The governor goes before a fixed length that is no clearly better: it adapts."""
+    """Return verdict and best setting. The governor wins over a fixed length that is not clearly better: it adapts."""
     drafting = [each for each in settings if each.method != PLAIN.method]
     faster = [each for each in drafting if each.standing == "faster"]
     if faster:
@@ -224,14 +224,14 @@ def _verdict(settings: Sequence[Figures], noise: float) -> tuple[Verdict, str]:
 
 
 def _weighed(cells: Iterable[CellReport]) -> list[CellReport]:
-    """The cells that decide, by rows: those with short prompts, where drafting was measured."""
+    """Return the deciding cells, sorted by rows: those with short prompts in which drafting was measured."""
     decisive = (each for each in cells if each.context == MAIN.context and each.verdict != "none")
     return sorted(decisive, key=lambda cell: cell.rows)
 
 
 def _choice(cells: Sequence[CellReport], drafters: Mapping[str, str]) -> dict[str, Any] | None:
-    """A number of drafts is kept where one request runs alone. Where drafting pays for several, the governor chooses:
-    no one number suits them all. Of `policy`, it says what was measured and nothing else."""
+    """Return the settings to keep, or None. If drafting pays for several requests, the draft length is left to the
+    governor, because no single length suits all. `policy` is only set as far as it was measured."""
     weighed = _weighed(cells)
     batches = {cell.verdict for cell in weighed if cell.rows > 1}
     best = [figures.setting for cell in weighed if cell.verdict == "faster" and (figures := cell.find(cell.best))]
@@ -250,7 +250,7 @@ def _choice(cells: Sequence[CellReport], drafters: Mapping[str, str]) -> dict[st
 
 
 def choice_of(setting: Setting, drafters: Mapping[str, str], *, rows: int = 1) -> dict[str, Any]:
-    """The settings of a model that make it draft like a measured setting; `drafters`: id by method."""
+    """Return the model settings that make it draft like a measured setting; `drafters`: id by method."""
     if setting == PLAIN:
         return {**UNSET, "policy": "off"}
     policy = {"policy": "auto"} if rows > 1 else {}
@@ -266,7 +266,7 @@ def _fixed(methods: list[str], length: int | None, drafters: Mapping[str, str]) 
 
 
 def drafting_of(given: Mapping[str, Any], unit: ModelSpecification | None) -> dict[str, Any]:
-    """How a model drafts now, as `changes_to` compares it: what is set for it, and the unit that would be loaded."""
+    """Return how a model drafts now, as input for `changes_to`: its settings, and the unit that would be loaded."""
     return {
         **given,
         "policy": unit.policy if unit is not None else "off",
@@ -275,8 +275,8 @@ def drafting_of(given: Mapping[str, Any], unit: ModelSpecification | None) -> di
 
 
 def changes_to(choice: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[Change, ...]:
-    """What `choice` would change of `current`: the settings that are given, the `policy` in force, and `planned`, the
-    drafters that the model would get now. A choice to draft switches drafting on."""
+    """Return what `choice` would change in `current`: the model's settings, the `policy` in effect, and `planned`, the
+    drafters that the model would get now. A choice that drafts turns drafting on."""
     wanted = dict(choice)
     if current["policy"] == "off" and wanted.get("policy") is None:
         wanted["policy"] = "auto"
@@ -295,7 +295,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def advice_of(report: Report, drafters: Mapping[str, str], current: Mapping[str, Any]) -> Advice:
-    """What to change of `current`."""
+    """Return what to change in `current`."""
     if report.choice is None:
         return Advice()
     changes = changes_to(report.choice, current)
@@ -314,9 +314,9 @@ def advice_of(report: Report, drafters: Mapping[str, str], current: Mapping[str,
 
 
 def best_by_drafter(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Figures]:
-    """The best fixed setting of one request by method and drafter, out of the first document that has it.
+    """Return the best fixed setting for one request by method and drafter, from the first document that has it.
 
-    The drafter of n-grams is "".
+    The drafter id of n-grams is "".
     """
     best: dict[tuple[str, str], Figures] = {}
     for results in documents:
@@ -331,7 +331,7 @@ def best_by_drafter(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, s
 
 
 def speedups(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
-    """By how many times plain decoding each drafter was measured at its best, by method and id."""
+    """Return the best measured speedup of each drafter over plain decoding, by method and drafter id."""
     return {key: each.ratio for key, each in best_by_drafter(documents).items()}
 
 
@@ -349,7 +349,7 @@ def _doubts(cells: Sequence[CellReport], disturbed: int) -> Iterable[Doubt]:
 
 
 def doubt_text(doubt: Doubt) -> str:
-    """For people, with what to do."""
+    """Return a text with advice for the user."""
     return {
         "one_round": "One round only: a first impression. Measure for longer to be sure.",
         "unsteady": f"The same work without drafting varied by ± {100 * doubt.amount:.0f} % between rounds: something "

@@ -1,9 +1,9 @@
-"""Turns over the running worker: ordinary requests, greedy, all rows of a cell at once, timed as their tokens come.
+"""Turns on the running worker: ordinary greedy requests, all rows of a cell at once, timed as their tokens arrive.
 
-The same prompt is asked in every setting of a round, plain decoding first and twice, so that a prefix cache helps all
-settings alike; a drafter that reads the target's features gets a prompt that it followed. Only decoding is timed: what
-comes before every row has spoken is `prompt_seconds`. With what it was measured, `describe_machine` and
-`describe_versions` tell: a number means nothing without.
+Every setting of a round gets the same prompts, plain decoding first and twice, so that a prefix cache helps all
+settings equally; a drafter that reads the target's features gets a prompt that it followed. Only decoding is timed: the
+time until every row has emitted a token is `prompt_seconds`. `describe_machine` and `describe_versions` record the
+conditions, without which the numbers mean nothing.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ DISTRIBUTIONS = ("paceline", "mlx", "mlx-lm", "numpy", "transformers")
 
 
 class DecodeClock:
-    """Tell it who said how many tokens, at the moment they are known."""
+    """Measures the decode phase: it begins once every row has emitted a token."""
 
     def __init__(self, rows: Iterable[Hashable], now: Clock = perf_counter) -> None:
         self._silent = set(rows)
@@ -51,7 +51,7 @@ class DecodeClock:
         self._tokens = 0
 
     def tell(self, row: Hashable, tokens: int) -> None:
-        """`row` said `tokens` more tokens."""
+        """Count `tokens` more tokens of `row`, now."""
         self._stopped = self._now()
         if not self._silent:
             self._tokens += tokens
@@ -61,7 +61,7 @@ class DecodeClock:
 
     @property
     def started(self) -> float:
-        """When every row had spoken, by its clock; 0 before anyone did."""
+        """Time of the first token of the last row to begin; 0 before any token."""
         return self._started
 
     @property
@@ -72,7 +72,7 @@ class DecodeClock:
 
 
 class WorkerSide:
-    """Asks one unit; `chats`: the model has a chat template."""
+    """Runs turns on one unit; `chats`: the model has a chat template."""
 
     def __init__(
         self, worker: WorkerClient, unit: ModelSpecification, prompts: Sequence[str], *, chats: bool, clock: Clock
@@ -85,7 +85,7 @@ class WorkerSide:
         self._endless: set[tuple[Cell, int]] = set()
 
     async def turn(self, ask: Ask) -> MeasuredTurn:
-        """One turn; cancelling it cancels its requests in the worker. Raises the PacelineError that ended one."""
+        """Run one turn; cancelling it cancels its requests in the worker. Raises the PacelineError that ended one."""
         turn = await self._run(ask)
         place = (ask.cell, ask.number)
         if ask.setting == PLAIN and place not in self._endless and turn.tokens < FEWEST_TOKENS * ask.cell.rows:
@@ -149,15 +149,15 @@ class WorkerSide:
 
 
 def first_of(errors: ExceptionGroup[PacelineError]) -> PacelineError:
-    """One error out of those that ended the rows of a turn."""
+    """Return the first of the errors that ended the rows of a turn."""
     first = errors.exceptions[0]
     return first_of(first) if isinstance(first, ExceptionGroup) else first
 
 
 def rate_of(usages: Sequence[Statistics], *, arrived: float, seconds: float) -> float:
-    """Tokens a second as they arrived, and never more than the worker decoded by its own clock.
+    """Return tokens per second as they arrived, limited to the worker's own decode rate.
 
-    Deltas that wait on their way, for a server that is busy, arrive in one lump and would look immensely fast.
+    Deltas that are delayed by a busy server arrive in one lump and would look much too fast.
     """
     tokens = sum(usage.completion_tokens for usage in usages)
     shortest = min(usage.decode_seconds for usage in usages)
@@ -167,7 +167,7 @@ def rate_of(usages: Sequence[Statistics], *, arrived: float, seconds: float) -> 
 
 
 def describe_machine() -> dict[str, Any]:
-    """System, processor, memory and load."""
+    """Return system, processor, memory and load."""
     return {
         "system": platform.system(),
         "release": platform.release(),
@@ -180,7 +180,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_versions() -> dict[str, str]:
-    """Installed versions of everything that is compared."""
+    """Return the installed versions of the distributions that matter."""
     installed = {}
     for name in DISTRIBUTIONS:
         try:
