@@ -1,4 +1,4 @@
-"""One Generate command on its way: its prompt, its choices, and the one end that each of them gets."""
+"""One Generate command in progress: its prompt, its choices, and exactly one end for each choice."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from app.worker.thread_commands import LoopCommand, Submission, choice_id, choic
 
 _SEEDS = 1 << 64
 _NO_LIMIT = (1 << 31) - 1
-"""Asks the scheduler for everything up to the end of the context."""
+"""Token limit for the scheduler that means: up to the end of the context."""
 UNFINISHED_CALL = Notice(
     code="unfinished_call",
     message="The last tool call is no whole one: its arguments were cut off or cannot be read. Send the request again.",
@@ -31,11 +31,11 @@ _logger = logging.getLogger("paceline.request")
 
 
 class Choice:
-    """One choice: its text, the counts of what was told of it, and its end.
+    """One choice: its text, the counts of sent tokens, and its end.
 
-    Text is told as soon as it is certain; tokens without text yet ride along with the next text, or the end. After a
-    stop string or a cancel nothing more is told; the end waits for the scheduler's terminal event, because only that
-    one knows why speculation did not run. Times are seconds of the worker's monotonic clock.
+    Text is sent as soon as it is final; tokens without text yet are counted with the next text, or the end. After a
+    stop string or a cancel nothing more is sent but the end, which waits for the scheduler's terminal event, because
+    only that contains the reason why speculation did not run. Times are seconds of the worker's monotonic clock.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Choice:
         dialect = prompt.table.dialect if command.messages is not None else NO_DIALECT
         self._reasoning = ReasoningCount(dialect)
         self._reasons = False
-        """Whether any reasoning was told."""
+        """Whether any reasoning was sent."""
         self._splitter = AnswerSplitter(
             dialect,
             inside=thinks(prompt.table.dialect, prompt.end),
@@ -63,40 +63,40 @@ class Choice:
             taken_ids=ids_of(command.messages or ()),
         )
         self._scored = 1
-        """Tokens of the prompt whose scores were told, if they are wanted; the first has none."""
+        """Prompt tokens whose scores were sent, if requested; the first token has none."""
         self._received_at = self._last_sent_at = received_at
         self.queued_at = received_at
-        """From here on the scheduler counts the time."""
+        """Time from which the scheduler's statistics count."""
         self._sent = Counters()
-        """Ends exactly at a stop string, which the scheduler cannot see."""
+        """Counts of sent tokens: they end exactly at a stop string, which the scheduler cannot see."""
         self._next = Delta(id=command.id, index=index, text="", tokens=0)
-        """What the client is told next."""
+        """Delta that is sent next."""
         self._why = self._sent_why = NO_REASON
         self.closing = ""
-        """The finish reason that is decided already, while the scheduler does not know yet."""
+        """Finish reason, if it is decided before the scheduler knows."""
         self.ended = False
-        """Its `Finished` has been told."""
+        """Whether its `Finished` was sent."""
         self._embedding: tuple[float, ...] = ()
 
     def echo(self, text: str, *, scored: bool) -> None:
-        """Tell the prompt as it was given; with the token that nothing stands before when scores are to follow."""
+        """Send the prompt as it was given; if scores are to follow, with its first token, which has none."""
         first, data = self._table.token_text(self._prompt[0])
         tokens = (TokenText(token=first, token_bytes=tuple(data), logprob=None),) if scored else ()
         self._send(Delta(id=self._command.id, index=self._index, text=text, tokens=0, logprobs=tokens))
 
     def score_prompt(self, scores: Sequence[TokenLogprobs]) -> None:
-        """Tell the scores of the prompt's next tokens; their text was told."""
+        """Send the scores of the prompt's next tokens; their text was sent by `echo`."""
         behind = self._prompt[self._scored : self._scored + len(scores)]
         self._scored += len(scores)
         logprobs = self._token_texts(behind, scores)
         self._send(Delta(id=self._command.id, index=self._index, text="", tokens=0, logprobs=logprobs))
 
     def close(self, finish_reason: str) -> None:
-        """Tell nothing more but the end."""
+        """Send nothing more but the end."""
         self.closing = self.closing or finish_reason
 
     def feed(self, event: TokenEvent, at: float) -> None:
-        """Tell what one event brings; a FAILED one only after `close`."""
+        """Send what one event brings; a FAILED one only after `close`."""
         self._embedding = event.embedding or self._embedding
         if not self.closing:
             self._take(event, at)
@@ -117,7 +117,7 @@ class Choice:
         return "tool_calls" if self._splitter.whole_calls else "stop"
 
     def _take(self, event: TokenEvent, at: float) -> None:
-        """Count the tokens of one step up to the one that ends the answer, and tell what comes of them."""
+        """Count the tokens of one step up to the end of the answer, and send the resulting text."""
         used = feed_step(self._stream, self._splitter, event.tokens, event.accepted)
         if self._splitter.ended:
             self.close(self._natural_end)
@@ -180,7 +180,7 @@ class Choice:
         return tuple(texts)
 
     def _usage(self, statistics: Statistics) -> Statistics:
-        """The scheduler's account of an end that it decided itself, with the time before it was queued added."""
+        """Return the scheduler's statistics plus the time before the request was queued."""
         lead_seconds = self.queued_at - self._received_at
         first_token_seconds = statistics.first_token_seconds
         return replace(
@@ -192,7 +192,7 @@ class Choice:
         )
 
     def _usage_as_told(self, statistics: Statistics, ended_at: float) -> Statistics:
-        """What was told, when a stop string or the client ended it before the scheduler did at `ended_at`."""
+        """Return statistics of the sent tokens, if a stop string or the client ended it before the scheduler did."""
         late_seconds = ended_at - self._last_sent_at if self._sent.by_method else statistics.decode_seconds
         whole = self._usage(statistics)
         return replace(
@@ -203,7 +203,7 @@ class Choice:
         )
 
     def _methods_as_told(self, whole: tuple[MethodStatistics, ...]) -> tuple[MethodStatistics, ...]:
-        """The counts are those that were told; the seconds, theirs by the share of steps."""
+        """Return the counts of sent tokens, with the scheduler's seconds scaled by the share of steps."""
         known = {each.method: each for each in whole}
         methods = []
         for each in self._sent.by_method:
@@ -221,10 +221,10 @@ class Choice:
 
 
 class Answer:
-    """It begins when its prompt was read. What its client is told goes to `send`, what the loop is asked to `post`."""
+    """The answer to one command; begins once its prompt was read. `send` takes events, `post` loop commands."""
 
     _prompt: Prompt
-    """Once it has begun."""
+    """Set once the answer has begun."""
 
     def __init__(
         self,
@@ -241,21 +241,21 @@ class Answer:
         self._send = send
         self._post = post
         self._choices: list[Choice] = []
-        """None before it begins."""
+        """Empty before the answer begins."""
         self._over = False
 
     @property
     def begun(self) -> bool:
-        """Whether its prompt was read."""
+        """Whether its prompt was read and its choices exist."""
         return bool(self._choices)
 
     @property
     def ended(self) -> bool:
-        """Whether the client has been told the end of everything."""
+        """Whether the end of every choice, or an error, was sent."""
         return self._over or (self.begun and all(choice.ended for choice in self._choices))
 
     def begin(self, prompt: Prompt | Unread) -> None:
-        """Its prompt was read: ask the loop for the rest. Raises InvalidRequest for what the model cannot run."""
+        """Submit the request to the loop, now that its prompt was read. Raises InvalidRequest if it cannot run."""
         command = self._command
         if isinstance(prompt, Unread):
             self.fail(prompt.error)
@@ -264,14 +264,14 @@ class Answer:
         self._prompt = prompt
         self._choices = [Choice(command, index, prompt, self._received_at, self._send) for index in range(command.n)]
         for choice in self._choices if command.max_tokens == 0 else ():
-            choice.close("length")  # the one token that is drawn is told to nobody
+            choice.close("length")  # the scheduler draws one token, which is not sent
         self._post(self._submission())
 
     def _submission(self) -> Submission:
-        """Choice i draws with seed + i."""
+        """Return the requests of all choices; choice i draws with seed + i."""
         command = self._command
         most = _NO_LIMIT if command.max_tokens is None else max(1, command.max_tokens)
-        # Who asks for the scores of a prompt and of one token counts on that token, even if it ends the text.
+        # A request for the scores of a prompt and one token expects that token, even if it ends the text.
         ignore_end = command.ignore_end or (self._scores_prompt and most == 1)
         requests = tuple(
             Request(
@@ -292,7 +292,7 @@ class Answer:
         return Submission(command.id, command.model, requests, command.leaves)
 
     def queued(self, at: float) -> None:
-        """The request is accepted: from here on the client streams."""
+        """Send `Accepted`: streaming may begin."""
         for choice in self._choices:
             choice.queued_at = at
         self._send(Accepted(id=self._command.id, prompt_tokens=len(self._prompt.tokens)))
@@ -302,7 +302,7 @@ class Answer:
                 choice.echo(text, scored=self._scores_prompt)
 
     def feed(self, event: TokenEvent, at: float) -> None:
-        """Tokens, or the end, of one choice."""
+        """Pass tokens, or the end, to a choice."""
         choice = self._choices[choice_of(event.request_id)[1]]
         if self.ended or choice.ended:
             return
@@ -323,12 +323,12 @@ class Answer:
             return
         self._withdraw()
         self._over = True
-        if self.begun:  # what cannot be read may say in its error what it is
+        if self.begun:  # the error of an unreadable prompt may quote it
             _log(self._command, "%s model=%s failed: %s", self._command.id, self._command.model.id, error.message)
         self._send(failed_frame(self._command.id, error))
 
     def cancel(self) -> None:
-        """The client left: every open choice ends at what was told."""
+        """End every open choice at what was sent, because the client left."""
         self._withdraw()
         for choice in self._choices:
             choice.close("cancelled")
@@ -342,7 +342,7 @@ class Answer:
         return self._command.echo and self._command.sampling.top_logprobs is not None
 
     def _withdraw(self) -> None:
-        """What is still read for us, and the choices that the scheduler may still be working on."""
+        """Cancel the reading of the prompt, and the choices that the scheduler may still be working on."""
         self.reading.cancel()
         for choice in self._choices:
             if not choice.ended:
@@ -356,12 +356,12 @@ class Answer:
 
 
 def _log(command: Generate, message: str, *values: str) -> None:
-    """What only measures is told in detail only when the log is asked to."""
+    """Log at info level; measurement requests at debug level."""
     _logger.log(logging.DEBUG if command.owner == MEASUREMENT else logging.INFO, message, *values)
 
 
 def describe(model_id: str, finished: Finished) -> str:
-    """One line about the end of a choice: what ran, how well it drafted, how fast, and why not."""
+    """Return one line about the end of a choice: its method, acceptance, speed, and why it did not draft."""
     usage: Statistics = finished.usage
     rate = usage.accepted / usage.drafted if usage.drafted else 0.0
     per_cycle = 1 + usage.accepted / usage.cycles if usage.cycles else 1.0
@@ -377,7 +377,7 @@ def describe(model_id: str, finished: Finished) -> str:
 
 
 def check_tokens(command: Generate, prompt: Prompt) -> None:
-    """Raises InvalidRequest for a prompt without tokens, and for tokens that the model does not have."""
+    """Raise InvalidRequest for a prompt without tokens, and for tokens that the model does not have."""
     size = prompt.table.vocabulary_size
     strange = [str(token) for token in sorted(command.sampling.logit_bias) if token >= size]
     if strange:
@@ -390,7 +390,7 @@ def check_tokens(command: Generate, prompt: Prompt) -> None:
 
 
 def check_command(command: Generate) -> None:
-    """Raises InvalidRequest for what no model can run; of the three kinds of prompt exactly one must be there."""
+    """Raise InvalidRequest for what no model can run, and unless exactly one of the three kinds of prompt is given."""
     if command.n < 1:
         raise InvalidRequest("n must be at least 1.", parameter="n")
     if command.max_tokens is not None and command.max_tokens < (0 if command.echo or command.embeds else 1):

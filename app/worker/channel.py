@@ -1,9 +1,9 @@
-"""What server and worker share: frames over the inherited socketpair, and the note of the model the worker is at.
+"""Communication of server and worker: frames over the inherited socketpair, and the note of the model at work.
 
-A frame is four bytes of length (big endian), then one msgpack struct. No pickle. `FrameDecoder` is free of I/O;
+A frame is four bytes of length (big endian), then one msgpack struct. No pickle. `FrameDecoder` does no I/O;
 `ServerChannel` is the asyncio end (commands out, events in), `WorkerChannel` the blocking end (events out under a lock,
-commands in on a reader thread). A frame over `MAX_FRAME_BYTES` or one that is no message ends the channel: the
-supervisor restarts what cannot be understood.
+commands in on a reader thread). A frame over `MAX_FRAME_BYTES`, or one that is no known message, closes the channel,
+and the supervisor restarts the worker.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from app.core.errors import InvalidRequest, QueueFull
 from app.core.messages import MAX_FRAME_BYTES, Command, Event, Failed, Generate
 
 MAX_BACKLOG_BYTES: Final = 2 * MAX_FRAME_BYTES
-"""Commands that the worker has not read yet; above it new requests are refused."""
+"""Bytes of commands that the worker has not read yet; above it new requests are refused."""
 READ_BYTES: Final = 256 * 1024
 NOTE_BYTES: Final = mmap.PAGESIZE
 
@@ -35,17 +35,17 @@ _logger = logging.getLogger("paceline.channel")
 
 
 class FrameError(Exception):
-    """The bytes are no frame of ours: too long, or not a known message."""
+    """The bytes are not a valid frame: too long, or not a known message."""
 
 
 class _Addressed(msgspec.Struct):
-    """What is read of a command that does not decode, so that its sender can be told."""
+    """The part of an undecodable command that is needed to report the error."""
 
     id: str
 
 
 def pack(message: Command | Event) -> bytes:
-    """One frame of `message`. Raises FrameError when it cannot be encoded or is over `MAX_FRAME_BYTES`."""
+    """Return `message` as a frame. Raises FrameError if it cannot be encoded or is over `MAX_FRAME_BYTES`."""
     try:
         payload = _ENCODER.encode(message)
     except (TypeError, UnicodeError, OverflowError, RecursionError, ValueError) as error:
@@ -56,7 +56,7 @@ def pack(message: Command | Event) -> bytes:
 
 
 def unpack_event(payload: bytes) -> Event:
-    """The event in one frame. Raises FrameError."""
+    """Return the event in one frame. Raises FrameError."""
     try:
         return _EVENTS.decode(payload)
     except _NOT_A_MESSAGE as error:
@@ -64,7 +64,7 @@ def unpack_event(payload: bytes) -> Event:
 
 
 def unpack_command(payload: bytes) -> Command:
-    """The command in one frame. Raises FrameError."""
+    """Return the command in one frame. Raises FrameError."""
     try:
         return _COMMANDS.decode(payload)
     except _NOT_A_MESSAGE as error:
@@ -72,14 +72,14 @@ def unpack_command(payload: bytes) -> Command:
 
 
 class FrameDecoder:
-    """Cuts a byte stream into payloads, however the bytes were split on the way."""
+    """Cuts a byte stream into payloads, however the bytes were split in transit."""
 
     def __init__(self, limit_bytes: int = MAX_FRAME_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The payloads that `data` completes; exhaust it. Raises FrameError at a length over the limit."""
+        """Yield the payloads that `data` completes; must be exhausted. Raises FrameError at a length over the limit."""
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
@@ -94,7 +94,7 @@ class FrameDecoder:
 
 
 class ServerChannel(asyncio.Protocol):
-    """The server's end. `on_event` gets every event in order, `on_close` once why the channel ended."""
+    """The server's end. `on_event` gets every event in order; `on_close` is called once, with the reason."""
 
     def __init__(self, on_event: Callable[[Event], None], on_close: Callable[[str], None]) -> None:
         self._on_event = on_event
@@ -107,17 +107,17 @@ class ServerChannel(asyncio.Protocol):
     async def open(
         cls, end: socket.socket, on_event: Callable[[Event], None], on_close: Callable[[str], None]
     ) -> "ServerChannel":
-        """Speak over `end`, which the channel owns from now on."""
+        """Open a channel over `end`, which it owns from now on."""
         channel = cls(on_event, on_close)
         await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=end)
         return channel
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Part of asyncio.Protocol."""
+        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Part of asyncio.Protocol: a bad frame closes the channel, whatever came before it was told."""
+        """Pass on every event; a bad frame closes the channel, after the events before it."""
         if self._reason:
             return
         try:
@@ -129,14 +129,14 @@ class ServerChannel(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Part of asyncio.Protocol."""
+        """Report why the channel closed."""
         self._transport = None
         self._on_close(self._reason or (str(exc) if exc else ""))
 
     def send(self, command: Command) -> None:
-        """Queue one command; never blocks. On a closed channel it is dropped, the close is told by `on_close`.
+        """Queue one command; never blocks. On a closed channel it is dropped: `on_close` reports the close.
 
-        Raises InvalidRequest when the command cannot be a frame, QueueFull when the worker does not read.
+        Raises InvalidRequest if the command cannot be a frame, QueueFull if the worker does not read.
         """
         try:
             frame = pack(command)
@@ -150,7 +150,7 @@ class ServerChannel(asyncio.Protocol):
         self._transport.write(frame)
 
     def close(self) -> None:
-        """End the channel now, without waiting for what is still to be written; safe to call twice."""
+        """Close the channel now, without waiting for pending writes; safe to call twice."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -164,9 +164,9 @@ class WorkerChannel:
         self._lock = threading.Lock()
 
     def send(self, event: Event) -> None:
-        """Write one event; blocks while the server does not read, which is the worker's only back-pressure.
+        """Write one event; blocks while the server does not read: its only backpressure from the server.
 
-        After the server is gone events are dropped: the reader's `on_close` ends the process.
+        Once the server is gone, events are dropped: the reader's `on_close` ends the process.
         """
         frame = pack(event)
         try:
@@ -182,7 +182,7 @@ class WorkerChannel:
         return thread
 
     def close(self) -> None:
-        """End the channel; safe to call twice."""
+        """Close the channel; safe to call twice."""
         self._end.close()
 
     def _read(self, on_command: Callable[[Command], None], on_close: Callable[[], None]) -> None:
@@ -196,7 +196,7 @@ class WorkerChannel:
         on_close()
 
     def _hand_over(self, payload: bytes, on_command: Callable[[Command], None]) -> None:
-        """The sender of a malformed command is told; raises FrameError when nobody can be."""
+        """Pass on a command. A malformed one fails its request; raises FrameError if it has no readable id."""
         try:
             command = unpack_command(payload)
         except FrameError as error:
@@ -210,10 +210,10 @@ class WorkerChannel:
 
 
 class CrashNote:
-    """The model that the worker's MLX thread is at, on a page of a file that both processes hold.
+    """The model that the worker's MLX thread is working on, in a page of a file that both processes map.
 
-    The worker writes it and the server reads it once the worker has ended or hangs: a frame could still be on its way
-    when the process dies. Without a descriptor the page is this process's own.
+    The worker writes it, and the server reads it once the worker has ended or hangs: a frame could still be in transit
+    when the process dies. Without a descriptor, the page is private to this process.
     """
 
     def __init__(self, descriptor: int = -1) -> None:
@@ -221,13 +221,13 @@ class CrashNote:
 
     @property
     def model_id(self) -> str:
-        """Empty when the worker is at none."""
+        """Id of the model; empty if the worker is working on none."""
         (length,) = _LENGTH.unpack_from(self._page)
         return self._page[_LENGTH.size : _LENGTH.size + length].decode("utf-8", "replace")
 
     @contextmanager
     def on(self, model_id: str) -> Iterator[None]:
-        """Whatever happens to the process within is this model's doing."""
+        """Blame `model_id` for whatever happens to the process within this block."""
         self._write(model_id)
         try:
             yield

@@ -1,4 +1,4 @@
-"""One life of the worker process: spawned once, spoken to, ended for certain, never reused."""
+"""One run of the worker process: spawned once, never reused, reliably ended."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from app.worker.channel import NOTE_BYTES, CrashNote, ServerChannel
 
 MAX_LINE_BYTES = 64 * 1024
 LAST_WORDS_SECONDS = 1.0
-"""What is left in the pipe gets this long once the child has ended."""
+"""Seconds to read what is left in the stderr pipe once the child has ended."""
 WORKER_COMMAND = (sys.executable, "-m", "app.worker.process")
 PACKAGE_PARENT = Path(app.__file__).resolve().parent.parent
 
@@ -46,7 +46,7 @@ _SIGNALS: dict[int, Reason] = {
 
 
 def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The worker's environment: offline, with stack dumps, and without anything that looks like a secret."""
+    """Return the worker's environment: offline, with stack dumps, without anything that looks like a secret."""
     kept = {
         name: value
         for name, value in inherited.items()
@@ -56,7 +56,7 @@ def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 class Child:
-    """The process, its channel and its note. `end` leaves neither it nor its group behind."""
+    """The process, its channel and its crash note. `end` leaves neither the process nor its group behind."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Child:
         self._listening = listening
         self._channel = channel
         self.process_id = process.pid
-        """Also of its session and group."""
+        """Id of the process, and of its session and group."""
         self.send = channel.send
         """Queue one command; see `ServerChannel.send`."""
 
@@ -85,8 +85,8 @@ class Child:
         on_close: Callable[[str], None],
         on_line: Callable[[str], None] | None = None,
     ) -> "Child":
-        """Start `command --channel-fd N --note-fd M` in its own session; its standard input ends with this process, and
-        `on_line` hears its stderr, which is ours without it. Raises OSError."""
+        """Start `command --channel-fd N --note-fd M` in its own session. Its standard input closes with this process;
+        `on_line` gets the lines of its stderr, which otherwise is inherited. Raises OSError."""
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as handed_over:
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
@@ -120,17 +120,17 @@ class Child:
 
     @property
     def at(self) -> str:
-        """The id of the model that the worker is at, or was when it ended; empty for none."""
+        """Id of the model that the worker is working on, or was when it ended; empty for none."""
         return self._note.model_id
 
     async def wait(self, seconds: float) -> int | None:
-        """The exit code once it has ended (negative: minus the signal), None when it lives on after `seconds`."""
+        """Return the exit code (negative: minus the signal), or None if the process is still alive after `seconds`."""
         with contextlib.suppress(TimeoutError):
             return await asyncio.wait_for(self._process.wait(), seconds)
         return None
 
     async def end(self, *steps: tuple[signal.Signals, float]) -> int:
-        """Send each signal and wait its seconds; then SIGKILL to the whole group. The answer is the exit code."""
+        """Send each signal and wait its seconds, then SIGKILL the whole group. Returns the exit code."""
         for number, seconds in steps:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -149,9 +149,9 @@ class Child:
 
 
 async def _hand_over_lines(read_end: int, on_line: Callable[[str], None]) -> None:
-    """Until nobody has the other end of the pipe; an endless line comes in pieces.
+    """Read lines until the other end of the pipe is closed; an endless line is cut into pieces.
 
-    The pipe is ours and not asyncio's, for which a process is not over while a child of its own holds its stderr.
+    The pipe is not asyncio's, for which a process has not ended while one of its children holds its stderr.
     """
     stream = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -172,7 +172,7 @@ async def _hand_over_lines(read_end: int, on_line: Callable[[str], None]) -> Non
 
 
 def exit_name(code: int | None) -> str:
-    """An exit code (negative: minus the signal; None: it had to be killed) by its number, or the name of the signal."""
+    """Return an exit code as text: its number, or the name of the signal (negative: minus the signal; None: killed)."""
     if code is not None and code >= 0:
         return str(code)
     number = signal.SIGKILL if code is None else -code
@@ -183,7 +183,7 @@ def exit_name(code: int | None) -> str:
 
 
 def describe_exit(code: int | None) -> Reason:
-    """Why a process ended, from its exit code as `exit_name` has it."""
+    """Return why a process ended, given its exit code as in `exit_name`."""
     if code is None:
         return Reason("exit_stuck")
     if code >= 0:

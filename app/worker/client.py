@@ -1,7 +1,7 @@
-"""What the server asks of the worker, as asyncio calls: generate, load, unload, and what is known of its state.
+"""The worker's interface for the server, as asyncio calls: generate, load, unload, and its state.
 
-Runs on the event loop of the server process and never imports the engine. Every request ends in exactly one way:
-all choices finished, one error, or its reader left (which cancels it in the worker).
+Runs on the event loop of the server process and never imports the engine. Every request ends in exactly one way: all
+choices finish, one error ends it, or its reader leaves (which cancels it in the worker).
 """
 
 import asyncio
@@ -47,21 +47,21 @@ StreamEvent = Accepted | Delta | Finished
 
 BUFFER_EVENTS = 4096
 MOST_IN_FLIGHT = 64
-"""Choices of one request that the worker has at once: two batches of an encoder; others of its owner go in between."""
+"""Most choices of one request in the worker at once: two batches of an encoder. Others of its owner get turns."""
 INTERNAL_ERROR = "Internal error: see the log of the server."
 READY_SECONDS = 20.0
 LOAD_ENDED = frozenset({"ready", "failed", "abandoned"})
-"""The phases of the last `LoadProgress` of a load."""
+"""Phases of the last `LoadProgress` of a load."""
 
 _logger = logging.getLogger("paceline.client")
 
 
 class RequestStream:
-    """The events of one request, of all its prompts, in one queue of at most `limit` for one reader.
+    """The events of one request, of all its prompts, in one queue of at most `limit` events for one reader.
 
-    Of many prompts the worker has a few at a time, so that neither its queue is full nor others wait for all of them.
-    `on_event` is told each event when it comes, and the error that ends the request; `cancel` ends one prompt in the
-    worker. Choices are numbered over prompts: prompt × n + index.
+    Many prompts are sent to the worker a few at a time, so that they neither fill its queue nor delay other requests.
+    `on_event` is called with each event as it comes, and with the error that ends the request; `cancel` cancels one
+    prompt in the worker. Choices are numbered across prompts: prompt × n + index.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RequestStream:
         self.model_id = commands[0].model.id
         self._first_choices = {command.id: position * command.n for position, command in enumerate(commands)}
         self._open_choices = {command.id: command.n for command in commands}
-        """Of the prompts that have not ended."""
+        """Number of open choices, for each prompt that has not ended."""
         self._unaccepted = set(self._open_choices)
         self._cancel = cancel
         self._on_event = on_event
@@ -84,34 +84,34 @@ class RequestStream:
         self._error: PacelineError | None = None
         self._changed = asyncio.Event()
         self._in_flight = 0
-        """Choices that the worker has."""
+        """Choices that are in the worker."""
         self._most_in_flight = min(MOST_IN_FLIGHT, max(1, commands[0].model.queue_limit // 2))
         self._left = asyncio.Event()
-        """Set when the worker has less of it, or when nothing more is to be sent."""
+        """Set when a choice leaves the worker, or when nothing more is to be sent."""
         self._alarm = Alarm(self._wake_late)
         self._late = False
         self._closed = False
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is put in: the last event or an error was, or the reader has left."""
+        """Whether no further event is taken: the last event or an error has come, or the reader has left."""
         return self._closed or self._error is not None or not self._open_choices
 
     @property
     def running(self) -> bool:
-        """Whether `next` has still something to tell."""
+        """Whether `next` still has something to return or raise."""
         return bool(self._events or self._open_choices or self._error)
 
     def is_open(self, request_id: str) -> bool:
-        """Whether the end of this prompt is waited for."""
+        """Return whether this prompt has not ended yet."""
         return not self.ended and request_id in self._open_choices
 
     def choice(self, event: Delta | Finished) -> int:
-        """Which choice of the request an event is about."""
+        """Return the number of the choice that an event belongs to."""
         return self._first_choices[event.id] + event.index
 
     def put(self, event: StreamEvent) -> None:
-        """Take one event of the worker; a reader that is too slow fails the request."""
+        """Queue one event of the worker; if the reader is too slow, the request fails."""
         if self.ended:
             return
         if len(self._events) >= self._limit:
@@ -136,16 +136,16 @@ class RequestStream:
         self._changed.set()
 
     def fail(self, error: PacelineError) -> None:
-        """End with `error`, which the reader gets after the events that are already here; cancel what runs."""
+        """End with `error`, which the reader gets after the queued events; cancel what runs."""
         if not self.ended:
-            self._error = error.with_traceback(None)  # which would keep the prompt
+            self._error = error.with_traceback(None)  # its frames would keep the prompt
             self._on_event(error)
             self._cancel_open()
             self._changed.set()
             self._left.set()
 
     async def next(self, seconds: float | None = None) -> StreamEvent | None:
-        """The next event; None after the last one, or when none came in time. Raises the error that ended it."""
+        """Return the next event; None after the last one, or if none came in time. Raises the error that ended it."""
         if not self._events:
             await self._wait(lambda: bool(self._events) or self.ended, seconds)
         if self._events:
@@ -155,7 +155,7 @@ class RequestStream:
         return None
 
     async def wait_turn(self, choices: int) -> bool:
-        """Reserve places for `choices` at the worker, waiting for them; False where nothing is to be sent."""
+        """Wait until `choices` more may be sent, and count them as in flight. False if there is nothing to send."""
         while not self.ended and self._in_flight and self._in_flight + choices > self._most_in_flight:
             self._left.clear()
             await self._left.wait()
@@ -163,13 +163,13 @@ class RequestStream:
         return not self.ended
 
     async def wait_accepted(self, seconds: float) -> None:
-        """Return when the worker took every prompt, or after so long. Raises the error that came before."""
+        """Return once the worker has accepted every prompt, or after `seconds`. Raises an error that came earlier."""
         await self._wait(lambda: not self._unaccepted or self.ended, seconds)
         if self._unaccepted and self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """The reader leaves: cancel what still runs. Never waits, may be called twice."""
+        """Cancel what still runs, because the reader leaves. Never blocks, may be called twice."""
         if not self.ended:
             self._cancel_open()
         self._closed = True
@@ -177,7 +177,7 @@ class RequestStream:
         self._alarm.close()
 
     async def _wait(self, condition: Callable[[], bool], seconds: float | None) -> None:
-        """Until it holds, or for so long."""
+        """Wait until `condition` holds, or for `seconds`."""
         self._late = False
         if seconds is not None:
             self._alarm.set(seconds)
@@ -196,7 +196,7 @@ class RequestStream:
 
 
 class WorkerClient(Supervisor):
-    """One per server process; `options` are those of its `Supervisor`."""
+    """The client of the worker, one per server process; `options` are those of `Supervisor`."""
 
     def __init__(
         self, *, buffer_events: int = BUFFER_EVENTS, ready_seconds: float = READY_SECONDS, **options: Any
@@ -205,19 +205,19 @@ class WorkerClient(Supervisor):
         self._buffer_events = buffer_events
         self._ready_seconds = ready_seconds
         self._streams: dict[str, RequestStream] = {}
-        """By the id of each prompt whose end the worker has not told."""
+        """Streams by the id of each prompt that has not ended in the worker."""
         self._sending: set[asyncio.Task[None]] = set()
         self._answers: dict[str, tuple[str, asyncio.Future[Any]]] = {}
-        """Of loads and unloads, by their id, with the model's."""
+        """Model id and future of each load, unload and `ReadPrompt`, by command id."""
         self._listeners: dict[type[Event], list[Callable[[Any], None]]] = {kind: [] for kind in get_args(Event)}
         self._kept: dict[str, KeepModel] = {}
-        """What the next worker has to be told: which models are pinned, and what no worker was there to hear."""
+        """Commands to repeat to the next worker: pins, and limits that were set while no worker was running."""
         self._used: dict[str, ModelSpecification] = {}
-        """Model id -> how it was last asked for; the last one asked for is the last one here."""
+        """Model id -> the specification last requested, in order of the last request."""
         self._lost: frozenset[str] = frozenset()
-        """Models that the next worker loads at once."""
+        """Ids of the models that the next worker loads at once."""
         self.progress: dict[str, LoadProgress] = {}
-        """Model id -> the last progress of a load that is under way."""
+        """Model id -> the last progress of a load under way."""
         self.snapshot = Snapshot()
         self.ready_info: Ready | None = None
 
@@ -229,8 +229,8 @@ class WorkerClient(Supervisor):
         )
 
     def subscribe(self, listener: Callable[[Any], None], *kinds: type[Event]) -> Callable[[], None]:
-        """Call `listener` with every event of these kinds (none given: of all), also with a `Failed` for each request
-        that a dead worker left. The answer ends the subscription. Listeners run on the event loop and must be quick.
+        """Call `listener` with every event of these kinds (none given: all), and with a `Failed` for each request of a
+        dead worker. Returns a function that unsubscribes. Listeners run on the event loop and must be quick.
         """
         kinds = kinds or get_args(Event)
         for kind in kinds:
@@ -251,10 +251,10 @@ class WorkerClient(Supervisor):
         *,
         on_event: Callable[[StreamEvent | PacelineError], None] = lambda _event: None,
     ) -> RequestStream:
-        """Send one request, prompt by prompt, as soon as a worker is ready; close the stream in the end.
+        """Send one request, prompt by prompt, as soon as a worker is ready. The caller has to close the stream.
 
-        It tells `Accepted` of each prompt, `Delta`s, one `Finished` for each choice; or the PacelineError that ended
-        it: ModelUnavailable for a quarantined model, WorkerGone when the worker dies or is not ready in time.
+        The stream has one `Accepted` per prompt, `Delta`s, and one `Finished` per choice; or it raises the error
+        that ended it: ModelUnavailable for a quarantined model, WorkerGone if the worker dies or is not ready in time.
         """
         if any(command.id in self._streams for command in commands):
             raise ValueError(f"a request id of {[command.id for command in commands]} is in use")
@@ -265,7 +265,7 @@ class WorkerClient(Supervisor):
         return stream
 
     async def generate(self, command: Generate) -> AsyncGenerator[StreamEvent, None]:
-        """The events of one prompt, as `open` tells them. Leaving early (aclose, cancellation) cancels it."""
+        """Yield the events of one prompt, as of `open`. Leaving early (aclose, cancellation) cancels it."""
         stream = self.open([command])
         try:
             while (event := await stream.next()) is not None:
@@ -298,14 +298,14 @@ class WorkerClient(Supervisor):
         return loaded
 
     async def read_prompt(self, prompt: Generate) -> PromptTold:
-        """The tokens of a prompt, without its model. Raises the PacelineError that refused it."""
+        """Return the tokens of a prompt, without loading its model. Raises the PacelineError that refused it."""
         await self._prepare(None)
         told: PromptTold = await self._ask(ReadPrompt(id=prompt.id, prompt=prompt), "")
         return told
 
     def keep(self, model_id: str, *, pinned: bool | None, idle_seconds: float | None) -> None:
-        """Say how long a model stays; None: as it was. Loads nothing. A worker that comes later hears it then, and one
-        that comes after this one, what is pinned."""
+        """Set how long a model is kept; None: unchanged. Loads nothing. Without a worker, the next one gets it; every
+        later worker gets the pins."""
         if pinned is None and model_id in self._kept:
             pinned = self._kept[model_id].pinned
         told = KeepModel(model_id=model_id, pinned=pinned, idle_seconds=idle_seconds)
@@ -315,17 +315,17 @@ class WorkerClient(Supervisor):
         self._kept[model_id] = told
 
     def clear_prefixes(self) -> None:
-        """Let the worker forget every earlier prompt; one that is not there has none in memory."""
+        """Let the worker forget every earlier prompt. Without a worker, there are none in memory."""
         with contextlib.suppress(WorkerGone):
             self.send(ClearPrefixes())
 
     async def unload(self, model_id: str) -> None:
-        """Unload a unit. Raises ModelInUse while requests use it."""
+        """Unload a unit. Raises ModelInUse while it is leased."""
         await self._prepare(None)
         await self._ask(UnloadModel(id=f"unload-{secrets.token_hex(8)}", model_id=model_id), model_id)
 
     async def _prepare(self, model: ModelSpecification | None) -> None:
-        """Raises when the model may not run or no worker is there in time."""
+        """Wait for the worker. Raises if the model is quarantined or no worker is ready in time."""
         if model is not None:
             self._used.pop(model.id, None)
             self._used[model.id] = model
@@ -341,7 +341,7 @@ class WorkerClient(Supervisor):
             )
 
     async def _ask(self, command: LoadModel | UnloadModel | ReadPrompt, model_id: str) -> Any:
-        """What the worker answers. Raises the PacelineError that it answers instead, and when it dies."""
+        """Send a command and return the worker's answer. Raises its PacelineError, and WorkerGone if it dies."""
         future = asyncio.get_running_loop().create_future()
         self.send(command)
         self._answers[command.id] = model_id, future
@@ -357,7 +357,7 @@ class WorkerClient(Supervisor):
         with contextlib.suppress(WorkerGone):
             self.send(Cancel(id=request_id))
 
-    # --- what the supervisor tells ----------------------------------------------------------------------------
+    # --- events of the supervisor -----------------------------------------------------------------------------
 
     def _on_event(self, event: Event) -> None:
         match event:
@@ -381,7 +381,7 @@ class WorkerClient(Supervisor):
         self._publish(event)
 
     def _restore(self) -> None:
-        """Tell a new worker what the last one had heard of models that stay, and let it load what that one had."""
+        """Send a new worker the pins and limits of models, and let it load the models that the last one had."""
         for told in tuple(self._kept.values()):
             self.keep(told.model_id, pinned=told.pinned, idle_seconds=told.idle_seconds)
         for model in reversed(self._used.values()):
@@ -396,7 +396,7 @@ class WorkerClient(Supervisor):
             error = WorkerGone(message, retry_after_seconds=self.retry_after_seconds)
             if self._fail(request_id, error):
                 self._publish(failed_frame(request_id, error))
-        # Where workers end one after the other, what they had may be why.
+        # If workers die in quick succession, a loaded model may be the cause.
         loaded = () if self._pause_seconds else self.snapshot.models
         self._lost = frozenset(model.id for model in loaded if model.state == "ready")
         self.progress.clear()
@@ -411,7 +411,7 @@ class WorkerClient(Supervisor):
                 self._streams.pop(event.id, None)
 
     def _fail(self, request_id: str, error: PacelineError) -> bool:
-        """False when the request had ended, or is nobody's."""
+        """Fail a request; False if it had ended or is unknown."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             stream.fail(error)

@@ -1,8 +1,8 @@
-"""The MLX thread: commands in, one slice of a load and one step of each model in turn, deliveries out.
+"""The MLX thread: commands in, one slice of a load and one step of each model per turn, deliveries out.
 
-Only this thread touches the engine. It never waits for anything but its inbox, and for that only when there is
-nothing to step. A step that raises fails its own requests (`served_model.py`); a load that fails tells those who wait
-for it.
+Only this thread touches the engine. Apart from backpressure of the channel and the text thread, it blocks only on its
+inbox, and only if there is nothing to step. A step that raises fails its own requests (`served_model.py`); a load that
+fails, the requests that wait for it.
 """
 
 import logging
@@ -38,20 +38,20 @@ from app.worker.thread_commands import Halt, LoopCommand, Submission
 
 HEARTBEAT_SECONDS = 1.0
 STEPS_TOLD_SECONDS = 0.1
-"""Steps are told together, as often as this: a frame for each would cost the server as much as their tokens."""
+"""Seconds between reports of step times: a frame for each step would cost the server as much as its tokens."""
 HOUSEWORK_SECONDS = 1.0
 REMEMBER_SECONDS = 30.0
 TRIM_STEPS = 256
-"""After so many steps, and when nobody waits for one, freed buffers go back to the system."""
+"""Steps after which freed buffers are returned to the system; also done when idle."""
 LOADING_RETRY_SECONDS = 5
 RELIEF_SECONDS = 10.0
-"""So often a lack of memory is answered while it lasts."""
+"""Seconds between two releases of memory while the system is short of it."""
 
 _logger = logging.getLogger("paceline.loop")
 
 
 class Loop:
-    """`run` it on the thread that owns mlx; `post` from any thread."""
+    """The worker's main loop: call `run` on the thread that owns mlx, and `post` from any thread."""
 
     def __init__(
         self,
@@ -86,17 +86,17 @@ class Loop:
         pool.on_progress = self._beat_if_due
 
     def post(self, command: LoopCommand) -> None:
-        """Leave a command; never blocks, also safe in a signal handler."""
+        """Queue a command; never blocks, also safe in a signal handler."""
         self._inbox.put(command)
 
     def run(self) -> None:
-        """Turn until a Halt arrives."""
+        """Run turns until a Halt arrives."""
         while self.turn():
             pass
         self._remember()
 
     def turn(self, *, wait: bool = True) -> bool:
-        """One round; with `wait` it sleeps on the inbox when there is nothing to do. False after a Halt."""
+        """Run one round; with `wait`, sleep on the inbox if there is nothing to do. Returns False after a Halt."""
         self._read_commands(self._seconds_to_sleep() if wait else 0.0)
         if self._pool.loading:
             with self._crash_note.on(self._pool.next_load):
@@ -121,7 +121,7 @@ class Loop:
     # --- commands ---------------------------------------------------------------------------------------------
 
     def _seconds_to_sleep(self) -> float:
-        """0 while something can be stepped; a model that has work and no plan is asked again at the next beat."""
+        """Return the seconds to the next heartbeat, when models without a plan are retried; 0 if a step is due."""
         if self._pool.loading or (self._moved and any(served.has_work for served in self._served.values())):
             return 0.0
         return max(0.0, self._next_beat - self._clock())
@@ -155,7 +155,7 @@ class Loop:
                 self._halted = True
 
     def _attempt(self, command: Submission | LoadModel | UnloadModel, obey: Callable[[], None], what: str) -> None:
-        """Whoever sent the command is told the error, if obeying it raises one."""
+        """Call `obey`, and send an error that it raises to the sender of the command."""
         refusal = None
         try:
             obey()
@@ -170,7 +170,7 @@ class Loop:
             self._send(failed_frame(command.id, refusal))
 
     def _join(self, command: Submission | LoadModel) -> None:
-        """Wait for the engine, with one lease for each choice or for the load, if it is not there yet."""
+        """Queue for the engine, with one lease for each choice or for the load; start at once if it is ready."""
         model_id, leases = command.model.id, 1
         if isinstance(command, Submission):
             leases = len(command.requests)
@@ -189,7 +189,7 @@ class Loop:
             self._answer(loads, 0.0)
 
     def _answer(self, loads: Iterable[LoadModel], seconds: float) -> None:
-        """Tell who asked for a load that it is there."""
+        """Answer load commands whose model is ready."""
         self._show()
         for load in loads:
             self._send(ModelLoaded(id=load.id, model_id=load.model.id, seconds=seconds))
@@ -221,7 +221,7 @@ class Loop:
         return self._served[model_id]
 
     def _on_event(self, event: PoolEvent) -> None:
-        """What the pool told about one model."""
+        """Handle a pool event of one model."""
         model_id, served = event.model_id, self._serve(event.model_id)
         match event:
             case LoadProgress():
@@ -242,7 +242,7 @@ class Loop:
                 del self._served[model_id]
             self._show()
 
-    # --- heartbeats: a loop that is stuck is silent, and the supervisor notices ---------------------------------
+    # --- heartbeats: if the loop hangs, they stop, and the supervisor notices -----------------------------------
 
     def _beat_if_due(self) -> None:
         due = min(self._next_beat, self._steps_told_at + STEPS_TOLD_SECONDS) if self._steps else self._next_beat
@@ -250,7 +250,7 @@ class Loop:
             self._beat()
 
     def _show(self) -> None:
-        """Models came or went: tell it before anybody is told that it happened."""
+        """Send a snapshot at once, so that it precedes the reports of loads and unloads."""
         self._next_beat = self._clock()
         self._beat()
 
@@ -284,8 +284,8 @@ class Loop:
     # --- housework --------------------------------------------------------------------------------------------
 
     def _keep_house(self) -> None:
-        """About once a second: let go of models that were idle too long, and of what steps left behind; of more where
-        the system is short of memory."""
+        """Do the housework, about once a second: evict models that were idle too long, relieve memory pressure, and, if
+        idle, free the buffers of steps and store their costs."""
         now = self._clock()
         if now < self._next_house_work:
             return
@@ -301,7 +301,7 @@ class Loop:
             self._remember()
 
     def _relieve(self, now: float) -> None:
-        """Hear how short of memory the system is, and give back what can be missed when that is due."""
+        """Read the system's memory pressure, and give memory back when that is due."""
         before, pressure = self._pool.pressure, self._hear_pressure()
         self._pool.pressure = pressure
         if is_relief_due(pressure, self._relieved, now - self._relieved_at):
@@ -322,24 +322,24 @@ class Loop:
         self._pool.trim()
 
     def _remember(self) -> None:
-        """Keep what steps cost, for the next load."""
+        """Store the measured step costs, for the next load."""
         self._next_remembering = self._clock() + REMEMBER_SECONDS
         for served in self._served.values():
             served.keep_costs()
 
     def _busy(self) -> bool:
-        """Whether anybody waits for a step or a load."""
+        """Return whether any request waits for a step or a load."""
         return self._pool.loading or any(served.busy for served in self._served.values())
 
 
 def is_relief_due(pressure: Pressure, relieved: Pressure, seconds: float) -> bool:
-    """Whether a lack of memory is to be answered, so many seconds after the last answer, which was to `relieved`: when
-    it is worse than that at once, else now and then while it lasts."""
+    """Return whether to give memory back, `seconds` after the last time at pressure `relieved`: at once if the pressure
+    has risen, else every `RELIEF_SECONDS` while it lasts."""
     is_worse = PRESSURES.index(pressure) > PRESSURES.index(relieved)
     return pressure != "normal" and (is_worse or seconds >= RELIEF_SECONDS)
 
 
 def _timeless(snapshot: Snapshot) -> Snapshot:
-    """Without what changes by the mere passing of time."""
+    """Return the snapshot without values that change merely with time."""
     models = tuple(msgspec.structs.replace(model, idle_seconds=0.0) for model in snapshot.models)
     return msgspec.structs.replace(snapshot, models=models)

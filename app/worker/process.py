@@ -1,8 +1,8 @@
-"""The worker process: `python -m app.worker.process --channel-fd N`, started by the supervisor and by nobody else.
+"""The worker process: `python -m app.worker.process --channel-fd N --note-fd M`, started only by the supervisor.
 
-This file only composes. The main thread runs the loop and is the only one that touches mlx; the text thread makes text
-of its tokens; the reader thread hands commands over; prompts are read in processes of their own. The process ends with
-its parent, and they with it.
+This file only composes. The main thread runs the loop and is the only one that touches mlx; the text thread turns its
+tokens into text; the reader thread receives commands; prompts are read in separate processes. The process exits with
+its parent, and they exit with it.
 """
 
 # ruff: noqa: E402 - what follows imports mlx and mlx_lm
@@ -50,7 +50,7 @@ from app.worker.texts import Texts
 
 TERMINATE_DRAIN_SECONDS = 10.0
 MakePool = Callable[[int, CostFiles], EnginePool]
-"""Of the bytes that it may take, and what steps are known to cost."""
+"""Makes the pool from the memory ceiling in bytes and the known step costs."""
 
 _logger = logging.getLogger("paceline.worker")
 
@@ -59,13 +59,13 @@ class OneLine(logging.Formatter):
     """Escapes control characters, so that no name or error can forge a line; tracebacks keep their line breaks."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        """Part of logging.Formatter."""
+        """Return the escaped line."""
         line = super().formatMessage(record)
         return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
 def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Scheduler:
-    """The scheduler of one loaded model."""
+    """Return the scheduler of one loaded model."""
     return Scheduler(
         engine.limits,
         policy=specification.policy,
@@ -80,7 +80,7 @@ def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Sch
 
 
 def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None = None) -> int:
-    """Serve the channel until a Shutdown; the exit code is 0 then."""
+    """Serve the channel until a Shutdown; the exit code is then 0."""
     parser = argparse.ArgumentParser(prog="paceline worker", description="Started by Paceline itself.")
     parser.add_argument("--channel-fd", type=int, required=True)
     parser.add_argument("--note-fd", type=int, required=True)
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
     machine = (memory.device_name(), f"mlx {versions.get('mlx')}", f"paceline {versions.get('paceline')}")
     costs = CostFiles(options.costs_folder, (*machine, PREPARATION.reason))
     for descriptor in (options.channel_fd, options.note_fd):
-        os.set_inheritable(descriptor, False)  # noqa: FBT003 - a process of ours that outlived us would hold them open
+        os.set_inheritable(descriptor, False)  # noqa: FBT003 - a child that outlived this process would hold them open
     channel = WorkerChannel(socket.socket(fileno=options.channel_fd))
     ceiling_bytes = options.memory_ceiling_bytes
     if ceiling_bytes is None:
@@ -117,7 +117,7 @@ def _serve(
     channel: WorkerChannel, ceiling_bytes: int, pool: EnginePool, costs: CostFiles, crash_note: CrashNote
 ) -> None:
     texts = Texts()
-    text_thread = TextThread(read=texts.read, send=channel.send, post=lambda each: loop.post(each))  # noqa: PLW0108 - it comes next
+    text_thread = TextThread(read=texts.read, send=channel.send, post=lambda each: loop.post(each))  # noqa: PLW0108 - defined below
     loop = Loop(
         pool=pool,
         open_scheduler=open_scheduler,
@@ -143,14 +143,14 @@ def _serve(
             memory_ceiling_bytes=ceiling_bytes,
         )
     )
-    gc.freeze()  # what was imported stays: no full collection in the middle of a reply has to look through it
+    gc.freeze()  # a full collection in the middle of a reply need not scan what was imported
     loop.run()
     text.join()
     texts.close()
 
 
 def _run_or_die(work: Callable[[], None]) -> None:
-    """A worker without one of its threads is no worker: end it, the supervisor starts another."""
+    """Run a thread's work; if it fails, end the process, because it is useless then: the supervisor starts another."""
     try:
         work()
     except BaseException:

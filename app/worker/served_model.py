@@ -1,7 +1,7 @@
-"""One model as the loop serves it: its scheduler, who waits for its engine, and who holds a lease.
+"""One model as the loop serves it: its scheduler, the requests that wait for its engine, and those with a lease.
 
-Whatever scheduler or engine do, it tells exactly one end for each choice and gives back exactly one lease for
-it: `_open` is the record of choices that have not ended, and nothing is told about any other.
+Whatever scheduler or engine do, each choice gets exactly one end and gives back exactly one lease: `_open` records the
+choices that have not ended, and events of any other are dropped.
 """
 
 import logging
@@ -27,8 +27,8 @@ KeepCosts = Callable[[ModelSpecification, Sequence[StepCost]], None]
 
 
 class ServedModel:
-    """All calls come from the MLX thread; none raises. `pool` lends the engine, one lease for each choice, and the
-    memory of its rows: what does not fit beside those that run waits for a row."""
+    """One served model. All calls come from the MLX thread; none raises. `pool` lends the engine, one lease for each
+    choice, and memory for its rows: a request that does not fit beside the running ones waits for a row."""
 
     def __init__(
         self,
@@ -50,34 +50,34 @@ class ServedModel:
         self._engine: EnginePort | None = None
         self._scheduler: Scheduler | None = None
         self._line: list[Submission | LoadModel] = []
-        """Who waits for the engine."""
+        """Commands that wait for the engine."""
         self._open: set[str] = set()
         self._promised: list[RowSize] = []
-        """How long the rows are at most that the pool promised memory for."""
+        """Expected sizes of the rows for which the pool has reserved memory."""
 
     def line_of(self, owner: str) -> int:
-        """Choices of one owner that wait for the engine."""
+        """Return the number of choices of one owner that wait for the engine."""
         return sum(request.owner == owner for each in self._submissions for request in each.requests)
 
     @property
     def waiting(self) -> int:
-        """Choices that have no row yet."""
+        """Number of choices without a row."""
         line = sum(len(each.requests) for each in self._submissions)
         return line + (self._scheduler.waiting if self._scheduler else 0)
 
     @property
     def running(self) -> int:
-        """Choices that hold a row."""
+        """Number of choices with a row."""
         return self._scheduler.running if self._scheduler else 0
 
     @property
     def has_work(self) -> bool:
-        """Whether a step is wanted."""
+        """Whether a step is needed."""
         return self._scheduler is not None and self._scheduler.has_work
 
     @property
     def busy(self) -> bool:
-        """Whether anybody waits for a step, or for its engine."""
+        """Whether any command waits for a step, or for the engine."""
         return bool(self._open or self._line)
 
     @property
@@ -85,12 +85,12 @@ class ServedModel:
         return [each for each in self._line if isinstance(each, Submission)]
 
     def describe(self, model: LoadedModel) -> LoadedModel:
-        """The pool's account of the model, with its requests."""
+        """Return the pool's state of the model with its requests added."""
         reading = self._scheduler.reading if self._scheduler else {}
         return msgspec.structs.replace(model, running=self.running, waiting=self.waiting, reading=reading)
 
     def keep_costs(self) -> None:
-        """Hand over what steps cost here, for the next load; only while nobody waits for a step."""
+        """Store the measured step costs, for the next load; only while no request waits for a step."""
         if self._scheduler is None or self._specification is None or self._open or self._submissions:
             return
         try:
@@ -99,11 +99,11 @@ class ServedModel:
             _logger.exception("the costs could not be kept")
 
     def join(self, command: Submission | LoadModel) -> None:
-        """Wait for the engine; the caller has taken one lease for each choice, or for the load."""
+        """Queue for the engine; the caller has taken one lease for each choice, or for the load."""
         self._line.append(command)
 
     def open(self, engine: EnginePort) -> list[LoadModel]:
-        """The engine is there: queue what waits for it, in order. The answer is who asked for nothing else."""
+        """Queue in the ready engine what waits for it, in order. Returns the load commands, which are done."""
         line, self._line = self._line, []
         for each in line:
             if isinstance(each, LoadModel):
@@ -119,8 +119,8 @@ class ServedModel:
         return [each for each in line if isinstance(each, LoadModel)]
 
     def close(self, error: PacelineError) -> list[LoadModel]:
-        """The engine will not come, and the leases on it are gone: refuse every choice that waits for it. The answer is
-        who asked for nothing else."""
+        """Refuse every choice that waits for the engine, after its load failed and the leases with it. Returns the load
+        commands."""
         line, self._line = self._line, []
         for each in line:
             if isinstance(each, Submission):
@@ -128,12 +128,12 @@ class ServedModel:
         return [each for each in line if isinstance(each, LoadModel)]
 
     def detach(self) -> None:
-        """The engine was evicted: keep nothing of it alive. Nobody has a row in an evicted engine."""
+        """Drop the evicted engine, so that nothing keeps it alive. An evicted engine has no rows."""
         if not self._open:
             self._engine = self._scheduler = None
 
     def withdraw(self, request_id: str) -> None:
-        """Cancel one choice or load, wherever it is; one that ended is fine."""
+        """Cancel one choice or load, waiting or running; does nothing if it has ended."""
         for place, each in enumerate(self._line):
             if isinstance(each, LoadModel):
                 if each.id == request_id:
@@ -157,7 +157,7 @@ class ServedModel:
             self._settle(events)
 
     def step(self) -> bool:
-        """Admit, plan, step, commit, tell. False when there was nothing to plan."""
+        """Admit, plan, step, commit, report. False if there was nothing to plan."""
         scheduler, engine = self._scheduler, self._engine
         if scheduler is None or engine is None:
             return False
@@ -179,7 +179,7 @@ class ServedModel:
         return plan is not None or bool(events)
 
     def _recover(self, scheduler: Scheduler, error: Exception) -> list[TokenEvent]:
-        """After a step that failed: its requests fail, but for want of memory they go on with less of it."""
+        """Recover from a failed step: its requests fail, unless memory ran out, when they continue with less of it."""
         try:
             if not isinstance(error, InsufficientMemory):
                 return scheduler.fail_running(short_text(error))
@@ -206,7 +206,7 @@ class ServedModel:
         self._text_thread.queued(submission.id, self._clock())
 
     def _scheduler_for(self, specification: ModelSpecification, engine: EnginePort) -> Scheduler:
-        """The scheduler of this engine; a new one when the engine, or nothing but its rules while idle, changed."""
+        """Return the engine's scheduler; a new one if the engine changed, or its specification while idle."""
         changed = engine is not self._engine or (specification != self._specification and not self._open)
         if self._scheduler is None or changed:
             if self._open:
@@ -221,7 +221,7 @@ class ServedModel:
             self._release()
 
     def _keep_within_memory(self, scheduler: Scheduler) -> None:
-        """Answers longer than usual outgrow what their rows were promised: then the newest ones wait."""
+        """Preempt the newest rows if answers longer than expected have outgrown the reserved memory."""
         if scheduler.expected == self._promised:
             return
         while not self._reserve(scheduler.expected):
@@ -232,14 +232,14 @@ class ServedModel:
             self._free_rows()
 
     def _reserve(self, rows: Sequence[RowSize]) -> bool:
-        """Whether the pool promises memory for rows of so many tokens."""
+        """Reserve memory in the pool for rows of these sizes; return whether it was granted."""
         promised = self._pool.reserve(self._model_id, rows)
         if promised:
             self._promised = list(rows)
         return promised
 
     def _admit(self, scheduler: Scheduler, engine: EnginePort) -> list[TokenEvent]:
-        """Give rows to whom they are free for; whom the engine cannot take fails alone."""
+        """Give free rows to waiting requests; a request that the engine cannot take fails alone."""
         events: list[TokenEvent] = []
         while not self._pool.holds and (request := scheduler.next_admission()) is not None:
             if not self._reserve([*scheduler.expected, scheduler.expected_of(request)]):
@@ -256,7 +256,7 @@ class ServedModel:
         return events
 
     def _fail_all(self, error: Exception) -> list[TokenEvent]:
-        """The scheduler itself is broken: end everything it had; the next submission opens a new one."""
+        """End all choices of a broken scheduler; the next submission opens a new one."""
         self._scheduler = None
         if self._engine is not None:
             for request_id in self._open:
@@ -280,7 +280,7 @@ class ServedModel:
         self._pool.release(self._model_id)
 
     def _settle(self, events: Iterable[TokenEvent]) -> None:
-        """Free rows, tell the events of open choices, give back the leases of those that ended."""
+        """Free rows, report the events of open choices, give back the leases of those that ended."""
         try:
             self._free_rows()
         except Exception:

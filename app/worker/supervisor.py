@@ -1,8 +1,8 @@
-"""Keeps one worker process alive: spawns it, watches its heartbeat, tells its end, restarts it, blames models.
+"""Keeps one worker process alive: spawns it, watches its heartbeat, reports its end, restarts it, quarantines models.
 
-Runs in the server process on asyncio. One task owns the child from spawn to the last wait, so that neither a crash
-nor `stop` nor a cancelled caller leaves an orphan. What is learned from the end of a worker (the pause before the next
-one, who is to blame) is pure: time comes in as numbers.
+Runs in the server process on asyncio. One task owns the child from spawn to the last wait, so that neither a crash nor
+`stop` nor a cancelled caller leaves an orphan. What follows from a worker's end (the pause before
+the next one, the model to blame) is computed without reading the clock: times are passed in.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ _logger = logging.getLogger("paceline.supervisor")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Every wait of the supervisor, in seconds; the defaults are the product's promises."""
+    """Timeouts and limits of the supervisor, in seconds; the defaults are what the product promises."""
 
     start_seconds: float = 120.0
     silence_seconds: float = 30.0
     step_factor: float = 10.0
     longest_silence_seconds: float = 120.0
-    """However slow a step is, for its parts are told; and without work, for a computer may let such a process wait."""
+    """Longest silence allowed with slow steps (their parts send heartbeats) or without work (it may be suspended)."""
     look_seconds: float = 1.0
     reap_seconds: float = 1.0
     abort_seconds: float = 2.0
     first_pause_seconds: float = 1.0
     longest_pause_seconds: float = 60.0
     awaited_pause_seconds: float = 2.0
-    """The longest pause while somebody waits for the worker."""
+    """Longest pause while a caller waits for the worker."""
     steady_seconds: float = 60.0
     crash_limit: int = 3
     crash_window_seconds: float = 300.0
@@ -53,7 +53,7 @@ DEFAULT_TIMING = Timing()
 
 
 class Watchdog:
-    """The silence of one worker, in seconds of attentive watching."""
+    """Measures the silence of one worker, in seconds during which the server was awake."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
@@ -64,38 +64,38 @@ class Watchdog:
 
     @property
     def allowed_seconds(self) -> float:
-        """How long the worker may be silent while work is pending."""
+        """Longest allowed silence while work is pending, in seconds."""
         ordered = sorted(self._steps)
         slowest = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] if ordered else 0.0
         slow = min(self._timing.longest_silence_seconds, self._timing.step_factor * slowest)
         return max(self._timing.silence_seconds, slow)
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """The worker is alive."""
+        """Take a heartbeat: the worker is alive."""
         self._heard = True
         self._pending = heartbeat.pending
         self._steps.extend(seconds for seconds in heartbeat.step_seconds if seconds > 0)
 
     def look(self, elapsed_seconds: float, *, in_flight: bool) -> bool:
-        """True when the worker hangs. `in_flight`: the server itself waits for an answer."""
+        """Return whether the worker hangs. `in_flight`: the server itself waits for an answer."""
         if self._heard:
             self._heard = False
             self._silent_seconds = 0.0
             return False
-        self._silent_seconds += min(elapsed_seconds, 2 * self._timing.look_seconds)  # more: the server itself slept
+        self._silent_seconds += min(elapsed_seconds, 2 * self._timing.look_seconds)  # more means that the server slept
         is_busy = self._pending or in_flight
         return self._silent_seconds > (self.allowed_seconds if is_busy else self._timing.longest_silence_seconds)
 
 
 class Backoff:
-    """Pauses between restarts in seconds: none after a steady life, then first, 2 × first … up to the longest."""
+    """Pauses between restarts in seconds: none after a long enough run, else first, 2 × first … up to the longest."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
         self._next_seconds = 0.0
 
     def pause_seconds(self, lived_seconds: float) -> float:
-        """The pause after a life of `lived_seconds`."""
+        """Return the pause after a worker that ran for `lived_seconds`."""
         pause = 0.0 if lived_seconds >= self._timing.steady_seconds else self._next_seconds
         longer = max(self._timing.first_pause_seconds, pause * 2)
         self._next_seconds = min(self._timing.longest_pause_seconds, longer)
@@ -103,17 +103,17 @@ class Backoff:
 
 
 def to_blame(code: int | None, at: str, in_flight: frozenset[str]) -> str:
-    """The model whose doing the end of a worker was, or nobody's (empty).
+    """Return the model to blame for the end of a worker; empty for none.
 
-    `at` is what the worker was at. SIGKILL and SIGTERM come from outside (a person, the system that is out of memory):
-    they count only against a model that had the worker to itself.
+    `at` is the model that it was working on. SIGKILL and SIGTERM come from outside (a person, the system when out of
+    memory): they count only against a model that had the worker to itself.
     """
     from_outside = code is not None and -code in (signal.SIGKILL, signal.SIGTERM)
     return "" if from_outside and in_flight - {at} else at
 
 
 class CrashLog:
-    """Counts crashes by model: enough of them within the window quarantine it, until it is released or time is up."""
+    """Counts crashes by model: enough within the window put it in quarantine, until released or until that expires."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
@@ -121,7 +121,7 @@ class CrashLog:
         self._quarantined: dict[str, tuple[float, Reason]] = {}
 
     def quarantined(self, now_seconds: float) -> Mapping[str, Reason]:
-        """Model id -> why it is not loaded now."""
+        """Return model id -> why it is quarantined now."""
         self._quarantined = {name: kept for name, kept in self._quarantined.items() if kept[0] > now_seconds}
         return {
             name: replace(why, values={**why.values, "again": max(1, round((until - now_seconds) / 60))})
@@ -129,7 +129,7 @@ class CrashLog:
         }
 
     def record(self, now_seconds: float, model_id: str, cause: Reason) -> bool:
-        """One crash that was the doing of `model_id`; True when it is quarantined for it."""
+        """Record a crash that `model_id` caused; return whether that quarantines it."""
         self._crashes.append((now_seconds, model_id))
         window_seconds, count = self._timing.crash_window_seconds, self._timing.crash_limit
         while self._crashes[0][0] < now_seconds - window_seconds:
@@ -142,13 +142,13 @@ class CrashLog:
         return True
 
     def release(self, model_id: str) -> bool:
-        """Let a model run again, with a clean record; False when it was not quarantined."""
+        """Let a model run again, with its crashes forgotten; return whether it was quarantined."""
         self._crashes = deque(crash for crash in self._crashes if crash[1] != model_id)
         return self._quarantined.pop(model_id, None) is not None
 
 
 class PrefixDisk(NamedTuple):
-    """Where the worker keeps earlier prompts on disk, and how much of them for how long."""
+    """Folder in which the worker keeps earlier prompts on disk, with the limits on bytes and days."""
 
     folder: Path
     limit_bytes: int
@@ -156,14 +156,14 @@ class PrefixDisk(NamedTuple):
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Of its command line."""
+        """Arguments for the worker's command line."""
         folder = ("--prefixes-folder", str(self.folder))
         return (*folder, "--prefixes-bytes", str(self.limit_bytes), "--prefixes-days", str(self.most_days))
 
 
 class Supervisor:
-    """One worker at a time, for ever, until `stop`. Who speaks to it is a subclass, which overrides `in_flight`,
-    `_on_event` and `_on_exit`; none of them may raise."""
+    """Runs one worker at a time, until `stop`. A subclass talks to the worker by overriding `in_flight`, `_on_event`
+    and `_on_exit`; none of them may raise."""
 
     def __init__(
         self,
@@ -193,76 +193,76 @@ class Supervisor:
         self._greeted = False
         self._stopping = False
         self._drain_seconds: float | None = None
-        """Of a worker that is to end, for a stop or for the next one: how long what runs may take."""
+        """Seconds that running requests may take in a worker that is to end, for a stop or a renewal; else None."""
         self._began = time.monotonic()
         self._lost_at = self._pause_seconds = 0.0
         self._usual_start_seconds = 2.0
         self._waiting = 0
         self.restarts = 0
-        """How often the worker was started again."""
+        """Number of times the worker was restarted."""
         self.last_exit = NO_REASON
-        """Why the last worker ended; none when none has."""
+        """Why the last worker ended; `NO_REASON` if none has."""
 
     # --- for a subclass ---------------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> frozenset[str]:
-        """The models of which an answer of the worker is waited for."""
+        """Models for which an answer of the worker is awaited."""
         return frozenset()
 
     def _on_event(self, event: Event) -> None:
-        """One event of the worker, in order."""
+        """Handle one event of the worker; called in order."""
 
     def _on_exit(self, cause: Reason) -> None:
-        """The worker is gone: nothing that was in flight will be answered."""
+        """Handle the end of the worker: nothing that was in flight will be answered."""
 
     # --- state ------------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        """Whether a worker has said `Ready`, lives and is not being stopped or renewed."""
+        """Whether a worker has sent `Ready`, is alive and is not being stopped or renewed."""
         return self._ready.is_set() and self._drain_seconds is None
 
     @property
     def draining(self) -> bool:
-        """Whether the worker finishes what runs, and another one takes its place."""
+        """Whether the worker finishes running requests before another one replaces it."""
         return self._drain_seconds is not None and not self._stopping
 
     @property
     def process_id(self) -> int | None:
-        """The worker's process id while there is one."""
+        """Process id of the worker; None without one."""
         return self._child.process_id if self._child else None
 
     @property
     def quarantined(self) -> Mapping[str, Reason]:
-        """Model id -> why it is kept from running."""
+        """Model id -> why it is quarantined."""
         return self._crashes.quarantined(time.monotonic())
 
     @property
     def retry_after_seconds(self) -> int:
-        """When a worker should be ready for who asks again then: the rest of the pause, and a start as it was last."""
+        """Seconds until a worker should be ready: the rest of the pause, plus a start as long as the last one."""
         started = time.monotonic() - self._began if self._child and self._closed is None else 0.0
         pause = self._pause_left(self._timing.awaited_pause_seconds)
         return math.ceil(max(1.0, pause + self._usual_start_seconds - started))
 
-    # --- what it is asked -------------------------------------------------------------------------------------
+    # --- operations -------------------------------------------------------------------------------------------
 
     def release_quarantine(self, model_id: str) -> None:
-        """Let a model run again. Raises InvalidRequest when it is not quarantined."""
+        """Let a model run again. Raises InvalidRequest if it is not quarantined."""
         if not self._crashes.release(model_id):
             message = f"{model_id} is not quarantined: `paceline ps` names the models that are."
             raise InvalidRequest(message, code="not_quarantined", parameter="model")
 
     async def start(self) -> None:
-        """Begin; returns at once, `wait_ready` tells when the worker can be used."""
+        """Start the worker; returns at once. `wait_ready` waits until it can be used."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="worker supervisor")
 
     async def wait_ready(self, seconds: float) -> bool:
-        """Whether a worker is ready within `seconds`; at once False after `stop`."""
+        """Return whether a worker is ready within `seconds`; False at once after `stop`."""
         if not self._stopping:
             self._waiting += 1
-            self._wake.set()  # a long pause ends sooner for who waits
+            self._wake.set()  # a waiting caller shortens a long pause
             try:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ready.wait(), seconds)
@@ -271,9 +271,9 @@ class Supervisor:
         return self.ready
 
     def renew(self, drain_seconds: float = 0.0) -> None:
-        """Let running requests finish for `drain_seconds`, then start another worker at once; nobody is blamed.
+        """Let running requests finish for `drain_seconds`, then start another worker at once; no model is blamed.
 
-        Who asks meanwhile waits for the new one. A second call cuts the first one's patience short.
+        New requests wait for the new worker. A second call ends a drain that is under way.
         """
         if not self._stopping:
             self._hurry()
@@ -294,12 +294,12 @@ class Supervisor:
             self._hurry()
             self._stopping, self._drain_seconds = True, drain_seconds
         self._wake.set()
-        self._ready.set()  # whoever waits looks again and learns that it is over
+        self._ready.set()  # wakes waiting callers, which then see that it is over
         if self._task is not None:
             await asyncio.shield(self._task)
 
     def _hurry(self) -> None:
-        """A worker that drains already has drained long enough: the second Shutdown means now."""
+        """Cut a drain under way short: the second Shutdown means now."""
         if self.draining and self._greeted and self._child is not None:
             self._child.send(Shutdown())
 
@@ -319,7 +319,7 @@ class Supervisor:
                 await self._pause()
 
     async def _live(self) -> None:
-        """One worker from spawn to its end."""
+        """Run one worker from spawn to its end."""
         self._closed = None
         self._greeted = False
         self._wake.clear()
@@ -347,7 +347,7 @@ class Supervisor:
             await child.end()
 
     async def _watch(self) -> Reason:
-        """Return when the channel closed or the worker is to end, or why it counts as hung."""
+        """Watch until the channel closes or the worker is to end; return why it hangs, else `NO_REASON`."""
         looked = time.monotonic()
         while self._closed is None and self._drain_seconds is None:
             self._wake.clear()
@@ -364,7 +364,7 @@ class Supervisor:
         return NO_REASON
 
     async def _drain(self, child: Child, drain_seconds: float, why: str) -> None:
-        """The orderly end: a command, then SIGTERM, then (in `Child.end`) SIGKILL; a worker still starting has none."""
+        """End the worker: Shutdown, SIGTERM, then (in `Child.end`) SIGKILL; one that still starts is killed at once."""
         code = None
         if self._greeted:
             child.send(Shutdown(drain_seconds=drain_seconds))
@@ -377,7 +377,7 @@ class Supervisor:
         self._on_exit(self.last_exit)
 
     def _lose(self, cause: Reason, blamed: str) -> None:
-        """The worker is gone: tell everyone first, then learn from it. `blamed`: the model whose doing it was."""
+        """Handle the loss of the worker: report it, then record the crash of the model to blame, `blamed`, if any."""
         now = time.monotonic()
         self._ready.clear()
         self._closed = self.last_exit = cause
@@ -388,7 +388,7 @@ class Supervisor:
             _logger.error("quarantined %s: %s", blamed, self._crashes.quarantined(now)[blamed])
 
     async def _pause(self) -> None:
-        """Wait before the next start, which comes sooner while somebody waits for it."""
+        """Wait before the next start; the pause is shorter while a caller waits."""
         while self._drain_seconds is None:
             left = self._pause_left(self._timing.awaited_pause_seconds if self._waiting else math.inf)
             if left <= 0:
@@ -402,7 +402,7 @@ class Supervisor:
 
     def _handle(self, event: Event) -> None:
         if self._closed is not None:
-            return  # the last words of a worker that was given up
+            return  # late events of a worker that was given up
         if isinstance(event, Heartbeat):
             self._watchdog.beat(event)
         if isinstance(event, Ready):

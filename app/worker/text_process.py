@@ -1,8 +1,8 @@
-"""One model folder's tokenizer and chat template in a process of their own: `python -m app.worker.text_process FOLDER`.
+"""Process for a model folder's tokenizer and chat template: `python -m app.worker.text_process FOLDER`.
 
-Started by `app.worker.texts` and by nobody else; it speaks over its standard input, a socket. Whatever a stranger's
-template or tokenizer does here costs this process alone: the kernel ends it when a stage takes too much processor time,
-and its parent when it takes too much memory. It ends when its parent does, and mlx is never imported.
+Started only by `app.worker.texts`; it communicates over its standard input, a socket. A hostile template or tokenizer
+can only harm this process: the kernel ends it if a stage takes too much processor time, its parent if it takes too much
+memory. It exits with its parent, and never imports mlx.
 """
 
 # ruff: noqa: E402 - what follows imports mlx_lm
@@ -31,14 +31,14 @@ from app.text.thinking import TemplateWords, fitted, template_words
 LOAD_SECONDS = 20.0
 STAGE_SECONDS = 1.0
 VOCABULARY_SECONDS = 10.0
-"""To make what grammars need of a tokenizer, once."""
+"""Seconds to build the vocabulary that grammars need, once per tokenizer."""
 GRAMMAR_SECONDS = 2.0
 BYTES_PER_SECOND = 100_000
-"""Tokenizers read a megabyte and more; a long prompt gets its time."""
+"""Prompt bytes that buy one more second of a stage; tokenizers process 1 MB/s and more."""
 
 
 class Stages:
-    """What is being done, and for how long: the kernel ends the process (SIGPROF) when a stage exceeds its time."""
+    """Times the current stage: the kernel ends the process (SIGPROF) if it exceeds its limit."""
 
     def __init__(self) -> None:
         self._name = ""
@@ -46,13 +46,13 @@ class Stages:
         self._seconds: dict[str, float] = {}
 
     def begin(self, name: str, size_bytes: int = 0, *, seconds: float = STAGE_SECONDS) -> None:
-        """Seconds are those of the processor, so that a busy machine ends nothing early."""
+        """Begin a stage. Its limit is in seconds of processor time, so that a busy machine ends nothing early."""
         self.end()
         self._name, self._began = name, time.process_time()
         signal.setitimer(signal.ITIMER_PROF, seconds + size_bytes / BYTES_PER_SECOND)
 
     def end(self) -> None:
-        """Nothing is being done."""
+        """End the current stage."""
         signal.setitimer(signal.ITIMER_PROF, 0)
         if self._name:
             spent = time.process_time() - self._began
@@ -60,14 +60,14 @@ class Stages:
         self._name = ""
 
     def take(self) -> dict[str, float]:
-        """What was spent since the last time, by stage."""
+        """Return the seconds spent since the last call, by stage."""
         self.end()
         seconds, self._seconds = self._seconds, {}
         return seconds
 
 
 def main(folder: Path, connection: Connection) -> None:
-    """The table of tokens or why there is none, then one answer for each prompt until the parent is gone."""
+    """Send the token table, or why there is none; then answer prompts until the parent is gone."""
     stages = Stages()
     stages.begin("load", seconds=LOAD_SECONDS)
     try:
@@ -85,14 +85,14 @@ def main(folder: Path, connection: Connection) -> None:
 
 
 class Reader:
-    """Prompts of one model."""
+    """Reads the prompts of one model."""
 
     def __init__(self, model: TextModel, stages: Stages) -> None:
         self._model = model
         self._stages = stages
 
     def read(self, command: Generate) -> PromptRead:
-        """The tokens of one prompt and what its answer is held to, or why it has none."""
+        """Return the tokens of one prompt and the grammar of its answer, or why the prompt cannot be read."""
         try:
             command, notices = self._in_its_words(command)
             prompt, grammar = self._prompt(command), self._grammar(command)
@@ -110,7 +110,7 @@ class Reader:
         return PromptRead(error=failed)
 
     def _in_its_words(self, command: Generate) -> tuple[Generate, tuple[Notice, ...]]:
-        """The command with what its template should hear about thinking, and what that has no words for."""
+        """Return the command with the thinking arguments that its template knows, and notices about the others."""
         if not command.template_arguments:
             return command, ()
         self._stages.begin("render")
@@ -123,7 +123,7 @@ class Reader:
 
     @cached_property
     def _words(self) -> dict[str, TemplateWords | None]:
-        """What each template of the model reads; None: whatever it is given."""
+        """Thinking arguments that each template of the model reads; None: arguments are passed unchanged."""
         tokenizer = self._model.tokenizer
         found = tokenizer.chat_template
         default = found.get("default") if isinstance(found, dict) else found

@@ -1,8 +1,8 @@
 """The text thread: commands in, prompts to the loop; token events in, text to the client.
 
-Threads meet in one queue of work: the reader calls `receive`, the MLX thread `queued`, `refused` and `emitted`, those
-that wait for a prompt to be read leave word, and the text thread is in `run`. Nothing here waits, nor runs anything of
-a model folder.
+All threads put work in one queue: the reader thread through `receive`, the MLX thread through `queued`, `refused` and
+`emitted`, and the threads that read prompts when they are done. The text thread is in `run`. It neither waits for
+prompts nor runs code of a model folder.
 """
 
 import logging
@@ -36,16 +36,16 @@ from app.worker.texts import Reading, Unread
 from app.worker.thread_commands import Halt, LoopCommand, choice_of
 
 BACKLOG_LIMIT = 1024
-"""Prompts that are not read yet; above it new requests are refused."""
+"""Most prompts that are not read yet; above it new requests are refused."""
 DELIVERY_LIMIT = 4096
 
 _logger = logging.getLogger("paceline.text")
 
 
 class TextThread:
-    """`run` ends after a Shutdown, when everybody has been told the end; then the loop is told to halt.
+    """The worker's text side. `run` ends after a Shutdown, once every answer has ended; then it halts the loop.
 
-    `read` begins to read a prompt, `send` speaks to the server, `post` to the MLX thread.
+    `read` starts reading a prompt, `send` sends to the server, `post` to the MLX thread.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TextThread:
         self._backlog_limit = backlog_limit
         self._post = post
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        """What the text thread does next, in order."""
+        """Work of the text thread, in order."""
         self._room = threading.Semaphore(DELIVERY_LIMIT)
         self._answers: dict[str, Answer] = {}
         self._drain_until: float | None = None
@@ -72,36 +72,36 @@ class TextThread:
     # --- called by other threads ------------------------------------------------------------------------------
 
     def receive(self, command: Command) -> None:
-        """One command; never blocks, also safe in a signal handler (Shutdown)."""
+        """Queue one command; never blocks, also safe in a signal handler (Shutdown)."""
         self._inbox.put(partial(self._obey, command, self._clock()))
 
     def queued(self, request_id: str, at: float) -> None:
-        """All choices of a submission wait or run; times here are seconds of the worker's monotonic clock."""
+        """Report a submission as queued; times here are seconds of the worker's monotonic clock."""
         self._deliver(partial(self._with_answer, request_id, lambda answer: answer.queued(at)))
 
     def refused(self, request_id: str, error: PacelineError) -> None:
-        """A submission ended before it was queued."""
+        """Fail a submission before it was queued."""
         self._deliver(partial(self._with_answer, request_id, lambda answer: answer.fail(error)))
 
     def emitted(self, events: Sequence[TokenEvent], at: float) -> None:
-        """What one step, or one cancel, told."""
+        """Deliver the events of one step, or of one cancel."""
         self._deliver(partial(self._feed, events, at))
 
     def _deliver(self, work: Callable[[], None]) -> None:
-        """From the MLX thread; waits while the text thread is `DELIVERY_LIMIT` deliveries behind."""
+        """Queue work from the MLX thread; blocks while the text thread is `DELIVERY_LIMIT` deliveries behind."""
         self._room.acquire()
         self._inbox.put(partial(self._stream, work))
 
     # --- the text thread --------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work until a Shutdown has been fulfilled."""
+        """Work until a Shutdown is complete."""
         while self.turn():
             pass
         self._post(Halt())
 
     def turn(self, *, wait: bool = True) -> bool:
-        """What has come, in order; with `wait` something will. False when a Shutdown has been fulfilled."""
+        """Do the queued work, in order; with `wait`, block until there is some. False once a Shutdown is complete."""
         left = None if self._drain_until is None else max(0.0, self._drain_until - self._clock())
         try:
             (self._inbox.get(timeout=left) if wait else self._inbox.get_nowait())()
@@ -178,7 +178,7 @@ class TextThread:
             self._with_answer(request_id, lambda answer: answer.feed(event, at))  # noqa: B023
 
     def _with_answer(self, request_id: str, react: Callable[[Answer], None]) -> None:
-        """Let an answer that has not ended react; whatever that raises ends this answer and no other."""
+        """Call `react` with an answer that has not ended; an exception ends this answer and no other."""
         answer = self._answers.get(request_id)
         if answer is None:
             return
@@ -194,13 +194,13 @@ class TextThread:
             self._tell_work({})
 
     def _tell_work(self, seconds: dict[str, float]) -> None:
-        """What the text side was busy with since the last time."""
+        """Report the seconds that the text side was busy since the last report."""
         streamed, self._streamed_seconds = self._streamed_seconds, 0.0
         if seconds or streamed:
             self._send(TextWork(seconds=seconds | ({"stream": streamed} if streamed else {})))
 
     def _drained(self) -> bool:
-        """Whether a Shutdown was asked and nobody waits any more; at its deadline nobody may."""
+        """Return whether a Shutdown is complete: no answer is open, or its deadline ends those that are."""
         if self._drain_until is None:
             return False
         if (self._answers or not self._inbox.empty()) and self._clock() < self._drain_until:

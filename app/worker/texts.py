@@ -1,8 +1,8 @@
-"""Tokenizers and templates, each folder's in a process of its own, so that a hostile one costs nobody but itself.
+"""Tokenizers and templates, with one process per folder, so that a hostile one harms only itself.
 
-A process is started when a folder's first prompt comes and is kept for the next ones; the least recently used is ended.
-It is watched while it works: over its memory, or silent for too long, it is killed; its time is limited by itself
-(`app.worker.text_process`). Whoever waited for it is told why, and the next prompt starts another one.
+A process is started for a folder's first prompt and kept for the next ones; the least recently used is ended. While it
+works, it is killed if it exceeds its memory or is silent for too long; it limits its processor time itself
+(`app.worker.text_process`). Waiting requests get the reason as their error, and the next prompt starts another process.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ SILENT_SECONDS = 60.0
 ENDING_SECONDS = 1.0
 LOAD_BYTES = 2 * 1024**3
 PROMPT_BYTES = 1024**3
-"""Memory that a load may take, and what a prompt may take on top of it."""
+"""Bytes of memory that prompts may take on top of the loaded process; `LOAD_BYTES` limits the load."""
 REMEMBERED_SECONDS = 60.0
-"""A folder that could not be loaded is not tried again for so long, unless it changes."""
+"""Seconds for which a folder that could not be loaded is not retried, unless it changes."""
 END_TOKENS = 16
-"""Of a prompt, which say whether it opened the reasoning of its answer."""
+"""Tokens at the end of a prompt that show whether it opened the reasoning of its answer."""
 ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
 _logger = logging.getLogger("paceline.prompts")
@@ -49,24 +49,24 @@ _logger = logging.getLogger("paceline.prompts")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What was read of a request."""
+    """The prompt of a request, once read."""
 
     tokens: tuple[int, ...]
     table: TokenTable
     seconds: dict[str, float]
     constraint: Constraint | None = None
-    """What the answer is held to."""
+    """Constraint on the answer."""
     end: str = ""
-    """The last characters that the model reads."""
+    """Last characters of the prompt."""
     checkpoints: tuple[int, ...] = ()
-    """Places in it, rising, where later prompts will probably part from it."""
+    """Token positions, ascending, at which later prompts will probably diverge."""
     notices: tuple[Notice, ...] = ()
     """Repairs that the template needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A prompt that has no tokens: what its sender is told. Not raised: a traceback would keep the prompt."""
+    """The error of a prompt that could not be read. Not raised: a traceback would keep the prompt."""
 
     error: PacelineError
     seconds: dict[str, float]
@@ -76,14 +76,14 @@ Reading = Future[Prompt | Unread]
 
 
 class Texts:
-    """A folder that was replaced since (its modification time changed) is read again. One thread calls."""
+    """The readers of all folders. A folder whose modification time changed is read again. Called from one thread."""
 
     def __init__(self, kept_folders: int = KEPT_FOLDERS) -> None:
         self._kept_folders = kept_folders
         self._readers: OrderedDict[tuple[str, int], TextReader] = OrderedDict()
 
     def read(self, command: Generate) -> Reading:
-        """The prompt of `command`, soon. Raises ModelUnavailable for a missing folder."""
+        """Start reading the prompt of `command`. Raises ModelUnavailable for a missing folder."""
         model = command.model
         try:
             key = (model.path, Path(model.path).stat().st_mtime_ns)
@@ -93,21 +93,21 @@ class Texts:
             self._readers[key] = TextReader(Path(model.path))
         self._readers.move_to_end(key)
         reading = self._readers[key].read(command)
-        # Those that were not needed for longest end; one that is at work goes with the next prompt.
+        # The least recently used are closed; a busy one only when a later prompt comes.
         idle = [each for each, reader in self._readers.items() if reader.idle]
         for each in idle[: max(0, len(self._readers) - self._kept_folders)]:
             self._readers.pop(each).close()
         return reading
 
     def close(self) -> None:
-        """End every process, whatever it is at."""
+        """End every process, whatever it is doing."""
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
 
 
 class TextReader:
-    """One folder: prompts are read in order, by a thread that does nothing but wait for the process."""
+    """Reads the prompts of one folder in order, in a thread that only waits for the process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -117,16 +117,16 @@ class TextReader:
         self._process: TextProcess | None = None
         self._refusal: tuple[PacelineError, float] | None = None
         self._logged: set[str] = set()
-        """The kinds of notices that the log has of this folder."""
+        """Codes of notices already logged for this folder."""
         self._closed = False
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being read, nor waits for it."""
+        """Whether no prompt is being read or waits."""
         return not self._open
 
     def read(self, command: Generate) -> Reading:
-        """The prompt of `command`; cancelling it helps until its turn has come."""
+        """Queue the prompt of `command`; cancelling the future has an effect until its turn comes."""
         reading = self._thread.submit(self._read, command)
         self._open.add(reading)
         reading.add_done_callback(self._open.discard)
@@ -172,7 +172,7 @@ class TextReader:
                 _logger.info("prompts of %s: %s", self._name, notice.message)
 
     def _running(self) -> "TextProcess":
-        """The process, started when there is none. Raises ModelUnavailable."""
+        """Return the process, started if necessary. Raises ModelUnavailable."""
         if self._closed:
             raise ModelUnavailable("The text side of the model is closed; send the request again.")
         if self._process is None or not self._process.alive:
@@ -195,7 +195,7 @@ class TextReader:
 
 
 class Ended(Exception):
-    """The process is gone; the message says what it did, as the end of a sentence. `costly`: and is to blame."""
+    """The process has ended; the message completes a sentence about it. `costly`: it exceeded a limit."""
 
     def __init__(self, reason: str, *, costly: bool) -> None:
         super().__init__(reason)
@@ -203,17 +203,17 @@ class Ended(Exception):
 
 
 class TextProcess:
-    """One life of `app.worker.text_process`. Not forked but spawned: nothing of Metal may be carried over."""
+    """One run of `app.worker.text_process`. Spawned, not forked: no state of Metal may be inherited."""
 
     def __init__(self, folder: Path) -> None:
-        """Start it; `load` comes next."""
+        """Start the process; `load` must follow."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - ourselves
                 [sys.executable, "-m", "app.worker.text_process", str(folder)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                close_fds=False,  # ours are never inherited, and so it is spawned without a fork
+                close_fds=False,  # our descriptors are not inheritable, and False lets Python spawn without a fork
                 env={**os.environ, **ENVIRONMENT},
             )
         self._connection = Connection(ours.detach())
@@ -222,7 +222,7 @@ class TextProcess:
         self._vocabulary: Vocabulary | None = None
 
     def load(self) -> None:
-        """Wait for its table. Raises Ended, and ModelUnavailable with the reason of the folder."""
+        """Wait for the token table. Raises Ended, or the error of the folder."""
         table = self._receive(TokenTable | Failed)
         if isinstance(table, Failed):
             self.kill()
@@ -231,7 +231,7 @@ class TextProcess:
         self._limit_bytes = self._used_bytes() + PROMPT_BYTES
 
     def constraint(self, command: Generate, grammar: str, prompt_end: str) -> Constraint | None:
-        """What the answer to a prompt that was read is held to; its grammar was tried in the process."""
+        """Return the constraint on the answer to a prompt; its grammar was already compiled in the process."""
         reasoning = reasoning_of(command, self.table.dialect, prompt_end)
         if not grammar and (reasoning is None or reasoning.most_tokens is None):
             return None
@@ -241,11 +241,11 @@ class TextProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     def read(self, command: Generate) -> PromptRead:
-        """The answer for one prompt. Raises Ended."""
+        """Return the result for one prompt. Raises Ended."""
         try:
             self._connection.send_bytes(msgspec.msgpack.encode(command))
         except OSError:
@@ -253,7 +253,7 @@ class TextProcess:
         return cast("PromptRead", self._receive(PromptRead))
 
     def kill(self) -> None:
-        """End it now; safe to call twice and from any thread."""
+        """Kill the process; safe to call twice and from any thread."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
@@ -277,7 +277,7 @@ class TextProcess:
             return 0
 
     def _end(self, reason: str) -> NoReturn:
-        """Kill it and raise why; without a reason it has ended by itself."""
+        """Kill the process and raise Ended with `reason`; empty if it ended by itself."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0 if reason else ENDING_SECONDS)
         if self._process.returncode == -signal.SIGPROF:

@@ -1,4 +1,4 @@
-"""Messages between the worker's threads: commands for the MLX thread, and the ids by which it knows choices."""
+"""Messages between the worker's threads: commands for the MLX thread, and the ids of choices."""
 
 from dataclasses import dataclass
 
@@ -18,19 +18,19 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Leave the loop: everything that is to be said has been said."""
+    """End the loop; every event was sent."""
 
 
 LoopCommand = Submission | Cancel | LoadModel | KeepModel | UnloadModel | ClearPrefixes | Halt
-"""A command for the MLX thread, which knows choices by their ids."""
+"""Command for the MLX thread."""
 
 
 def choice_id(request_id: str, index: int) -> str:
-    """The id of one choice, as scheduler and engine see it."""
+    """Return the id of one choice, as used by scheduler and engine."""
     return f"{request_id}#{index}"
 
 
 def choice_of(choice: str) -> tuple[str, int]:
-    """Request id and index of a choice id."""
+    """Return request id and index of a choice id."""
     request_id, _, index = choice.rpartition("#")
     return request_id, int(index)
