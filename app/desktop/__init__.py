@@ -1,1 +1,1 @@
-"""Paceline on the desktop: the menu bar, the app and the window; all of it speaks HTTP to the server."""
+"""Paceline on the desktop: the menu bar, the app and the window; all communicate with the server over HTTP."""

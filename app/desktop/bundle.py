@@ -1,7 +1,7 @@
-"""`Paceline.app`: a bundle for the Finder that runs this installation; what is in it, written, told and removed.
+"""`Paceline.app`: a bundle for the Finder that runs this installation; installed, checked and removed here.
 
-It holds no copy of Paceline: its launcher is a script of `/bin/sh` that runs the Python of this installation. What was
-written is recorded in it with hashes, so that uninstalling removes exactly that.
+It contains no copy of Paceline: its launcher is a `/bin/sh` script that runs the Python of this installation. The
+written files are recorded in it with hashes, so that uninstalling removes exactly those.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ ICONS = Path(__file__).parent / "icons"
 INFORMATION, LAUNCHER = "Contents/Info.plist", "Contents/MacOS/paceline"
 ICON, RECORD = "Contents/Resources/paceline.icns", "Contents/Resources/written.json"
 FOLDERS = ("Contents/MacOS", "Contents/Resources", "Contents", "")
-"""Of the bundle, the inner ones first."""
+"""Folders of the bundle, inner ones first."""
 EXECUTABLE = frozenset({LAUNCHER})
 FIRST_MACOS = "14.0"
-"""The first that mlx runs on."""
+"""First macOS version that mlx runs on."""
 MAX_RECORD_BYTES = 1 << 20
 MAX_FILE_BYTES = 16 << 20
 
@@ -45,7 +45,7 @@ DIALOG = (
     'display dialog (item 1 of argv) with title "Paceline" buttons {"OK"} default button 1 with icon caution',
     "end run",
 )
-"""For osascript. What is shown goes to it as an argument, never as part of this program."""
+"""Program for osascript. The text to show is passed as an argument, never as part of the program."""
 
 SCRIPT = """#!/bin/sh
 # Written by `paceline app install` of Paceline {version}; `paceline app uninstall` removes it.
@@ -64,40 +64,40 @@ exit 1
 
 
 class BundleRecord(msgspec.Struct, frozen=True):
-    """What a bundle says of itself: who wrote it, and what, each with its SHA-256."""
+    """The record in a bundle: the version and Python that wrote it, and each file with its SHA-256."""
 
     version: str
     python: str
     files: dict[str, str]
     folders_made: int = 0
-    """How many folders above the bundle were made for it; they go with it, if they are empty then."""
+    """Number of parent folders that were created for the bundle; they are removed with it if empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launching:
-    """What the launcher knows of the installation that wrote it."""
+    """Facts in the launcher about the installation that wrote it."""
 
     version: str
     python: Path
     moved: str
-    """What somebody reads once it is no longer there."""
+    """Message for the user if that installation no longer exists."""
     home: str = ""
-    """The state folder, where it is not the usual one."""
+    """State folder, if it is not the default."""
 
     @property
     def place(self) -> str:
-        """Where its Python is, as a record can say it."""
+        """Path of its Python as text for the record."""
         return os.fsencode(self.python).decode(errors="replace")
 
 
 def this_installation(settings: Settings, words: Words) -> Launching:
-    """What runs this very command."""
+    """Return the installation that runs this command."""
     home = "" if usual_home(settings) else str(settings.home)
     return Launching(__version__, steady_python(Path(sys.executable)), words("desktop.moved"), home)
 
 
 def information(version: str, languages: tuple[str, ...]) -> dict[str, Any]:
-    """The Info.plist. Versions there are three numbers at most."""
+    """Return the contents of Info.plist. Versions in it have at most three numbers."""
     numbers = re.match(r"\d+(?:\.\d+){0,2}", version)
     return {
         "CFBundleDevelopmentRegion": "en",
@@ -112,7 +112,7 @@ def information(version: str, languages: tuple[str, ...]) -> dict[str, Any]:
         "CFBundleShortVersionString": numbers[0] if numbers else "0",
         "CFBundleVersion": numbers[0] if numbers else "0",
         "LSApplicationCategoryType": "public.app-category.developer-tools",
-        "LSArchitecturePriority": ["arm64"],  # or macOS takes a script for Intel's and asks for Rosetta
+        "LSArchitecturePriority": ["arm64"],  # else macOS takes a script for Intel code and asks for Rosetta
         "LSMinimumSystemVersion": FIRST_MACOS,
         "LSUIElement": True,
         "NSHighResolutionCapable": True,
@@ -120,7 +120,7 @@ def information(version: str, languages: tuple[str, ...]) -> dict[str, Any]:
 
 
 def launcher(launching: Launching) -> str:
-    """The script that a double click runs; every word of it quoted."""
+    """Return the script that a double click runs; every inserted text is quoted."""
     home = f"export PACELINE_HOME={shlex.quote(launching.home)}\n" if launching.home else ""
     return SCRIPT.format(
         version=launching.version,
@@ -132,7 +132,7 @@ def launcher(launching: Launching) -> str:
 
 
 def contents(launching: Launching, languages: tuple[str, ...]) -> dict[str, bytes]:
-    """Every file of the bundle but its record."""
+    """Return every file of the bundle except its record."""
     return {
         INFORMATION: plistlib.dumps(information(launching.version, languages)),
         LAUNCHER: os.fsencode(launcher(launching)),
@@ -141,7 +141,7 @@ def contents(launching: Launching, languages: tuple[str, ...]) -> dict[str, byte
 
 
 def read_record(bundle: Path) -> BundleRecord | None:
-    """What is recorded in a bundle; None where there is none. Raises `CommandError` for what is not ours."""
+    """Return the record of a bundle; None if there is no bundle. Raises `CommandError` for anything not ours."""
     if bundle.is_symlink() or (bundle.exists() and not bundle.is_dir()):
         raise CommandError(f"{bundle} is no app of Paceline's: move it away, or choose another folder with --folder")
     if not bundle.exists():
@@ -155,7 +155,7 @@ def read_record(bundle: Path) -> BundleRecord | None:
 
 
 def install(folder: Path, launching: Launching, languages: tuple[str, ...]) -> str:
-    """Write the bundle into `folder`, over an earlier one of ours, and say what that was. Raises `CommandError`."""
+    """Write the bundle into `folder`, over an earlier one of ours; return what was done. Raises `CommandError`."""
     bundle = folder / NAME
     before = read_record(bundle)
     files = contents(launching, languages)
@@ -166,7 +166,7 @@ def install(folder: Path, launching: Launching, languages: tuple[str, ...]) -> s
     if is_whole:
         return f"{bundle} is installed already, for Paceline {launching.version}."
     with _explained(folder):
-        # The record first: whatever ends this on its way, what is there is known to be ours.
+        # The record first, so that an interrupted install is still known to be ours.
         for name, content in {RECORD: msgspec.json.encode(record), **files}.items():
             path = _inside(bundle, name)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def install(folder: Path, launching: Launching, languages: tuple[str, ...]) -> s
 
 
 def uninstall(folder: Path) -> str:
-    """Remove what was written, and nothing else; what else lies there is named. Raises `CommandError`."""
+    """Remove exactly what was written; the returned report names other files there. Raises `CommandError`."""
     bundle = folder / NAME
     record = read_record(bundle)
     if record is None:
@@ -197,7 +197,7 @@ def uninstall(folder: Path) -> str:
 
 
 def status(folder: Path, launching: Launching) -> str:
-    """Whether the bundle is there, whole, and for this installation. Raises `CommandError`."""
+    """Return a report: whether the bundle exists, is intact, and runs this installation. Raises `CommandError`."""
     bundle = folder / NAME
     record = read_record(bundle)
     if record is None:
@@ -210,7 +210,7 @@ def status(folder: Path, launching: Launching) -> str:
 
 
 def _apart(record: BundleRecord, launching: Launching) -> str:
-    """How the one that is there differs from this installation."""
+    """Return how the existing bundle differs from this installation."""
     if record.version != launching.version:
         age = "newer" if version_order(record.version) > version_order(launching.version) else "older"
         return f"of Paceline {record.version} ({age} than this one)"
@@ -220,7 +220,7 @@ def _apart(record: BundleRecord, launching: Launching) -> str:
 
 
 def _differing(bundle: Path, record: BundleRecord) -> list[str]:
-    """Which of the files are not there as they were written."""
+    """Return the files that are missing or changed."""
     return [name for name, known in record.files.items() if _hash(_inside(bundle, name)) != known]
 
 
@@ -232,7 +232,7 @@ def _hash(path: Path) -> str:
 
 
 def _remove(bundle: Path, files: Mapping[str, str]) -> None:
-    """Remove files that still hold what was written."""
+    """Remove the files that are unchanged since they were written."""
     for name, known in files.items():
         path = _inside(bundle, name)
         if not path.is_symlink() and _hash(path) == known:
@@ -240,7 +240,7 @@ def _remove(bundle: Path, files: Mapping[str, str]) -> None:
 
 
 def _inside(bundle: Path, name: str) -> Path:
-    """A file of the bundle, whatever its record says. Raises `CommandError` for one that is elsewhere."""
+    """Return the path of a file in the bundle. Raises `CommandError` if a record's name leads out of it."""
     path = bundle / name
     if not path.parent.resolve().is_relative_to(bundle.resolve()):
         raise CommandError(f"{path} leads out of {bundle}: remove the app by hand")

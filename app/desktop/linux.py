@@ -1,7 +1,7 @@
-"""The menu bar of Linux, by Qt: the one file that imports PySide6.
+"""The menu bar on Linux, with Qt: the only file that imports PySide6.
 
-Qt speaks to a StatusNotifier host where there is one, and to an X11 tray else. Actions are edited in place; what needs
-other actions waits until the menu closes. Nothing ticks: other threads and signals wake the loop.
+Qt uses a StatusNotifier host if there is one, else an X11 tray. Actions are edited in place; a menu that needs other
+actions waits until the open one closes. There is no timer: other threads and signals wake the event loop.
 """
 
 import os
@@ -25,7 +25,7 @@ TRIAL = "from PySide6.QtWidgets import QApplication; QApplication([])"
 
 
 class HandedOver(QObject):
-    """Calls of other threads, made by the thread of the loop."""
+    """Runs calls of other threads in the thread of the event loop."""
 
     made = Signal(object)
 
@@ -35,7 +35,7 @@ class HandedOver(QObject):
 
 
 class LinuxTray:
-    """A tray icon with its menu; the `Tray` of Linux. Raises `CommandError` where Qt cannot draw."""
+    """A tray icon with its menu; the `Tray` of Linux. Raises `CommandError` if Qt cannot draw."""
 
     def __init__(self) -> None:
         try_qt()
@@ -44,7 +44,7 @@ class LinuxTray:
         self._handed = HandedOver()
         self._handed.made.connect(self._handed.make, Qt.ConnectionType.QueuedConnection)
         self._icon, self._menu = QSystemTrayIcon(), QMenu()
-        self._menu.setStyleSheet("QMenu::item:disabled { color: palette(text) }")  # it tells what happens: to be read
+        self._menu.setStyleSheet("QMenu::item:disabled { color: palette(text) }")  # disabled entries must be legible
         self._icon.setContextMenu(self._menu)
         self._icon.activated.connect(self._open)
         self._menu.aboutToHide.connect(self._close)
@@ -55,7 +55,7 @@ class LinuxTray:
         self._chosen: Callable[[str], None] = lambda _action: None
 
     def show(self, face: Face) -> None:
-        """Show this from now on; a menu of another shape only once the one that is open closes."""
+        """Show `face` from now on; a menu of another shape is shown only once an open one closes."""
         before, self._shown = self._shown, face
         self._recolour()
         self._icon.setToolTip(face.tip)
@@ -67,14 +67,14 @@ class LinuxTray:
         self._icon.show()
 
     def run(self, chosen: Callable[[str], None]) -> None:
-        """Until `quit`, SIGTERM or Ctrl-C."""
+        """Run the event loop until `quit`, SIGTERM or Ctrl-C."""
         self._chosen = chosen
         signalled, signals = socket.socketpair()
         with signalled, signals:
             signalled.settimeout(0.0)
             signals.settimeout(0.0)
             woken = QSocketNotifier(signalled.fileno(), QSocketNotifier.Type.Read)
-            woken.activated.connect(lambda *_: signalled.recv(64))  # Python runs the handler on its way
+            woken.activated.connect(lambda *_: signalled.recv(64))  # lets Python run the signal handler
             signal.set_wakeup_fd(signals.fileno())
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: self.quit())
@@ -99,12 +99,12 @@ class LinuxTray:
         self.hand_over(QApplication.quit)
 
     def _open(self, reason: QSystemTrayIcon.ActivationReason) -> None:
-        """By the left button too, which Qt leaves to the application."""
+        """Open the menu with the left button too, which Qt leaves to the application."""
         if reason == QSystemTrayIcon.ActivationReason.Trigger:
             self._menu.popup(QCursor.pos())
 
     def _close(self) -> None:
-        """What waited for this is shown, after the action that closes the menu."""
+        """Show a waiting menu, after the action that closed this one has run."""
         self.hand_over(self._catch_up)
 
     def _catch_up(self) -> None:
@@ -115,14 +115,14 @@ class LinuxTray:
     def _recolour(self) -> None:
         if self._shown is None:
             return
-        held = self._image if self._menu.isVisible() else None  # an open menu may lie on what is looked at
+        held = self._image if self._menu.isVisible() else None  # an open menu may cover the sampled pixel
         image = self._shown.state, held[1] if held else self._is_on_dark()
         if image != self._image:
             self._image = image
             self._icon.setIcon(inked(image[0], LIGHT_INK if image[1] else DARK_INK))
 
     def _is_on_dark(self) -> bool:
-        """By the panel's own colour where X11 shows it, a corner that no image covers; else by the colour scheme."""
+        """Return whether the panel is dark: on X11 by a corner pixel free of the icon, else by the colour scheme."""
         place = self._icon.geometry()
         if not place.isEmpty() and self._application.platformName() == "xcb":
             corner = self._application.primaryScreen().grabWindow(0, place.left(), place.top(), 1, 1).toImage()
@@ -131,7 +131,7 @@ class LinuxTray:
         return self._application.styleHints().colorScheme() == Qt.ColorScheme.Dark
 
     def _edit(self, menu: QMenu, entries: Sequence[MenuEntry]) -> None:
-        """Make `menu` show `entries`; every action that can stay does."""
+        """Make `menu` show `entries`, keeping every action that can be reused."""
         for surplus in menu.actions()[len(entries) :]:
             menu.removeAction(surplus)
         for place, entry in enumerate(entries):
@@ -165,7 +165,7 @@ class LinuxTray:
 
 
 def try_qt() -> None:
-    """Raises `CommandError` where Qt would end the process: no answer from the screen, or a library that is missing."""
+    """Raise `CommandError` if Qt would end the process: no display, or a missing library."""
     tried = subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, text=True, check=False)  # noqa: S603
     if tried.returncode:
         lines = [line.strip() for line in tried.stderr.splitlines() if line.strip()]
@@ -173,12 +173,12 @@ def try_qt() -> None:
 
 
 def is_like(action: QAction, entry: MenuEntry) -> bool:
-    """Whether `action` can become `entry`: a line, one with others below it, or neither."""
+    """Return whether `action` can become `entry`: both are separators, have submenus, or neither."""
     return (action.isSeparator(), action.menu() is not None) == (not entry.title, bool(entry.children))
 
 
 def has_shape(menu: QMenu, entries: Sequence[MenuEntry]) -> bool:
-    """Whether `entries` need no other actions than there are."""
+    """Return whether the existing actions of `menu` can show `entries`."""
     actions = menu.actions()
     return len(actions) == len(entries) and all(
         is_like(action, entry) and (not isinstance(below := action.menu(), QMenu) or has_shape(below, entry.children))
@@ -187,7 +187,7 @@ def has_shape(menu: QMenu, entries: Sequence[MenuEntry]) -> bool:
 
 
 def inked(state: TrayState, ink: QColor) -> QIcon:
-    """The black template in another colour, for screens of both densities."""
+    """Return the black template image in another colour, for both screen densities."""
     icon = QIcon()
     for scale, suffix in ((1.0, ""), (2.0, "@2x")):
         image = QPixmap(str(ICONS / f"{state}{suffix}.png"))

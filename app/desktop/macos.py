@@ -1,7 +1,7 @@
-"""The menu bar of macOS, by PyObjC: the one file that imports AppKit.
+"""The menu bar on macOS, with PyObjC: the only file that imports AppKit.
 
-Items are edited in place: AppKit breaks when a menu is rebuilt while it is open; what needs other items waits until it
-closes. The timer runs in the common modes, those of an open menu too, and gives Python its turn for signals.
+Items are edited in place, because AppKit breaks if an open menu is rebuilt; a menu that needs other items waits until
+the open one closes. The timer runs in the common modes, also while a menu is open, and lets Python handle signals.
 """
 
 import logging
@@ -21,14 +21,14 @@ TICK_SECONDS, TICK_TOLERANCE_SECONDS = 0.2, 0.05
 REPEATS = AT_START = True
 POINTS = (18.0, 18.0)
 NOTIFY = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
-"""By osascript: UserNotifications ends a process of no signed bundle. Texts are its arguments, not its program."""
+"""Program for osascript: UserNotifications ends a process without a signed bundle. Texts are passed as arguments."""
 REOPENED = "dashboard"  # what a double click on the app asks for while it runs
 
 logger = logging.getLogger("paceline.menubar")
 
 
 class MenuBarEvents(Foundation.NSObject):
-    """What AppKit calls, by these names."""
+    """Callbacks that AppKit calls by name."""
 
     tray: "MacTray"
 
@@ -68,14 +68,14 @@ class MacTray:
         self._item.setMenu_(self._menu)
         button = self._item.button()
         button.setImagePosition_(AppKit.NSImageLeading)
-        button.setFont_(AppKit.NSFont.monospacedDigitSystemFontOfSize_weight_(0.0, 0.0))  # or numbers make it tremble
+        button.setFont_(AppKit.NSFont.monospacedDigitSystemFontOfSize_weight_(0.0, 0.0))  # or numbers make it jitter
         self._shown: tuple[MenuEntry, ...] = ()
         self._waiting: tuple[MenuEntry, ...] | None = None
         self._is_open = False
         self._chosen: Callable[[str], None] = lambda _action: None
 
     def show(self, face: Face) -> None:
-        """Show this from now on; a menu of another shape only once the one that is open closes."""
+        """Show `face` from now on; a menu of another shape is shown only once an open one closes."""
         if face.state not in self._images:
             self._images[face.state] = template_image(face.state)
         button = self._item.button()
@@ -90,7 +90,7 @@ class MacTray:
             self._shown = face.entries
 
     def run(self, chosen: Callable[[str], None]) -> None:
-        """Until `quit`, SIGTERM or Ctrl-C."""
+        """Run the event loop until `quit`, SIGTERM or Ctrl-C."""
         self._chosen = chosen
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self.quit())
@@ -127,7 +127,7 @@ class MacTray:
             self._chosen(action)
 
     def make_calls(self) -> None:
-        """Everything that was handed over; what fails is told and costs nothing else."""
+        """Make all calls that were handed over; a failing one is logged and affects no other."""
         while not self._calls.empty():
             try:
                 self._calls.get_nowait()()
@@ -138,14 +138,14 @@ class MacTray:
         self._is_open = True
 
     def close_menu(self) -> None:
-        """What waited for this is shown."""
+        """Show a waiting menu."""
         self._is_open = False
         if self._waiting is not None:
             self._edit(self._menu, self._waiting)
             self._shown, self._waiting = self._waiting, None
 
     def _stop(self) -> None:
-        """`stop_` counts after the next event: here is one."""
+        """Stop the event loop. `stop_` takes effect after the next event, so one is posted."""
         self._application.stop_(None)
         other_event = (
             AppKit.NSEvent.otherEventWithType_location_modifierFlags_timestamp_windowNumber_context_subtype_data1_data2_
@@ -154,7 +154,7 @@ class MacTray:
         self._application.postEvent_atStart_(event, AT_START)
 
     def _edit(self, menu: AppKit.NSMenu, entries: Sequence[MenuEntry]) -> None:
-        """Make `menu` show `entries`; every item that can stay does."""
+        """Make `menu` show `entries`, keeping every item that can be reused."""
         while menu.numberOfItems() > len(entries):
             menu.removeItemAtIndex_(menu.numberOfItems() - 1)
         for place, entry in enumerate(entries):
@@ -190,7 +190,7 @@ class MacTray:
 
 
 def template_image(state: TrayState) -> AppKit.NSImage:
-    """Black ink that macOS draws in the colour of the menu bar, for screens of both densities."""
+    """Return a black image that macOS draws in the colour of the menu bar, for both screen densities."""
     image = AppKit.NSImage.alloc().initWithSize_(POINTS)
     for name in (f"{state}.png", f"{state}@2x.png"):
         representation = AppKit.NSImageRep.imageRepWithContentsOfFile_(str(ICONS / name))

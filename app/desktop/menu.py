@@ -1,6 +1,6 @@
-"""What the menu bar shows of a server: image, menu and notifications, and nothing is done here.
+"""What the menu bar shows of a server: image, menu and notifications. Nothing here has side effects.
 
-An action is a word, and for those of a model its id behind a space: `unload demo-assistant`.
+An action is a word, followed by a space and the id for actions on a model: `unload demo-assistant`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,47 +18,47 @@ ENDING = frozenset({"stop", "quit_all"})
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known at one moment."""
+    """State known at one moment."""
 
     is_served: bool = False
-    """Whether a server of this home runs, or is starting or ending."""
+    """Whether a server of this home is running, starting or ending."""
     address: str = ""
     state: Mapping[str, Any] = field(default_factory=dict)
     """`state` of `GET /admin/api/menu`; empty while no server answers."""
     pace: Mapping[str, Any] = field(default_factory=dict)
     models: tuple[str, ...] = ()
-    """Main models on disk, the one used last first."""
+    """Main models on disk, the most recently used first."""
     full_disk: str = ""
-    """A folder of Paceline's on a disk without room."""
+    """One of Paceline's folders that is on a full disk; empty if none is."""
     newer: str = ""
-    """The version that could be had, where the server looks for one."""
+    """Newer available version, if the server checks for updates."""
     update_command: str = ""
     starts_at_login: bool = False
     doing: str = ""
-    """The action of this menu that changes whether it runs, while it does."""
+    """Command of this menu that is running; empty if none is."""
     problem: str = ""
-    """What the last action could not do."""
+    """Error of the last action."""
 
     @property
     def loaded(self) -> Sequence[Mapping[str, Any]]:
-        """The models in memory."""
+        """Models in memory."""
         found: Sequence[Mapping[str, Any]] = self.state.get("models", ())
         return found
 
     @property
     def quarantined(self) -> tuple[str, ...]:
-        """Models that kept ending the worker."""
+        """Ids of quarantined models, which crashed the worker repeatedly."""
         return tuple(str(each["id"]) for each in self.state.get("quarantined", ()))
 
     @property
     def worker(self) -> Mapping[str, Any]:
-        """What the state says of the worker."""
+        """State of the worker."""
         found: Mapping[str, Any] = self.state.get("worker", {})
         return found
 
 
 def tray_state(seen: Seen) -> TrayState:
-    """The image: what needs somebody first."""
+    """Return the state for the image; trouble takes precedence."""
     if seen.problem or seen.quarantined or seen.full_disk:
         return "trouble"
     if seen.doing or (seen.is_served and not seen.worker.get("ready", False)):
@@ -69,7 +69,7 @@ def tray_state(seen: Seen) -> TrayState:
 
 
 def face(seen: Seen, words: Words) -> Face:
-    """What the menu bar shows."""
+    """Return what the menu bar shows."""
     state = tray_state(seen)
     speed = f"{seen.pace.get('tokens_per_second', 0):.0f}" if state == "busy" else ""
     headline = _headline(seen, state, speed, words)
@@ -100,7 +100,7 @@ def _headline(seen: Seen, state: TrayState, speed: str, words: Words) -> list[st
 
 
 def _of_running(seen: Seen, words: Words) -> tuple[MenuEntry, ...]:
-    """What there is while a server answers."""
+    """Return the entries that need a responding server."""
     there = {str(model["id"]) for model in seen.loaded}
     others = [name for name in seen.models if name not in there][:MOST_MODELS]
     load = MenuEntry(words("menu.load"), children=tuple(MenuEntry(name, f"load {name}") for name in others))
@@ -142,7 +142,7 @@ def _full(seen: Seen, words: Words) -> str:
 
 
 def news(before: Seen, now: Seen, words: Words) -> list[str]:
-    """What somebody is to be notified of: only what is new, and what they did not ask for themselves."""
+    """Return the texts of notifications: only for what is new and was not requested by the user."""
     told = [now.problem] if now.problem and now.problem != before.problem else []
     told += _quarantines([name for name in now.quarantined if name not in before.quarantined], words)
     if now.full_disk and not before.full_disk:
@@ -157,6 +157,6 @@ def news(before: Seen, now: Seen, words: Words) -> list[str]:
 
 
 def _why(reason: Mapping[str, Any], words: Words) -> str:
-    """A reason in the user's language; in English where there are no words for it."""
+    """Return a reason in the user's language; in English if there is no translation."""
     key = f"reason.{reason.get('reason_code', '')}"
     return words(key, **reason.get("reason_values", {})) if key in words.entries else str(reason.get("reason", ""))

@@ -1,7 +1,7 @@
-"""`paceline menubar`: the menu bar's process, which looks at the server and does what is chosen, all over HTTP.
+"""`paceline menubar`: the menu bar's process, which polls the server and performs chosen actions, over HTTP.
 
-A thread looks, and each action has one; only the thread of the native loop touches the menu. The menu bar outlives the
-server, and the server the menu bar.
+One thread polls, and each action has a thread; only the thread of the native event loop touches the menu. Menu bar and
+server run independently of each other.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from app.settings import Settings
 
 LOCK_NAME = "menubar.lock"
 BUSY_SECONDS, IDLE_SECONDS = 1.0, 3.0
-"""How often it looks."""
+"""Polling intervals in seconds; the longer one while the server is idle or stopped."""
 TITLE = "Paceline"
 MENU = "/admin/api/menu"
 KEYS = "/admin/api/keys"
@@ -44,21 +44,21 @@ COMMANDS = {
     "logout": ("service", "uninstall"),
     "quit_all": ("stop",),
 }
-"""Actions that are commands of ours."""
+"""Actions that run one of our commands."""
 PAGES = {"dashboard": "/admin/", "chat": "/admin/chat"}
 
 TRAYS = {
     "darwin": ("AppKit", "app.desktop.macos", "MacTray"),
     "linux": ("PySide6", "app.desktop.linux", "LinuxTray"),
 }
-"""The menu bar of a system: the library of the extra desktop, and what draws with it."""
+"""Menu bar by system: its library, which the extra `desktop` installs, and the module and class that use it."""
 
 OpenPage = Callable[[Server, str], None]
 
 
 @contextlib.contextmanager
 def only_one(home: Path) -> Iterator[bool]:
-    """Whether this is the one menu bar of a home, for as long as it is held."""
+    """Yield whether this is the only menu bar of a home; the lock is held until exit."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = open_own(home / LOCK_NAME, os.O_RDWR | os.O_CREAT)
     try:
@@ -90,7 +90,7 @@ class MenuBar:
         self._key_id = 0
 
     def run(self) -> None:
-        """Until somebody quits it."""
+        """Run the menu bar until the user quits it."""
         self._seen = look(self._settings)
         self._tray.show(face(self._seen, self._words))
         threading.Thread(target=self._keep_looking, daemon=True).start()
@@ -112,7 +112,7 @@ class MenuBar:
         self._tray.show(face(seen, self._words))
 
     def _perform(self, action: str) -> None:
-        """In a thread of its own: a load or a stop takes its time, and nothing waits for it."""
+        """Perform an action in its own thread, because a load or a stop takes a while."""
         self._problem = ""
         try:
             self._do(*action.partition(" ")[::2])
@@ -122,7 +122,7 @@ class MenuBar:
         self._look_again.set()
 
     def _do(self, verb: str, model: str) -> None:
-        """Do what was chosen. Raises `CommandError`."""
+        """Perform the chosen action. Raises `CommandError`."""
         if verb in COMMANDS:
             self._change(verb)
         if verb in {"quit", "quit_all"}:
@@ -142,7 +142,7 @@ class MenuBar:
             self._server().call("POST", "/api/unload", {"model": model})
 
     def _copy_key(self, server: Server) -> None:
-        """A key with a name of its own; the one before goes where nobody ever used it."""
+        """Copy a new, named API key; the one copied before is deleted if it was never used."""
         unused = {key["id"] for key in server.call("GET", KEYS)["keys"] if key["used_at"] is None}
         if self._key_id in unused:
             server.call("DELETE", f"{KEYS}/{self._key_id}")
@@ -152,7 +152,7 @@ class MenuBar:
         self._copy(made["text"], self._words("menu.key_copied", name=name))
 
     def _copy(self, text: str, told: str = "") -> None:
-        """Put it on the clipboard, and say so where what is said tells more than the entry did."""
+        """Put `text` on the clipboard, and show `told` as a notification, if given."""
 
         def put() -> None:
             self._tray.copy(text)
@@ -170,11 +170,11 @@ class MenuBar:
     def _change(self, verb: str) -> None:
         was_served = is_served(self._settings.home)
         self._run_command(verb)
-        if verb == "logout" and was_served:  # the system ends what it had started
+        if verb == "logout" and was_served:  # the system also stops the server that it had started
             self._run_command("start")
 
     def _run_command(self, verb: str) -> None:
-        """One of our commands; what it says on its last line is why it failed."""
+        """Run one of our commands. Raises `CommandError` with its last line of output if it fails."""
         self._doing = verb
         self._look_again.set()
         ran = subprocess.run(  # noqa: S603 - ourselves
@@ -186,18 +186,18 @@ class MenuBar:
 
 
 def has_screen(environment: Mapping[str, str], platform: str = sys.platform) -> bool:
-    """Whether there is a screen to draw on."""
+    """Return whether there is a screen to draw on."""
     return platform == "darwin" or bool(environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"))
 
 
 def has_tray() -> bool:
-    """Whether there is a menu bar that can be drawn here."""
+    """Return whether a menu bar can be drawn here."""
     library = TRAYS.get(sys.platform, ("",))[0]
     return bool(library) and importlib.util.find_spec(library) is not None and has_screen(os.environ)
 
 
 def show_menu_bar(settings: Settings, open_page: OpenPage) -> bool:
-    """Run the menu bar until it is quit; False where this home has one already. Raises `CommandError`."""
+    """Run the menu bar until it is quit; False if this home already has one. Raises `CommandError`."""
     if not has_tray():
         advice = f"`{this_installation().desktop}` adds it; `paceline desktop` opens a window anywhere"
         raise CommandError(f"the menu bar needs a screen and the extra desktop: {advice}")
@@ -212,7 +212,7 @@ def show_menu_bar(settings: Settings, open_page: OpenPage) -> bool:
 
 
 def look(settings: Settings, *, doing: str = "", problem: str = "") -> Seen:
-    """What is known now. A server that does not answer yet, or any more, is one that starts or ends."""
+    """Return the current state. A server that does not respond is starting or ending."""
     at_login = autostart.installed(settings) is not None
     served = is_served(settings.home)
     seen = Seen(is_served=served, starts_at_login=at_login, doing=doing, problem=problem)

@@ -1,7 +1,7 @@
-"""`paceline uninstall`: what of Paceline is on this computer, with sizes, and the removal of what is chosen.
+"""`paceline uninstall`: the parts of Paceline on this computer, with sizes, and the removal of chosen ones.
 
-Only names that Paceline itself writes count, so a state folder that holds other things loses none of them, and no link
-is followed. Models that other programs share, and folders of the user's own, are not Paceline's.
+Only file names that Paceline itself writes are removed, so other files in a state folder are kept, and no link is
+followed. Models shared with other programs, and the user's own folders, are not Paceline's.
 """
 
 import contextlib
@@ -42,24 +42,24 @@ CACHES = (
     (r"(tokenizers|window)\.json",),
 )
 CACHE_FOLDERS = "window|launch"
-"""Folders that go whole: a browser and the coding agents choose the names in them."""
+"""Pattern of folders that are removed whole, because a browser and coding agents choose the names in them."""
 STATE = (
     (r"paceline\.sqlite3(\.(new|newer|damaged-\d{8}-\d{6}|before-\d+(\.new)?)(-\d+)?)?(-wal|-shm|-journal)?",),
     (r"paceline\.sqlite3\.(lock|reserve)|(server|start|menubar)\.lock|server\.json(\.new)?|apps\.json|hub_token",),
     (r"open-[0-9a-f]{16}\.html",),
     ("languages", r"[A-Za-z0-9-]+\.json"),
 )
-"""Patterns of names, one for each level below the home."""
+"""Patterns of file names, one for each level below the home."""
 APPS = Path("~/Applications")
 APPS_FILE = "apps.json"
-"""The other folders that an app was written into."""
+"""File that lists other folders into which an app was written."""
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something of Paceline's on this computer."""
+    """A removable part of Paceline on this computer."""
 
     name: Name
     paths: tuple[Path, ...]
@@ -67,13 +67,13 @@ class Part:
 
     @property
     def text(self) -> str:
-        """One line for a person."""
+        """Description in one line."""
         where = os.path.commonpath(self.paths)
         return f"{self.name}: {TITLES[self.name]}, {bytes_text(self.size_bytes)} ({where})"
 
 
 def parts_of(settings: Settings) -> tuple[Part, ...]:
-    """What is there, in the order in which it may be removed."""
+    """Return the existing parts, in the order of their removal."""
     agent = autostart.installed(settings)
     apps = (folder / bundle.NAME for folder in (APPS.expanduser(), *_other_folders(settings.home)))
     found: dict[Name, Sequence[Path]] = {
@@ -87,7 +87,7 @@ def parts_of(settings: Settings) -> tuple[Part, ...]:
 
 
 def _is_ours(app: Path) -> bool:
-    """Whether `paceline app install` wrote it; one that somebody else did keeps nobody from removing the rest."""
+    """Return whether `paceline app install` wrote the app; a foreign one must not block removing the rest."""
     try:
         return bundle.read_record(app) is not None
     except CommandError:
@@ -95,7 +95,7 @@ def _is_ours(app: Path) -> bool:
 
 
 def note_app(home: Path, folder: Path, *, is_there: bool) -> None:
-    """Remember that an app is in this folder, or no more. Raises `CommandError` where the home cannot be written."""
+    """Record whether an app is in this folder. Raises `CommandError` if the home cannot be written."""
     others = [each for each in _other_folders(home) if each != folder]
     if is_there and folder != APPS.expanduser():
         others.append(folder)
@@ -116,7 +116,7 @@ def _other_folders(home: Path) -> tuple[Path, ...]:
 
 
 def _downloads(folder: Path) -> Iterator[Path]:
-    """The models that Paceline downloaded, and what is not whole of one; others there are their owner's."""
+    """Yield the models that Paceline downloaded, and partial downloads; other models there are not Paceline's."""
     yield from (marker.parent for marker in own_files(folder, r"[^.].*", ANY, re.escape(MARKER)))
     yield from own_folders(folder, re.escape(PARTIAL), PARTIAL_NAME)
     yield from own_files(folder, re.escape(PARTIAL), PARTIAL_LOCK)
@@ -127,7 +127,7 @@ def _matching(home: Path, patterns: Sequence[Sequence[str]]) -> Iterator[Path]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; links count as links."""
+    """Return the bytes of a file, or of all files below a folder; links are not followed."""
     if path.is_symlink() or not path.is_dir():
         return path.lstat().st_size
     below = (Path(folder) / name for folder, _, names in os.walk(path) for name in names)
@@ -135,7 +135,7 @@ def size_of(path: Path) -> int:
 
 
 def chosen_parts(parts: Sequence[Part], names: Collection[str]) -> tuple[Part, ...]:
-    """The parts of these names. Raises `CommandError` for a name that nothing has."""
+    """Return the parts with these names. Raises `CommandError` for an unknown name."""
     unknown = sorted(set(names) - set(TITLES))
     if unknown:
         raise CommandError(f"there is no part called {unknown[0]}: name some of {', '.join(TITLES)}, or give --all")
@@ -143,14 +143,14 @@ def chosen_parts(parts: Sequence[Part], names: Collection[str]) -> tuple[Part, .
 
 
 def remove(settings: Settings, parts: Sequence[Part], tell: Tell) -> list[str]:
-    """Remove these parts, the server stopped first; says of each what became of it. Raises `CommandError`."""
+    """Remove these parts, first stopping the server (not for the app alone); return a report. Raises `CommandError`."""
     ended = stop(settings, tell) if any(part.name != "app" for part in parts) else None
     said = ["The server is stopped."] if ended is not None else []
     said += [_remove(settings, part) for part in parts]
     if any(part.name == "state" for part in parts) and autostart.installed(settings) is not None:
         said.append("A new Paceline still starts at login: `paceline service uninstall` ends that")
     left = sorted(settings.home.iterdir()) if settings.home.is_dir() else []
-    if not left and settings.home.is_dir() and not settings.home.is_symlink():  # a link is its owner's
+    if not left and settings.home.is_dir() and not settings.home.is_symlink():  # a link belongs to the user
         settings.home.rmdir()
     elif left and any(part.name == "state" for part in parts):
         said.append(f"This stays in {settings.home}: {', '.join(path.name for path in left)}")
@@ -184,14 +184,14 @@ def _delete(path: Path) -> None:
 
 
 def stays(settings: Settings) -> list[str]:
-    """What `uninstall` never touches, and how that is removed."""
+    """Return what `uninstall` never touches, and how to remove the program."""
     folders = [str(folder) for folder in settings.model_folders if not folder.is_relative_to(settings.home)]
     models = [f"Models in your own folders stay: {', '.join(folders)}"] if folders else []
     return [*models, f"The program itself: {this_installation().remove}"]
 
 
 def as_json(parts: Sequence[Part]) -> dict[str, Any]:
-    """What is there: `uninstall --json`."""
+    """Return the existing parts as JSON, for `uninstall --json`."""
     return {
         "parts": [
             {"name": part.name, "size_bytes": part.size_bytes, "paths": [str(path) for path in part.paths]}

@@ -1,26 +1,26 @@
-"""What a menu bar can do, whichever system draws it: values to show and the one port to show them through."""
+"""The system-independent menu bar: the values it shows, and the `Tray` protocol that draws them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 TrayState = Literal["stopped", "starting", "ready", "busy", "trouble"]
-"""What its image tells: `icons/STATE.png`, and `@2x` of it."""
+"""State that the image shows: `icons/STATE.png`, and its `@2x` version."""
 
 
 @dataclass(frozen=True, slots=True)
 class MenuEntry:
-    """One line of a menu; without a title, a line between others."""
+    """One entry of a menu; without a title, a separator."""
 
     title: str = ""
     action: str = ""
-    """What is told when it is chosen; empty: it only says something."""
+    """Action that is reported when the entry is chosen; empty: the entry is only text."""
     is_checked: bool = False
     children: tuple["MenuEntry", ...] = ()
 
     @property
     def shape(self) -> object:
-        """What cannot change without another item: whether it is a line, and what is below it."""
+        """Structure that needs another native item if it changes: whether it is a separator, and its children."""
         return bool(self.title), tuple(each.shape for each in self.children)
 
 
@@ -30,9 +30,9 @@ class Face:
 
     state: TrayState
     title: str = ""
-    """Beside the image, where there is room: tokens per second."""
+    """Text beside the image, where there is room: tokens per second."""
     tip: str = ""
-    """What the pointer tells, and what is read aloud."""
+    """Tooltip, also for screen readers."""
     entries: tuple[MenuEntry, ...] = ()
 
 
@@ -40,22 +40,22 @@ class Tray(Protocol):
     """A native menu bar. Only `hand_over` and `quit` may be called by another thread than the one in `run`."""
 
     def show(self, face: Face) -> None:
-        """Show this from now on."""
+        """Show `face` from now on."""
 
     def run(self, chosen: Callable[[str], None]) -> None:
-        """Draw and answer until `quit`; `chosen` hears the actions of entries."""
+        """Run the event loop until `quit`; `chosen` is called with the actions of chosen entries."""
 
     def hand_over(self, call: Callable[[], None]) -> None:
-        """Have `call` made by the thread in `run`, soon."""
+        """Schedule `call` in the thread of `run`."""
 
     def notify(self, title: str, text: str) -> None:
-        """A notification of the system."""
+        """Show a system notification."""
 
     def copy(self, text: str) -> None:
         """Put text on the clipboard."""
 
     def languages(self) -> str:
-        """What the user reads, as an `Accept-Language` header."""
+        """Return the user's languages as an `Accept-Language` header."""
 
     def quit(self) -> None:
-        """Let `run` return."""
+        """Make `run` return."""

@@ -1,7 +1,6 @@
-"""What opens: the dashboard in a window of its own (pywebview, where it is installed and a screen is there, else the
-browser), and the app by a double click.
+"""Opens the dashboard, in a pywebview window where possible, else in the browser, and the app after a double click.
 
-The server is not the window's: it is started if none runs, and stays when the window closes.
+The server does not belong to the window: it is started if none runs, and keeps running when the window closes.
 """
 
 import importlib
@@ -31,25 +30,25 @@ MAX_SIZE_BYTES = 1000
 
 
 class WindowSize(msgspec.Struct, frozen=True):
-    """How large the window was last, in points."""
+    """Last size of the window, in points."""
 
     width: int = 1280
     height: int = 860
 
     def within(self) -> "WindowSize":
-        """The same, kept usable."""
+        """Return the size limited to usable values."""
         sides = zip((self.width, self.height), SMALLEST, LARGEST, strict=True)
         return WindowSize(*(min(max(each, least), most) for each, least, most in sides))
 
 
 class Happening(Protocol):
-    """An event of pywebview: `+=` hears it."""
+    """An event of pywebview: `+=` adds a handler."""
 
     def __iadd__(self, heard: Callable[..., None]) -> Self: ...
 
 
 class WindowHappenings(Protocol):
-    """Those that are heard here."""
+    """The events used here."""
 
     resized: Happening
 
@@ -61,7 +60,7 @@ class NativeWindow(Protocol):
 
 
 class WebView(Protocol):
-    """What is used of the module `webview`."""
+    """The part of the module `webview` that is used."""
 
     WebViewException: type[Exception]
     settings: dict[str, Any]
@@ -82,7 +81,7 @@ class WebView(Protocol):
 
 
 def started_server(settings: Settings) -> Server:
-    """The server of this home, started if none runs. Raises `CommandError`."""
+    """Return the server of this home, started if none runs. Raises `CommandError`."""
     start(settings, (), lambda _text: None)
     server = running_server(settings)
     if server is None:
@@ -97,9 +96,9 @@ def open_app(
     connect: Callable[[Settings], Server] = started_server,
     in_browser: Callable[[Server, str], None] = open_page,
 ) -> None:
-    """What a double click does: server and menu bar, and the dashboard while there is no account or no menu bar.
+    """Handle a double click: start server and menu bar, and open the dashboard if there is no account or no menu bar.
 
-    Nobody sees a terminal: a dialog tells what fails, too. Raises `CommandError`.
+    There is no terminal, so a dialog also shows errors. Raises `CommandError`.
     """
     try:
         server = connect(settings)
@@ -107,17 +106,17 @@ def open_app(
         if is_new or show_menu_bar is None:
             in_browser(server, "/admin/")
         is_shown = show_menu_bar is not None and show_menu_bar(settings, in_browser)
-        if not (is_shown or is_new or show_menu_bar is None):  # it runs already: something is to be seen
+        if not (is_shown or is_new or show_menu_bar is None):  # a menu bar is running already: show something
             in_browser(server, "/admin/")
     except CommandError as error:
         if shutil.which("osascript"):
             words = ["osascript", *(word for line in DIALOG for word in ("-e", line)), str(error)]
-            subprocess.run(words, stdout=subprocess.DEVNULL, check=False)  # noqa: S603 - no word of it is a program
+            subprocess.run(words, stdout=subprocess.DEVNULL, check=False)  # noqa: S603 - the text is only an argument
         raise
 
 
 def web_view(environment: Mapping[str, str], platform: str = sys.platform) -> WebView | None:
-    """pywebview, where it is installed and there is a screen to show a window on."""
+    """Return pywebview, if it is installed and there is a screen; else None."""
     if not has_screen(environment, platform) or importlib.util.find_spec("webview") is None:
         return None
     return cast("WebView", importlib.import_module("webview"))
@@ -131,18 +130,18 @@ def open_window(
     connect: Callable[[Settings], Server] = started_server,
     in_browser: Callable[[Server, str], None] = open_page,
 ) -> None:
-    """The page in a window until that is closed, or in the browser. Raises `CommandError`."""
+    """Show a page in a window until it is closed, or in the browser. Raises `CommandError`."""
     server = connect(settings)
     if view is None or not show(server, settings.home, to, view):
         in_browser(server, to)
 
 
 def show(server: Server, home: Path, to: str, view: WebView) -> bool:
-    """The page in a window until that is closed; False where pywebview finds nothing to draw with."""
+    """Show a page in a window until it is closed; False if pywebview finds no toolkit to draw with."""
     size_file = home / SIZE_FILE
     size = read_size(size_file)
     view.settings["ALLOW_DOWNLOADS"] = True  # the chat exports conversations
-    logging.getLogger("pywebview").setLevel(logging.CRITICAL)  # it tells of each toolkit that it does not find
+    logging.getLogger("pywebview").setLevel(logging.CRITICAL)  # it logs every toolkit that it does not find
     window = view.create_window(
         "Paceline",
         address_of(server, to),
@@ -171,7 +170,7 @@ def show(server: Server, home: Path, to: str, view: WebView) -> bool:
 
 
 def address_of(server: Server, to: str) -> str:
-    """Where the page is, signed in; a server of an earlier version knows no such address, and asks for the password."""
+    """Return the page's address with sign-in; an older server has no such address and will ask for the password."""
     try:
         return str(server.call("POST", ENTRY, {"to": to})["address"])
     except CommandError:
@@ -179,5 +178,5 @@ def address_of(server: Server, to: str) -> str:
 
 
 def read_size(path: Path) -> WindowSize:
-    """What was remembered, or a usual size."""
+    """Return the stored size, or the default."""
     return (read_kept(path, WindowSize, MAX_SIZE_BYTES) or WindowSize()).within()
