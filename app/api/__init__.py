@@ -1,1 +1,1 @@
-"""The OpenAI-compatible endpoints: one file each; this layer sees the worker only through `serving.ports`."""
+"""Endpoints of OpenAI, Anthropic and Ollama, one file each; they reach the worker through `app.worker.client` only."""

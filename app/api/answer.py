@@ -1,8 +1,8 @@
-"""The way from a list of commands to an HTTP answer, whole or streamed, in every wire format alike.
+"""Turn a list of commands into an HTTP answer, whole or streamed, in any wire format.
 
-Streamed: the response starts when the worker took every prompt, so that a refusal still has its HTTP status, or
-after `keep_alive_seconds` of waiting. A client that leaves cancels the generation in both forms; the chat page has some
-time to come again.
+A streamed response starts once the worker has accepted every prompt, so that a refusal still has its HTTP status, or
+after `keep_alive_seconds` of waiting. A client that disconnects cancels the generation in both forms; the chat page has
+some time to reconnect.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ from app.serving.sse import DONE, EventStream, KeptFrames, comment, frame
 from app.worker.client import RequestStream
 
 MANY_CHOICES = 64
-"""Choices from which on an answer is put together in a thread, so that other streams are not held up."""
+"""Number of choices from which an answer is encoded in a thread, so that other streams are not held up."""
 DASHBOARD = "/admin/"
-"""Whose streams go on for a while without a reader."""
+"""Path prefix of requests whose streams outlive their reader for a while."""
 
 Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
 class FinishedChoice:
-    """Everything that one choice told."""
+    """Everything that one choice produced."""
 
     texts: list[str] = field(default_factory=list)
     reasonings: list[str] = field(default_factory=list)
@@ -57,17 +57,17 @@ class FinishedChoice:
 
     @property
     def text(self) -> str:
-        """The whole text, without reasoning and calls."""
+        """The whole text, without reasoning and tool calls."""
         return "".join(self.texts)
 
     @property
     def reasoning(self) -> str:
-        """What the model thought before it answered."""
+        """Reasoning that the model wrote before its answer."""
         return "".join(self.reasonings)
 
     @property
     def tool_calls(self) -> list[ToolCallDelta]:
-        """Each call, in order, without the one that was cut off."""
+        """Tool calls in order, without one that was cut off."""
         calls: dict[int, ToolCallDelta] = {}
         for piece in self.calls:
             begun = calls.get(piece.index)
@@ -77,7 +77,7 @@ class FinishedChoice:
         return [call for index, call in calls.items() if index != self.unfinished_call]
 
     def take(self, event: Delta | Finished) -> None:
-        """Add what one event told."""
+        """Add the content of one event."""
         if isinstance(event, Finished):
             self.finish_reason, self.usage, self.stop = event.finish_reason, event.usage, event.stop
             self.unfinished_call, self.notices = event.unfinished_call, event.notices
@@ -90,7 +90,7 @@ class FinishedChoice:
 
 
 def call_arguments(call: ToolCallDelta) -> dict[str, Any]:
-    """The arguments of a whole call, read. Raises PacelineError for what is no object: nothing is made up for it."""
+    """Parse the arguments of a whole call. Raises PacelineError unless they are a JSON object: nothing is made up."""
     try:
         arguments = json.loads(call.arguments or "{}", strict=False)
     except ValueError:
@@ -110,43 +110,43 @@ class Renderer:
 
     def __init__(self, request_id: str) -> None:
         self.id = request_id
-        """What the client is told."""
+        """Id of the answer, as the client sees it."""
 
     def frame(self, told: dict[str, Any]) -> bytes:
-        """One object of a stream as bytes."""
+        """Encode one object of a stream."""
         return frame(told)
 
     def beat(self, text: str) -> bytes:
-        """What keeps a silent stream open; empty where the format has nothing that clients ignore."""
+        """Return bytes that keep a silent stream open; empty where the format has nothing that clients ignore."""
         return comment(text)
 
     def opening(self) -> Iterable[dict[str, Any]]:
-        """Objects that come before the first token."""
+        """Return the objects that come before the first token."""
         return ()
 
     def accepted(self, prompt_tokens: int) -> Iterable[dict[str, Any]]:  # noqa: ARG002
-        """Objects that come when a prompt was read."""
+        """Return the objects that follow the worker's acceptance of a prompt."""
         return ()
 
     def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
-        """What one event tells of a choice; each has one `Finished`, its last event."""
+        """Return the objects of one event of a choice, whose last event is its only `Finished`."""
         raise NotImplementedError
 
     def closing(self, usages: Sequence[Statistics]) -> Iterable[dict[str, Any]]:  # noqa: ARG002
-        """Objects at the end of a stream, when every choice has ended; `usages` by choice."""
+        """Return the objects at the end of a stream, once every choice has finished; `usages` by choice."""
         return ()
 
     def failed(self, error: PacelineError, words: Words | None) -> dict[str, Any]:
-        """The last object of a stream that fails."""
+        """Return the last object of a stream that fails."""
         return error_object(error, words)
 
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
-        """The answer in one piece."""
+        """Return the answer as one object."""
         raise NotImplementedError
 
 
 class OpenAIRenderer(Renderer):
-    """What OpenAI's chat and completions share; a subclass says what a choice looks like."""
+    """Base for OpenAI's chat and completions; a subclass renders the choices."""
 
     whole_name: str
     chunk_name: str
@@ -163,7 +163,7 @@ class OpenAIRenderer(Renderer):
         self._extra = {"usage": None} if self._include_usage else {}
 
     def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
-        """One chunk; the last one of a choice brings its numbers. None when there is nothing to tell."""
+        """Return one chunk, none if the event is empty; the last chunk of a choice carries its numbers."""
         if isinstance(event, Finished):
             ended = self._chunk(self.piece(choice, event.finish_reason)) | self._numbers(event.usage)
             return [ended | warnings_object(event.notices)]
@@ -178,7 +178,7 @@ class OpenAIRenderer(Renderer):
         return [self._chunk(piece)]
 
     def closing(self, usages: Sequence[Statistics]) -> Iterable[dict[str, Any]]:
-        """The chunk without choices, where it was asked for."""
+        """Return the usage chunk without choices, if it was requested."""
         if not self._include_usage:
             return ()
         total = Statistics.side_by_side(usages, choices_per_prompt=self.n)
@@ -191,15 +191,15 @@ class OpenAIRenderer(Renderer):
         return named | self._numbers(total) | warnings_object(finished[0].notices)
 
     def piece(self, index: int, told: Delta | str) -> dict[str, Any]:
-        """One choice of a chunk: what is told of it, or why it ended."""
+        """Return one choice of a chunk: its delta, or its finish reason if `told` is a string."""
         raise NotImplementedError
 
     def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
-        """The `logprobs` of the next tokens of a choice."""
+        """Return the `logprobs` of the next tokens of a choice."""
         raise NotImplementedError
 
     def whole_choice(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
-        """One choice of the answer in one piece."""
+        """Return one choice of a whole answer."""
         raise NotImplementedError
 
     def _chunk(self, piece: dict[str, Any]) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class OpenAIRenderer(Renderer):
 
 
 def usage_object(usage: Statistics) -> dict[str, Any]:
-    """OpenAI's `usage`, with its own fields for drafts: accepted and rejected prediction tokens."""
+    """Return OpenAI's `usage`; draft tokens are its accepted and rejected prediction tokens."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -225,12 +225,12 @@ def usage_object(usage: Statistics) -> dict[str, Any]:
 
 
 def warnings_object(notices: Sequence[Notice]) -> dict[str, Any]:
-    """`warnings` of a response: repairs that a request needed, and fields that are not honoured; empty without any."""
+    """Return the `warnings` of a response: repairs that its request needed, and ignored fields; {} without any."""
     return {"warnings": [msgspec.to_builtins(notice) for notice in notices]} if notices else {}
 
 
 async def answer(request: Request, commands: Sequence[Generate], renderer: Renderer, *, stream: bool) -> Response:
-    """Run `commands` and answer with what `renderer` makes of them. Raises what the worker refused."""
+    """Run `commands` and answer in the format of `renderer`. Raises the worker's refusal."""
     _check_choices(commands[0])
     context = context_of(request)
     record = Record(
@@ -266,7 +266,7 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
 
 
 def _refuse_too_long(commands: Sequence[Generate], events: RequestStream) -> None:
-    """End the request where a prompt cannot fit: the worker never sees it."""
+    """Fail the request if a prompt cannot fit the context, before the worker sees it."""
     try:
         for command in commands:
             check_prompt(command)
@@ -284,7 +284,7 @@ async def _whole(renderer: Renderer, choices: Sequence[FinishedChoice]) -> bytes
 def _streamed(
     request: Request, renderer: Renderer, frames: AsyncGenerator[bytes, None], close: Callable[[], None]
 ) -> EventStream:
-    """A stream that ends with its client, or one of the chat page, which may leave and come again."""
+    """Return a stream that ends with its client, or one of the dashboard, which may leave and reconnect."""
     context = context_of(request)
     if not request.url.path.startswith(DASHBOARD):
         return EventStream(
@@ -304,7 +304,7 @@ def _streamed(
 
 
 def _check_choices(command: Generate) -> None:
-    """Raise for more choices of one prompt than may ever wait: coming back later would not help."""
+    """Raise InvalidRequest if one prompt asks for more choices than may ever wait: a retry would not help."""
     choices, limit = command.n, command.model.queue_limit
     if choices > limit:
         message = f"{choices} choices are asked for, but only {limit} may wait for a model: ask for fewer at a time."
@@ -312,7 +312,7 @@ def _check_choices(command: Generate) -> None:
 
 
 async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
-    """The result of `work`; cancels it and raises `ClientDisconnect` as soon as the client is gone."""
+    """Return the result of `work`; cancel it and raise `ClientDisconnect` as soon as the client is gone."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_wait_disconnect(request))
     try:

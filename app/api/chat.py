@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`, streamed or whole.
 
-Beyond OpenAI: `seed` is always told; the finish chunk and the whole answer carry `timings` and `speculation`; a choice
-of a chunk may carry `method` and `accepted_spans`, the parts of its text that a drafter proposed.
+Beyond OpenAI: `seed` is always returned; the finish chunk and the whole answer carry `timings` and `speculation`; a
+choice of a chunk may carry `method` and `accepted_spans`, the parts of its text that a drafter proposed.
 """
 
 import secrets
@@ -37,7 +37,7 @@ from app.serving.gate import Body, Sent
 MAX_MESSAGES = 2048
 TEXT_ONLY = "this model reads text only, no images, sound or files"
 PART_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Where the text of a part is, by the part's type."""
+"""Field that holds the text of a part, by the part's type."""
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -52,14 +52,14 @@ class Message(Body):
     content: Annotated[str | None, told_as({"type": "string"}, {"type": "array", "items": PART})] = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """The same, by its other name."""
+    """Another name of `reasoning_content`."""
     name: Name | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: Name | None = None
     prefix: bool | None = None
-    """Whether the answer continues this last message, in DeepSeek's and Mistral's word."""
+    """Whether the answer continues this last message, as DeepSeek and Mistral name it."""
     partial: bool | None = None
-    """The same, as Moonshot and Qwen say it."""
+    """Whether it does, as Moonshot and Qwen name it."""
     images: Annotated[Any, told_as({"type": "array", "maxItems": 0})] = None
 
     @field_validator("content", mode="before")
@@ -90,11 +90,11 @@ class Message(Body):
 
     @property
     def can_go_on(self) -> bool:
-        """Whether an answer can begin where it ends."""
+        """Whether an answer can continue this message."""
         return self.role == "assistant" and bool(self.content) and not self.tool_calls
 
     def render(self) -> dict[str, Any]:
-        """The message as chat templates expect it; `developer` is what older templates call `system`."""
+        """Return the message as chat templates expect it; `developer` becomes `system`, which older templates know."""
         role = "system" if self.role == "developer" else self.role
         optional = self.model_dump(include={"name", "tool_call_id"})
         optional["reasoning_content"] = self.reasoning_content or self.reasoning
@@ -104,7 +104,7 @@ class Message(Body):
 
 
 def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
-    """A call of a tool that takes one text, as that of a function."""
+    """Convert a custom tool's call to that of a function; other calls are returned unchanged."""
     custom = call.get(CUSTOM)
     if not isinstance(custom, dict):
         return call
@@ -137,14 +137,14 @@ class ChatBody(ToolsBody, ThinkingBody, GenerationBody):
 
     @property
     def continues(self) -> bool:
-        """Whether the answer goes on with the last message: if it can, unless another turn is asked for."""
+        """Whether the answer continues the last message: if that is possible and no new turn is requested."""
         last = self.messages[-1]
         said = self.continue_final_message or last.prefix or last.partial
         another = self.add_generation_prompt or self.continue_final_message is False
         return last.can_go_on and bool(said or not another)
 
     def notices(self) -> list[Notice]:
-        """Notices of options that cannot be honoured, besides those of ignored fields."""
+        """Return notices of options that cannot be honoured, other than ignored fields."""
         found = self.tool_notices()
         if self.add_generation_prompt is False and not self.continues:
             found.append(ignored("add_generation_prompt", "an answer begins a turn of its own"))
@@ -162,8 +162,8 @@ async def create_chat_completion(request: Request, body: Sent[ChatBody]) -> Resp
 
 
 async def chat_command(request: Request, body: ChatBody, request_id: str, notices: Sequence[Notice] = ()) -> Generate:
-    """Build the worker's command for a conversation of any wire format; `notices` are what its own format
-    could not say in the words of this one. Raises what the resolver raises."""
+    """Build the worker's command for a conversation of any wire format; `notices` are those about fields of that
+    format. Raises what the resolver raises."""
     shared = await shared_command(request, body, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     usual = context_of(request).live.usual(body.model, shared.model.id)
     return msgspec.structs.replace(
@@ -182,8 +182,8 @@ async def chat_command(request: Request, body: ChatBody, request_id: str, notice
 
 
 def messages_of(body: ChatBody, system_prompt: str | None) -> list[dict[str, Any]]:
-    """The messages as templates expect them, without an empty one that an answer would fill; the model's system prompt
-    goes first unless the request brings one."""
+    """Return the messages as templates expect them, without an empty last one that the answer would fill. The model's
+    system prompt comes first unless the request has one."""
     *before, last = body.messages
     is_empty = last.role == "assistant" and not (last.content or last.tool_calls or last.reasoning_content)
     messages = [message.render() for message in (before if before and is_empty else body.messages)]
@@ -202,10 +202,10 @@ class ChatRenderer(OpenAIRenderer):
         super().__init__(request_id, command, body)
         self._custom_names = body.custom_names
         self._inputs: dict[tuple[int, int], CustomInput] = {}
-        """Text of each custom tool's call, by choice and call."""
+        """Input of each call of a custom tool, by choice and call."""
 
     def opening(self) -> list[dict[str, Any]]:
-        """The role, once for each choice."""
+        """Return a chunk with the role for each choice."""
         role = {"role": "assistant", "content": ""}
         return [self._chunk(_choice(index, role)) for index in range(self.n)]
 
@@ -243,7 +243,7 @@ class ChatRenderer(OpenAIRenderer):
             if of_choice == choice and index != unfinished and (rest := text.finish()):
                 yield self._chunk(_choice(choice, {"tool_calls": [{"index": index, CUSTOM: {"input": rest}}]}))
 
-    def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:  # noqa: ARG002 - all are alike
+    def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:  # noqa: ARG002 - the same for all
         return {"content": [_chat_token(token) for token in tokens], "refusal": None}
 
     def whole_choice(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def _choice(index: int, delta: dict[str, Any], finish_reason: str | None = None)
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    """Under both names that clients read."""
+    """Return the reasoning under both names that clients read."""
     return {"reasoning_content": text, "reasoning": text}
 
 

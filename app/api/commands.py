@@ -1,6 +1,6 @@
-"""What every generation request may carry, and the worker's command that comes of it.
+"""Fields that every generation request may carry, and the worker command built from them.
 
-Bounds are the API's promise; unknown fields are ignored, as OpenAI does. Types are strict: no booleans or strings for
+Bounds are the API's promise; unknown fields are ignored, with a warning. Types are strict: no booleans or strings for
 numbers, no NaN. `null` means absent everywhere.
 """
 
@@ -41,7 +41,7 @@ MAX_TOKEN_ID = (1 << 31) - 1
 MAX_MODEL_CHARACTERS = 300
 MAX_TOP_LOGPROBS = 20
 MAX_PAIRS, MAX_KEY_CHARACTERS, MAX_VALUE_CHARACTERS = 16, 64, 512
-"""Bounds of `metadata`, which are OpenAI's."""
+"""Bounds of `metadata`, as in OpenAI's API: pairs, and characters of keys and of values."""
 METHODS = (AUTO, OFF, *METHOD_NAMES)
 
 NO_LIMIT = -1
@@ -59,12 +59,12 @@ STOP = TEXT | {"maxLength": MAX_STOP_CHARACTERS}
 
 
 def object_of(**properties: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an object that has all of these."""
+    """Return the JSON schema of an object that has all of `properties`."""
     return {"type": "object", "properties": properties, "required": [*properties]}
 
 
 def told_as(*kinds: dict[str, Any], or_null: bool = True) -> WithJsonSchema:
-    """What the OpenAPI document says of a value that only its validator knows: one of these."""
+    """Describe in the OpenAPI document a value that only its validator knows: one of `kinds`."""
     return WithJsonSchema({"anyOf": [*kinds, *([{"type": "null"}] if or_null else [])]})
 
 
@@ -85,7 +85,7 @@ MAX_STAY_SECONDS = 31_536_000.0
 
 
 def _stay_seconds(given: Any) -> Any:
-    """Of `5m`, `1h30m`, a number; whatever is below 0 means for ever."""
+    """Parse `5m`, `1h30m` or a number into seconds; anything below 0 means for ever."""
     if isinstance(given, str):
         if not DURATION.fullmatch(given):
             raise ValueError("give seconds, or a duration like 5m or 1h")
@@ -102,8 +102,8 @@ Stay = Annotated[
 
 
 class StayBody(Body):
-    """How long the model stays in memory without requests, as Ollama (`keep_alive`) and LM Studio (`ttl`) name it; 0:
-    it leaves after the answer, below 0: never. Of other fields the answer says that they are ignored."""
+    """Idle time after which the model is unloaded, as Ollama (`keep_alive`) and LM Studio (`ttl`) name it; 0: right
+    after the answer, below 0: never. Unknown fields are ignored, with a warning."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -112,7 +112,7 @@ class StayBody(Body):
 
     @property
     def stay_seconds(self) -> float | None:
-        """None: as it was."""
+        """Idle seconds until the model is unloaded; None: unchanged."""
         return self.ttl if self.keep_alive is None else self.keep_alive
 
 
@@ -140,7 +140,7 @@ class SpeculationOptions(Body):
 
 
 class StructuredOutputs(Body):
-    """What the text must match, as vLLM names it: one of them."""
+    """Constraints on the text, as vLLM names them; at most one is set."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -155,7 +155,7 @@ class GenerationBody(StayBody):
     """The fields that chat and completions share."""
 
     embeds: ClassVar[bool] = False
-    """Whether it asks for embeddings, and so may ask an encoder."""
+    """Whether the request asks for embeddings, and so may use an encoder."""
 
     model: ModelName | None = None
     stream: bool | None = None
@@ -212,7 +212,7 @@ class GenerationBody(StayBody):
         return self
 
     def _grammars(self) -> list[Grammar]:
-        """Everything that the answer should match, by whatever name it was asked for."""
+        """Return every grammar that the request asks for, by any of its names."""
         options, found = self.structured_outputs, []
         wishes = [] if options is None else [(kind, wish, "structured_outputs") for kind, wish in options]
         wishes += [(kind, getattr(self, f"guided_{kind}"), f"guided_{kind}") for kind in GUIDED]
@@ -221,7 +221,7 @@ class GenerationBody(StayBody):
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the answer must match."""
+        """Grammar that the answer must match; None: any text."""
         return next(iter(self._grammars()), None)
 
     @model_validator(mode="after")
@@ -233,11 +233,11 @@ class GenerationBody(StayBody):
 
 DEFAULT_TEMPERATURE = 1.0
 SEED_BITS = 53
-"""Drawn seeds are exact in JSON readers that keep numbers as doubles, so a client can send them back."""
+"""Bits of a drawn seed: exact in JSON readers that keep numbers as doubles, so a client can send it back."""
 
 
 async def shared_command(request: Request, body: GenerationBody, *, top_logprobs: int | None) -> Generate:
-    """What the commands of one HTTP request share: model, drafters, sampling, speculation.
+    """Build what the commands of one HTTP request share: model, drafters, sampling, speculation.
 
     Raises what `Resolver.resolve` raises.
     """
@@ -260,9 +260,9 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
 
 
 async def keep_model(request: Request, model_id: str, seconds: float | None) -> bool:
-    """Whether the model is to leave after the answer; it may not even be there yet, so the command itself says that.
+    """Set the idle time; return True if the command itself must unload the model, which may not be loaded yet.
 
-    How long a model stays concerns everybody: what a key for inference says of it is ignored.
+    The idle time affects every client, so a key of scope `inference` cannot change it.
     """
     if seconds is None:
         return False
@@ -277,7 +277,7 @@ async def keep_model(request: Request, model_id: str, seconds: float | None) -> 
 
 
 def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification, SpeculationRequest]:
-    """The unit, and what was asked of speculation, by the request or by the profile that it names; reads the disk."""
+    """Resolve the unit, and the speculation that the request or the profile it names asks for. Reads the disk."""
     resolver = context.resolver
     main = resolver.usable(body.model) if body.embeds else resolver.main(body.model)
     wish = speculation_request(body, context.live.profile(body.model, main.id))
@@ -291,11 +291,11 @@ def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification
 
 
 def sampling_parameters(body: GenerationBody, usual: ModelSettings, top_logprobs: int | None) -> SamplingParameters:
-    """The sampling of a request; negative seeds count from 2^64, `top_k` -1 is off as in vLLM, `top_p` 0 is greedy."""
+    """Build the sampling: negative seeds count from 2^64, `top_k` -1 is off as in vLLM, `top_p` 0 is greedy."""
     neutral = SamplingParameters(temperature=DEFAULT_TEMPERATURE)
 
     def value(name: str) -> Any:
-        """What the request says, else what is set for the model, else what changes nothing."""
+        """Return the request's value, else the model's setting, else the neutral value."""
         given = (getattr(source, name) for source in (body, usual, neutral))
         return next(each for each in given if each is not None)
 
@@ -315,14 +315,14 @@ def sampling_parameters(body: GenerationBody, usual: ModelSettings, top_logprobs
 
 
 def max_tokens(asked: int | None, usual: int | None) -> int | None:
-    """How long the answer may get; None: up to the end of the context."""
+    """Return the longest answer in tokens; None: up to the end of the context."""
     return None if asked == NO_LIMIT else usual if asked is None else asked
 
 
 def speculation_request(body: GenerationBody, profile: ModelSettings) -> SpeculationRequest:
-    """What was asked of speculation; an empty `draft_model` is `off`, and that alone turns speculation off.
+    """Build the speculation request; an empty `draft_model` is `off`, and that alone turns speculation off.
 
-    A profile speaks where the request does not.
+    The profile applies if the request sets none of the fields.
     """
     options = body.speculation
     if options is None and body.draft_model is None and body.num_draft_tokens is None:

@@ -1,6 +1,6 @@
 """`POST /v1/completions`: text or token ids in, text out; several prompts in one request run side by side.
 
-`max_tokens` defaults to what is set for the model, or 16, as OpenAI's does. Choices are numbered over prompts:
+`max_tokens` defaults to the model's setting, else to 16, as in OpenAI's API. Choices are numbered across prompts:
 prompt × n + index.
 """
 
@@ -40,7 +40,7 @@ TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum":
 
 
 def prompts(most: int) -> WithJsonSchema:
-    """What is said of one prompt or several: texts, or tokens."""
+    """Return the OpenAPI schema of one prompt or up to `most`, each a text or a list of token ids."""
     several = [{"type": "array", "items": each, "minItems": 1, "maxItems": most} for each in (TEXT, TOKENS)]
     return told_as(TEXT, TOKENS, *several, or_null=False)
 
@@ -50,7 +50,7 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[Any, prompts(MAX_PROMPTS)]
     max_tokens: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKEN_ID)
-    """With `echo`, 0 is fine: the prompt alone, and its scores where `logprobs` asks for them."""
+    """Longest answer, in tokens. With `echo`, 0 returns the prompt alone, scored if `logprobs` is set."""
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = Field(None, ge=1, le=8)
@@ -79,7 +79,7 @@ class CompletionBody(GenerationBody):
 
 
 def is_tokens(value: Any) -> bool:
-    """Whether it is a list of token ids, not empty."""
+    """Whether `value` is a non-empty list of token ids."""
     is_whole = isinstance(value, list) and set(map(type, value)) == {int}
     return is_whole and min(value) >= 0 and max(value) <= MAX_TOKEN_ID
 
@@ -107,7 +107,7 @@ async def create_completion(request: Request, body: Sent[CompletionBody]) -> Res
 
 
 class CompletionRenderer(OpenAIRenderer):
-    """OpenAI's `text_completion`; `text_offset` of the log probs counts characters of a choice."""
+    """OpenAI's `text_completion`; `text_offset` of the log probs counts the characters of a choice."""
 
     whole_name = chunk_name = "text_completion"
 

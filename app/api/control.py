@@ -1,17 +1,16 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`: what can answer; with `?all=true` also drafters and what cannot be used,
-and why. Never loads, never downloads.
+"""`GET /v1/models` and `GET /v1/models/{id}`: models that can answer; with `?all=true` also drafters and unusable
+models, with the reason. Never loads, never downloads.
 
 Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `source`, `draft` (the id of the first
 drafter), `drafts` (id and method of each), `looking` (its drafters are not known yet), `alias`, `profile_of`,
 `methods`, `unavailable` (method -> why not), `context` and `context_length` (tokens), `capabilities`, `size_bytes` and
 `problem`.
 
-`POST /api/load`, `/api/unload`, `/api/release` and `/api/cache/clear`, `GET /api/status`: what the command line asks of
-a server.
+`POST /api/load`, `/api/unload`, `/api/release` and `/api/cache/clear`, `GET /api/status`: calls of the command line.
 
-`GET /api/ps` is Ollama's: what is loaded, in that shape and for its clients. `GET /v1` says what there is to call.
-`GET /health/live`: the event loop runs. `GET /health/ready`, `GET /health`: a request would be taken now. No key.
-`GET /metrics`: the server's counters in Prometheus text form.
+`GET /api/ps`: loaded models in Ollama's format. `GET /v1`: the list of endpoints. `GET /health/live`: the event loop
+runs. `GET /health/ready`, `GET /health`: a request would be accepted now. Health checks need no key. `GET /metrics`:
+the server's counters in Prometheus text form.
 """
 
 import asyncio
@@ -40,8 +39,8 @@ router = APIRouter()
 
 
 class LoadBody(Body):
-    """`POST /api/load`. `draft`: drafters, joined by `+`, or `off`; `pin` keeps the model from being unloaded; `ttl` is
-    seconds without a request (-1: never)."""
+    """`POST /api/load`. `draft`: drafters joined by `+`, or `off`; `pin` keeps the model from being unloaded; `ttl`:
+    idle seconds until it is (-1: never)."""
 
     model: ModelName
     draft: ModelName | None = None
@@ -64,7 +63,7 @@ async def load_model(request: Request, body: Sent[LoadBody]) -> dict[str, Any]:
     model = await asyncio.to_thread(context.resolver.resolve_load, body.model, draft)
     if body.ttl is not None:
         context.idle.keep_own(model.id, body.ttl)
-    context.worker.keep(model.id, pinned=body.pin, idle_seconds=body.ttl)  # before: whoever is answered sees it
+    context.worker.keep(model.id, pinned=body.pin, idle_seconds=body.ttl)  # first, so it holds once the load is done
     loaded = await unless_client_leaves(request, context.worker.load(model))
     return {
         "model": model.id,
@@ -191,7 +190,7 @@ All = Annotated[bool, Query(alias="all")]
 @router.get("/v1/models", responses=told(ModelList))
 def list_models(request: Request, *, with_all: All = False) -> dict[str, Any]:
     """The models that can answer; with `all` also drafters, and what cannot be used."""
-    context = context_of(request)  # in a thread, as whatever reads the disk
+    context = context_of(request)  # a sync route runs in a thread: this reads the disk
     models = [model for model in context.resolver.models() if with_all or not _why_mute(context, model)]
     looking = context.resolver.is_looking()
     data = [describe(context, model, name, looking=looking) for model in models for name in _names(context, model.id)]
@@ -211,18 +210,18 @@ def get_model(request: Request, model_id: str, *, with_all: All = False) -> dict
 
 
 def _names(context: Context, model_id: str) -> list[str]:
-    """A model's own, and those of its profiles."""
+    """Return the model's id and the names of its profiles."""
     return [model_id, *context.live.profiles(model_id)]
 
 
 def _why_mute(context: Context, model: CatalogModel) -> str:
-    """Why a model cannot answer; empty when it can."""
+    """Return why a model cannot answer; empty if it can."""
     problem = model.problem or str(context.worker.quarantined.get(model.id, ""))
     return problem or ("" if model.kind != "drafter" else "it is a drafter for another model")
 
 
 def describe(context: Context, model: CatalogModel, name: str, *, looking: bool) -> dict[str, Any]:
-    """One entry of the listing, of a model or of its profile `name`."""
+    """Build one entry of the listing, for a model or for its profile `name`."""
     entry = context.resolver.entry(model, looking=looking)
     loaded = entry.loaded
     return {

@@ -1,8 +1,8 @@
-"""`/v1/embeddings`: the last hidden states of any model, pooled over each input and of length 1.
+"""`/v1/embeddings`: the last hidden states of any model, pooled over each input and normalised to length 1.
 
-`pooling` is `mean`, `last` or, of an encoder, `cls`: the first one; the model's own where it is not said, else `mean`.
-`dimensions` keeps the first so many numbers, again of length 1: models that were not trained for that lose some of
-their sense.
+`pooling` is `mean`, `last` or, for an encoder, `cls` (the first token); it defaults to the model's own, else to `mean`.
+`dimensions` truncates vectors to that many numbers and normalises them again: models that were not trained for it lose
+accuracy.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ async def create_embeddings(request: Request, body: Sent[EmbeddingsBody]) -> Res
 
 
 async def embedding_commands(request: Request, body: EmbeddingsBody, embedding_id: str) -> list[Generate]:
-    """One for each input. Raises what the resolver raises."""
+    """Build one command for each input. Raises InvalidRequest for impossible pooling, and what the resolver raises."""
     shared = await shared_command(request, body, top_logprobs=None)
     model = await asyncio.to_thread(context_of(request).resolver.find, shared.model.id)
     pooling = body.pooling or model.pooling or "mean"
@@ -93,7 +93,7 @@ async def embedding_commands(request: Request, body: EmbeddingsBody, embedding_i
 
 
 def shortened(embedding: Sequence[float], dimensions: int | None) -> list[float]:
-    """Cut a vector to its first numbers, normalised to length 1. Raises InvalidRequest where it has fewer."""
+    """Normalise the first `dimensions` numbers of a vector to length 1. Raises InvalidRequest if it has fewer."""
     if dimensions is not None and dimensions > len(embedding):
         message = f"dimensions: {dimensions} are asked for, but vectors of this model have {len(embedding)}."
         raise InvalidRequest(message, parameter="dimensions")
@@ -103,7 +103,7 @@ def shortened(embedding: Sequence[float], dimensions: int | None) -> list[float]
 
 
 def written(vector: list[float]) -> msgspec.Raw:
-    """A vector as JSON: of thousands, numbers of Python's would fill memory."""
+    """Encode a vector as JSON: thousands of them as Python floats would fill memory."""
     return msgspec.Raw(msgspec.json.encode(vector))
 
 

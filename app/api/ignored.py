@@ -1,7 +1,7 @@
-"""Fields of a request that nobody reads: an answer names each one in `warnings`, and says why where that is known.
+"""Request fields that are not read: the answer names each one in `warnings`, with the reason where it is known.
 
-Silent are only those that steer somebody else's service and would change no answer here, and what asks for nothing:
-null, false, zero, and what is empty.
+There is no warning for fields that only steer other services and would change no answer here, nor for values that ask
+for nothing: null, false, zero and empty ones.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ SILENT = frozenset({
     "reasoning.summary", "reasoning.generate_summary", "shift", "truncate",
 })
 # fmt: on
-"""Fields that steer a service of others, or an engine that is not this one."""
+"""Fields that steer other services or engines: ignored without a warning."""
 
 NO_LOGPROBS = "log probabilities are told by /v1/chat/completions and /v1/completions"
 SEND_WHOLE = "send the whole conversation, or previous_response_id"
@@ -60,11 +60,11 @@ USUAL: Mapping[str, Sequence[Any]] = {
     "truncation": ("disabled",),
     "verbosity": ("medium",),
 }
-"""Values that ask for what is done anyway; of other fields, those that ask for nothing."""
+"""Values that ask for the default, by field, and so need no warning; of other fields, all falsy values."""
 
 
 def ignored_fields(body: BaseModel) -> list[Notice]:
-    """A notice for each field that was sent and is not read."""
+    """Return a notice for each field that was sent and is not read, at most MAX_NOTICES."""
     names = (name for name, value in _unread(body) if name not in SILENT and not _is_usual(name, value))
     return [ignored(name, REASONS.get(name, UNKNOWN)) for name, _ in zip(names, range(MAX_NOTICES), strict=False)]
 
@@ -74,13 +74,13 @@ def _is_usual(name: str, value: Any) -> bool:
 
 
 def ignored(name: str, why: str) -> Notice:
-    """The notice of one field."""
+    """Return the notice of one ignored field."""
     return Notice(code="ignored_field", message=f"{name[:MAX_NAME_CHARACTERS]} is ignored: {why}",
                   parameter=name[:MAX_NAME_CHARACTERS])  # fmt: skip
 
 
 def _unread(body: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The names and values of fields that a body, or one inside it, does not have."""
+    """Yield names and values of fields that a body, or one inside it, does not define."""
     extra: Iterable[tuple[str, Any]] = (body.model_extra or {}).items()
     yield from ((prefix + name, value) for name, value in extra)
     for name in type(body).model_fields:

@@ -1,7 +1,7 @@
-"""Responses that a conversation may go on with, in memory, bounded in time and bytes, each owner's apart.
+"""Responses that a conversation may continue, in memory, bounded in time and bytes, separate for each owner.
 
-They are kept as JSON, so that what is counted is what they take. Where there is no room, the owner who has most loses
-the oldest: nobody's go for those of somebody who has more.
+They are kept as JSON, so that the bytes counted are the bytes held. When space runs out, the owner who holds the most
+loses the oldest response: no owner is evicted in favour of one who holds more.
 """
 
 import time
@@ -15,30 +15,30 @@ from app.serving.errors import Rejected
 
 KEPT_SECONDS = 24 * 3600.0
 KEPT_BYTES = 64 * 1024 * 1024
-"""Bytes of all owners' responses together."""
+"""Budget for all owners' responses together, in bytes."""
 
 Item = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A response, and the messages with which a conversation goes on behind it, as JSON."""
+    """A response and the messages that a conversation continues from, as JSON."""
 
     response: bytes
     input_items: bytes
     messages: bytes
     items: dict[str, bytes]
-    """Those of its output by their ids: a conversation may name one in place of sending it."""
+    """Items of its output by id: a conversation may reference one instead of sending it."""
     kept_at: float
 
     @property
     def size_bytes(self) -> int:
-        """The length of all of it."""
+        """Bytes of all of its JSON."""
         return sum(map(len, (self.response, self.input_items, self.messages, *self.items.values())))
 
 
 class Share:
-    """What one owner has, by id, the oldest first."""
+    """Responses and items of one owner by id, the oldest first."""
 
     def __init__(self) -> None:
         self.responses: dict[str, KeptResponse] = {}
@@ -46,25 +46,25 @@ class Share:
         self.size_bytes = 0
 
     def add(self, response_id: str, kept: KeptResponse) -> None:
-        """Keep one more."""
+        """Add a response."""
         self.responses[response_id] = kept
         self.items |= kept.items
         self.size_bytes += kept.size_bytes
 
     def remove(self, response_id: str) -> None:
-        """Forget one."""
+        """Remove a response with its items."""
         kept = self.responses.pop(response_id)
         for name in kept.items:
             self.items.pop(name, None)
         self.size_bytes -= kept.size_bytes
 
     def remove_oldest(self) -> None:
-        """Forget the one that was kept first."""
+        """Remove the response that was kept first."""
         self.remove(next(iter(self.responses)))
 
 
 class KeptResponses:
-    """The shares of all owners, who never find another's."""
+    """Shares of all owners, who never see one another's."""
 
     def __init__(self, clock: Clock = time.monotonic, most_bytes: int = KEPT_BYTES) -> None:
         self._shares: dict[str, Share] = {}
@@ -72,7 +72,7 @@ class KeptResponses:
         self._most_bytes = most_bytes
 
     def keep(self, owner: str, response: Item, input_items: list[Item], messages: list[Item]) -> None:
-        """Keep a response that has ended."""
+        """Keep a finished response, and evict those that are too old or no longer fit."""
         whole, given, said = map(msgspec.json.encode, (response, input_items, messages))
         items = {item["id"]: msgspec.json.encode(item) for item in response["output"]}
         own = self._shares.setdefault(owner, Share())
@@ -85,7 +85,7 @@ class KeptResponses:
         self._shares = {name: share for name, share in self._shares.items() if share.responses}
 
     def find(self, owner: str, response_id: str) -> KeptResponse:
-        """Raises Rejected (404) for one that is not kept, or another owner's."""
+        """Return a kept response. Raises Rejected (404) if it is not kept or another owner's."""
         kept = self._share(owner).responses.get(response_id)
         if kept is None or self._is_old(kept):
             hours = int(KEPT_SECONDS // 3600)
@@ -94,12 +94,12 @@ class KeptResponses:
         return kept
 
     def forget(self, owner: str, response_id: str) -> None:
-        """Raises Rejected (404) as `find` does."""
+        """Remove a response. Raises Rejected (404) as `find` does."""
         self.find(owner, response_id)
         self._share(owner).remove(response_id)
 
     def item(self, owner: str, item_id: str) -> Item | None:
-        """Find an item of an earlier answer; None where it is not kept."""
+        """Find an item of an earlier answer; None if it is not kept."""
         item = self._share(owner).items.get(item_id)
         return None if item is None else msgspec.json.decode(item)
 

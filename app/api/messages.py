@@ -1,7 +1,7 @@
-"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`: a conversation in its words, answered by the same core.
+"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`, served by the same core as the other formats.
 
-Blocks and tools of what only Anthropic runs are left out, and the answer names them. A call of a tool is told when it
-is whole: clients run what they are told of one.
+Blocks and tools that only Anthropic runs are left out, and the answer names them. A tool call is sent once it is whole:
+clients run what they receive.
 """
 
 import json
@@ -47,7 +47,7 @@ class Source(Body):
 
 
 class Block(Body):
-    """A part of a message, with what its kind has."""
+    """One part of a message, with the fields of its type."""
 
     type: str = "text"
     text: str | None = None
@@ -63,7 +63,7 @@ class Block(Body):
 
 Blocks = str | list[Block]
 UNREADABLE = frozenset({"image", "document"})
-"""Kinds of blocks that a person sent to be looked at: they are refused, never passed over."""
+"""Types of blocks that a user wants looked at: refused unless they are text, never left out."""
 
 
 class Turn(Body):
@@ -74,7 +74,7 @@ class Turn(Body):
 
 
 class AnthropicTool(Body):
-    """A tool that the client runs itself, or with another `type` one that it does not describe."""
+    """A tool that the client runs and describes; any other `type` is a tool that it does not describe."""
 
     type: str | None = None
     name: str | None = None
@@ -90,11 +90,11 @@ class AnthropicTool(Body):
 
     @property
     def is_own(self) -> bool:
-        """Whether the client describes it."""
+        """Whether the client describes the tool."""
         return self.type in (None, "custom")
 
     def as_chat(self) -> dict[str, Any]:
-        """The same in OpenAI's words."""
+        """Convert the tool to OpenAI's format."""
         if not self.is_own:
             return {"type": self.type, "name": self.name}
         described = {"name": self.name, "description": self.description, "parameters": self.input_schema}
@@ -103,7 +103,7 @@ class AnthropicTool(Body):
 
 
 class AnthropicChoice(Body):
-    """Whether a tool must be called."""
+    """Whether a tool must be called, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -139,7 +139,7 @@ class CountBody(ThinkingBody):
     output_config: OutputConfig | None = None
 
     def as_chat(self) -> dict[str, Any]:
-        """The same in the words of OpenAI's chat. Raises InvalidRequest for what these models cannot read."""
+        """Convert the body to OpenAI's chat format. Raises InvalidRequest for content that these models cannot read."""
         messages = system_messages(self.system)
         for turn in self.messages:
             messages += list(_messages(turn))
@@ -159,7 +159,7 @@ class CountBody(ThinkingBody):
         return chat
 
     def notices(self) -> list[Notice]:
-        """Notices of the parts that are left out."""
+        """Return notices of blocks that are left out and of ignored fields."""
         blocks = [block for turn in self.messages if not isinstance(turn.content, str) for block in turn.content]
         kinds = ", ".join(dict.fromkeys(block.type[:60] for block in blocks if _is_left_out(block)))
         message = f"blocks of type {kinds} are left out: they tell of tools that do not run here"
@@ -191,8 +191,8 @@ def _is_left_out(block: Block) -> bool:
 
 
 def system_messages(system: Blocks | None) -> list[dict[str, Any]]:
-    """The system part, without the line for Anthropic's billing that Claude Code begins it with: it differs in each
-    session, and nothing behind it would be found in the prefix cache again."""
+    """Return the system message without the billing line that Claude Code begins it with: the line differs in each
+    session, so nothing after it would ever hit the prefix cache."""
     blocks = [Block(text=system)] if isinstance(system, str) else system or []
     texts = [_text([block]) for block in blocks]
     if texts and texts[0].startswith(BILLING_HEADER):
@@ -202,7 +202,7 @@ def system_messages(system: Blocks | None) -> list[dict[str, Any]]:
 
 
 def _text(blocks: Blocks) -> str:
-    """The text of blocks, joined. Raises InvalidRequest for pictures and what else would have to be looked at."""
+    """Join the text of blocks. Raises InvalidRequest for pictures and other content that is not text."""
     if isinstance(blocks, str):
         return blocks
     return "\n\n".join(_block_text(block) for block in blocks if not _is_left_out(block))
@@ -224,7 +224,7 @@ def _block_text(block: Block) -> str:
 
 
 def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
-    """A turn in OpenAI's words: results of tools are messages of their own, and come first."""
+    """Convert a turn to OpenAI's messages; tool results are messages of their own, and come first."""
     blocks = [Block(text=turn.content)] if isinstance(turn.content, str) else turn.content
     calls, thoughts, rest = [], [], []
     for block in blocks:
@@ -279,15 +279,15 @@ class MessageRenderer(Renderer):
         self._no_drafter = command.model.no_drafter
         self._base = {"id": command.id, "type": "message", "role": "assistant", "model": command.model.id}
         self._block = ""
-        """The kind of the one that is open."""
+        """Kind of the open block, with its index for a tool call; empty if none is open."""
         self._index = -1
         self._said = FinishedChoice()
-        """Whose calls are told at the end."""
+        """Content so far; its tool calls are sent at the end."""
 
     def frame(self, told: dict[str, Any]) -> bytes:
         return f"event: {told['type']}\n".encode() + super().frame(told)
 
-    def beat(self, text: str) -> bytes:  # noqa: ARG002 - what it is called there
+    def beat(self, text: str) -> bytes:  # noqa: ARG002 - the base's signature
         return self.frame({"type": "ping"})
 
     def accepted(self, prompt_tokens: int) -> Iterable[dict[str, Any]]:
@@ -295,7 +295,7 @@ class MessageRenderer(Renderer):
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return [{"type": "message_start", "message": self._base | empty}]
 
-    def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:  # noqa: ARG002 - there is one
+    def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:  # noqa: ARG002 - one choice
         self._said.take(event)
         if isinstance(event, Finished):
             for call in self._said.tool_calls:
@@ -362,7 +362,7 @@ def _stop_reason(finish_reason: str, stop: str) -> str:
 
 
 def _usage(usage: Statistics) -> dict[str, Any]:
-    """Count usage as Anthropic does: tokens read from the cache are not among the input tokens."""
+    """Count usage as Anthropic does: input tokens exclude those read from the cache."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_read_input_tokens": usage.cached_tokens,

@@ -1,9 +1,9 @@
-"""Ollama's `/api/tags`, `show`, `chat`, `generate`, `embed`, `embeddings` and `version`, for clients that know nothing
+"""Ollama's `/api/tags`, `show`, `chat`, `generate`, `embed`, `embeddings` and `version`, for clients that speak nothing
 else. (`/api/ps` is in `app/api/control.py`.)
 
-Lines of JSON in place of events; a tool call is told when it is whole. `num_ctx` and what else steers Ollama's own
-engine is passed over. A request without a prompt or messages loads the model, as there; with `keep_alive` 0 it lets it
-go.
+Streams are lines of JSON instead of events; a tool call is sent once it is whole. `num_ctx` and other options of
+Ollama's own engine are ignored. A request without a prompt or messages loads the model, as Ollama's does; with
+`keep_alive` 0 it unloads it.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ from app.serving.errors import error_object
 from app.serving.gate import Body, Sent, checked
 
 API_VERSION = "0.12.6"
-"""Of Ollama, whose API this is like; clients refuse to talk to an older one."""
+"""Version of Ollama whose API this is like; clients refuse to talk to an older one."""
 LINES = "application/x-ndjson"
 OLLAMA_WORDS = {"tools": "tools", "reasoning": "thinking"}
 LOADED = {"done": True, "done_reason": "load"}
@@ -57,7 +57,7 @@ router = APIRouter()
 
 
 class OllamaOptions(Body):
-    """Those of a model that mean something here; their bounds are OpenAI's."""
+    """Options of a model that mean something here; their bounds are OpenAI's."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -73,10 +73,10 @@ class OllamaOptions(Body):
     num_predict: Any = None
 
     def as_openai(self) -> dict[str, Any]:
-        """The fields of OpenAI's that mean the same."""
+        """Return OpenAI's fields of the same meaning."""
         fields = self.model_dump(include={*OllamaOptions.model_fields} - {"repeat_penalty", "num_predict"})
         most = self.num_predict or None
-        # Below 0 there is no limit, or (-2) that of the context, which always holds.
+        # Below 0: no limit, or (-2) the context's, which always applies.
         fields["max_tokens"] = NO_LIMIT if type(most) is int and most < 0 else most
         return fields | {"repetition_penalty": self.repeat_penalty}
 
@@ -87,11 +87,11 @@ def _no_images(images: Any) -> None:
 
 
 Images = Annotated[Any, AfterValidator(_no_images), told_as({"type": "array", "maxItems": 0})]
-"""Refused, unless there are none."""
+"""Images of a message: refused unless there are none."""
 
 
 class OllamaBody(ThinkingBody, StayBody):
-    """What chat and generate share; both stream unless they are asked not to."""
+    """Fields that chat and generate share; both stream by default."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -102,7 +102,7 @@ class OllamaBody(ThinkingBody, StayBody):
     speculation: dict[str, Any] | None = None
 
     def as_openai(self) -> dict[str, Any]:
-        """The fields of OpenAI's that mean the same."""
+        """Return OpenAI's fields of the same meaning."""
         fields = (self.options or OllamaOptions()).as_openai() | self.thinking_fields()
         fields |= {"model": plain_name(self.model), "keep_alive": self.stay_seconds, "speculation": self.speculation}
         if self.format == "json":
@@ -113,7 +113,7 @@ class OllamaBody(ThinkingBody, StayBody):
 
 
 class OllamaFunction(Body):
-    """What a call called."""
+    """Function that a call names, and its arguments."""
 
     name: str
     arguments: dict[str, Any] | None = None
@@ -146,7 +146,7 @@ class OllamaChat(OllamaBody):
 
 
 class OllamaGenerate(OllamaBody):
-    """`POST /api/generate`; `raw` leaves the chat template out, and so does a `suffix`."""
+    """`POST /api/generate`; `raw` skips the chat template, and so does a `suffix`."""
 
     prompt: str = ""
     system: str | None = None
@@ -172,12 +172,12 @@ class NamedBody(Body):
 
 
 def plain_name(name: str) -> str:
-    """Ollama's clients add a tag to names that have none."""
+    """Remove the tag that Ollama's clients add to names without one."""
     return name.removesuffix(":latest")
 
 
 def _messages(body: OllamaChat) -> list[dict[str, Any]]:
-    """Messages in OpenAI's words: calls without an id get one, which their results name by the tool or in order."""
+    """Convert messages to OpenAI's: calls without an id get one, and results refer to it by tool name or in order."""
     messages: list[dict[str, Any]] = []
     open_calls: dict[str, str] = {}
     for message in body.messages:
@@ -240,7 +240,7 @@ async def _answer(request: Request, body: OllamaBody, command: Generate, rendere
 
 
 async def _load(request: Request, body: OllamaBody, empty: dict[str, Any]) -> Response:
-    """Without a prompt: load the model, or with `keep_alive` 0 let it go."""
+    """Answer a request without a prompt: load the model, or with `keep_alive` 0 unload it."""
     context = context_of(request)
     if body.stay_seconds == 0:
         await authorize_operator(request)
@@ -339,7 +339,7 @@ def _responded(text: str, thinking: str, calls: Sequence[ToolCallDelta]) -> dict
 
 
 class OllamaRenderer(Renderer):
-    """Ollama's lines of a chat or of a generation, as `tells` puts text, thinking and calls into one."""
+    """Ollama's lines of a chat or a generation; `tells` builds each from text, thinking and calls."""
 
     media_type = LINES
     end = b""
@@ -350,15 +350,15 @@ class OllamaRenderer(Renderer):
         self._no_drafter = command.model.no_drafter
         self._tells = tells
         self._said = FinishedChoice()
-        """Whose calls are told at the end."""
+        """Content so far; its tool calls are sent at the end."""
 
     def frame(self, told: dict[str, Any]) -> bytes:
         return msgspec.json.encode(told) + b"\n"
 
-    def beat(self, text: str) -> bytes:  # noqa: ARG002 - no line is ignored
+    def beat(self, text: str) -> bytes:  # noqa: ARG002 - clients ignore no line
         return b""
 
-    def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:  # noqa: ARG002 - there is one
+    def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:  # noqa: ARG002 - one choice
         self._said.take(event)
         if isinstance(event, Delta):
             if event.text or event.reasoning:
@@ -405,7 +405,7 @@ class OllamaEmbeddings(Renderer):
 
 
 def durations(usage: Statistics) -> dict[str, int]:
-    """In nanoseconds."""
+    """Return token counts and durations as Ollama names them, in nanoseconds."""
     total = usage.queue_seconds + usage.prefill_seconds + usage.decode_seconds
     return {
         "total_duration": int(total * 1e9),

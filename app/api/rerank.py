@@ -1,7 +1,7 @@
-"""`/v1/rerank`, in the words of Cohere, Jina and vLLM: which documents answer a query, the best one first.
+"""`/v1/rerank`, in the format of Cohere, Jina and vLLM: documents ranked by how well they answer a query, best first.
 
-Models of the Qwen3-Reranker family judge each document by a word: its relevance is the probability of `yes` against
-that of `no` as the next token (arXiv 2506.05176, section 2.1). Of any other model such a number would mean nothing.
+Models of the Qwen3-Reranker family judge each document by a word: its relevance is P(yes) / (P(yes) + P(no)) for the
+next token (arXiv 2506.05176, section 2.1). For any other model that number would mean nothing.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from app.serving.gate import Sent
 
 MAX_DOCUMENTS = 2048
 LIKELIEST = 64
-"""Tokens among which `yes` and `no` have to be; what is not there weighs nothing."""
+"""Number of likeliest tokens searched for `yes` and `no`; one that is not among them weighs nothing."""
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 PROMPT = (
     "<|im_start|>system\n"
@@ -37,7 +37,7 @@ PROMPT = (
     "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
     "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
-"""As these models were trained."""
+"""Prompt that these models were trained with."""
 
 router = APIRouter()
 
@@ -89,7 +89,7 @@ async def rerank(request: Request, body: Sent[RerankBody]) -> Response:
 
 
 def relevance(likeliest: Sequence[tuple[str, float]]) -> float | None:
-    """The probability of `yes` against that of `no`, of tokens with their log probabilities; None without either."""
+    """Return P(yes) / (P(yes) + P(no)) from tokens and log probabilities; None if neither word is among them."""
     weights = {text: math.exp(logprob) for text, logprob in likeliest if text in {"yes", "no"}}
     return weights.get("yes", 0.0) / sum(weights.values()) if weights else None
 

@@ -1,7 +1,7 @@
-"""OpenAI's items as the messages of a chat, and the tools that go with them.
+"""OpenAI's items as chat messages, and the tools that come with them.
 
-Items tell of tools that a client runs, that OpenAI runs, or that nobody here knows. What a model can use becomes
-messages, the rest is left out and named: a session that began elsewhere goes on. Pictures and files are refused.
+Items may concern tools run by the client, by OpenAI, or unknown here. What a model can use becomes messages, the rest
+is left out with a notice, so that a session begun elsewhere continues. Pictures and files are refused.
 """
 
 import json
@@ -17,10 +17,10 @@ Item = dict[str, Any]
 
 NAMESPACE = "namespace"
 DEFAULT_NAMESPACE = "functions"
-"""Whose tools are called by their names alone."""
+"""Namespace whose tools are called by their bare names."""
 TEXTS: Mapping[str, str] = PART_TEXTS | {"reasoning_text": "text", "summary_text": "text"}
 ENCRYPTED = "encrypted_content"
-"""A part that only its sender can read."""
+"""Type of a part that only its sender can read."""
 GIVEN: Mapping[str, tuple[str, str]] = {
     "apply_patch_call": ("apply_patch", "operation"),
     "code_interpreter_call": ("code_interpreter", "code"),
@@ -29,19 +29,19 @@ GIVEN: Mapping[str, tuple[str, str]] = {
     "shell_call": ("shell", "action"),
     "tool_search_call": ("tool_search", "arguments"),
 }
-"""Name of the tool by type of call, and the field that holds its arguments."""
+"""Name of the tool, and the field that holds its arguments, by type of call."""
 RESULTS: Mapping[str, Sequence[str]] = {
     "code_interpreter_call": ("outputs",),
     "file_search_call": ("results",),
     "mcp_call": ("output", "error"),
 }
-"""Field that holds the result of a call that ran elsewhere; a call without it is left out."""
+"""Fields that may hold the result of a call that ran elsewhere, by type; a call without one is left out."""
 OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output",
            "apply_patch_call_output", "mcp_tool_call_output", "tool_search_output")  # fmt: skip
 
 
 def flat_name(item: Mapping[str, Any]) -> str:
-    """The name that a model knows a tool by, of one or of a call of it: that of its namespace goes before its own."""
+    """Return the name that a model knows a tool or its call by; a namespace other than the default is prefixed."""
     name, namespace = str(item.get("name") or ""), item.get(NAMESPACE)
     if not isinstance(namespace, str) or namespace in {"", DEFAULT_NAMESPACE}:
         return name
@@ -49,9 +49,9 @@ def flat_name(item: Mapping[str, Any]) -> str:
 
 
 class ItemReader:
-    """Items one after another; calls and reasoning join the assistant's message that they belong to.
+    """Reads items in order; calls and reasoning join the assistant's message that they belong to.
 
-    `find` knows items by their ids.
+    `find` looks an item up by its id.
     """
 
     def __init__(self, find: Callable[[str], Item | None]) -> None:
@@ -63,7 +63,7 @@ class ItemReader:
         self._named: set[str] = set()
 
     def read(self, items: Iterable[Item]) -> "ItemReader":
-        """Add items. Raises InvalidRequest for pictures, files, what is no item, and one that is named twice."""
+        """Add items. Raises InvalidRequest for pictures, files, invalid items, and an item that is referenced twice."""
         found = [self._meant(item) for item in items]
         answered = {_call_id(item) for item in found if item is not None and item.get("type") in OUTPUTS}
         for item in found:
@@ -74,19 +74,19 @@ class ItemReader:
         return self
 
     def notices(self) -> list[Notice]:
-        """Notices of the items that were left out."""
+        """Return a notice of the items that were left out."""
         if not self._left_out:
             return []
         message = f"items of type {', '.join(self._left_out)} are left out: this model can make nothing of them"
         return [Notice(code="left_out_item", message=message, parameter="input")]
 
     def _meant(self, item: Item) -> Item | None:
-        """The item itself, or the one that it names, where that is known."""
+        """Return the item, or the kept item that it references; None if there is no such item."""
         is_reference = item.get("type") == "item_reference" or ("id" in item and not {"type", "role"} & item.keys())
         if not is_reference:
             return item
         name = str(item.get("id"))
-        if name in self._named:  # a short name could stand for a long text any number of times
+        if name in self._named:  # else short references could expand to a huge prompt
             raise InvalidRequest(f"input: the item {name[:60]} is named twice: name it once", parameter="input")
         self._named.add(name)
         found = self._find(name)
@@ -102,8 +102,8 @@ class ItemReader:
             self.messages.append({"role": "assistant"})
         return self.messages[-1]
 
-    def _take(self, item: Item, is_answered: bool) -> bool:  # noqa: FBT001 - whether a result of it follows
-        """Whether something can be made of it."""
+    def _take(self, item: Item, is_answered: bool) -> bool:  # noqa: FBT001 - whether its result follows
+        """Add one item; return whether the model can use it."""
         kind = item.get("type", "message")
         if not isinstance(kind, str):
             raise InvalidRequest("input: the type of an item is a text", parameter="input")
@@ -145,7 +145,7 @@ class ItemReader:
         self.messages.append({"role": "tool", "tool_call_id": _call_id(item), "content": self._output_text(output)})
 
     def _take_call(self, item: Item, is_answered: bool) -> bool:  # noqa: FBT001
-        """One that was cut off is none, unless it was run all the same."""
+        """Add a call, with its result if it ran elsewhere. One that was cut off only counts if its result follows."""
         kind = item["type"]
         results = [item[name] for name in RESULTS.get(kind, ()) if item.get(name)]
         if (item.get("status") == "incomplete" and not is_answered) or (kind in RESULTS and not results):
@@ -190,7 +190,7 @@ class ItemReader:
 
 
 def _whole(message: Item) -> Item:
-    """A message with its texts, which came in pieces where it is the assistant's."""
+    """Join the texts of an assistant message, which came in pieces; other messages are returned unchanged."""
     if message["role"] != "assistant":
         return message
     thoughts = message.get("reasoning_content")
@@ -207,7 +207,7 @@ def _call_id(item: Mapping[str, Any]) -> str:
 
 
 def _called(item: Item) -> tuple[str, str] | None:
-    """The name of the tool and its arguments; None for what is no call of one."""
+    """Return the tool's name and arguments; None if the item is not a tool call."""
     match item["type"]:
         case "function_call":
             return flat_name(item), str(item.get("arguments") or "{}")
@@ -234,7 +234,7 @@ def _json(value: Any) -> str:
 
 
 def flat_tools(tools: Iterable[Item], further: Iterable[Item] = ()) -> list[Item]:
-    """Tools without namespaces, each with the name of its own; `further` ones only where their names are new."""
+    """Flatten namespaces; tools of `further` are added only if their names are new."""
     flat = [each for tool in tools for each in _unfolded(tool)]
     names = {flat_name(tool) for tool in flat}
     for each in (each for tool in further for each in _unfolded(tool)):
@@ -256,7 +256,7 @@ def _unfolded(tool: Item) -> list[Item]:
 
 
 def chat_tool(tool: Item) -> Item:
-    """A tool in the words of chat."""
+    """Convert a tool to chat format."""
     kind = tool.get("type")
     described = {"name": flat_name(tool)}
     if kind == FUNCTION:
@@ -269,7 +269,7 @@ def chat_tool(tool: Item) -> Item:
 
 
 def chat_choice(choice: Any, tools: Sequence[Item]) -> Any:
-    """A choice among flat tools in the words of chat."""
+    """Convert a choice among flat tools to chat format."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "allowed_tools":
         wanted = {_meaning(each) for each in _objects(choice.get("tools"))}
@@ -282,14 +282,14 @@ def chat_choice(choice: Any, tools: Sequence[Item]) -> Any:
 
 
 def _meaning(choice: Mapping[str, Any]) -> tuple[str, str]:
-    """What a choice names: a whole namespace, a tool of one, or a tool by its name with or without its namespace."""
+    """Return what a choice names: a namespace, a tool in one, or a tool by its bare or flat name."""
     if choice.get("type") == NAMESPACE:
         return NAMESPACE, str(choice.get("name"))
     return ("flat", flat_name(choice)) if choice.get(NAMESPACE) else ("name", str(choice.get("name")))
 
 
 def _meanings(tool: Item) -> set[tuple[str, str]]:
-    """Every choice that means this tool."""
+    """Return every choice that names this tool."""
     flat = flat_name(tool)
     names = {("name", str(tool.get("name"))), ("name", flat), ("flat", flat)}
     return names | {(NAMESPACE, str(tool.get(NAMESPACE)))}

@@ -1,6 +1,6 @@
-"""OpenAI's `/v1/responses`: items in, items out, every streamed event in order; conversations are kept for a while.
+"""OpenAI's `/v1/responses`: items in, items out, streamed as numbered events; conversations are kept for a while.
 
-Items become the messages of a chat (`app/api/response_items.py`), so that the core is the same.
+Items become chat messages (`app/api/response_items.py`), so that the core is the same.
 """
 
 import secrets
@@ -71,7 +71,7 @@ class ResponsesBody(ThinkingBody, StayBody):
     add_generation_prompt: bool | None = None
 
     def as_chat(self, messages: Sequence[Item], tools: Sequence[Item]) -> dict[str, Any]:
-        """The conversation in the words of chat, with messages and flat tools as its items say them."""
+        """Convert the request to chat format, with `messages` and flat `tools` as read from its items."""
         same = ["model", "temperature", "top_p", "parallel_tool_calls", "seed", "keep_alive", "ttl"]
         same += ["continue_final_message", "add_generation_prompt"]
         chat: dict[str, Any] = {name: getattr(self, name) for name in same} | self.thinking_fields()
@@ -96,7 +96,7 @@ class ResponsesBody(ThinkingBody, StayBody):
 
 
 def kept_responses(request: Request) -> KeptResponses:
-    """Those of this server."""
+    """Return the responses that this server keeps."""
     kept: KeptResponses = request.app.state.responses
     return kept
 
@@ -171,9 +171,9 @@ class ResponseRenderer(Renderer):
         self._number = 0
         self._output: list[Item] = []
         self._open = ""
-        """Kind of the last item while it is open, with its number if it is a call."""
+        """Kind of the last item while it is open, with the call's index if it is a call."""
         self._input = CustomInput()
-        """Text of the last custom tool's call."""
+        """Input of the last call of a custom tool."""
         self._base: Item = {
             "id": command.id,
             "object": "response",
@@ -206,7 +206,7 @@ class ResponseRenderer(Renderer):
         response = self._base | {"status": "in_progress", "output": [], "usage": None}
         return [{"type": f"response.{event}", "response": response} for event in ("created", "in_progress")]
 
-    def tell(self, choice: int, event: Delta | Finished) -> Iterable[Item]:  # noqa: ARG002 - there is one
+    def tell(self, choice: int, event: Delta | Finished) -> Iterable[Item]:  # noqa: ARG002 - one choice
         if isinstance(event, Finished):
             yield from self._close(is_cut=self._is_cut(event.finish_reason, event.unfinished_call))
             response = self._ended(event.finish_reason, event.usage, event.notices)
@@ -240,7 +240,7 @@ class ResponseRenderer(Renderer):
         return self._ended(one.finish_reason, one.usage, one.notices)
 
     def _is_cut(self, finish_reason: str, unfinished_call: int | None) -> bool:
-        """Whether the open item lacks something at the end."""
+        """Whether the open item was cut off."""
         if self._open.startswith("call "):
             return self._open == f"call {unfinished_call}"
         return finish_reason == "length"
@@ -260,7 +260,7 @@ class ResponseRenderer(Renderer):
         return response
 
     def _call_item(self, call: ToolCallDelta) -> Item:
-        """As the client offered the tool."""
+        """Return the item of a call, in the form in which the client offered the tool."""
         tool = self._tools.get(call.name, {"name": call.name})
         named = {name: tool[name] for name in ("name", NAMESPACE) if name in tool}
         if tool.get("type") == CUSTOM:
@@ -288,7 +288,7 @@ class ResponseRenderer(Renderer):
         yield self._event(f"{part}.delta", content_index=0, delta=text, **more)
 
     def _write_call(self, arguments: str) -> Iterable[Item]:
-        """More of a call: of its arguments, or of the one text of a custom tool."""
+        """Append to the open call: to its arguments, or to the input of a custom tool."""
         item = self._output[-1]
         if item["type"] == "custom_tool_call":
             yield from self._write_input(self._input.feed(arguments))
@@ -302,7 +302,7 @@ class ResponseRenderer(Renderer):
             yield self._event("custom_tool_call_input.delta", delta=text)
 
     def _close(self, *, is_cut: bool = False) -> Iterable[Item]:
-        """End the open item; of a call that was cut off nothing says that it is done."""
+        """Close the open item; a call that was cut off gets no `done` event for its arguments or input."""
         if not self._open:
             return
         item, self._open = self._output[-1], ""

@@ -1,4 +1,4 @@
-"""What the answers look like, for the OpenAPI document; tests hold the renderers to it."""
+"""Shapes of the answers, for the OpenAPI document; tests hold the renderers to them."""
 
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ Warned = shape(
 )
 WARNED: Fields = {"warnings": list[Warned] | None}  # type: ignore[valid-type]
 NUMBERS: Fields = {"timings": dict[str, float], "speculation": Drafts}
-"""How fast an answer came (llama.cpp's `timings`), and how its drafts fared."""
+"""Fields for the speed of an answer (llama.cpp's `timings`) and the fate of its drafts."""
 DETAILS: Fields = {"prompt_tokens_details": Counts, "completion_tokens_details": Counts}
 Usage = shape("Usage", {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int, **DETAILS})
 ANSWER: Fields = {"id": str, "created": int, "model": str, "usage": Usage, "seed": int, **NUMBERS, **WARNED}

@@ -1,6 +1,6 @@
-"""What an answer must match, by every name that clients have for it; malformed and hostile schemas are refused here.
+"""Grammars that a request asks for, by all the names that clients use; malformed and hostile schemas are refused here.
 
-Nothing is compiled: that is the text process's, where it costs nobody else.
+Nothing is compiled: the text process does that, where it delays no other client.
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_DEPTH = 32
 MAX_PATTERN_CHARACTERS = 2048
 GUIDED = ("json", "regex", "choice", "grammar")
-"""vLLM's `guided_…`."""
+"""Kinds of vLLM's `guided_…` fields."""
 NAMING = {"properties", "patternProperties", "$defs", "definitions"}
 VALUES = {"const", "default", "enum", "example", "examples"}
-"""Keywords whose value has schemas by name, and those whose value is no schema."""
+"""Keywords whose value maps names to schemas, and keywords whose value is no schema."""
 
 
 def format_grammar(wanted: Any) -> Grammar | None:
-    """OpenAI's `response_format`; None: any text. Raises ValueError."""
+    """Read OpenAI's `response_format`; None: any text. Raises ValueError if it is malformed."""
     kind = str(wanted.get("type")) if isinstance(wanted, dict) else ""
     if kind == "text":
         return None
@@ -34,7 +34,7 @@ def format_grammar(wanted: Any) -> Grammar | None:
 
 
 def wished_grammar(kind: str, wish: Any, parameter: str) -> Grammar:
-    """One of vLLM's structured outputs. Raises ValueError."""
+    """Read one of vLLM's structured outputs. Raises ValueError if it is malformed."""
     if kind in {"json", "json_schema"}:
         return schema_grammar(wish, parameter)
     if kind == "json_object":
@@ -49,7 +49,7 @@ def wished_grammar(kind: str, wish: Any, parameter: str) -> Grammar:
 
 
 def schema_grammar(schema: Any, parameter: str) -> Grammar:
-    """Of a JSON schema, or the text of one. Raises ValueError for what is too large or malformed."""
+    """Build the grammar of a JSON schema or its text. Raises ValueError if it is too large or malformed."""
     try:
         schema = msgspec.json.decode(schema) if isinstance(schema, str) else schema
     except msgspec.DecodeError:
@@ -59,7 +59,7 @@ def schema_grammar(schema: Any, parameter: str) -> Grammar:
 
 
 def check_schema(schema: Any) -> None:
-    """Raise ValueError where a JSON schema is malformed or too large; patterns are text here."""
+    """Raise ValueError if a JSON schema is malformed or too large; patterns are not compiled here."""
     if not isinstance(schema, dict):
         raise ValueError("give a JSON schema: an object, as `schema`")  # noqa: TRY004 - pydantic wants it so
     if len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:
@@ -82,7 +82,7 @@ def _check_part(part: Any, levels: int) -> None:
 
 
 def _parts(part: Any) -> Iterator[Any]:
-    """The schemas right inside."""
+    """Yield the direct subschemas."""
     if isinstance(part, list):
         yield from part
     elif isinstance(part, dict):

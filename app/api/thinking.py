@@ -1,7 +1,6 @@
-"""Whether and how much a model is to think before it answers, by every name that clients have for it, as one wish.
+"""Whether and how much a model should reason before it answers, under all the names that clients use for it.
 
-What the wish is called in a template, and what becomes of it where the template has no words for it, is the text
-side's: `app/text/thinking.py`.
+`app/text/thinking.py` translates these settings for chat templates, and handles templates that cannot express them.
 """
 
 import re
@@ -20,14 +19,14 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class Thinking(Body):
-    """As Anthropic, DeepSeek and others say it."""
+    """Reasoning options in the format of Anthropic, DeepSeek and others."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"] | None = None
     budget_tokens: int | None = Field(None, ge=0, le=MAX_BUDGET_TOKENS)
 
 
 class ReasoningOptions(Body):
-    """As OpenAI's Responses (`effort`) and OpenRouter say it."""
+    """Reasoning options in the format of OpenAI's Responses (`effort`) and OpenRouter."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -37,14 +36,14 @@ class ReasoningOptions(Body):
 
 
 class ThinkingBody(Body):
-    """The fields that say it; where several do, they should say the same."""
+    """Fields that control reasoning; several of them in one request should agree."""
 
     reasoning_effort: Effort | None = None
     reasoning: ReasoningOptions | None = None
     enable_thinking: bool | None = None
-    """As Qwen's and others' own servers have it."""
+    """Whether to reason, as Qwen's own server and others name it."""
     think: bool | Effort | None = None
-    """As Ollama has it."""
+    """Whether to reason, or how hard, as Ollama names it."""
     thinking: Thinking | bool | None = None
     thinking_budget: int | None = Field(None, ge=NO_BUDGET, le=MAX_BUDGET_TOKENS)
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = Field(
@@ -66,13 +65,13 @@ class ThinkingBody(Body):
 
     @property
     def effort(self) -> Effort | None:
-        """Effort that was asked for; None: the model's own default."""
+        """Requested effort; None: the model's own default."""
         nested = self.reasoning.effort if self.reasoning else None
         return self.reasoning_effort or nested or (None if isinstance(self.think, bool) else self.think)
 
     @property
     def wants_thinking(self) -> bool | None:
-        """Whether to think at all; None: as the model does by itself."""
+        """Whether to reason at all; None: the model's own default."""
         thinking = self.thinking
         if isinstance(thinking, Thinking):
             thinking = None if thinking.type is None else thinking.type != "disabled"
@@ -84,7 +83,7 @@ class ThinkingBody(Body):
 
     @property
     def budget_tokens(self) -> int | None:
-        """After how many tokens the thinking is closed; None: the model decides."""
+        """Budget after which reasoning is closed, in tokens; None: the model decides."""
         own = self.thinking.budget_tokens if isinstance(self.thinking, Thinking) else None
         nested = self.reasoning.max_tokens if self.reasoning else None
         said = (each for each in (own, nested, self.thinking_budget) if each is not None)
@@ -92,7 +91,7 @@ class ThinkingBody(Body):
         return None if budget == NO_BUDGET else budget
 
     def template_arguments(self) -> dict[str, Any]:
-        """The wish in the names that the text side knows, and what the client says to the template itself."""
+        """Return the settings under the names that the text side knows, and the client's own template arguments."""
         wish = {
             "enable_thinking": self.wants_thinking,
             "reasoning_effort": self.effort,

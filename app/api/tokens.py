@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and `/apply-template`: what a model reads, in the words of llama.cpp and vLLM alike.
+"""`/tokenize`, `/detokenize` and `/apply-template`: what a model reads, in the formats of llama.cpp and vLLM.
 
 No model is loaded for it: its tokenizer and template are enough.
 """
@@ -27,7 +27,7 @@ router = APIRouter()
 
 
 class TextBody(GenerationBody):
-    """`POST /tokenize` of a text: `content` to llama.cpp, `prompt` to vLLM."""
+    """`POST /tokenize` with a text, which llama.cpp calls `content` and vLLM `prompt`."""
 
     content: str | None = None
     prompt: str | None = None
@@ -40,13 +40,13 @@ class TextBody(GenerationBody):
 
 
 class AnyBody(Body):
-    """What may be a text or a conversation."""
+    """Body of `POST /tokenize`: a text or a conversation."""
 
     model_config = ConfigDict(extra="allow")
 
     @classmethod
     def __get_pydantic_json_schema__(cls, _schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """For the OpenAPI document: either of the two."""
+        """Return the schema of either body, for the OpenAPI document."""
         return handler(TypeAdapter[Any](TextBody | ChatBody).core_schema)
 
 

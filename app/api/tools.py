@@ -1,7 +1,7 @@
-"""The tools that a client offers: functions, custom tools, which take one text, and those that somebody else runs.
+"""Tools that a client offers: functions, custom tools, which take one text, and tools that run elsewhere.
 
-Models see functions only. A custom tool is shown as one with a single string, `input`, and its calls go back in the
-form in which it was offered.
+Models see functions only. A custom tool is shown as a function with a single string, `input`, and its calls are
+returned in the form in which it was offered.
 """
 
 import json
@@ -24,7 +24,7 @@ INPUT_BEGINS = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 CHARACTERS = re.compile(
     r'(?:[^"\\]|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u(?![dD][89abAB])[0-9a-fA-F]{4})+'
 )
-"""Whole characters inside a JSON string: two escapes of a pair belong together."""
+"""Whole characters inside a JSON string: both escapes of a surrogate pair belong together."""
 
 
 class FunctionDefinition(Body):
@@ -51,16 +51,16 @@ class FunctionTool(Body):
 
     @property
     def name(self) -> str:
-        """By which it is called."""
+        """Name by which it is called."""
         return self.function.name
 
     def shown(self) -> dict[str, Any]:
-        """As models see it."""
+        """Return the tool as models see it."""
         return self.model_dump(exclude_unset=True)
 
 
 class CustomDefinition(Body):
-    """Describe a custom tool; `format` may hold a grammar of its input, in OpenAI's way of chat or of responses."""
+    """A custom tool; `format` may hold a grammar of its input, in the form of OpenAI's chat or of its Responses."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.:/-]{1,300}$")
     description: str | None = None
@@ -75,11 +75,11 @@ class CustomTool(Body):
 
     @property
     def name(self) -> str:
-        """By which it is called."""
+        """Name by which it is called."""
         return self.custom.name
 
     def shown(self) -> dict[str, Any]:
-        """As models see it: a function with one string."""
+        """Return the tool as models see it: a function with one string."""
         custom = self.custom
         told = "\n\n".join(filter(None, (custom.description, _format_in_words(custom.format or {}))))
         text = {"type": "string", "description": "The whole input, as plain text."}
@@ -88,13 +88,13 @@ class CustomTool(Body):
 
 
 class OtherTool(Body):
-    """A tool that OpenAI, Anthropic or somebody else runs."""
+    """A tool that OpenAI, Anthropic or another service runs."""
 
     type: Annotated[str, WithJsonSchema({"type": "string", "not": {"enum": [FUNCTION, CUSTOM]}})]
     name: str | None = None
 
 
-def _format_in_words(format: Mapping[str, Any]) -> str:  # noqa: A002 - the name it has everywhere
+def _format_in_words(format: Mapping[str, Any]) -> str:  # noqa: A002 - the API's name
     nested = format.get("grammar")
     grammar = nested if isinstance(nested, dict) else format
     definition = grammar.get("definition")
@@ -121,9 +121,9 @@ class ToolChoice:
     mode: str = "auto"
     """`none`, `auto`, `required`, or `function:NAME`."""
     allowed: frozenset[str] | None = None
-    """None: all."""
+    """Names of the tools that may be called; None: all."""
     other: str = ""
-    """A kind of tool that is asked for and that nobody runs here."""
+    """Type of a requested tool that does not run here; empty for none."""
 
 
 def _read_choice(choice: Any) -> ToolChoice:
@@ -148,7 +148,7 @@ def _allowed_tools(wanted: Any) -> ToolChoice:
 
 
 def _name_of(tool: Any) -> str:
-    """The name in a tool that a choice means; empty for one of other kinds."""
+    """Return the name of the tool that a choice means; empty for other kinds."""
     nested = tool.get(str(tool.get("type"))) if isinstance(tool, dict) else None
     name = nested.get("name") if isinstance(nested, dict) else None
     return name if isinstance(name, str) else ""
@@ -166,7 +166,7 @@ CHOICES = WithJsonSchema({"anyOf": [{"enum": [*MODES]}, NAMED, {"type": "null"}]
 
 
 class ToolsBody(Body):
-    """The fields about tools."""
+    """Fields about tools."""
 
     tools: list[Tool] | None = None
     tool_choice: Annotated[Any, BeforeValidator(_read_choice), CHOICES] = ToolChoice()
@@ -202,18 +202,18 @@ class ToolsBody(Body):
 
     @property
     def call_mode(self) -> str:
-        """`auto`, `required` or `function:NAME`; a tool that is not there cannot be demanded."""
+        """`auto`, `required` or `function:NAME`; a missing tool cannot be required."""
         names = {tool.name for tool in self.offered}
         mode: str = self.tool_choice.mode
         may = (mode == "required" and names) or mode.removeprefix("function:") in names
         return mode if may else "auto"
 
     def shown_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the template shows; None when there are none."""
+        """Return the tools that the template shows; None if there are none."""
         return None if self.tool_choice.mode == "none" else [tool.shown() for tool in self.offered] or None
 
     def tool_notices(self) -> list[Notice]:
-        """Notices of tools and choices that cannot be honoured."""
+        """Return notices of tools and choices that cannot be honoured."""
         found, choice = [], self.tool_choice
         if self.other_tools:
             kinds = ", ".join(dict.fromkeys(tool.type[:60] for tool in self.other_tools))
@@ -233,12 +233,12 @@ def _label(tool: OtherTool) -> str:
 
 
 def custom_arguments(text: str) -> str:
-    """The arguments of a function whose only one is `text`, as JSON."""
+    """Return JSON arguments whose only field is `text`."""
     return json.dumps({INPUT: text}, ensure_ascii=False)
 
 
 def custom_input(arguments: str) -> str:
-    """The text in the arguments of a custom tool's call; where a model wrote another object, that one as it is."""
+    """Return a custom tool's text: `input`, else its only field, else ""; anything else is returned unchanged."""
     try:
         value = json.loads(arguments, strict=False)
     except ValueError:
@@ -250,17 +250,17 @@ def custom_input(arguments: str) -> str:
 
 
 class CustomInput:
-    """The text of one call while its arguments are written."""
+    """Text of one custom tool call, while its arguments are streamed."""
 
     def __init__(self) -> None:
         self.told = ""
         self._arguments: list[str] = []
         self._rest = ""
-        """Arguments that are not text yet."""
+        """Arguments that are not decoded yet."""
         self._is_inside = False
 
     def feed(self, more: str) -> str:
-        """More of its text, as far as that is known."""
+        """Add arguments; return the text that they complete."""
         self._arguments.append(more)
         self._rest += more
         if not self._is_inside:
@@ -277,7 +277,7 @@ class CustomInput:
         return text
 
     def finish(self) -> str:
-        """The rest of the text of a call that is whole."""
+        """Return the rest of the text, once the call is whole."""
         whole = custom_input("".join(self._arguments))
         rest = whole.removeprefix(self.told) if whole.startswith(self.told) else ""
         self.told += rest
