@@ -1,1 +1,1 @@
-"""What a person sees in the browser: pages, and the files that they load. Never imports `app.api`."""
+"""The dashboard: pages, and the files that they load. Never imports `app.api`."""

@@ -1,8 +1,8 @@
 """`/admin/chat`: the playground, and its conversations under `/admin/api/conversations`.
 
-Replies stream from `/admin/api/v1/chat/completions`, which is the API's own route behind the sign-in. The page keeps
-what was said with `POST …/turns`, under ids of its own making: it sends again whatever nobody acknowledged. Topic
-`conversations`: another number after each change, so that other tabs look.
+Replies stream from `/admin/api/v1/chat/completions`, the API's own route behind the sign-in. The page stores turns with
+`POST …/turns`, under ids that it makes itself, and sends unacknowledged ones again. Topic `conversations`: a revision
+that changes with each edit, so that other tabs refresh.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ MAX_SPANS = 100_000
 MAX_CALLS = 128
 MAX_PROBLEM_CHARACTERS = 4000
 MAX_SEED = (1 << 53) - 1
-"""What a script's numbers hold exactly."""
+"""Largest seed, which a JavaScript number still holds exactly."""
 
 Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE_CHARACTERS)]
 ModelId = Annotated[str, Field(max_length=300)]
@@ -47,13 +47,13 @@ Value = TypeVar("Value")
 
 
 class PageBody(Body):
-    """Base of what the page sends; a name that means nothing here is a mistake."""
+    """Base of what the page sends; an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class ConversationOptions(PageBody):
-    """What a conversation asks for; what is absent is as the model's settings say."""
+    """Options of a conversation; absent ones follow the model's settings."""
 
     system: str | None = Field(None, max_length=MAX_TYPED_CHARACTERS)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -68,12 +68,12 @@ class ConversationOptions(PageBody):
     format: Literal["json_object", "json_schema"] | None = None
     json_schema: str | None = Field(None, max_length=MAX_TYPED_CHARACTERS)
     tools: str | None = Field(None, max_length=MAX_TYPED_CHARACTERS)
-    """Both as they were typed, JSON or not yet."""
+    """Tools as typed, like the schema: JSON or not yet."""
     tool_choice: str | None = Field(None, max_length=300)
 
 
 class ConversationChange(PageBody):
-    """What is to be different; the rest stays."""
+    """Changes to a conversation; absent fields are kept."""
 
     title: Title | None = None
     model: ModelId | None = None
@@ -81,7 +81,7 @@ class ConversationChange(PageBody):
 
 
 class KeptTimings(Body):
-    """How fast a reply came."""
+    """Speed of a reply."""
 
     first_token_ms: Count | None = None
     predicted_n: Count | None = None
@@ -124,11 +124,11 @@ class KeptCall(Body):
     id: str = Field("", max_length=200)
     name: str = Field("", max_length=200)
     arguments: str = Field("", max_length=MAX_MESSAGE_CHARACTERS)
-    """Its JSON text, as far as it was written."""
+    """JSON text of its arguments, as far as it was written."""
 
 
 class NewTurn(PageBody):
-    """One turn to keep; a parent is there already, or comes before it in the list."""
+    """One turn to store; its parent is already stored, or precedes it in the list."""
 
     id: TurnId
     parent: TurnId | Literal[""]
@@ -141,25 +141,25 @@ class NewTurn(PageBody):
     created_at: float = Field(0, ge=0, le=MAX_TIME)
 
     def turn(self) -> MessageRow:
-        """As the store keeps it."""
+        """Return the row that the store keeps."""
         figures = None if self.figures is None else self.figures.model_dump(exclude_unset=True)
         return MessageRow(turn=self.id, figures=figures, **self.model_dump(exclude={"id", "figures"}))
 
 
 class NewConversation(PageBody):
-    """What a conversation is called and asks for."""
+    """Title, model and options of a new conversation."""
 
     title: Title
     model: ModelId = ""
     options: ConversationOptions = ConversationOptions()
 
     def beginning(self) -> Beginning:
-        """As the store keeps it."""
+        """Return the form that the store keeps."""
         return Beginning(self.title, self.model, self.options.model_dump(exclude_none=True))
 
 
 class NewTurns(PageBody):
-    """Turns for a conversation of a version; 0 with `begin` makes it."""
+    """Turns to add to a conversation at `version`; 0 with `begin` creates it."""
 
     version: int = Field(ge=0, le=MAX_ID)
     turns: list[NewTurn] = Field(max_length=MAX_TURNS)
@@ -171,14 +171,14 @@ router = APIRouter()
 
 @router.get("/admin/chat", response_class=HTMLResponse)
 async def get_chat(request: Request, admin: Admin) -> HTMLResponse:
-    """The page; its script asks for conversations and models."""
+    """Serve the page; its script fetches conversations and models."""
     data = {"model": admin.serving.settings.default_model, "text_methods": TEXT_METHODS}
     return admin.pages.render("chat.html", request, area="chat", data=data)
 
 
 @router.get("/admin/api/replies/{request_id}", response_class=Response, responses=told(media_type=EVENTS))
 async def follow_reply(admin: Admin, request_id: str) -> Response:
-    """The stream of a reply from its beginning, for the page that asked for it and was loaded anew."""
+    """Stream a running reply from its beginning, for a page that was reloaded."""
     kept = admin.serving.replies.get(request_id)
     if kept is None:
         raise Rejected(404, "This request does not run any more.", "not_running")
@@ -189,25 +189,25 @@ async def follow_reply(admin: Admin, request_id: str) -> Response:
 def list_conversations(
     admin: Admin, search: Annotated[str, Query(max_length=MAX_TITLE_CHARACTERS)] = ""
 ) -> dict[str, Any]:
-    """Headings, the latest first; with `search` those whose title or messages contain it."""
+    """List conversations, latest first; with `search` those whose title or messages contain it."""
     return {"conversations": [_heading(each) for each in admin.conversations.list(search.strip())]}
 
 
 @router.delete(CONVERSATIONS)
 def delete_conversations(admin: Admin) -> dict[str, Any]:
-    """Forget all of them."""
+    """Delete all conversations."""
     return {"deleted": admin.conversations.delete_all()}
 
 
 @router.get(CONVERSATIONS + "/{conversation_id}")
 def get_conversation(admin: Admin, conversation_id: int) -> dict[str, Any]:
-    """One with its turns."""
+    """Return one conversation with its turns."""
     return _whole(admin.conversations, conversation_id)
 
 
 @router.patch(CONVERSATIONS + "/{conversation_id}")
 async def change_conversation(admin: Admin, asked: Sent[ConversationChange], conversation_id: int) -> dict[str, Any]:
-    """Rename one, or keep its model and options."""
+    """Change a conversation's title, model or options."""
     options = None if asked.options is None else asked.options.model_dump(exclude_none=True)
 
     def change(number: int) -> Any:
@@ -218,14 +218,14 @@ async def change_conversation(admin: Admin, asked: Sent[ConversationChange], con
 
 @router.delete(CONVERSATIONS + "/{conversation_id}")
 def delete_conversation(admin: Admin, conversation_id: int) -> dict[str, Any]:
-    """Forget one."""
+    """Delete one conversation."""
     _existing(conversation_id, lambda number: admin.conversations.delete(number) or None)
     return {"deleted": 1}
 
 
 @router.post(CONVERSATIONS + "/{conversation_id}/turns", responses=problems(409))
 async def add_turns(request: Request, admin: Admin, asked: Sent[NewTurns], conversation_id: int) -> Response:
-    """Keep turns; 409 with what is there when somebody else wrote since."""
+    """Store turns; 409 with the stored conversation if it has changed since."""
     conversations, words = admin.conversations, words_for(request)
 
     def keep() -> Response:
@@ -242,12 +242,12 @@ async def add_turns(request: Request, admin: Admin, asked: Sent[NewTurns], conve
 
 
 def _heading(conversation: ConversationRow) -> dict[str, Any]:
-    """One line of the list."""
+    """Return a conversation as one entry of the list."""
     return conversation.model_dump(exclude={"options"})
 
 
 def _whole(conversations: Conversations, conversation_id: int) -> dict[str, Any]:
-    """A whole conversation, as the page reads, exports and imports it. Raises `Rejected` when it is gone."""
+    """Return a whole conversation, as the page reads, exports and imports it. Raises `Rejected` if it is gone."""
     conversation, rows = _existing(conversation_id, conversations.find)
     turns = [
         {
@@ -262,7 +262,7 @@ def _whole(conversations: Conversations, conversation_id: int) -> dict[str, Any]
 
 
 def _existing(conversation_id: int, look: Callable[[int], Value | None]) -> Value:
-    """What `look` finds. Raises `Rejected` (404) for a conversation that is gone."""
+    """Return what `look` finds. Raises `Rejected` (404) for a conversation that is gone."""
     value = look(conversation_id) if 0 < conversation_id <= MAX_ID else None
     if value is None:
         raise Rejected(404, "This conversation was deleted.", "conversation_not_found")

@@ -1,7 +1,7 @@
-"""`/admin/connect`: how other programs use this server, as code to copy with the user's own models in it.
+"""`/admin/connect`: snippets that connect other programs to this server, with the user's own models in them.
 
-Names of models are quoted, whatever is in them. Where a key is needed it comes from the environment variable
-`PACELINE_API_KEY`, or stands there as a placeholder.
+Model names are quoted, whatever they contain. Where a key is needed, it comes from the environment variable
+`PACELINE_API_KEY`, or a placeholder stands for it.
 """
 
 import json
@@ -28,7 +28,7 @@ router = APIRouter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTarget:
-    """What a client needs to know: the address with `/v1`, the model, and whether a key is asked for."""
+    """Facts that a client needs: the address with `/v1`, the model, and whether a key is required."""
 
     base_url: str
     model: str
@@ -37,12 +37,12 @@ class ClientTarget:
 
     @property
     def literal_key(self) -> str:
-        """What to write where no environment variable can be named."""
+        """Key to write where no environment variable can be named."""
         return "YOUR-KEY" if self.has_key else "none"
 
     @property
     def shell_key(self) -> str:
-        """The same as a word for a shell."""
+        """Key as a word for a shell."""
         return f'"${KEY_VARIABLE}"' if self.has_key else "none"
 
 
@@ -56,23 +56,23 @@ class Snippet:
     note: str = ""
 
     def write(self, target: ClientTarget) -> str:
-        """The code for one model."""
+        """Render the code for one model."""
         return _code().get_template(f"{self.id}.txt").render(target=target)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSnippet:
-    """One of the agents that `paceline launch` starts."""
+    """One of the coding agents that `paceline launch` starts."""
 
     id: str
     agent: CodingAgent
 
     def write(self, target: ClientTarget) -> str:
-        """What starts it on this computer."""
+        """Return the command that starts the agent on this computer."""
         return shlex.join(["paceline", "launch", self.id, "--model", target.model])
 
     def by_hand(self, target: ClientTarget) -> str:
-        """The same without Paceline beside it, for another computer."""
+        """Return the files and the command that start it on another computer, without Paceline."""
         agent, address = self.agent, target.base_url.removesuffix("/v1")
         place = Place(address, target.model, target.context_tokens, target.literal_key)
         files = [f"# {name}\n{json.dumps(content, indent=1)}\n" for name, content in agent.files(place).items()]
@@ -98,7 +98,7 @@ AGENT_SNIPPETS = tuple(AgentSnippet(name, agent) for name, agent in AGENTS.items
 
 @cache
 def _code() -> Environment:
-    """The code of all clients: `quoted` makes a string for JSON, JavaScript, Python and YAML, `shell` a word."""
+    """Load all clients' code; `quoted` makes a string for JSON, JavaScript, Python and YAML, `shell` a shell word."""
     code = Environment(  # noqa: S701 - code, not HTML: the page escapes it
         loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -109,7 +109,7 @@ def _code() -> Environment:
 
 @router.get("/admin/connect", response_class=HTMLResponse)
 def get_connect(request: Request, admin: Admin, model: str = "") -> HTMLResponse:
-    """The page for the address that the browser used, and for one of the models."""
+    """Serve the page, for the address that the browser used and one of the models."""
     target, models = _target(admin, request, model)
     values: dict[str, Any] = {"target": target, "models": models, "snippets": SNIPPETS, "agents": AGENT_SNIPPETS}
     return admin.pages.render("connect.html", request, area="connect", data={}, **values)
@@ -117,7 +117,7 @@ def get_connect(request: Request, admin: Admin, model: str = "") -> HTMLResponse
 
 @router.get("/admin/api/connect")
 def get_snippets(request: Request, admin: Admin, model: str = "") -> dict[str, Any]:
-    """Address, models and code."""
+    """Return address, models and code."""
     target, models = _target(admin, request, model)
     return {
         "base_url": target.base_url,
@@ -135,7 +135,7 @@ def get_snippets(request: Request, admin: Admin, model: str = "") -> dict[str, A
 
 
 def _target(admin: AdminContext, request: Request, wanted: str) -> tuple[ClientTarget, list[str]]:
-    """What the code is written for, and the names to choose from, those in memory first."""
+    """Return the target of the code, and the models to choose from: the default first, then loaded ones."""
     resolver = admin.serving.resolver
     loaded, first = resolver.loaded(), admin.serving.settings.default_model
     usable = {each.id: each for each in resolver.models() if each.kind == "main" and not each.problem}

@@ -1,4 +1,4 @@
-"""What the routes of the dashboard share: made once by `admin_context` in `app/main.py`, a parameter of each route."""
+"""Context of the dashboard's routes: made once by `admin_context` in `app/main.py`, a parameter of each route."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -33,7 +33,7 @@ class AdminContext:
     accounts: Accounts
     setup: OneTimeCodes
     entries: OneTimeCodes
-    """For commands of this computer, which open a page signed in; each for a page."""
+    """One-time codes for commands of this computer, each of which opens one page signed in."""
     lockout: Lockout
     models: ModelView
     loading: Loading
@@ -48,7 +48,7 @@ class AdminContext:
 
 
 async def admin_of(request: Request) -> AdminContext:
-    """The context of the application that serves `request`."""
+    """Return the context of the application that serves `request`."""
     context: AdminContext = request.app.state.admin
     return context
 

@@ -1,4 +1,4 @@
-"""`/admin/downloads`: the queue, what was downloaded, what the hub has and would cost, the token. Topic: `downloads`.
+"""`/admin/downloads`: the queue, finished downloads, the hub's offers and their sizes, the token. Topic: `downloads`.
 
 The token is written here and never read back.
 """
@@ -22,13 +22,13 @@ from app.serving.errors import Rejected
 from app.serving.gate import Body, Sent
 
 ROOM_SHARE = 1.15
-"""Weights with what else a model needs at the least."""
+"""Ratio of the least memory that a model needs to the size of its weights."""
 
 Verb = Literal["pause", "resume", "cancel", "retry", "up", "down"]
 
 
 class DownloadBody(Body):
-    """What to download; `drafts_for` is the main model that it is to draft for once it is here."""
+    """Repository to download; `drafts_for` is the main model that it should draft for once it has arrived."""
 
     repository: str = Field(min_length=1, max_length=300)
     revision: str = Field("", max_length=128)
@@ -46,19 +46,19 @@ router = APIRouter()
 
 @router.get("/admin/downloads", response_class=HTMLResponse)
 async def get_downloads_page(request: Request, admin: Admin, q: str = "") -> HTMLResponse:
-    """Search, recommended pairs and the queue; `q` is searched for at once."""
+    """Serve the page: search, recommended pairs and the queue; `q` is searched for at once."""
     return admin.pages.render("downloads.html", request, area="downloads", data={"query": q[:200]})
 
 
 @router.get("/admin/api/downloads")
 async def list_downloads(admin: Admin) -> dict[str, Any]:
-    """Every download, and the room on the disk."""
+    """List every download, and the free disk space."""
     return await _snapshot(admin)
 
 
 @router.post("/admin/api/downloads", status_code=202)
 async def add_download(admin: Admin, body: Sent[DownloadBody]) -> dict[str, Any]:
-    """Queue a repository; one that is queued, paused or done already is gone on with."""
+    """Queue a repository, or continue the download of it that exists."""
     return await admin.downloads.add(body.repository, body.revision, body.drafts_for)
 
 
@@ -74,7 +74,7 @@ async def change_download(admin: Admin, download_id: int, verb: Verb) -> dict[st
 
 @router.delete("/admin/api/downloads/{download_id}")
 async def remove_download(admin: Admin, download_id: int) -> dict[str, Any]:
-    """Forget a finished download; its files stay."""
+    """Remove a finished download from the list; a whole model is kept, a failed one's partial files are deleted."""
     await _queue_with(admin, download_id).remove(download_id)
     return {"removed": download_id}
 
@@ -87,7 +87,7 @@ def _queue_with(admin: AdminContext, download_id: int) -> Downloads:
 
 @router.delete("/admin/api/files/{model_id:path}", responses=problems(409))
 def remove_files(admin: Admin, model_id: str) -> dict[str, Any]:
-    """Delete a downloaded model from the disk. 409 for one that is in use, or not ours."""
+    """Delete a downloaded model from disk; 409 if it is in use, or was not downloaded by Paceline."""
     resolver = admin.serving.resolver
     model = resolver.find(model_id)
     for loaded in resolver.loaded().values():
@@ -105,7 +105,7 @@ def remove_files(admin: Admin, model_id: str) -> dict[str, Any]:
 
 @router.get("/admin/api/hub/search", responses=HUB)
 async def search_hub(admin: Admin, q: str = "", sort: Sort = "downloads", author: str = "") -> dict[str, Any]:
-    """Repositories by the words of their names, MLX ones first."""
+    """Search repositories by words in their names, MLX ones first."""
     offers = await admin.downloads.ask(lambda hub: search(hub, q, sort=sort, author=author))
     here = await asyncio.to_thread(lambda: {each.repository: _commit_here(admin, each.repository) for each in offers})
     return {"results": [{**asdict(each), "is_here": bool(here[each.repository])} for each in offers]}
@@ -113,7 +113,7 @@ async def search_hub(admin: Admin, q: str = "", sort: Sort = "downloads", author
 
 @router.get("/admin/api/hub")
 async def get_hub(admin: Admin) -> dict[str, Any]:
-    """Whether the hub answers: the code of the problem, empty where there is none."""
+    """Check that the hub answers; return the code of the problem, empty if there is none."""
     try:
         await admin.downloads.ask(lambda hub: hub.listing({"limit": 1}))
     except HubProblem as error:
@@ -123,7 +123,7 @@ async def get_hub(admin: Admin) -> dict[str, Any]:
 
 @router.get("/admin/api/hub/repository", responses=HUB)
 async def get_repository(admin: Admin, id: str, revision: str = "") -> dict[str, Any]:  # noqa: A002 - as the hub calls it
-    """What would be fetched, how large it is, and whether disk and memory have room for it."""
+    """Return what would be fetched, how large it is, and whether disk and memory have room for it."""
     ceiling = admin.serving.memory_ceiling_bytes
     repository, wanted = checked_repository(id), checked_revision(revision)
     details = await admin.downloads.ask(lambda hub: inspect_repository(hub, repository, wanted))
@@ -139,7 +139,7 @@ async def get_repository(admin: Admin, id: str, revision: str = "") -> dict[str,
 
 @router.get("/admin/api/hub/recommended")
 def get_recommended(admin: Admin) -> dict[str, Any]:
-    """Pairs of main model and drafter for the memory of this computer, the largest first; sizes are rough."""
+    """List pairs of main model and drafter for the memory of this computer, the largest first; sizes are rough."""
     ceiling = admin.serving.memory_ceiling_bytes
     pairs = [_pair_object(admin, pair) for pair in recommended(ceiling)]
     return {"pairs": pairs, "memory_ceiling_bytes": ceiling}
@@ -160,7 +160,7 @@ def _pair_object(admin: AdminContext, pair: Pair) -> dict[str, Any]:
 
 @router.get("/admin/api/hub/token")
 def get_token(admin: Admin) -> dict[str, Any]:
-    """Where the token comes from: `paceline`, `hugging_face` or `none`."""
+    """Return where the token comes from: `paceline`, `hugging_face` or `none`."""
     return {"origin": admin.downloads.token.origin(admin.downloads.endpoint)}
 
 
@@ -172,7 +172,7 @@ async def put_token(admin: Admin, body: Sent[TokenBody]) -> dict[str, Any]:
 
 
 def _commit_here(admin: AdminContext, repository: str) -> str:
-    """The commit of a repository that was downloaded; empty when it was not."""
+    """Return the commit of a downloaded repository; empty if it was not downloaded."""
     marker = read_marker(admin.downloads.folder / repository)
     return marker.commit if marker is not None else ""
 
@@ -188,7 +188,7 @@ def _is_here(admin: AdminContext, model_id: str) -> bool:
 
 
 async def _snapshot(admin: AdminContext) -> dict[str, Any]:
-    """The queue and the disk, as the page and the topic `downloads` show them."""
+    """Return the queue and the disk space, as the page and the topic `downloads` show them."""
     free_bytes = await asyncio.to_thread(admin.downloads.free_bytes)
     return {"downloads": admin.downloads.views(), "free_bytes": free_bytes, "folder": str(admin.downloads.folder)}
 

@@ -1,7 +1,7 @@
-"""Downloads: their queue (so many at a time, in their order, kept over restarts), and the hub that a person asks.
+"""The download queue, kept across restarts, and calls to the hub on behalf of the dashboard.
 
-One event loop calls everything here. What runs when the server ends goes on at the next start; what was paused stays
-paused. A repository has one download: asking again goes on with it.
+One event loop calls everything here. A limited number of downloads runs at a time, in order. One that runs when the
+server ends resumes at the next start; a paused one stays paused. Adding a repository twice continues its download.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ RANKS = {"running": 0, "queued": 1, "paused": 2}
 SMOOTHING_SECONDS, SHORTEST_SECONDS = 5.0, 0.5
 ANSWER_SECONDS = 25.0
 CONVERSATIONS = 4
-"""With the hub at the same time."""
+"""Most concurrent calls to the hub."""
 
 Answer = TypeVar("Answer")
 
@@ -35,7 +35,7 @@ _logger = logging.getLogger("paceline.downloads")
 
 
 class TransferRate:
-    """How fast bytes arrive, smoothed over some seconds so that a number on a page can be read. Fed with totals."""
+    """Transfer rate, smoothed over some seconds so that a page can show a readable number. Fed with totals."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -44,7 +44,7 @@ class TransferRate:
         self._rate = 0.0
 
     def note(self, total_bytes: int) -> None:
-        """So many bytes are here now. A total below the last one starts anew."""
+        """Record the total bytes received. A total below the last one restarts the measurement."""
         now = self._clock()
         if self._bytes is None or total_bytes < self._bytes:
             self._at, self._bytes = now, total_bytes
@@ -58,30 +58,30 @@ class TransferRate:
         self._at, self._bytes = now, total_bytes
 
     def bytes_per_second(self) -> float:
-        """0 when nothing came for a while."""
+        """Return the smoothed rate; 0 if nothing has arrived for a while."""
         return self._rate if self._clock() - self._at < 2 * SMOOTHING_SECONDS else 0.0
 
     def seconds_left(self, missing_bytes: int) -> float | None:
-        """None while nobody can tell."""
+        """Return the estimated time left; None while the rate is unknown."""
         rate = self.bytes_per_second()
         return missing_bytes / rate if rate > 0 else None
 
 
 @dataclass(slots=True)
 class Running:
-    """What the server knows of a download only while it runs."""
+    """State of a download that exists only while it runs."""
 
     task: "asyncio.Task[None]"
     rate: TransferRate
 
 
 def next_waiting(downloads: Iterable[Download]) -> list[Download]:
-    """Those that wait for their turn, the next one first."""
+    """Return the queued downloads, the next one first."""
     return sorted((each for each in downloads if each.state == "queued"), key=lambda each: (each.position, each.id))
 
 
 def in_order(downloads: Iterable[Download]) -> list[Download]:
-    """As a page lists them: what runs, waits, is paused; then the rest, the latest first."""
+    """Sort downloads as a page lists them: running, queued, paused; then the rest, the latest first."""
 
     def rank(download: Download) -> tuple[int, float, int]:
         place = RANKS.get(download.state, len(RANKS))
@@ -93,7 +93,7 @@ def in_order(downloads: Iterable[Download]) -> list[Download]:
 class Downloads:
     """All downloads of this computer, into the folder and from the hub that the settings name.
 
-    `arrived` is called for each one that is done; `job` holds further fields of each `DownloadJob`.
+    `arrived` is called for each completed download; `job` holds further fields of each `DownloadJob`.
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class Downloads:
         self._writing = asyncio.Lock()
         self._changed = asyncio.Event()
         self._threads = ThreadPoolExecutor(CONVERSATIONS, "hub")
-        """For the hub alone: one that does not answer must not take the threads that every request needs."""
+        """Threads for the hub alone: a hub that hangs must not use up the threads that every request needs."""
 
     async def start(self) -> None:
-        """Read what is kept and go on with what ran; where it cannot be read the queue works, too."""
+        """Load the stored downloads and resume those that ran; the queue also works without the store."""
         self._is_open = True
         try:
             self._downloads = {each.id: each for each in await asyncio.to_thread(self._rows.all)}
@@ -139,27 +139,27 @@ class Downloads:
         self.fill()
 
     async def stop(self) -> None:
-        """End the processes; what ran is kept as running."""
+        """Stop the processes; running downloads are stored as running."""
         self._is_open = False
         self._threads.shutdown(wait=False, cancel_futures=True)
         running, self._running = list(self._running.values()), {}
         for each in running:
             each.task.cancel()
         await asyncio.gather(*(each.task for each in running), return_exceptions=True)
-        await self._save()  # after the one that may be under way
+        await self._save()  # waits for a save that is under way
 
     @property
     def folder(self) -> Path:
-        """Where downloads go."""
+        """Folder that downloads are written to."""
         return self._settings().downloads_path
 
     @property
     def endpoint(self) -> str:
-        """The address of the hub; empty: the public one, or what HF_ENDPOINT says."""
+        """Address of the hub; empty: HF_ENDPOINT, else the public one."""
         return self._settings().hub_endpoint
 
     async def ask(self, call: Callable[[Hub], Answer]) -> Answer:
-        """One conversation with the hub, in a thread, for as long as a person waits. Raises `HubProblem`."""
+        """Call the hub in a thread, for at most ANSWER_SECONDS. Raises `HubProblem`."""
         endpoint = self.endpoint
         token = await asyncio.to_thread(self.token.read, endpoint)
         loop = asyncio.get_running_loop()
@@ -170,7 +170,7 @@ class Downloads:
             raise HubProblem("offline") from None
 
     def free_bytes(self) -> int:
-        """Room on the disk of the downloads folder, which need not be there yet; a disk may take long to answer."""
+        """Return the free bytes on the disk of the downloads folder, which may not exist yet. May block."""
         there = next((each for each in (self.folder, *self.folder.parents) if each.is_dir()), Path("/"))
         try:
             return shutil.disk_usage(there).free
@@ -178,11 +178,11 @@ class Downloads:
             return 0
 
     def views(self) -> list[dict[str, Any]]:
-        """Every download as plain values, in the order of the queue: running, queued, paused, then finished ones."""
+        """Return every download as plain values: running, queued, paused, then finished ones."""
         return [self._view(each) for each in in_order(self._downloads.values())]
 
     def view(self, download_id: int) -> dict[str, Any]:
-        """One download as plain values. Raises `InvalidRequest`."""
+        """Return one download as plain values. Raises `InvalidRequest`."""
         return self._view(self._find(download_id))
 
     def __contains__(self, download_id: object) -> bool:
@@ -190,7 +190,7 @@ class Downloads:
 
     @property
     def promised_bytes(self) -> int:
-        """What is still to arrive of everything that runs or waits."""
+        """Bytes still to arrive of all queued and running downloads."""
         return sum(each.missing_bytes for each in self._downloads.values() if each.state in {"queued", "running"})
 
     async def changed(self) -> None:
@@ -198,7 +198,7 @@ class Downloads:
         await self._changed.wait()
 
     async def add(self, repository: str, revision: str = "", drafts_for: str = "") -> dict[str, Any]:
-        """Queue a repository, or go on with the download of it that there is. Raises `InvalidRequest`."""
+        """Queue a repository, or continue the download of it that exists. Raises `InvalidRequest`."""
         repository, revision = checked_repository(repository), checked_revision(revision)
         async with self._changing:
             known = next((each for each in self._downloads.values() if each.repository == repository), None)
@@ -215,7 +215,7 @@ class Downloads:
             return await self._settle(known.id)
 
     async def pause(self, download_id: int) -> dict[str, Any]:
-        """Stop for now; what has arrived stays."""
+        """Pause a download; its partial files are kept."""
         async with self._changing:
             download = self._find(download_id, "queued", "running")
             await self._end(download_id)
@@ -225,13 +225,13 @@ class Downloads:
             return await self._settle(download_id)
 
     async def resume(self, download_id: int) -> dict[str, Any]:
-        """Go on with a paused or failed download where it was."""
+        """Queue a paused, failed or cancelled download again; it continues from its partial files."""
         async with self._changing:
             self._put(self._find(download_id, "paused", "failed", "cancelled"), state="queued", problem="")
             return await self._settle(download_id)
 
     async def cancel(self, download_id: int) -> dict[str, Any]:
-        """Stop for good and remove what has arrived."""
+        """Cancel a download and delete its partial files."""
         async with self._changing:
             self._find(download_id, "queued", "running", "paused", "failed")
             await self._end(download_id)
@@ -241,7 +241,7 @@ class Downloads:
             return await self._settle(download_id)
 
     async def move(self, download_id: int, *, up: bool) -> dict[str, Any]:
-        """Change places with the one before or behind in the queue; at its end nothing happens."""
+        """Swap places with the previous or the next download in the queue; at its end nothing happens."""
         async with self._changing:
             download = self._find(download_id, "queued")
             waiting = next_waiting(self._downloads.values())
@@ -252,7 +252,7 @@ class Downloads:
             return await self._settle(download_id)
 
     async def remove(self, download_id: int) -> None:
-        """Forget a finished download: a model that is whole stays, what had arrived of one that failed goes."""
+        """Remove a finished download from the list; a whole model is kept, a failed one's partial files are deleted."""
         async with self._changing:
             download = self._find(download_id, *FINISHED)
             if download.state == "failed":
@@ -263,7 +263,7 @@ class Downloads:
             self._tell_change()
 
     def fill(self) -> None:
-        """Start the next ones while there is room for them."""
+        """Start queued downloads while there is room for them."""
         if not self._is_open:
             return
         room = max(0, self._settings().parallel_downloads - len(self._running))
@@ -276,7 +276,7 @@ class Downloads:
         try:
             job = await self._job(download_id)
             end = await run_download(job, self._on_event, spawn=self._spawn, patience=self._patience)
-        except Exception as error:  # whatever it is, the queue goes on
+        except Exception as error:  # any error: the queue must go on
             present = self._downloads[download_id]
             _logger.exception("the download of %s was interrupted", present.repository)
             problem = f"interrupted: {getattr(error, 'strerror', None) or type(error).__name__}"
@@ -303,7 +303,7 @@ class Downloads:
             running.rate.note(download.done_bytes)
             self._put(download)
             if (download.revision, download.total_bytes) != (before.revision, before.total_bytes):
-                # whatever ends the server, the next one goes on with this commit
+                # after a crash the next server continues with this commit
                 self._saving = asyncio.create_task(self._save(), name="downloads: save")
 
     def _finish(self, download: Download) -> None:
@@ -313,7 +313,7 @@ class Downloads:
         try:
             if download.state == "done":
                 self._arrived(download)
-        except Exception:  # whatever comes of it, the queue goes on
+        except Exception:  # here too the queue must go on
             _logger.exception("the arrival of %s was not felt everywhere", download.repository)
         self.fill()
 
@@ -325,7 +325,8 @@ class Downloads:
             self._put(self._downloads[download_id], phase="")
 
     async def _forget_partials(self, download: Download) -> None:
-        """Cancel what was ended; where what has arrived cannot be removed it has failed, and can be cancelled again."""
+        """Mark a stopped download cancelled, or failed if its files cannot be deleted: then it can be cancelled
+        again."""
         try:
             await asyncio.to_thread(forget_partials, self.folder, download.repository)
         except HubProblem as problem:
@@ -334,7 +335,7 @@ class Downloads:
             self._put(download, state="cancelled", done_bytes=0, problem="")
 
     async def _settle(self, download_id: int) -> dict[str, Any]:
-        """After a command: fill the free places, keep the change, tell the result."""
+        """Finish a command: start what fits, store the change, return the download's view."""
         self.fill()
         await self._save()
         return self._view(self._downloads[download_id])
@@ -350,7 +351,7 @@ class Downloads:
         changed.set()
 
     async def _save(self) -> None:
-        """Keep all of them. What cannot be written waits for the next change: the files on the disk are what counts."""
+        """Store all downloads. A failed write waits for the next change: the files on disk are what counts."""
         try:
             async with self._writing:
                 if self._downloads:
@@ -371,7 +372,7 @@ class Downloads:
         return max((each.position for each in self._downloads.values()), default=0)
 
     def _view(self, download: Download) -> dict[str, Any]:
-        """The value itself, how fast it is, and its problem in words."""
+        """Return the download's values with its rate, its time left and its problem in words."""
         running = self._running.get(download.id)
         seconds = running.rate.seconds_left(download.missing_bytes) if running is not None else None
         return asdict(download) | {

@@ -1,6 +1,6 @@
 """`/admin/drafts/{id}`: the draft picker of one model. `/admin/pays/{id}`: does drafting pay? Measure, see, apply.
 
-Topics: `drafting`, what was drafted and accepted since the server started; `measuring`.
+Topics: `drafting`, tokens drafted and accepted since the server started; `measuring`.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ from app.store.tables import BenchmarkRow
 SHOWN = ("method", "id", "origin", "size_bytes", "tokens", "token_difference", "refusal", "is_usual", "rollback")
 GIVEN = ("environment", "command line")
 DECIDED_ELSEWHERE = ("drafts", "speculative_config", "num_draft_tokens", "policy", "acceptance")
-"""Settings of the server that go before what is chosen for a model, where environment or command line give them."""
+"""Server settings that override the choice for a model, if given by environment or command line."""
 MEASUREMENT = "measurement"
-"""Who changed a setting that a measurement recommended."""
+"""Author recorded for a setting that a measurement recommended."""
 
 router = APIRouter()
 
 
 class ChoiceBody(Body):
-    """How a model drafts. What is absent or null is unset; values and conflicts are checked as everywhere."""
+    """How a model drafts. Absent or null fields are unset; values and conflicts are checked as for all settings."""
 
     drafts: list[Id] | None = Field(None, max_length=8)
     methods: list[str] | None = Field(None, max_length=8)
@@ -54,7 +54,7 @@ class ChoiceBody(Body):
 
 
 class AttachBody(Body):
-    """Which drafter joins which model; it is on this computer."""
+    """Drafter to attach to a model; it is on this computer."""
 
     model: str = Field(min_length=1, max_length=500)
     draft: str = Field(min_length=1, max_length=500)
@@ -62,8 +62,8 @@ class AttachBody(Body):
 
 
 class ApplyBody(Body):
-    """What to keep of a measurement: its recommendation, or one setting that was measured with so many requests at once
-    (`off`, `auto`, a method)."""
+    """What to apply of a measurement: its recommendation, or the setting `method` (`off`, `auto`, a method) as measured
+    with `rows` requests at once."""
 
     method: str | None = Field(None, max_length=40)
     num_draft_tokens: int | None = Field(None, ge=1, le=64)
@@ -72,20 +72,20 @@ class ApplyBody(Body):
 
 @router.get("/admin/drafts/{model_id:path}", response_class=HTMLResponse)
 def get_drafts_page(request: Request, admin: Admin, model_id: str) -> HTMLResponse:
-    """The picker; its script asks for the candidates, since tokenizers are compared."""
+    """Serve the picker; its script fetches the candidates, since comparing tokenizers takes a while."""
     return render_model(admin, request, model_id, tab="drafts")
 
 
 @router.post("/admin/api/drafts/attach", responses=problems(422, 429))
 async def attach_draft(admin: Admin, body: Sent[AttachBody]) -> dict[str, Any]:
-    """Choose a drafter, load the model with it, and begin to measure."""
+    """Choose a drafter, load the model with it, and start to measure."""
     model = await asyncio.to_thread(admin.serving.resolver.main, body.model)
     return await admin.loading.attach(model.id, body.draft, measure=body.measure)
 
 
 @router.get("/admin/api/drafts/{model_id:path}")
 def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
-    """Every candidate, ranked; a drafter, or a broken model, has none."""
+    """Return every candidate, ranked; a drafter or a broken model has none."""
     resolver = admin.serving.resolver
     main = resolver.find(model_id)
     loaded = resolver.loaded().get(main.id)
@@ -102,7 +102,7 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
                 "method": each.method,
                 "repository": each.repository,
                 "size_bytes": each.size_bytes,
-                # how much memory it takes is told roughly, by its size
+                # its memory use is estimated from its size
                 "has_room": admin.models.has_room(main, Footprint(weights_bytes=each.size_bytes)),
             }
             for each in published_for(main)
@@ -125,7 +125,7 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
 
 @router.put("/admin/api/drafts/{model_id:path}", responses=problems(422, 429))
 async def put_drafts(admin: Admin, body: Sent[ChoiceBody], model_id: str) -> dict[str, Any]:
-    """Choose drafters, methods, length, acceptance and policy at once; a loaded model gets them when it is free."""
+    """Set drafters, methods, length, acceptance and policy at once; a loaded model gets them once it is idle."""
 
     def choose() -> str:
         main = admin.serving.resolver.main(model_id)
@@ -140,7 +140,7 @@ async def put_drafts(admin: Admin, body: Sent[ChoiceBody], model_id: str) -> dic
 
 
 def _used(admin: AdminContext, main: CatalogModel, loaded: LoadedModel | None) -> set[tuple[str, str]]:
-    """Method and id of what drafts for the model now, or would if it were loaded."""
+    """Return method and id of all that drafts for the model now, or would if it were loaded."""
     resolver = admin.serving.resolver
     planned = (resolver.last(main.id) if loaded is not None else None) or resolver.planned(main)
     drafts = planned.drafts if loaded is None else loaded.drafts
@@ -165,14 +165,14 @@ def _candidate(
 
 
 def _unavailable(candidate: Candidate, loaded: LoadedModel | None) -> Reason:
-    """Why a drafter that is in memory cannot run; what is not there, or on its way, may yet."""
+    """Return why a loaded drafter cannot run; NO_REASON for one that is not loaded, or still loading."""
     if loaded is None or loaded.state != "ready" or candidate.id not in {*loaded.draft_ids, ""}:
         return NO_REASON
     return loaded.unavailable.get(candidate.method, NO_REASON)
 
 
 def decided_elsewhere(admin: AdminContext) -> list[str]:
-    """Those settings of the server that go before what is chosen for a model."""
+    """Return the server settings that override the choice for a model."""
     return [name for name in DECIDED_ELSEWHERE if admin.serving.live.origin(name) in GIVEN]
 
 
@@ -181,13 +181,13 @@ def decided_elsewhere(admin: AdminContext) -> list[str]:
 
 @router.get("/admin/pays/{model_id:path}", response_class=HTMLResponse)
 def get_pays_page(request: Request, admin: Admin, model_id: str) -> HTMLResponse:
-    """The page; its script asks for what was measured."""
+    """Serve the page; its script fetches the measurements."""
     return render_model(admin, request, model_id, tab="pays")
 
 
 @router.post("/admin/api/measurements", status_code=202, responses=problems(409))
 async def begin_measurement(admin: Admin, wish: Sent[Wish]) -> dict[str, Any]:
-    """Measure in the background; one at a time."""
+    """Start a measurement in the background; one at a time."""
     main = await asyncio.to_thread(admin.serving.resolver.main, wish.model)
     admin.measuring.begin(wish.model_copy(update={"model": main.id}))
     return admin.measuring.view()
@@ -195,13 +195,13 @@ async def begin_measurement(admin: Admin, wish: Sent[Wish]) -> dict[str, Any]:
 
 @router.delete("/admin/api/measurements/current")
 async def stop_measurement(admin: Admin) -> dict[str, Any]:
-    """End what is being measured; what is known by then is kept."""
+    """Stop the current measurement; its results so far are kept."""
     return {"stopping": admin.measuring.stop()}
 
 
 @router.get("/admin/api/measurements", responses=problems(404))
 def list_measurements(admin: Admin, model: str = "") -> dict[str, Any]:
-    """What was measured, of one model or of all, the latest first; and what is being measured."""
+    """List measurements of one model or of all, the latest first, and the current one."""
     model_id = admin.serving.resolver.find(model).id if model else ""
     current = drafting_now(admin, model_id) if model_id else None
     rows = [
@@ -216,7 +216,7 @@ def list_measurements(admin: Admin, model: str = "") -> dict[str, Any]:
 
 @router.post("/admin/api/measurements/{number}/apply", responses=problems(422, 429))
 async def apply_measurement(admin: Admin, body: Sent[ApplyBody], number: int) -> dict[str, Any]:
-    """Set what was recommended, or one measured setting, for the model; a loaded one gets it when it is free."""
+    """Apply the recommendation, or one measured setting, to the model; a loaded one gets it once it is idle."""
     row = await asyncio.to_thread(admin.kept.find, number)
     if row is None:
         raise HTTPException(404)
@@ -227,16 +227,16 @@ async def apply_measurement(admin: Admin, body: Sent[ApplyBody], number: int) ->
 
 @router.delete("/admin/api/measurements/{number}")
 def delete_measurement(admin: Admin, number: int) -> dict[str, Any]:
-    """Forget one."""
+    """Delete one measurement."""
     if not admin.kept.delete(number):
         raise HTTPException(404)
     return {"deleted": number}
 
 
 def drafting_now(admin: AdminContext, model_id: str) -> dict[str, Any]:
-    """How a model drafts now, as `changes_to` compares it; empty for one that cannot draft. Reads the disk.
+    """Return how a model drafts now, as `changes_to` compares it; empty for one that cannot draft. Reads the disk.
 
-    A recommendation names its drafter where only this measurement chose it: it holds when the results are deleted.
+    Measurements are ignored: a recommended drafter is then stored by name, and is kept when the results are deleted.
     """
     resolver = admin.serving.resolver
     main = resolver.find(model_id)
@@ -245,7 +245,7 @@ def drafting_now(admin: AdminContext, model_id: str) -> dict[str, Any]:
 
 
 def _apply(admin: AdminContext, row: BenchmarkRow, body: ApplyBody) -> list[dict[str, Any]]:
-    """Change what the page listed, and nothing else. Raises InvalidRequest where nothing would change."""
+    """Apply exactly the changes that the page listed. Raises InvalidRequest if there are none."""
     report = report_object(row.results, drafting_now(admin, row.model_id))
     changes = report["advice"]["changes"]
     if body.method is not None:

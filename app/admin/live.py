@@ -1,7 +1,7 @@
-"""The live feed of the pages: what changes, one JSON a second for all tabs together.
+"""The live feed of the pages: topics that change, read once a second for all tabs together.
 
-Areas register topics. While somebody listens, each topic that is listened to is read once a second, made JSON once,
-and sent to those tabs that have not seen this very JSON. A tab that reads slowly misses versions, never the last one.
+Areas register topics. While tabs listen, each topic with listeners is read once a second, encoded once, and sent to the
+tabs that have not seen this very JSON. A tab that reads slowly skips versions, but never the last one.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from app.serving.sse import comment
 
 PERIOD_SECONDS = 1.0
 SILENCE_SECONDS = 15.0
-"""A silent stream gets a comment this often."""
+"""Interval between comments on a silent stream, in seconds."""
 WELCOME_SECONDS = 5.0
-"""A stream asks again after so long whether its browser is still signed in."""
+"""Interval between checks that a stream's browser is still signed in, in seconds."""
 
 _logger = logging.getLogger("paceline.live")
 
@@ -29,7 +29,7 @@ Read = Callable[[], Any | Awaitable[Any]]
 
 
 class Listener:
-    """One tab: the newest JSON of each topic that it has not been sent yet."""
+    """One tab: the newest unsent JSON of each topic."""
 
     def __init__(self, topics: Iterable[str]) -> None:
         self.topics = frozenset(topics)
@@ -38,22 +38,22 @@ class Listener:
         self._ended = False
 
     def put(self, topic: str, value: bytes) -> None:
-        """A newer version takes the place of one that is still waiting."""
+        """Queue the JSON of a topic, in place of an older version that is still pending."""
         self._pending[topic] = value
         self._news.set()
 
     def take(self) -> list[tuple[str, bytes]]:
-        """What is pending, and no longer is: topics with their JSON."""
+        """Remove and return what is pending: topics with their JSON."""
         taken, self._pending = list(self._pending.items()), {}
         return taken
 
     def end(self) -> None:
-        """Send what is pending, then no more."""
+        """Send what is pending, then end the stream."""
         self._ended = True
         self._news.set()
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Events named by their topic, and comments while there are none."""
+        """Yield events named by their topic, and comments while there are none."""
         yield comment("listening")
         while not (self._ended and not self._pending):
             try:
@@ -79,21 +79,21 @@ class LiveFeed:
         self._task: asyncio.Task[None] | None = None
 
     def topic(self, name: str, read: Read) -> None:
-        """Register a topic; `read` gives its whole value, plain or awaitable, and must be quick."""
+        """Register a topic; `read` returns its whole value, plain or awaitable, and must be quick."""
         if name in self._reads:
             raise ValueError(f"the topic {name} is registered twice")
         self._reads[name] = read
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Every topic there is."""
+        """Names of all topics."""
         return tuple(sorted(self._reads))
 
     def __len__(self) -> int:
         return len(self._listeners)
 
     def join(self, topics: Iterable[str]) -> Listener:
-        """A new tab; it gets the present value of each topic at once."""
+        """Add a tab; it gets the current value of each topic at once."""
         listener = Listener(topics)
         self._listeners.add(listener)
         for topic in listener.topics:
@@ -104,7 +104,7 @@ class LiveFeed:
         return listener
 
     def leave(self, listener: Listener) -> None:
-        """The tab is gone; with the last one the reading ends, too."""
+        """Remove a tab; after the last one nothing is read any more."""
         self._listeners.discard(listener)
         if not self._listeners and self._task is not None:
             self._task.cancel()
@@ -112,7 +112,7 @@ class LiveFeed:
             self._last.clear()
 
     async def tick(self) -> None:
-        """Read each topic that somebody listens to, and tell what is new."""
+        """Read each topic that has listeners, and queue what is new."""
         for topic in sorted({topic for listener in self._listeners for topic in listener.topics}):
             try:
                 encoded = await self._encoded(topic)
@@ -140,7 +140,7 @@ class LiveFeed:
 async def while_welcome(
     frames: AsyncGenerator[bytes, None], is_welcome: Callable[[], Awaitable[bool]], clock: Clock = time.monotonic
 ) -> AsyncGenerator[bytes, None]:
-    """The frames, until a look before one of them says that this caller may not come in any more."""
+    """Yield the frames until a check before one of them finds that the caller is no longer allowed in."""
     looked_at = clock()
     async with contextlib.aclosing(frames):
         async for frame in frames:

@@ -1,8 +1,7 @@
-"""Models into memory and out of it, on somebody's word: a load goes on when the page that asked for it is left.
+"""Loading and unloading of models on request: a load continues when the page that asked for it is closed.
 
-A drafter that joins a model is chosen, the model is loaded with it, and what it brings is measured; a download that
-names the model it is to draft for does the same by itself once it has arrived. Every method belongs to the event loop;
-what reads the disk runs in a thread.
+Attaching a drafter chooses it, loads the model with it, and measures the gain; a download that names a model to draft
+for is attached once it has arrived. Call every method on the event loop; disk reads run in threads.
 """
 
 import asyncio
@@ -20,13 +19,13 @@ from app.serving.auth import SESSION
 from app.serving.context import Context
 
 Reloaded = Literal["loaded", "in_use", "not_loaded"]
-"""What became of a model whose settings changed: it has them now; as soon as no request uses it; when it is loaded."""
+"""Outcome of changed settings: in effect now; once no request uses the model; once it is loaded."""
 
 logger = logging.getLogger(__name__)
 
 
 class Loading:
-    """Loads for one server."""
+    """Loads, unloads and attaches models of one server."""
 
     def __init__(self, context: Context, models: ModelView, measuring: Measuring) -> None:
         self._settings = context.live
@@ -37,11 +36,11 @@ class Loading:
         self._measuring = measuring
         self._tasks: dict[str, asyncio.Task[ModelLoaded]] = {}
         self._waiting: set[str] = set()
-        """Models whose change waits for the end of their requests."""
+        """Ids of models whose change waits for the end of their requests."""
         self._background: set[asyncio.Task[None]] = set()
 
     def on_event(self, event: Event) -> None:
-        """One event of the worker, on the event loop: a change that waited comes when its model is idle."""
+        """Handle one event of the worker, on the event loop: start a waiting change once its model is idle."""
         if not self._waiting or not isinstance(event, Heartbeat) or event.snapshot is None:
             return
         in_use = {model.id for model in event.snapshot.models if model.leases}
@@ -50,14 +49,14 @@ class Loading:
             self._begin(self.renew(model_id), f"what changed for {model_id} could not be loaded")
 
     def arrived(self, download: Download) -> None:
-        """A download is done: list it, and attach it when it was asked for as a drafter."""
+        """List a completed download, and attach it if it was requested as a drafter."""
         self._resolver.refresh()
         if download.drafts_for:
             failed = f"{download.repository} was not attached to {download.drafts_for}"
             self._begin(self._attach_arrived(download), failed)
 
     async def close(self) -> None:
-        """The server ends: leave what waits."""
+        """Cancel background work, as the server ends."""
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -93,9 +92,9 @@ class Loading:
         return {"model": model, "state": "available"}
 
     async def renew(self, model_id: str) -> Reloaded:
-        """What is chosen for a model has changed: load it anew when it is loaded, now or once nobody uses it.
+        """Reload a loaded model whose choices have changed, now or once no request uses it.
 
-        Until then requests go on getting the unit that is in memory.
+        Until then requests get the unit that is in memory.
         """
         self._waiting.discard(model_id)
         if model_id not in self._resolver.loaded():
@@ -111,7 +110,7 @@ class Loading:
         return "loaded"
 
     async def attach(self, model_id: str, draft_id: str, *, measure: bool = True) -> dict[str, Any]:
-        """Choose a drafter that is here; `measuring` says whether its measurement has begun.
+        """Attach a drafter that is on this computer; `measuring` says whether its measurement has begun.
 
         Raises ModelNotFound, SpeculationUnavailable, InsufficientMemory, and what a load raises.
         """
@@ -130,7 +129,7 @@ class Loading:
         await self.attach(download.drafts_for, download.repository)
 
     def _choose(self, model_id: str, draft_id: str) -> list[str]:
-        """Store the choice: the new drafter, and of those chosen before the ones with other methods."""
+        """Store the choice: the new drafter, and those of the previous ones that use other methods."""
         main = self._resolver.main(model_id)
         candidates = self._models.candidates(main)
         (wanted,) = self._models.named(main, candidates, [draft_id], parameter="draft")
@@ -147,7 +146,7 @@ class Loading:
         return drafts
 
     def _begin(self, work: Coroutine[Any, Any, Any], failed: str) -> None:
-        """Do something that nobody waits for; the log says when it failed."""
+        """Run `work` in the background; a failure is logged."""
 
         async def run() -> None:
             try:
@@ -162,4 +161,4 @@ class Loading:
     def _ended(self, model_id: str, task: asyncio.Task[ModelLoaded]) -> None:
         self._tasks.pop(model_id, None)
         with contextlib.suppress(asyncio.CancelledError):
-            task.exception()  # whoever asked may have left
+            task.exception()  # the caller may be gone

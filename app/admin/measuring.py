@@ -1,9 +1,8 @@
-"""Does drafting pay? One measurement at a time, in the background, over the worker that also serves.
+"""Does drafting pay? One measurement at a time, in the background, on the worker that also serves.
 
-The model is loaded with the drafters in question, settings take turns (`app/serving/sweep`), and afterwards it is
-loaded as it was, or not at all. Whoever uses Paceline meanwhile goes first: a turn that another request would share is
-given up, waits until nobody asks for anything, and is done again: what is measured was always measured alone. Every
-method belongs to the event loop.
+The model is loaded with the drafters in question, settings take turns (`app/serving/sweep`), and afterwards the model
+is restored as it was, loaded or not. Other requests have priority: a turn that one would share is abandoned and
+repeated once the server is idle, so that every result was measured alone. Call every method on the event loop.
 """
 
 import asyncio
@@ -39,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 
 class Wish(Body):
-    """What is to be measured. `drafts` absent: the best drafter of each method; `grid`: one request, also four at
-    once, or all numbers of requests and contexts."""
+    """What to measure. `drafts` absent: the best drafter of each method; `grid`: one request, also four at once, or all
+    numbers of requests and contexts."""
 
     model: str = Field(min_length=1, max_length=500)
     drafts: list[Id] | None = Field(None, max_length=8)
@@ -60,13 +59,13 @@ class MeasurementJob:
     sweep: Sweep = field(default_factory=Sweep)
     ask: Ask | None = None
     disturbed: int = 0
-    """Turns that were given up for the request of somebody else."""
+    """Number of turns abandoned for other requests."""
     left_out: list[str] = field(default_factory=list)
-    """Why some drafters are not measured."""
+    """Reasons why some drafters are not measured."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> dict[str, Any]:
-        """As JSON, with what was measured up to now."""
+        """Return the job as JSON, with its results so far."""
         ask = self.ask
         return {
             "model_id": self.wish.model,
@@ -89,7 +88,7 @@ class MeasurementJob:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementEnd:
-    """How the last measurement ended; `number` is that of the kept result, 0 where nothing was kept."""
+    """How the last measurement ended; `number` is that of the stored result, 0 if nothing was stored."""
 
     model_id: str
     outcome: Literal["done", "stopped", "failed"]
@@ -98,11 +97,11 @@ class MeasurementEnd:
 
 
 class Stopped(Exception):
-    """Somebody stopped the measurement."""
+    """The measurement was stopped."""
 
 
 class Measuring:
-    """The one who measures."""
+    """Runs one measurement at a time."""
 
     def __init__(self, context: Context, models: ModelView, kept: KeptMeasurements) -> None:
         self._worker = context.worker
@@ -117,15 +116,15 @@ class Measuring:
 
     @property
     def active(self) -> str:
-        """The id of the model that is measured; empty when none is."""
+        """Id of the model being measured; empty if none is."""
         return self._job.wish.model if self._job is not None else ""
 
     def view(self) -> dict[str, Any]:
-        """The live topic `measuring`."""
+        """Return the value of the live topic `measuring`."""
         return {"active": self._job and self._job.view(), "last": self.last and asdict(self.last)}
 
     def begin(self, wish: Wish) -> None:
-        """Start in the background. Raises `Rejected` while another one runs, ModelUnavailable when the server ends."""
+        """Start a measurement. Raises `Rejected` while another one runs, ModelUnavailable when the server is ending."""
         if self._job is not None:
             message = f"{self.active} is being measured: wait until that has ended, or stop it"
             raise Rejected(409, message, "already_measuring")
@@ -135,19 +134,19 @@ class Measuring:
         self._task = asyncio.get_running_loop().create_task(self._run(self._job), name="measuring")
 
     def stop(self) -> bool:
-        """End the measurement and keep what there is of it; False when none runs."""
+        """Stop the measurement and keep its results so far; False if none runs."""
         if self._job is not None:
             self._job.stopping.set()
         return self._job is not None
 
     async def close(self) -> None:
-        """The server ends: nothing is kept and nothing is put back."""
+        """Cancel the measurement, as the server ends: nothing is stored or restored."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def wait(self) -> MeasurementEnd | None:
-        """Until the measurement has ended, and how."""
+        """Wait until the measurement has ended; return how."""
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         return self.last
@@ -186,7 +185,7 @@ class Measuring:
         return MeasurementEnd(unit.id, "stopped" if job.sweep.interrupted else "done", number)
 
     def _choose(self, job: MeasurementJob, main: CatalogModel) -> ModelSpecification:
-        """The unit with the drafters of the wish, or with the best one of each method; any method may run, batches too.
+        """Build the unit with the requested drafters, or the best of each method; all methods may run, in batches too.
 
         Raises InsufficientMemory for a model that is too large by itself, and what resolver and candidates raise.
         """
@@ -209,8 +208,8 @@ class Measuring:
         )
 
     def _wanted(self, main: CatalogModel, drafts: Sequence[str] | None) -> list[Candidate]:
-        """One drafter of each method: those that are named; else the first that fits, less those whose name says that
-        they are for another model. Raises SpeculationUnavailable."""
+        """Return one drafter of each method: the named ones, else the first that fits and is usual or was measured.
+        Raises SpeculationUnavailable if one cannot be used, or two share a method."""
         candidates = self._models.candidates(main, speedups(row.results for row in self._kept.of(main.id)))
         if drafts is None:
             usual = [each for each in candidates if each.fits and (each.is_usual or each.measured is not None)]
@@ -225,12 +224,12 @@ class Measuring:
         return [by_method[method] for method in DRAFT_METHODS if method in by_method]
 
     def _loaded_unit(self, model_id: str) -> ModelSpecification | None:
-        """What is in memory now, to be put back."""
+        """Return the unit that is in memory, to be restored later; None if there is none."""
         return self._resolver.last(model_id) if model_id in self._resolver.loaded() else None
 
     async def _load(self, job: MeasurementJob, specification: ModelSpecification) -> LoadedModel:
-        """Requests for the model get this unit from now on, so that they need no other one in its place; they keep the
-        drafters that they had."""
+        """Load the unit to measure. Requests for the model share it from now on, so that they do not replace it, but
+        draft only with the drafters that they had."""
         await self._wait_alone(job)
         job.phase = "loading"
         before = self._loaded_unit(specification.id)
@@ -260,7 +259,7 @@ class Measuring:
             turn = await self._turn(job, side, ask)
 
     async def _turn(self, job: MeasurementJob, side: WorkerSide, ask: Ask) -> MeasuredTurn:
-        """One turn, undisturbed: with pauses and repetitions as long as others use Paceline."""
+        """Measure one turn undisturbed: wait for other requests to end, and repeat a turn that one interrupts."""
         while True:
             began = self._clock()
             await self._wait_alone(job)
@@ -274,7 +273,7 @@ class Measuring:
                 job.budget.extend(self._clock() - began)
 
     async def _wait_alone(self, job: MeasurementJob) -> None:
-        """Until nobody else asks for anything."""
+        """Wait until no other request is open."""
         if len(self._activity):
             job.phase = "paused"
             await self._until_stopped(job, self._activity.idle.wait())
@@ -282,7 +281,7 @@ class Measuring:
     async def _until_stopped(
         self, job: MeasurementJob, work: Coroutine[Any, Any, Result], *, alone: bool = False
     ) -> Result:
-        """The result of `work`. Raises Stopped; with `alone`, TimeoutError when somebody else asks for something."""
+        """Return the result of `work`. Raises Stopped; with `alone`, TimeoutError once another request arrives."""
         working = asyncio.ensure_future(work)
         waiting: dict[asyncio.Future[Any], type[Exception]] = {asyncio.ensure_future(job.stopping.wait()): Stopped}
         if alone:
@@ -298,7 +297,7 @@ class Measuring:
             await asyncio.gather(working, *waiting, return_exceptions=True)
 
     async def _restore(self, model_id: str, before: ModelSpecification | None) -> None:
-        """Back to what was in memory; when somebody uses the model, it stays as it is until its next load."""
+        """Restore what was in memory; a model in use is left as it is until its next load."""
         measured = self._resolver.last(model_id)
         with contextlib.suppress(PacelineError):
             if before is None:
@@ -313,7 +312,7 @@ class Measuring:
                     self._resolver.lend(measured, before)
 
     def _keep(self, job: MeasurementJob, unit: ModelSpecification) -> int:
-        """Store what was measured; 0 when that is not enough to compare."""
+        """Store the results and return their number; 0 if there is too little to compare."""
         info = self._worker.ready_info
         options = {
             "minutes": job.wish.minutes,

@@ -1,6 +1,6 @@
-"""`/admin/models`: everything on disk, into memory and out of it; `/admin/models/{id}`: what is set for one model.
+"""`/admin/models`: all models on disk, to load and unload; `/admin/models/{id}`: the settings of one model.
 
-What is set for a model is read and written at `/admin/api/models/{id}/settings` (`settings_routes.py`).
+These settings are read and written at `/admin/api/models/{id}/settings` (`settings_routes.py`).
 """
 
 import asyncio
@@ -38,13 +38,13 @@ KEPT_WHOLE = {
     "no_positions": "model_settings.kv_no_positions",
     "head_size": "model_settings.kv_head_size",
 }
-"""Why keys and values are not quantised, in words."""
+"""Text keys of the reasons why keys and values are not quantised."""
 TABS = {"settings": "model.html", "drafts": "drafts.html", "pays": "pays.html"}
-"""The pages of one model, by the tabs that lead to them."""
+"""Templates of the pages of one model, by tab."""
 
 
 class ModelBody(Body):
-    """Which model is meant, by its id or alias."""
+    """A model, by its id or alias."""
 
     model: str = Field(min_length=1, max_length=500)
 
@@ -54,14 +54,14 @@ router = APIRouter()
 
 @router.get("/admin/models", response_class=HTMLResponse)
 async def get_models_page(request: Request, admin: Admin) -> HTMLResponse:
-    """The list; its script asks for the models, since a first look at a large folder takes a while."""
+    """Serve the list; its script fetches the models, since a first look at a large folder takes a while."""
     folders = [str(folder) for folder in admin.serving.settings.model_dirs]
     return admin.pages.render("models.html", request, area="models", data={"folders": folders})
 
 
 @router.get("/admin/models/{model_id:path}", response_class=HTMLResponse)
 def get_model_page(request: Request, admin: Admin, model_id: str) -> HTMLResponse:
-    """One model and its settings, or those of a profile."""
+    """Serve the settings of one model, or of a profile."""
     live, profile = admin.serving.live, ""
     with contextlib.suppress(ModelNotFound):
         found, profile = admin.serving.resolver.place(model_id)
@@ -91,7 +91,7 @@ def render_model(
     data: Mapping[str, Any] = MappingProxyType({}),
     **values: Any,
 ) -> HTMLResponse:
-    """A tab of the page of a model; with 404 the page that says that there is no such model. Reads the disk."""
+    """Render a tab of a model's page, or with 404 a page that says that there is no such model. Reads the disk."""
     try:
         model = admin.models.describe(admin.serving.resolver.find(model_id))
     except ModelNotFound as error:
@@ -103,13 +103,13 @@ def render_model(
 
 @router.get("/admin/api/models")
 def list_models(admin: Admin) -> dict[str, Any]:
-    """Everything on disk."""
+    """List all models on disk."""
     return admin.models.listing()
 
 
 @router.post("/admin/api/models/load", responses=problems(409, 429))
 async def load_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
-    """Load a model and wait for it; the topic `state` tells its progress."""
+    """Load a model and wait for it; the topic `state` shows its progress."""
     return await admin.loading.load(body.model)
 
 
@@ -121,13 +121,13 @@ async def unload_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
 
 @router.post("/admin/api/models/reload", responses=problems(429))
 async def reload_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
-    """Load a loaded model anew, with what is chosen for it now; `in_use`: as soon as no request uses it."""
+    """Reload a loaded model with its current choices; `in_use`: once no request uses it."""
     return {"model": body.model, "became": await admin.loading.renew(body.model)}
 
 
 @router.get("/admin/api/prefixes")
 def list_prefixes(admin: Admin) -> dict[str, Any]:
-    """Earlier prompts on disk and in memory: bytes in all, and why nothing is written for the moment."""
+    """Return the sizes of the prefix cache on disk and in memory, and why nothing is written for the moment."""
     loaded = admin.serving.worker.snapshot.models
     return {
         "disk_bytes": sum(kept.size_bytes for kept in kept_prompts(admin.serving.settings.prefixes_path)),
@@ -139,7 +139,7 @@ def list_prefixes(admin: Admin) -> dict[str, Any]:
 
 @router.post("/admin/api/prefixes/clear")
 async def clear_prefixes(admin: Admin) -> dict[str, int]:
-    """Forget every earlier prompt, in memory and on disk; how many bytes were on disk."""
+    """Clear the prefix cache, in memory and on disk; return the bytes that were on disk."""
     admin.serving.worker.clear_prefixes()
     return {"freed_bytes": await asyncio.to_thread(clear_prompts, admin.serving.settings.prefixes_path)}
 
@@ -147,7 +147,7 @@ async def clear_prefixes(admin: Admin) -> dict[str, int]:
 @router.post("/admin/api/models/pin", responses=problems(422))
 async def pin_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Keep a model in memory until it is unloaded by hand."""
-    # a limit without requests would contradict it
+    # an idle limit would contradict it
     return await _pinned(admin, body.model, {"pinned": True, "idle_seconds": None})
 
 
@@ -165,7 +165,7 @@ async def _pinned(admin: AdminContext, model_id: str, changes: dict[str, Any]) -
 
 @router.post("/admin/api/models/default", responses=problems(422))
 async def make_default(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
-    """The model of requests that name none."""
+    """Make a model the default for requests that name none."""
     model = await asyncio.to_thread(admin.serving.resolver.main, body.model)
     await asyncio.to_thread(admin.serving.live.change, {"default_model": model.id}, SESSION.name)
     return {"model": model.id, "is_default": True}

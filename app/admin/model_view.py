@@ -1,6 +1,6 @@
-"""Models as the pages show them: what they would take in memory, against what there is, and what may draft for them.
+"""Models as the pages show them: the memory they would need against what there is, and what may draft for them.
 
-Nothing is loaded: headers and configs are read, once for each folder as it is. Call it in a thread.
+Nothing is loaded: headers and configs are read, once for each state of a folder. Call it in a thread.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from app.serving.context import Context
 from app.serving.resolver import ModelEntry
 
 HALF_PRECISION_SLOW = "(cpu)"
-"""How the name of a device ends on which weights become float32."""
+"""Suffix of the name of a device on which weights become float32."""
 
 
 class ModelView:
@@ -28,10 +28,10 @@ class ModelView:
         self._context = context
         self._footprint = lru_cache(maxsize=1024)(_footprint)
 
-    # --- what there is ------------------------------------------------------------------------------------------
+    # --- listing ------------------------------------------------------------------------------------------------
 
     def listing(self) -> dict[str, Any]:
-        """Everything on disk, broken folders with their problem."""
+        """List everything on disk, broken folders with their problem."""
         models = self._context.resolver.models()
         looking = self._context.resolver.is_looking()
         return {
@@ -41,7 +41,7 @@ class ModelView:
         }
 
     def describe(self, model: CatalogModel, *, looking: bool = False) -> dict[str, Any]:
-        """One model as JSON. Bytes and seconds as the names say; 0 and empty where nobody knows, or knows yet."""
+        """Describe one model as JSON. Names carry the units; 0 and empty where a value is not known, or not yet."""
         entry, live = self._context.resolver.entry(model, looking=looking), self._context.settings
         ceiling = self._context.memory_ceiling_bytes
         settings, loaded, footprint = entry.settings, entry.loaded, self.footprint(model)
@@ -71,22 +71,22 @@ class ModelView:
     # --- memory -------------------------------------------------------------------------------------------------
 
     def holds(self, footprint: Footprint) -> bool:
-        """Whether it fits when nothing else is loaded; what nobody knows is no obstacle."""
+        """Whether a footprint fits when nothing else is loaded; an unknown ceiling is no obstacle."""
         return not self._context.memory_ceiling_bytes or footprint.total_bytes <= self._context.memory_ceiling_bytes
 
     def footprint(self, main: CatalogModel) -> Footprint | None:
-        """Of a model without drafters; None for a broken folder, and for a drafter."""
+        """Return the footprint of a model without drafters; None for a broken folder, and for a drafter."""
         if main.kind == "drafter" or main.problem:
             return None
         return self._footprint(self._specification(main), main.size_bytes, self._widens)
 
     def has_room(self, main: CatalogModel, extra: Footprint) -> bool:
-        """Whether the model fits with something more."""
+        """Whether the model fits together with `extra`."""
         alone = self.footprint(main)
         return alone is None or self.holds(alone + extra)
 
     def check_room(self, main: CatalogModel, drafts: Sequence[Candidate] = ()) -> None:
-        """Raises InsufficientMemory when the model with these drafters is larger than the ceiling."""
+        """Raise InsufficientMemory if the model with these drafters is larger than the ceiling."""
         alone = self.footprint(main)
         if alone is None:
             return
@@ -100,14 +100,14 @@ class ModelView:
     # --- drafters -----------------------------------------------------------------------------------------------
 
     def candidates(self, main: CatalogModel, speedups: Speedups = NOT_MEASURED) -> list[Candidate]:
-        """Every way to draft for `main`, ranked by what was measured and what is usual."""
+        """Return every way to draft for `main`, ranked by what was measured and what is usual."""
         models, specification = self._context.resolver.models(), self._specification(main)
         return candidates_for(main, models, specification, speedups, widen=self._widens)
 
     def named(
         self, main: CatalogModel, candidates: Sequence[Candidate], names: Sequence[str], *, parameter: str = "drafts"
     ) -> list[Candidate]:
-        """The candidates of these names. Raises SpeculationUnavailable for one that is not here or does not fit."""
+        """Return the candidates of these names. Raises SpeculationUnavailable if one is missing or does not fit."""
         by_name = {each.id: each for each in candidates if each.id}
         for name in names:
             if name not in by_name:
@@ -124,19 +124,19 @@ class ModelView:
         return info is not None and info.device.endswith(HALF_PRECISION_SLOW)
 
     def _specification(self, main: CatalogModel) -> ModelSpecification:
-        """The model alone, with the rows and the quantisation of the settings: what its memory is counted for."""
+        """Build the unit whose memory is counted: the model alone, with the rows and quantisation of the settings."""
         rows, quantisation = self._context.settings.max_rows, self._context.live.model(main.id).quantisation
         return ModelSpecification(id=main.id, path=str(main.path), max_rows=rows, quantisation=quantisation)
 
 
 def sizes(footprint: Footprint) -> dict[str, int]:
-    """A footprint as JSON."""
+    """Convert a footprint to JSON."""
     parts: dict[str, int] = msgspec.to_builtins(footprint)
     return {**parts, "total_bytes": footprint.total_bytes}
 
 
 def families_of(entry: ModelEntry) -> tuple[str, ...]:
-    """How its caches roll back: what the worker found out, else what the config tells; `alone`: not at all."""
+    """Return how a model's caches roll back, as the worker found, else by its config; `alone`: not at all."""
     if entry.model.kind == "encoder":
         return ()
     if entry.loaded is not None and entry.loaded.state == "ready":

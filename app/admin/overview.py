@@ -1,8 +1,8 @@
-"""`/admin/`: what the server does right now, and what may be done about it; `/` leads there. `/admin/logs`: the log.
+"""`/admin/`: the server's current state, and actions on it; `/` redirects there. `/admin/logs`: the log.
 
-And what every page has: static files, and `GET /admin/api/live?topics=a,b`, server-sent events of what changes.
-Topics: `worker` for the frame of every page; `state`, `pace` and `minutes` for the overview; `updates` for
-the settings; `logs`, the last lines: a page that missed some asks for those behind the last number that it has.
+Also what every page needs: static files, and `GET /admin/api/live?topics=a,b`, server-sent events of what changes.
+Topics: `worker` for the frame of every page; `state`, `pace` and `minutes` for the overview; `updates` for the
+settings; `logs`, the last lines: a page that missed some asks for those after the last number that it has.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ from app.serving.sse import EventStream
 from app.store.rows import FirstRun
 
 DRAIN_SECONDS = 600.0
-"""What running requests get to finish before the worker is replaced, when the caller does not say."""
+"""Default time for running requests to finish before the worker is replaced, in seconds."""
 STARTER = "demo-assistant"
-"""The embedded model that anybody can try at once."""
+"""Embedded model for a first try."""
 LIVE_TIMEOUT_SECONDS = 30.0
-"""A tab that reads nothing for so long is gone."""
+"""Time without a read after which a tab counts as gone, in seconds."""
 LIVE_LINES = 100
 LAST_REQUESTS = 200
-"""Which models were used last is looked up in so many."""
+"""Number of past requests that are searched for the models used last."""
 FULL_DISK_BYTES = 200_000_000
-"""With less room, settings and conversations cannot be kept much longer."""
+"""Free bytes below which a disk counts as full: settings and conversations cannot be kept much longer."""
 SHOWN_LINES = 500
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -55,7 +55,7 @@ router = APIRouter()
 
 
 class DrainBody(Body):
-    """How long running requests may take."""
+    """Time that running requests may take."""
 
     seconds: float = Field(DRAIN_SECONDS, ge=0, le=86_400)
 
@@ -63,13 +63,13 @@ class DrainBody(Body):
 @router.get("/", response_class=RedirectResponse, status_code=303)
 @router.get("/admin", response_class=RedirectResponse, status_code=303)
 async def get_root() -> RedirectResponse:
-    """The dashboard is what a browser finds here."""
+    """Redirect a browser to the dashboard."""
     return RedirectResponse("/admin/", 303)
 
 
 @router.get("/admin/", response_class=HTMLResponse)
 async def get_overview(request: Request, admin: Admin) -> HTMLResponse:
-    """The page."""
+    """Serve the page."""
     data = {**await get_state(admin), "requests": current_requests(admin), "starter": STARTER}
     data |= {"topics": admin.live.topics}
     left = await asyncio.to_thread(FirstRun(admin.store).left)
@@ -79,15 +79,15 @@ async def get_overview(request: Request, admin: Admin) -> HTMLResponse:
 
 @router.get("/admin/api/state")
 async def get_state(admin: Admin) -> dict[str, Any]:
-    """What the page shows, once: the topics `state`, `pace` and `minutes`; and a newer version, with its command."""
+    """Return a snapshot of the topics `state`, `pace` and `minutes`; and a newer version, with its command."""
     news = {"newer": admin.updates.newer, "update_command": admin.updates.command}
     return {"state": server_state(admin), "pace": pace(admin), "minutes": admin.pace.minutes(), **news}
 
 
 @router.get("/admin/api/menu")
 async def get_menu(admin: Admin) -> dict[str, Any]:
-    """What the menu bar shows: `state` and `pace`, models that could be loaded, the one used last first, a disk without
-    room (empty: there is none), and a newer version with the command that brings it."""
+    """Return what the menu bar shows: `state` and `pace`, models that could be loaded, the last used first, a folder
+    whose disk is full (empty: none), and a newer version with the command that installs it."""
     known = await asyncio.to_thread(_on_disk, admin)
     news = {"newer": admin.updates.newer, "update_command": admin.updates.command}
     return {"state": server_state(admin), "pace": pace(admin), **known, **news}
@@ -95,7 +95,7 @@ async def get_menu(admin: Admin) -> dict[str, Any]:
 
 def _on_disk(admin: AdminContext) -> dict[str, Any]:
     used: Sequence[str] = ()
-    with contextlib.suppress(StoreUnavailable):  # a menu without an order is better than none
+    with contextlib.suppress(StoreUnavailable):  # an unsorted menu is better than none
         used = admin.history.last_models(LAST_REQUESTS)
     ids = [model.id for model in admin.serving.resolver.models() if model.kind == "main" and not model.problem]
     settings = admin.serving.settings
@@ -122,20 +122,20 @@ async def restart_worker(admin: Admin, _body: Sent[NoBody]) -> dict[str, Any]:
 
 @router.post("/admin/api/worker/drain")
 async def drain_worker(admin: Admin, body: Sent[DrainBody]) -> dict[str, Any]:
-    """Replace the worker once its running requests have finished, or after so many seconds."""
+    """Replace the worker once its running requests have finished, or after `seconds`."""
     admin.serving.worker.renew(body.seconds)
     return {"renewing": True, "seconds": body.seconds}
 
 
 @router.post("/admin/api/quarantine/release")
 async def release_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
-    """Let a model run again that kept ending its worker."""
+    """Release a model that is quarantined for ending its worker repeatedly."""
     admin.serving.worker.release_quarantine(body.model)
     return {"model": body.model, "released": True}
 
 
 def worker_state(admin: AdminContext) -> dict[str, Any]:
-    """The worker in a few words: the frame of every page shows it."""
+    """Summarise the worker, for the frame of every page."""
     worker = admin.serving.worker
     info = worker.ready_info
     return {
@@ -149,7 +149,7 @@ def worker_state(admin: AdminContext) -> dict[str, Any]:
 
 
 def server_state(admin: AdminContext) -> dict[str, Any]:
-    """Everything but the running requests, in bytes and seconds as the names say."""
+    """Return everything but the running requests; names carry the units."""
     worker = admin.serving.worker
     snapshot = worker.snapshot
     return {
@@ -179,16 +179,16 @@ def _loaded_model(model: LoadedModel) -> dict[str, Any]:
 
 
 def pace(admin: AdminContext) -> dict[str, Any]:
-    """The last minute, second by second."""
+    """Return the last minute, second by second."""
     return asdict(admin.pace.course())
 
 
-# --- what every page has ----------------------------------------------------------------------------------------
+# --- shared by all pages ----------------------------------------------------------------------------------------
 
 
 @router.get("/static/{version}/{name:path}", response_class=Response, responses=told(media_type="*/*"))
 async def get_static(admin: Admin, version: str, name: str) -> Response:
-    """One file."""
+    """Serve one static file."""
     answer = admin.pages.assets.answer(version, name)
     if answer is None:
         raise HTTPException(404)
@@ -197,7 +197,7 @@ async def get_static(admin: Admin, version: str, name: str) -> Response:
 
 @router.get("/admin/api/live", response_class=Response, responses=told(media_type=EVENTS))
 async def get_live(request: Request, admin: Admin, topics: str = "") -> Response:
-    """Events of these topics until the tab leaves or the server ends; unknown ones are refused."""
+    """Stream events of these topics until the tab leaves or the server ends; unknown ones are refused."""
     wanted = {topic for topic in topics.split(",") if topic}
     if not wanted or wanted - set(admin.live.topics):
         raise InvalidRequest(f"Name topics out of: {', '.join(admin.live.topics)}.", parameter="topics")
@@ -209,7 +209,7 @@ async def get_live(request: Request, admin: Admin, topics: str = "") -> Response
 
 @router.get("/admin/api/live/topics")
 async def get_topics(admin: Admin) -> dict[str, Any]:
-    """What can be listened to."""
+    """List the topics."""
     return {"topics": admin.live.topics}
 
 
@@ -218,7 +218,7 @@ async def get_topics(admin: Admin) -> dict[str, Any]:
 
 @router.get("/admin/logs", response_class=HTMLResponse)
 async def get_log_page(request: Request, admin: Admin) -> HTMLResponse:
-    """The last lines at once, new ones as they come."""
+    """Serve the page: the last lines at once, new ones as they come."""
     level = admin.serving.settings.log_level
     data = {**log_lines(admin, count=SHOWN_LINES), "loggers": admin.logs.loggers(), "level": level}
     return admin.pages.render("logs.html", request, area="logs", data=data, levels=LEVELS)
@@ -233,13 +233,13 @@ async def get_lines(
     text: Text = "",
     count: Annotated[int, Query(ge=1, le=CAPACITY)] = SHOWN_LINES,
 ) -> dict[str, Any]:
-    """The last lines, oldest first: behind the number `after`, of a level or above, of a logger, with a text."""
+    """Return the last lines, oldest first: after number `after`, of a minimum level, of a logger, with a text."""
     return log_lines(admin, after=after, level=level, logger=logger, text=text, count=count)
 
 
 @router.get("/admin/api/logs/download", response_class=Response, responses=told(media_type="application/jsonl"))
 async def download_log(admin: Admin, level: Level = "debug", logger: Text = "", text: Text = "") -> Response:
-    """The same lines as a file: one JSON object each, as in the log on disk."""
+    """Download the same lines as a file: one JSON object each, as in the log on disk."""
     lines = admin.logs.lines(level=level, logger=logger, text=text)
     content = b"".join(msgspec.json.encode(line_object(line)) + b"\n" for line in lines)
     headers = {"content-disposition": 'attachment; filename="paceline-log.jsonl"', "cache-control": "no-store"}
@@ -247,7 +247,7 @@ async def download_log(admin: Admin, level: Level = "debug", logger: Text = "", 
 
 
 def log_lines(admin: AdminContext, **wanted: Any) -> dict[str, Any]:
-    """The lines that are wanted, and the number of the last one there is."""
+    """Return the matching lines, and the number of the log's last line."""
     return {"last": admin.logs.last, "lines": [asdict(line) for line in admin.logs.lines(**wanted)]}
 
 

@@ -1,6 +1,6 @@
-"""Requests: the list with what runs now above what ran, one request's timeline, and their JSON.
+"""Requests: the list of running and past ones, the timeline of one request, and their JSON.
 
-Topic `requests`: what runs, with its phase and how far it is, and the last ones that ended.
+Topic `requests`: running requests with phase and progress, and the last ones that ended.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ router = APIRouter()
 
 
 class NoBody(Body):
-    """Nothing is said but that it is to be done."""
+    """Empty body of an action without parameters."""
 
 
 @router.get("/admin/requests", response_class=HTMLResponse)
 async def get_requests_page(request: Request, admin: Admin, model: Text = "", outcome: Text = "") -> HTMLResponse:
-    """The list, narrowed as the address says; without a history it still shows what runs."""
+    """Serve the list, filtered by the query; without a history it still shows what runs."""
     try:
         page, problem = await past_requests(admin, model=model, outcome=outcome), ""
     except StoreUnavailable as error:
@@ -47,7 +47,7 @@ async def get_requests_page(request: Request, admin: Admin, model: Text = "", ou
 
 @router.get("/admin/requests/{request_id}", response_class=HTMLResponse)
 async def get_request_page(request: Request, admin: Admin, request_id: str) -> HTMLResponse:
-    """One request's timeline; 404 with words when nobody remembers it."""
+    """Serve one request's timeline, or 404 with an explanation if it is unknown."""
     asked = await find_request(admin, request_id)
     status = 404 if asked is None else 200
     return admin.pages.render("request.html", request, area="requests", data={"request": asked}, status=status)
@@ -61,14 +61,14 @@ async def get_requests(
     outcome: Text = "",
     count: Annotated[int, Query(ge=1, le=200)] = PAGE,
 ) -> dict[str, Any]:
-    """What runs, and a page of what ran; `outcome` is `fine`, `failed`, `cancelled` or an exact one."""
+    """Return running requests and a page of past ones; `outcome` is `fine`, `failed`, `cancelled` or an exact one."""
     page = await past_requests(admin, before, model, outcome, count)
     return {**page, "running": current_requests(admin)["running"]}
 
 
 @router.delete("/admin/api/requests")
 async def clear_requests(admin: Admin) -> dict[str, Any]:
-    """Forget what ran, for good. The answer says how many that were."""
+    """Delete the history for good; return the number of its requests."""
     await _write_behind(admin)
     count = await asyncio.to_thread(admin.history.count)
     await admin.serving.journal.clear()
@@ -77,7 +77,7 @@ async def clear_requests(admin: Admin) -> dict[str, Any]:
 
 @router.get("/admin/api/requests/{request_id}")
 async def get_request(admin: Admin, request_id: str) -> dict[str, Any]:
-    """One request with every number."""
+    """Return one request with all its figures."""
     asked = await find_request(admin, request_id)
     if asked is None:
         raise HTTPException(404)
@@ -86,7 +86,7 @@ async def get_request(admin: Admin, request_id: str) -> dict[str, Any]:
 
 @router.post("/admin/api/requests/{request_id}/cancel", responses=problems(409))
 async def cancel_request(admin: Admin, _body: Sent[NoBody], request_id: str) -> dict[str, Any]:
-    """End one that runs; its client gets an error."""
+    """Cancel a running request; its client gets an error."""
     error = Rejected(499, "The request was cancelled on the dashboard.", "cancelled")
     record = admin.serving.journal.find(request_id)
     if record is None:
@@ -96,7 +96,7 @@ async def cancel_request(admin: Admin, _body: Sent[NoBody], request_id: str) -> 
 
 
 def current_requests(admin: AdminContext) -> dict[str, Any]:
-    """What runs, and the last ones that ended."""
+    """Return running requests, and the last ones that ended."""
     journal = admin.serving.journal
     running = journal.running
     return {
@@ -109,7 +109,7 @@ def current_requests(admin: AdminContext) -> dict[str, Any]:
 async def past_requests(
     admin: AdminContext, before: str = "", model: str = "", outcome: str = "", count: int = PAGE
 ) -> dict[str, Any]:
-    """What ran, the latest first; `next` is what `before` gets for the next page, empty at the end."""
+    """Return past requests, the latest first; `next` is `before` of the next page, empty at the end."""
     await _write_behind(admin)
     history = admin.history
 
@@ -126,7 +126,7 @@ async def past_requests(
 
 
 async def find_request(admin: AdminContext, request_id: str) -> dict[str, Any] | None:
-    """One request with every number, and the texts where they are kept; None when nobody remembers it."""
+    """Return one request with all its figures, and its texts if they are kept; None if it is unknown."""
     journal = admin.serving.journal
     record = journal.find(request_id)
     if record is not None:
@@ -146,7 +146,7 @@ async def _write_behind(admin: AdminContext) -> None:
 
 
 def running_object(worker: WorkerClient, record: Record) -> dict[str, Any]:
-    """A request that runs. `progress` is a share of its phase, None where nobody knows."""
+    """Describe a running request. `progress` is the share of its phase, None if unknown."""
     phase, progress, read_tokens = _phase(worker, record)
     return {
         "id": record.id,
@@ -185,7 +185,7 @@ def _phase(worker: WorkerClient, record: Record) -> tuple[str, float | None, int
 
 
 def _read_tokens(worker: WorkerClient, record: Record) -> int | None:
-    """How much of its prompts is read; None: it has no row yet. The worker tells about once a second."""
+    """Return the number of prompt tokens read, updated about once a second; None: it has no row yet."""
     model = next((each for each in worker.snapshot.models if each.id == record.model_id), None)
     if model is None:
         return None
@@ -195,7 +195,7 @@ def _read_tokens(worker: WorkerClient, record: Record) -> int | None:
 
 
 def past_object(past: Past) -> dict[str, Any]:
-    """A request that ended, in one line. What another version wrote, or left out, is nothing."""
+    """Describe a request that ended. Figures that another version left out or wrote differently count as empty."""
     speculation, usage = _part(past.figures, "speculation"), _part(past.figures, "usage")
     drafted = _number(speculation, "drafted")
     total_seconds = _number(_part(past.figures, "seconds"), "total")

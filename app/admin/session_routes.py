@@ -1,10 +1,10 @@
-"""Who may come in: `/admin/setup`, `/admin/login`, `/admin/enter` and their calls, and the API keys.
+"""Access: `/admin/setup`, `/admin/login`, `/admin/enter` and their calls, and the API keys.
 
 A command of this computer, such as the menu bar, opens a page signed in by an address that works once, for a minute.
 The code is in its fragment, and the browser gets it from a file that only the owner can read, so that no list of
-processes shows it; the file goes with the code, at its use or its end. The set-up routes are there only while no
-account is, and only for this computer. Nothing here tells whether a password was nearly right, and no secret gets into
-a page or the log.
+processes shows it; the file is removed when the code is used or expires. The set-up routes exist only while there is no
+account, and only for this computer. Nothing here reveals whether a password was nearly right, and no secret gets into a
+page or the log.
 """
 
 import asyncio
@@ -47,38 +47,38 @@ REDIRECT_PAGE = """<!doctype html>
 
 
 class StrangersBody(Body):
-    """Nobody has signed in yet: who sends more gets no memory for it."""
+    """Body from a caller who has not signed in: a small limit keeps strangers from taking memory."""
 
     max_bytes: ClassVar[int] = 1 << 20
 
 
 class SetupRequest(StrangersBody):
-    """What the set-up page sends."""
+    """Body that the set-up page sends."""
 
     token: str = Field(max_length=MAX_SECRET_CHARACTERS)
     password: str = Field(max_length=MAX_SECRET_CHARACTERS)
 
 
 class LoginRequest(StrangersBody):
-    """What the sign-in page sends."""
+    """Body that the sign-in page sends."""
 
     password: str = Field(max_length=MAX_SECRET_CHARACTERS)
 
 
 class EntryRequest(Body):
-    """What a command wants to open."""
+    """Page that a command wants to open."""
 
     to: str = Field("/admin/", max_length=1000, pattern=PAGE)
 
 
 class EnterRequest(StrangersBody):
-    """What the page at a one-time address sends."""
+    """Body that the page at a one-time address sends."""
 
     code: str = Field(max_length=MAX_SECRET_CHARACTERS)
 
 
 class PasswordRequest(Body):
-    """The password that counts, and the one that is to count."""
+    """The current password and the new one."""
 
     current: str = Field(max_length=MAX_SECRET_CHARACTERS)
     password: str = Field(max_length=MAX_SECRET_CHARACTERS)
@@ -96,7 +96,7 @@ router = APIRouter()
 
 @router.get("/admin/setup", response_class=HTMLResponse, responses=problems(303))
 def get_setup(request: Request, admin: Admin) -> Response:
-    """The page that asks for the first password; once there is an account, the sign-in."""
+    """Serve the page that asks for the first password; once there is an account, redirect to the sign-in."""
     if admin.accounts.has_account:
         return RedirectResponse("/admin/login", 303)
     data = {
@@ -110,7 +110,7 @@ def get_setup(request: Request, admin: Admin) -> Response:
 
 @router.get("/admin/login", response_class=HTMLResponse, responses=problems(303))
 def get_login(request: Request, admin: Admin) -> Response:
-    """The page that asks for the password; before there is one, the set-up page."""
+    """Serve the page that asks for the password; before there is one, redirect to the set-up page."""
     if not admin.accounts.has_account:
         return RedirectResponse("/admin/setup", 303)
     cookie = request.cookies.get(COOKIE, "")
@@ -120,7 +120,7 @@ def get_login(request: Request, admin: Admin) -> Response:
 
 
 async def check_nearness(request: Request) -> None:
-    """A dependency of the set-up: only this computer may send a body there."""
+    """Reject a set-up from another computer before its body is read."""
     if not is_from_here(request):
         advice = "Set up Paceline on the computer it runs on, or run `paceline password` there."
         raise Rejected(403, advice, "not_local", close=True)
@@ -128,8 +128,8 @@ async def check_nearness(request: Request) -> None:
 
 @router.post("/admin/api/setup", dependencies=[Depends(check_nearness)], responses=problems(404))
 async def set_up(request: Request, admin: Admin, asked: Sent[SetupRequest]) -> Response:
-    """Choose the first password with the token of `serve`; the browser is signed in at once."""
-    async with admin.setup.in_use:  # after the body: whoever sends it slowly must not keep the owner out
+    """Set the first password with the token of `serve`; the browser is signed in at once."""
+    async with admin.setup.in_use:  # after the body: a slow sender must not keep the owner out
         if await asyncio.to_thread(lambda: admin.accounts.has_account):
             raise HTTPException(404)
         if not admin.setup.matches(asked.token):
@@ -154,7 +154,7 @@ async def log_in(request: Request, admin: Admin, asked: Sent[LoginRequest]) -> R
 
 @router.post("/admin/api/entry")
 async def make_entry(request: Request, admin: Admin, asked: Sent[EntryRequest]) -> dict[str, str]:
-    """An address that opens a page signed in, once, and a file that leads a browser there, if one can be written.
+    """Issue an address that opens a page signed in, once, and a file that leads a browser there, if it can be written.
 
     Before there is a password it is the address of the set-up. Only for commands of this computer.
     """
@@ -174,14 +174,14 @@ async def make_entry(request: Request, admin: Admin, asked: Sent[EntryRequest]) 
 
 
 def is_page(to: str) -> bool:
-    """Whether a browser that goes to this path stays among the pages of the dashboard: it walks dots before it asks."""
+    """Whether a path leads to a page of the dashboard, also after a browser has resolved its dots."""
     path = unquote(urlsplit(to).path)
     parts = path.split("/")[1:]
     return not path.startswith(ADMIN_JSON) and not {".", ".."} & {*parts} and "" not in parts[:-1]
 
 
 def _write_redirect(home: Path, address: str) -> Path:
-    """A page that leads to the address; those of a server that was killed meanwhile go."""
+    """Write a page that leads to the address; delete expired ones that a killed server left."""
     for left in own_files(home, REDIRECT.format("[0-9a-f]{16}")):
         with contextlib.suppress(OSError):
             if time.time() - left.lstat().st_mtime > ENTRY_SECONDS:
@@ -192,7 +192,7 @@ def _write_redirect(home: Path, address: str) -> Path:
 
 
 def _redirect_of(home: Path, code: str) -> Path:
-    """Its name is made of the code's hash, so that whoever uses the code removes it."""
+    """Return the page's file, named by the hash of the code, so that using the code can delete it."""
     return home / REDIRECT.format(digest_of(code)[:16])
 
 
@@ -203,7 +203,7 @@ def _remove(file: Path) -> None:
 
 @router.get("/admin/enter", response_class=HTMLResponse)
 def get_enter(request: Request, admin: Admin) -> Response:
-    """The page at a one-time address: its script sends the code."""
+    """Serve the page at a one-time address: its script sends the code."""
     return admin.pages.render("enter.html", request, data={})
 
 
@@ -241,7 +241,7 @@ async def end_all_sessions(admin: Admin) -> Response:
 
 @router.get("/admin/api/session")
 async def get_session(request: Request, admin: Admin) -> dict[str, Any]:
-    """Who asks, and which browsers are signed in."""
+    """Return who is asking, and which browsers are signed in."""
     identity = identity_of(request)
     own = digest_of(request.cookies.get(COOKIE, ""))
     sessions = [
@@ -311,7 +311,7 @@ SYSTEMS = (
 
 
 def browser_name(user_agent: str) -> str:
-    """What a person calls the browser, such as `Safari, macOS`; never what it sent."""
+    """Return a readable name such as `Safari, macOS`; never what the browser sent."""
     browser = next((name for mark, name in BROWSERS if mark in user_agent), "")
     system = next((name for mark, name in (*SYSTEMS, ("Linux", "Linux")) if mark in user_agent), "")
     return ", ".join(part for part in (browser, system) if part)
@@ -319,7 +319,7 @@ def browser_name(user_agent: str) -> str:
 
 @router.get("/admin/api/keys")
 def get_keys(request: Request, admin: Admin) -> dict[str, Any]:
-    """Every key that opens something, and whether one is asked for."""
+    """List the valid keys, and whether one is required."""
     door: Door = request.app.state.door
     return {
         "keys": [key_object(key) for key in admin.accounts.keys.list()],
@@ -330,7 +330,7 @@ def get_keys(request: Request, admin: Admin) -> dict[str, Any]:
 
 @router.post("/admin/api/keys", status_code=201)
 async def create_key(admin: Admin, asked: Sent[KeyRequest]) -> dict[str, Any]:
-    """A new key; its text is told here and never again."""
+    """Create a key; its text is returned here and never again."""
     key, text = await asyncio.to_thread(admin.accounts.keys.create, asked.name, asked.scope)
     logger.info("An API key was created: number %d, scope %s.", key.id, key.scope)
     return {"key": key_object(key), "text": text}
@@ -338,7 +338,7 @@ async def create_key(admin: Admin, asked: Sent[KeyRequest]) -> dict[str, Any]:
 
 @router.delete("/admin/api/keys/{key_id}")
 def revoke_key(admin: Admin, key_id: int) -> dict[str, Any]:
-    """End a key for good."""
+    """Revoke a key for good."""
     if not 0 < key_id < 1 << 63 or not admin.accounts.keys.revoke(key_id):
         raise HTTPException(404)
     logger.info("An API key was revoked: number %d.", key_id)
@@ -346,5 +346,5 @@ def revoke_key(admin: Admin, key_id: int) -> dict[str, Any]:
 
 
 def key_object(key: KeyRow) -> dict[str, Any]:
-    """A key as JSON; nothing in it opens anything."""
+    """Convert a key to JSON, without its secret."""
     return key.model_dump(include={"id", "name", "scope", "hint", "created_at", "used_at"})

@@ -1,6 +1,6 @@
 """The settings page, and the settings of the server and of each model as JSON.
 
-`PATCH` takes an object of names and new values, all or none; null takes a value back. Each answer says when it is felt.
+`PATCH` takes an object of names and new values, all or none; null unsets one. Each answer says when it takes effect.
 Topic `settings`: a number that grows with every change, wherever it was made.
 """
 
@@ -33,13 +33,13 @@ OPTION_WORDS: Mapping[str, Mapping[str, str]] = {
         "error": "logs.from_error",
     },
 }
-"""What there is to choose; languages say their own names."""
+"""Text keys of the options of settings; languages are shown by their own names."""
 RELOAD = "reload"
-"""Not a setting: whether the model may be unloaded for the change, once nothing uses it."""
+"""Field that is no setting: whether the model may be unloaded for the change, unless requests use it."""
 
 
 class Changes(RootModel[dict[str, Any]]):
-    """Name of a setting -> its new value, null: none."""
+    """Name of a setting -> its new value; null unsets it."""
 
 
 router = APIRouter()
@@ -47,7 +47,7 @@ router = APIRouter()
 
 @router.get("/admin/settings", response_class=HTMLResponse)
 def get_settings_page(request: Request, admin: Admin) -> HTMLResponse:
-    """A form made from the schema."""
+    """Serve a form made from the schema."""
     rows = admin.serving.live.describe()
     mains = sound_models(admin, "main")
     drafts = ["off", *sound_models(admin, "drafter")]
@@ -67,19 +67,19 @@ def get_settings_page(request: Request, admin: Admin) -> HTMLResponse:
 
 
 def sound_models(admin: AdminContext, kind: Kind) -> list[str]:
-    """The models of a kind that are on disk and sound, by name."""
+    """Return the ids of the usable models of a kind that are on disk."""
     return [model.id for model in admin.serving.resolver.models() if model.kind == kind and not model.problem]
 
 
 @router.get("/admin/api/settings")
 def get_settings(admin: Admin) -> dict[str, Any]:
-    """Every setting: value, default, where it comes from, unit, range, and when a change is felt."""
+    """List every setting: value, default, origin, unit, range, and when a change takes effect."""
     return {"settings": admin.serving.live.describe()}
 
 
 @router.patch("/admin/api/settings", responses=problems(422))
 async def change_settings(request: Request, admin: Admin, asked: Sent[Changes]) -> dict[str, Any]:
-    """Change some. 422 for an unknown name, a value out of range, or settings that cannot stand together."""
+    """Change settings. 422 for an unknown name, a value out of range, or settings that contradict each other."""
     changes = asked.root
     models = {each.id for each in await asyncio.to_thread(admin.serving.resolver.models)}
     await asyncio.to_thread(admin.serving.live.change, changes, identity_of(request).name, models=models)
@@ -88,18 +88,17 @@ async def change_settings(request: Request, admin: Admin, asked: Sent[Changes]) 
 
 @router.get("/admin/api/models/{model_id:path}/settings")
 def get_model_settings(admin: Admin, model_id: str) -> dict[str, Any]:
-    """What is set for one model or its profile (`MODEL:PROFILE`), and what holds where nothing is."""
+    """Return the settings of one model or its profile (`MODEL:PROFILE`), and what applies where nothing is set."""
     model, profile = admin.serving.resolver.place(model_id)
     return {"model": model.id, "profile": profile, "settings": admin.serving.live.describe_model(model.id, profile)}
 
 
 @router.patch("/admin/api/models/{model_id:path}/settings", responses=problems(422, 429))
 async def change_model_settings(request: Request, admin: Admin, asked: Sent[Changes], model_id: str) -> dict[str, Any]:
-    """Change some of a model, or of a profile of it, which is made by that.
+    """Change settings of a model, or of a profile, which is created if there is none.
 
-    With `reload` the model is unloaded unless requests use it, and loads again with the next one.
-
-    The answer's `reload` is `done`, `busy`, `needed` (it was not asked for) or `not needed`.
+    With `reload` the model is unloaded unless requests use it, and loads again with the next one. The answer's `reload`
+    is `done`, `busy`, `needed` (it was not asked for) or `not needed`.
     """
     changes = dict(asked.root)
     reload = changes.pop(RELOAD, False)

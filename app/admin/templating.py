@@ -1,12 +1,12 @@
-"""Pages from templates: `Pages.render` is the only way to one, so that each has its words, its theme and its policy.
+"""Pages from templates, always through `Pages.render`, so that each gets its language, theme and security policy.
 
-Templates escape everything and stop at an unknown name. They get `t` (words), `static` (the address of a file),
-`area` (which part of the navigation is open), `news` (a newer version that this browser did not put away, or None) and
+Templates escape everything and fail on an unknown name. They get `t` (translations), `static` (the address of a file),
+`area` (the open part of the navigation), `news` (a newer version that this browser has not dismissed, or None) and
 `data`, which is also in the page as JSON for its script.
 
-The files of `app/static/` are read once; a name is looked up in memory and never becomes a path. The version
-is the hash of all files together: a script finds the others by relative addresses, a browser may keep every one for a
-year, and no page ever mixes two versions. Ranges are not offered: the answer is the whole file.
+The files of `app/static/` are read once; a name is looked up in memory and never becomes a path. The version is the
+hash of all files together: a script finds the others by relative addresses, a browser may cache every file for a year,
+and no page ever mixes two versions. Ranges are not supported: the answer is the whole file.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ ASK_AGAIN = "no-cache"
 
 
 class Assets:
-    """The static files by name, such as `core.js` or `vendor/alpine.js`; only such as a page may load."""
+    """The static files by name, such as `core.js` or `vendor/alpine.js`; only types that a page may load."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._files = {name: content for name, content in files.items() if Path(name).suffix in KINDS}
@@ -46,13 +46,13 @@ class Assets:
         self.version = digest.hexdigest()[:HASH_CHARACTERS]
 
     def address(self, name: str) -> str:
-        """Where the page finds a file. Raises KeyError for one that is not there."""
+        """Return the address of a file. Raises KeyError for one that does not exist."""
         if name not in self._files:
             raise KeyError(name)
         return f"/static/{self.version}/{name}"
 
     def answer(self, version: str, name: str) -> Response | None:
-        """The file called `name`, to be kept for long only under its own version; None when there is none."""
+        """Return the file `name`, with long caching only under the current version; None if there is none."""
         content = self._files.get(name)
         if content is None:
             return None
@@ -61,14 +61,14 @@ class Assets:
         return Response(content, media_type=KINDS[Path(name).suffix], headers=headers)
 
     def scripts(self) -> list[str]:
-        """The text of our own scripts."""
+        """Return the text of our own scripts."""
         own = (name for name in self._files if name.endswith(".js") and "/" not in name)
         return [self._files[name].decode() for name in own]
 
 
 @cache
 def read_assets(folder: Path = FOLDER) -> Assets:
-    """Every file of the folder, and of the folders in it."""
+    """Read every file of the folder and of its subfolders."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return Assets({path.relative_to(folder).as_posix(): path.read_bytes() for path in paths})
 
@@ -80,7 +80,7 @@ POLICY = (
 )
 THEMES = ("system", "light", "dark")
 LANGUAGE_COOKIE, THEME_COOKIE, UPDATE_COOKIE = "paceline_language", "paceline_theme", "paceline_update"
-"""What a browser chose for itself, the newer version that it put away too; its script writes them."""
+"""Cookies for what a browser chose, and for the newer version that it dismissed; its script writes them."""
 QUOTED_KEY = re.compile(r"[\"'`]([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+)[\"'`]")
 
 
@@ -111,7 +111,7 @@ class Pages:
         self._templates.globals.update(static=assets.address, version=__version__)
 
     def words(self, request: Request) -> Words:
-        """The words for who asks: what the browser chose, else the setting, else what the browser accepts."""
+        """Return the translations for a request: the browser's choice, else the setting, else its Accept-Language."""
         chosen = request.cookies.get(LANGUAGE_COOKIE, "")
         language = chosen if chosen in self._catalogs.names else self._settings().language
         return self._catalogs.words(language or self._catalogs.choose(request.headers.get("accept-language", "")))
@@ -119,7 +119,7 @@ class Pages:
     def render(
         self, name: str, request: Request, *, area: str = "", data: Any = None, status: int = 200, **values: Any
     ) -> HTMLResponse:
-        """The template `name` as an answer that nobody keeps; `data` is for the page's script, `values` are not."""
+        """Render the template `name` as an uncached answer; `data` is also for the page's script, `values` are not."""
         words = self.words(request)
         themes = (request.cookies.get(THEME_COOKIE), self._settings().theme)
         news = self._news()
@@ -136,17 +136,17 @@ class Pages:
         return HTMLResponse(page, status, headers={"content-security-policy": POLICY, "cache-control": "no-store"})
 
     def problem(self, request: Request, error: PacelineError) -> HTMLResponse:
-        """A page in the place of one that is not there, or cannot be shown now; it tells nothing of this server."""
+        """Render a page in place of one that is missing or unavailable; it reveals nothing about this server."""
         message = "" if error.code == "unknown_url" else said(error, self.words(request))
         return self.render("problem.html", request, status=error.status, message=message)
 
     def compile(self) -> None:
-        """Compile every template, so that the first visit of a page does not wait for it; takes a while."""
+        """Compile every template, so that the first visit to a page does not wait for it; takes a while."""
         for name in self._templates.list_templates():
             self._templates.get_template(name)
 
     def _for_scripts(self, language: str) -> Markup:
-        """JSON of what the scripts name, with every plural form of it, and of what the methods are called."""
+        """Return as JSON the translations that the scripts use, with all plural forms, and the names of methods."""
         named = {
             key: words
             for key, words in self._catalogs.words(language).entries.items()

@@ -1,5 +1,4 @@
-"""Whether a newer version of Paceline can be had. Nobody asks unless the setting `check_updates` says so; then whatever
-installed this copy is asked, once a day."""
+"""Daily check for a newer version: asks whatever installed this copy, if the setting `check_updates` is on."""
 
 import asyncio
 import contextlib
@@ -11,7 +10,7 @@ from app import __version__
 from app.core.installation import newer_version, this_installation
 
 Outcome = Literal["", "unreachable", "newer", "latest"]
-"""Of the last time that somebody was asked; empty: nobody was, or may be."""
+"""Outcome of the last check; empty: there was none, or none is allowed."""
 DAY_SECONDS, RETRY_SECONDS = 86_400.0, 3_600.0
 
 _logger = logging.getLogger(__name__)
@@ -22,7 +21,7 @@ async def _ask() -> str:
 
 
 class Updates:
-    """`is_wanted` reads the setting; `ask` answers the newer version, or raises `OSError`; `pause` ends a wait."""
+    """Checks for updates if `is_wanted`; `ask` returns the newer version or raises `OSError`; `pause` limits a wait."""
 
     def __init__(
         self,
@@ -40,23 +39,23 @@ class Updates:
         self.command = this_installation().update
 
     newer: str
-    """The version that could be had; empty: none, or nobody asked."""
+    """The newer version; empty: there is none, or no check was made."""
     command: str
-    """What updates this installation."""
+    """Command that updates this installation."""
 
     def view(self) -> dict[str, str]:
-        """What pages show: a newer version, the command that brings it, and what became of asking."""
+        """Return what pages show: a newer version, the command that installs it, and the outcome of the check."""
         return {"newer": self.newer, "command": self.command, "outcome": self._outcome}
 
     def on_settings_changed(self) -> None:
-        """Ask at once when the setting is switched on, forget the answer when it is switched off."""
+        """Check at once when the setting is switched on, forget the result when it is switched off."""
         if self._was_wanted != self._is_wanted():
             self._was_wanted = self._is_wanted()
             self.newer, self._outcome = "", ""
             self._switched.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Check regularly until cancelled."""
         while True:
             seconds = await self._look() if self._is_wanted() else None
             with contextlib.suppress(TimeoutError):
@@ -65,7 +64,7 @@ class Updates:
             self._switched.clear()
 
     async def _look(self) -> float:
-        """Ask, and say in how many seconds to ask again."""
+        """Check, and return the seconds until the next check."""
         try:
             newer = await self._ask()
         except OSError as error:  # no network, no installer, no such package

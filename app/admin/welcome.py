@@ -1,7 +1,7 @@
-"""`/admin/welcome`: the first run after the password, in steps that can be skipped and come back to.
+"""`/admin/welcome`: the first run after the password, in steps that can be skipped and resumed.
 
-The language; the folders where models were found, which are read where they lie; a pair of models to download, or the
-embedded ones; then the chat. Which steps are left is kept in the store, and the overview offers to go on with them.
+The language; the folders where models were found, which are used in place; a pair of models to download, or the
+embedded ones; then the chat. Which steps are left is kept in the store, and the overview offers to continue them.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from app.serving.gate import Body, Sent
 from app.store.rows import FIRST_STEPS, FirstRun, FirstStep
 
 ROOTS: tuple[Source, ...] = ("lm_studio", "hugging_face", "embedded")
-"""Where models are looked for besides the folders of the settings."""
+"""Sources of models other than the folders of the settings."""
 
 router = APIRouter()
 
@@ -31,7 +31,7 @@ class DoneBody(Body):
 
 @router.get("/admin/welcome", response_class=HTMLResponse)
 def get_welcome(request: Request, admin: Admin, step: str = "") -> HTMLResponse:
-    """One step: the one that is asked for, else the first one that is left."""
+    """Serve one step: the requested one, else the first that is left."""
     left = FirstRun(admin.store).left()
     at: FirstStep = next((each for each in FIRST_STEPS if each == step), next(iter(left), FIRST_STEPS[0]))
     place = FIRST_STEPS.index(at)
@@ -50,13 +50,13 @@ def get_welcome(request: Request, admin: Admin, step: str = "") -> HTMLResponse:
 
 @router.get("/admin/api/welcome")
 def get_progress(admin: Admin) -> dict[str, Any]:
-    """The steps that are left, and where models were found."""
+    """Return the steps that are left, and where models were found."""
     return {"left": FirstRun(admin.store).left(), "found": found_models(admin)}
 
 
 @router.post("/admin/api/welcome")
 async def finish_step(admin: Admin, asked: Sent[DoneBody]) -> dict[str, Any]:
-    """A step is done, or all of them."""
+    """Mark a step as done, or all of them."""
     done = asked.done
     first_run = FirstRun(admin.store)
     first_run.finish(*(FIRST_STEPS if done == "all" else (done,)))
@@ -64,12 +64,12 @@ async def finish_step(admin: Admin, asked: Sent[DoneBody]) -> dict[str, Any]:
 
 
 def found_models(admin: AdminContext) -> list[dict[str, Any]]:
-    """How many sound models lie in each place, and how large they are."""
+    """Return the number and the size of the usable models in each place."""
     return places_of(admin.serving.resolver.models(), admin.serving.settings.model_folders)
 
 
 def places_of(models: Sequence[CatalogModel], folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """The folders of the settings first; a model counts for the first one that it lies in."""
+    """Count models by place, the folders of the settings first; a model counts for the first that contains it."""
     sound = [model for model in models if not model.problem]
     places: list[tuple[str, str, list[CatalogModel]]] = []
     rest = [model for model in sound if model.source == "folder"]
