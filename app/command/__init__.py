@@ -1,1 +1,1 @@
-"""What the `paceline` command does, one file per noun. It talks to a running server over HTTP and never imports mlx."""
+"""The `paceline` command, one file per noun. It talks to a running server over HTTP and never imports mlx."""

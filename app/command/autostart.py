@@ -1,7 +1,7 @@
 """Start at login: a LaunchAgent on macOS, a user unit of systemd on Linux, for one home each.
 
-The text of both is made by pure functions. The system starts the server again when it crashed, not when it was stopped:
-`paceline stop` ends it in order, with exit code 0.
+Pure functions build the text of both. The system restarts the server after a crash, but not after `paceline stop`,
+which ends it in order, with exit code 0.
 """
 
 import hashlib
@@ -22,15 +22,15 @@ from app.settings import Settings
 LABEL = "app.paceline.server"
 THROTTLE_SECONDS = 10
 STOP_MARGIN_SECONDS = 15
-"""What the system waits beyond the time that requests get to finish."""
+"""Time that the system waits beyond what requests get to finish, in seconds."""
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 NAMES = frozenset({"HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "SSL_CERT_FILE", *PROXIES, *map(str.upper, PROXIES)})
-"""What of a terminal's environment a server needs besides our own variables, to find models and the hub."""
+"""Environment variables that a server needs besides our own, to find models and the hub."""
 LAUNCHCTL, SYSTEMCTL = "launchctl", "systemctl"
 
 
 def steady_python(executable: Path) -> Path:
-    """This installation's Python by a path that outlives its updates: Homebrew's own changes with each version."""
+    """Return a path of this installation's Python that outlives updates: Homebrew's changes with each version."""
     parts = executable.parts
     if "Cellar" in parts[:-3]:
         place = parts.index("Cellar")
@@ -41,19 +41,19 @@ def steady_python(executable: Path) -> Path:
 
 
 def program() -> tuple[str, ...]:
-    """The words that run this installation's `paceline`, from any folder: -P keeps an `app` there out of the way."""
+    """Return the command of this installation's `paceline`; -P ignores an `app` package in the current folder."""
     return (str(steady_python(Path(sys.executable))), "-P", "-m", "app.cli")
 
 
 def usual_home(settings: Settings) -> bool:
-    """Whether the home is the one that nobody has to name."""
+    """Whether the home is the default one."""
     usual: Path = type(settings).model_fields["home"].default
     return settings.home == usual.expanduser()
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """The server of one home as the system starts it: `label` names it, the file `path` says how."""
+    """The server of one home as a service of the system: `label` names it, the file `path` defines it."""
 
     label: str
     path: Path
@@ -62,27 +62,27 @@ class Agent:
 
     @property
     def domain(self) -> str:
-        """Where launchd keeps what belongs to this person's screen."""
+        """launchd's domain of this user's graphical session."""
         return f"gui/{os.getuid()}"
 
     def start(self) -> None:
         """Have the system start it now. Raises `CommandError`."""
         if self.is_launchd:
-            _run(LAUNCHCTL, "bootstrap", self.domain, str(self.path), may_fail=True)  # where it knows it, it says so
+            _run(LAUNCHCTL, "bootstrap", self.domain, str(self.path), may_fail=True)  # fails if it is loaded already
             _run(LAUNCHCTL, "kickstart", f"{self.domain}/{self.label}")
         else:
             _run(SYSTEMCTL, "--user", "reset-failed", self.label, may_fail=True)
             _run(SYSTEMCTL, "--user", "start", self.label)
 
     def end(self) -> None:
-        """Have the system leave it ended, until it is told to start it or the next login."""
+        """Have the system stop it, until it is started again or the next login."""
         if self.is_launchd:
             _run(LAUNCHCTL, "bootout", f"{self.domain}/{self.label}", may_fail=True)
         else:
             _run(SYSTEMCTL, "--user", "stop", self.label, may_fail=True)
 
     def why_not(self) -> str:
-        """Why the system does not run it; empty while it does."""
+        """Return why the system does not run it; empty while it does."""
         if self.is_launchd:
             is_active = _run(LAUNCHCTL, "print", f"{self.domain}/{self.label}", may_fail=True) == 0
         else:
@@ -91,7 +91,7 @@ class Agent:
 
 
 def agent_of(settings: Settings, *, is_mac: bool = sys.platform == "darwin") -> Agent:
-    """The agent of a home, installed or not; homes of other places have names of their own."""
+    """Return the agent of a home, installed or not; homes other than the default have names of their own."""
     own = "" if usual_home(settings) else "." + hashlib.sha256(os.fsencode(settings.home)).hexdigest()[:8]
     log = settings.home / LOG_FOLDER / START_LOG
     if is_mac:
@@ -103,15 +103,15 @@ def agent_of(settings: Settings, *, is_mac: bool = sys.platform == "darwin") -> 
 
 
 def installed(settings: Settings) -> Agent | None:
-    """The agent of this home, if there is one."""
+    """Return the agent of this home if it is installed, else None."""
     agent = agent_of(settings)
     return agent if agent.path.is_file() else None
 
 
 def environment_of(settings: Settings, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What the server is to know of this terminal's environment: our settings, and how hub and cache are reached.
+    """Return what the server needs of this terminal's environment: our settings, and how hub and cache are reached.
 
-    Raises `CommandError` for a key: it would lie open in a file of the system.
+    Raises `CommandError` for an API key: a system file would hold it in the clear.
     """
     if "PACELINE_API_KEY" in environment:
         advice = "make a key with `paceline keys create NAME`, run `paceline config set require_key true`, and unset it"
@@ -124,7 +124,7 @@ def environment_of(settings: Settings, environment: Mapping[str, str] = os.envir
 
 
 def launch_agent(agent: Agent, settings: Settings, words: Sequence[str]) -> dict[str, Any]:
-    """The property list, as launchd.plist(5) names its keys."""
+    """Build the property list, with the keys of launchd.plist(5)."""
     return {
         "Label": agent.label,
         "ProgramArguments": [*program(), "serve", *words],
@@ -133,8 +133,8 @@ def launch_agent(agent: Agent, settings: Settings, words: Sequence[str]) -> dict
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": THROTTLE_SECONDS,
         "ExitTimeOut": int(settings.drain_seconds) + STOP_MARGIN_SECONDS,
-        "ProcessType": "Interactive",  # others get less of the processor
-        "StandardOutPath": "/dev/null",  # the greeting may hold the code of the set-up
+        "ProcessType": "Interactive",  # other types get less CPU time
+        "StandardOutPath": "/dev/null",  # the greeting may contain the set-up code
         "StandardErrorPath": str(agent.log),
     }
 
@@ -143,7 +143,7 @@ def launch_agent(agent: Agent, settings: Settings, words: Sequence[str]) -> dict
 
 
 def systemd_unit(agent: Agent, settings: Settings, words: Sequence[str]) -> str:
-    """The unit, as systemd.service(5) and systemd.exec(5) name its settings."""
+    """Build the unit, with the settings of systemd.service(5) and systemd.exec(5)."""
     environment = [f"Environment={_quoted(f'{name}={value}')}" for name, value in environment_of(settings).items()]
     lines = [
         "[Unit]",
@@ -172,16 +172,16 @@ def _escaped(text: str) -> str:
 
 
 def _quoted(word: str, *, is_command: bool = False) -> str:
-    """A word as systemd.syntax(7) reads it: specifiers and quotes escaped, for a command variables too."""
+    """Quote a word for systemd.syntax(7): escape specifiers and quotes, in a command variables too."""
     text = _escaped(word).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{text.replace("$", "$$") if is_command else text}"'
 
 
-# --- what the commands do ---------------------------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------------------------------
 
 
 def written(settings: Settings, words: Sequence[str]) -> bytes:
-    """What the file of a home's agent says. Raises `CommandError`."""
+    """Build the content of the agent's file of a home. Raises `CommandError`."""
     agent = agent_of(settings)
     if agent.is_launchd:
         return plistlib.dumps(launch_agent(agent, settings, words))
@@ -212,7 +212,7 @@ def install(settings: Settings, content: bytes) -> Agent:
 
 
 def uninstall(settings: Settings) -> bool:
-    """The server ends, the system forgets it, the file goes. False where there was none. Raises `CommandError`."""
+    """Stop the server, unregister it and delete its file; False if there was none. Raises `CommandError`."""
     agent = installed(settings)
     if agent is None:
         return False
@@ -233,7 +233,7 @@ def uninstall(settings: Settings) -> bool:
 
 
 def _run(*words: str, may_fail: bool = False) -> int:
-    """The exit code of a command of the system. Raises `CommandError` with what it said, unless it may fail."""
+    """Run a system command and return its exit code. Raises `CommandError` with its output, unless it may fail."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - by name, our own words
     except FileNotFoundError:

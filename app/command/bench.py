@@ -1,7 +1,7 @@
-"""`paceline bench MODEL`: does drafting pay for this model on this computer, and how is it set up best?
+"""`paceline bench MODEL`: does drafting pay for this model on this computer, and what is the best setup?
 
-The running server measures, as it does for the dashboard, and keeps the result; without one that may be asked, this
-command starts its own for as long as it takes.
+The running server measures and stores the result, as for the dashboard; without one that accepts the request, this
+command starts its own for the duration.
 """
 
 import json
@@ -50,9 +50,9 @@ def bench_model(
     svg_file: Path | None = None,
     apply: bool = False,
 ) -> None:
-    """Measure what is `asked` of the server (`model`, `prompts`, …) and show it.
+    """Run the measurement that is `asked` for (`model`, `prompts`, …) and show it.
 
-    Raises `CommandError` when that is not possible, KeyboardInterrupt after a second Ctrl-C.
+    Raises `CommandError` if that is not possible, KeyboardInterrupt after a second Ctrl-C.
     """
     model = asked["model"]
     with screen.status(f"{model}: starting") as status, _begun(asked, settings, screen) as server:
@@ -73,7 +73,7 @@ def bench_model(
 
 @contextmanager
 def _begun(asked: Mapping[str, Any], settings: Settings, screen: Console) -> Iterator[Server]:
-    """The server that measures now: the running one, or one of this command's own."""
+    """Start the measurement on the running server, or on one of this command's own, and yield the server."""
     with ExitStack() as stack:
         server = asked_server(settings)
         try:
@@ -88,11 +88,11 @@ def _begun(asked: Mapping[str, Any], settings: Settings, screen: Console) -> Ite
 
 @contextmanager
 def own_server(settings: Settings) -> Iterator[Server]:
-    """A server for this command alone, on a free port. Raises CommandError with the reason when it does not start."""
+    """Run a server for this command alone, on a free port. Raises CommandError with the reason if it does not start."""
     key = secrets.token_urlsafe()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    for ending in (signal.SIGTERM, signal.SIGHUP):  # unwinds, so that the server ends too
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # unwind, so that the server ends too
         signal.signal(ending, lambda *_: sys.exit(1))
     words = {"PACELINE_HOST": "127.0.0.1", "PACELINE_PORT": str(port), "PACELINE_API_KEY": key}
     with tempfile.TemporaryFile() as said:
@@ -102,7 +102,7 @@ def own_server(settings: Settings) -> Iterator[Server]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=said,
-            start_new_session=True,  # Ctrl-C is for this command, which ends it in its own time
+            start_new_session=True,  # Ctrl-C is for this command, which then ends the child
         )
         try:
             server = Server(settings.with_command_line(host="127.0.0.1", port=port, api_key=SecretStr(key)))
@@ -126,7 +126,7 @@ def _is_live(server: Server) -> bool:
 
 
 def measured(server: Server, model: str, tell: Callable[[str], None]) -> dict[str, Any]:
-    """What the server kept of the measurement that it runs; Ctrl-C ends it and keeps what is known by then."""
+    """Wait for the measurement and return its stored result; Ctrl-C stops it and keeps the results so far."""
     while True:
         try:
             view = server.call("GET", f"{MEASUREMENTS}?model={quote(model)}")
@@ -145,7 +145,7 @@ def measured(server: Server, model: str, tell: Callable[[str], None]) -> dict[st
 
 
 def progress_text(active: Mapping[str, Any]) -> str:
-    """What is being measured, in a line."""
+    """Return one line about what is being measured."""
     ask = active["ask"]
     if active["phase"] != "measuring" or ask is None:
         return f"{active['model_id']}: {PHASES.get(active['phase'], active['phase'])}"
@@ -153,7 +153,7 @@ def progress_text(active: Mapping[str, Any]) -> str:
 
 
 def show_measurement(row: Mapping[str, Any], screen: Console) -> None:
-    """The table, what is missing in it, doubts, the verdict and what it would change."""
+    """Print the table, what is missing in it, doubts, the verdict and what it would change."""
     report = report_of(row["results"])
     screen.print(measurement_table(report, f"{_title(row)} on {row['results']['options']['device']}"))
     for line in (*row["results"]["options"]["left_out"], left_out(row["results"]), *map(doubt_text, report.doubts)):
@@ -165,7 +165,7 @@ def show_measurement(row: Mapping[str, Any], screen: Console) -> None:
 
 
 def measurement_table(report: Report, title: str) -> Table:
-    """One row for each setting, cell by cell, with the range over the rounds; what a cell speaks for stands out."""
+    """Build a table of settings, cell by cell, with the range over the rounds; the best of each cell is green."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == COLUMNS[0] else "right", no_wrap=True)
@@ -194,7 +194,7 @@ def _speed(value: float) -> str:
 
 
 def left_out(results: Mapping[str, Any]) -> str:
-    """What is not in the table, and why; "" when everything is."""
+    """Return what is missing in the table, and why; "" if nothing is."""
     if results["interrupted"]:
         return "Interrupted: this is what was measured until then."
     if results["skipped"]:
@@ -239,13 +239,13 @@ COLOURS = 5
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Where a draft length and a rate lie inside a panel."""
+    """Positions of draft lengths and rates inside a panel."""
 
     lengths: tuple[int, ...]
     top: float
 
     def x(self, length: int) -> float:
-        """Lengths are evenly spaced, since they grow by factors."""
+        """Return the position of a length; lengths are evenly spaced, since they grow by factors."""
         width = PANEL_WIDTH - LEFT - RIGHT
         return LEFT + width * (self.lengths.index(length) + 0.5) / len(self.lengths)
 
@@ -254,7 +254,7 @@ class Scale:
 
 
 def as_svg(report: Report, title: str) -> str:
-    """The plot, with the spread of each speed; cells without drafting settings are left out."""
+    """Draw the plot, with the range of each speed; cells of other contexts, or without drafting, are left out."""
     cells = [each for each in report.cells if each.context == MAIN.context and any(map(_drafts, each.settings))]
     cells.sort(key=lambda cell: cell.rows)
     methods = sorted({each.method for cell in cells for each in cell.settings if _drafts(each)})
@@ -326,7 +326,7 @@ def _line(line: Sequence[Figures], scale: Scale, number: int) -> Iterator[str]:
 
 
 def _mark(x: float, y: float, number: int, colour: str) -> str:
-    """Circle, square, triangle, diamond and cross, by method."""
+    """Draw a circle, square, triangle, diamond or cross, by method."""
     shapes = (
         "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
         "M-4-4h8v8h-8z",
@@ -338,7 +338,7 @@ def _mark(x: float, y: float, number: int, colour: str) -> str:
 
 
 def _legend(methods: Sequence[str], width: int) -> Iterator[str]:
-    """Rows of entries that fit the width."""
+    """Yield rows of entries that fit the width."""
     entries = [
         ('<path class="plain" d="M0 0H28"/>', "no drafting"),
         ('<path class="governor" d="M0 0H28"/>', "governor"),
@@ -359,13 +359,13 @@ def _legend(methods: Sequence[str], width: int) -> Iterator[str]:
 
 
 def _shortened(title: str, width: int) -> str:
-    """What of a title fits, at nine points a letter; the whole one is in the file's own title."""
+    """Shorten a title to the width, at nine points a letter; the SVG's own title is whole."""
     room = width // 9
     return title if len(title) <= room else f"{title[: room - 1]}…"
 
 
 def _nice_step(highest: float) -> float:
-    """1, 2 or 5 times a power of ten, so that about five ticks reach the highest value."""
+    """Return 1, 2 or 5 times a power of ten, so that about five ticks reach the highest value."""
     rough = max(highest, 1e-9) / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)

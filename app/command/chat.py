@@ -1,7 +1,7 @@
-"""`chat`: a conversation at the prompt. Tokens that the drafter guessed are marked; numbers follow each reply.
+"""`chat`: a conversation in the terminal. Drafted tokens that were accepted are marked; figures follow each reply.
 
-The server keeps nothing: the conversation lives here and goes along with each request. When the model calls a tool, the
-person gives its result.
+The server keeps nothing: the conversation lives here and is sent with each request. When the model calls a tool, the
+user types its result.
 """
 
 import contextlib
@@ -40,19 +40,19 @@ ReadLine = Callable[[str], str]
 
 @dataclass(slots=True)
 class Reply:
-    """What came back so far."""
+    """Reply received so far."""
 
     text: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
-    """Of tools, as the next request tells them again."""
+    """Tool calls, in the form in which the next request sends them back."""
     timings: Mapping[str, Any] = field(default_factory=dict)
     speculation: Mapping[str, Any] = field(default_factory=dict)
     stopped: bool = False
 
 
 class Chat:
-    """One conversation. `asked`: the model, and what else goes along with every request."""
+    """One conversation. `asked`: the model, and other fields of every request."""
 
     def __init__(self, server: Server, asked: Mapping[str, Any], console: Console, *, system: str = "") -> None:
         self._server = server
@@ -70,13 +70,13 @@ class Chat:
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def say(self, prompt: str) -> Reply:
-        """Send one message, show the reply while it comes, and its numbers at the end. Ctrl-C stops the reply."""
+        """Send one message, show the reply as it arrives, and its figures at the end. Ctrl-C stops the reply."""
         reply = self._ask({"role": "user", "content": "\n\n".join([prompt, *self._files])})
         self._files.clear()
         return reply
 
     def attach(self, path: Path) -> None:
-        """Send a file along with the next message. Raises `CommandError` for one that is no text."""
+        """Send a file along with the next message. Raises `CommandError` if it is not text, or too long."""
         try:
             text = path.expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -108,7 +108,7 @@ class Chat:
         return reply
 
     def converse(self, read_line: ReadLine) -> int:
-        """Talk until Ctrl-D or /quit. The answer is the exit code: 1 when the server went away."""
+        """Converse until Ctrl-D or /quit, and return exit code 0. Raises NoServer when the server is gone."""
         self._console.print(Text(f"{self._asked['model']}. /help lists the commands.", style="dim"))
         self._console.print(legend())
         while True:
@@ -174,7 +174,7 @@ class Chat:
 
 
 def _take_call(piece: Mapping[str, Any], calls: list[dict[str, Any]]) -> str:
-    """Add a piece of a call; what it shows."""
+    """Add a piece of a call; return the text to show."""
     function = piece.get("function") or {}
     arguments = str(function.get("arguments") or "")
     if not function.get("name"):
@@ -186,7 +186,7 @@ def _take_call(piece: Mapping[str, Any], calls: list[dict[str, Any]]) -> str:
 
 
 def _result(call: Mapping[str, Any], read_line: ReadLine) -> dict[str, Any]:
-    """What the person says that a tool answers; no line is none."""
+    """Ask the user for the result of a tool; Ctrl-D or Ctrl-C means `no result`."""
     try:
         result = read_line(f"Result of {call['function']['name']}> ")
     except (EOFError, KeyboardInterrupt):
@@ -195,7 +195,7 @@ def _result(call: Mapping[str, Any], read_line: ReadLine) -> dict[str, Any]:
 
 
 def typed_path(text: str) -> Path | None:
-    """As a shell reads it: quoted, or with backslashes before blanks."""
+    """Read a path as a shell does: quoted, or with backslashes before blanks."""
     try:
         words = shlex.split(text)
     except ValueError:
@@ -204,7 +204,7 @@ def typed_path(text: str) -> Path | None:
 
 
 def dropped_file(line: str) -> Path | None:
-    """The file that a terminal means, which writes the whole path of what is dropped on it."""
+    """Return the file that was dropped on the terminal, which types its whole path; else None."""
     path = typed_path(line)
     try:
         return path if path is not None and path.is_absolute() and path.is_file() else None
@@ -213,7 +213,7 @@ def dropped_file(line: str) -> Path | None:
 
 
 def held_to(schema: Path | None, tools: Path | None) -> dict[str, Any]:
-    """What a request says to be answered by a schema, or by calls of functions in a file as OpenAI writes them."""
+    """Return the fields that hold replies to a schema, or offer the functions of a file in OpenAI's format."""
     held: dict[str, Any] = {}
     if schema is not None:
         held["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": _json(schema)}}
@@ -234,12 +234,12 @@ def _json(path: Path) -> Any:
 
 
 def legend() -> Text:
-    """What the marks mean."""
+    """Explain the marks."""
     return Text.assemble(("Text like ", "dim"), ("this", ACCEPTED_STYLE), (" was drafted and accepted.", "dim"))
 
 
 def marked(said: str, spans: Any) -> Text:
-    """The text with its accepted spans marked."""
+    """Return the text with its accepted spans marked."""
     text = Text(said)
     for start, end in spans:
         text.stylize(ACCEPTED_STYLE, start, end)
@@ -247,7 +247,7 @@ def marked(said: str, spans: Any) -> Text:
 
 
 def summary_of(reply: Reply) -> str:
-    """Tokens per second, acceptance and tokens per step, or why nothing was drafted."""
+    """Summarise tokens per second, acceptance and tokens per step, or why nothing was drafted."""
     if reply.stopped:
         return "Stopped."
     timings, speculation = reply.timings, reply.speculation
@@ -268,8 +268,8 @@ def summary_of(reply: Reply) -> str:
 
 
 def choose_model(server: Server, wanted: str | None) -> str:
-    """The model that was named, else the one that is loaded, else the only one of the user, else the embedded one that
-    has a drafter. Raises `CommandError` where there is a choice to make."""
+    """Return the named model, else the only loaded one, else the user's only one, else the first embedded one with a
+    drafter. Raises `CommandError` if there is a choice to make."""
     if wanted:
         return wanted
     every = server.call("GET", "/v1/models").get("data") or ()

@@ -1,8 +1,8 @@
-"""`paceline config`, `password` and `keys`: what is kept, with or without a server.
+"""`paceline config`, `password` and `keys`: stored settings, account and keys, with or without a server.
 
-A setting is changed by the running server, which applies it at once, and in the store where none runs; every answer
-says when it applies. Account and keys are changed straight in the store by whoever may write it; a running server asks
-the store at the next request.
+A running server changes a setting and applies it at once; without one the store is changed. Every answer says when the
+change takes effect. Account and keys are always changed in the store, by anyone who may write it; a running server
+reads the store at the next request.
 """
 
 import getpass
@@ -40,20 +40,20 @@ SHOWN_CHARACTERS = 60
 
 @contextmanager
 def opened(settings: Settings) -> Iterator[LiveSettings]:
-    """The settings of this computer over what is given, of which no server runs. Raises `StoreUnavailable`."""
+    """Open the stored settings, over those given, without a server. Raises `StoreUnavailable`."""
     with closing(Store(settings.home / FILE_NAME)) as store:
         yield LiveSettings(settings, StoredSettings(store))
 
 
 @contextmanager
 def account(settings: Settings) -> Iterator[Accounts]:
-    """The account and its keys. Raises `StoreUnavailable`."""
+    """Open the account and its keys. Raises `StoreUnavailable`."""
     with closing(Store(settings.home / FILE_NAME)) as store:
         yield Accounts(store)
 
 
 def set_password(settings: Settings, password: str) -> None:
-    """Make the account, with its first steps before it, or change its password. Raises `InvalidRequest`."""
+    """Create the account and begin its first run, or change its password. Raises `InvalidRequest`."""
     with closing(Store(settings.home / FILE_NAME)) as store:
         accounts = Accounts(store)
         is_first = not accounts.has_account
@@ -63,13 +63,13 @@ def set_password(settings: Settings, password: str) -> None:
 
 
 def rows(settings: Settings, model: str = "") -> list[dict[str, Any]]:
-    """Every setting of the server, or of a model. Raises `ModelNotFound`."""
+    """Return every setting of the server, or of a model. Raises `ModelNotFound`."""
     with opened(settings) as live:
         return live.describe_model(*_place(live, model)) if model else live.describe()
 
 
 def row(settings: Settings, name: str, model: str = "") -> dict[str, Any]:
-    """One setting. Raises `CommandError` for an unknown name."""
+    """Return one setting. Raises `CommandError` for an unknown name."""
     bare = name.lower().replace("-", "_").removeprefix("paceline_")
     found = next((each for each in rows(settings, model) if each["name"] == bare), None)
     if found is None:
@@ -79,7 +79,7 @@ def row(settings: Settings, name: str, model: str = "") -> dict[str, Any]:
 
 
 def change(settings: Settings, name: str, value: str | None, model: str = "") -> str:
-    """Keep a value, or with None forget it; says when it is felt. Raises `CommandError` and `InvalidSetting`."""
+    """Store a value, or unset it with None; return when it takes effect. Raises `CommandError` and `InvalidSetting`."""
     now = row(settings, name, model)
     wanted = _as_list(value) if model and value is not None and now["kind"] == "list" else value
     server = running_server(settings)
@@ -105,7 +105,7 @@ def _change_stored(settings: Settings, name: str, value: Any, model: str) -> Non
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> Table:
-    """The settings for a person."""
+    """Build a table of the settings."""
     shown = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("Setting", "Value", "From", "Takes effect", "Description"):
         shown.add_column(column, overflow="fold")
@@ -122,7 +122,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def text_of(value: Any, unit: str = "") -> str:
-    """A plain value as `set` takes it."""
+    """Format a plain value as `set` takes it."""
     if unit == "bytes" and value is not None:
         return size_text(value)
     if value is None or value in ("", {}):
@@ -135,18 +135,18 @@ def text_of(value: Any, unit: str = "") -> str:
 
 
 def _as_list(text: str) -> list[str]:
-    """A list from text, separated by ','; `none` is the empty one."""
+    """Split text at commas; `none` is the empty list."""
     return [] if text.strip() in {"", "none"} else [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _place(live: LiveSettings, name: str) -> tuple[str, str]:
-    """The id of a model, by its id or alias, and the profile of it that is meant. Raises `ModelNotFound`."""
+    """Resolve a model's id or alias, and the profile in the name, if any. Raises `ModelNotFound`."""
     catalog = default_catalog(live.current.model_folders)
     try:
         return catalog.find(live.named(name) or name).id, ""
     except ModelNotFound:
         model, profile = split_profile(name)
-        if not profile and name in live.models:  # it is gone, and what is set for it can still be unset
+        if not profile and name in live.models:  # a deleted model's settings can still be unset
             return name, ""
         if not profile:
             raise
@@ -161,7 +161,7 @@ def _names(live: LiveSettings) -> set[str]:
 
 
 def read_password() -> str:
-    """A new password: typed twice without being shown, or the first line of a pipe. Raises `CommandError`."""
+    """Read a new password: typed twice without echo, or the first line of a pipe. Raises `CommandError`."""
     if not sys.stdin.isatty():
         return sys.stdin.readline().rstrip("\r\n")
     password = getpass.getpass("New password for the dashboard: ")
@@ -171,7 +171,7 @@ def read_password() -> str:
 
 
 def revoke_key(keys: Keys, name: str) -> None:
-    """End the key with this number or name. Raises `CommandError` when there is not exactly one."""
+    """Revoke the key with this number or name. Raises `CommandError` unless there is exactly one."""
     found = [key for key in keys.list() if name in {str(key.id), key.name}]
     if len(found) != 1:
         what = "several keys are" if found else "no key is"
@@ -180,7 +180,7 @@ def revoke_key(keys: Keys, name: str) -> None:
 
 
 def keys_table(keys: Sequence[KeyRow]) -> Table | Text:
-    """The keys for a person."""
+    """Build a table of the keys."""
     if not keys:
         return Text("No API keys. Create one: paceline keys create NAME")
     table = Table("number", "name", "begins with", "scope", "created", "last used", box=None, pad_edge=False)
@@ -191,7 +191,7 @@ def keys_table(keys: Sequence[KeyRow]) -> Table | Text:
 
 
 def keys_as_json(keys: Sequence[KeyRow]) -> list[dict[str, Any]]:
-    """The keys for a program."""
+    """Return the keys as JSON."""
     return [key.model_dump(include={"id", "name", "scope", "created_at", "used_at"}) for key in keys]
 
 

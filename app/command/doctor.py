@@ -1,5 +1,5 @@
-"""`doctor`: what is wrong on this computer, and what to do about it. It changes, loads and sends nothing; only where
-`check_updates` is on it asks for a newer version."""
+"""`doctor`: what is wrong on this computer, and what to do about it. It changes, loads and sends nothing; only if
+`check_updates` is on does it ask for a newer version."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ class Finding:
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Run every check, with what is stored where `settings` (command line and environment) say nothing."""
+    """Run every check; stored settings apply where `settings` (command line and environment) set nothing."""
     checks: Sequence[Callable[[Settings], Iterator[Finding]]] = (
         check_installation,
         check_python,
@@ -78,13 +78,13 @@ def examine(settings: Settings) -> list[Finding]:
         check_open_files,
         check_sleep,
     )
-    with contextlib.suppress(StoreUnavailable), opened(settings) as live:  # which is one of the findings
+    with contextlib.suppress(StoreUnavailable), opened(settings) as live:  # check_store reports it
         settings = live.current
     return [finding for check in checks for finding in check(settings)]
 
 
 def check_installation(settings: Settings) -> Iterator[Finding]:
-    """Which version this is, how it came here and so how it is updated, and a newer one where a setting asks for it."""
+    """Report the version, how it was installed and is updated, and a newer one if `check_updates` is on."""
     found, newer = this_installation(), ""
     if settings.check_updates:
         with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ def check_installation(settings: Settings) -> Iterator[Finding]:
 
 
 def check_python(_settings: Settings) -> Iterator[Finding]:
-    """Python 3.11 or newer."""
+    """Check for Python 3.11 or newer."""
     version = platform.python_version()
     if sys.version_info[:2] >= OLDEST_PYTHON:
         yield Finding("python", "ok", version)
@@ -104,7 +104,7 @@ def check_python(_settings: Settings) -> Iterator[Finding]:
 
 
 def check_platform(_settings: Settings) -> Iterator[Finding]:
-    """Apple silicon, or Linux for development."""
+    """Check for Apple silicon, or Linux for development."""
     system, machine = platform.system(), platform.machine()
     if system == "Darwin" and machine == "arm64":
         yield Finding("platform", "ok", f"macOS {platform.mac_ver()[0]} on {machine}, {chip_name()}")
@@ -116,7 +116,7 @@ def check_platform(_settings: Settings) -> Iterator[Finding]:
 
 
 def check_mlx(_settings: Settings) -> Iterator[Finding]:
-    """mlx and mlx-lm are installed; they are not imported here."""
+    """Check that mlx and mlx-lm are installed, without importing them."""
     try:
         versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("mlx", "mlx-lm"))
     except metadata.PackageNotFoundError as error:
@@ -126,7 +126,7 @@ def check_mlx(_settings: Settings) -> Iterator[Finding]:
 
 
 def check_openblas(_settings: Settings) -> Iterator[Finding]:
-    """On Linux mlx computes some thirty times faster with OpenBLAS."""
+    """Check for OpenBLAS on Linux, where mlx computes about 30 times faster with it."""
     if not sys.platform.startswith("linux"):
         return
     try:
@@ -143,7 +143,7 @@ def check_openblas(_settings: Settings) -> Iterator[Finding]:
 
 
 def check_package_owner(_settings: Settings, owners: Mapping[str, Sequence[str]] | None = None) -> Iterator[Finding]:
-    """No other distribution brings a package called `app`, which would shadow ours."""
+    """Check that no other distribution provides a package `app`, which would shadow ours."""
     owners = metadata.packages_distributions() if owners is None else owners
     others = sorted(set(owners.get(TOP_LEVEL_PACKAGE, ())) - {DISTRIBUTION})
     if others:
@@ -159,7 +159,7 @@ def check_package_owner(_settings: Settings, owners: Mapping[str, Sequence[str]]
 
 
 def check_port(settings: Settings, answer_seconds: float = 2.0) -> Iterator[Finding]:
-    """The server of this home answers, wherever it listens; else its port is free, or somebody else holds it."""
+    """Check that the server of this home answers, wherever it listens; else that its port is free."""
     if (found := read_server(settings.home)) is not None:
         settings = settings.with_command_line(host=found.host, port=found.port)
     address = local_url(settings.host, settings.port)
@@ -204,7 +204,7 @@ def _held_port(settings: Settings) -> Finding:
 
 
 def holder_of(port: int) -> str:
-    """Name and id of the process that listens on a port, as far as the system lets us see it."""
+    """Return name and id of the process that listens on a port, as far as the system reveals it."""
     for process in psutil.process_iter(["name", "pid"]):
         try:
             held = any(
@@ -219,7 +219,7 @@ def holder_of(port: int) -> str:
 
 
 def check_folders(settings: Settings) -> Iterator[Finding]:
-    """Every configured folder exists; a missing one is no error, only useless."""
+    """Check that every configured folder exists; a missing one is no error, only useless."""
     for folder in settings.model_dirs:
         if folder.is_dir():
             yield Finding("folder", "ok", str(folder))
@@ -228,7 +228,7 @@ def check_folders(settings: Settings) -> Iterator[Finding]:
 
 
 def check_models(settings: Settings) -> Iterator[Finding]:
-    """At least one model is usable; each broken one is named with its reason."""
+    """Check that a model is usable; each broken one is named with its reason."""
     rows = models_on_disk(LiveSettings(settings))
     usable = [row for row in rows if not row.problem]
     if usable:
@@ -242,7 +242,7 @@ def check_models(settings: Settings) -> Iterator[Finding]:
 
 
 def check_store(settings: Settings) -> Iterator[Finding]:
-    """What was chosen and measured can be read, and nobody else may change it."""
+    """Check that the store can be read, and that no other user may change it."""
     store = Store(settings.home / FILE_NAME)
     try:
         store.check()
@@ -258,7 +258,7 @@ def check_store(settings: Settings) -> Iterator[Finding]:
 
 
 def check_disk(settings: Settings) -> Iterator[Finding]:
-    """There is room for the state and for downloads."""
+    """Check that the disk of the home has room for the state and for downloads."""
     folder = _existing(settings.home)
     free = shutil.disk_usage(folder).free
     if free < LOW_DISK_BYTES:
@@ -268,7 +268,7 @@ def check_disk(settings: Settings) -> Iterator[Finding]:
 
 
 def check_memory(settings: Settings) -> Iterator[Finding]:
-    """The ceiling for models fits into the memory there is."""
+    """Check that the ceiling for models fits into the computer's memory."""
     total = psutil.virtual_memory().total
     limit = settings.memory_limit
     if limit is None:
@@ -281,7 +281,7 @@ def check_memory(settings: Settings) -> Iterator[Finding]:
 
 
 def check_memory_pressure(_settings: Settings, hear: Callable[[], Pressure] = memory_pressure) -> Iterator[Finding]:
-    """The system has memory left. While it has not, the server gives back what it can, and takes requests in turn."""
+    """Check that the system has memory left. If not, the server frees what it can, and takes requests in turn."""
     pressure = hear()
     if pressure == "normal":
         yield Finding("pressure", "ok", "the system has memory left")
@@ -291,14 +291,14 @@ def check_memory_pressure(_settings: Settings, hear: Callable[[], Pressure] = me
 
 
 def check_gpu_memory(settings: Settings) -> Iterator[Finding]:
-    """On a Mac: the share of the memory that the GPU may hold suffices for the models on disk."""
+    """Check on a Mac that the memory that the GPU may hold suffices for the models on disk."""
     if platform.system() == "Darwin" and (recommended := metal_bytes()):
         needs = needed_by_models(LiveSettings(settings))
         yield gpu_memory_finding(psutil.virtual_memory().total, recommended, needs)
 
 
 def gpu_memory_finding(total_bytes: int, recommended_bytes: int, needs_bytes: Mapping[str, int]) -> Finding:
-    """What is to be said of a Mac with so much memory, and models that need so much of it."""
+    """Return the finding for a Mac whose GPU may hold `recommended_bytes`, and models that need `needs_bytes`."""
     holds = f"the GPU may hold {bytes_text(recommended_bytes)} of {bytes_text(total_bytes)}"
     limit = wired_limit_mb(total_bytes, recommended_bytes, needs_bytes.values())
     if not limit:
@@ -310,14 +310,14 @@ def gpu_memory_finding(total_bytes: int, recommended_bytes: int, needs_bytes: Ma
 
 
 def metal_bytes() -> int:
-    """What Metal says the GPU may hold, asked in a process of its own, since nothing here imports mlx; 0: no Metal."""
+    """Return the bytes that Metal lets the GPU hold, else 0; asks a child process, since nothing here imports mlx."""
     asked = "import mlx.core as mx; print(mx.device_info().get('max_recommended_working_set_size', 0))"
     said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)  # noqa: S603
     return int(said.stdout) if said.returncode == 0 else 0
 
 
 def needed_by_models(live: LiveSettings) -> dict[str, int]:
-    """By usable main model, the bytes that it takes on a GPU with its drafters."""
+    """Return the bytes that each usable main model takes on a GPU with its drafters."""
     rows = [row for row in models_on_disk(live) if not row.problem]
     paths = {row.id: row.path for row in rows}
     needs = {}
@@ -330,7 +330,7 @@ def needed_by_models(live: LiveSettings) -> dict[str, int]:
 
 
 def check_open_files(_settings: Settings, attainable: int | None = None) -> Iterator[Finding]:
-    """The server can have as many files and connections open as it wants; it raises its own limit."""
+    """Check that the server can open as many files and connections as it wants; it raises its own limit."""
     attainable = descriptors.attainable() if attainable is None else attainable
     message = f"a server may open {attainable} (this shell: {descriptors.limit()})"
     if attainable < descriptors.WANTED:
@@ -341,7 +341,7 @@ def check_open_files(_settings: Settings, attainable: int | None = None) -> Iter
 
 
 def check_sleep(settings: Settings, *, is_mac: bool = platform.system() == "Darwin") -> Iterator[Finding]:
-    """On a Mac: it does not go to sleep while requests run."""
+    """Check that a Mac does not go to sleep while requests run."""
     if not is_mac:
         return
     if not settings.prevent_sleep:
@@ -363,12 +363,12 @@ def has_failed(findings: Sequence[Finding]) -> bool:
 
 
 def findings_as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The report of `doctor --json`."""
+    """Return the report of `doctor --json`."""
     return {"ok": not has_failed(findings), "findings": [asdict(finding) for finding in findings]}
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """The report for people."""
+    """Build the report for people."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)

@@ -1,6 +1,5 @@
-"""`paceline launch`: a coding agent on a model of this computer. What it needs goes by its environment and its flags;
-nothing is written into its own files.
-"""
+"""`paceline launch`: a coding agent on a model of this computer. It is configured by its environment and its flags; its
+own files are left alone."""
 
 import json
 import os
@@ -19,14 +18,14 @@ from app.settings import Settings
 
 
 def agent_of(name: str) -> CodingAgent:
-    """Raises CommandError with the names that there are."""
+    """Return the agent called `name`. Raises CommandError with the names that exist."""
     if name not in AGENTS:
         raise CommandError(f"{name} is none of the agents that can be launched: {', '.join(AGENTS)}")
     return AGENTS[name]
 
 
 def place_of(server: Server, model: str, agent: CodingAgent, key: str, *, is_forced: bool) -> Place:
-    """Where the agent finds the model. Raises CommandError for one whose context is too short for the agent."""
+    """Return where the agent finds the model. Raises CommandError if the model's context is too short for the agent."""
     found = server.call("GET", f"/v1/models/{quote(model)}")
     context_tokens = int(found.get("context") or 0)
     if 0 < context_tokens < agent.context_tokens and not is_forced:
@@ -40,7 +39,7 @@ def place_of(server: Server, model: str, agent: CodingAgent, key: str, *, is_for
 def prepare(
     agent: CodingAgent, settings: Settings, running: RunningServer, model: str | None, *, is_forced: bool
 ) -> tuple[Place, Mapping[str, str]]:
-    """Where the agent finds its model, and what it is told."""
+    """Return where the agent finds its model, and its environment."""
     found = choose_model(asked_server(settings), model or settings.default_model)
     key = settings.api_key.get_secret_value() if settings.api_key else NO_KEY
     server = Server(settings.with_command_line(host=running.host, port=running.port))
@@ -49,7 +48,7 @@ def prepare(
 
 
 def environment_of(agent: CodingAgent, place: Place, folder: Path) -> Mapping[str, str]:
-    """What the agent is told; files that it must read are written into `folder`, which is ours."""
+    """Return the agent's environment; files that it must read are written into `folder`, which is ours."""
     environment = dict(agent.environment(place))
     for name, content in agent.files(place).items():
         write_privately(folder / agent.program / name, json.dumps(content, indent=1).encode())
@@ -58,7 +57,7 @@ def environment_of(agent: CodingAgent, place: Place, folder: Path) -> Mapping[st
 
 
 def begin(agent: CodingAgent, place: Place, environment: Mapping[str, str], arguments: Sequence[str]) -> None:
-    """Become the agent. Raises CommandError where it is not installed."""
+    """Replace this process with the agent. Raises CommandError if it is not installed."""
     if shutil.which(agent.program) is None:
         raise CommandError(f"{agent.program} is not installed: {agent.install}")
     words = [agent.program, *agent.flags(place), *arguments]

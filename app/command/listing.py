@@ -1,4 +1,4 @@
-"""`ls`: what is on disk, and which drafters it gets; and the greeting of `serve`, which shows the same."""
+"""`ls`: the models on disk with the drafters they get; and the greeting of `serve`, which shows the same."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -36,27 +36,27 @@ class Row:
     problem: str
     path: str
     drafts: tuple[dict[str, str], ...] = ()
-    """Id and method of every drafter that it would get."""
+    """Id and method of every drafter that the model would get."""
     chosen: str = ""
-    """What is stored for it; empty when nothing is."""
+    """Settings stored for the model, in one line; empty if there are none."""
     looking: bool = False
-    """Its drafters are not known yet."""
+    """Whether the drafters are not known yet."""
 
 
 def at_a_glance(settings: Settings) -> LiveSettings | None:
-    """What is given and what is stored, to be read only; None where the store has to be opened to tell."""
+    """Return given and stored settings, read-only; None if the store must be opened to read them."""
     stored = glance(settings.home / FILE_NAME)
     return None if stored is None else LiveSettings(settings, stored=stored.settings, models=stored.models)
 
 
 def models_on_disk(live: LiveSettings) -> list[Row]:
-    """Every model that the server would offer, with the drafters it would get. Needs no server and loads nothing."""
+    """List every model that the server would offer, with the drafters it would get. Needs no server, loads nothing."""
     settings = live.current
     return _rows(default_catalog(settings.model_folders, kept_in=settings.home), live)
 
 
 def models_at_once(catalog: FolderCatalog, live: LiveSettings) -> list[Row]:
-    """The same of a server that has just started: nobody waits for tokenizers that were never read."""
+    """List the same for a server that has just started, without reading tokenizers for the first time."""
     return _rows(catalog, live, looking=catalog.is_looking())
 
 
@@ -70,7 +70,7 @@ def _rows(catalog: FolderCatalog, live: LiveSettings, *, looking: bool = False) 
 
 
 def check_named_drafts(settings: Settings, main_ids: Iterable[str]) -> None:
-    """Raise CommandError for a main model whose drafters were named just now, and cannot be used."""
+    """Raise CommandError for a main model that is missing, or whose drafters named just now cannot be used."""
     catalog = default_catalog(settings.model_folders, kept_in=settings.home)
     chooser = Chooser(LiveSettings(settings), catalog)
     mains = {model.id: model for model in catalog.models() if model.kind == "main"}
@@ -82,7 +82,7 @@ def check_named_drafts(settings: Settings, main_ids: Iterable[str]) -> None:
 
 
 def _misfit(drafter: CatalogModel, models: Sequence[CatalogModel]) -> str:
-    """Why a drafter fits none of the main models that its name is nearest to; "" when it fits one of them."""
+    """Return why a drafter fits none of the main models that its name is nearest to; "" if it fits one of them."""
     mains = (model for model in models if model.kind == "main" and not model.problem)
     reasons = [refusal(main, drafter) for main in mains if suits(main, drafter, models)]
     return f'"{drafter.id}" cannot draft: {reasons[0]}' if reasons and all(reasons) else ""
@@ -110,12 +110,12 @@ def _row(model: CatalogModel, models: Sequence[CatalogModel], chooser: Chooser |
 
 
 def rows_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows of `ls --json`."""
+    """Return the rows of `ls --json`."""
     return [asdict(row) for row in rows]
 
 
 def disk_table(rows: Sequence[Row]) -> Table:
-    """The table of `ls`; choices and problems get a column when there are any."""
+    """Build the table of `ls`; choices and problems get a column if there are any."""
     chosen = ("Chosen",) if any(row.chosen for row in rows) else ()
     problem = ("Problem",) if any(row.problem for row in rows) else ()
     table = columns_table("Model", "Kind", "Size", "Context", "Drafter", *chosen, *problem)
@@ -133,7 +133,7 @@ def disk_table(rows: Sequence[Row]) -> Table:
 
 
 def greeting(settings: Settings, rows: Sequence[Row], address: str, setup: str = "") -> RenderableType:
-    """The text that greets whoever starts the server; `setup` is where the first password is chosen."""
+    """Build the greeting of `serve`; `setup` is the address where the first password is chosen."""
     address = address.rstrip("/")
     usable = [row for row in rows if not row.problem and row.kind == "main"]
     parts: list[RenderableType] = [
@@ -166,13 +166,13 @@ def _first_run(setup: str) -> list[Text]:
 
 
 def curl_line(address: str, model: str) -> str:
-    """One line for a shell."""
+    """Return an example request as one line for a shell."""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Count from 1 to 20."}}]}}'
     return f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
 
 
 def python_lines(address: str, model: str, *, needs_key: bool) -> str:
-    """The same with the official client, streamed."""
+    """Return the same request with the official client, streamed."""
     key = 'os.environ["PACELINE_API_KEY"]' if needs_key else '"none"'
     lines = ["import os"] if needs_key else []
     lines += [
@@ -186,5 +186,5 @@ def python_lines(address: str, model: str, *, needs_key: bool) -> str:
 
 
 def _code(text: str) -> Text:
-    """Lines to copy: never indented, never broken by the width of the window."""
+    """Style lines to copy: never indented, never broken by the width of the window."""
     return Text(text + "\n", style="cyan", no_wrap=True, overflow="ignore")

@@ -1,5 +1,5 @@
-"""`ps`, `load` and `cache`: what the server has in memory, as it tells over HTTP, and what is kept of earlier prompts;
-and tables and numbers as people read them."""
+"""`ps`, `load` and `cache`: what the server reports over HTTP to be in memory, and the prefix cache on disk; also
+tables and numbers for people."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -20,7 +20,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def loaded_table(snapshot: Mapping[str, Any], chosen: Mapping[str, ModelSettings]) -> RenderableType:
-    """The table of `ps`, and below it what is chosen for loaded models and what keeps others from being loaded."""
+    """Build the table of `ps`, and below it the settings of loaded models and what keeps others from being loaded."""
     models, loading = snapshot.get("models") or (), snapshot.get("loading") or {}
     quarantined = snapshot.get("quarantined") or {}
     notes = [
@@ -62,7 +62,7 @@ def _add_loaded(table: Table, model: Mapping[str, Any], progress: Mapping[str, A
 
 
 def loaded_text(answer: Mapping[str, Any]) -> Text:
-    """What `load` says when the model is ready."""
+    """Return what `load` prints when the model is ready."""
     draft, why = " + ".join(str(each.get("id")) for each in answer.get("drafts") or ()), answer.get("draft_unavailable")
     seconds = float(answer.get("seconds") or 0)
     text = Text.assemble((str(answer.get("model", "")), "bold"), f" is ready after {seconds:.1f} s")
@@ -71,7 +71,7 @@ def loaded_text(answer: Mapping[str, Any]) -> Text:
 
 
 def _methods(model: Mapping[str, Any]) -> str:
-    """The methods that run; where no drafter was loaded, also why the others do not (`--json` always tells)."""
+    """Return the methods that run; without a drafter, also why the others do not (`--json` always says it)."""
     lines = list(model.get("methods") or ("off",))
     if not model.get("drafts"):
         lines += [f"{method}: {reason}" for method, reason in (model.get("unavailable") or {}).items() if reason]
@@ -81,7 +81,7 @@ def _methods(model: Mapping[str, Any]) -> str:
 
 
 def choice_text(choice: ModelSettings) -> str:
-    """What is set for a model: "methods dflash, ngram; 7 drafts; policy single"."""
+    """Format what is set for a model: "methods dflash, ngram; 7 drafts; policy single"."""
     length, shortest, longest = choice.num_draft_tokens, choice.prompt_lookup_min, choice.prompt_lookup_max
     parts = [
         f"drafters {', '.join(choice.drafts) or 'none'}" if choice.drafts is not None else "",
@@ -98,7 +98,7 @@ def choice_text(choice: ModelSettings) -> str:
 
 
 def cache_table(kept: Sequence[KeptPrompts]) -> RenderableType:
-    """A row for each model."""
+    """Build a table with a row for each model."""
     if not kept:
         return Text("No earlier prompt is kept on disk.")
     table = columns_table("Model", "Size", "Blocks", "Last used")
@@ -109,7 +109,7 @@ def cache_table(kept: Sequence[KeptPrompts]) -> RenderableType:
 
 
 def cache_object(kept: Sequence[KeptPrompts]) -> dict[str, Any]:
-    """`cache --json`."""
+    """Return the object of `cache --json`."""
     return {
         "size_bytes": sum(each.size_bytes for each in kept),
         "models": [
@@ -120,7 +120,7 @@ def cache_object(kept: Sequence[KeptPrompts]) -> dict[str, Any]:
 
 
 def read_cache(settings: Settings) -> list[KeptPrompts]:
-    """What is there. Raises CommandError."""
+    """Return the prompts kept on disk, by model. Raises CommandError."""
     try:
         return kept_prompts(settings.prefixes_path)
     except OSError as error:
@@ -128,7 +128,7 @@ def read_cache(settings: Settings) -> list[KeptPrompts]:
 
 
 def clear_cache(settings: Settings) -> str:
-    """Remove it, and what a running server has in memory; says how much that was. Raises CommandError."""
+    """Clear the prefix cache, on disk and in a running server; return a line with its size. Raises CommandError."""
     server = running_server(settings)
     try:
         size = clear_prompts(settings.prefixes_path) if server is None else 0
@@ -140,7 +140,7 @@ def clear_cache(settings: Settings) -> str:
 
 
 def columns_table(*columns: str) -> Table:
-    """An empty table; figures stand at the right."""
+    """Build an empty table; columns of figures are right-aligned."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     right = {"Size", "Context", "Memory", "Running", "Waiting", "Idle"}
     for column in columns:
@@ -149,7 +149,7 @@ def columns_table(*columns: str) -> Table:
 
 
 def unbroken(table: Table) -> Table:
-    """The same, with no word ever broken in a narrow window: ids are there to be copied."""
+    """Keep a narrow window from breaking words of a table: ids are there to be copied."""
     for column in table.columns:
         words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
         column.min_width = max(map(cell_len, words), default=0)
@@ -157,7 +157,7 @@ def unbroken(table: Table) -> Table:
 
 
 def bytes_text(size: float) -> str:
-    """1536000 -> "1.5 MB"; decimal units, as disks and models are sold."""
+    """Format bytes: 1536000 -> "1.5 MB"; decimal units, as disks and models are sold."""
     power = 0
     while size >= 1000 and power < len(_UNITS) - 1:
         size /= 1000
@@ -166,12 +166,12 @@ def bytes_text(size: float) -> str:
 
 
 def count_text(count: int) -> str:
-    """131072 -> "128k"; below a thousand and unround numbers stay as they are."""
+    """Format a count: 131072 -> "128k"; only multiples of 1024 are shortened."""
     if count >= 1024 and count % 1024 == 0:
         return f"{count // 1024}k"
     return f"{count:,}" if count else "–"
 
 
 def share_text(part: float, whole: float) -> str:
-    """3 of 4 -> "75 %"."""
+    """Format a share: 3 of 4 -> "75 %"."""
     return f"{100 * part / whole:.0f} %" if whole else "–"

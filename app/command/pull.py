@@ -1,6 +1,6 @@
-"""`paceline pull`: one download with a bar, in the queue of the running server, or in this process when it has none.
+"""`paceline pull`: one download with a bar, in the queue of the running server, or in this process if there is none.
 
-Ctrl-C pauses either; the same command goes on where it was. What is downloaded here is found by a running server, too.
+Ctrl-C pauses either; the same command resumes it. What is downloaded here is found by a running server, too.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from app.settings import Settings
 DOWNLOADS = "/admin/api/downloads"
 ASK_SECONDS = 0.5
 PATIENCE = Patience(pauses_seconds=(1, 2, 5, 10, 20))
-"""Shorter than the server's: somebody looks on."""
+"""Pauses before retries, shorter than the server's: a person is watching."""
 PHASES = {"waiting": "connection lost, retrying", "verifying": "checking", "queued": "queued"}
 
 Show = Callable[[Download], None]
 
 
 def pull_model(settings: Settings, repository: str, revision: str, screen: Console) -> None:
-    """Download and say where it is. Raises `CommandError`, or `KeyboardInterrupt` once it is paused."""
+    """Download a repository and print its folder. Raises `CommandError`, or `KeyboardInterrupt` once it is paused."""
     repository, revision = checked_repository(repository), checked_revision(revision)
     try:
         with _bar(repository, screen) as show:
@@ -65,7 +65,7 @@ def _bar(repository: str, screen: Console) -> Iterator[Show]:
 
 
 def _pull_there(settings: Settings, repository: str, revision: str, show: Show) -> None:
-    """In the server's queue."""
+    """Download in the server's queue."""
     server = asked_server(settings)
     view = server.call("POST", DOWNLOADS, {"repository": repository, "revision": revision})
     number = int(view["id"])
@@ -87,7 +87,7 @@ def _pull_there(settings: Settings, repository: str, revision: str, show: Show) 
 
 
 def _pull_here(settings: Settings, repository: str, revision: str, show: Show) -> None:
-    """In a process of this command's own."""
+    """Download in a process of this command's own."""
 
     def report(download: Download) -> None:
         if download.problem_code == "offline" and not download.total_bytes:

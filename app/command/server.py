@@ -1,8 +1,8 @@
-"""The local Paceline server as the command line sees it: where it is, and a few calls over HTTP with errors that tell
-the next action.
+"""The local Paceline server as the command line sees it: its address, and calls over HTTP whose errors name the next
+action.
 
-Where it is, its words, the environment and the store tell: that is glanced at, without its libraries. The calls go by
-the standard library's client: another one takes longer to import than the whole call.
+The address comes from the command line, the environment and the store, which is read without its libraries. Calls use
+the standard library's client: any other takes longer to import than the whole call.
 """
 
 import json
@@ -26,7 +26,7 @@ BAD_REQUEST, UNAUTHORIZED = 400, 401
 
 
 def given(*, model_dirs: Sequence[Path] = (), drafts: Sequence[str] = (), **words: Any) -> Settings:
-    """What the environment says, and over it the command line. Raises `InvalidSetting`."""
+    """Return the environment's settings, overridden by the command line. Raises `InvalidSetting`."""
     settings = read_settings(**{name: value for name, value in words.items() if value is not None})
     extra: dict[str, Any] = {}
     if model_dirs:
@@ -37,7 +37,7 @@ def given(*, model_dirs: Sequence[Path] = (), drafts: Sequence[str] = (), **word
 
 
 def known(settings: Settings) -> Settings | None:
-    """What is given, what is stored, and defaults; None where the store has to be opened to tell."""
+    """Return given and stored settings and defaults; None if the store must be opened to read them."""
     stored = glance(settings.home / FILE_NAME)
     if stored is None:
         return None
@@ -48,7 +48,7 @@ def known(settings: Settings) -> Settings | None:
 
 
 def stored_choices(settings: Settings) -> dict[str, ModelSettings]:
-    """What is stored for each model that something is stored for."""
+    """Return the stored settings of each model that has some."""
     stored = glance(settings.home / FILE_NAME)
     return stored.models if stored is not None else {}
 
@@ -58,11 +58,11 @@ class NoServer(CommandError):
 
 
 class NoKey(CommandError):
-    """The server asks for a key that was not given, or not for enough."""
+    """The server requires a key, and none was given, or one whose scope is too small."""
 
 
 def running_server(settings: Settings) -> "Server | None":
-    """The server that runs on this home, which lets the owner of the files in; None when none does."""
+    """Return the server that runs on this home, with the key for the owner of its files; None if none runs."""
     found = read_server(settings.home)
     if found is None:
         return None
@@ -70,7 +70,7 @@ def running_server(settings: Settings) -> "Server | None":
 
 
 def asked_server(settings: Settings) -> "Server":
-    """The server that a command asks: that of the home, unless another host is given; else where one would listen."""
+    """Return the home's server, unless none runs or another host is given: then the one at the given address."""
     found = read_server(settings.home)
     is_elsewhere = found is not None and "host" in settings.model_fields_set and settings.host != found.host
     return (None if is_elsewhere else running_server(settings)) or Server(settings)
@@ -89,16 +89,16 @@ class Server:
     def call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, seconds: float | None = None
     ) -> dict[str, Any]:
-        """The JSON object that a route answers with, within these seconds where they are given.
+        """Call a route and return its JSON object, within `seconds` if given.
 
-        Raises NoServer, NoKey, and `CommandError` with what it says.
+        Raises NoServer, NoKey, and `CommandError` with the server's message.
         """
         with self._explained_errors(), self._asked(method, path, body, seconds) as response:
             answer = json.loads(response.read())
         return answer if isinstance(answer, dict) else {}
 
     def stream_chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
-        """The chunks of a streamed chat answer; closing the generator ends the request."""
+        """Yield the chunks of a streamed chat answer; closing the generator ends the request."""
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
         with self._explained_errors(), self._asked("POST", "/v1/chat/completions", asked) as response:
             for line in response:
@@ -115,7 +115,7 @@ class Server:
     def _asked(
         self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float | None = None
     ) -> Iterator[HTTPResponse]:
-        """The answer, which is no error; the connection ends with it."""
+        """Send a request and yield its response unless that is an error; the connection is closed afterwards."""
         connection = HTTPConnection(*self._place, timeout=CONNECT_SECONDS)
         try:
             connection.connect()
@@ -158,6 +158,6 @@ class Server:
 
 
 def _error(body: Any, name: str) -> str:
-    """A field of OpenAI's error object, or the text that other servers put in its place; "" where there is none."""
+    """Return a field of OpenAI's error object, or the text that other servers send instead; "" if there is none."""
     error = body.get("error") if isinstance(body, dict) else None
     return str(error.get(name, "")) if isinstance(error, dict) else str(error or "")

@@ -1,9 +1,9 @@
-"""`start`, `stop`, `restart`, `status` and `logs`: the server of this home in the background, where it outlives whoever
-started it.
+"""`start`, `stop`, `restart`, `status` and `logs`: the server of this home in the background, where it outlives the
+shell that started it.
 
-There is one for each home: who starts it holds `start.lock` meanwhile, so that many starts at once make one server, and
-the lock of `app/core/server_file.py` says whether it runs and which process it is. A new server has `start.lock` as its
-input until it holds that one, so that nobody starts another after a start that was left.
+There is one for each home: a start holds `start.lock`, so that concurrent starts make one server, and the lock of
+`app/core/server_file.py` shows whether it runs and as which process. A new server has `start.lock` as its input until
+it holds its own lock, so that an abandoned start is not followed by a second one.
 """
 
 import contextlib
@@ -39,17 +39,17 @@ from app.settings import Settings
 
 LOOK_SECONDS = 0.05
 ANSWER_SECONDS = 3.0
-"""What a server gets to answer: one that hangs keeps nobody waiting."""
+"""Time that a server gets to answer, in seconds: one that hangs must not block a command."""
 HANG_SECONDS = 30.0
-"""How long a server may not answer before nobody waits for it any more."""
+"""Longest time without an answer before a command gives up on a server, in seconds."""
 SYSTEM_SECONDS = 20.0
-"""What launchd or systemd gets to start it: both wait ten seconds between two starts."""
+"""Time that launchd or systemd gets to start the server, in seconds: both wait ten between two starts."""
 ASK_SYSTEM_SECONDS = 1.0
-"""How often launchd or systemd are asked what became of it."""
+"""Interval between status queries to launchd or systemd, in seconds."""
 OPEN_SECONDS = 5.0
-"""What a browser gets to open; some only come back when they are closed."""
+"""Time that a browser gets to open, in seconds; some only return when they are closed."""
 KILL_SECONDS = 10.0
-"""What a server that is told to end at once gets to do so."""
+"""Time that a server gets to end when forced, before it is killed, in seconds."""
 BLOCK_BYTES = 1 << 16
 FRESH = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -57,11 +57,11 @@ ENTRY = "/admin/api/entry"
 OPTIONS_OF_AGENT = "`paceline service install` with options changes how, `paceline service uninstall` ends that"
 
 Tell = Callable[[str], None]
-"""Takes what a person who waits sees."""
+"""Shows progress to a person who waits."""
 
 
 def words_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The options of `serve` as words; folders from anywhere."""
+    """Return the options of `serve` as words, with absolute folders."""
     words: list[str] = []
     for name, value in options.items():
         for each in value if isinstance(value, list | tuple) else [] if value is None else [value]:
@@ -74,7 +74,7 @@ def words_of(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def start(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[RunningServer, bool]:
-    """The server of the home, and whether it was started now. Raises `CommandError` with why it does not start."""
+    """Start the home's server if none runs; return it and whether it was started. Raises `CommandError` if it fails."""
     tell("Looking for a server")
     with _starting(settings.home) as lock:
         found = _already(settings, tell)
@@ -90,7 +90,7 @@ def start(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[Running
             child = subprocess.Popen(  # noqa: S603 - ourselves
                 [*autostart.program(), "serve", *words],
                 stdin=lock,
-                stdout=subprocess.DEVNULL,  # its greeting may hold the code of the set-up
+                stdout=subprocess.DEVNULL,  # its greeting may contain the set-up code
                 stderr=log,
                 start_new_session=True,
             )
@@ -98,9 +98,9 @@ def start(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[Running
 
 
 def _already(settings: Settings, tell: Tell) -> RunningServer | None:
-    """The server that runs on the home; None where none runs, or the one that did has ended meanwhile.
+    """Return the server that runs on the home; None if there is none, or it ended in the meantime.
 
-    Raises `CommandError` where it hangs.
+    Raises `CommandError` if it hangs.
     """
     deadline = time.monotonic() + HANG_SECONDS
     while is_served(settings.home):
@@ -119,7 +119,7 @@ def _already(settings: Settings, tell: Tell) -> RunningServer | None:
 
 @contextlib.contextmanager
 def _starting(home: Path) -> Iterator[int]:
-    """Nobody else starts a server of this home meanwhile, nor while another process has the descriptor."""
+    """Keep others from starting a server of this home, here and for as long as another process has the descriptor."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = open_own(home / START_LOCK, os.O_RDWR | os.O_CREAT)
@@ -140,7 +140,7 @@ def _starting(home: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _start_log(home: Path) -> Iterator[BinaryIO]:
-    """What the server says until it writes its own log, of the last start only."""
+    """Open the log for what the server prints before it writes its own; it holds the last start only."""
     folder = home / LOG_FOLDER
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -167,7 +167,7 @@ def _when_it_answers(settings: Settings, tell: Tell, why_not: Callable[[], str])
 
 @contextlib.contextmanager
 def _left(what: str) -> Iterator[None]:
-    """Ctrl-C leaves, and says what goes on."""
+    """Turn Ctrl-C into a `CommandError` that says what goes on."""
     try:
         yield
     except KeyboardInterrupt:
@@ -175,7 +175,7 @@ def _left(what: str) -> Iterator[None]:
 
 
 def _told(settings: Settings) -> dict[str, Any]:
-    """What the server of the home tells of itself; empty where it does not answer soon."""
+    """Return the status of the home's server; empty if it does not answer soon."""
     server = running_server(settings)
     try:
         return {} if server is None else server.call("GET", "/api/status", seconds=ANSWER_SECONDS)
@@ -184,12 +184,12 @@ def _told(settings: Settings) -> dict[str, Any]:
 
 
 def _why_ended(child: "subprocess.Popen[bytes]", home: Path) -> str:
-    """What the server said last before it ended; empty while it runs."""
+    """Return the last line of the server before it ended; empty while it runs."""
     return "" if child.poll() is None else _last_words(home) or "the server ended at once: look at `paceline logs`"
 
 
 def _why_silent(agent: autostart.Agent) -> Callable[[], str]:
-    """The same for a server that the system starts, again and again: it does not hold its lock for long."""
+    """Return such a function for a server that the system keeps restarting: it never holds its lock for long."""
     deadline = time.monotonic() + SYSTEM_SECONDS
     next_look = 0.0
 
@@ -219,7 +219,7 @@ def _last_words(home: Path) -> str:
 
 
 def stop(settings: Settings, tell: Tell, *, force: bool = False) -> RunningServer | None:
-    """End the server of the home, once its requests have finished; with `force` at once. None where none ran."""
+    """Stop the home's server once its requests have finished; with `force` at once. None if none ran."""
     if not is_served(settings.home):
         return None
     tell("Stopping")
@@ -228,10 +228,10 @@ def stop(settings: Settings, tell: Tell, *, force: bool = False) -> RunningServe
         return None
     _send(found, signal.SIGTERM)
     if force:
-        _send(found, signal.SIGTERM)  # the second one does not wait for requests
+        _send(found, signal.SIGTERM)  # the second signal does not wait for requests
     deadline = time.monotonic() + KILL_SECONDS if force else float("inf")
     with _left("Paceline goes on stopping: `paceline stop --force` ends it at once"):
-        while is_served(settings.home) and holder(settings.home) in (0, found.pid):  # not one that comes after it
+        while is_served(settings.home) and holder(settings.home) in (0, found.pid):  # not its successor
             if time.monotonic() > deadline:
                 _kill(found, autostart.installed(settings))
             count = int(_told(settings).get("open_requests", 0))
@@ -241,7 +241,7 @@ def stop(settings: Settings, tell: Tell, *, force: bool = False) -> RunningServe
 
 
 def _to_stop(home: Path, *, force: bool) -> RunningServer | None:
-    """The server to be ended, once it has started; None where it ended meanwhile. Raises `CommandError`."""
+    """Return the server to stop, once it has started; None if it has ended. Raises `CommandError` if it hangs."""
     deadline = time.monotonic() + HANG_SECONDS
     while is_served(home):
         found = read_server(home)
@@ -256,7 +256,7 @@ def _to_stop(home: Path, *, force: bool) -> RunningServer | None:
 
 
 def _kill(server: RunningServer, agent: autostart.Agent | None) -> None:
-    """End it without its help; the system would take that for a crash and start it again."""
+    """Kill the server, and stop its agent: the system would take that for a crash and start it again."""
     _send(server, signal.SIGKILL)
     if agent is not None:
         agent.end()
@@ -272,7 +272,7 @@ def _send(server: RunningServer, number: signal.Signals) -> None:
 
 
 def restart(settings: Settings, words: Sequence[str], tell: Tell) -> RunningServer:
-    """Stop it, and start it with these words; without any with those that it had."""
+    """Stop the server and start it with these words, or without any with those that it had."""
     is_own = autostart.installed(settings) is None
     if words and not is_own:
         raise CommandError(f"the system starts this server, at login too: {OPTIONS_OF_AGENT}")
@@ -284,7 +284,7 @@ def restart(settings: Settings, words: Sequence[str], tell: Tell) -> RunningServ
 
 
 def install(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[RunningServer, autostart.Agent]:
-    """From now on the system starts the server: at once, at login, and after a crash. Raises `CommandError`."""
+    """Have the system start the server: at once, at login, and after a crash. Raises `CommandError`."""
     content = autostart.written(settings, words)
     stop(settings, tell)
     with _starting(settings.home):
@@ -297,7 +297,7 @@ def install(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[Runni
 
 
 def status(settings: Settings) -> dict[str, Any]:
-    """What runs on this home: the JSON of `paceline status`."""
+    """Return what runs on this home: the JSON of `paceline status`."""
     found = read_server(settings.home)
     agent = autostart.installed(settings)
     told: dict[str, Any] = {"running": found is not None, "home": str(settings.home), "login": agent is not None}
@@ -314,7 +314,7 @@ def _answer(settings: Settings) -> dict[str, Any]:
 
 
 def status_lines(told: Mapping[str, Any]) -> list[str]:
-    """The same for a person."""
+    """Format the status for a person."""
     login = f"Starts at login: {'yes' if told['login'] else 'no (`paceline service install`)'}"
     if not told["running"]:
         state = "Paceline is starting." if told["starting"] else "Paceline does not run: `paceline start` starts it."
@@ -335,7 +335,7 @@ def status_lines(told: Mapping[str, Any]) -> list[str]:
 
 
 def open_page(server: Server, to: str = "/admin/") -> None:
-    """Show a page of the dashboard in the browser, signed in. Raises `CommandError` where there is none.
+    """Open a page of the dashboard in the browser, signed in. Raises `CommandError` if there is no browser.
 
     The browser gets a file that leads to an address which works once: no list of processes ever shows that.
     """
@@ -345,7 +345,7 @@ def open_page(server: Server, to: str = "/admin/") -> None:
 
 
 def opened(address: str) -> bool:
-    """Whether a browser opens it, as far as that is known soon."""
+    """Whether a browser opens the address, as far as that is known soon."""
     told: list[bool] = []
     thread = threading.Thread(target=lambda: told.append(webbrowser.open(address)), daemon=True)
     thread.start()
@@ -354,7 +354,7 @@ def opened(address: str) -> bool:
 
 
 def setup_address(settings: Settings) -> str:
-    """Where the first password is chosen, with a new code; empty once there is one."""
+    """Return the address where the first password is chosen, with a new code; empty once there is one."""
     server = running_server(settings)
     address = str(server.call("POST", ENTRY, {})["address"]) if server is not None else ""
     return address if "/admin/setup#" in address else ""
@@ -364,9 +364,9 @@ def setup_address(settings: Settings) -> str:
 
 
 def log_lines(home: Path, count: int, *, follow: bool = False) -> Iterator[str]:
-    """The last lines of the log as people read them; with `follow` those that come too, also in its next file.
+    """Yield the last lines of the log as people read them; with `follow` also new ones, and those of the next file.
 
-    Raises `CommandError` where there is no log.
+    Raises `CommandError` if there is no log.
     """
     path = home / LOG_FOLDER / LOG
     try:
@@ -378,7 +378,7 @@ def log_lines(home: Path, count: int, *, follow: bool = False) -> Iterator[str]:
     lines, rest = _tail(file, count)
     yield from map(readable, lines)
     while follow:
-        is_current = _is_at(path, file)  # asked first: what was written before the next file is read now
+        is_current = _is_at(path, file)  # checked first, so that a rotated file is read to its end
         block = file.read(BLOCK_BYTES)
         *lines, rest = (rest + block).split(b"\n")
         yield from map(readable, lines)
@@ -391,7 +391,7 @@ def log_lines(home: Path, count: int, *, follow: bool = False) -> Iterator[str]:
 
 
 def _is_at(path: Path, file: BinaryIO) -> bool:
-    """Whether the file is still what is there; True while nothing is."""
+    """Whether the open file is still the one at `path`; True while there is none."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -399,7 +399,7 @@ def _is_at(path: Path, file: BinaryIO) -> bool:
 
 
 def _tail(file: BinaryIO, count: int) -> tuple[list[bytes], bytes]:
-    """Its last whole lines, read from the end, and what of a line follows; the file is at its end then."""
+    """Return the last whole lines, read from the end, and the partial one after them; the file is then at its end."""
     end = place = file.seek(0, os.SEEK_END)
     read = b""
     while place > 0 and read.count(b"\n") <= count:
@@ -413,7 +413,7 @@ def _tail(file: BinaryIO, count: int) -> tuple[list[bytes], bytes]:
 
 
 def readable(line: bytes) -> str:
-    """A line of the log file as a person reads it; what is no such line as it is."""
+    """Format a line of the log for a person; other lines are returned unchanged."""
     try:
         told = msgspec.json.decode(line, type=dict[str, str])
         moment = datetime.fromisoformat(told["time"]).astimezone()
