@@ -1,4 +1,4 @@
-"""Calls read out of a model's text, in any form: the names that were offered, the arguments as they come."""
+"""Reads calls in any form from a model's text: names of offered tools, and arguments as they arrive."""
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -22,9 +22,9 @@ from app.text.json_text import JsonText, as_json
 from app.text.written import Written
 
 MAX_ENDS = 64
-"""Marks that may end a call, tried one after another."""
+"""Limit on the marks that are tried, one after another, as the end of a call."""
 MAX_FAILED = 16
-"""Beginnings of calls in one answer that turn out to be none; beyond them nothing begins one."""
+"""Limit on false beginnings of calls in one answer; beyond it nothing is read as a call."""
 _OBJECT = compiled(r'\s*\{\s*["}]')
 _BEHIND_MEMBER = compiled(r"\s*\}")
 _FENCE = compiled(r"\s*```")
@@ -32,18 +32,18 @@ _FENCE = compiled(r"\s*```")
 _logger = logging.getLogger("paceline.dialect")
 
 Match = Any
-"""One of `regex`."""
+"""Match of `regex`."""
 Begun = tuple[Match, str]
-"""Where a call of a tool that was offered begins, and how its arguments are written."""
+"""Beginning of a call of an offered tool, and the kind of its arguments."""
 
 
 class CallsEnded(Exception):
-    """Nothing more of the answer counts: it may hold one call only, or a call that was told cannot be read."""
+    """The rest of the answer is ignored: only one call is allowed, or a call begun for the client cannot be read."""
 
 
 class ToldCalls:
-    """The calls of one answer as they are told. `begins` is called before each; `one_call`: there is no second. Their
-    ids are none of those that are `taken`."""
+    """Sends the calls of one answer. `begins` is called before each; `one_call`: the first one ends the answer.
+    `taken`: ids that no call may have."""
 
     def __init__(
         self,
@@ -58,28 +58,28 @@ class ToldCalls:
         self._one_call = one_call
         self._taken = set(taken)
         self.count = 0
-        """Calls that began."""
+        """Number of calls that began."""
         self.unfinished: int | None = None
-        """The last one, while its arguments are not whole."""
+        """Index of the last call while its arguments are incomplete."""
 
     def begin(self, name: str, written_id: str | None) -> None:
-        """Tell a name; arguments follow."""
+        """Send a name; arguments follow."""
         self._name(Call(name, "", written_id or ""))
         self.unfinished = self.count - 1
 
     def add(self, arguments: str) -> None:
-        """Tell more arguments."""
+        """Send more arguments."""
         if arguments:
             self._tell(ToolCallDelta(index=self.count - 1, arguments=arguments))
 
     def end(self) -> None:
-        """The arguments are whole. Raises CallsEnded where there may be no more calls."""
+        """Complete the arguments. Raises CallsEnded if no more calls are allowed."""
         self.unfinished = None
         if self._one_call:
             raise CallsEnded
 
     def tell(self, calls: Sequence[Call]) -> None:
-        """Tell calls that are whole."""
+        """Send complete calls."""
         for call in calls:
             self._name(call)
             self.end()
@@ -93,7 +93,7 @@ class ToldCalls:
 
 
 class CallReader:
-    """Reads calls in one form. Each generator waits for more text where it cannot tell."""
+    """Reads calls in one form. Each generator waits for more text until it can decide."""
 
     def __init__(self, written: Written, tools: Tools, patterns: CallPatterns, told: ToldCalls) -> None:
         self._written = written
@@ -101,16 +101,16 @@ class CallReader:
         self._patterns = patterns
         self._told = told
         self._marked = False
-        """Whether the calls stand behind the mark of their form, so that the other one is to come."""
+        """Whether the start mark of the form came before the calls, so that its end mark is still to come."""
         self.failed = 0
-        """Beginnings of calls that were none."""
+        """Number of false beginnings of calls."""
 
     def first(self) -> Generator[None, None, Begun | None]:
-        """The call that begins here, where text was before."""
+        """Return the call that begins here, behind text."""
         return self._begun(self._patterns.first)
 
     def read(self) -> Generator[None, None, bool]:
-        """Calls one after another and the mark that ends them; False: there is none, and nothing was taken."""
+        """Read consecutive calls and the mark that ends them; return False, with nothing taken, if there is none."""
         begun = yield from self.first()
         self._marked = begun is not None and not self._patterns.unmarked(begun[0].group())
         told = False
@@ -126,9 +126,9 @@ class CallReader:
     def stream(
         self, name: str, written_id: str | None, end: "regex.Pattern[str] | None"
     ) -> Generator[None, None, bool]:
-        """Arguments as JSON, told as they are written; `end`: what ends them. False: what stands here is no object.
+        """Send JSON arguments as they are written; `end`: the mark behind them. Return False if no object begins here.
 
-        Raises CallsEnded where they turn out to be none.
+        Raises CallsEnded if they turn out not to be an object.
         """
         if (yield from self._written.match(_OBJECT)) is None:
             return False
@@ -160,7 +160,7 @@ class CallReader:
         return None
 
     def _call(self, found: Match, kind: str) -> Generator[None, None, bool]:
-        """Read a call and hand it out; False where there is none, and nothing was taken."""
+        """Read a call and send it; return False, with nothing taken, if there is none."""
         if kind in {"json", "member"}:
             return (yield from self._streamed(found, kind))
         if kind == "value":
@@ -179,7 +179,7 @@ class CallReader:
         return True
 
     def _streamed(self, found: Match, kind: str) -> Generator[None, None, bool]:
-        """Behind a head. What stands around the arguments goes with them."""
+        """Send the arguments behind a head, and take the marks around them."""
         if (yield from self._written.match(_OBJECT, found.end())) is None:
             return False
         self._written.take(found.end())
@@ -190,10 +190,10 @@ class CallReader:
         self._written.take(behind.end() if behind else 0)
         return True
 
-    # --- each: where the calls end, and which they are; none where they cannot be read ------------------------------
+    # --- each returns where the calls end, and the calls; none if they cannot be read -------------------------------
 
     def _value(self, found: Match) -> Generator[None, None, tuple[int, list[Call]]]:
-        """An object or a list of them, with the names in it."""
+        """Read an object or a list of objects that include the names."""
         reader, place = JsonText(), found.end()
         while True:
             place += reader.read(self._written.text[place:])[0]
@@ -204,7 +204,7 @@ class CallReader:
         return fence.end() if fence else place, calls
 
     def _parameters(self, found: Match) -> Generator[None, None, tuple[int, list[Call]]]:
-        """Read parameters that are a text each."""
+        """Read parameters, each of them a text between marks."""
         form, name, place = self._patterns.form, found["name"], found.end()
         values: dict[str, Any] = {}
         while True:
@@ -227,7 +227,7 @@ class CallReader:
             place = closed.end()
 
     def _close(self, opened: Match) -> Generator[None, None, Match | None]:
-        """Find the end of the parameter, which the same mark inside its text is not."""
+        """Find the end of the parameter, past the same mark inside its text."""
         closes = self._patterns.closes(opened["key"], marked=self._marked, final=False)
         if opened.groupdict().get("quoted"):
             closes = self._patterns.closes_quoted
@@ -238,7 +238,7 @@ class CallReader:
         return found
 
     def _closed(self, found: Match) -> Generator[None, None, tuple[int, list[Call]]]:
-        """Up to the first mark that ends a whole call."""
+        """Read up to the first mark that completes a call."""
         start = place = found.end()
         for _ in range(MAX_ENDS):
             end = yield from self._written.search(self._patterns.end, place)

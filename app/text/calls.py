@@ -1,7 +1,7 @@
-"""Readers of the text between the marks of calls: names that were offered, and arguments as an object.
+"""Parses the text between the marks of calls: names of offered tools, and arguments as an object.
 
-What cannot be read is no call. A parameter that does not fit its type stays the text that it is: the tool says more
-about it than anybody here could.
+Text that cannot be read is not a call. A parameter that does not fit its type is kept as text: the tool can say more
+about it than this code.
 """
 
 import ast
@@ -17,26 +17,26 @@ from app.text.json_text import JsonText, as_json, read_literal
 
 ID_LETTERS = string.ascii_letters + string.digits
 ID_LENGTH = 9
-"""Letters and digits of an id that we make: Mistral's templates take no other, and all others take these."""
+"""Length of generated ids, in letters and digits: Mistral's templates accept no other, and all others accept these."""
 _OWN_ID = re.compile(r"[A-Za-z0-9]{9}|[\w.:-]+:\d+")
-"""Ids that a model writes for itself and finds again: Mistral's and Kimi's."""
+"""Ids that a model writes itself and refers to later: Mistral's and Kimi's."""
 
 Tools = Mapping[str, Mapping[str, Any]]
-"""The schema of each parameter, by the name of the tool that was offered."""
+"""Schemas of the parameters of each offered tool, by its name."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A call that is whole."""
+    """A complete call."""
 
     name: str
     arguments: str
-    """An object, as JSON."""
+    """Object of the arguments, as JSON."""
     id: str = ""
-    """As the model wrote it."""
+    """Id as the model wrote it."""
 
 
 def offered(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Name and parameters of each tool of a request."""
+    """Map the name of each tool of a request to the schemas of its parameters."""
     found = {}
     for tool in tools:
         function = tool.get("function") or tool
@@ -46,14 +46,14 @@ def offered(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
 
 
 def id_of(written: str | None, taken: Container[str] = ()) -> str:
-    """The id of a call: the one that its model wrote, where it is one and none of those `taken`, or a new one."""
+    """Return the id that the model wrote for a call, if it is valid and not `taken`, or else a new one."""
     if written and _OWN_ID.fullmatch(written) and written not in taken:
         return written
     return "".join(secrets.choice(ID_LETTERS) for _ in range(ID_LENGTH))
 
 
 def ids_of(messages: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Collect the ids of a conversation's calls: agents give up where one comes again."""
+    """Collect the ids of a conversation's calls: agents give up if one is repeated."""
     return {str(call.get("id")) for message in messages for call in message.get("tool_calls") or ()}
 
 
@@ -61,7 +61,7 @@ def ids_of(messages: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def listed_calls(text: str, tools: Tools) -> list[Call]:
-    """Objects one after another, or lists of them: calls, if each is one of a tool that was offered."""
+    """Parse objects one after another, or lists of them, as calls; empty unless each calls an offered tool."""
     found: list[Call | None] = []
     while text := text.strip(" \t\r\n;,"):
         reader = JsonText()
@@ -89,7 +89,7 @@ def _named(value: Any, tools: Tools) -> Call | None:
 
 
 def _call(name: str, arguments: Any, written_id: Any = "") -> Call | None:
-    """Read arguments as an object; None where they are none, an empty one where there are no arguments."""
+    """Read arguments as an object, an empty one if there are none; None if they are anything else."""
     if isinstance(arguments, str):
         try:
             arguments = read_literal(arguments) if arguments.strip() else None
@@ -100,7 +100,7 @@ def _call(name: str, arguments: Any, written_id: Any = "") -> Call | None:
     return Call(name, as_json(arguments), identifier) if isinstance(arguments, dict) else None
 
 
-# --- one text a parameter ------------------------------------------------------------------------------------------
+# --- one text per parameter ----------------------------------------------------------------------------------------
 
 _KINDS: dict[type, str] = {
     bool: "boolean",
@@ -118,7 +118,7 @@ _SEPARATOR = re.compile(r"[,\s]*")
 def parameter_value(text: str, schema: Any, kind: str | None = None) -> Any:
     """Convert `text` by the schema of its parameter; `kind`: the type that the model wrote beside it.
 
-    It stays text where it cannot be of any of its types, so that nothing is lost and the tool can complain.
+    It is kept as text if it fits none of the types, so that nothing is lost and the tool can complain.
     """
     if kind in {"string", "true"}:
         return text
@@ -138,7 +138,7 @@ def parameter_value(text: str, schema: Any, kind: str | None = None) -> Any:
 
 
 def kinds_of(schema: Any) -> set[str]:
-    """The types that a JSON schema allows; none where it does not say."""
+    """Return the types that a JSON schema allows; empty if it does not say."""
     if not isinstance(schema, Mapping):
         return set()
     named = schema.get("type")
@@ -152,7 +152,7 @@ def kinds_of(schema: Any) -> set[str]:
 
 
 def nested_value(text: str, mark: str, schema: Any) -> Any:
-    """As MiniMax-M3 writes values: members and items are parameters again, each tag behind a mark."""
+    """Read a value as MiniMax-M3 writes it: members and items are parameters again, each tag behind `mark`."""
     schema = schema if isinstance(schema, Mapping) else {}
     children, depth, start = list[tuple[str, str]](), 0, 0
     for tag in re.finditer(rf"{re.escape(mark)}<(/?)([^>]*)>", text):
@@ -178,7 +178,7 @@ _VALUE_END = re.compile(r"\s*(?:,\s*[\w-]+\s*=(?!=)|\)\s*(?:,\s*[\w.:/-]+\s*\(|\
 
 
 def python_calls(text: str, tools: Tools) -> list[Call]:
-    """`[name(key=value, …), …]`; strings may hold what Python would escape, as templates write them."""
+    """Parse `[name(key=value, …), …]`; as templates write them, strings may hold characters that Python escapes."""
     text = text.strip().removeprefix("[").removesuffix("]")
     found, place = [], 0
     while begun := _PYTHON_CALL.match(text, place):
@@ -197,7 +197,7 @@ def python_calls(text: str, tools: Tools) -> list[Call]:
 
 
 def _python_value(text: str, place: int) -> tuple[Any, int] | None:
-    """The shortest that is a value, and where it ends."""
+    """Return the shortest value at `place`, and where it ends; None if there is none."""
     for end in _VALUE_END.finditer(text, place):
         written = text[place : end.start()].strip()
         if written[:1] in {"'", '"'}:
@@ -225,7 +225,7 @@ _BARE = re.compile(r"[^,\]}]*")
 
 
 def gemma_arguments(text: str, quote: str) -> dict[str, Any]:
-    """`{key:value,…}` with strings between quotes of their own. Raises ValueError for anything else."""
+    """Parse `{key:value,…}` with strings between two `quote`. Raises ValueError for anything else."""
     value, place = _gemma_value(text, 0, quote)
     if not isinstance(value, dict) or text[place:].strip():
         raise ValueError("no object")

@@ -1,7 +1,7 @@
-"""Constraints of an answer: its reasoning to a length, what follows to a grammar. Masks are made by llguidance.
+"""Constraints on an answer: a limit on its reasoning, a grammar for the rest. llguidance computes the masks.
 
-A constraint is a function of the output so far, so that every slot of a verify forward is masked by the drafts before
-it and the text is the same with speculation on and off.
+A constraint is a function of the output so far, so each slot of a verify forward is masked by the drafts before it, and
+the text is the same with and without speculation.
 """
 
 import time
@@ -23,17 +23,17 @@ from app.text.spelling import Speller
 GAPS = (b"\n", b"\n\n")
 """Texts that models write between their reasoning and the answer."""
 FORCED_BYTES = 128
-"""Bytes of forced text that are spelled at a time: more than the longest draft has."""
+"""Bytes of forced text spelled at a time: more than the longest draft has."""
 MASKS_SECONDS = 0.05
-"""Seconds that the masks of one row may take in a step: with slower ones fewer tokens are drafted."""
+"""Budget for the masks of one row in a step, in seconds: the slower they are, the fewer tokens are drafted."""
 LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000)
-"""Limits of the work for one mask: some milliseconds for the lexer and for the parser. A row of it has an item for each
+"""Limits on the work for one mask: a few milliseconds each for lexer and parser. A parser row has an item for each
 optional property of an object."""
 DEAD_END = "what the answer is held to lets nothing follow here: simplify the schema or the grammar"
 
 
 class Vocabulary:
-    """The tokens of a model as llguidance knows them; made once, in some tenths of a second for 150,000 tokens."""
+    """A model's tokens, prepared for llguidance; built once, in a few tenths of a second for 150,000 tokens."""
 
     def __init__(self, table: TokenTable) -> None:
         self.pieces = table.pieces
@@ -41,7 +41,7 @@ class Vocabulary:
         self.stops = sorted(token for token in table.stop_token_ids if token < len(table.pieces))
         self.bos_token_id, self.eos_token_id = None, self.stops[0] if self.stops else len(table.pieces)
         self.special_token_ids = sorted(table.hidden_token_ids)
-        # Ids without text must not be drawn: the byte before them stands nowhere in UTF-8.
+        # Ids without text must not be drawn: their first byte here, 0xFF, never occurs in UTF-8.
         self.tokens = [piece or b"\xff[%d]" % token for token, piece in enumerate(table.pieces)]
         if not self.stops:
             self.tokens.append(b"\xff[end]")
@@ -51,11 +51,11 @@ class Vocabulary:
         self.executor = llguidance.LLExecutor(num_threads=1)
 
     def __call__(self, text: bytes) -> list[int]:
-        """Tokens that spell `text`."""
+        """Return tokens that spell `text`."""
         return self.spell(text)
 
     def enforce(self, grammar: str) -> "Enforced":
-        """`grammar` at its beginning; what is wrong with it is its matcher's `get_error()`."""
+        """Return `grammar` at its beginning; the matcher's `get_error()` says what is wrong with it."""
         tokens, in_bytes = (
             llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
             for tokenizer in (self.tokenizer, byte_tokenizer())
@@ -64,17 +64,17 @@ class Vocabulary:
 
 
 class Enforced(NamedTuple):
-    """A grammar at one place of an answer."""
+    """A grammar at one place in an answer."""
 
     matcher: llguidance.LLMatcher
     text: ForcedText
 
     def copy(self) -> "Enforced":
-        """Another one at the same place."""
+        """Return an independent copy at the same place."""
         return Enforced(self.matcher.deep_copy(), self.text.copy())
 
     def broken(self, vocabulary: Vocabulary) -> str:
-        """Go on to the first choice that the grammar leaves; why it breaks before or there, empty where it does not."""
+        """Advance to the first choice that the grammar leaves; return the error up to there, empty if there is none."""
         self.matcher.compute_bitmask()
         if not self.matcher.is_error():
             self.matcher.try_consume_tokens(vocabulary(self.text.next(FORCED_BYTES)))
@@ -83,7 +83,7 @@ class Enforced(NamedTuple):
 
 
 class Phase(Enum):
-    """Where in the answer an output is."""
+    """Part of the answer that an output has reached."""
 
     START = 0
     REASONING = 1
@@ -92,7 +92,7 @@ class Phase(Enum):
 
 
 class AnswerConstraint:
-    """`Constraint` of one output. Without a grammar any answer may come, without `reasoning` it comes at once."""
+    """`Constraint` of one output. Without a grammar any answer is allowed; without `reasoning` it begins at once."""
 
     def __init__(self, vocabulary: Vocabulary, enforced: Enforced | None, reasoning: Reasoning | None) -> None:
         self._error = ""
@@ -103,9 +103,9 @@ class AnswerConstraint:
         self._text = begun.text if begun else None
         self._reasoning = reasoning
         self._spelled: tuple[bytes, tuple[tuple[int, ...], ...]] = b"", ()
-        """The forced text that was asked for last, and its tokens."""
+        """Forced text of the last call of `forced`, and its tokens."""
         self._mask_seconds = 0.0
-        """Seconds that each mask of the last step took."""
+        """Time per mask in the last step, in seconds."""
         self._opening: int | None = None
         self._closing: list[int] = []
         self._gaps: set[int] = set()
@@ -117,11 +117,11 @@ class AnswerConstraint:
             self._gaps = {token for gap in GAPS for token in vocabulary(gap) if vocabulary.pieces[token] == gap}
             self._phase = Phase.REASONING if reasoning.inside else Phase.START
         self._thought = 0
-        """Tokens of reasoning."""
+        """Tokens of reasoning so far."""
         self._tail = b""
-        """The last bytes of it."""
+        """Last bytes of the reasoning."""
         self._read = 0
-        """Tokens of the output that were followed."""
+        """Tokens of the output followed so far."""
 
     def begin(self) -> "AnswerConstraint":
         return AnswerConstraint(self._vocabulary, self._pristine, self._reasoning)
@@ -139,12 +139,12 @@ class AnswerConstraint:
             return tuple((token,) for token in self._must_close())
         if self._phase is not Phase.ANSWER or self._text is None or self._error:
             return ()
-        if (text := self._text.next(FORCED_BYTES)) != self._spelled[0]:  # a step asks before and behind it
+        if (text := self._text.next(FORCED_BYTES)) != self._spelled[0]:  # a step asks before and after it
             self._spelled = text, tuple(self._places(text))
         return self._spelled[1]
 
     def _places(self, text: bytes) -> Iterator[tuple[int, ...]]:
-        for token in self._vocabulary(text)[:-1]:  # the last one may be the beginning of a longer one
+        for token in self._vocabulary(text)[:-1]:  # the last one may be part of a longer token
             others = self._vocabulary.spell.beginnings(text)
             yield token, *(other for other in others if other != token)
             text = text[len(self._vocabulary.pieces[token]) :]
@@ -156,7 +156,7 @@ class AnswerConstraint:
         known, text = self._known(drafts), self._text.copy()
         try:
             standing = self._matcher.deep_copy().validate_tokens(known)
-        except ValueError:  # its limits: `allow` comes upon them too, and tells
+        except ValueError:  # beyond `LIMITS`, which `allow` meets and reports too
             return len(drafts), ()
         for token in known[:standing]:
             text.follow(self._vocabulary.pieces[token])
@@ -176,7 +176,7 @@ class AnswerConstraint:
         for tried in (drafts, ()):
             try:
                 return self._allow(tried, masks)
-            except ValueError as error:  # its limits: nesting, time of the lexer
+            except ValueError as error:  # beyond `LIMITS`: nesting, lexer time
                 if not tried:
                     self._error = reason_of(error)
             finally:
@@ -211,7 +211,7 @@ class AnswerConstraint:
             slot += 1
 
     def _match(self, drafts: Sequence[int], masks: Any, slot: int, extra: Sequence[int] | set[int]) -> int:
-        """The grammar's masks from `slot` on, and the drafts that stand; `extra` may come in `slot` besides."""
+        """Write the grammar's masks from `slot` on, where `extra` is allowed too; return how many drafts stand."""
         if self._matcher is None:
             return len(drafts)
         began = time.perf_counter()
@@ -232,14 +232,14 @@ class AnswerConstraint:
 
     @property
     def _words(self) -> int:
-        """Words of a mask."""
+        """Number of 32-bit words in a mask."""
         return (self._vocabulary.tokenizer.vocab_size + 31) // 32
 
     def _filled(self, matcher: llguidance.LLMatcher, drafts: list[int]) -> tuple[int, Any]:
-        """Count the drafts that can stand, and make the masks before and behind them; none where none can.
+        """Return how many drafts can stand and the masks before and behind them; (0, None) if none can.
 
-        A draft behind which nothing could follow does not stand, whoever drafts: where the target draws that token
-        itself, the next step comes upon it. The matcher is a copy: that would end it.
+        A draft that nothing could follow does not stand, whichever drafter made it: if the target draws that token
+        itself, the next step finds the dead end. Works on a copy, since a dead end breaks a matcher for good.
         """
         ahead = matcher.deep_copy()
         valid = ahead.validate_tokens(drafts)
@@ -253,7 +253,7 @@ class AnswerConstraint:
         return 0, None
 
     def _known(self, drafts: Sequence[int]) -> list[int]:
-        """Those before an id beyond the tokens, which a padded vocabulary has: it would end the matcher."""
+        """Return the drafts before the first id beyond the tokens (a padded vocabulary): it would end the matcher."""
         return list(takewhile(lambda token: token < self._vocabulary.tokenizer.vocab_size, drafts))
 
     def _follow(self, output: Sequence[int]) -> None:
@@ -264,11 +264,11 @@ class AnswerConstraint:
             if not self._matcher.is_stopped():
                 self._matcher.consume_token(token)
                 self._text.follow(self._vocabulary.pieces[token] if token < len(self._vocabulary.pieces) else b"")
-                if self._matcher.is_error():  # as when an answer ends before its grammar does
+                if self._matcher.is_error():  # for example, the answer ends before its grammar does
                     self._error = reason_of(self._matcher.get_error())
 
     def _move(self, token: int) -> bool:
-        """Go on behind `token`; whether it belongs to the answer."""
+        """Advance past `token`, and return whether it belongs to the answer."""
         if self._phase is Phase.START and token == self._opening:
             self._phase = Phase.REASONING
             return False
@@ -286,7 +286,7 @@ class AnswerConstraint:
         return not is_gap
 
     def _must_close(self) -> list[int]:
-        """Tokens left of the closing mark when there were enough tokens of reasoning."""
+        """Return the tokens left of the closing mark once the reasoning has reached its limit."""
         most = self._reasoning.most_tokens if self._reasoning else None
         return [] if most is None or self._thought < most else self._closing[self._thought - most :]
 

@@ -1,10 +1,10 @@
-"""One choice of one request as text: tokens in, text out.
+"""Detokenizes one choice of one request: tokens in, text out.
 
-Tokens are looked at one by one, so the text and the place where it stops do not depend on how many tokens a step
-brought: speculation on or off, alone or in a batch, the client reads the same. Nothing here runs anything of a model
-folder: a token is a fixed string of bytes, and an incremental UTF-8 decoder holds back what is not yet a character.
+Tokens are decoded one by one, so the text and the place where it stops do not depend on how many tokens a step
+produced: with or without speculation, alone or in a batch, the client reads the same. No code of a model folder runs
+here: a token is a fixed string of bytes, and an incremental UTF-8 decoder holds back incomplete characters.
 
-The text process makes the table of those bytes, so that nobody but it ever asks a tokenizer to decode.
+The text process builds the table of those bytes; no other process ever calls a tokenizer to decode.
 """
 
 import codecs
@@ -20,32 +20,32 @@ from app.text.spelling import WORDS, best_way
 
 
 class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """All that the worker knows of a tokenizer."""
+    """All that the worker knows about a tokenizer."""
 
     pieces: list[bytes]
-    """The bytes of each token, as it stands behind another one."""
+    """Bytes of each token when it follows another one."""
     trims: bool = False
-    """Whether an answer loses one space at its very start, as SentencePiece asks for."""
+    """Whether one space at the very start of an answer is dropped, as SentencePiece requires."""
     hidden_token_ids: frozenset[int] = frozenset()
-    """Tokens that are no text: special ones, except those that mark tool calls and reasoning, and the stops."""
+    """Tokens that are not text: the stops, and special ones except those that mark tool calls and reasoning."""
     stop_token_ids: frozenset[int] = frozenset()
     vocabulary_size: int
-    """How many ids the model has logits for, padding included."""
+    """Number of ids that the model has logits for, padding included."""
     dialect: Dialect = NO_DIALECT
     spelling: str = WORDS
-    """Which way of `Speller` is most like the tokenizer's own."""
+    """Way of `Speller` that is most like the tokenizer's own."""
 
     def open_stream(self, *, continued: bool = False) -> "TextStream":
-        """The text of one choice; `continued`: it goes on behind a prompt and keeps its leading space."""
+        """Open the text of one choice; `continued`: it continues a prompt and keeps its leading space."""
         return TextStream(self, continued=continued)
 
     def token_text(self, token: int) -> tuple[str, bytes]:
-        """One token alone as `logprobs` show it: text (U+FFFD for part of a character) and its bytes."""
+        """Return one token as `logprobs` show it: its text (U+FFFD for part of a character) and its bytes."""
         found = self.pieces[token] if 0 <= token < len(self.pieces) else b""
         return found.decode("utf-8", "replace"), found
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of an answer; exactly what its stream tells piece by piece."""
+        """Return the text of an answer, exactly as its stream returns it piece by piece."""
         stream = self.open_stream()
         return "".join(map(stream.feed, tokens)) + stream.finish()
 
@@ -59,11 +59,11 @@ class TextStream:
         self._trim = table.trims and not continued
 
     def feed(self, token: int) -> str:
-        """The text that one more token makes certain."""
+        """Return the text that one more token completes."""
         return "" if token in self._table.hidden_token_ids else self._decode(self._table.token_text(token)[1])
 
     def finish(self) -> str:
-        """The rest: an incomplete character becomes U+FFFD."""
+        """Return the rest; an incomplete character becomes U+FFFD."""
         return self._decode(b"", final=True)
 
     def _decode(self, data: bytes, *, final: bool = False) -> str:
@@ -75,13 +75,13 @@ class TextStream:
 
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""SentencePiece writes a space as this sign."""
+"""Sign that SentencePiece writes for a space."""
 PROBE = "Grüße, 你好 👩‍💻 a ,b  isn't\n\tx"
 PROBES = (PROBE, f" {PROBE}", f"\n{PROBE} ")
 BATCH_TOKENS = 4096
 
 Spell = Callable[[Sequence[int]], list[bytes]]
-"""The bytes of these tokens."""
+"""Function from tokens to the bytes of each."""
 
 
 def token_table(
@@ -92,10 +92,10 @@ def token_table(
     vocabulary_size: int,
     dialect: Dialect = NO_DIALECT,
 ) -> TokenTable:
-    """What the worker needs of `tokenizer`, one of transformers.
+    """Build what the worker needs of `tokenizer` (from transformers).
 
-    Byte-level BPE and SentencePiece with byte fallback write bytes into the names of their tokens. Every other decoder
-    is asked what each token adds behind another one. The first way that spells the probes as the tokenizer does counts.
+    Byte-level BPE and SentencePiece with byte fallback write bytes into the names of their tokens. With any other
+    decoder, a token is what it adds behind another one. The first way that decodes the probes correctly is used.
     """
     probes = [tokenizer.encode(probe, add_special_tokens=False) for probe in PROBES]
     expected = [str(tokenizer.decode(probe, skip_special_tokens=True)) for probe in probes]
@@ -125,7 +125,7 @@ def token_table(
 
 
 def _named(tokenizer: Any, convert: Callable[[str], bytes], tokens: Sequence[int]) -> list[bytes]:
-    """From the names that the vocabulary gives them; an id without a name is no text."""
+    """Convert tokens by their names in the vocabulary; an id without a name has no bytes."""
     return [convert(name) for name in _names(tokenizer, tokens)]
 
 
@@ -134,7 +134,7 @@ def _names(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
 
 
 def _byte_level(name: str) -> bytes:
-    """Each letter stands for one byte; a name with any other letter (an added token) stands for itself."""
+    """Map each letter to the byte it stands for; a name with any other letter (an added token) stands for itself."""
     try:
         return name.translate(_BYTE_LETTERS).encode("latin-1")
     except UnicodeEncodeError:
@@ -148,7 +148,7 @@ def _byte_fallback(name: str) -> bytes:
 
 
 def _differences(tokenizer: Any, before: list[int], tokens: Sequence[int]) -> list[bytes]:
-    """What the decoder adds for each token behind those `before` it; bytes that are written as such stay."""
+    """Return what the decoder adds for each token behind `before`; names of single bytes (`<0x…>`) are read as such."""
     start = str(tokenizer.decode(before))
     texts: list[str] = []
     for first in range(0, len(tokens), BATCH_TOKENS):
@@ -160,9 +160,9 @@ def _differences(tokenizer: Any, before: list[int], tokens: Sequence[int]) -> li
 
 
 def _byte_letters() -> dict[int, int]:
-    """GPT-2's letters for bytes: printable Latin-1 stands for itself, the other bytes follow from U+0100.
+    """Return GPT-2's letters for bytes: printable Latin-1 stands for itself, the other bytes follow from U+0100.
 
-    Letters below that stand for none lead out of Latin-1, so that encoding fails.
+    Letters below U+0100 that stand for no byte are mapped out of Latin-1, so that encoding fails.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]

@@ -1,8 +1,7 @@
-"""How models write what they think and the tools they call: one table of the forms of calls, and which one a template
-speaks.
+"""How models write reasoning and tool calls: a table of call forms, and which of them a template uses.
 
-The names are mlx-lm's where mlx-lm knows the form, so that `tool_parser_type` of a tokenizer's settings means the same.
-Marks are written as regular expressions.
+Names are mlx-lm's where it knows the form, so that `tool_parser_type` in a tokenizer's config means the same here.
+Marks are regular expressions.
 """
 
 import re
@@ -14,9 +13,9 @@ import regex
 
 HARMONY = "harmony"
 JSON_CALLS = "json_tools"
-"""Calls as `{"name": …, "arguments": {…}}` between marks, written while they are streamed; what a grammar enforces."""
+"""Form `{"name": …, "arguments": {…}}` between marks: its arguments are streamed, and grammars enforce it."""
 BARE_JSON = "bare_json"
-"""The same without marks, as an answer of its own; Llama's."""
+"""Same form without marks, as the whole answer (Llama)."""
 HARMONY_LAST = ("<|end|>", "<|call|>", "<|return|>")
 HARMONY_ENDS = (*HARMONY_LAST, "<|start|>", "<|channel|>")
 HARMONY_MARKS = (*HARMONY_ENDS, "<|message|>", "<|constrain|>")
@@ -30,48 +29,48 @@ THINKING = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
-"""Marks around reasoning, of models that need both as tokens or in the template to be known by them."""
+"""Marks around reasoning. A model uses a pair if both are tokens, or if both are in its template."""
 MAX_SPACE = 256
-"""Characters of white space between two marks that belong together."""
+"""Longest white space, in characters, between two marks that belong together."""
 _NAME = r"""(?P<name>[^\s"'<>{}()\[\]|]{1,128}?)"""
 
 
 class CallForm(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to write calls: between the marks `start` and `end`, each behind a head that names it."""
+    """A way to write calls: between the marks `start` and `end`, each behind a head that names the tool."""
 
     sign: str
-    """Found in the templates of the models that write so."""
+    """Pattern found in the templates of models that use this form."""
     tokens: tuple[str, ...] = ()
-    """In the vocabulary of models whose template does not show the sign."""
+    """Tokens of models that use it although their template lacks the sign."""
     start: str = ""
     end: str = ""
     json_head: str = ""
-    """Before the arguments of a call as JSON."""
+    """Head of a call with JSON arguments."""
     tail: str = ""
-    """Behind them."""
+    """Mark behind JSON arguments."""
     head: str = ""
-    """Before arguments in any other shape."""
+    """Head of a call with arguments in any other shape."""
     opens: str = ""
-    """Begins a parameter: its literal beginning, and `key` with the rest of it."""
+    """Literal beginning of a parameter's opening mark; `key` matches the rest of the mark."""
     key: str = ""
     closes: str = ""
-    """Ends a parameter; KEY is its name."""
+    """Closing mark of a parameter; KEY stands for its name."""
     finishes: str = ""
-    """Ends a call of parameters."""
+    """Mark behind the last parameter of a call."""
     padded: bool = False
-    """A parameter stands between two newlines that are none of it."""
+    """Whether a parameter's text is padded with a newline on either side."""
     nested: str = ""
-    """Before each tag of a parameter whose members and items are parameters again."""
+    """Prefix of each tag in parameters whose members and items are parameters again."""
     quote: str = ""
-    """Around strings, where the arguments are Gemma's; without parameters and a quote they are Python's."""
+    """Quote around strings in Gemma's arguments. Without parameters and a quote, arguments are Python's."""
     unmarked: str = ""
-    """Begins a head that may come without `start`."""
+    """Beginning of a head that may come without `start`."""
     silent: str = ""
     """Marks that are neither text nor calls."""
     thinking: tuple[str, str] = ("", "")
-    """Around its reasoning, where the tokens do not say it."""
+    """Marks around reasoning of models without a pair of `THINKING`."""
     begun: str = ""
-    """What every prompt has written of the answer already."""
+    """Beginning of the answer that every prompt already contains."""
 
 
 _GLM = CallForm(
@@ -297,29 +296,29 @@ FORMS: dict[str, CallForm] = {
         unmarked=r"<function=",
     ),
 }
-"""In the order in which they are looked for."""
+"""Forms by name, in the order in which their signs are searched for."""
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one model. Marks are text; an empty one is none."""
+    """Dialect of one model. Marks are plain text; an empty one means none."""
 
     opening: str = ""
     closing: str = ""
-    """Around reasoning."""
+    """Marks around reasoning."""
     parser: str = ""
-    """The form of its calls, by name; empty: the model was not taught to call."""
+    """Name of the call form; empty if the model was not taught to call."""
 
 
 NO_DIALECT = Dialect()
 
 
 def with_json_calls(dialect: Dialect) -> Dialect:
-    """The same with calls as JSON between marks: what a grammar enforces, and what a model is told that knows none."""
+    """Return the dialect with `JSON_CALLS`, which grammars enforce and models without a form are prompted to use."""
     return msgspec.structs.replace(dialect, parser=JSON_CALLS)
 
 
 def written_marks(dialect: Dialect) -> tuple[str, str]:
-    """The marks before and behind calls as a model writes them; empty where its form has none."""
+    """Return the marks before and behind calls as a model writes them; empty where its form has none."""
     form = FORMS.get(dialect.parser)
     usual = [re.split(r"(?<!\\)\|", mark)[0] for mark in (form.start, form.end)] if form else ["", ""]
     start, end = (re.sub(r"\\(.)", r"\1", mark) for mark in usual)
@@ -327,7 +326,7 @@ def written_marks(dialect: Dialect) -> tuple[str, str]:
 
 
 def visible_marks(dialect: Dialect) -> str:
-    """Text with every special token in it that the pieces of an answer are told apart by."""
+    """Return a text that contains every special token that separates the parts of an answer."""
     marks = [dialect.opening, dialect.closing, *(HARMONY_MARKS if dialect.parser == HARMONY else ())]
     if form := FORMS.get(dialect.parser):
         marks += [str(text).replace("\\", "") for text in msgspec.structs.astuple(form)[2:]]
@@ -335,7 +334,7 @@ def visible_marks(dialect: Dialect) -> str:
 
 
 def read_dialect(tokenizer: Any) -> Dialect:
-    """The dialect of `tokenizer`, one of transformers with its chat template."""
+    """Detect the dialect of `tokenizer` (from transformers) by its chat template and vocabulary."""
     found = tokenizer.chat_template
     template = "\n".join(map(str, found.values())) if isinstance(found, dict) else str(found or "")
     if "<|channel|>" in template and "<|message|>" in template:
@@ -356,7 +355,7 @@ def _form_of(template: str, vocabulary: dict[str, int]) -> str:
 
 
 def _thinking(template: str, vocabulary: dict[str, int]) -> tuple[str, str] | None:
-    """Marks around reasoning: tokens of their own, or words of the template."""
+    """Find the marks around reasoning, among the tokens or else in the template."""
     for pair in THINKING:
         if set(pair) <= vocabulary.keys():
             return pair
@@ -366,8 +365,8 @@ def _thinking(template: str, vocabulary: dict[str, int]) -> tuple[str, str] | No
 
 
 class CallPatterns:
-    """The expressions of one form, compiled. Each beginning of a call comes with how its arguments are written:
-    `json` behind a head, as `member` of an object, as a whole `value` with the name in it, or else behind a `head`."""
+    """Compiled expressions of one form. Each start of a call is paired with the kind of its arguments: `json` behind a
+    head, `member` of an object, a whole `value` that includes the name, or any other shape behind a `head`."""
 
     def __init__(self, form: CallForm) -> None:
         self.form = form
@@ -377,12 +376,12 @@ class CallPatterns:
         heads = [(head, kind) for head, kind in ((form.json_head, "json"), (form.head, "head")) if head]
         values = [(_MEMBER, "member"), (_VALUE, "value")] if form.start else []
         self.first = [(compiled(lead + head), kind) for head, kind in heads]
-        """Where text was, in the order in which they are tried."""
+        """Starts of a call behind text, in the order in which they are tried."""
         self.first += [(compiled(start + value), kind) for value, kind in values]
         self.again = [(compiled(rf"\s*(?:[,;]\s*)?{optional}{each}"), kind) for each, kind in (*heads, *values)]
-        """Behind another call."""
+        """Starts of a call behind another call."""
         self.marks = "|".join(f"(?:{mark})" for mark in (form.start, form.unmarked) if mark)
-        """What stands where a call may begin."""
+        """Pattern of the marks where a call may begin."""
         self.unmarked = compiled(form.unmarked or r"(?!)").match
         self.tail = compiled(rf"\s*(?:{form.tail})") if form.tail else None
         self.end = compiled(rf"\s*(?:{form.end})") if form.end else None
@@ -391,7 +390,7 @@ class CallPatterns:
         self.closes_quoted = compiled(rf"\]\]>\s*{form.closes}")
 
     def closes(self, key: str, *, marked: bool, final: bool) -> "regex.Pattern[str]":
-        """Ends the parameter `key`: what its value holds of the same marks does not."""
+        """Return the pattern that ends the parameter `key`, but not at the same marks inside its value."""
         form = self.form
         key = regex.escape(key) if "KEY" in form.closes else ""
         if form.finishes == form.end or final:
@@ -409,11 +408,11 @@ _VALUE = r"(?:```\w*\s*)?(?=[\[{])"
 
 @lru_cache(maxsize=512)
 def compiled(pattern: str) -> "regex.Pattern[str]":
-    """The expression; white space in it is bounded, so that a model that writes nothing else is not waited for."""
+    """Compile a pattern with its white space bounded: no reader waits for a model that writes nothing else."""
     return regex.compile(pattern.replace(r"\s*", rf"\s{{0,{MAX_SPACE}}}"), regex.DOTALL)
 
 
 @cache
 def patterns(name: str) -> CallPatterns:
-    """The expressions of the form of this name."""
+    """Return the compiled expressions of the form `name`."""
     return CallPatterns(FORMS[name])

@@ -1,7 +1,7 @@
-"""What an answer is held to, as one grammar of llguidance; and what is wrong with one that cannot be.
+"""Builds one llguidance grammar from all that a request enforces, and says why a grammar cannot be enforced.
 
-JSON is asked for on one line, `", "` and `": "` between its parts: so most of it is forced, and a model cannot write
-white space for ever. Calls that are enforced are JSON between marks, whatever the model's own way is.
+JSON is written on one line, with `", "` and `": "` between its parts: this forces most of it, and a model cannot write
+white space forever. Enforced calls are JSON between marks, whatever the model's own form.
 """
 
 import json
@@ -19,7 +19,7 @@ from app.text.schema import Schema, guided, misfit, reason_of, with_patterns_nam
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 MOST_CALLS = 16
 ANY_SPELLING = '%llguidance {"no_forcing": true}'
-"""The model chooses by which tokens it writes what is forced."""
+"""Option that leaves the tokens of a forced text to the model."""
 
 Part = dict[str, Any]
 
@@ -33,16 +33,16 @@ class AnswerGrammar:
     schemas: Mapping[str, Schema]
     """Schemas of the grammar, by the field of the request that holds each."""
     notices: tuple[Notice, ...] = ()
-    """Notices of the parts of them that are not enforced."""
+    """Notices of the schemas' parts that are not enforced."""
 
 
 def calls_by_grammar(command: Generate) -> bool:
-    """Whether calls are written as JSON between marks because something is enforced."""
+    """Return whether calls are written as JSON between marks because something is enforced."""
     return bool(command.tools) and (command.tool_choice != "auto" or command.grammar is not None)
 
 
 def answer_grammar(command: Generate, dialect: Dialect) -> AnswerGrammar | None:
-    """Everything that a command enforces; None: nothing."""
+    """Build the grammar of everything that a command enforces; None if it enforces nothing."""
     wanted = command.tool_choice.removeprefix("function:")
     tools = [tool["function"] for tool in command.tools or ()]
     if wanted not in {"auto", "required"}:
@@ -65,7 +65,7 @@ def answer_grammar(command: Generate, dialect: Dialect) -> AnswerGrammar | None:
 
 
 def _start(command: Generate, dialect: Dialect, tools: Sequence[Mapping[str, Any]]) -> str:
-    """The first rule; empty where nothing is enforced."""
+    """Return the first rule; empty if nothing is enforced."""
     is_one = command.tool_choice not in {"auto", "required"} or not command.parallel_tool_calls
     calls = "call" if is_one else f'call ("\\n" call){{0,{MOST_CALLS - 1}}}'
     if tools and command.tool_choice != "auto":
@@ -79,7 +79,7 @@ def _start(command: Generate, dialect: Dialect, tools: Sequence[Mapping[str, Any
 
 
 def reasoning_of(command: Generate, dialect: Dialect, prompt_end: str) -> Reasoning | None:
-    """How the answer may begin with reasoning, and how long that may take; None: it has none, or it is over."""
+    """Return the marks and the limit of the answer's reasoning; None if it has none, or the prompt has closed it."""
     has_none = command.messages is None or command.continues or not dialect.closing
     if has_none or prompt_end.rstrip().endswith(dialect.closing):
         return None
@@ -89,12 +89,12 @@ def reasoning_of(command: Generate, dialect: Dialect, prompt_end: str) -> Reason
 
 
 def thinks(dialect: Dialect, prompt_end: str) -> bool:
-    """Whether a prompt that ends so has opened the reasoning of its answer."""
+    """Return whether a prompt that ends with `prompt_end` has opened the reasoning of its answer."""
     return bool(dialect.opening) and prompt_end.rstrip().endswith(dialect.opening)
 
 
 def _call_rules(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The rules `call` and `call_rest` (behind its first mark)."""
+    """Return the rules `call` and `call_rest` (behind its first mark)."""
     rules = ['call: "<tool_call>" call_rest', "call_rest: " + " | ".join(f"call_{n}" for n in range(len(tools)))]
     for place, tool in enumerate(tools):
         head = f'\n{{"name": {json.dumps(tool["name"])}, "arguments": '
@@ -105,7 +105,7 @@ def _call_rules(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _arguments(tool: Mapping[str, Any]) -> tuple[Schema, Sequence[Notice]]:
-    """The schema of a tool's arguments, and what of it is left to the model where the tool is not `strict`."""
+    """Return the schema of a tool's arguments, and notices of patterns dropped because it is not `strict`."""
     parameters = tool.get("parameters") or NO_ARGUMENTS
     named_only = {"additionalProperties": False} if "properties" in parameters else {}
     schema = with_patterns_named(named_only | parameters)
@@ -119,7 +119,7 @@ def _arguments(tool: Mapping[str, Any]) -> tuple[Schema, Sequence[Notice]]:
 
 
 def _wished(wish: Grammar) -> Part:
-    """What the text must match. The API checked it: JSON where JSON belongs."""
+    """Return the rule that the text must match. The API has checked that its JSON is valid."""
     match wish.kind:
         case "json_schema":
             return {"json_schema": guided(with_patterns_named(json.loads(wish.text)))}
@@ -133,7 +133,7 @@ def _wished(wish: Grammar) -> Part:
 
 
 def check_grammar(grammar: AnswerGrammar, vocabulary: Vocabulary, parameter: str) -> None:
-    """Raises InvalidRequest that says what is wrong with a grammar, or why no answer can begin as it wants."""
+    """Raise InvalidRequest that says what is wrong with a grammar, or why no answer can begin by it."""
     if not vocabulary.stops:
         raise InvalidRequest("this model has no token that ends an answer: no grammar can hold it", parameter=parameter)
     broken = vocabulary.enforce(grammar.text).broken(vocabulary)

@@ -1,4 +1,4 @@
-"""Tools, calls and results: their repairs, each a pure function from one conversation to another."""
+"""Repairs of tools, tool calls and results: pure functions from one conversation to another."""
 
 import json
 import re
@@ -22,9 +22,9 @@ from app.text.turns import (
 )
 
 PYTHONIC = "pythonic"
-"""Name of mlx-lm's parser for calls that are written as in Python; LFM2's."""
+"""Name of mlx-lm's parser for calls in Python syntax (LFM2)."""
 NO_RESULT = "(no result)"
-"""Text in the place of the result that a call never got."""
+"""Placeholder for a missing tool result."""
 TOOLS_IN_WORDS = "You may call these functions:\n{tools}"
 CALLS_IN_WORDS = """
 
@@ -35,12 +35,12 @@ To call one, answer with nothing but
 
 
 def tools_listed(conversation: Conversation) -> Conversation:
-    """Write no tools as an empty list."""
+    """Replace missing tools with an empty list."""
     return replace(conversation, tools=conversation.tools or [])
 
 
 def tools_described(conversation: Conversation) -> Conversation:
-    """Give each tool a description and parameters, empty ones where there are none."""
+    """Add an empty description and empty parameters to tools that lack them."""
     return _each_tool(
         conversation,
         lambda function: {
@@ -52,7 +52,7 @@ def tools_described(conversation: Conversation) -> Conversation:
 
 
 def tools_detailed(conversation: Conversation) -> Conversation:
-    """Write out what old templates look for in the parameters of tools."""
+    """Write out the schema keywords that old templates expect in tool parameters."""
     return _each_tool(conversation, lambda function: {**function, "parameters": _detailed(function.get("parameters"))})
 
 
@@ -63,7 +63,7 @@ def _each_tool(conversation: Conversation, change: Callable[[Mapping[str, Any]],
 
 
 def _detailed(schema: Any) -> Any:
-    """Give each part of a schema a description and one type."""
+    """Give each part of a schema a description and a single type."""
     if not isinstance(schema, Mapping):
         return {"description": ""}
     detailed = {"description": "", **schema}
@@ -79,7 +79,7 @@ def _detailed(schema: Any) -> Any:
 
 
 def each_call(change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Callable[[Conversation], Conversation]:
-    """Make a repair of one that looks at a single function that is called."""
+    """Turn a change of one called function into a repair of a conversation."""
 
     def changed(message: dict[str, Any]) -> dict[str, Any]:
         calls = [{**call, "function": change(function_of(call))} for call in calls_of(message)]
@@ -89,19 +89,19 @@ def each_call(change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Callable
 
 
 def argument_mapping(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Make arguments an object, whatever they are."""
+    """Convert arguments of any kind to an object."""
     arguments = function.get("arguments")
     return {**function, "arguments": arguments if isinstance(arguments, dict) else mapped_arguments(arguments)}
 
 
 def argument_text(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Write arguments as the text that was sent."""
+    """Restore arguments to the text that was sent."""
     arguments = function.get("arguments")
     return {**function, "arguments": str(arguments) if isinstance(arguments, Arguments) else arguments}
 
 
 def short_identifiers(conversation: Conversation) -> Conversation:
-    """Name calls by nine letters and digits, which every template takes, the same ones for the same id."""
+    """Replace call ids with nine letters and digits, which every template accepts; equal ids remain equal."""
     return _renamed(conversation, lambda identifier, _, place: _short(identifier or place))
 
 
@@ -112,7 +112,7 @@ def _short(identifier: Any) -> str:
 
 
 def numbered_identifiers(conversation: Conversation) -> Conversation:
-    """Name calls as Kimi does, by function and number, where they are not named so."""
+    """Rename calls as Kimi does, `functions.<name>:<number>`, unless they already are."""
 
     def named(identifier: Any, function: Mapping[str, Any], place: str) -> str:
         if re.fullmatch(r"functions\..+:\d+", str(identifier)) or not function:
@@ -123,9 +123,9 @@ def numbered_identifiers(conversation: Conversation) -> Conversation:
 
 
 def _renamed(conversation: Conversation, named: Callable[[Any, Mapping[str, Any], str], str]) -> Conversation:
-    """Give calls other ids, by theirs, what they call and their place, and their results the same.
+    """Rename each call by its id, function and place, and its results to match.
 
-    A result without an id is that of the next call which has none yet.
+    A result without an id belongs to the next call that has no result yet.
     """
     renamed: Messages = []
     names: dict[str, str] = {}
@@ -148,7 +148,7 @@ def _renamed(conversation: Conversation, named: Callable[[Any, Mapping[str, Any]
 
 
 def calls_split(conversation: Conversation) -> Conversation:
-    """Tell calls one after another, each with its result behind it."""
+    """Split parallel calls into one message per call, each followed by its result."""
     messages = conversation.messages
     owned = _results_of(messages)
     placed = {place for places in owned.values() for place in places}
@@ -171,7 +171,7 @@ def calls_split(conversation: Conversation) -> Conversation:
 
 
 def texts_apart(conversation: Conversation) -> Conversation:
-    """Say what stands beside calls before them, in a message of its own."""
+    """Move text beside calls into a message of its own before them."""
     apart: Messages = []
     for message in conversation.messages:
         if calls_of(message) and message["content"]:
@@ -183,14 +183,14 @@ def texts_apart(conversation: Conversation) -> Conversation:
 
 
 def call_in_words(message: dict[str, Any]) -> dict[str, Any]:
-    """Tell calls and results as text."""
+    """Write calls and results as text."""
     return (
         _result_in_words(message) if message["role"] == "tool" else calls_written(message, with_json_calls(NO_DIALECT))
     )
 
 
 def calls_written(message: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
-    """Tell calls as text, as a model of this dialect writes them."""
+    """Write calls as text, as a model of this dialect would."""
     written = [_written(function_of(call), dialect) for call in calls_of(message)]
     if not written:
         return message
@@ -208,7 +208,7 @@ def _written(function: Mapping[str, Any], dialect: Dialect) -> str:
 
 
 def tools_in_words(conversation: Conversation, how: str = "") -> Conversation:
-    """Tell the tools in the first system text, and `how` to call them."""
+    """Describe the tools, and `how` to call them, in the first system message."""
     if not conversation.tools:
         return conversation
     described = [json.dumps(tool, ensure_ascii=False) for tool in conversation.tools]
@@ -223,7 +223,7 @@ def tools_in_words(conversation: Conversation, how: str = "") -> Conversation:
 
 
 def _results_of(messages: Messages) -> dict[int, list[int]]:
-    """Find the places of the results of each message with calls; one without an id follows its calls."""
+    """Map the place of each message with calls to those of its results; one without an id follows its calls."""
     found: dict[int, list[int]] = {}
     callers: dict[str, int] = {}
     caller = -1
@@ -241,7 +241,7 @@ def _results_of(messages: Messages) -> dict[int, list[int]]:
 
 
 def _results_for(call: Mapping[str, Any], results: Messages) -> Messages:
-    """Choose those of `results` that name the call, or else the first that names none."""
+    """Return the `results` with the call's id, or else the first one without an id."""
     named = [each for each in results if each.get("tool_call_id") and each["tool_call_id"] == call.get("id")]
     return named or [each for each in results if not each.get("tool_call_id")][:1]
 
@@ -251,7 +251,7 @@ def _others(results: Messages, own: Messages) -> Messages:
 
 
 def results_ordered(conversation: Conversation) -> Conversation:
-    """Put results in the order of their calls: most templates show no ids, and models know them by nothing else."""
+    """Put results in the order of their calls: most templates omit ids, so models match results by order alone."""
     told: Messages = []
     places: dict[str, int] = {}
     for are_results, run in groupby(conversation.messages, key=lambda message: message["role"] == "tool"):
@@ -264,7 +264,7 @@ def results_ordered(conversation: Conversation) -> Conversation:
 
 
 def results_moved(conversation: Conversation) -> Conversation:
-    """Put results right behind their calls."""
+    """Move results directly behind their calls."""
     messages = conversation.messages
     owned = _results_of(messages)
     placed = {place for places in owned.values() for place in places}
@@ -276,7 +276,7 @@ def results_moved(conversation: Conversation) -> Conversation:
 
 
 def results_added(conversation: Conversation) -> Conversation:
-    """Add a result for each call that has none, behind those that are there."""
+    """Add a placeholder for each call without a result, behind the existing results."""
     messages = conversation.messages
     owned = _results_of(messages)
     added: dict[int, Messages] = {}
@@ -298,7 +298,7 @@ def _result_in_words(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def orphans_in_words(conversation: Conversation) -> Conversation:
-    """Tell results that no call asked for as text of the user."""
+    """Rewrite results without a call as user text."""
     owned = {place for places in _results_of(conversation.messages).values() for place in places}
     return with_messages(
         conversation,

@@ -1,7 +1,7 @@
-"""JSON as models write it: read while it is written, and mended where nobody can doubt what is meant.
+"""JSON as models write it: parsed incrementally, and repaired where the meaning is beyond doubt.
 
-Control characters and stray backslashes in strings are escaped, a comma before a closing bracket goes, Python's words
-for constants become JSON's, and half of a surrogate pair becomes U+FFFD. Everything else that is no JSON stays unread.
+Control characters and stray backslashes in strings are escaped, trailing commas are dropped, Python's constants become
+JSON's, and lone surrogates become U+FFFD. Anything else that is not JSON is left unread.
 """
 
 import ast
@@ -21,14 +21,14 @@ _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _JSON_WORDS = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b(true|false|null)\b""", re.DOTALL)
 _WORDS_OF_PYTHON = {"true": "True", "false": "False", "null": "None"}
 MAX_DEPTH = 200
-"""Brackets inside one another; beyond it nothing is read."""
+"""Deepest nesting of brackets; beyond it nothing is read."""
 
 KEY, COLON, MEMBER, ITEM, NEXT = "key", "colon", "member", "item", "next"
 """Parts that may come next: a key or `}`, the colon, a value, a value or `]`, a comma or the closing bracket."""
 
 
 class JsonText:
-    """An object or list that is being written: its end, and its text as JSON."""
+    """Incremental reader of one object or list: finds its end and repairs its text."""
 
     def __init__(self) -> None:
         self.complete = self.broken = False
@@ -36,10 +36,10 @@ class JsonText:
         self._expects = MEMBER
         self._in_string = False
         self._comma = ""
-        """A comma that goes out when something follows it, with the white space behind it."""
+        """Comma, with the white space behind it, that is held until something follows."""
 
     def read(self, text: str) -> tuple[int, str]:
-        """Count the characters that could be read, and give them as JSON; the rest has to come again with more."""
+        """Return how many characters were read, and their JSON; pass the rest again with more text."""
         place, told = 0, list[str]()
         while place < len(text) and not (self.complete or self.broken):
             step = self._string(text, place) if self._in_string else self._structure(text, place)
@@ -51,10 +51,10 @@ class JsonText:
 
     @property
     def missing(self) -> str | None:
-        """The closing brackets that it lacks, where it lacks nothing else."""
+        """Closing brackets that are missing; None if more than these is missing."""
         return "".join(reversed(self._closers)) if self._expects == NEXT and not self._in_string else None
 
-    # --- each: characters read and what they are; None: more is needed, or it is broken -------------------------
+    # --- each returns the characters read and their JSON; None: more is needed, or it is broken -----------------
 
     def _string(self, text: str, place: int) -> tuple[int, str] | None:
         if plain := _PLAIN.match(text, place):
@@ -102,7 +102,7 @@ class JsonText:
         return 1, space + letter
 
     def _begin(self, text: str, place: int) -> tuple[int, str] | None:
-        """A key or a value."""
+        """Read the beginning of a key or of a value."""
         letter, comma = text[place], self._comma
         if letter == '"' and self._expects in {KEY, MEMBER, ITEM} and self._closers:
             self._expects, self._in_string, self._comma = COLON if self._expects == KEY else NEXT, True, ""
@@ -123,7 +123,7 @@ class JsonText:
 
 
 def read_literal(text: str) -> Any:
-    """The value that is written as JSON, or as Python writes it. Raises ValueError where it is neither."""
+    """Parse a value written as JSON or as a Python literal. Raises ValueError for anything else."""
     text = text.strip()
     value = _read_container(text) if text[:1] in {"{", "["} else json.loads(_PYTHON_WORDS.get(text, text))
     json.dumps(value, allow_nan=False)
@@ -143,10 +143,10 @@ def _read_container(text: str) -> Any:
 
 
 def as_json(value: Any) -> str:
-    """The text of a value, readable where that is possible."""
+    """Write a value as JSON, with escapes for non-ASCII characters only if some cannot be encoded."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # a lone surrogate
         return json.dumps(value)
     return text

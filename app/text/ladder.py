@@ -1,8 +1,8 @@
-"""Renders a conversation as it was sent and, where the template refuses it or leaves out a text, repairs it first.
+"""Renders a conversation as it was sent or, if the template refuses it or leaves out a text, repaired.
 
-What a refused conversation needs may show only when all of it is done: repairs add up until the template takes it, then
-each that it takes it without is dropped. One that brings back what is missing stays only if it does. So a template
-renders a few times more: at most four times for each repair of `LADDER`, and a dozen times to find what it refuses.
+A refused conversation may need several repairs at once: they add up until the template accepts it, then the needless
+ones are dropped. A repair for missing parts is kept only if it brings some back. So a template renders a few more
+times: at most four for each repair of `LADDER`, and a dozen to find what it refuses.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ from app.text.turns import SYSTEM, Conversation, calls_of, function_of
 
 WRITTEN_NULLS = ("None", "null")
 SURE_CHARACTERS = 16
-"""Length of a system text, in characters, from which on it stands in a prompt by no accident."""
+"""Shortest system text, in characters, that is not found in a prompt by accident."""
 OURS = -1
-"""Place, among the messages that were sent, of a text that no one sent: the tools in words."""
+"""Place, among those of the messages that were sent, of a text that was not: the tools in words."""
 MOST_SEARCHES = 32
-"""Number of texts that are looked for in all of a prompt because they are not where they were expected."""
+"""Limit on searches of a whole prompt for texts that are not where they were expected."""
 MOST_NAMED = 8
-"""Number of messages that one notice names."""
+"""Limit on messages that one notice names."""
 MOST_WORDS = 500
-"""Length of a template's own words in a refusal, in characters."""
+"""Longest quote of a template's error in a refusal, in characters."""
 
 _ENDS_OF_THOUGHTS = ("</think>", "[/THINK]", "</seed:think>", "<channel|>", "<|END_THINKING|>", "</thinking>")
 _ESCAPES = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
@@ -57,7 +57,7 @@ class Rendered:
 
 
 class _Attempt:
-    """A rendering of `sent` after `forms` and `added`."""
+    """A rendering of `sent` after the repairs `forms` and `added`."""
 
     def __init__(
         self, sent: Conversation, forms: tuple[Repair, ...], added: tuple[Repair, ...], render: Render
@@ -72,7 +72,7 @@ class _Attempt:
         self.unseen: set[int] = set()
         """Places of the messages whose text is missing."""
         self.uncalled: set[int] = set()
-        """Places of those that lack a call."""
+        """Places of the messages that lack a call."""
         try:
             self.text = render(self.conversation)
         except Exception as error:  # noqa: BLE001 - templates fail in any way they like
@@ -89,22 +89,22 @@ class _Attempt:
         self._doubt(render)
 
     def _doubt(self, render: Render) -> None:
-        """Look for short texts by stand-ins, since they could be in the prompt by accident."""
+        """Look for stand-ins of short texts, since these could be in the prompt by accident."""
         stand_ins, marks = _stand_ins(self.sent)
         if marks:
-            with contextlib.suppress(Exception):  # to refuse stand-ins says nothing
+            with contextlib.suppress(Exception):  # a refusal of stand-ins says nothing
                 text = render(repaired(stand_ins, self.repairs))
                 self.unseen |= {place for mark, place in marks.items() if mark not in text}
 
     @cached_property
     def nulls(self) -> int:
-        """How often the prompt says what nulls are written as, where the conversation holds one."""
+        """Number of "None" and "null" in the prompt; 0 if no content in the conversation is null."""
         holds = any(message["content"] is None for message in self.sent.messages)
         return sum(self.text.count(word) for word in WRITTEN_NULLS) if holds else 0
 
     @property
     def faults(self) -> tuple[bool, int, int, int]:
-        """Rank of the rendering: less is better."""
+        """Rank of the rendering: lower is better."""
         return self.error is not None, len(self.uncalled), len(self.unseen), self.nulls
 
     @property
@@ -117,7 +117,7 @@ class _Attempt:
 
 
 def climb(sent: Conversation, forms: tuple[Repair, ...], render: Render) -> Rendered:
-    """Render what goes through `forms` first. Raises InvalidRequest, which says what the template refuses."""
+    """Render `sent` after `forms` and the repairs it needs. Raises InvalidRequest, which names what is refused."""
 
     def attempt(added: tuple[Repair, ...]) -> _Attempt:
         return _Attempt(sent, forms, added, render)
@@ -137,7 +137,7 @@ def climb(sent: Conversation, forms: tuple[Repair, ...], render: Render) -> Rend
 
 
 def _without_needless(best: _Attempt, attempt: Callable[[tuple[Repair, ...]], _Attempt]) -> _Attempt:
-    """Leave out what nothing is lost without: all but the last one, which is all that most need, or one by one."""
+    """Drop repairs without which nothing is lost: all but the last, which usually suffices, or else one by one."""
     alone = attempt(best.added[-1:])
     if alone.faults <= best.faults:
         return alone
@@ -151,7 +151,7 @@ def _without_needless(best: _Attempt, attempt: Callable[[tuple[Repair, ...]], _A
 
 
 def _own_text(sent: Messages, formed: Messages) -> str:
-    """What forms put first, where they did, without what was there."""
+    """Return what the forms added to the first system message, without the text sent."""
     was, now = (
         "".join(each["content"] or "" for each in some[:1] if each["role"] in SYSTEM) for some in (sent, formed)
     )
@@ -163,7 +163,7 @@ def _behind_thoughts(text: str) -> str:
 
 
 def _longest(called: Mapping[str, Any]) -> str:
-    """The longest of the strings that a call passes, as far as they can be read."""
+    """Return the longest string in a call's arguments; empty if they are not an object."""
     arguments = called.get("arguments")
     waiting, longest = [arguments] if isinstance(arguments, Mapping) else [], ""
     while waiting:
@@ -176,17 +176,17 @@ def _longest(called: Mapping[str, Any]) -> str:
 
 
 class _TextSearch:
-    """Looks for texts in a prompt, each behind the one before; time grows with the prompt, not with their number."""
+    """Finds texts in a prompt, each behind the previous one; time grows with the prompt, not with their number."""
 
     def __init__(self, prompt: str) -> None:
         self._prompt = prompt
         self._place = 0
         self._usual: dict[str, Callable[[str], str]] = {}
-        """Way in which the last text of each role was written."""
+        """Spelling of the last text of each role."""
         self._left = MOST_SEARCHES
 
     def finds(self, text: str, role: str) -> bool:
-        """Say whether a text is there. After `MOST_SEARCHES` texts out of order, all others count as found."""
+        """Return whether a text is there. After `MOST_SEARCHES` texts out of order, all others count as found."""
         if not text or self._left == 0 or self._goes_to(self._usual.get(role, str)(text), self._place):
             return True
         self._left -= 1
@@ -209,12 +209,12 @@ class _TextSearch:
 
 
 def _letters(text: str) -> str:
-    """Reduce a text to what stays the same however its lines, marks and escapes are written."""
+    """Reduce a text to its letters and digits, the same however its lines, marks and escapes are written."""
     return _NO_LETTERS.sub("", _ESCAPES.sub("", html.unescape(text)))
 
 
 def _stand_ins(sent: Conversation) -> tuple[Conversation, dict[str, int]]:
-    """The same with words in place of short system texts beside others: word -> place."""
+    """Replace short system texts with marks, except one that is first and alone; map each mark to its place."""
     systems = [place for place, message in enumerate(sent.messages) if message["role"] in SYSTEM]
     marks: dict[str, int] = {}
     messages = list(sent.messages)
@@ -256,7 +256,7 @@ def _name(messages: Messages, place: int) -> str:
 
 
 def _refusal(first: _Attempt, render: Render) -> InvalidRequest:
-    """Names the message with which the refusal begins, unless every conversation is refused so."""
+    """Name the message at which the refusal begins, unless every conversation is refused like this."""
     messages, words = first.sent.messages, _words(first.error)
 
     def is_refused(begun: Messages) -> bool:

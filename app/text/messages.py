@@ -1,4 +1,4 @@
-"""What a client sent, in the shape that chat templates expect; nothing of it may steer the rendering itself.
+"""A client's messages in the shape that chat templates expect; nothing in them may steer the rendering itself.
 
 Templates disagree on two things: the arguments of a tool call are an object to some and JSON text to others, and an
 assistant that only calls tools has no content, which some test for and others would print as "None".
@@ -15,7 +15,7 @@ from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES
 MAX_ARGUMENT_CHARACTERS = 4096
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 _COMMA_BEFORE_END = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\Z))|,(?=\s*[}\]])', re.DOTALL)
-"""Whole strings, which stay as they are, and commas that JSON does not allow."""
+"""Whole strings, which are kept, or a trailing comma, which JSON does not allow."""
 
 Messages = list[dict[str, Any]]
 
@@ -38,7 +38,7 @@ class Arguments(dict[str, Any]):
 
 
 def plain_messages(messages: Iterable[Mapping[str, Any]]) -> Messages:
-    """Copies with text parts joined, tool arguments as `Arguments`, reasoning under one name.
+    """Copy messages with text parts joined, tool arguments as `Arguments` and reasoning under one name.
 
     Raises `InvalidRequest` for a message without a role and for parts that are not text.
     """
@@ -46,7 +46,7 @@ def plain_messages(messages: Iterable[Mapping[str, Any]]) -> Messages:
 
 
 def mapped_arguments(arguments: Any) -> Arguments:
-    """An object of whatever stands in its place: read leniently, or else whole as `raw`."""
+    """Return arguments as an object: parsed leniently, or else the whole text under `raw`."""
     if arguments is None:
         return Arguments({}, "{}")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -56,7 +56,7 @@ def mapped_arguments(arguments: Any) -> Arguments:
 
 
 def _read_object(text: str) -> dict[str, Any] | None:
-    """The object that a text spells, which may hold control characters and may be none at all."""
+    """Parse an object, whose strings may hold control characters; {} for blank text, None for anything else."""
     if not text.strip():
         return {}
     try:
@@ -67,9 +67,9 @@ def _read_object(text: str) -> dict[str, Any] | None:
 
 
 def checked_arguments(arguments: Mapping[str, Any], reserved: Iterable[str] = ()) -> dict[str, Any]:
-    """`template_arguments` of a request: a few scalars under names that neither the server nor the template owns.
+    """Check a request's `template_arguments`: a few scalars, under names that neither server nor template reserves.
 
-    Raises `InvalidRequest` (see CVE-2025-62426: such arguments must not switch off what the server decides).
+    Raises `InvalidRequest` (see CVE-2025-62426: such arguments must not override what the server decides).
     """
     if len(arguments) > MAX_TEMPLATE_ARGUMENTS:
         raise _invalid(f"template_arguments may hold at most {MAX_TEMPLATE_ARGUMENTS} names")

@@ -1,4 +1,4 @@
-"""One conversation before one template: its prompt, the same up to where a message is continued, and others like it."""
+"""One conversation rendered by one template: its prompt, the prompt that continues a message, and variants of both."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -14,16 +14,16 @@ from app.text.repairs import Repair, forms_of, repaired
 from app.text.turns import Conversation
 
 CONTINUED = "continuedhere"
-"""Word behind a text that is to be continued, by which its end is found in the prompt."""
+"""Marker appended to a text that is to be continued, to find its end in the prompt."""
 
 STAND_IN = "toolstandin"
-"""Word in tools and calls that tells whether a template shows any."""
+"""Marker in tools and calls, to test whether a template shows them."""
 
 Renderer = Callable[[dict[str, Any]], str]
 
 
 class Template:
-    """One of the chat templates of a model, with the variables that it needs."""
+    """One of a model's chat templates, with its source and dialect."""
 
     def __init__(self, render: Renderer, source: str, dialect: Dialect) -> None:
         self.render = render
@@ -36,17 +36,17 @@ class Template:
         return forms_of(self._source, self._dialect, self)
 
     def tools(self) -> bool:
-        """Whether tools come into its prompts; it is believed when it refuses to show them."""
+        """Return whether tools appear in its prompts; assumed if it refuses the probe."""
         return self._shows(STAND_IN, [], STAND_IN, otherwise=True)
 
     def calls(self, content: str | None, number: int) -> bool:
-        """Say whether `number` calls at once appear, beside such a content; believed of one call, unless the
-        template never speaks of calls."""
+        """Return whether `number` parallel calls appear beside `content`. If it refuses the probe, one call is assumed
+        to appear, provided that its source mentions `tool_calls`."""
         called = _called(content, ["a"] * (number - 1) + [STAND_IN], "abcdefgh")
         return self._shows("a", called, STAND_IN, otherwise=number == 1 and "tool_calls" in self._source)
 
     def numbers_calls(self) -> bool:
-        """Whether it names calls by function and number, and results as they say."""
+        """Return whether it names calls by function and number itself, but results by their own ids."""
         return self._shows("a", _called("", ["a"], STAND_IN), "functions.a:0", f"{STAND_IN}0", otherwise=False)
 
     def _shows(self, tool: str, more: Messages, *wanted: str, otherwise: bool) -> bool:
@@ -61,7 +61,7 @@ class Template:
 
 
 def _called(content: str | None, words: Sequence[str], identifier: str) -> Messages:
-    """Calls at once of the function `a`, each with a word, and their results."""
+    """Return parallel calls of the function `a`, one for each word, and their results."""
     functions = [{"name": "a", "arguments": mapped_arguments(json.dumps({"a": word}))} for word in words]
     calls = [{"id": f"{identifier}{n}", "type": "function", "function": each} for n, each in enumerate(functions)]
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "a"} for call in calls]
@@ -70,7 +70,7 @@ def _called(content: str | None, words: Sequence[str], identifier: str) -> Messa
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A conversation before a template, with all else that it is shown."""
+    """A conversation with the template that renders it and the template's other variables."""
 
     template: Template
     variables: dict[str, Any]
@@ -78,15 +78,15 @@ class Rendering:
 
     @property
     def messages(self) -> Messages:
-        """The conversation as it was sent."""
+        """Messages as they were sent."""
         return self.conversation.messages
 
     def prompt(self) -> Rendered:
-        """Up to where an answer begins. Raises InvalidRequest."""
+        """Render the prompt up to where the answer begins. Raises InvalidRequest."""
         return climb(self.conversation, self.template.forms, lambda shown: self._text(shown, prompted=True))
 
     def continued(self) -> Rendered:
-        """Up to where the last message ends. Raises InvalidRequest."""
+        """Render the prompt up to where the last message ends. Raises InvalidRequest."""
         last = self.messages[-1]
         if last["role"] != "assistant" or last.get("tool_calls"):
             raise InvalidRequest("only a text of the assistant can be continued", parameter="messages")
@@ -101,9 +101,9 @@ class Rendering:
         return replace(rendered, text=before + text[len(text.rstrip()) :])
 
     def variants(self, *, continues: bool) -> Iterator[tuple[Messages, bool]]:
-        """List chats that begin like this one, and whether the answer begins behind them.
+        """Yield chats that begin like this one, each with whether its prompt opens an answer.
 
-        With the same system part, with the same turns up to the last of the user, and the same without the answer.
+        They share the system part, the turns before the last one of the user, and the whole chat without the answer.
         """
         messages = self.messages
         users = [place for place, message in enumerate(messages) if message["role"] == "user"]
@@ -114,7 +114,7 @@ class Rendering:
         yield messages[:-1] if continues else messages, False
 
     def again(self, messages: Messages, repairs: tuple[Repair, ...], *, prompted: bool) -> str:
-        """The text of other messages that go through the same. Raises what the template raises."""
+        """Render other messages with the same repairs. Raises whatever the template raises."""
         return self._text(repaired(replace(self.conversation, messages=messages), repairs), prompted=prompted)
 
     def _text(self, shown: Conversation, *, prompted: bool) -> str:

@@ -1,8 +1,8 @@
-"""Repairs of a conversation that a chat template refuses or shows only in part: pure functions, in their order.
+"""Repairs of a conversation that a chat template refuses or shows only in part: pure functions, in order.
 
-`forms_of` chooses, by the words of a template, what each of its conversations goes through; `LADDER` is climbed by
-`app.text.ladder`, only as far as a template needs it. No repair loses a text, and each does the same to the beginning
-of a conversation whatever is said later, so that earlier prompts are found again.
+`forms_of` chooses the repairs that all conversations with a template need; `app.text.ladder` climbs `LADDER`, only as
+far as a template needs it. No repair loses a text, and none changes the beginning of a conversation depending on what
+comes later, so that earlier prompts match the prefix cache.
 """
 
 import re
@@ -16,21 +16,21 @@ from app.text.dialect import Dialect
 from app.text.turns import SYSTEM, Conversation, each_message
 
 REFUSED, CALLS_MISSING, NULLS_WRITTEN = "refused", "calls missing", "nulls written"
-"""Flaws of a prompt besides the roles whose text is missing: there is none, it lacks calls, or it says "None"."""
+"""Flaws of a prompt besides roles with missing texts: it was refused, it lacks calls, or it shows nulls as "None"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A way to make a conversation fit."""
+    """A change that makes a conversation fit a template."""
 
     apply: Callable[[Conversation], Conversation]
     code: str = ""
-    """Code of the notice; empty for a repair that says the same in another spelling, which needs none."""
+    """Code of the notice; empty for a repair that only changes the spelling, which needs none."""
     message: str = ""
     mends: frozenset[str] = frozenset({REFUSED})
-    """The flaws that it is tried for, and the roles whose missing texts it may bring back."""
+    """Flaws for which it is tried, and roles whose missing texts it may bring back."""
     parameter: str = "messages"
-    """The field of the request that it changes."""
+    """Field of the request that it changes."""
 
 
 def repaired(conversation: Conversation, repairs: tuple[Repair, ...]) -> Conversation:
@@ -61,20 +61,20 @@ _TOOLS = "The tools were told in a system text: the chat template of this model 
 
 
 class Shows(Protocol):
-    """Answers about a template: which parts of a conversation it shows."""
+    """Parts of a conversation that a template shows."""
 
     def tools(self) -> bool:
-        """Whether tools come into its prompts."""
+        """Return whether tools appear in its prompts."""
 
     def calls(self, content: str | None, number: int) -> bool:
-        """Whether `number` calls at once appear in its prompts, beside such a content."""
+        """Return whether `number` parallel calls appear in its prompts beside `content`."""
 
     def numbers_calls(self) -> bool:
-        """Whether it names calls by function and number, and results as they say."""
+        """Return whether it names calls by function and number itself, but results by their own ids."""
 
 
 def forms_of(source: str, dialect: Dialect, shows: Shows) -> tuple[Repair, ...]:
-    """Choose what every conversation goes through before a template of this source, of a model of this dialect."""
+    """Choose the repairs that every conversation needs for a template with this source and dialect."""
     forms = [Repair(history_calls.results_ordered)]
     if "developer" not in source:
         forms.append(_DEVELOPERS)
@@ -202,4 +202,4 @@ LADDER = (
     Repair(history_calls.tools_listed),
     Repair(history_calls.each_call(history_calls.argument_text)),
 )
-"""All that is tried, in this order, by what is wrong with a prompt; each stays where it helps."""
+"""Repairs that are tried, in this order, for the flaws of a prompt; each is kept if it helps."""

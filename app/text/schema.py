@@ -1,5 +1,5 @@
-"""What of a JSON schema an answer can be held to. What cannot be is named by its place, a JSON pointer; what llguidance
-would lead into a dead end is said in another way. All of it is asked of llguidance itself, on bytes in place of tokens.
+"""Finds what of a JSON schema can be enforced. Parts that cannot are named by JSON pointer; parts that would lead
+llguidance into a dead end are rewritten. llguidance itself decides, on bytes in place of tokens.
 """
 
 import json
@@ -14,12 +14,12 @@ Schema = Mapping[str, Any]
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 DEFINITIONS = ("$defs", "definitions")
 NAMING = frozenset({*DEFINITIONS, "properties", "patternProperties"})
-"""Keywords whose value has schemas by name."""
+"""Keywords whose value maps names to schemas."""
 VALUES = frozenset({"const", "default", "enum", "example", "examples", "x-guidance"})
-"""Keywords whose value is no schema."""
+"""Keywords whose value is not a schema."""
 MOST_REASON_CHARACTERS = 300
 NO_TEXT = ("NoExtension", "NoExtensionBias")
-"""Errors of llguidance where nothing can follow."""
+"""Errors of llguidance when nothing can follow."""
 
 
 class Misfit(NamedTuple):
@@ -30,12 +30,12 @@ class Misfit(NamedTuple):
 
 
 def guided(schema: Schema, **options: bool) -> Schema:
-    """The schema with the way in which its JSON is written."""
+    """Add to a schema that its JSON is written on one line, and llguidance's `options`."""
     return {**schema, "x-guidance": ONE_LINE | options}
 
 
 def reason_of(error: object) -> str:
-    """Shorten an error of llguidance to one line, without the state of its parser behind it."""
+    """Shorten an error of llguidance to one line, without the parser state that follows it."""
     first, *rest = str(error).strip().splitlines() or [""]
     if first in NO_TEXT:
         return "no text can fulfil it"
@@ -45,7 +45,7 @@ def reason_of(error: object) -> str:
 
 
 def misfit(schema: Schema) -> Misfit | None:
-    """The smallest part that fails alone as the whole does; None where all of it can be enforced."""
+    """Find the smallest part that alone fails as the whole does; None if all of it can be enforced."""
     reason = _error(schema)
     if not reason:
         return None
@@ -63,7 +63,7 @@ def misfit(schema: Schema) -> Misfit | None:
 
 
 def without_broken_patterns(schema: Schema) -> tuple[Schema, Sequence[Misfit]]:
-    """The schema without the patterns of texts that cannot be enforced, and which ones these were."""
+    """Remove the string patterns that cannot be enforced; return the schema and those removed."""
     dropped: list[Misfit] = []
 
     def change(part: Schema, pointer: str) -> Schema:
@@ -78,8 +78,8 @@ def without_broken_patterns(schema: Schema) -> tuple[Schema, Sequence[Misfit]]:
 
 
 def with_patterns_named(schema: Schema) -> Schema:
-    """The same schema without patterns of names that match nothing but names that stand there anyway: behind these,
-    llguidance would begin another one, and there is none."""
+    """Replace name patterns that match only listed or required names by these names: behind them, llguidance would
+    begin another property, and there is none."""
     return _rebuilt(schema, _patterns_named)
 
 
@@ -103,7 +103,7 @@ def _patterns_named(part: Schema, _: str) -> Schema:
 
 
 def _rebuilt(part: Schema, change: Callable[[Schema, str], Schema], pointer: str = "") -> Schema:
-    """Change every part, inner ones first; `change` gets each part and its place."""
+    """Change every part, inner ones first; `change` gets each part and its JSON pointer."""
 
     def inside(value: Any, name: object, within: str) -> Any:
         below = "{}/{}".format(within, str(name).replace("~", "~0").replace("/", "~1"))
@@ -121,7 +121,7 @@ def _rebuilt(part: Schema, change: Callable[[Schema, str], Schema], pointer: str
 
 
 def _broken_pattern(part: Schema) -> str:
-    """The pointer from a part to the expression in it that is to blame, if one is."""
+    """Return the pointer from a part to its first pattern that cannot be enforced; empty if there is none."""
     if isinstance(part.get("pattern"), str) and _error({"type": "string", "pattern": part["pattern"]}):
         return "/pattern"
     broken = [each for each in part.get("patternProperties") or () if _error({"type": "string", "pattern": each})]
@@ -129,7 +129,7 @@ def _broken_pattern(part: Schema) -> str:
 
 
 def _names_others(pattern: str, names: Sequence[str]) -> bool:
-    """Whether a pattern of names matches one that is none of `names`; true also where it cannot be known."""
+    """Return whether a name pattern matches a name other than `names`; True also if that cannot be determined."""
     zero = {"const": 0}
     listed = {"properties": dict.fromkeys(names, zero), "required": list(names)}
     matcher = _matcher(
@@ -152,7 +152,7 @@ def _consumes(matcher: llguidance.LLMatcher, text: str) -> bool:
 
 
 def _error(schema: Schema) -> str:
-    """Why a schema cannot be enforced."""
+    """Return why a schema cannot be enforced; empty if it can."""
     matcher = _matcher(schema)
     return reason_of(matcher.get_error()) if matcher.is_error() else ""
 

@@ -1,7 +1,7 @@
-"""Tokens for a text, by the table of their bytes alone: nothing of a model folder runs.
+"""Tokenizes a text by the bytes of each token alone: no code of a model folder runs.
 
-It is the model's own way for nearly every published tokenizer (byte-pair encoding numbers its tokens in the order of
-its merges), and where it is not, only drafts suffer: what may come next never depends on it.
+The tokens are the model's own for nearly every published tokenizer (byte-pair encoding numbers its tokens in the order
+of its merges). Where they are not, only drafts suffer: which tokens are allowed never depends on them.
 """
 
 import re
@@ -17,13 +17,13 @@ PROBES = (
     '<tool_call>\n{"type": "object", "items": [{"id": null}, {"postal-code": "x"}]}\n</tool_call>',
 )
 _WORD = re.compile(r"(?:[^\r\n\w]|_)?[^\W\d_]+|\d{1,3}| ?(?:[^\s\w]|_)+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+|.", re.DOTALL)
-"""How GPT-4 and those after it cut a text before they merge."""
+"""Words into which GPT-4 and later models split a text before they merge."""
 _MARK = re.compile(r"(<[^<>\s]{1,64}>)")
-"""What may be a token of its own."""
+"""Mark that may be a token of its own."""
 
 
 class Speller:
-    """Tokens whose bytes are `pieces`. `way`: merges within words, merges, or the longest token first."""
+    """Tokenizer by `pieces`, the bytes of each token. `way`: merges within words, merges, or longest token first."""
 
     def __init__(self, pieces: Sequence[bytes], way: str = WORDS) -> None:
         self._ids = {piece: token for token, piece in enumerate(pieces) if piece}
@@ -32,13 +32,13 @@ class Speller:
         self.way = way
 
     def __call__(self, text: bytes) -> list[int]:
-        """The tokens; as far as there are some."""
+        """Return the tokens of `text`. Bytes that no token spells are left out; `LONGEST` stops at them."""
         if self.way == LONGEST:
             return self._longest_first(text)
         return [token for word in self._words(text) for token in self._merged(word)]
 
     def beginnings(self, text: bytes) -> list[int]:
-        """The tokens that `text` may begin with, if anything may follow it."""
+        """Return the tokens that `text` may begin with, if anything may follow it."""
         inside = [text[:size] for size in range(1, min(self._longest, len(text) - 1) + 1)]
         later = map(self._sorted.__getitem__, range(bisect_left(self._sorted, text), len(self._sorted)))
         beyond = takewhile(lambda piece: piece.startswith(text), later)
@@ -75,7 +75,7 @@ class Speller:
 
 
 def best_way(pieces: Sequence[bytes], tokenizer: Any) -> str:
-    """The way that spells the probes most like `tokenizer`, one of transformers."""
+    """Return the way that spells the probes most like `tokenizer` (from transformers)."""
     speller, right = Speller(pieces), dict.fromkeys(WAYS, 0)
     for probe in PROBES:
         wanted = tokenizer.encode(probe, add_special_tokens=False)

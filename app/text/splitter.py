@@ -1,7 +1,7 @@
-"""The stream of an answer taken apart by the dialect of its model: what it says, what it thinks, what it calls.
+"""Splits the stream of an answer into text, reasoning and tool calls, by the dialect of its model.
 
-It believes only what was offered: a call is a call when it names a tool of the request, and everything else is text as
-it was written. Nothing here depends on how a text was cut: the same pieces come of it, token by token or at once.
+Only a call that names a tool of the request counts as one; everything else is text, exactly as it was written. The
+result does not depend on how the text was cut: token by token or all at once, the pieces are the same.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -45,28 +45,28 @@ _BARE = (
     ),
     compiled(r"\s*(?:<\|python_tag\|>|```\w*)?\s*\[\s*(?P<name>[\w.:/-]+)\s*\("),
 )
-"""Begins an answer that may be nothing but calls without marks."""
+"""Beginnings of an answer that may be nothing but calls without marks."""
 _WRAPPED = regex.compile(r"(?s)\s*(?:<\|python_tag\|>|<tools>|```\w*)?(?P<body>.*?)(?:</tools>|</tool_call>|```)?\s*")
 _LINES = "\n\n"
-"""Between two messages of harmony that both are text."""
+"""Separator of two harmony messages that are both text, or both reasoning."""
 
 Reading = Generator[None, None, bool]
-"""Each `yield` asks for more text."""
+"""Reader whose every `yield` asks for more text."""
 Tell = Callable[[MarkedText], None]
 
 
 class AnswerPart(msgspec.Struct, kw_only=True):
-    """Parts of a piece of text: first reasoning, then text, then calls."""
+    """Piece of an answer: first reasoning, then text, then calls."""
 
     reasoning: str = ""
     text: str = ""
     marks: bytearray = msgspec.field(default_factory=bytearray)
-    """Of each character of `text`: whether a draft made it."""
+    """One byte for each character of `text`: 1 if it was drafted."""
     calls: list[ToolCallDelta] = []
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """(start, end) of what drafts made of `text`."""
+        """Spans (start, end) of `text` that were drafted."""
         return spans_of(self.marks)
 
     def __bool__(self) -> bool:
@@ -78,10 +78,10 @@ class _Stopped(Exception):
 
 
 class AnswerSplitter:
-    """Takes one answer apart. `inside`: it goes on with reasoning that the prompt opened; `tools`: what it may call.
+    """Splits one answer. `inside`: it begins inside reasoning that the prompt opened; `tools`: the tools it may call.
 
-    `by_grammar`: calls are JSON between marks, whatever the model writes by itself. `stop`: what ends the text, and
-    neither reasoning nor arguments. `one_call`: the first call ends it.
+    `by_grammar`: calls are JSON between marks, whatever the model's own form. `stop`: strings that end the text, but
+    not reasoning or arguments. `one_call`: the first call ends the answer. `taken_ids`: ids that no call may have.
     """
 
     def __init__(
@@ -103,19 +103,19 @@ class AnswerSplitter:
         self._open_inner = partial(
             AnswerSplitter, msgspec.structs.replace(dialect, opening="", closing=""), tools=tools
         )
-        """Reads what may be calls at the end of reasoning."""
+        """Factory of the splitter that reads possible calls at the end of reasoning."""
         self._by_grammar = by_grammar
         self._tools = offered(tools)
         self._written = Written()
         self._said = ToldText(stop, calls=bool(tools))
         self._thought: str | None = None
-        """White space behind what it thought; None: nothing yet."""
+        """White space held back behind the reasoning; None before any reasoning."""
         self._cut = False
         self._parts: list[AnswerPart] = []
         self._calls = ToldCalls(self._begin_call, self._call, one_call=one_call, taken=taken_ids)
         self._reader = CallReader(self._written, self._tools, self._patterns, self._calls)
         self.ended = False
-        """Nothing more of it counts."""
+        """Whether the rest of the answer is ignored."""
         if is_harmony:
             self._reading = self._messages()
         else:
@@ -124,26 +124,26 @@ class AnswerSplitter:
 
     @property
     def met(self) -> str:
-        """The stop string that ended it."""
+        """Stop string that ended the answer; empty if none did."""
         return self._said.met
 
     @property
     def says_something(self) -> bool:
-        """Whether there was any text but white space."""
+        """Whether there was any text other than white space."""
         return self._said.began
 
     @property
     def whole_calls(self) -> int:
-        """Number of calls that have all their arguments."""
+        """Number of calls whose arguments are complete."""
         return self._calls.count - (self._calls.unfinished is not None)
 
     @property
     def unfinished_call(self) -> int | None:
-        """The last call, while its arguments are not whole."""
+        """Index of the last call while its arguments are incomplete, else None."""
         return self._calls.unfinished
 
     def feed(self, text: str, *, drafted: bool = False, final: bool = False, cut: bool = False) -> None:
-        """More text, which drafts made or not; `final`: there is no more, `cut`: because it was cut off."""
+        """Add text, `drafted` or not. `final`: no more will come; `cut`: because the answer was cut off."""
         if self.ended:
             return
         self._written.add(MarkedText(text, bytes([drafted]) * len(text)))
@@ -154,14 +154,14 @@ class AnswerSplitter:
             self.ended = True
 
     def take(self) -> list[AnswerPart]:
-        """Take the parts that came since the last time, in order."""
+        """Return the parts since the last call, in order."""
         parts, self._parts = self._parts, []
         return parts
 
-    # --- what comes of it ------------------------------------------------------------------------------------------
+    # --- output ----------------------------------------------------------------------------------------------------
 
     def _part(self, *, fits: Callable[[AnswerPart], bool]) -> AnswerPart:
-        """The last one, if what follows fits behind it."""
+        """Return the last part if more fits behind it, or else a new one."""
         if not self._parts or not fits(self._parts[-1]):
             self._parts.append(AnswerPart())
         return self._parts[-1]
@@ -191,7 +191,7 @@ class AnswerSplitter:
     def _call(self, piece: ToolCallDelta) -> None:
         self._part(fits=lambda _: True).calls.append(piece)
 
-    # --- readers: each waits for more text where it cannot tell ----------------------------------------------------
+    # --- readers: each waits for more text until it can decide -----------------------------------------------------
 
     def _answer(self, inside: bool) -> Generator[None, None, None]:  # noqa: FBT001
         if inside or (yield from self._opens()):
@@ -201,7 +201,7 @@ class AnswerSplitter:
         self._tell(self._said.end())
 
     def _until(self, marks: "regex.Pattern[str]", tell: Tell) -> Generator[None, None, str]:
-        """Tell what is before the first of these marks, and which it is, by its group; empty: there is none."""
+        """Pass the text before the first of these marks to `tell`; return the mark's group, empty if there is none."""
         while True:
             found = marks.search(self._written.text, partial=True)
             if before := self._written.take(found.start() if found else len(self._written.text)):
@@ -213,7 +213,7 @@ class AnswerSplitter:
                 return ""
 
     def _opens(self) -> Reading:
-        """Whether it begins with reasoning; a mark that only ends one is passed over."""
+        """Return whether the answer begins with reasoning; a lone closing mark is skipped."""
         if not self._opening:
             return False
         found = yield from self._written.match(_marks(opening=self._opening, closing=self._closing))
@@ -236,7 +236,7 @@ class AnswerSplitter:
             self._think(self._written.take(1))
 
     def _ends_with_calls(self) -> Reading:
-        """Whether the answer ends here, inside its reasoning, with nothing but whole calls."""
+        """Return whether the answer ends here, inside its reasoning, with nothing but complete calls."""
         if (yield from self._reader.first()) is None:
             return False
         inner, read = self._open_inner(), 0
@@ -257,7 +257,7 @@ class AnswerSplitter:
         return False
 
     def _is_all_calls(self) -> Reading:
-        """Whether it is calls without marks, and nothing else."""
+        """Return whether the answer is nothing but calls without marks."""
         if not self._tools or self._by_grammar:
             return False
         for pattern in _BARE:
@@ -268,7 +268,7 @@ class AnswerSplitter:
             return False
         while (yield from self._written.more()):
             pass
-        if not self._written.final:  # it is too long for one
+        if not self._written.final:  # too long for a call
             return False
         body = _WRAPPED.fullmatch(self._written.text)["body"]
         calls = listed_calls(body, self._tools) or python_calls(body, self._tools)
@@ -279,7 +279,7 @@ class AnswerSplitter:
         return True
 
     def _content(self, until: str = "") -> Generator[None, None, None]:
-        """Text and calls, up to one of these marks."""
+        """Read text and calls up to one of the marks `until`."""
         calls = self._patterns.marks if self._tools else ""
         silent = _compiled({"silent": self._form.silent})
         marks = _compiled({"until": until, "silent": self._form.silent, "call": calls})
@@ -304,14 +304,14 @@ class AnswerSplitter:
                 yield from self._message(header["channel"], (header["name"] or header["to"] or "").strip())
             elif mark := (yield from self._written.match(_MARK)):
                 self._written.take(mark.end())
-            elif self._written.text:  # no message at all
+            elif self._written.text:  # text outside of any message
                 yield from self._content(_ENDS)
             elif not (yield from self._written.more()):
                 break
         self._tell(self._said.end())
 
     def _message(self, channel: str | None, recipient: str) -> Generator[None, None, None]:
-        """The body of one: arguments of a tool that was offered, reasoning, or text."""
+        """Read the body of a message: arguments of an offered tool, reasoning, or text."""
         ends = _compiled({"until": _ENDS})
         if recipient in self._tools and not self._by_grammar and (yield from self._harmony_call(recipient)):
             yield from self._until(ends, lambda _: None)
@@ -334,9 +334,9 @@ class AnswerSplitter:
 
 
 def feed_step(stream: TextStream, splitter: AnswerSplitter, tokens: Sequence[int], accepted: int) -> int:
-    """Feed the tokens of one step, and say how many count: all, or those up to the one that ends the answer.
+    """Feed the tokens of one step and return how many count: all, or those up to the one that ends the answer.
 
-    One by one, so that the end does not depend on the step. The first `accepted` came from the drafter.
+    They are fed one by one, so that the end does not depend on the step. The first `accepted` were drafted.
     """
     for place, token in enumerate(tokens):
         splitter.feed(stream.feed(token), drafted=place < accepted)
@@ -346,7 +346,7 @@ def feed_step(stream: TextStream, splitter: AnswerSplitter, tokens: Sequence[int
 
 
 class ReasoningCount:
-    """How many tokens of an answer are reasoning, whoever drafted them: those up to the mark that ends it."""
+    """Counts the reasoning tokens of an answer, drafted or not: those up to the closing mark, which is included."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._closing = (HARMONY_LAST[0] if dialect.parser == HARMONY else dialect.closing).encode()
@@ -355,7 +355,7 @@ class ReasoningCount:
         self.tokens = 0
 
     def feed(self, pieces: Iterable[bytes]) -> None:
-        """The bytes of each further token."""
+        """Count further tokens, given the bytes of each."""
         for piece in pieces:
             if self._ended:
                 return
@@ -365,7 +365,7 @@ class ReasoningCount:
 
 
 def _put_together(pieces: Sequence[ToolCallDelta]) -> list[Call]:
-    """Whole calls of their pieces."""
+    """Assemble calls from their pieces."""
     heads = [piece for piece in pieces if piece.name]
     arguments = {head.index: "".join(each.arguments for each in pieces if each.index == head.index) for head in heads}
     return [Call(head.name, arguments[head.index], head.id) for head in heads]
@@ -376,6 +376,6 @@ def _marks(**marks: str) -> "regex.Pattern[str]":
 
 
 def _compiled(marks: Mapping[str, str], *, space: bool = False) -> "regex.Pattern[str]":
-    """Join marks into one expression, a group each; without marks it matches nowhere."""
+    """Join marks into one expression with a named group for each; without marks it never matches."""
     parts = "|".join(f"(?P<{name}>{mark})" for name, mark in marks.items() if mark)
     return compiled((r"\s*" if space else "") + f"(?:{parts or '(?!)'})")

@@ -1,4 +1,4 @@
-"""Text on its way to the client: up to a stop string, and without white space that stands only beside calls."""
+"""Text on its way to the client: up to a stop string, and without white space that only surrounds calls."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -7,10 +7,10 @@ from app.text.dialect import MAX_SPACE
 
 
 class StopMatcher:
-    """Stop strings in a stream of text: nothing of one is ever told, and nothing that can no longer become one is held.
+    """Finds stop strings in a stream: no part of one is ever sent, and no text that cannot become one is held back.
 
-    The match that is complete first wins; of two that end together, the one that starts first. So the answer depends
-    on the text alone, never on how it was cut into tokens or steps. Empty strings never match.
+    The first match to complete wins; of two that end together, the one that starts first. So the answer depends on the
+    text alone, never on how it was cut into tokens or steps. Empty strings never match.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -18,12 +18,12 @@ class StopMatcher:
         self._longest = max((len(word) for word in self._stop), default=0)
 
     def find(self, text: str) -> tuple[int, str] | None:
-        """Where the first complete stop string starts in `text`, and which it is; or None."""
+        """Return the start of the first complete stop string in `text`, and that string; or None."""
         matches = [(start + len(word), start, word) for word in self._stop if (start := text.find(word)) >= 0]
         return min(matches)[1:] if matches else None
 
     def safe_length(self, text: str) -> int:
-        """How many characters of `text` cannot be the beginning of a stop string, whatever comes next."""
+        """Return how many characters of `text` cannot belong to a stop string, whatever comes next."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if any(word.startswith(text[start:]) for word in self._stop):
                 return start
@@ -31,7 +31,7 @@ class StopMatcher:
 
 
 class MarkedText:
-    """Text, and of each character whether a draft made it."""
+    """Text with a mark for each character: 1 if it was drafted."""
 
     def __init__(self, text: str = "", marks: bytes | bytearray = b"") -> None:
         self.text = text
@@ -41,19 +41,19 @@ class MarkedText:
         return bool(self.text)
 
     def add(self, other: "MarkedText") -> None:
-        """Append what came behind it."""
+        """Append `other`."""
         self.text += other.text
         self.marks += other.marks
 
     def take(self, count: int) -> "MarkedText":
-        """Cut off the first `count` characters."""
+        """Cut off and return the first `count` characters."""
         taken = MarkedText(self.text[:count], self.marks[:count])
         self.text, self.marks = self.text[count:], self.marks[count:]
         return taken
 
 
 def spans_of(marks: bytes | bytearray) -> tuple[tuple[int, int], ...]:
-    """Find the begin and end of each run of 1."""
+    """Return the (start, end) of each run of 1."""
     spans, position = [], 0
     for marked, run in groupby(marks):
         end = position + len(tuple(run))
@@ -64,25 +64,25 @@ def spans_of(marks: bytes | bytearray) -> tuple[tuple[int, int], ...]:
 
 
 class ToldText:
-    """The text of an answer up to a stop string. White space beside calls goes out only when text follows it."""
+    """Text of an answer up to a stop string. White space beside calls is released only when text follows it."""
 
     def __init__(self, stop: Sequence[str], *, calls: bool) -> None:
         self._stops = StopMatcher(stop)
         self._calls = calls
-        """Whether there may be any."""
+        """Whether there may be calls."""
         self._unsure = MarkedText()
-        """Text that may become a stop string."""
+        """Text that may still become a stop string."""
         self._space = MarkedText()
         self._beside_call = False
         self.began = False
-        """Whether there was any but white space."""
+        """Whether any text other than white space was released."""
         self.trims = False
-        """Whether white space before the next text is none of it."""
+        """Whether white space before the next text is dropped."""
         self.met = ""
-        """The stop string that ended it."""
+        """Stop string that ended the text; empty if none did."""
 
     def add(self, more: MarkedText) -> MarkedText:
-        """Take `more`, and release the text that is certain."""
+        """Add `more`, and release the text that is certain."""
         if self.trims:
             more.take(len(more.text) - len(more.text.lstrip()))
             self.trims = not more
@@ -96,7 +96,7 @@ class ToldText:
         return told
 
     def end(self) -> MarkedText:
-        """Release the rest, where nothing more comes."""
+        """Release the rest when no more text will come."""
         told = self._sure(len(self._unsure.text))
         if not self._beside_call:
             told.add(self._space)
@@ -111,12 +111,12 @@ class ToldText:
         return told
 
     def begin_part(self, between: str) -> None:
-        """Begin another text; `between` separates the two, if there are two."""
+        """Begin another text, separated by `between` from a previous one."""
         if self.began:
             self._space.add(MarkedText(between, bytes(len(between))))
 
     def _sure(self, count: int) -> MarkedText:
-        """The next characters, with the white space before them; not that behind them where a call may follow."""
+        """Release `count` characters and the white space held before them; hold that behind them if calls may come."""
         text = self._unsure.take(count)
         if not self._calls and not self._space:
             self.began |= bool(text.text.strip())

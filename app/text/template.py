@@ -1,8 +1,8 @@
 """The text side of one model: chat template, tokenizer, stop tokens. Runs in a process of its own (`app.worker.texts`).
 
-Nothing of the model folder is executed: the tokenizer is built from data files without network or remote code, and
-the template runs in a sandbox. What a client can get wrong is `InvalidRequest`; what is wrong with the folder is
-`ModelUnavailable`. Nothing here bounds what either costs: `app.worker.texts` does, which ends the process.
+No code of the model folder is executed: the tokenizer is built from data files without network or remote code, and
+the template runs in a sandbox. A client's mistakes raise `InvalidRequest`, a broken folder `ModelUnavailable`. Nothing
+here bounds the cost of either: `app.worker.texts` does, by ending the process.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ from app.text.turns import Conversation
 
 
 class ChatTemplate:
-    """A stranger's code, compiled: jinja2's immutable sandbox with the names that transformers adds, no more."""
+    """Untrusted code, compiled: jinja2's immutable sandbox with the names that transformers adds, no more."""
 
     def __init__(self, source: str) -> None:
-        """Compile; raises jinja2's `TemplateError`, `RecursionError` or `ValueError` when that is impossible."""
+        """Compile; raises jinja2's `TemplateError`, `RecursionError` or `ValueError` if that is impossible."""
         environment = _Sandbox(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -60,19 +60,19 @@ class ChatTemplate:
         self._template = environment.from_string(source)
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The text; raises whatever the template raises."""
+        """Render the text; raises whatever the template raises."""
         return self._template.render(**variables)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja2's, which raises errors as they are; rewriting their tracebacks takes longer than to render."""
+    """jinja2's sandbox, but errors are raised as they are: rewriting their tracebacks takes longer than rendering."""
 
     def handle_exception(self, source: str | None = None) -> NoReturn:  # noqa: ARG002 - jinja2's signature
-        raise  # noqa: PLE0704 - it is called where one is handled
+        raise  # noqa: PLE0704 - called while an error is handled
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's tokens for training; here it is only its body."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's tokens for training; only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's declaration
 
@@ -111,7 +111,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
-    """JSON without HTML escapes; generators that filters return become lists."""
+    """Write JSON without HTML escapes; generators, which filters return, become lists."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -138,9 +138,9 @@ def _raise_exception(message: Any) -> None:
 
 NO_TEMPLATE = "this model has no chat template: use /v1/completions"
 MAX_FILE_BYTES = 128 * 1024 * 1024
-"""Of a tokenizer's file; the largest published ones have a quarter of it."""
+"""Largest tokenizer file, in bytes; the largest published ones have a quarter of it."""
 CHARACTERS_PER_TOKEN = 4
-"""How much text is tried first, for each token that the context holds."""
+"""Characters of a text that are tokenized first, per token of context."""
 
 MIDDLE_MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -149,10 +149,10 @@ MIDDLE_MARKS = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
     ("<PRE>", "<SUF>", "<MID>"),
 )
-"""Before, between and behind the two parts of a text whose middle is to be filled in."""
+"""Marks before, between and behind the two parts of a text whose middle is to be filled in."""
 
 Stage = Callable[[str, int], None]
-"""Told what begins (`render`, `tokenize`) and on how many bytes."""
+"""Callback with the stage that begins (`render`, `tokenize`) and its input in bytes."""
 
 
 class ChatPrompt(NamedTuple):
@@ -160,7 +160,7 @@ class ChatPrompt(NamedTuple):
 
     tokens: list[int]
     checkpoints: tuple[int, ...] = ()
-    """Places in it, rising, where later prompts will probably part from it."""
+    """Places in the tokens, ascending, where later prompts will probably diverge."""
     notices: tuple[Notice, ...] = ()
     """Notices of repairs, and of texts that the template leaves out."""
 
@@ -177,11 +177,11 @@ class TextModel:
         max_context_tokens: int,
         begin: Stage = lambda _what, _size: None,
     ) -> None:
-        """`tokenizer` is one of transformers; `load` is the usual way to get one."""
+        """Take a tokenizer of transformers; `load` is the usual way to get one."""
         self.tokenizer = tokenizer
         self.stop_token_ids = stop_token_ids
         self.vocabulary_size = vocabulary_size
-        """How many ids the model has logits for, padding included."""
+        """Number of ids that the model has logits for, padding included."""
         dialect = read_dialect(tokenizer)
         self.table: TokenTable = token_table(
             tokenizer,
@@ -238,10 +238,10 @@ class TextModel:
         max_context_tokens: int | None = None,
         continues: bool = False,
     ) -> ChatPrompt:
-        """Read the prompt of a chat, where later ones part from it, and what it had to be repaired for.
+        """Tokenize the prompt of a chat, with checkpoints where later prompts diverge and notices of its repairs.
 
-        They part behind the system part, at the last user turn, and before the answer begins (templates strip the
-        reasoning behind it). `continues`: the answer goes on with the last message. Raises `InvalidRequest`.
+        They diverge behind the system part, at the last user turn, and before the answer begins (templates strip the
+        reasoning behind it). `continues`: the answer continues the last message. Raises `InvalidRequest`.
         """
         limit = self._limit(max_context_tokens)
         size = text_bytes([messages, tools])
@@ -252,17 +252,17 @@ class TextModel:
         places = []
         for other, prompted in rendering.variants(continues=continues):
             self._begin("render", size)
-            with contextlib.suppress(Exception):  # what a template refuses is no place
+            with contextlib.suppress(Exception):  # a variant that the template refuses has no place
                 varied = rendering.again(other, rendered.repairs, prompted=prompted)
                 places.append(_shared_length(rendered.text, varied))
         return ChatPrompt(tokens, self._token_places(rendered.text, tokens, places), rendered.notices)
 
     def _token_places(self, text: str, tokens: list[int], places: Sequence[int]) -> tuple[int, ...]:
-        """How many of the tokens lie before each place (in characters) of the text that they spell, rising."""
+        """Convert places in the text, in characters, to numbers of tokens before them, ascending."""
         ends = list(accumulate(len(self.table.token_text(token)[1]) for token in tokens))
         if ends and ends[-1] == text_bytes(text):
             counts = {bisect_right(ends, text_bytes(text[:place])) for place in places}
-        else:  # the tokenizer changes the text, as one that adds spaces
+        else:  # the tokenizer changes the text, for example by adding spaces
             counts = {_shared_length(tokens, self._tokenize(text[:place])) for place in places}
         return tuple(sorted(count for count in counts if 0 < count < len(tokens)))
 
@@ -290,7 +290,7 @@ class TextModel:
         return Rendering(template, variables, conversation)
 
     def around_middle(self, text: str, suffix: str) -> str:
-        """The prompt whose answer stands between the two. Raises InvalidRequest where it has no words for it."""
+        """Return the prompt whose answer fills the middle. Raises InvalidRequest if the model has no marks for it."""
         known = self.tokenizer.get_vocab()
         marks = next((marks for marks in MIDDLE_MARKS if all(mark in known for mark in marks)), None)
         if marks is None:
@@ -299,12 +299,12 @@ class TextModel:
         return f"{begin}{text}{hole}{suffix}{end}"
 
     def encode(self, text: str, *, max_context_tokens: int | None = None) -> list[int]:
-        """Tokens of a plain prompt, begun by BOS when this tokenizer does that. Raises `InvalidRequest`."""
+        """Tokenize a plain prompt, with BOS first if this tokenizer adds it. Raises `InvalidRequest`."""
         tokens = self._encode(text, self._limit(max_context_tokens))
         return tokens if tuple(tokens[:1]) == self._start else [*self._start, *tokens]
 
     def encode_framed(self, text: str, *, max_context_tokens: int | None = None) -> list[int]:
-        """Tokens of a text between those that this tokenizer puts around one: what an embedding is made of."""
+        """Tokenize a text for an embedding, between the special tokens that this tokenizer adds."""
         tokens = self._encode(text, self._limit(max_context_tokens))
         before, behind = self._frame
         return [*before, *tokens, *behind]
@@ -320,7 +320,7 @@ class TextModel:
         return min(self._max_context_tokens, max_context_tokens or self._max_context_tokens)
 
     def _encode(self, text: str, limit: int) -> list[int]:
-        """All tokens of a text, tried on longer and longer beginnings, so that one beyond the context ends soon."""
+        """Tokenize a text by ever longer beginnings, so that one beyond the context fails early."""
         check_bytes(text_bytes(text), limit, self._longest_token_bytes)
         characters = max(1024, CHARACTERS_PER_TOKEN * limit)
         tokens = self._tokenize(text[:characters])
@@ -353,7 +353,7 @@ def _is_surrogate(letter: str) -> bool:
 
 
 def _shared_length(first: Any, second: Any) -> int:
-    """How many items two sequences begin with alike."""
+    """Return the length of the common beginning of two sequences."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -362,7 +362,7 @@ def _shared_length(first: Any, second: Any) -> int:
 
 
 def _check_files(path: Path) -> None:
-    """Raise for what a library would wait for, or read for minutes."""
+    """Raise for files that would make a library wait forever or read for minutes."""
     for file in path.iterdir():
         if not (file.is_file() or file.is_dir()):
             raise ModelUnavailable(f"{printable(file.name)} is not a regular file; {DOWNLOAD_AGAIN}")
@@ -371,7 +371,7 @@ def _check_files(path: Path) -> None:
 
 
 def _templates(tokenizer: Any, dialect: Dialect) -> dict[str, Template]:
-    """The templates of the folder by name; one that cannot be used refuses every chat with the reason."""
+    """Return the templates of the folder by name; one that cannot be compiled refuses every chat with the reason."""
     native = str(tokenizer.init_kwargs.get("chat_template_type") or "")
     if native in {module.name for module in pkgutil.iter_modules(chat_templates.__path__)}:
         module = importlib.import_module(f"{chat_templates.__name__}.{native}")
@@ -385,7 +385,7 @@ def _templates(tokenizer: Any, dialect: Dialect) -> dict[str, Template]:
 
 
 def _renderer(source: str) -> Renderer:
-    """Compiled when it is first needed, for jinja2 calculates constants then: a bomb spoils chats, not completions."""
+    """Compile on first use, since jinja2 evaluates constants then: a bomb breaks chats, not completions."""
 
     @cache
     def compiled() -> ChatTemplate:
@@ -399,21 +399,21 @@ def _renderer(source: str) -> Renderer:
 
 
 def _render_natively(tokenizer: Any, variables: dict[str, Any]) -> str:
-    """mlx-lm renders a few models in Python of its own (`chat_template_type`), not in code of the folder."""
+    """Render in mlx-lm's own Python, as for a few models (`chat_template_type`), not in code of the folder."""
     own = {"messages", "documents", *tokenizer.special_tokens_map}
     arguments = {name: value for name, value in variables.items() if name not in own}
     return str(tokenizer.apply_chat_template(variables["messages"], tokenize=False, **arguments))
 
 
 def _hidden(tokenizer: Any, dialect: Dialect) -> frozenset[int]:
-    """Special tokens of the vocabulary, without those that the dialect looks for in the text."""
+    """Return the vocabulary's special tokens, without those that the dialect looks for in the text."""
     added = {token: entry.content for token, entry in tokenizer.added_tokens_decoder.items() if entry.special}
     shown = visible_marks(dialect)
     return frozenset(token for token, text in added.items() if text not in shown)
 
 
 def _stop_tokens(path: Path, config: Mapping[str, Any]) -> set[int]:
-    """`eos_token_id` (one or several) of config.json and generation_config.json."""
+    """Collect `eos_token_id` (one or several) from config.json and generation_config.json."""
     generation = read_object(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
     nested = config.get("text_config")
     parts = (config, generation, nested if isinstance(nested, dict) else {})
@@ -423,5 +423,5 @@ def _stop_tokens(path: Path, config: Mapping[str, Any]) -> set[int]:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """A Rust panic in `tokenizers` is a BaseException, so that `except Exception` misses it."""
+    """Return whether it is a Rust panic in `tokenizers`: a BaseException, which `except Exception` misses."""
     return type(error).__name__ == "PanicException"

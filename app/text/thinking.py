@@ -1,7 +1,7 @@
-"""How a client's wish about thinking is said in the words of a template; what it has no words for becomes a notice.
+"""Translates a client's thinking settings into a template's arguments; what it does not support becomes a notice.
 
-Templates switch thinking by one of several names, or take an effort, of which each knows a few. What a template does
-not read changes nothing in the prompt, and nobody would know.
+Templates switch thinking by one of several names, or take an effort, of which each knows a few. An argument that a
+template does not read would silently change nothing in the prompt.
 """
 
 import re
@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from app.core.request import Notice
 
 ENABLED, EFFORT, BUDGET = "enable_thinking", "reasoning_effort", "thinking_budget"
-"""Names of the arguments in which the server keeps a wish about thinking."""
+"""Names of the arguments in which the server keeps a client's thinking settings."""
 SWITCHES: Mapping[str, tuple[Any, Any]] = {
     "enable_thinking": (True, False),
     "thinking": (True, False),
@@ -24,40 +24,40 @@ SWITCHES: Mapping[str, tuple[Any, Any]] = {
     "thinking_option": ("on", "off"),
     "reasoning": (True, False),
 }
-"""Names by which templates switch thinking on and off, and what each wants to hear."""
+"""Names by which templates switch thinking, with each one's values for on and off."""
 EFFORT_NAMES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 USUAL_EFFORTS = frozenset({"low", "medium", "high"})
 """Efforts assumed for a template that names fewer than two."""
 NO_THINKING = "no_think"
-"""Another word for none."""
+"""Template word for the effort `none`."""
 QUOTED = re.compile(rf"""["']({"|".join(EFFORTS)}|{NO_THINKING})["']""")
 GENERATION_TAGS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateWords:
-    """Arguments about thinking that a template reads."""
+    """Variables and reasoning efforts that a template reads."""
 
     names: frozenset[str]
     efforts: tuple[str, ...]
-    """Efforts that the template knows, the least first."""
+    """Efforts that the template knows, in ascending order."""
     none: str = "none"
-    """Its word for the least effort."""
+    """Word of the template for the effort `none`."""
 
     @property
     def switches(self) -> list[str]:
-        """The names by which it switches thinking."""
+        """Names by which it switches thinking."""
         return [name for name in SWITCHES if name in self.names]
 
     @property
     def effort_name(self) -> str | None:
-        """The name of the effort; None: it takes none."""
+        """Name of its effort argument; None if it takes no effort."""
         return next((name for name in EFFORT_NAMES if name in self.names), None)
 
 
 def template_words(source: str) -> TemplateWords | None:
-    """Find the arguments that a template reads; None for one that cannot be compiled."""
+    """Find the variables and efforts that a template reads; None if it cannot be compiled."""
     environment = ImmutableSandboxedEnvironment(extensions=[LoopControlExtension])
     try:
         names = meta.find_undeclared_variables(environment.parse(GENERATION_TAGS.sub("", source)))
@@ -74,9 +74,9 @@ def template_words(source: str) -> TemplateWords | None:
 def fitted(
     arguments: Mapping[str, Any], words: TemplateWords, *, thinks: bool
 ) -> tuple[dict[str, Any], tuple[Notice, ...]]:
-    """The arguments in the template's words, and what of them cannot be honoured.
+    """Translate arguments for a template, with notices of those that cannot be honoured.
 
-    `thinks`: the model writes its thoughts apart from its answer.
+    `thinks`: the model writes its reasoning apart from its answer.
     """
     wants, effort = arguments.get(ENABLED, arguments.get("thinking")), arguments.get(EFFORT)
     told = {name: value for name, value in arguments.items() if name not in (ENABLED, EFFORT, BUDGET)}
@@ -100,7 +100,7 @@ def fitted(
 
 
 def _with_effort(effort: Any, words: TemplateWords, *, thinks: bool) -> tuple[dict[str, Any], list[Notice]]:
-    """The effort by the name that the template has for it, or the nearest that it knows."""
+    """Translate an effort into the template's argument, as the nearest effort that it knows."""
     name = words.effort_name
     if effort is None:
         return {}, []
@@ -121,7 +121,7 @@ def _with_effort(effort: Any, words: TemplateWords, *, thinks: bool) -> tuple[di
 
 
 def _nearest(effort: str, known: tuple[str, ...]) -> str:
-    """The known one that is nearest; of two, the greater."""
+    """Return the nearest known effort; the greater of two that are equally near."""
     place = EFFORTS.index(effort)
     return min(known, key=lambda each: (abs(EFFORTS.index(each) - place), -EFFORTS.index(each)))
 

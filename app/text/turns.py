@@ -1,4 +1,4 @@
-"""Who speaks in a conversation, and what: the repairs of its turns, each a pure function to another conversation."""
+"""Repairs of a conversation's turns, roles and contents: pure functions from one conversation to another."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -7,9 +7,9 @@ from typing import Any
 from app.text.messages import REASONING_NAMES, Messages
 
 PARAGRAPH = "\n\n"
-"""Characters between two texts that become one."""
+"""Separator of texts that are joined."""
 SYSTEM = frozenset({"system", "developer"})
-"""Roles of those who instruct the model."""
+"""Roles that instruct the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,52 +21,52 @@ class Conversation:
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """List the calls of a message, without what is none."""
+    """List the calls of a message, without entries that are not objects."""
     calls = message.get("tool_calls")
     return [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
 
 
 def function_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Find what a call calls."""
+    """Return the function of a call, or the call itself if it is written without one."""
     function = call.get("function")
     return function if isinstance(function, Mapping) else call
 
 
 def with_messages(conversation: Conversation, messages: Messages) -> Conversation:
-    """Say the same with other messages."""
+    """Return the conversation with other messages."""
     return replace(conversation, messages=messages)
 
 
 def each_message(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Conversation], Conversation]:
-    """Make a repair of one that looks at a single message."""
+    """Turn a change of one message into a repair of a conversation."""
     return lambda conversation: with_messages(conversation, [change(message) for message in conversation.messages])
 
 
 def user_turn(text: str | None) -> dict[str, Any]:
-    """Let the user say it."""
+    """Return `text` as a turn of the user."""
     return {"role": "user", "content": text or ""}
 
 
 def joined_texts(*messages: Mapping[str, Any], name: str = "content") -> str:
-    """Join what messages have under a name, leaving out nothing but the empty."""
+    """Join the texts that messages have under `name`, without empty ones."""
     return PARAGRAPH.join(filter(None, [message.get(name) for message in messages]))
 
 
-# --- who instructs ------------------------------------------------------------------------------------------------
+# --- system messages ----------------------------------------------------------------------------------------------
 
 
 def leading_systems(messages: Messages) -> int:
-    """Count the messages before anyone but a system speaks."""
+    """Count the system messages at the beginning."""
     return next((place for place, message in enumerate(messages) if message["role"] not in SYSTEM), len(messages))
 
 
 def developer_as_system(message: dict[str, Any]) -> dict[str, Any]:
-    """Call a developer what older templates call one."""
+    """Rename the role `developer` to `system`, as older templates call it."""
     return message | {"role": "system"} if message["role"] == "developer" else message
 
 
 def systems_joined(conversation: Conversation) -> Conversation:
-    """Join those at the beginning into one."""
+    """Join the system messages at the beginning into one."""
     messages = conversation.messages
     count = leading_systems(messages)
     if count < 2:
@@ -75,7 +75,7 @@ def systems_joined(conversation: Conversation) -> Conversation:
 
 
 def systems_moved(conversation: Conversation) -> Conversation:
-    """Make later ones the user's, in their places, though never between a call and its result."""
+    """Turn later system messages into the user's, in their places, but never between a call and its result."""
     count = leading_systems(conversation.messages)
     moved = conversation.messages[:count]
     held: Messages = []
@@ -91,7 +91,7 @@ def systems_moved(conversation: Conversation) -> Conversation:
 
 
 def system_folded(conversation: Conversation) -> Conversation:
-    """Put the system text into the first turn where that is the user's, else make it one."""
+    """Move the system text into the first turn if that is the user's, or else into a user turn of its own."""
     messages = conversation.messages
     count = leading_systems(messages)
     if not count:
@@ -101,21 +101,21 @@ def system_folded(conversation: Conversation) -> Conversation:
     return with_messages(conversation, [user_turn(joined_texts(*messages[:count])), *messages[count:]])
 
 
-# --- contents, thoughts and turns -----------------------------------------------------------------------------------
+# --- contents, reasoning and turns ----------------------------------------------------------------------------------
 
 
 def null_as_empty(message: dict[str, Any]) -> dict[str, Any]:
-    """Write no content as an empty one."""
+    """Replace null content with an empty text."""
     return message | {"content": ""} if message["content"] is None else message
 
 
 def empty_as_null(message: dict[str, Any]) -> dict[str, Any]:
-    """Write the empty content beside calls as none, which some templates test for."""
+    """Replace empty content beside calls with null, which some templates test for."""
     return message | {"content": None} if calls_of(message) and not message["content"] else message
 
 
 def thoughts_named(name: str) -> Callable[[Conversation], Conversation]:
-    """Make the repair that tells thoughts under another name too."""
+    """Make the repair that gives reasoning under another name too."""
     return each_message(lambda message: message | {name: message["reasoning_content"]} if _thinks(message) else message)
 
 
@@ -124,14 +124,14 @@ def _thinks(message: Mapping[str, Any]) -> bool:
 
 
 def thoughts_left_out(message: dict[str, Any]) -> dict[str, Any]:
-    """Leave out thoughts that stand beside a text and calls."""
+    """Leave out the reasoning of a message that has both text and calls."""
     if not (message["content"] and calls_of(message)):
         return message
     return {name: value for name, value in message.items() if name not in REASONING_NAMES}
 
 
 def empty_left_out(conversation: Conversation) -> Conversation:
-    """Leave out what an assistant did not say."""
+    """Leave out empty messages of the assistant."""
     spoken = [
         message
         for message in conversation.messages
@@ -141,7 +141,7 @@ def empty_left_out(conversation: Conversation) -> Conversation:
 
 
 def roles_joined(conversation: Conversation) -> Conversation:
-    """Join neighbours of one role, unless the first of them calls."""
+    """Join neighbouring messages of the user or of the assistant, unless the first one has calls."""
     joined: Messages = []
     for message in conversation.messages:
         before = joined[-1] if joined else {}
@@ -158,7 +158,7 @@ def _joined_parts(before: Mapping[str, Any], behind: Mapping[str, Any]) -> dict[
 
 
 def results_joined(conversation: Conversation) -> Conversation:
-    """Make what the user says right behind a result part of it."""
+    """Append a user message right behind a result to that result."""
     joined: Messages = []
     for message in conversation.messages:
         if message["role"] == "user" and joined and joined[-1]["role"] == "tool":
@@ -169,7 +169,7 @@ def results_joined(conversation: Conversation) -> Conversation:
 
 
 def user_added(conversation: Conversation) -> Conversation:
-    """Put an empty turn of the user first where there is none of theirs."""
+    """Put an empty turn of the user first, unless the user's turn is first already."""
     messages = conversation.messages
     count = leading_systems(messages)
     if messages[count:] and messages[count]["role"] == "user":

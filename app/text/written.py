@@ -1,4 +1,4 @@
-"""Text of a model that is not read yet, for readers that wait for more of it where they cannot tell."""
+"""Unread text of a model, for readers that wait for more until they can decide."""
 
 from collections.abc import Generator
 from typing import Any
@@ -8,12 +8,12 @@ import regex
 from app.text.stops import MarkedText
 
 MAX_CALL_CHARACTERS = 256 * 1024
-"""Characters of a call that is read as a whole; beyond it is text."""
+"""Longest call that is read as a whole, in characters; a longer one is text."""
 
 Match = Any
-"""One of `regex`, which has no types."""
+"""Match of `regex`, which has no types."""
 Reading = Generator[None, None, Match | None]
-"""Each `yield` asks for more text."""
+"""Reader whose every `yield` asks for more text."""
 
 
 class Written(MarkedText):
@@ -22,10 +22,10 @@ class Written(MarkedText):
     def __init__(self) -> None:
         super().__init__()
         self.final = False
-        """There is no more."""
+        """Whether no more text will come."""
 
     def more(self) -> Generator[None, None, bool]:
-        """Wait for more; whether any may have come."""
+        """Wait for more text, and return whether any may have come."""
         if self.final or len(self.text) > MAX_CALL_CHARACTERS:
             return False
         yield
@@ -41,7 +41,7 @@ class Written(MarkedText):
                 return pattern.match(self.text, place)
 
     def search(self, pattern: "regex.Pattern[str]", place: int = 0) -> Reading:
-        """The first place from `place` on."""
+        """Return the first match from `place` on, or None."""
         while True:
             found = pattern.search(self.text, place, partial=True)
             if found is not None and not found.partial:
