@@ -1,1 +1,1 @@
-"""The attack on a running server: `make campaign`; see `campaign/README.md`."""
+"""Attacks on a running server: `make campaign`; see `campaign/README.md`."""

@@ -1,4 +1,4 @@
-"""`make campaign`: attacks a real server by turns, prints a table, and ends with 1 where a promise is broken."""
+"""`make campaign`: attacks a real server by turns, prints a table, and exits with 1 if a promise is broken."""
 
 import asyncio
 import random
@@ -23,12 +23,12 @@ from tests.hub.stand_in import StandInHub, stand_in_hub
 
 MINUTE_SECONDS = 60.0
 FIRST_QUIET_TURNS = 3
-"""Turns that tell how slow this machine is, before any attack."""
+"""Quiet turns before any attack, to measure how slow this machine is."""
 
 
 @dataclass
 class Campaign:
-    """What was found until now, and where it is told."""
+    """Findings so far, and the console to print them on."""
 
     console: Console
     chance: random.Random
@@ -37,7 +37,7 @@ class Campaign:
     began: float = field(default_factory=time.monotonic)
 
     async def attack(self, leg: str, attacks: tuple[Attack, ...], seconds: float) -> None:
-        """Take turns on a server of its own until the time is over; each attack has one at least."""
+        """Take turns on a new server until the time is over; each attack gets at least one."""
         with TemporaryDirectory(prefix="paceline-campaign-") as folder, stand_in_hub() as hub:
             server = Server(Path(folder), hub.address)
             try:
@@ -69,7 +69,7 @@ class Campaign:
         self.console.print("\n       ".join([told, *found.failures[:3]]), markup=False, highlight=False, soft_wrap=True)
 
     def conclude(self) -> int:
-        """Print the tables and what is broken; the exit code."""
+        """Print the tables and the broken promises; return the exit code."""
         quiet = self.found.get(QUIET, Findings()).times.get(SILENCE, ())
         slow = slowness([each.seconds for each in quiet])
         self.console.print(as_table(self.found, slow), memory_table(self.remembered))
@@ -80,7 +80,7 @@ class Campaign:
 
 
 def list_attacks() -> Table:
-    """Names and what they do."""
+    """Return a table of the attacks' names and summaries."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for attack in dict.fromkeys(attack for attacks in LEGS.values() for attack in attacks):
         table.add_row(f"[bold]{attack.name}[/]", attack.summary)
@@ -88,7 +88,7 @@ def list_attacks() -> Table:
 
 
 async def run(campaign: Campaign, legs: dict[str, tuple[Attack, ...]], minutes: float) -> None:
-    """Every leg with its share of the time."""
+    """Run every leg for its share of the time."""
     for leg, attacks in legs.items():
         share = SHARES[leg] / sum(SHARES[each] for each in legs)
         await campaign.attack(leg, attacks, share * minutes * MINUTE_SECONDS)
@@ -114,8 +114,8 @@ def main(
         legs = chosen_legs(attack or [])
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in what it starts behind itself
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends with the table, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore SIGINT
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # SIGTERM prints the table too
     campaign = Campaign(console, random.Random(seed))
     try:
         asyncio.run(run(campaign, legs, minutes))

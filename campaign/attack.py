@@ -1,6 +1,6 @@
-"""One turn of an attack: the server is well, an honest stream of another key speaks, the attack, the judgement.
+"""One turn of an attack: check the server, start an honest stream of another key, attack, and judge.
 
-A turn does one thing that takes seconds. Turns go to the attack that had the least of its share of the time.
+A turn does one thing that takes seconds. The next turn is for the attack that had the least of its share of the time.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from tests.hub.stand_in import StandInHub
 
 READY_SECONDS = 60.0
 TURN_SECONDS = 240.0
-"""The longest turn."""
+"""Longest turn, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """What a turn has: the server, an attacker's key, a hub that says what it is told to, and chance."""
+    """Surroundings of a turn: the server, an attacker's key, a scripted hub, and a random generator."""
 
     server: Server
     key: str
@@ -31,14 +31,14 @@ class Arena:
     chance: random.Random
     found: Findings
     steps: list[tuple[float, str]] = field(default_factory=list)
-    """What the attack did, each with the moment at which it began."""
+    """Steps of the attack, each with the moment at which it began."""
 
     def begin(self, step: str) -> None:
-        """Say what is done from here on, so that a silence can be told by its cause."""
+        """Record the step that begins now, so that a silence can be attributed to it."""
         self.steps.append((time.monotonic(), step))
 
     def client(self) -> httpx2.AsyncClient:
-        """The attacker's."""
+        """Return a client with the attacker's key."""
         return self.server.client(self.key)
 
 
@@ -50,20 +50,20 @@ class Attack:
     summary: str
     turn: Callable[[Arena], Awaitable[None]]
     share: float = 1.0
-    """Of the time, beside the shares of others."""
+    """Share of the time, relative to the shares of others."""
     promises: Mapping[str, Promise] = field(default_factory=lambda: {SILENCE: PROMISES[SILENCE]})
-    """Of seconds, by what is timed."""
+    """Promises of seconds, by what is timed."""
     may_end: tuple[str, ...] = ()
-    """How it may end the honest stream; nothing else may."""
+    """Ends of the honest stream that it may cause; any other end is a failure."""
 
 
 def next_attack(attacks: Sequence[Attack], spent_seconds: Mapping[str, float]) -> Attack:
-    """Who had the least of its share; each has a first turn before any has a second one."""
+    """Return the attack that had the least of its share; each has a first turn before any has a second one."""
     return min(attacks, key=lambda attack: spent_seconds.get(attack.name, 0.0) / attack.share)
 
 
 async def take_turn(attack: Attack, server: Server, hub: StandInHub, chance: random.Random) -> Findings:
-    """One turn, and what it found. Where the server is not what it was before, the failure says so."""
+    """Take one turn and return its findings. A server that had to be restarted first is a failure."""
     found = Findings()
     if not await server.is_ready(READY_SECONDS):
         found.failures.append(f"the server is not ready after {READY_SECONDS:.0f} s, and is started anew")
@@ -82,7 +82,7 @@ async def take_turn(attack: Attack, server: Server, hub: StandInHub, chance: ran
 
 
 async def strike(attack: Attack, arena: Arena, honest: HonestStream) -> None:
-    """The attack itself, while an honest stream is heard."""
+    """Run the attack itself while the honest stream is observed."""
     found, since = arena.found, time.monotonic()
     arena.server.new_tracebacks()
     try:
@@ -99,7 +99,7 @@ async def strike(attack: Attack, arena: Arena, honest: HonestStream) -> None:
 
 
 async def released(server: Server) -> list[str]:
-    """Why models were in quarantine; they are released, so that the next attack finds them."""
+    """Release models from quarantine for the next attack, and return why they were there."""
     if not await server.is_ready(READY_SECONDS):
         return []
     blamed = (await server.call("GET", "/api/status"))["quarantined"]

@@ -1,7 +1,7 @@
-"""An honest stream of another key, in a process of its own so that no attacker's work delays what it hears:
+"""An honest stream of another key, in a process of its own so that the attackers' work does not delay it:
 `python -m campaign.honest ADDRESS`, with the key on its standard input.
 
-It asks for one long answer after another and tells the moment of everything that it hears, a line each.
+It requests one long answer after another and prints a line with the time of each event.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from campaign.judgement import longest_silence
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENS = 3500
-"""Tokens of an answer: almost all that the demo model's context holds, more than a minute of them."""
+"""Tokens of an answer: almost the demo model's whole context, more than a minute of them."""
 OPENING = b'"content":""'
-"""What a chunk says that comes before the first token."""
+"""Content of a chunk that comes before the first token."""
 PAUSE_SECONDS = 0.1
 BEGIN_SECONDS = 120.0
 
 
 def ask(connection: http.client.HTTPConnection, key: str) -> str:
-    """One answer, told as it comes; the word for its end."""
+    """Request one answer and print its chunks as they come; return the word for its end."""
     body = long_chat("Count from 1 to 4000.", TOKENS, temperature=0, speculation={"method": "off"})
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     connection.request("POST", CHAT, json.dumps(body), headers)
@@ -48,7 +48,7 @@ def tell(what: str) -> None:
 
 
 def main(address: str) -> None:
-    """Ask until the process is ended."""
+    """Request answers until the process is killed."""
     key, host = sys.stdin.readline().strip(), address.removeprefix("http://")
     while True:
         with contextlib.closing(http.client.HTTPConnection(host, timeout=BEGIN_SECONDS)) as connection:
@@ -63,42 +63,42 @@ def main(address: str) -> None:
 
 
 class HonestStream:
-    """What such a process heard until now; moments are those of `time.monotonic`."""
+    """Events of such a process so far, by `time.monotonic`."""
 
     def __init__(self) -> None:
         self._heard: list[tuple[float, str]] = []
         self._speaks = asyncio.Event()
 
     def note(self, line: bytes) -> None:
-        """Keep one line of what it tells."""
+        """Record one line of its output."""
         moment, _, what = line.decode().strip().partition(" ")
         self._heard.append((float(moment), what))
         if what == "chunk":
             self._speaks.set()
 
     async def speaks(self) -> bool:
-        """Whether its first chunk came in time."""
+        """Wait for the first chunk, and return whether it came within `BEGIN_SECONDS`."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._speaks.wait(), BEGIN_SECONDS)
         return self._speaks.is_set()
 
     def silence(self, since: float, until: float) -> tuple[float, float]:
-        """The longest silence between two chunks, and the moment at which it began."""
+        """Return the longest silence between two chunks, and the moment at which it began."""
         return longest_silence(self._heard, since, until)
 
     def ends(self, since: float) -> list[str]:
-        """How its answers ended, other than well."""
+        """Return the ends of its answers other than `done`."""
         return [what for moment, what in self._heard if moment >= since and what not in {"begin", "chunk", "done"}]
 
     @property
     def last(self) -> str:
-        """What it heard last."""
+        """Last event."""
         return self._heard[-1][1] if self._heard else "nothing"
 
 
 @contextlib.asynccontextmanager
 async def honest_stream(address: str, key: str) -> AsyncGenerator[HonestStream, None]:
-    """One that listens until the block ends."""
+    """Run an honest stream until the block ends."""
     command, pipe = (sys.executable, "-m", "campaign.honest", address), asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
     if process.stdin is None or process.stdout is None:

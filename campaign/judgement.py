@@ -1,7 +1,7 @@
-"""What counts as a broken promise: of one answer, one stream, one memory, one kind of attack. Pure.
+"""Pure functions that judge answers, streams, memory and attacks by the promises.
 
-A promise of seconds is for a quiet machine. How slow this one is now is measured by listening to a stream that nobody
-disturbs; the promise is scaled by that and never below what it says.
+A promise of seconds is for a quiet machine. An undisturbed stream measures how slow this one is now; the promise is
+scaled up by that, never down.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,27 +13,27 @@ from typing import NamedTuple
 QUIET_SECONDS = 0.25
 """Longest silence between two chunks of an undisturbed stream on two idle cores, in seconds."""
 GROWTH_SHARE, GROWTH_BYTES = 0.10, 16 << 20
-"""Growth of a process in the second half of its time that is still flat: a share of its memory, and bytes."""
+"""Growth of a process in the second half of its time that still counts as flat: a share of its memory, plus bytes."""
 LEAST_SAMPLES = 12
-"""Samples of a process before its growth says anything: it warms up first."""
+"""Samples of a process before its growth is judged: it warms up first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The most seconds that something takes: the median of all times, and the worst of them."""
+    """Limits in seconds on a set of times: on the worst of them, and on their median."""
 
     worst_seconds: float
     median_seconds: float = inf
 
 
 SILENCE, BACK, GONE = "silence", "first token", "children gone"
-"""What is timed: the longest silence of the honest stream in a turn; from a kill to the first token of a request that
-waits; from a kill of the server to the end of its last child."""
+"""Names of the times: the honest stream's longest silence in a turn; from a kill to the first token of a waiting
+request; from a kill of the server to the end of its last child."""
 PROMISES = {SILENCE: Promise(0.5), BACK: Promise(10.0, 5.0), GONE: Promise(1.0)}
 
 
 class Timed(NamedTuple):
-    """A time, and what was done meanwhile."""
+    """A time in seconds, and what was done meanwhile."""
 
     seconds: float
     about: str = ""
@@ -41,21 +41,21 @@ class Timed(NamedTuple):
 
 @dataclass(slots=True)
 class Findings:
-    """What turns of an attack found."""
+    """Findings of an attack's turns."""
 
     tried: int = 0
     failures: list[str] = field(default_factory=list)
     """Broken promises other than those of seconds."""
     times: dict[str, list[Timed]] = field(default_factory=dict)
-    """By what was timed."""
+    """Times, by what was timed."""
 
     def expect(self, holds: object, otherwise: str) -> None:
-        """Note a failure unless something holds."""
+        """Record a failure unless `holds`."""
         if not holds:
             self.failures.append(otherwise)
 
     def answered(self, status: int, headers: Mapping[str, str], body: bytes, asked: str) -> None:
-        """Count one answer, as a failure where it is an unhandled error."""
+        """Count one answer, as a failure if it is an unhandled error."""
         self.tried += 1
         self.expect(not is_unhandled(status, headers, body), f"{asked}: {status} {body[:160]!r}")
 
@@ -65,11 +65,11 @@ class Findings:
         self.expect(len(ends) == 1, f"{asked}: {len(ends)} ends ({', '.join(ends) or 'cut'})")
 
     def took(self, what: str, seconds: float, about: str = "") -> None:
-        """Note a time."""
+        """Record a time."""
         self.times.setdefault(what, []).append(Timed(seconds, about))
 
     def add(self, other: "Findings") -> None:
-        """Add those of another turn."""
+        """Add the findings of another turn."""
         self.tried += other.tried
         self.failures += other.failures
         for what, times in other.times.items():
@@ -77,15 +77,15 @@ class Findings:
 
 
 def is_unhandled(status: int, headers: Mapping[str, str], body: bytes = b"") -> bool:
-    """Whether an answer is an error that nobody foresaw: a 5xx, unless it says when to come again, or that the hub
-    has a problem."""
+    """Return whether an answer is an unhandled error: a 5xx, unless it is a 503 with `Retry-After`, or blames the
+    hub."""
     if status < 500:
         return False
     return not ((status == 503 and "retry-after" in headers) or (status in {502, 503} and b'"hub_' in body))
 
 
 def ends_of(lines: Iterable[str]) -> list[str]:
-    """The ends that a stream of server-sent events told: `done`, or the code of an error."""
+    """Return the ends in a stream of server-sent events: `done` or `error`."""
     ends = []
     for line in lines:
         if line == "data: [DONE]":
@@ -96,9 +96,9 @@ def ends_of(lines: Iterable[str]) -> list[str]:
 
 
 def longest_silence(heard: Iterable[tuple[float, str]], since: float, until: float) -> tuple[float, float]:
-    """Seconds between two chunks of one stream, within the times given, and the moment at which they began; a stream
-    that has not ended is silent to the end. `heard` are moments with `chunk`, or another word where a stream begins or
-    ends."""
+    """Return the longest time between two chunks of one stream within the given times, in seconds, and the moment at
+    which it began; a stream that has not ended is silent until `until`. `heard` are moments with `chunk`, or another
+    word where a stream begins or ends."""
     longest, last = (0.0, since), None
     for moment, what in [*heard, (until, "now")]:
         if last is not None and moment > since and last < until:
@@ -109,13 +109,13 @@ def longest_silence(heard: Iterable[tuple[float, str]], since: float, until: flo
 
 
 def slowness(quiet: Sequence[float]) -> float:
-    """How many times slower this machine is than a quiet one, at least 1: by the silences of turns that nobody
-    disturbed, of which the worst but one, since promises are about the worst and one alone says little."""
+    """Return how many times slower this machine is than a quiet one, at least 1: by the second longest silence of the
+    quiet turns, since promises are about the worst time and a single one proves little."""
     return max(1.0, sorted(quiet)[-2] / QUIET_SECONDS) if len(quiet) > 1 else 1.0
 
 
 def missed(promises: Mapping[str, Promise], times: Mapping[str, Sequence[Timed]], slow: float) -> list[str]:
-    """The promises of seconds that do not hold, on a machine slower by `slow`."""
+    """List the promises of seconds that do not hold on a machine slower by `slow`."""
     found = []
     for what, promise in promises.items():
         own = times.get(what) or (Timed(0.0),)
@@ -132,14 +132,14 @@ def missed(promises: Mapping[str, Promise], times: Mapping[str, Sequence[Timed]]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one process holds at a moment."""
+    """Memory of one process at one moment."""
 
     process_id: int
     resident_bytes: int
 
 
 def growth_bytes(samples: Sequence[Memory]) -> int:
-    """How much more a process holds than at the half of its time; 0 where that is flat, or few samples are of it."""
+    """Return the growth of a process since half of its time; 0 if it is flat or has too few samples."""
     own = [each.resident_bytes for each in samples if each.process_id == samples[-1].process_id]
     half, end = own[(len(own) - 1) // 2], own[-1]
     return end - half if len(own) >= LEAST_SAMPLES and end - half > GROWTH_SHARE * half + GROWTH_BYTES else 0

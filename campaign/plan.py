@@ -1,4 +1,4 @@
-"""Which attacks there are, which of them share a server, and how the time is shared."""
+"""The attacks, which of them share a server, and how the time is divided."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ QUIET_SECONDS = 5.0
 
 
 async def be_quiet(_arena: Arena) -> None:
-    """Do nothing for some seconds: how slow is this machine now?"""
+    """Do nothing for some seconds, to measure how slow this machine is now."""
     await asyncio.sleep(QUIET_SECONDS)
 
 
@@ -52,12 +52,12 @@ LEGS: dict[str, tuple[Attack, ...]] = {
         Attack("stores", "damaged bytes and values in the store", damaged_store, 1.5, {}),
     ),
 }
-"""Attacks that share a server, by what they do to it."""
+"""Attacks that share a server, by name of the leg."""
 SHARES = {"requests": 0.25, "costs": 0.4, "crashes": 0.35}
 
 
 def chosen_legs(names: Sequence[str]) -> dict[str, tuple[Attack, ...]]:
-    """The attacks of these names, or all, beside the quiet turns of their legs. Raises ValueError."""
+    """Return the attacks with these names, or all, and the quiet turns of their legs. Raises ValueError."""
     known = [attack.name for attacks in LEGS.values() for attack in attacks]
     if unknown := sorted(set(names) - set(known)):
         raise ValueError(f"no attack is called {', '.join(unknown)}; there are {', '.join(dict.fromkeys(known))}")

@@ -1,4 +1,4 @@
-"""The server under attack: `paceline serve` as anybody starts it, in a home of its own, and its processes."""
+"""The server under attack: a normal `paceline serve` in a home of its own, and its processes."""
 
 import asyncio
 import contextlib
@@ -20,22 +20,22 @@ from campaign.judgement import Memory
 START_SECONDS, END_SECONDS = 120.0, 30.0
 READY, ADDRESS = b"Ctrl-C stops the server", re.compile(rb"http://127\.0\.0\.1:\d+")
 LAST_CHARACTERS = 300
-"""Characters of a log that a failure tells."""
+"""Characters of the log's end that a failure quotes."""
 CALL_SECONDS = 60.0
 PAUSE_SECONDS = 0.05
 PREFIX_BYTES = 64 << 20
-"""Bytes of memory for earlier prompts: little, so that what grows is a leak."""
+"""Bytes of the prefix cache in memory: few, so that any growth is a leak."""
 ROLES = {"app.worker.process": "worker", "app.worker.text_process": "text", "serve": "server"}
-"""Names of processes by a word of their command line."""
+"""Names of processes, by a word of their command line."""
 TRACEBACK = b"Traceback (most recent call last)"
 
 
 class Server:
-    """One server; `hub` is the address where it looks for models. Its environment key opens everything."""
+    """One server; `hub` is the address where it looks for models. `admin_key` may do everything."""
 
     def __init__(self, folder: Path, hub: str) -> None:
         self.folder = folder
-        """For whatever the server and its attackers leave on the disk."""
+        """Folder for everything that the server and its attackers write."""
         self.home = folder / "home"
         self.downloads = folder / "models"
         self.log = folder / "log"
@@ -63,25 +63,25 @@ class Server:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start it, or start it again. Raises RuntimeError when it does not get ready."""
+        """Start it, or start it again. Raises RuntimeError if it does not get ready."""
         port = self.address.rpartition(":")[2] or "0"
         self._process, self.address = await launch(self.environment, self.log, port)
 
     async def kill(self) -> None:
-        """End it as a crash does; its children are left to themselves."""
+        """Kill it as a crash would; its children are left alone."""
         if self._process is not None:
             signal_to(self._process, signal.SIGKILL)
             await self._process.wait()
 
     async def stop(self) -> None:
-        """End it in good order, and whatever is left of it for certain."""
+        """Shut it down, and kill the processes that are left."""
         family = self.family()
         if self._process is not None:
             await end(self._process)
         kill_all(family)
 
     def family(self) -> list[psutil.Process]:
-        """The server, and all processes below it."""
+        """Return the server and all its descendants."""
         try:
             server = psutil.Process(self._process.pid if self._process else -1)
             return [server, *server.children(recursive=True)]
@@ -89,11 +89,11 @@ class Server:
             return []
 
     def worker(self) -> psutil.Process | None:
-        """The process that runs the models, while there is one."""
+        """Return the process that runs the models, or None while there is none."""
         return next((each for each in self.family() if "app.worker.process" in _words(each)), None)
 
     def memory(self) -> dict[str, Memory]:
-        """What its processes hold: server, worker, text processes together; none of what it runs for a while."""
+        """Return the memory of server, worker, and all text processes together; short-lived processes are left out."""
         held: dict[str, Memory] = {}
         for each in self.family():
             words = _words(each)
@@ -104,7 +104,7 @@ class Server:
         return held
 
     def client(self, key: str) -> httpx2.AsyncClient:
-        """A client with a key, for many requests at once."""
+        """Return a client with a key, for many requests at once."""
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         headers = {"authorization": f"Bearer {key}"}
         return httpx2.AsyncClient(
@@ -112,7 +112,7 @@ class Server:
         )
 
     async def call(self, method: str, path: str, body: Any = None) -> Any:
-        """An admin's call that must be answered well. Raises RuntimeError otherwise."""
+        """Make an admin's call that must succeed. Raises RuntimeError otherwise."""
         async with self.client(self.admin_key) as admin:
             answer = await admin.request(method, path, json=body)
         if not answer.is_success:
@@ -120,12 +120,12 @@ class Server:
         return answer.json()
 
     async def new_key(self) -> str:
-        """An inference key."""
+        """Create an inference key."""
         made = await self.call("POST", "/admin/api/keys", {"name": secrets.token_hex(8), "scope": "inference"})
         return str(made["text"])
 
     async def is_ready(self, seconds: float) -> bool:
-        """Whether it takes requests before some seconds are over."""
+        """Return whether it accepts requests within `seconds`."""
         async with self.client(self.admin_key) as admin:
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
@@ -136,13 +136,13 @@ class Server:
         return False
 
     def new_tracebacks(self) -> int:
-        """How many tracebacks its log has more than at the last call."""
+        """Return the number of tracebacks in the log since the last call."""
         before, self._tracebacks = self._tracebacks, self.log.read_bytes().count(TRACEBACK)
         return self._tracebacks - before
 
 
 async def launch(environment: dict[str, str], log: Path, port: str = "0") -> tuple[asyncio.subprocess.Process, str]:
-    """A server that has said that it is ready, and its address. Raises RuntimeError where it ends or stays silent."""
+    """Start a server and wait until it is ready; return it and its address. Raises RuntimeError if it is not."""
     command = [sys.executable, "-m", "app.cli", "serve", "--port", port]
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
@@ -163,12 +163,12 @@ async def launch(environment: dict[str, str], log: Path, port: str = "0") -> tup
 
 
 def last_words(log: Path) -> str:
-    """The end of a log."""
+    """Return the end of a log."""
     return log.read_text(encoding="utf-8", errors="replace").strip()[-LAST_CHARACTERS:]
 
 
 async def end(process: asyncio.subprocess.Process) -> int:
-    """End a server in good order, or else for certain; its exit code."""
+    """Shut a server down, by SIGKILL if it does not end in time; return its exit code."""
     signal_to(process, signal.SIGTERM)
     with contextlib.suppress(TimeoutError):
         return await asyncio.wait_for(process.wait(), END_SECONDS)
@@ -177,14 +177,14 @@ async def end(process: asyncio.subprocess.Process) -> int:
 
 
 def signal_to(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """Send a signal. `send_signal` would take the exit code of a process that has just ended from the one who waits."""
+    """Send a signal. `send_signal` would take the exit code of a just ended process away from its waiter."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
-    """End them for certain; who has ended is left alone."""
+    """Kill the processes that have not ended."""
     for each in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()

@@ -1,4 +1,4 @@
-"""Connections as no library opens them: bytes as they are, slowly, by halves, never read."""
+"""Connections as no library opens them: raw bytes, sent slowly or in part, answers never read."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ LINE = b"\r\n"
 
 @contextlib.asynccontextmanager
 async def connections(address: str, count: int, receive_bytes: int = 0) -> AsyncGenerator[list[socket.socket], None]:
-    """Open ones; `receive_bytes` is what the kernel takes of an answer that nobody reads (0: as usual)."""
+    """Open `count` connections; `receive_bytes` sizes the kernel's buffer for unread answers (0: its default)."""
     host, _, port = address.removeprefix("http://").partition(":")
     opened: list[socket.socket] = []
     try:
@@ -28,13 +28,13 @@ async def connections(address: str, count: int, receive_bytes: int = 0) -> Async
 
 
 def head(method: str, path: str, key: str = "", *more: str) -> bytes:
-    """The head of a request; no key where none is given."""
+    """Return the head of a request, without a key if none is given."""
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", *more]
     return "\r\n".join([*lines, *([f"Authorization: Bearer {key}"] if key else []), "", ""]).encode()
 
 
 async def send(connection: socket.socket, pieces: Iterable[bytes]) -> bool:
-    """Whether the server took all of it before it hung up."""
+    """Send the pieces, and return whether the server took all of them before it hung up."""
     try:
         for piece in pieces:
             await asyncio.get_running_loop().sock_sendall(connection, piece)
@@ -44,7 +44,7 @@ async def send(connection: socket.socket, pieces: Iterable[bytes]) -> bool:
 
 
 async def status(connection: socket.socket, seconds: float) -> int:
-    """The status of the answer; 0 where the server hung up, or did not answer in time."""
+    """Return the status of the answer; 0 if the server hung up or did not answer in time."""
     told = b""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(seconds):
@@ -55,7 +55,7 @@ async def status(connection: socket.socket, seconds: float) -> int:
 
 
 async def is_closed(connection: socket.socket, seconds: float) -> bool:
-    """Whether the server hangs up before some seconds are over; what it says before is read."""
+    """Read until the server hangs up, and return whether it did so within `seconds`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             try:

@@ -1,4 +1,4 @@
-"""Streams as an attacker asks for them: how each ended, and when its first token came."""
+"""Streams that attackers request: how each ended, and when its first token came."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ SETTLE_SECONDS = 30.0
 
 
 async def listen(client: httpx2.AsyncClient, body: dict[str, Any], found: Findings, asked: str) -> Sequence[str]:
-    """One stream to its end, which is counted; its ends. An answer that refuses it is its end."""
+    """Read one stream to its end, count it, and return its ends. A refusal counts as its end."""
     try:
         async with client.stream("POST", CHAT, json=body) as answer:
             if not answer.is_success:
@@ -25,7 +25,7 @@ async def listen(client: httpx2.AsyncClient, body: dict[str, Any], found: Findin
             lines: list[str] = []
             with contextlib.suppress(httpx2.TransportError):
                 async for line in answer.aiter_lines():
-                    lines.append(line)  # noqa: PERF401 - a connection that is cut leaves what came before
+                    lines.append(line)  # noqa: PERF401 - keeps the lines before a cut connection
     except httpx2.TransportError as error:
         found.tried += 1
         found.failures.append(f"{asked}: no answer ({type(error).__name__})")
@@ -36,7 +36,7 @@ async def listen(client: httpx2.AsyncClient, body: dict[str, Any], found: Findin
 
 
 async def first_token_seconds(client: httpx2.AsyncClient, since: float, most_seconds: float) -> float:
-    """Seconds from a moment to the first token of a request that asks again whenever it is refused. Raises
+    """Return the seconds from `since` to a first token, sending the request again whenever it is refused. Raises
     TimeoutError."""
     async with asyncio.timeout(most_seconds):
         while True:
@@ -49,7 +49,7 @@ async def first_token_seconds(client: httpx2.AsyncClient, since: float, most_sec
 
 
 async def settled(admin: httpx2.AsyncClient, most_open: int) -> int:
-    """How many requests are open, once they are few or some seconds are over."""
+    """Wait until at most `most_open` requests are open, or `SETTLE_SECONDS` pass; return the number of open ones."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         still_open = int((await admin.get("/api/status")).json()["open_requests"])

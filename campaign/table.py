@@ -1,4 +1,4 @@
-"""What a campaign leaves behind: a row for each attack, one for each process, and the promises that are broken."""
+"""Results of a campaign: a row for each attack, one for each process, and the broken promises."""
 
 import re
 from collections import Counter
@@ -11,7 +11,7 @@ from campaign.attack import Attack
 from campaign.judgement import SILENCE, Findings, Memory, Timed, growth_bytes, missed
 
 MOST_KINDS, MOST_CHARACTERS = 8, 240
-"""Kinds of failures of one attack that are shown, and characters of each."""
+"""Limits on the kinds of failures shown for one attack, and on the characters of each."""
 MEGABYTE = 1 << 20
 
 Found = Mapping[Attack, Findings]
@@ -19,7 +19,7 @@ Remembered = Mapping[str, Sequence[Memory]]
 
 
 def as_table(found: Found, slow: float) -> Table:
-    """Every attack with its figures."""
+    """Return a table of every attack with its figures."""
     table = Table(title=f"Seconds are {slow:.1f} times those of a quiet machine", title_justify="left")
     table.add_column("Attack")
     for column in ("Turns", "Tried", "Failed", "Silence, s"):
@@ -38,12 +38,12 @@ def as_table(found: Found, slow: float) -> Table:
 
 
 def as_times(times: Sequence[Timed]) -> str:
-    """Median and worst."""
+    """Format the median and the worst time."""
     return f"{median(each.seconds for each in times):.2f} / {max(times).seconds:.2f}"
 
 
 def memory_table(remembered: Remembered) -> Table:
-    """What each process held at the start, in the middle and at the end."""
+    """Return a table of the memory of each process at the start, in the middle and at the end."""
     table = Table(title="Memory, MB", title_justify="left")
     table.add_column("Process")
     for column in ("Start", "Half", "End"):
@@ -56,7 +56,7 @@ def memory_table(remembered: Remembered) -> Table:
 
 
 def broken(attack: Attack, found: Findings, slow: float) -> list[str]:
-    """The promises that an attack broke: kinds of failures with how often, and times."""
+    """List the promises that an attack broke: kinds of failures with their counts, and times."""
     kinds = Counter(re.sub(r"\d+", "#", failure) for failure in found.failures)
     examples = {re.sub(r"\d+", "#", failure): failure for failure in reversed(found.failures)}
     told = [f"{count} × {examples[kind][:MOST_CHARACTERS]}" for kind, count in kinds.most_common(MOST_KINDS)]
@@ -65,7 +65,7 @@ def broken(attack: Attack, found: Findings, slow: float) -> list[str]:
 
 
 def verdict(found: Found, remembered: Remembered, slow: float) -> list[str]:
-    """Every broken promise; none is a good end."""
+    """List every broken promise; an empty list is success."""
     grown = {name: growth_bytes(samples) for name, samples in remembered.items()}
     leaks = [
         f"memory of {name}: {grown_bytes / MEGABYTE:.0f} MB more than at half"

@@ -1,1 +1,1 @@
-"""The attacks, a family a file; `campaign/__main__.py` lists them."""
+"""The attacks, one family per file; `campaign/plan.py` lists them."""

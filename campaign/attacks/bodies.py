@@ -17,7 +17,7 @@ CLIENTS = 8
 DEEP, MANY = 100_000, 100_000
 METHODS = ("post", "put", "patch", "delete")
 LEFT_OUT = ("/admin/api/worker/restart", "/admin/api/worker/drain")
-"""Routes that end what all others need, whatever is sent; the fuzzer calls them."""
+"""Routes that end the worker, which all others need, whatever the body; the fuzzer calls them."""
 WRONG: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1 << 31, 1 << 53, 1 << 63, -(1 << 63), 10**400, 0.5, 1e308, "", "x", "x" * 100_000),
     *([], {}, [[]], [None], {"": {}}, [{"role": "user"}], "\ud800", "\x00", "../../../etc/passwd", "1" * 5000),
@@ -58,11 +58,11 @@ LARGE_DOCUMENTS = (
     json.dumps({"k" * 1_000_000: "v"}).encode(),
 )
 LARGE_SHARE, WHOLE_SHARE = 0.05, 0.4
-"""Share of the documents that are large, and of those wrong as a whole."""
+"""Share of large documents, and among the others, of documents that are wrong as a whole."""
 
 
 def operations(document: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
-    """Method, path and names of fields of each route that changes something."""
+    """Return method, path and field names of each route that changes something."""
     shapes = document.get("components", {}).get("schemas", {})
     found = []
     for path, methods in document["paths"].items():
@@ -75,7 +75,7 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
 
 
 def hostile(chance: random.Random, fields: list[str]) -> bytes:
-    """A document that is wrong as a whole, or one whose fields have values that do not fit."""
+    """Return a document that is wrong as a whole, or one whose fields have values that do not fit."""
     if chance.random() < LARGE_SHARE:
         return chance.choice(LARGE_DOCUMENTS)
     if not fields or chance.random() < WHOLE_SHARE:
@@ -86,7 +86,7 @@ def hostile(chance: random.Random, fields: list[str]) -> bytes:
 
 
 async def hostile_bodies(arena: Arena) -> None:
-    """Send them for some seconds, many at once."""
+    """Send hostile bodies for some seconds, many at once."""
     async with arena.server.client(arena.server.admin_key) as admin:
         routes = operations((await admin.get("/openapi.json")).json())
         ends_at = time.monotonic() + SECONDS

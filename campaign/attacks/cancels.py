@@ -1,4 +1,4 @@
-"""Requests that are given up at any moment, and answers that nobody reads: nothing of them is left."""
+"""Requests abandoned at any moment, and answers that are never read: nothing of them is left."""
 
 import asyncio
 import json
@@ -16,16 +16,16 @@ from campaign.streams import settled
 CLIENTS, SECONDS = 16, 10.0
 LATEST_SECONDS = 0.4
 HONEST = 1
-"""Open requests that are nobody's leak."""
+"""Number of open requests that are not leaks: the honest stream's."""
 NON_READERS, HELD_SECONDS = 30, 10.0
 RECEIVE_BYTES = 4096
 MOST_BYTES = 100 << 20
-"""What answers that nobody reads may take of the server's memory."""
+"""Bytes of the server's memory that unread answers may take."""
 RESET = struct.pack("ii", 1, 0)
 
 
 async def cancel(arena: Arena) -> None:
-    """Leave in every way there is, for some seconds."""
+    """Abandon requests in every way for some seconds."""
     ends_at = time.monotonic() + SECONDS
 
     async def leave_often(client: httpx2.AsyncClient) -> None:
@@ -38,7 +38,7 @@ async def cancel(arena: Arena) -> None:
 
 
 def body(arena: Arena) -> dict[str, object]:
-    """A request of any kind that takes a while."""
+    """Return a random request that takes a while."""
     chance = arena.chance
     return long_chat("Tell a story.", chance.choice((1, 50, 1000)), n=chance.choice((1, 1, 4))) | {
         "stream": chance.random() < 0.8
@@ -46,7 +46,7 @@ def body(arena: Arena) -> dict[str, object]:
 
 
 async def hang_up(arena: Arena, client: httpx2.AsyncClient) -> None:
-    """Close the connection at some moment; an answer that came before is judged."""
+    """Close the connection at a random moment; an answer that came before is judged."""
     asking = asyncio.create_task(client.post(CHAT, json=body(arena)))
     try:
         answer = await asyncio.wait_for(asking, arena.chance.uniform(0, LATEST_SECONDS))
@@ -57,7 +57,7 @@ async def hang_up(arena: Arena, client: httpx2.AsyncClient) -> None:
 
 
 async def reset(arena: Arena, _client: httpx2.AsyncClient) -> None:
-    """Break the connection, as a client that crashes; at times in the middle of the request."""
+    """Reset the connection like a crashing client, sometimes in the middle of the request."""
     arena.found.tried += 1
     async with connections(arena.server.address, 1) as (connection,):
         content = json.dumps(body(arena)).encode()
@@ -68,7 +68,7 @@ async def reset(arena: Arena, _client: httpx2.AsyncClient) -> None:
 
 
 async def never_read(arena: Arena) -> None:
-    """Ask for long answers and read nothing of them."""
+    """Request long answers and read nothing of them."""
     before = server_bytes(arena)
     content = json.dumps(long_chat("Tell a story.", 3000, n=4, logprobs=True, top_logprobs=20)).encode()
     whole = head("POST", CHAT, arena.key, f"Content-Length: {len(content)}") + content
@@ -86,12 +86,12 @@ async def never_read(arena: Arena) -> None:
 
 
 def server_bytes(arena: Arena) -> int:
-    """What the server's own process holds."""
+    """Return the memory of the server's own process, in bytes."""
     return arena.server.memory()["server"].resident_bytes
 
 
 async def nothing_is_left(arena: Arena) -> None:
-    """No request is open but the honest one."""
+    """Expect that no request is open except the honest one."""
     async with arena.server.client(arena.server.admin_key) as admin:
         left = await settled(admin, HONEST)
     arena.found.expect(left <= HONEST, f"{left - HONEST} requests are open that everybody has left")

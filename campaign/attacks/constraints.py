@@ -1,5 +1,5 @@
-"""Schemas, expressions and grammars that are legal and cost much, or cannot be met: nobody else waits for them, and
-what ends by itself keeps to them.
+"""Legal schemas, expressions and grammars that are costly or cannot be met: no other client waits for them, and an
+answer that ends by itself meets them.
 """
 
 import json
@@ -25,7 +25,7 @@ SECONDS = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a request holds its answer to, and whether a text that ended by itself does so."""
+    """A constraint on an answer, with a check of a text that ended by itself."""
 
     name: str
     fields: Mapping[str, Any]
@@ -38,13 +38,13 @@ def words(chance: random.Random, length: int) -> str:
 
 
 def of_schema(name: str, schema: Any, tokens: int = 60) -> Constraint:
-    """An answer in JSON."""
+    """Return a constraint to JSON by a schema."""
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     return Constraint(name, {"response_format": form}, lambda text: fits(schema, text), tokens)
 
 
 def fits(schema: Any, text: str) -> bool:
-    """Whether a text is JSON that keeps to a schema; no text keeps to one that refers to itself alone."""
+    """Return whether a text is JSON that fits a schema; none fits one that only refers to itself."""
     try:
         jsonschema.validate(json.loads(text), schema)
     except (ValueError, jsonschema.ValidationError, jsonschema.SchemaError, RecursionError):
@@ -53,19 +53,19 @@ def fits(schema: Any, text: str) -> bool:
 
 
 def of_regex(name: str, pattern: str, holds: Callable[[str], bool] | None = None) -> Constraint:
-    """An answer that matches an expression; `holds` where trying it would take too long."""
+    """Return a constraint to a regular expression; `holds` replaces matching where that would take too long."""
 
     def matches(text: str) -> bool:
         try:
             return regex.fullmatch(pattern, text, timeout=MATCH_SECONDS) is not None
         except TimeoutError:
-            return True  # nobody knows
+            return True  # undecided: not a failure
 
     return Constraint(name, {"structured_outputs": {"regex": pattern}}, holds or matches, tokens=400)
 
 
 def of_grammar(name: str, grammar: str, least: int) -> Constraint:
-    """An answer in a language whose words have at least some characters."""
+    """Return a constraint to a grammar whose texts have at least `least` characters."""
     return Constraint(name, {"structured_outputs": {"grammar": grammar}}, lambda text: len(text) >= least, tokens=400)
 
 
@@ -126,7 +126,7 @@ def random_schema(chance: random.Random) -> Constraint:
 
 
 def any_schema(chance: random.Random, depth: int) -> dict[str, Any]:
-    """A schema that something keeps to."""
+    """Return a random schema that some value fits."""
     kind = chance.choice(
         ("string", "integer", "enum", "const", "boolean", *(["object", "array", "anyOf"] * 2 * (depth > 0)))
     )
@@ -151,7 +151,7 @@ def random_regex(chance: random.Random) -> Constraint:
 
 
 def any_regex(chance: random.Random, depth: int) -> str:
-    """An expression that something matches."""
+    """Return a random expression that some text matches."""
     if depth == 0:
         return chance.choice(("a", "b", ".", r"\d", "[a-f]", "[^x]", r"\w", "ü", "x{0,50}"))
     inner = any_regex(chance, depth - 1)
@@ -186,7 +186,7 @@ CONSTRAINTS = (
 
 
 async def hostile_constraints(arena: Arena) -> None:
-    """One after the other for some seconds; the worker lives on, and what ended by itself keeps to them."""
+    """Try one after another for some seconds; the worker survives, and answers that ended by themselves fit."""
     ends_at = time.monotonic() + SECONDS
     async with arena.client() as client:
         for make in arena.chance.sample(CONSTRAINTS, len(CONSTRAINTS)):
@@ -195,13 +195,13 @@ async def hostile_constraints(arena: Arena) -> None:
 
 
 async def hold_to(arena: Arena, client: httpx2.AsyncClient, constraint: Constraint) -> None:
-    """One answer."""
+    """Request one answer under a constraint, and judge it."""
     before = arena.server.worker()
     arena.begin(constraint.name)
     body = chat("hello", max_tokens=constraint.tokens, **constraint.fields) | {"stream": False}
     try:
         answer = await client.post(CHAT, json=body, timeout=ANSWER_SECONDS)
-    except httpx2.ReadTimeout:  # who asks for much waits long; what counts is whether others do
+    except httpx2.ReadTimeout:  # only others must not wait
         arena.found.tried += 1
         return
     except httpx2.TransportError as error:

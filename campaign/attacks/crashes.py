@@ -1,4 +1,4 @@
-"""Servers that are killed in the middle of writing: nothing is torn, and what was acknowledged is there."""
+"""Servers killed in the middle of writing: nothing is torn, and nothing acknowledged is lost."""
 
 import asyncio
 import contextlib
@@ -28,17 +28,17 @@ SAFETENSORS_HEADER_BYTES = 8
 
 @dataclass
 class Written:
-    """What was sent, and what of it was acknowledged."""
+    """Writes that were sent, and those that were acknowledged."""
 
     setting: int = 0
     sent: int = 0
     keys: set[str] = field(default_factory=set)
     turns: dict[int, set[str]] = field(default_factory=dict)
-    """Ids of turns by conversation."""
+    """Ids of acknowledged turns, by conversation."""
 
 
 async def kill_server(arena: Arena) -> None:
-    """SIGKILL while settings, keys and conversations are written and chats run; then start it again."""
+    """SIGKILL the server while settings, keys and conversations are written and chats run; then restart it."""
     written, server = Written(), arena.server
     async with server.client(server.admin_key) as admin:
         writers = [asyncio.create_task(each(admin, written)) for each in (settings, keys, conversations, chats)]
@@ -56,7 +56,7 @@ async def kill_server(arena: Arena) -> None:
 
 
 async def settings(admin: httpx2.AsyncClient, written: Written) -> None:
-    """One setting, again and again."""
+    """Write one setting again and again."""
     with contextlib.suppress(httpx2.TransportError):
         while True:
             written.sent += 1
@@ -65,7 +65,7 @@ async def settings(admin: httpx2.AsyncClient, written: Written) -> None:
 
 
 async def keys(admin: httpx2.AsyncClient, written: Written) -> None:
-    """A new key, and again one."""
+    """Create one key after another."""
     with contextlib.suppress(httpx2.TransportError):
         while True:
             body = {"name": secrets.token_hex(8), "scope": "inference"}
@@ -74,14 +74,14 @@ async def keys(admin: httpx2.AsyncClient, written: Written) -> None:
 
 
 async def conversations(admin: httpx2.AsyncClient, written: Written) -> None:
-    """Turn by turn of one conversation after the other."""
+    """Write one conversation after another, turn by turn."""
     with contextlib.suppress(httpx2.TransportError):
         for number in range(1_000_000):
             await one_conversation(admin, written, time.time_ns() + number)
 
 
 async def one_conversation(admin: httpx2.AsyncClient, written: Written, number: int) -> None:
-    """Three turns under an id of our own."""
+    """Write three turns of a conversation under an id of our own."""
     begin: dict[str, object] = {"begin": {"title": "Kept"}}
     number, parent = number % (1 << 53), ""
     for version in range(3):
@@ -95,14 +95,14 @@ async def one_conversation(admin: httpx2.AsyncClient, written: Written, number: 
 
 
 async def chats(admin: httpx2.AsyncClient, _written: Written) -> None:
-    """Answers, whose statistics are written too."""
+    """Request answers, whose statistics are written too."""
     with contextlib.suppress(httpx2.TransportError):
         while True:
             await admin.post("/v1/chat/completions", json=chat("Hello", max_tokens=20) | {"stream": False})
 
 
 async def gone_seconds(children: list[psutil.Process], since: float) -> float:
-    """Seconds from a moment to the end of the last of some processes; the longest wait where one stays."""
+    """Return the seconds from `since` to the end of the last process, at most about `GONE_SECONDS`; kill the rest."""
     while (now := time.monotonic()) < since + GONE_SECONDS:
         if not any(map(_runs, children)):
             break
@@ -112,14 +112,14 @@ async def gone_seconds(children: list[psutil.Process], since: float) -> float:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Whether it has not ended; what its new parent has not looked at yet is no process any more."""
+    """Return whether a process has not ended; a zombie that its new parent has not reaped has."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 async def lost(admin: httpx2.AsyncClient, written: Written) -> list[str]:
-    """What was acknowledged and is not there."""
+    """List the acknowledged writes that are missing."""
     found = []
     values = (await admin.get("/admin/api/settings")).json()
     limit = next(each["value"] for each in values["settings"] if each["name"] == "history_limit")
@@ -135,7 +135,7 @@ async def lost(admin: httpx2.AsyncClient, written: Written) -> list[str]:
 
 
 def torn_files(home: Path) -> list[str]:
-    """The files of a home, of a server that runs no more, that are not whole; nothing in it is changed."""
+    """List the torn files in the home of a stopped server, without changing it."""
     found = []
     for path in sorted(home.rglob("*")):
         if path.suffix == ".json" and not is_json(path):
@@ -155,7 +155,7 @@ def torn_files(home: Path) -> list[str]:
 
 
 def is_json(path: Path) -> bool:
-    """Whether a file is JSON."""
+    """Return whether a file is JSON."""
     try:
         json.loads(path.read_bytes())
     except ValueError:
@@ -164,7 +164,7 @@ def is_json(path: Path) -> bool:
 
 
 def is_safetensors(path: Path) -> bool:
-    """Whether a file has the length that its header tells."""
+    """Return whether a file has the length that its header implies."""
     content = path.read_bytes()
     try:
         (length,) = struct.unpack("<Q", content[:SAFETENSORS_HEADER_BYTES])

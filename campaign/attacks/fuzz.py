@@ -1,4 +1,4 @@
-"""schemathesis over a few routes of the OpenAPI document at a time: requests that fit it, and such that do not."""
+"""schemathesis over a few routes of the OpenAPI document at a time: requests that fit it, and others that do not."""
 
 import asyncio
 import contextlib
@@ -13,13 +13,13 @@ from campaign.honest import ROOT
 
 CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
 ROUTES = 12
-"""Routes of one turn."""
+"""Number of routes in one turn."""
 SECONDS = 30
 GRACE_SECONDS = 20.0
 
 
 async def fuzz(arena: Arena) -> None:
-    """Let it call some routes for some seconds; every answer is judged here, none by its own checks."""
+    """Let it call some routes for some seconds; answers are judged here, not by its own checks."""
     async with arena.server.client(arena.server.admin_key) as admin:
         paths = sorted((await admin.get("/openapi.json")).json()["paths"])
     chosen = [word for path in arena.chance.sample(paths, ROUTES) for word in ("--include-path", path)]
@@ -37,7 +37,7 @@ async def fuzz(arena: Arena) -> None:
     )
     try:
         await asyncio.wait_for(process.wait(), SECONDS + GRACE_SECONDS)
-    except TimeoutError:  # it ends its last scenario first
+    except TimeoutError:  # it finishes its last scenario first
         pass
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What the fuzzer adds to schemathesis, in its process: bodies name a model that is there, and every answer is told."""
+"""Hooks of the fuzzer in schemathesis's process: bodies name an existing model, and every answer is recorded."""
 
 import json
 import os
@@ -15,7 +15,7 @@ _answers = Path(os.environ["CAMPAIGN_ANSWERS"]).open("a", encoding="utf-8", buff
 
 @schemathesis.hook
 def after_call(_context: Any, case: Any, response: Any) -> None:
-    """Tell of one answer what it is judged by."""
+    """Record of one answer what its judgement needs."""
     headers = {name.lower(): "".join(value) for name, value in response.headers.items()}
     body = (response.content or b"")[:MOST_BODY_CHARACTERS].decode("utf-8", "replace")
     asked = f"{case.method} {case.path}"

@@ -1,4 +1,4 @@
-"""Callers that fill what is kept for all, thousands of responses and conversations: others lose nothing of theirs."""
+"""Clients that fill shared storage with thousands of responses and conversations: others lose nothing of theirs."""
 
 import asyncio
 import time
@@ -10,15 +10,15 @@ from campaign.chats import MODEL
 
 RESPONSES, CLIENTS = 100, 4
 VALUES, CHARACTERS, TAKEN_CHARACTERS = 16, 60_000, 512
-"""Metadata of a response: as much as may be tried, and as much as OpenAI takes."""
+"""Metadata of a response: number of values, characters per value to try, and characters per value that OpenAI takes."""
 CONVERSATIONS = 200
 FULL = 400
-"""The answer to a conversation beyond those that are kept."""
+"""Status of the answer to a conversation beyond the limit."""
 KEPT = "/v1/responses"
 
 
 async def hoard_responses(arena: Arena) -> None:
-    """One key keeps as much as it may; another key's response of before is still there."""
+    """Store as many responses as one key may; an earlier response of another key must still be there."""
     async with arena.client() as client, arena.server.client(await arena.server.new_key()) as other:
         kept = await ask(arena, other, "mine", 1)
         shares = [RESPONSES // CLIENTS] * CLIENTS
@@ -29,14 +29,14 @@ async def hoard_responses(arena: Arena) -> None:
 
 
 async def hoard(arena: Arena, client: httpx2.AsyncClient, count: int) -> None:
-    """Keep some."""
+    """Store `count` responses with metadata as large as is accepted."""
     for _ in range(count):
         if not await ask(arena, client, "x" * CHARACTERS, VALUES):
             await ask(arena, client, "x" * TAKEN_CHARACTERS, VALUES)
 
 
 async def ask(arena: Arena, client: httpx2.AsyncClient, value: str, values: int) -> str:
-    """The id of a response that is kept with such metadata; empty where it is refused."""
+    """Store a response with such metadata and return its id; empty if it is refused."""
     metadata = {f"k{number}": value for number in range(values)}
     body = {"model": MODEL, "input": "hello", "max_output_tokens": 1, "store": True, "metadata": metadata}
     answer = await client.post(KEPT, json=body)
@@ -45,7 +45,7 @@ async def ask(arena: Arena, client: httpx2.AsyncClient, value: str, values: int)
 
 
 async def hoard_conversations(arena: Arena) -> None:
-    """Hundreds more each turn, until no more are kept; how long the list of all of them takes is timed."""
+    """Add hundreds of conversations each turn, until the store is full; time the list of all of them."""
     async with arena.server.client(arena.server.admin_key) as admin:
         for number in range(CONVERSATIONS):
             turns = [{"id": "q1", "parent": "", "role": "user", "content": "words " * 200}]

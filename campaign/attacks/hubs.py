@@ -1,4 +1,4 @@
-"""Hubs that lie about what they have: each download ends, the queue goes on, and nothing lies outside its folder."""
+"""Hubs that lie about their files: each download ends, the queue continues, and nothing is written outside a folder."""
 
 import asyncio
 import json
@@ -24,22 +24,22 @@ Told = dict[str, Any]
 
 @dataclass
 class LyingRepository(Repository):
-    """One whose information is something else than the truth."""
+    """A repository with false information."""
 
     lie: Callable[[Told], Any] = field(default=lambda told: told)
 
     def information(self, *, blobs: bool = False) -> Any:
-        """What the hub says of it."""
+        """Return the hub's information after the lie."""
         return self.lie(super().information(blobs=blobs))
 
 
 def with_files(**values: Any) -> Callable[[Told], Any]:
-    """Every file with other values."""
+    """Return a lie that changes the values of every file."""
     return lambda told: told | {"siblings": [each | values for each in told["siblings"]]}
 
 
 def with_more(*names: str, size: int = 10) -> Callable[[Told], Any]:
-    """More files than there are."""
+    """Return a lie that adds files that do not exist."""
     return lambda told: told | {"siblings": told["siblings"] + [{"rfilename": name, "size": size} for name in names]}
 
 
@@ -70,7 +70,7 @@ LIES: dict[str, Callable[[Told], Any]] = {
 
 
 async def lying_hubs(arena: Arena) -> None:
-    """One lie after the other, as many as some seconds hold."""
+    """Try one lie after another for some seconds."""
     ends_at = time.monotonic() + SECONDS
     arena.hub.tokens.add(TOKEN)
     await arena.server.call("PUT", "/admin/api/hub/token", {"token": TOKEN})
@@ -81,7 +81,7 @@ async def lying_hubs(arena: Arena) -> None:
 
 
 async def redirected(arena: Arena) -> None:
-    """Files that lie at another host, which is not told the token."""
+    """Download files from another host, which must not get the token."""
     elsewhere, files = StandInHub(), model_files(ROWS)
     try:
         await believe(arena, Repository(new_name(arena), files, elsewhere=elsewhere.address), "files elsewhere")
@@ -92,12 +92,12 @@ async def redirected(arena: Arena) -> None:
 
 
 def new_name(arena: Arena) -> str:
-    """The name of a repository that there was not before."""
+    """Return a repository name that was not used before."""
     return f"campaign/model-{arena.chance.getrandbits(48):x}"
 
 
 async def believe(arena: Arena, false: Repository, name: str) -> None:
-    """Download what is a lie, which ends somehow, and then what is true, which must arrive."""
+    """Download the false repository, which must end, and then a true one, which must succeed."""
     arena.begin(name)
     arena.hub.repositories[false.id] = false
     true = arena.hub.add(new_name(arena), model_files(ROWS))
@@ -110,7 +110,7 @@ async def believe(arena: Arena, false: Repository, name: str) -> None:
 
 
 async def ended(arena: Arena, admin: httpx2.AsyncClient, repository: str, name: str, seconds: float) -> str:
-    """The state in which a download ends, by itself or cancelled after some seconds; then it is forgotten."""
+    """Download a repository and return its last state; cancel it after `seconds`, and remove it from the list."""
     await ask(arena, admin, "POST", ROUTE, name, {"repository": repository})
     deadline, state = time.monotonic() + seconds, ""
     while True:
@@ -127,7 +127,7 @@ async def ended(arena: Arena, admin: httpx2.AsyncClient, repository: str, name: 
 
 
 async def ask(arena: Arena, admin: httpx2.AsyncClient, method: str, path: str, name: str, body: Any = None) -> Any:
-    """One call, judged; what it answered, or nothing."""
+    """Make one call and judge it; return its answer, or {} if it failed."""
     answer = await admin.request(method, path, json=body)
     arena.found.answered(answer.status_code, answer.headers, answer.content, f"{name}: {method} {path}")
     return answer.json() if answer.is_success else {}

@@ -1,4 +1,4 @@
-"""Stores in which bytes or values are damaged: `paceline serve` starts with each, and lets nobody in without a key."""
+"""Stores with damaged bytes or values: `paceline serve` starts with each, and admits no client without a key."""
 
 import contextlib
 import random
@@ -22,11 +22,11 @@ VALUES: tuple[object, ...] = (
     *("trux", "NaN", "1e400", "", "\x00", "[", '{"a":', "null", "[[[[", '"x', "9" * 400, "é" * 1000),
     *(b"\xff\xfe\xdf", b"", -1, (1 << 63) - 1, 0.5, None),
 )
-"""What a stored value may be damaged into, with no byte of SQLite's own touched."""
+"""Values that replace a stored one, without touching SQLite's own bytes."""
 
 
 async def damaged_store(arena: Arena) -> None:
-    """One damage, one start."""
+    """Damage one store, and start a server with it."""
     home = arena.server.folder / "damaged"
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(home)
@@ -51,7 +51,7 @@ async def damaged_store(arena: Arena) -> None:
 
 
 def fill(path: Path) -> None:
-    """A store with a bit of everything, that asks for keys."""
+    """Create a store with a bit of everything that requires keys."""
     with contextlib.closing(Store(path)) as store:
         accounts = Accounts(store)
         for number in range(5):
@@ -65,7 +65,7 @@ def fill(path: Path) -> None:
 
 
 def damage_bytes(path: Path, chance: random.Random) -> str:
-    """Some bytes anywhere."""
+    """Change some random bytes."""
     content = bytearray(path.read_bytes())
     places = [chance.randrange(len(content)) for _ in range(chance.choice((1, 4, 64)))]
     for place in places:
@@ -75,7 +75,7 @@ def damage_bytes(path: Path, chance: random.Random) -> str:
 
 
 def damage_pages(path: Path, chance: random.Random) -> str:
-    """A page of zeros or of noise, or an end that is missing."""
+    """Overwrite a page with zeros or noise, or cut the file there."""
     content = bytearray(path.read_bytes())
     at = chance.randrange(len(content) // PAGE_BYTES) * PAGE_BYTES
     kind = chance.choice(("zeros", "noise", "cut"))
@@ -85,7 +85,7 @@ def damage_pages(path: Path, chance: random.Random) -> str:
 
 
 def damage_value(path: Path, chance: random.Random) -> str:
-    """One column of one row, anywhere."""
+    """Change one column of one row in a random table."""
     with contextlib.closing(sqlite3.connect(path)) as file:
         tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         filled = [name for name in tables if file.execute(f'SELECT 1 FROM "{name}"').fetchone()]  # noqa: S608
@@ -95,13 +95,13 @@ def damage_value(path: Path, chance: random.Random) -> str:
 
 
 def damage_protection(path: Path, chance: random.Random) -> str:
-    """The value of the setting that asks for keys."""
+    """Change the setting that requires keys."""
     with contextlib.closing(sqlite3.connect(path)) as file:
         return set_value(file, "setting", "value", chance, "WHERE name = 'require_key'")
 
 
 def set_value(file: sqlite3.Connection, table: str, column: str, chance: random.Random, where: str = "") -> str:
-    """Change one; what cannot be stored there stays as it was."""
+    """Change one value; one that cannot be stored there is left as it was."""
     value = chance.choice(VALUES)
     rows = where or f'WHERE rowid = (SELECT rowid FROM "{table}" LIMIT 1)'  # noqa: S608
     with contextlib.suppress(sqlite3.IntegrityError, sqlite3.OperationalError), file:

@@ -1,4 +1,4 @@
-"""HTTP that is legal and costs the server more than the client, and connections that send nothing whole."""
+"""Legal HTTP that costs the server more than the client, and connections that never send a whole request."""
 
 import asyncio
 import itertools
@@ -15,54 +15,54 @@ ANSWER_SECONDS = 90.0
 CHUNKS = 100_000
 IDLE, HALF_HEADERS, SLOW_BODIES = 1000, 500, 100
 CLOSED_SECONDS = 45.0
-"""Seconds after which the server has hung up on a client that sends nothing whole."""
+"""Seconds after which the server must have hung up on a client that sends no whole request."""
 CHUNKED = "Transfer-Encoding: chunked"
 PIECES = 1000
-"""Chunks that are sent together."""
+"""Number of chunks sent together."""
 
 
 def chunked(key: str, chunk: bytes) -> Iterable[bytes]:
-    """A body of many such chunks."""
+    """Yield a body of many such chunks."""
     yield head("POST", CHAT, key, CHUNKED)
     yield from itertools.repeat(chunk * PIECES, CHUNKS // PIECES)
     yield b"0\r\n\r\n"
 
 
 def one_byte_chunks(key: str) -> Iterable[bytes]:
-    """As small as they may be."""
+    """Return chunks as small as they may be."""
     return chunked(key, b"1\r\n \r\n")
 
 
 def padded_chunks(key: str) -> Iterable[bytes]:
-    """Of one byte, whose sizes are written long."""
+    """Return chunks of one byte, with padded sizes."""
     return chunked(key, b"0001\r\n \r\n")
 
 
 def extended_chunks(key: str) -> Iterable[bytes]:
-    """Of one byte, each with an extension."""
+    """Return chunks of one byte, each with an extension."""
     return chunked(key, b"1;extension=" + b"x" * 64 + b"\r\n \r\n")
 
 
 def one_byte_writes(key: str) -> Iterable[bytes]:
-    """A body whose bytes come one after the other."""
+    """Yield a body byte by byte."""
     yield head("POST", CHAT, key, "Content-Length: 20000")
     yield from itertools.repeat(b" ", 20_000)
 
 
 def trailers(key: str) -> Iterable[bytes]:
-    """As many fields behind a body as a head may not have."""
+    """Yield more trailer fields than a head may have."""
     yield head("POST", CHAT, key, CHUNKED) + b"2\r\n{}\r\n0\r\n"
     yield from itertools.repeat(b"a: b\r\n" * PIECES, CHUNKS // PIECES)
     yield b"\r\n"
 
 
 def pipelined(key: str) -> Iterable[bytes]:
-    """Thousands of requests before the first answer is read."""
+    """Yield thousands of requests before the first answer is read."""
     yield from itertools.repeat(head("GET", "/v1/models/nothing", key) * 100, 30)
 
 
 def many_fields(key: str) -> Iterable[bytes]:
-    """A head of many fields."""
+    """Yield a head of many fields."""
     yield head("GET", "/health", key)[:-2] + b"a: b\r\n" * 5000 + b"\r\n"
 
 
@@ -78,7 +78,7 @@ EXPENSIVE = (
 
 
 async def expensive_requests(arena: Arena) -> None:
-    """One kind after the other for some seconds, each over some connections at once, with a key or without."""
+    """Send one kind after another for some seconds, each over several connections, with or without a key."""
     ends_at = time.monotonic() + SECONDS
     while time.monotonic() < ends_at:
         make, key = arena.chance.choice(EXPENSIVE), arena.chance.choice((arena.key, ""))
@@ -91,7 +91,7 @@ async def expensive_requests(arena: Arena) -> None:
 
 
 async def ask(connection: socket.socket, pieces: Iterable[bytes]) -> int:
-    """The status of the answer; 0 for none."""
+    """Send a request, and return the status of its answer; 0 if there is none."""
     sending = asyncio.create_task(send(connection, pieces))
     told = await status(connection, ANSWER_SECONDS)
     sending.cancel()
@@ -99,7 +99,7 @@ async def ask(connection: socket.socket, pieces: Iterable[bytes]) -> int:
 
 
 async def half_requests(arena: Arena) -> None:
-    """A thousand connections without a word, half heads and slow bodies: others are answered, and they are closed."""
+    """Open 1,000 silent connections, half heads and slow bodies: others are answered, and half requests closed."""
     host = arena.server.address
     async with (
         connections(host, IDLE),

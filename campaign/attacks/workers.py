@@ -1,4 +1,4 @@
-"""Workers that are killed, stopped, or suspended with the whole server, under streams."""
+"""Workers killed, stopped, or suspended with the whole server while they stream."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ STREAMS, FEW_STREAMS, LONG_TOKENS = 8, 3, 600
 LATEST_KILL_SECONDS = 2.0
 BACK_SECONDS = 120.0
 STOP_SECONDS = 120.0
-"""Seconds until streams of a stopped worker have ended: its watchdog waits for 30."""
+"""Limit on the time until a stopped worker's streams end, in seconds: its watchdog waits for 30."""
 SUSPENDED_SECONDS = (3.0, 15.0)
 
 
@@ -26,7 +26,7 @@ SUSPENDED_SECONDS = (3.0, 15.0)
 async def streams(
     arena: Arena, client: httpx2.AsyncClient, count: int, asked: str
 ) -> AsyncGenerator[asyncio.Future[list[Sequence[str]]]]:
-    """Long streams, begun at some moment of the seconds past; they have ended when the block does."""
+    """Start long streams and enter the block at a random moment; wait for their ends behind it."""
     listening = [
         listen(client, long_chat(f"Tell story {row}.", LONG_TOKENS), arena.found, asked) for row in range(count)
     ]
@@ -43,8 +43,8 @@ async def streams(
 
 
 async def came_back(arena: Arena, client: httpx2.AsyncClient, since: float) -> None:
-    """Wait for the first token of a request that waits."""
-    await released(arena.server)  # who has the worker to itself is blamed for three ends in five minutes, as promised
+    """Time the first token of a request that waits for the new worker."""
+    await released(arena.server)  # the only model in the worker is rightly quarantined after three ends in five minutes
     try:
         arena.found.took(BACK, await first_token_seconds(client, since, BACK_SECONDS))
     except TimeoutError:
@@ -52,7 +52,7 @@ async def came_back(arena: Arena, client: httpx2.AsyncClient, since: float) -> N
 
 
 async def kill_worker(arena: Arena) -> None:
-    """SIGKILL under streams: each has one end, and a request that waits is soon answered."""
+    """SIGKILL the worker under streams: each has one end, and a waiting request is soon answered."""
     async with arena.client() as client, streams(arena, client, STREAMS, "a stream of a killed worker"):
         worker = arena.server.worker()
         if worker is None:
@@ -64,7 +64,7 @@ async def kill_worker(arena: Arena) -> None:
 
 
 async def stop_worker(arena: Arena) -> None:
-    """SIGSTOP under streams: the watchdog ends them, once each, and another worker takes over."""
+    """SIGSTOP the worker under streams: the watchdog ends each once, and another worker takes over."""
     async with arena.client() as client:
         async with streams(arena, client, FEW_STREAMS, "a stream of a stopped worker"):
             worker = arena.server.worker()
@@ -75,7 +75,7 @@ async def stop_worker(arena: Arena) -> None:
 
 
 async def suspend_all(arena: Arena) -> None:
-    """SIGSTOP and SIGCONT for every process of the server, as when a computer sleeps: everything goes on."""
+    """SIGSTOP and SIGCONT every process of the server, as when a computer sleeps: everything continues."""
     before = arena.server.worker()
     async with (
         arena.client() as client,
@@ -94,7 +94,7 @@ async def suspend_all(arena: Arena) -> None:
 
 
 def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
-    """Send a signal to each."""
+    """Send a signal to each process."""
     for each in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.send_signal(number)
