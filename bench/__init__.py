@@ -1,1 +1,1 @@
-"""Measurements that ship with the repository and not with the app."""
+"""Measurements that ship with the repository but not with the app."""

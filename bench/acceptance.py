@@ -49,7 +49,7 @@ PROMPTS = (
 
 @dataclass
 class Counts:
-    """Summed over cycles."""
+    """Sums over cycles."""
 
     cycles: int = 0
     drafted: int = 0
@@ -85,7 +85,7 @@ def load(target: Path, draft: Path, method: str) -> LoadedUnit:
 
 
 def answer(engine: Engine, request: Request, method: str, drafts: int, counts: Counts) -> list[int]:
-    """The text with its prompt; only cycles with all their drafts are counted."""
+    """Return the prompt and its answer; only cycles with all their drafts are counted."""
     tokens, prompt = list(request.prompt_tokens), len(request.prompt_tokens)
     computed = engine.admit(request)
     if computed < prompt - 1:
@@ -112,7 +112,7 @@ def measure(
     args: argparse.Namespace,
     drafts: int | None = None,
 ) -> tuple[Counts, list[tuple[int, list[int]]]]:
-    """Counts, and every text behind the length of its prompt."""
+    """Return the counts, and every text with the length of its prompt before it."""
     counts, texts, wanted = Counts(), [], args.drafts if drafts is None else drafts
     for seed in range(args.seeds):
         for index, prompt in enumerate(prompts):
@@ -128,7 +128,7 @@ def measure(
 
 
 def expected(unit: LoadedUnit, texts: Sequence[tuple[int, list[int]]], temperature: float) -> tuple[float, float, int]:
-    """Mean acceptance of a draft by `coupled` and by `rejection`, and the number of tokens."""
+    """Return the mean acceptance of a draft by `coupled` and by `rejection`, and the number of tokens."""
     coupled, rejection = [], []
     for prompt, text in texts:
         tokens = mx.array([text])

@@ -1,4 +1,4 @@
-"""How long the server takes for each page with 1,000 requests in its history: `python bench/first_paint.py`.
+"""Measures the server's time for each page with 1,000 requests in its history: `python bench/first_paint.py`.
 
 Starts a server of its own with the embedded demo model loaded; times are from request to last byte, on loopback.
 """

@@ -1,7 +1,7 @@
-"""What the HTTP layer adds to streamed chats, against a scripted engine: `python -m bench.http_overhead [requests]`.
+"""Measures what HTTP adds to streamed chats of a scripted engine: `python -m bench.http_overhead [requests]`.
 
-32 clients ask one after another; the engine answers each in 20 steps of 25 ms with words of its own. Overhead is the
-time from the request to its end, less the steps. Every reply must be whole, and its own.
+Each of 32 clients sends one request after another; the engine answers each in 20 steps of 25 ms with words unique to
+it. Overhead is the time from the request to its end, less the steps. Every reply must be complete, and its own.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ BOUND_SECONDS = 0.050
 
 
 async def script(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
-    """Says its number again and again, at the pace of a model."""
+    """Yield the request's number again and again, at the pace of a model."""
     yield Accepted(id=command.id, prompt_tokens=1)
     number = str((command.messages or [])[0]["content"])
     clock = asyncio.get_running_loop().time
@@ -34,7 +34,7 @@ async def script(command: Generate) -> AsyncIterator[Accepted | Delta | Finished
 
 
 async def serve() -> None:
-    """The server, until its input ends."""
+    """Run the server until its input ends."""
     site = make_site()
     site.worker.script = script
     async with served(site) as (port, _):
@@ -44,7 +44,7 @@ async def serve() -> None:
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> float:
-    """Seconds that were added. Raises ValueError for a reply that is not its own."""
+    """Make a request and return the seconds added. Raises ValueError for a reply that is not its own."""
     message = {"role": "user", "content": str(number)}
     body = json.dumps({"model": "demo-main", "messages": [message], "stream": True})
     began = time.perf_counter()
@@ -58,7 +58,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number
 
 
 async def measure(port: int, requests: int) -> list[float]:
-    """Seconds added to each of `requests`; sockets without a library, so that no client's own work is counted."""
+    """Return the seconds added to each request; raw sockets, so that no client library's work is counted."""
     numbers, added = iter(range(requests)), []
 
     async def client() -> None:

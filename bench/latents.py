@@ -1,7 +1,7 @@
-"""What verifying over latents costs against making all keys and values: `python -m bench.latents`.
+"""Measures verifying over latents against computing all keys and values: `python -m bench.latents`.
 
 One layer with the heads and ranks of DeepSeek-V3 (hidden size 1,024, random float32 weights) on this machine's CPU; the
-two take turns. Some 100 s.
+two take turns. Takes about 100 s.
 """
 
 import statistics
@@ -26,7 +26,7 @@ ROUNDS = 3
 
 
 def verify(runner: Runner, width: int) -> tuple[float, int, mx.array]:
-    """Seconds, bytes at the peak and logits of one forward, of which nothing stays."""
+    """Return seconds, peak bytes and logits of one forward, which is rolled back."""
     mx.clear_cache()
     mx.reset_peak_memory()
     held, started = mx.get_active_memory(), time.perf_counter()

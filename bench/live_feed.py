@@ -1,4 +1,4 @@
-"""What the live feed costs: the server's CPU seconds with no tab and with three, idle and while a model generates.
+"""Measures the live feed: the server's CPU seconds with no tab and with three, idle and while a model generates.
 
 `python bench/live_feed.py [SECONDS]` starts a server of its own with the embedded demo model; needs no network.
 """
@@ -28,7 +28,7 @@ PAUSE_SECONDS = 0.3
 
 @contextlib.contextmanager
 def server(furnish: Callable[[Path], None] = lambda _home: None) -> Iterator[tuple[str, psutil.Process]]:
-    """A server of its own: its address and its process. `furnish` gets its folder before it starts."""
+    """Run a server of its own; yield its address and process. `furnish` gets its folder before it starts."""
     with tempfile.TemporaryDirectory() as home:
         furnish(Path(home))
         environment = os.environ | {"PACELINE_HOME": home, "PACELINE_API_KEY": KEY, "PACELINE_PORT": "0"}
@@ -46,14 +46,14 @@ def server(furnish: Callable[[Path], None] = lambda _home: None) -> Iterator[tup
 
 
 async def look(client: httpx2.AsyncClient, topics: str, told: list[int]) -> None:
-    """One tab: reads until it is cancelled, and counts bytes."""
+    """Act as one tab: read until cancelled, and count bytes."""
     async with client.stream("GET", f"/admin/api/live?topics={topics}", timeout=None) as response:
         async for chunk in response.aiter_bytes():
             told.append(len(chunk))  # noqa: PERF401 - read by the other task as it grows
 
 
 async def generate(client: httpx2.AsyncClient) -> None:
-    """A reply now and then, until cancelled: numbers change every second."""
+    """Request a reply now and then until cancelled, so that numbers change every second."""
     message = {"role": "user", "content": "Count from 1 to 20."}
     body = {"model": MODEL, "messages": [message], "max_tokens": REPLY_TOKENS}
     while True:
@@ -64,7 +64,7 @@ async def generate(client: httpx2.AsyncClient) -> None:
 async def measure(
     client: httpx2.AsyncClient, process: psutil.Process, tabs: int, seconds: float
 ) -> tuple[float, float]:
-    """The share of one core that the server took, and the bytes a second that one tab got."""
+    """Return the share of one core that the server used, and the bytes per second for one tab."""
     topics = ",".join(set(TOPICS_OF_A_PAGE) & set((await client.get("/admin/api/live/topics")).json()["topics"]))
     told: list[int] = []
     looking = [asyncio.create_task(look(client, topics, told)) for _ in range(tabs)]
@@ -90,7 +90,7 @@ async def main(seconds: float) -> None:
 
 
 async def compare(client: httpx2.AsyncClient, process: psutil.Process, seconds: float) -> list[dict[str, float]]:
-    """Idle and busy, with and without tabs."""
+    """Measure idle and busy, with and without tabs."""
     rows = []
     for busy in (False, True):
         working = asyncio.create_task(generate(client)) if busy else None

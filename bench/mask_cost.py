@@ -1,7 +1,7 @@
-"""What the masks of a grammar cost, with the tokenizer that Qwen3 publishes: `python -m bench.mask_cost`.
+"""Measures the cost of a grammar's masks with Qwen3's published tokenizer: `python -m bench.mask_cost`.
 
-Processor time of the host for every mask of one JSON answer, by draft slots, against that of a decode step of a model
-of Qwen3-0.6B's shape (random weights, float32). Both are processor time, so that a busy machine distorts neither.
+CPU time of the host for every mask of one JSON answer, by number of slots, against a decode step of a model of
+Qwen3-0.6B's shape (random weights, float32). Both are CPU time, so that a busy machine distorts neither.
 """
 
 import json
@@ -45,7 +45,7 @@ def text_model(folder: Path) -> TextModel:
 
 
 def mask_seconds(text: TextModel, slots: int) -> list[float]:
-    """Of each place in the answer, whose next `slots` - 1 tokens are drafted."""
+    """Return the seconds for the masks at each place in the answer, with its next `slots` - 1 tokens as drafts."""
     wish = Grammar(kind="json_schema", text=json.dumps(SCHEMA))
     asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
     vocabulary = Vocabulary(text.table)

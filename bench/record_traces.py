@@ -35,7 +35,7 @@ MORE_TOKENS = LONG_TEXT_TOKENS - TEXT_TOKENS
 
 
 class Text:
-    """One request that an engine runs. `said`: the answer, when only the lengths of the texts matter."""
+    """One request that an engine runs."""
 
     def __init__(self, engine: Engine, name: str, prompt: Sequence[int], sampling: SamplingParameters) -> None:
         self.engine, self.name = engine, name
@@ -44,7 +44,7 @@ class Text:
         self.computed = engine.admit(Request(id=name, prompt_tokens=tuple(prompt), max_tokens=limit, sampling=sampling))
 
     def read(self) -> None:
-        """The prompt but its last token."""
+        """Prefill the prompt except its last token."""
         while self.computed < len(self.tokens) - 1:
             end = min(len(self.tokens) - 1, self.computed + self.engine.limits.prefill_chunk_tokens)
             self.engine.step(PrefillStep((PrefillRow(self.name, self.tokens, self.computed, end),)))
@@ -58,7 +58,7 @@ class Text:
         self.computed = outcome.computed
 
     def step(self, method: str, drafts: int) -> RowOutcome:
-        """`remaining` is 1 in plain steps, so that nothing is launched ahead of the draft step after it."""
+        """Run one step. `remaining` is 1 in plain steps, so that nothing is launched ahead of a later draft step."""
         outcome = self.engine.step(DecodeStep((self.row(method, drafts),))).outcomes[0]
         self.take(outcome)
         return outcome
@@ -68,7 +68,7 @@ class Text:
 
 
 def trace(engine: Engine, method: str, prompt: Sequence[int], count: int, sampling: SamplingParameters) -> list[str]:
-    """By position, a digit each: drafts proposed and accepted, and how many tokens an offer matches (0: it is none)."""
+    """Return a digit per position for drafts proposed and accepted, and for tokens that an offer matches (0: none)."""
     proposed, accepted, matched = [-1] * count, [0] * count, [0] * count
     while -1 in proposed:
         text = Text(engine, "trace", prompt, sampling)
@@ -86,7 +86,7 @@ def trace(engine: Engine, method: str, prompt: Sequence[int], count: int, sampli
 
 
 def confidences(engine: Engine, prompt: Sequence[int], count: int, sampling: SamplingParameters) -> list[int]:
-    """By position, in thousandths."""
+    """Return the target's confidence at each position, in thousandths."""
     text, told = Text(engine, "confidences", prompt, sampling), list[float]()
     text.read()
     while len(told) < count:
@@ -96,7 +96,7 @@ def confidences(engine: Engine, prompt: Sequence[int], count: int, sampling: Sam
 
 
 def record(model: LoadedModel) -> Iterator[dict[str, Any]]:
-    """The workloads of one model."""
+    """Yield the traces of one model's workloads."""
     engine = model.engine
     for workload in WORKLOADS:
         if DRAFTERS.get(workload.model) != DRAFTERS[model.name]:
@@ -115,7 +115,7 @@ def record(model: LoadedModel) -> Iterator[dict[str, Any]]:
 
 
 class Costs:
-    """Seconds by method, rows and drafts."""
+    """Measured seconds by method, rows and drafts."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -132,7 +132,7 @@ class Costs:
         self._end(texts)
 
     def measure_plain(self, rows: int) -> None:
-        """Of a run, all but its ends; and one alone, nothing launched ahead of it (as drafts -1)."""
+        """Measure the inner steps of a plain run, and a single step with nothing launched ahead (as drafts -1)."""
         texts = self._texts(rows, TEXT_TOKENS)
         seconds = [self._step(texts, "off", 0, left).seconds for left in range(PLAIN_STEPS, 0, -1)]
         self._add(("off", rows, 0), median(seconds[1:-1]), 0.0)
@@ -140,7 +140,7 @@ class Costs:
         self._end(texts)
 
     def measure_reading(self, method: str) -> None:
-        """Drafting one token of a text that the drafter has not read."""
+        """Measure drafting one token of a text that the drafter has not read."""
         for length in (TEXT_TOKENS, LONG_TEXT_TOKENS):
             texts = self._texts(1, length)
             parts = self._step(texts, method, 1, 2).parts
@@ -159,7 +159,7 @@ class Costs:
         return texts
 
     def _step(self, texts: Sequence[Text], method: str, drafts: int, remaining: int) -> StepResult:
-        """One of several rows, whose texts go on repeating themselves whatever is drawn."""
+        """Run one step of several rows; whatever is drawn, their texts continue to repeat themselves."""
         rows = tuple(text.row(method, drafts, remaining) for text in texts)
         result = self.engine.step(DecodeStep(rows, timed=True))
         for text, outcome in zip(texts, result.outcomes, strict=True):
@@ -174,7 +174,7 @@ class Costs:
 
 
 def costs_of(engine: Engine, rows: Sequence[int], seconds: float) -> dict[str, Any]:
-    """Rounds over all shapes for so long."""
+    """Measure rounds over all shapes for `seconds`."""
     costs, ends, rounds = Costs(engine), time.monotonic() + seconds, 0
     while time.monotonic() < ends:
         for count in rows:

@@ -11,7 +11,7 @@ BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
 
 def main(files: list[str]) -> None:
-    """Replace what stands between the two marks."""
+    """Replace the text between the two marks."""
     documents = [json.loads(Path(file).read_text(encoding="utf-8")) for file in files]
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -24,7 +24,7 @@ from tasks import TASKS, held_out_samples
 
 @dataclass(frozen=True)
 class Side:
-    """A method with the models that it runs on."""
+    """A method and the models that it runs on."""
 
     method: str
     drafts: int
@@ -42,14 +42,14 @@ SIDES = (
 
 
 def asked(sample: Sample) -> Sequence[dict[str, Any]]:
-    """The messages before the first answer of a tool call, else before the last one."""
+    """Return the messages before the first answer if the sample has tools, or else before the last one."""
     if sample.tools:
         return sample.messages[: next(at for at, one in enumerate(sample.messages) if one["role"] == "assistant")]
     return sample.messages[:-1]
 
 
 def count_task(engine: Engine, tokenizer: Any, side: Side, task: str, prompts: int) -> Counts:
-    """Cycles and drafts over the prompts of one task."""
+    """Count cycles and drafts over the prompts of one task."""
     counts = Counts()
     for index, sample in enumerate(held_out_samples(task, prompts)):
         prompt = tokenizer.apply_chat_template(
@@ -67,7 +67,7 @@ def count_task(engine: Engine, tokenizer: Any, side: Side, task: str, prompts: i
 
 
 def measure(side: Side, tasks: Sequence[str], prompts: int) -> dict[str, Counts]:
-    """Counts by task."""
+    """Return the counts of each task."""
     unit = load(
         DEMO_MODELS / side.target, DEMO_MODELS / side.draft, "draft_model" if side.method == "ngram" else side.method
     )
@@ -81,14 +81,14 @@ def measure(side: Side, tasks: Sequence[str], prompts: int) -> dict[str, Counts]
 
 
 def cell(counts: Counts) -> str:
-    """Tokens a cycle and how often the first draft stays; nothing where nothing was drafted."""
+    """Format tokens per cycle and the share of accepted first drafts; a dash if nothing was drafted."""
     if not counts.cycles:
         return "–"
     return f"{1 + counts.accepted / counts.cycles:.2f} ({counts.first_accepted / counts.cycles:.0%})"
 
 
 def mean(found: dict[str, Counts]) -> str:
-    """The mean over the tasks in which something was drafted."""
+    """Format the mean over the tasks in which something was drafted."""
     drafted = [counts for counts in found.values() if counts.cycles]
     tokens = sum(1 + counts.accepted / counts.cycles for counts in drafted) / len(drafted)
     first = sum(counts.first_accepted / counts.cycles for counts in drafted) / len(drafted)

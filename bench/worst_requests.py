@@ -1,7 +1,7 @@
-"""How long the worst legal requests hold a step: `python -m bench.worst_requests`.
+"""Measures how long the worst legal requests hold a step: `python -m bench.worst_requests`.
 
-Eight rows of each kind at once, over a vocabulary of 151,936 tokens and a model that costs nearly nothing: what a step
-takes is what the requests want of it. The first one has what is done once.
+Eight rows of each kind at once, over a vocabulary of 151,936 tokens and a model that costs nearly nothing: the time of
+a step is the cost of the requests. The first step includes one-time work.
 """
 
 import json
@@ -30,7 +30,7 @@ from tests.tiny import tiny_model
 VOCABULARY_SIZE = 151_936
 ROWS, MOST_TOKENS, LONG_PROMPT = 8, 24, 20_000
 BOUND_SECONDS = 1.5
-"""Seconds that the longest step may take on two cores; drafting 15 tokens for each row makes the longest ones."""
+"""Limit on the longest step on two cores, in seconds; drafting 15 tokens for each row makes the longest ones."""
 _chance = random.Random(7)
 
 
@@ -39,7 +39,7 @@ def letters(count: int) -> str:
 
 
 def pieces() -> list[bytes]:
-    """All bytes, and words of two to nine letters."""
+    """Return all bytes, words of two to nine letters, and an end token."""
     words = dict.fromkeys(letters(2 + place % 8).encode() for place in range(2 * VOCABULARY_SIZE))
     known = [*(bytes([byte]) for byte in range(256)), *words]
     return [*known[: VOCABULARY_SIZE - 1], b"<end>"]
@@ -96,7 +96,7 @@ def run(
     scores_prompt: bool = False,
     **sampling: Any,
 ) -> float:
-    """Print what the steps of such rows took; the longest, in seconds."""
+    """Print the times of the steps of such rows; return the longest, in seconds."""
     target = tiny_model("qwen3", vocabulary_size=VOCABULARY_SIZE)
     engine = build(target, vocabulary=VOCABULARY_SIZE, chunk_tokens=2048, max_context_tokens=2 * LONG_PROMPT)
     watched = Watched(engine)

@@ -3,4 +3,4 @@
 from app.engine.platform import prepare
 
 NOTE = prepare().reason
-"""What serves the matmuls; said before anything imports mlx."""
+"""Note on the library that serves the matmuls; `prepare` must run before anything imports mlx."""

@@ -41,7 +41,7 @@ CASES: dict[str, Case] = {
 }
 QUICK = Sizes(hidden=192, layers=8)
 SIZES = {"113M": Sizes(), "1B": Sizes(hidden=1920, layers=24, vocabulary=32_768), "7B": Sizes(3840, 36, 151_936)}
-"""By the parameters of the targets that the cases make."""
+"""Model sizes, by the number of parameters of the targets."""
 SMALLEST = next(iter(SIZES))
 BITS = (0, 2, 3, 4, 5, 6, 8)
 TOKENS, QUICK_TOKENS = 128, 32
@@ -53,7 +53,7 @@ class UnknownCase(InvalidRequest):
 
 
 def list_cases() -> Table:
-    """Names and what they measure."""
+    """Return a table of the cases' names and summaries."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for case in CASES.values():
         table.add_row(f"[bold]{case.name}[/]", case.summary)
@@ -61,7 +61,7 @@ def list_cases() -> Table:
 
 
 def choose_cases(names: Sequence[str]) -> list[Case]:
-    """The named cases in their usual order, or all. Raises UnknownCase."""
+    """Return the named cases in their usual order, or all. Raises UnknownCase."""
     if unknown := sorted(set(names) - set(CASES)):
         raise UnknownCase(f"no case is called {', '.join(unknown)}; there are {', '.join(CASES)}")
     return [case for name, case in CASES.items() if not names or name in names]
@@ -78,7 +78,7 @@ def run_cases(
     bits: int = 0,
     note: str = "",
 ) -> list[CaseResult]:
-    """Run the cases one after the other; a table for people, and a file when one is named."""
+    """Run the cases one after the other; print a table of each, and write a file if one is named."""
     cases = choose_cases(names)
     if size not in SIZES:
         raise InvalidRequest(f"no size is called {size}; there are {', '.join(SIZES)}")

@@ -1,8 +1,8 @@
-"""How long an agent waits in its last turns, against its first ones: prompts of 8k tokens, some 100 of them new.
+"""An agent's wait in its last turns against its first ones: prompts of 8k tokens, some 100 of them new.
 
-The models are tiny: beside large ones, what grows with the turns by our doing (looking up, putting back, copying, what
-drafters read) would not show. A session in its last turns and another in its first ones take turns, so that a slow
-second hurts both.
+The models are tiny: with large ones, costs of ours that grow with the turns (lookups, restoring, copying, what drafters
+read) would not show. A session in its last turns and another in its first ones alternate, so that a slow second hurts
+both.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from tests.engine.agent_session import DRAFTERS, FAMILIES, TURNS, Session, agent
 COMPARED_TURNS = 3
 WARM_UP_TURNS, WARM_UP_WORDS = 5, 100
 SYSTEM_WORDS = 12
-"""For each token of a case's texts: 8,000 tokens in all."""
+"""Words of the system text per token of a case's texts: 8,000 tokens in all."""
 TURN_WORDS = 2
 ROOM_TOKENS = 16_384
 DISK_BYTES = 1 << 30
@@ -36,7 +36,7 @@ SUMMARY = "an agent's wait for the first token in turns 23 to 25 against turns 2
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Who computes; `restarts`: another engine before each turn, which finds the former ones on disk."""
+    """Model family and drafter; `restarts`: a new engine for each turn, which finds the earlier turns on disk."""
 
     family: str
     drafter: str
@@ -44,12 +44,12 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """In the table."""
+        """Name in the table."""
         return f"{self.family}, {self.drafter}{', restarts' if self.restarts else ''}"
 
     @property
     def speculation(self) -> SpeculationRequest:
-        """Drafts from the first cycle on, so that one waits for what its drafter reads, too."""
+        """Speculation that drafts from the first cycle on, so that the wait includes what the drafter reads."""
         return PLAIN if self.drafter == NOBODY else SpeculationRequest(method=self.drafter, num_draft_tokens=4)
 
 
@@ -60,7 +60,7 @@ SETTINGS = (
 
 
 class Reopened:
-    """The engine of each turn of one session."""
+    """Opens the engine for each turn of one session."""
 
     def __init__(self, setting: Setting, folder: Path) -> None:
         self._setting, self._folder = setting, folder
@@ -75,14 +75,14 @@ class Reopened:
         return self._engine
 
     def close(self) -> None:
-        """What is to be written is written before."""
+        """Flush the disk, then close the engine."""
         if self._engine is not None:
             self._engine.prefixes.disk.flush(PATIENCE_SECONDS)
             self._engine.close()
 
 
 def contender_of(setting: Setting, text: TextModel, system_words: int) -> Contender:
-    """A turn is one session, and beside its last turns the first ones of another; milliseconds of the last ones."""
+    """Make a contender whose turn is one session, with the first turns of another beside its last ones, in ms."""
 
     def turn(number: int) -> Sample:
         turns, words = (WARM_UP_TURNS, WARM_UP_WORDS) if number < 0 else (TURNS, system_words)
@@ -112,7 +112,7 @@ def contender_of(setting: Setting, text: TextModel, system_words: int) -> Conten
 
 
 def run_agent_session(bench: Bench) -> CaseResult:
-    """Of each family the worst of its drafters and of restarts; tokens read are those for each new one."""
+    """Check the worst drafter or restart of each family, and the tokens read for each new one."""
     with TemporaryDirectory(prefix="paceline-bench-") as folder:
         text = agent_text(Path(folder))
     contenders = [contender_of(setting, text, SYSTEM_WORDS * bench.tokens) for setting in SETTINGS]
@@ -127,7 +127,7 @@ READS = ("read", "read by the drafter")
 
 
 def most(series: Sequence[Series], note: str) -> float:
-    """The largest of all."""
+    """Return the largest median of a note."""
     return max(one.median_notes()[note] for one in series)
 
 

@@ -1,4 +1,4 @@
-"""What a ragged rewind costs by itself: forwards of a model that has key-value caches and nothing else."""
+"""The cost of a ragged rewind by itself: forwards of a model that has key-value caches and nothing else."""
 
 from statistics import quantiles
 from time import perf_counter
@@ -14,7 +14,7 @@ from bench.comparison.measure import Sample
 CHUNK_TOKENS = 512
 WIDTH = 5
 KEPT = ((1, 3, 5, 2), (4, 1, 2, 5), (2, 5, 1, 3))
-"""How many of the tokens of each row stay, cycle by cycle."""
+"""Tokens of each row that are kept, cycle by cycle."""
 
 
 class CachesAlone(nn.Module):  # type: ignore[misc]  # mlx's types are not read here
@@ -25,7 +25,7 @@ class CachesAlone(nn.Module):  # type: ignore[misc]  # mlx's types are not read 
         self._sizes = (layers, heads, dimension)
 
     def make_cache(self) -> list[Any]:
-        """One plain cache a layer."""
+        """Make one plain cache per layer."""
         return [KVCache() for _ in range(self._sizes[0])]
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
@@ -52,9 +52,9 @@ class RaggedRows:
             self._forward(width, [width] * len(self._names))
 
     def turn(self, cycles: int) -> Sample:
-        """Milliseconds of a cycle: a ragged write for all rows, then a rewind to another length for each.
+        """Return the milliseconds of a cycle: a ragged write for all rows, then a rewind to another length for each.
 
-        The lower quartile: cycles of a millisecond show every other program on the machine.
+        This is the lower quartile, since every other program on the machine disturbs cycles of a millisecond.
         """
         seconds = []
         for cycle in range(cycles):

@@ -1,4 +1,4 @@
-"""The cases that run inside this process: each is one line of the issue's "Speed", by name."""
+"""Cases that run inside this process, each named after one line of the issue's "Speed"."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,13 +27,13 @@ MINIMUM_ACCEPTANCE = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What every case is given."""
+    """Settings and tools of every case."""
 
     workshop: Workshop
     rounds: int
     tokens: int
     drafts: int
-    """Draft length where both sides draft alike."""
+    """Draft length where both sides use the same one."""
     progress: Progress = field(default=lambda _: None)
 
     def measure(self, *contenders: Contender) -> dict[str, Series]:
@@ -42,7 +42,7 @@ class Bench:
 
     @property
     def drafting(self) -> SpeculationRequest:
-        """The same draft length as the reference."""
+        """Speculation with the reference's draft length."""
         return SpeculationRequest(method="draft_model", num_draft_tokens=self.drafts)
 
 
@@ -56,7 +56,7 @@ class Case:
 
 
 def plain_case(rows: int) -> Case:
-    """Plain decoding of some rows at once against `BatchGenerator`."""
+    """Make the case of plain decoding of `rows` rows at once against `BatchGenerator`."""
     name = f"plain_{rows}"
     summary = f"plain decoding of {rows} {'row' if rows == 1 else 'rows'} against mlx-lm's BatchGenerator"
 
@@ -83,7 +83,7 @@ CYCLE_SUMMARY = "a speculative cycle against its draft forwards and one verify f
 
 
 def run_cycle_overhead(bench: Bench) -> CaseResult:
-    """Milliseconds of a whole cycle, scheduler included, over the bare forwards."""
+    """Compare the milliseconds of a whole cycle, scheduler included, with the bare forwards."""
     folders = bench.workshop.attention_pair()
     assert folders.draft is not None  # noqa: S101 - the pair has one
     ours = OurSide(folders)
@@ -106,7 +106,7 @@ def run_cycle_overhead(bench: Bench) -> CaseResult:
 
 
 def full_cycles(run: Run, drafts: int) -> list[float]:
-    """Wall seconds of the cycles that verified all drafts."""
+    """Return the wall seconds of the cycles that verified all drafts."""
     return [seconds for seconds, result in run.cycles if any(row.drafted == drafts for row in result.outcomes)]
 
 
@@ -114,7 +114,7 @@ ATTENTION_SUMMARY = "draft model on an attention pair against plain and against 
 
 
 def run_attention_pair(bench: Bench) -> CaseResult:
-    """One request, from prompt to last token."""
+    """Run one request, timed from prompt to last token."""
     folders = bench.workshop.attention_pair()
     assert folders.draft is not None  # noqa: S101 - the pair has one
     ours = OurSide(folders)
@@ -141,7 +141,7 @@ def run_attention_pair(bench: Bench) -> CaseResult:
 
 
 def acceptance_check(series: Series) -> Check:
-    """The promise only counts when the pair agrees this often."""
+    """Check that the pair agrees often enough for the other promises to count."""
     return Check("acceptance", series.median_notes().get("acceptance", 0.0), MINIMUM_ACCEPTANCE)
 
 
@@ -149,7 +149,7 @@ HYBRID_SUMMARY = "draft model on a hybrid pair (gated delta, snapshot rollback) 
 
 
 def run_hybrid_pair(bench: Bench) -> CaseResult:
-    """One request over a qwen3_next pair; a cycle runs one target forward, wider by what it carries over."""
+    """Run one request over a qwen3_next pair; a cycle runs one target forward, wider by what it carries over."""
     folders = bench.workshop.hybrid_pair()
     assert folders.draft is not None  # noqa: S101 - the pair has one
     ours = OurSide(folders)
@@ -180,7 +180,7 @@ NGRAM_SUMMARY = "n-gram drafts on text that repeats, against plain"
 
 
 def run_ngram(bench: Bench) -> CaseResult:
-    """A target that walks around a ring of tokens: every n-gram has been said before."""
+    """Run a target that walks around a ring of tokens: every n-gram has occurred before."""
     ours = OurSide(bench.workshop.copying_target())
     copying = SpeculationRequest(method="ngram")
     prompt, tokens = bench.workshop.copying_prompt, bench.tokens * 2

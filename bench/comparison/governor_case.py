@@ -1,10 +1,10 @@
-"""The governor over ten mixed workloads of the embedded models, against every fixed setting that a client may ask for.
+"""The governor over ten mixed workloads of the embedded models, against every fixed setting that a client may request.
 
-A sweep finds the best fixed setting of each and the best single one for all. Then the governor takes turns with these
-two, in rounds of their own: the best of many settings is the luckiest one of its sweep, too. Rounds go through all
-workloads; all answer the same requests, in an order that turns from round to round. The fixed settings share one
-scheduler and the governor has its own, so that it learns only from its own steps: from what a load measured, through
-one workload after the other, as in a server.
+A sweep finds the best fixed setting of each workload and the best single one for all. Then the governor takes turns
+with these two in separate rounds, since the best setting of a sweep is also its luckiest. Each round covers all
+workloads; all settings answer the same requests, in an order that rotates from round to round. The fixed settings share
+one scheduler and the governor has its own, so that it learns only from its own steps: it starts from the costs measured
+at the load, and goes through one workload after the other, as in a server.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,15 +34,15 @@ DRAFTERS = {
 FIXED_LENGTHS, QUICK_LENGTHS = (1, 4, 7, 15), (4,)
 WARM_UP_TOKENS = 16
 QUICK_BELOW_TOKENS, QUICK_REQUESTS = 100, 2
-"""A bench that asks for fewer tokens than that wants to know whether it runs at all."""
+"""Tokens below which a bench is a smoke test, and requests of each workload in one."""
 TURNS_A_ROUND = 5
-"""Of the governor and its rivals, for each round of the sweep: what is compared is measured longer."""
+"""Turns of the governor and its rivals for each round of the sweep: they are compared, so they are measured longer."""
 WORST, MEAN, LEAD = 0.9, 0.95, 1.0
 
 
 @dataclass(slots=True)
 class Answered:
-    """What one setting did with the requests of one workload."""
+    """Answers of one setting to the requests of one workload."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -51,11 +51,11 @@ class Answered:
 
     @property
     def tokens_per_second(self) -> float:
-        """From the first prompt token of the first request to the last generated token of the last one."""
+        """Rate from the first prompt token of the first request to the last generated token of the last one."""
         return self.tokens / self.seconds
 
     def shares(self) -> dict[str, float]:
-        """Of the steps, by method, in percent."""
+        """Return the share of the steps by method, in percent."""
         total = sum(self.steps.values()) or 1
         return {"plain" if name == "off" else name: 100 * count / total for name, count in self.steps.items()}
 
@@ -77,19 +77,19 @@ class LoadedModel:
 
     @property
     def engine(self) -> Engine:
-        """What all of them run on."""
+        """Engine that all settings share."""
         return self._fixed.engine
 
     def close(self) -> None:
-        """Free it."""
+        """Free the model."""
         self._fixed.close()
 
     def side(self, setting: Setting) -> OurSide:
-        """Who takes the turns of a setting."""
+        """Return the side that takes the turns of a setting."""
         return self._governor if setting == GOVERNOR else self._fixed
 
     def settings(self, lengths: Sequence[int]) -> tuple[Setting, ...]:
-        """Plain decoding, and every method that runs at these lengths, as far as it can draft."""
+        """Return plain decoding, and every method at these lengths, capped at its longest draft."""
         longest = self._fixed.engine.limits.longest_drafts
         drafting = (
             Setting(method, length)
@@ -115,19 +115,19 @@ class Turns:
         ]
 
     def _natural_length(self, group: list[list[int]], most_tokens: int, stops: frozenset[int]) -> int:
-        """Of the shortest answer."""
+        """Return the length of the shortest answer."""
         run = self.model.side(PLAIN).run(group, most_tokens, speculation_of(PLAIN), stops, self._sampling)
         return min(len(said) for said in run.texts.values())
 
     def warm_up(self, setting: Setting) -> None:
-        """The beginning of the first answer."""
+        """Generate the beginning of the first answer."""
         prompts, tokens = self.groups[0]
         self.model.side(setting).run(
             prompts, min(tokens, WARM_UP_TOKENS), speculation_of(setting), sampling=self._sampling
         )
 
     def take(self, setting: Setting) -> Answered:
-        """All requests, one group after the other."""
+        """Answer all requests, one group after the other."""
         answered, side = Answered(), self.model.side(setting)
         for prompts, tokens in self.groups:
             run = side.run(prompts, tokens, speculation_of(setting), sampling=self._sampling)
@@ -140,18 +140,18 @@ class Turns:
 
 
 def speculation_of(setting: Setting) -> SpeculationRequest:
-    """As a client asks for it."""
+    """Return the setting as a client would request it."""
     return SpeculationRequest(method=setting.method, num_draft_tokens=setting.drafts or None)
 
 
 Answers = Mapping[Setting, Sequence[Answered]]
-"""By setting, one for each round."""
+"""Answers by setting, one for each round."""
 
 TEN_SUMMARY = "the governor over ten mixed workloads of the embedded models, against the best of all fixed settings"
 
 
 def run_governor_ten(bench: Bench) -> CaseResult:
-    """Measure, then sum up; the medians of all settings are in the notes of the document."""
+    """Measure, then sum up; the medians of all settings are in the document's notes."""
     quick = bench.tokens < QUICK_BELOW_TOKENS
     models = {name: LoadedModel(name) for name in DRAFTERS}
     most_tokens = bench.tokens if quick else LONGEST_ANSWER_TOKENS
@@ -164,7 +164,7 @@ def run_governor_ten(bench: Bench) -> CaseResult:
     swept = take_all(turns, fixed, bench.rounds, lambda told: bench.progress(f"sweep: {told}"))
     sweeps = [rates_of(answers) for answers in swept]
     single = best_single(sweeps)
-    # The governor does not warm up: what it meets first counts.
+    # The governor does not warm up: its first steps count.
     rivals = [[*dict.fromkeys((best_single([each]), where_loaded(single, each))), GOVERNOR] for each in sweeps]
     answers = take_all(turns, rivals, TURNS_A_ROUND * bench.rounds, bench.progress)
     for model in models.values():
@@ -188,7 +188,7 @@ def run_governor_ten(bench: Bench) -> CaseResult:
 def take_all(
     turns: Sequence[Turns], settings: Sequence[Sequence[Setting]], rounds: int, progress: Callable[[str], None]
 ) -> list[Answers]:
-    """A round of all workloads after the other, with one turn of every setting in each."""
+    """Take one round after another over all workloads, with one turn of every setting in each."""
     taken: list[dict[Setting, list[Answered]]] = [{} for _ in turns]
     for number in range(rounds):
         for each, everyone, answers in zip(turns, settings, taken, strict=True):
@@ -199,17 +199,17 @@ def take_all(
 
 
 def rotated(settings: Sequence[Setting], by: int) -> list[Setting]:
-    """The same, from another start."""
+    """Return the settings rotated by `by` places."""
     return [*settings[by:], *settings[:by]]
 
 
 def rates_of(answers: Answers) -> Taken:
-    """Only the rates."""
+    """Return the rates alone."""
     return {setting: tuple(one.tokens_per_second for one in answered) for setting, answered in answers.items()}
 
 
 def series_of(rates: Rates, governor: Sequence[Answered]) -> tuple[Series, Series]:
-    """The best fixed setting and the governor."""
+    """Return the series of the best fixed setting and of the governor."""
     best, own = rates.rounds[rates.best], rates.rounds[GOVERNOR]
     explained = (
         {"of the best": ours / theirs, **answered.shares()}
@@ -222,7 +222,7 @@ def series_of(rates: Rates, governor: Sequence[Answered]) -> tuple[Series, Serie
 
 
 def notes_of(rates: Rates, swept: Answers, answers: Answers) -> list[tuple[str, float]]:
-    """Every median, the ratios, and how many texts were those of plain decoding (the last bits may differ)."""
+    """Return every median, the ratios, and the share of turns with plain decoding's texts (last bits may differ)."""
     expected = swept[PLAIN][0].texts
     same = [one.texts == expected for each in (swept, answers) for answered in each.values() for one in answered]
     best, own = rates.rounds[rates.best], rates.rounds[GOVERNOR]

@@ -1,6 +1,6 @@
-"""How a comparison is measured: contenders take turns (A B A B), medians are told, ratios are paired by round.
+"""Measures comparisons: contenders take turns (A B A B), medians are reported, ratios are paired by round.
 
-Taking turns makes a slow minute of the machine hurt all contenders alike; the first turn of each is warm-up.
+Taking turns makes a slow minute of the machine hurt all contenders equally; the first turn of each is warm-up.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +11,14 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One turn of one contender: the measured value and whatever explains it (acceptance, cycles)."""
+    """One turn of one contender: the measured value and notes that explain it (acceptance, cycles)."""
 
     value: float
     notes: Mapping[str, float] = field(default_factory=dict)
 
 
 Progress = Callable[[str], None]
-"""Told what is being measured now."""
+"""Callback with the name of what is measured now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Contender:
 
     name: str
     take_turn: Callable[[int], Sample]
-    """Called with the round, from 0; the warm-up is round -1. The same round means the same work."""
+    """Function of the round, from 0; the warm-up is round -1. The same round means the same work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ class Series:
 
     @property
     def median(self) -> float:
-        """The middle value, which one slow minute cannot move."""
+        """Median value, which one slow minute cannot move."""
         return median(sample.value for sample in self.samples)
 
     def median_notes(self) -> dict[str, float]:
-        """Medians of the notes that every turn carries."""
+        """Return the medians of the notes that every turn carries."""
         shared = set.intersection(*(set(sample.notes) for sample in self.samples))
         return {name: median(sample.notes[name] for sample in self.samples) for name in sorted(shared)}
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One promise: `subject` over `baseline`, and the bound it must keep."""
+    """One promise: a measured value, and the bound it must keep."""
 
     label: str
     value: float
@@ -65,7 +65,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """What one case measured."""
+    """Results of one case."""
 
     name: str
     summary: str
@@ -89,6 +89,6 @@ def take_turns(contenders: Sequence[Contender], rounds: int, progress: Progress)
 
 
 def paired_ratio(subject: Series, baseline: Series) -> float:
-    """Median over the rounds of subject / baseline: both halves of a ratio come from the same minute."""
+    """Return the median over the rounds of subject / baseline: both halves of a ratio come from the same minute."""
     pairs = zip(subject.samples, baseline.samples, strict=True)
     return median(ours.value / theirs.value for ours, theirs in pairs)

@@ -1,6 +1,6 @@
-"""Paceline's engine and scheduler in a plain loop: what the worker runs, without its process, its threads and HTTP.
+"""Paceline's engine and scheduler in a plain loop: the worker without its process, threads and HTTP.
 
-The scheduler lives as long as the engine, as in the worker, so that the governor keeps what it has measured."""
+The scheduler lives as long as the engine, as in the worker, so that the governor keeps its measurements."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -30,9 +30,9 @@ GREEDY = SamplingParameters(temperature=0.0)
 
 @dataclass(slots=True)
 class Run:
-    """What one loop did. `cycles`: wall seconds and outcome of every decode step; `texts`: tokens by request, as asked.
+    """Record of one loop. `cycles`: wall seconds and result of every decode step; `texts`: tokens by request, in order.
 
-    `prompt_seconds` ends when every row has spoken.
+    `prompt_seconds` ends when every row has produced a token.
     """
 
     clock: DecodeClock
@@ -45,11 +45,11 @@ class Run:
 
     @property
     def tokens_per_second(self) -> float:
-        """From the first prompt token to the last generated one."""
+        """Rate from the first prompt token to the last generated one."""
         return self.tokens / self.seconds
 
     def notes(self) -> dict[str, float]:
-        """Acceptance and tokens per cycle, when anything was drafted."""
+        """Return acceptance and tokens per step, if anything was drafted."""
         drafted = sum(one.drafted for one in self.statistics)
         accepted = sum(one.accepted for one in self.statistics)
         steps = sum(one.steps for one in self.statistics)
@@ -62,7 +62,7 @@ OpenEngine = Callable[[LoadedUnit], Engine]
 
 
 class OurSide:
-    """One loaded unit: a pair of the workshop, or whatever a specification names."""
+    """One loaded unit: a pair of the workshop, or the unit of a specification."""
 
     def __init__(self, unit: PairFolders | ModelSpecification, *, open_unit: OpenEngine = open_engine) -> None:
         self._specification = unit if isinstance(unit, ModelSpecification) else specification_of(unit)
@@ -72,9 +72,9 @@ class OurSide:
         self._numbers = count()
 
     def beside(self) -> "OurSide":
-        """The same engine under a scheduler of its own, as after the load: it knows what that measured, and no more.
+        """Return the same engine under a new scheduler, which knows only the costs measured at the load.
 
-        One of them runs at a time, and one of them is closed."""
+        Only one of them may run at a time, and only one is closed."""
         other = copy(self)
         other._scheduler = self._new_scheduler()  # noqa: SLF001 - its own class
         return other
@@ -119,7 +119,7 @@ class OurSide:
         return Scheduler(self.engine.limits, policy=self._specification.policy, measured=self._measured)
 
     def _step(self, run: Run) -> None:
-        """One turn of the worker's loop: admit, plan, step, commit, free rows."""
+        """Run one turn of the worker's loop: admit, plan, step, commit, free rows."""
         began = perf_counter()
         scheduler, engine = self._scheduler, self.engine
         while (request := scheduler.next_admission()) is not None:
@@ -139,17 +139,17 @@ class OurSide:
             run.cycles.append((perf_counter() - began, result))
 
     def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> Sample:
-        """Plain decoding: tokens per second once every row speaks."""
+        """Decode plainly; return tokens per second once every row has produced a token."""
         return Sample(self.run(prompts, tokens, PLAIN).clock.tokens_per_second)
 
     def answer(self, prompt: Sequence[int], tokens: int, speculation: SpeculationRequest) -> Sample:
-        """One request from prompt to last token: tokens per second."""
+        """Run one request; return tokens per second from prompt to last token."""
         run = self.run([prompt], tokens, speculation)
         return Sample(run.tokens_per_second, run.notes())
 
 
 def specification_of(folders: PairFolders, *, policy: str = "single") -> ModelSpecification:
-    """A pair of the workshop, without a prefix cache: every turn reads its prompt."""
+    """Specify a pair of the workshop without a prefix cache: every turn prefills its prompt."""
     return ModelSpecification(
         id=folders.target.name,
         path=str(folders.target),
@@ -171,7 +171,7 @@ def measured_costs(engine: Engine) -> tuple[StepCost, ...]:
 
 
 def _load(specification: ModelSpecification) -> LoadedUnit:
-    """Load without anything else to do in between."""
+    """Load in one go, with no other work in between."""
     loading = load_unit(specification)
     while True:
         try:

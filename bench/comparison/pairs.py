@@ -1,7 +1,7 @@
 """Pairs of models with real costs and no training (layer skip).
 
-The target is random, and the output projections of all but its first layers are scaled by ε; the draft is those first
-layers with the shared embedding and head. Greedy acceptance falls as ε grows, while every matrix keeps its full size.
+The target is random, and the output projections of all but a few layers are scaled by ε; the draft is these few layers
+with the shared embedding and head. Greedy acceptance falls as ε grows, while every matrix keeps its full size.
 """
 
 import math
@@ -21,12 +21,12 @@ SPECIAL_TOKENS = 32
 
 ATTENTION_EPSILON = 0.01
 HYBRID_EPSILON = 0.016
-"""Where acceptance is about 0.8 with four drafts at the sizes of the issue; `calibrate` corrects them if it is not."""
+"""Values of ε with an acceptance of about 0.8 for four drafts at the issue's sizes; `calibrate` corrects them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large a bench model is. The default target has 113 M parameters."""
+    """Sizes of a bench model. The default target has 113 M parameters."""
 
     hidden: int = 768
     layers: int = 16
@@ -35,7 +35,7 @@ class Sizes:
 
     @property
     def heads(self) -> int:
-        """Query heads of 64 dimensions."""
+        """Number of query heads, of 64 dimensions each."""
         return self.hidden // 64
 
 
@@ -49,10 +49,10 @@ class LayerSkipPair:
     draft_config: dict[str, Any]
     epsilon: float
     scaled: list[tuple[nn.Module, mx.array]]
-    """(projection, its weight at ε = 1)."""
+    """Pairs of a projection and its weight at ε = 1."""
 
     def set_epsilon(self, epsilon: float) -> None:
-        """Scale what the draft does not have."""
+        """Scale the projections that the draft does not have."""
         self.epsilon = epsilon
         for projection, weight in self.scaled:
             projection.weight = weight * epsilon
@@ -62,7 +62,7 @@ class LayerSkipPair:
 def make_attention_pair(
     sizes: Sizes | None = None, *, epsilon: float = ATTENTION_EPSILON, draft_layers: int = 2, seed: int = 0
 ) -> LayerSkipPair:
-    """A qwen3 target and its first layers."""
+    """Make a qwen3 target, and a draft of its first layers."""
     sizes = sizes or Sizes()
     config = {
         "model_type": "qwen3",
@@ -82,7 +82,7 @@ def make_attention_pair(
 
 
 def make_hybrid_pair(sizes: Sizes | None = None, *, epsilon: float = HYBRID_EPSILON, seed: int = 0) -> LayerSkipPair:
-    """A qwen3_next target (gated delta, every fourth layer full attention) and a draft of its layers 0 and 3."""
+    """Make a qwen3_next target (gated delta, every fourth layer full attention) and a draft of its layers 0 and 3."""
     sizes = sizes or Sizes()
     config = {
         "model_type": "qwen3_next",
@@ -117,7 +117,7 @@ def make_hybrid_pair(sizes: Sizes | None = None, *, epsilon: float = HYBRID_EPSI
 
 
 def make_copying_target(sizes: Sizes | None = None, *, period: int = 64, seed: int = 0) -> LayerSkipPair:
-    """A qwen3 target whose greedy text walks around a ring of `period` tokens: text that repeats what it has said."""
+    """Make a qwen3 target whose greedy text repeats itself: it walks around a ring of `period` tokens."""
     pair = make_attention_pair(sizes, epsilon=0.0, draft_layers=1, seed=seed)
     table = pair.target.model.embed_tokens.weight
     ring = ring_of(period)
@@ -134,18 +134,18 @@ def make_copying_target(sizes: Sizes | None = None, *, period: int = 64, seed: i
 
 
 def ring_of(period: int) -> list[int]:
-    """The tokens that the copying target walks through, in order."""
+    """Return the tokens that the copying target walks through, in order."""
     return list(range(SPECIAL_TOKENS, SPECIAL_TOKENS + period))
 
 
 def _make_pair(
     module: Any, config: dict[str, Any], changes: dict[str, Any], kept: list[int], epsilon: float, seed: int
 ) -> LayerSkipPair:
-    """Build the target, and the draft out of its `kept` layers."""
+    """Build the target, and the draft from its `kept` layers."""
     mx.random.seed(seed)
     draft_config = {**config, **changes}
     target = module.Model(module.ModelArgs.from_dict(config))
-    target.set_dtype(fast_dtype())  # before anything is computed: a large model never is there in float32
+    target.set_dtype(fast_dtype())  # before evaluation, so that a large model never exists in float32
     draft = module.Model(module.ModelArgs.from_dict(draft_config))
     head = target.lm_head
     head.weight = mx.where(mx.arange(head.weight.shape[0])[:, None] < SPECIAL_TOKENS, 0.0, head.weight)
@@ -162,18 +162,18 @@ def _make_pair(
 
 
 def fast_dtype() -> mx.Dtype:
-    """Float32 on a CPU, half precision where that is fast."""
+    """Return float32 on a CPU, and half precision where that is fast."""
     return mx.float32 if on_cpu() else mx.float16
 
 
 def _projections(layer: Any) -> list[Any]:
-    """The two matrices through which a layer writes to the residual stream."""
+    """Return the two matrices through which a layer writes to the residual stream."""
     mixer = layer.linear_attn.out_proj if "linear_attn" in layer else layer.self_attn.o_proj
     return [mixer, layer.mlp.down_proj]
 
 
 def greedy_text(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> mx.array:
-    """What a model says after prompts of one length, all rows in one batch."""
+    """Generate greedily after prompts of one length, all rows in one batch."""
     cache = make_prompt_cache(model)
     current = mx.argmax(model(mx.array(list(prompts)), cache=cache)[:, -1], axis=-1)
     said = []
@@ -185,7 +185,7 @@ def greedy_text(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> mx
 
 
 def accepted_share(agreement: Sequence[bool], drafts: int) -> float:
-    """Accepted / drafted of a greedy speculative run over a text, from where the draft agrees with the target."""
+    """Return accepted / drafted of a greedy speculative run, given where the draft agrees with the target."""
     position = drafted = accepted = 0
     while position + drafts < len(agreement):
         run = 0
@@ -198,7 +198,7 @@ def accepted_share(agreement: Sequence[bool], drafts: int) -> float:
 def measure_acceptance(
     pair: LayerSkipPair, prompts: Sequence[Sequence[int]], *, tokens: int = 64, drafts: int = 4
 ) -> float:
-    """Acceptance of the pair, from one target run and one draft forward over its text."""
+    """Measure the acceptance of the pair, by one target run and one draft forward over its text."""
     said = greedy_text(pair.target, prompts, tokens)
     start = len(prompts[0]) - 1
     guessed = mx.argmax(pair.draft(mx.concatenate([mx.array(list(prompts)), said], axis=1)), axis=-1)[:, start:-1]
@@ -215,7 +215,7 @@ def calibrate(
     drafts: int = 4,
     tokens: int = 64,
 ) -> float:
-    """Bisect ε on short greedy runs until acceptance is near the aim; the answer is the acceptance reached."""
+    """Bisect ε on short greedy runs until acceptance is near the aim; return the acceptance reached."""
     low, high = 0.0, 0.0
     reached = measure_acceptance(pair, prompts, tokens=tokens, drafts=drafts)
     for _ in range(8):
@@ -228,7 +228,7 @@ def calibrate(
 
 
 def _between(low: float, high: float) -> float:
-    """The middle by factors; 0 is an end not yet found."""
+    """Return the geometric mean; 0 is a bound not yet found."""
     if not low:
         return high / 3
     return math.sqrt(low * high) if high else low * 3

@@ -1,5 +1,5 @@
-"""What a long row and four short ones hold, against what their tokens need, and what joining and leaving cost beside a
-long row: caches alone, as in `caches_alone`."""
+"""Bytes held for a long row and four short ones against those their tokens need, and the cost of joining and leaving
+beside a long row: caches alone, as in `caches_alone`."""
 
 from statistics import quantiles
 from time import perf_counter
@@ -14,7 +14,7 @@ from bench.comparison.measure import CaseResult, Check, Contender, Sample, paire
 from bench.comparison.pairs import Sizes
 
 LONG_TOKENS, MIDDLE_TOKENS = 8_192, 2_048
-"""Both have buffers of their own."""
+"""Lengths of the rows beside which others join, in tokens; both have buffers of their own."""
 SHORT_TOKENS = (64, 100, 150, 200)
 ANSWERS = {"256 tokens": 256, "any length": 1 << 20}
 JOINS = 50
@@ -22,7 +22,7 @@ SUMMARY = "bytes held for a row of 8,192 tokens and four short ones against thos
 
 
 class RowsApart:
-    """Rows that come, are read in chunks, and go, none in a forward with another."""
+    """Rows that join, are prefilled in chunks, and leave, no two of them in one forward."""
 
     def __init__(self, sizes: Sizes, answer_tokens: int) -> None:
         model = CachesAlone(layers=sizes.layers, heads=max(1, sizes.heads // 3), dimension=64)
@@ -30,12 +30,12 @@ class RowsApart:
         self.runner = Runner(model, probe=False)
 
     def read(self, name: str, tokens: int) -> None:
-        """Join with a prompt of so many tokens."""
+        """Join with a prompt of `tokens` tokens."""
         self.runner.claim(name, reservation(tokens, self._answer_tokens))
         self.go_on(name, tokens)
 
     def go_on(self, name: str, tokens: int) -> None:
-        """So many more."""
+        """Forward `tokens` more tokens in chunks."""
         for start in range(0, tokens, CHUNK_TOKENS):
             width = min(CHUNK_TOKENS, tokens - start)
             self.runner.settle()
@@ -44,7 +44,7 @@ class RowsApart:
             self.runner.commit(forward, [width])
 
     def come_and_go(self, _: int) -> Sample:
-        """Milliseconds of a join and a leave, the lower quartile, and the megabytes that the dearest one took."""
+        """Return the lower quartile of the milliseconds of a join and a leave, and the peak megabytes of all."""
         seconds = []
         mx.clear_cache()
         mx.reset_peak_memory()
@@ -59,7 +59,7 @@ class RowsApart:
 
 
 def bytes_ratio(sizes: Sizes, answer_tokens: int, said_tokens: int) -> float:
-    """Bytes held / bytes of the cached tokens, when every row has said so many."""
+    """Return bytes held / bytes of the cached tokens, after every row has generated `said_tokens`."""
     rows, alone = RowsApart(sizes, answer_tokens), RowsApart(sizes, 0)
     alone.read("256", 256)
     token_bytes = alone.runner.caches.nbytes // 256
@@ -72,7 +72,7 @@ def bytes_ratio(sizes: Sizes, answer_tokens: int, said_tokens: int) -> float:
 
 
 def run_ragged_memory(bench: Bench) -> CaseResult:
-    """Bytes are exact; joins take turns beside a long row and beside a short one."""
+    """Compare exact bytes, and joins that take turns beside a long row and a shorter one."""
     sizes = bench.workshop.sizes
     bytes_checks = [
         Check(f"bytes held / needed, answers of {name}, {said} said", bytes_ratio(sizes, most, said), 1.2, "at most")

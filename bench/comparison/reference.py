@@ -1,4 +1,4 @@
-"""mlx-lm as it is published: its batch generator, its speculative loop, and what its bare forwards cost."""
+"""mlx-lm as published: its batch generator, its speculative loop, and the cost of its bare forwards."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from bench.comparison.measure import Sample
 
 
 def load_reference(folder: Path) -> tuple[nn.Module, Any]:
-    """A model and its tokenizer, by mlx-lm; on a CPU in float32 like ours, where half precision is slow."""
+    """Load a model and its tokenizer by mlx-lm; on a CPU in float32 like ours, since half precision is slow there."""
     model, tokenizer, *_ = load(str(folder))
     if on_cpu():
         model.set_dtype(mx.float32)
@@ -27,7 +27,7 @@ def load_reference(folder: Path) -> tuple[nn.Module, Any]:
 
 
 def generate_in_batch(model: nn.Module, prompts: Sequence[Sequence[int]], tokens: int) -> Sample:
-    """Decode all prompts with `BatchGenerator`; tokens per second of the decode phase."""
+    """Decode all prompts with `BatchGenerator`; return tokens per second of the decode phase."""
     generator = BatchGenerator(model, max_tokens=tokens, completion_batch_size=max(8, len(prompts)))
     clock = DecodeClock(generator.insert([list(prompt) for prompt in prompts]))
     running = len(prompts)
@@ -42,7 +42,7 @@ def generate_in_batch(model: nn.Module, prompts: Sequence[Sequence[int]], tokens
 def generate_with_draft(
     model: nn.Module, tokenizer: Any, draft: nn.Module | None, prompt: Sequence[int], tokens: int, drafts: int
 ) -> Sample:
-    """One `stream_generate` run, with a draft or without; tokens per second from the prompt to the last token."""
+    """Run `stream_generate` with or without a draft; return tokens per second from the prompt to the last token."""
     started = perf_counter()
     said = from_draft = 0
     answers = stream_generate(
@@ -56,7 +56,7 @@ def generate_with_draft(
 
 
 def raw_cycle(target: nn.Module, draft: nn.Module, prompt: Sequence[int], drafts: int, repeats: int) -> Sample:
-    """Milliseconds of `drafts` bare draft forwards and one bare verify forward: what a cycle cannot do without."""
+    """Return the milliseconds of `drafts` bare draft forwards and one bare verify forward, the floor of a cycle."""
     target_cache, draft_cache = (_filled_cache(model, prompt) for model in (target, draft))
     draft_milliseconds, verify_milliseconds = [], []
     for _ in range(repeats):
@@ -67,7 +67,7 @@ def raw_cycle(target: nn.Module, draft: nn.Module, prompt: Sequence[int], drafts
 
 
 def forward_milliseconds(model: nn.Module, prompt: Sequence[int], width: int, repeats: int) -> float:
-    """Median cost of one bare forward over `width` tokens."""
+    """Return the median time of one bare forward over `width` tokens, in milliseconds."""
     cache = _filled_cache(model, prompt)
     return median(_milliseconds(model, cache, width, 1) for _ in range(repeats))
 
@@ -79,7 +79,7 @@ def _filled_cache(model: nn.Module, prompt: Sequence[int]) -> list[Any]:
 
 
 def _milliseconds(model: nn.Module, cache: list[Any], width: int, forwards: int) -> float:
-    """Time a chain of greedy forwards with one synchronisation, then put the cache back."""
+    """Time a chain of greedy forwards with one synchronisation, then restore the cache."""
     kept = [list(entry.cache) if isinstance(entry, ArraysCache) else None for entry in cache]
     tokens = mx.full((1, width), 33, dtype=mx.uint32)
     mx.eval(tokens)

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a table for people and a JSON document for machines, with the machine and the versions."""
+"""Results of a run: a table for people, and a JSON document for programs with the machine and the versions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from bench.comparison.measure import CaseResult, Check
 
 
 def as_document(results: Sequence[CaseResult], options: dict[str, Any]) -> dict[str, Any]:
-    """The whole run as plain JSON values."""
+    """Return the whole run as plain JSON values."""
     return {
         "machine": describe_machine(),
         "versions": describe_versions(),
@@ -48,7 +48,7 @@ def _check_document(check: Check) -> dict[str, Any]:
 
 
 def as_table(result: CaseResult) -> Table:
-    """One row per contender, then one per promise."""
+    """Return a table with one row per contender, then one per promise."""
     table = Table(title=f"{result.name}: {result.summary}", title_justify="left", title_style="bold", expand=False)
     table.add_column("What", no_wrap=True)
     table.add_column("Median", justify="right", no_wrap=True)
@@ -64,7 +64,7 @@ def as_table(result: CaseResult) -> Table:
 
 
 def as_markdown(documents: Sequence[dict[str, Any]]) -> str:
-    """The table of `docs/speed.md` out of the documents of one or several runs; a later run of a case wins."""
+    """Build the table of `docs/speed.md` from the documents of one or several runs; a later run of a case wins."""
     cases = {case["name"]: case for document in documents for case in document["cases"]}
     lines = ["| Case | Medians | Promise | Bound | Measured |", "|---|---|---|---:|---:|"]
     for case in cases.values():

@@ -1,4 +1,4 @@
-"""What drawing with top-p costs over a vocabulary of 151,936 tokens, against sorting it, paired in turns."""
+"""Sampling with top-p over a vocabulary of 151,936 tokens against sorting it, in paired turns."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -15,12 +15,12 @@ TOP_P = 0.95
 SPREAD = 3.0
 """Standard deviation of the logits."""
 SHAPES = ((1, 1), (5, 1), (8, 5))
-"""Rows and slots."""
+"""Shapes of the logits: rows and slots."""
 SUMMARY = "drawing with top-p from 151,936 tokens, against sorting them"
 
 
 def draw_by_sorting(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
-    """Top-p as it reads: sort, sum up, cut, put back. Temperature is 1."""
+    """Sample by top-p literally: sort, sum up, cut, put back. Temperature is 1."""
     order = mx.argsort(-logits, axis=-1)
     ordered = mx.take_along_axis(logits, order, axis=-1)
     probabilities = mx.softmax(ordered, axis=-1, precise=True)
@@ -31,7 +31,7 @@ def draw_by_sorting(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
 
 
 def turn_of(function: Callable[..., mx.array], count: int, slots: int) -> Callable[[int], Sample]:
-    """A turn that takes the milliseconds of one draw; the same round has the same logits."""
+    """Return a turn that measures one draw in milliseconds; the same round has the same logits."""
     rows = [SampledRow(SamplingParameters(seed=row, top_p=TOP_P), [0], 1) for row in range(count)]
 
     def turn(number: int) -> Sample:
@@ -45,7 +45,7 @@ def turn_of(function: Callable[..., mx.array], count: int, slots: int) -> Callab
 
 
 def run_sampling(bench: Bench) -> CaseResult:
-    """Milliseconds of a draw by both, shape by shape."""
+    """Compare the milliseconds of a draw by both, shape by shape."""
     series: list[Series] = []
     checks = []
     for count, slots in SHAPES:

@@ -1,4 +1,4 @@
-"""A DFlash drafter of real size whose drafts come from a script: what it costs is real, what is accepted is chosen."""
+"""A DFlash drafter of real size whose drafts come from a script: its cost is real, its acceptance is chosen."""
 
 import random
 from collections.abc import Sequence
@@ -20,24 +20,24 @@ from app.engine.sampling import SampledRow
 
 BLOCK_SIZE = 8
 LAYERS = 2
-"""An eighth of the target's, as published drafters have (5 of 36)."""
+"""Layers of the drafter: an eighth of the target's, as in published drafters (5 of 36)."""
 MASK_TOKEN = 31
 TAPS = (1, 7, 13)
 
 
 class Script:
-    """What the target says after each prompt, as it turned out, and how often the drafts are to be right."""
+    """The target's answer to each prompt, as observed, and the share of drafts that are to be right."""
 
     def __init__(self, acceptance: float) -> None:
         self._acceptance = acceptance
         self._texts: dict[tuple[int, ...], list[int]] = {}
 
     def learn(self, prompt: Sequence[int], text: Sequence[int]) -> None:
-        """The greedy text of a prompt."""
+        """Record the greedy text of a prompt."""
         self._texts[tuple(prompt)] = list(text)
 
     def drafts(self, prompt: Sequence[int], said: int, count: int) -> list[int]:
-        """`count` drafts behind the first `said` tokens of the answer; each is wrong by the same chance."""
+        """Return `count` drafts behind the first `said` tokens of the answer, each wrong with the same probability."""
         text = self._texts.get(tuple(prompt), [])
         ahead = (text[said : said + count] + [0] * count)[:count]
         return [
@@ -47,7 +47,7 @@ class Script:
 
 
 class ScriptedDFlash(DFlash):
-    """Runs the whole draft forward and proposes what the script says."""
+    """Runs the whole draft forward but proposes the script's drafts."""
 
     def __init__(self, runner: Runner, target: Target, script: Script) -> None:
         super().__init__(runner, target)
@@ -63,7 +63,7 @@ class ScriptedDFlash(DFlash):
 
 
 def open_scripted(unit: LoadedUnit, script: Script) -> Engine:
-    """The unit's target with a scripted drafter and no other."""
+    """Open the unit's target with a scripted drafter and no other."""
     engine = open_engine(unit)
     if not isinstance(engine.runner, Runner):
         raise TypeError("the target of a benchmark has caches that can be rewound")
@@ -79,7 +79,7 @@ def open_scripted(unit: LoadedUnit, script: Script) -> Engine:
 
 
 def drafter_config(target: dict[str, Any]) -> dict[str, Any]:
-    """Layers as wide as the target's; taps at the start, in the middle and near the end."""
+    """Build a config with layers as wide as the target's and taps at the start, in the middle and near the end."""
     layers = target["num_hidden_layers"]
     kept = (
         "hidden_size",

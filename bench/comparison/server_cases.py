@@ -1,4 +1,4 @@
-"""The cases that go over HTTP: servers in processes of their own, streamed by clients that count tokens."""
+"""Cases over HTTP: servers in processes of their own, streamed to clients that count tokens."""
 
 import random
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron",
 
 
 def worded_prompt(number: int, row: int) -> str:
-    """Text that no other (round, row) begins with."""
+    """Return a text that is unique to this round and row."""
     chooser = random.Random(f"{number} {row}")
     return " ".join(chooser.choice(WORDS) for _ in range(12))
 
@@ -37,7 +37,7 @@ HTTP_SUMMARY = "plain decoding streamed over HTTP against the engine alone"
 
 
 def run_http_vs_engine(bench: Bench) -> CaseResult:
-    """One client; both sides are timed from the first token to the last."""
+    """Compare with one client; both sides are timed from the first token to the last."""
     folders = bench.workshop.attention_pair()
     ours = OurSide(PairFolders(folders.target, None))
     with run_paceline(bench.workshop.folder, bench.workshop.folder / "home-http", {}, folders.target.name) as endpoint:
@@ -59,7 +59,7 @@ BEST_SUMMARY = "one Paceline server against mlx_lm.server with the same draft an
 
 
 def run_best_of_both(bench: Bench) -> CaseResult:
-    """Three servers over the same folders; tokens per second over all clients."""
+    """Compare three servers over the same folders by tokens per second over all clients."""
     folders, home = bench.workshop.attention_pair(), bench.workshop.folder / "home-best"
     assert folders.draft is not None  # noqa: S101 - the pair has one
     chosen = {folders.target.name: folders.draft.name}
@@ -101,7 +101,7 @@ DEMO_SUMMARY = "the embedded pair through the endpoint on counting, tables and J
 
 
 def run_demo_pair(bench: Bench) -> CaseResult:
-    """The same prompts on every side, from request to last token: freely, and with mlx-lm's draft length."""
+    """Run the same prompts on every side, from request to last token: with a free draft length and with mlx-lm's."""
     folders, home = bench.workshop.demo_pair(), bench.workshop.folder / "home-demo"
     assert folders.draft is not None  # noqa: S101 - the pair has one
     model, tokenizer = load_reference(folders.target)
@@ -136,7 +136,7 @@ def run_demo_pair(bench: Bench) -> CaseResult:
 
 
 def demo_prompts(task: str, number: int) -> list[str]:
-    """The prompts of one round: other numbers every time, so that no prefix cache helps."""
+    """Return the prompts of one round, with different numbers each time so that no prefix cache helps."""
     chooser = random.Random(f"{task} {number}")
     start = chooser.randrange(1, 40)
     values = {"a": start, "b": start + 30, "c": chooser.randrange(2, 13)}

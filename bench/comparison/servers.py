@@ -1,6 +1,6 @@
-"""Servers that are compared over HTTP, each in its own process, and the clients that keep them busy.
+"""Servers compared over HTTP, each in its own process, and the clients that keep them busy.
 
-Every server hears the same requests in the same order; a client counts tokens by the `usage` of the answer.
+Every server gets the same requests in the same order; clients count tokens by the answer's `usage`.
 """
 
 import json
@@ -27,12 +27,12 @@ PACELINE = "from app.cli import main; main()"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server listens, which model to ask for, and what its requests carry besides the usual."""
+    """Address of a server, the model to request, and extra fields of its requests."""
 
     address: str
     model: str
     client: httpx2.Client
-    """Kept open, as any client does: making one reads the system's certificates, some 15 ms."""
+    """Client that is kept open, as any client would be: creating one reads the system's certificates, some 15 ms."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -44,7 +44,7 @@ class Answer:
     tokens: int
     seconds: float
     decode_seconds: float
-    """From the first content to the last."""
+    """Seconds from the first content to the last."""
     speculation: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -60,7 +60,7 @@ class Answer:
 
 @contextmanager
 def run_paceline(models: Path, home: Path, drafts: Mapping[str, str], model: str) -> Iterator[Endpoint]:
-    """One Paceline server over a folder of models; `drafts` names the draft of each main model."""
+    """Run one Paceline server over a folder of models; `drafts` names the draft of each main model."""
     port = _free_port()
     settings = {
         "PACELINE_HOST": "127.0.0.1",
@@ -78,7 +78,7 @@ def run_paceline(models: Path, home: Path, drafts: Mapping[str, str], model: str
 
 @contextmanager
 def run_mlx_server(target: Path, draft: Path | None, drafts: int, home: Path) -> Iterator[Endpoint]:
-    """mlx-lm's own server, with a draft model or without."""
+    """Run mlx-lm's own server, with or without a draft model."""
     port = _free_port()
     arguments = [MLX_SERVER, "--model", str(target), "--port", str(port), "--host", "127.0.0.1"]
     if draft is not None:
@@ -178,7 +178,7 @@ def _content(chunk: Mapping[str, Any]) -> str:
 
 
 def ask_together(endpoint: Endpoint, prompts: Sequence[str], tokens: int) -> tuple[float, list[Answer]]:
-    """Ask all prompts at once, one client each; tokens per second over all of them, and the answers."""
+    """Send all prompts at once, one client each; return tokens per second over all of them, and the answers."""
     started = perf_counter()
     with ThreadPoolExecutor(len(prompts)) as clients:
         answers = list(clients.map(lambda prompt: ask(endpoint, prompt, tokens), prompts))

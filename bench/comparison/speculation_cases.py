@@ -1,4 +1,4 @@
-"""The cases about speculation as such: several rows, block drafts, rewinding far back, and text that nobody guesses."""
+"""Cases about speculation as such: several rows, block drafts, rewinds at long context, and unpredictable text."""
 
 from app.core.request import SpeculationRequest
 from bench.comparison.caches_alone import RaggedRows
@@ -9,7 +9,7 @@ from bench.comparison.scripted import BLOCK_SIZE, Script, open_scripted
 from bench.comparison.workshop import PairFolders
 
 SCRIPTED_ACCEPTANCE = 0.89
-"""With the script's own luck in the first rounds 0.86 a slot, on every machine alike."""
+"""Acceptance that the script aims at; its random numbers give 0.86 per slot in the first rounds, on any machine."""
 PROMISED_ACCEPTANCE = 0.85
 LONG_CONTEXT, SHORT_CONTEXT = 8192, 512
 REWIND_CYCLES = 100
@@ -18,7 +18,7 @@ DFLASH_SUMMARY = "a DFlash drafter of real size (2 layers, blocks of 8), drafts 
 
 
 def run_dflash_pair(bench: Bench) -> CaseResult:
-    """One request. Plain decoding goes first in each round: its text is what the script is made of."""
+    """Run one request. Plain decoding goes first in each round, since the script is made of its text."""
     script = Script(SCRIPTED_ACCEPTANCE)
     target = PairFolders(bench.workshop.attention_pair().target, None)
     ours = OurSide(target, open_unit=lambda unit: open_scripted(unit, script))
@@ -45,7 +45,7 @@ def run_dflash_pair(bench: Bench) -> CaseResult:
 
 
 def acceptance_per_slot(run: Run) -> float:
-    """Accepted drafts over those that the target judged: the accepted ones and the first wrong one of a cycle."""
+    """Return accepted drafts over judged ones: the accepted ones, and the first wrong one of each cycle."""
     outcomes = [outcome for _, result in run.cycles for outcome in result.outcomes if outcome.drafted]
     accepted = sum(outcome.accepted for outcome in outcomes)
     judged = accepted + sum(outcome.accepted < outcome.drafted for outcome in outcomes)
@@ -56,7 +56,7 @@ BATCHED_SUMMARY = "draft model for 4 rows at once on an attention pair, against 
 
 
 def run_batched(bench: Bench) -> CaseResult:
-    """Four requests at once, policy auto: a fixed draft length, the governor's own, and none."""
+    """Run four requests at once, policy auto: a fixed draft length, the governor's own, and none."""
     folders = bench.workshop.attention_pair()
     ours = OurSide(specification_of(folders, policy="auto"))
 
@@ -87,7 +87,7 @@ REWIND_SUMMARY = "a ragged write and rewind of 4 rows, caches alone, at 8k again
 
 
 def run_rewind_context(bench: Bench) -> CaseResult:
-    """Attention itself grows with the context, so the caches are measured without it."""
+    """Measure the caches without attention, whose cost grows with the context by itself."""
     sizes = bench.workshop.sizes
     heads = max(1, sizes.heads // 3)
     long, short = (RaggedRows(size, layers=sizes.layers, heads=heads) for size in (LONG_CONTEXT, SHORT_CONTEXT))
@@ -104,7 +104,7 @@ NOTHING_SUMMARY = "the governor with a draft model of which nothing is accepted,
 
 
 def run_nothing_accepted(bench: Bench) -> CaseResult:
-    """One request; the draft was never related to the target."""
+    """Run one request with a draft that is unrelated to the target."""
     ours = OurSide(bench.workshop.strangers())
     tokens, governed = bench.tokens * 2, SpeculationRequest(method="draft_model")
     prompt = bench.workshop.prompt

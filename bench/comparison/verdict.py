@@ -1,8 +1,7 @@
-"""What the rates of several workloads say about the governor: against the best fixed setting of each, and against the
-best single one for all of them. Pure.
+"""Pure functions that compare the governor's rates on several workloads with the best fixed setting of each, and with
+the best single one for all of them.
 
-A sweep finds the best setting, rounds of their own tell what it earns: the best of many settings is the luckiest one of
-its sweep, too.
+A sweep finds the best setting and separate rounds measure it, since the best setting of a sweep is also its luckiest.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ Taken = Mapping[Setting, Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """One workload: every fixed setting in the `sweep`; the governor, and who took turns with it, in `rounds`."""
+    """Rates of one workload: every fixed setting in `sweep`; the governor and its rivals in `rounds`."""
 
     name: str
     sweep: Taken
@@ -26,35 +25,35 @@ class Rates:
 
     @property
     def best(self) -> Setting:
-        """The best fixed setting."""
+        """Best fixed setting."""
         return best_single([self.sweep])
 
     @property
     def ratio(self) -> float:
-        """The governor against the best fixed setting."""
+        """Ratio of the governor to the best fixed setting."""
         return self.ratio_to(self.best)
 
     def ratio_to(self, setting: Setting) -> float:
-        """Median over the rounds of governor / setting."""
+        """Return the median over the rounds of governor / setting."""
         return paired(self.rounds[GOVERNOR], self.rounds[where_loaded(setting, self.sweep)])
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is promised, in numbers."""
+    """Measured values of the promises."""
 
     worst: float
     worst_name: str
     mean: float
     """Geometric mean of the governor over the best fixed setting of each workload."""
     single: Setting
-    """The fixed setting that is best for all workloads together."""
+    """Fixed setting that is best for all workloads together."""
     lead: float
-    """Geometric mean of the governor over it."""
+    """Geometric mean of the governor over `single`."""
 
 
 def judge(workloads: Sequence[Rates]) -> Verdict:
-    """Sum up."""
+    """Sum up the workloads."""
     worst = min(workloads, key=lambda rates: rates.ratio)
     single = best_single([rates.sweep for rates in workloads])
     return Verdict(
@@ -67,7 +66,7 @@ def judge(workloads: Sequence[Rates]) -> Verdict:
 
 
 def best_single(sweeps: Sequence[Taken]) -> Setting:
-    """The setting whose medians have the highest geometric mean; of equals the first by name."""
+    """Return the setting whose medians have the highest geometric mean; among equals, the first in order."""
 
     def mean(setting: Setting) -> float:
         return geometric_mean(median(sweep[where_loaded(setting, sweep)]) for sweep in sweeps)
@@ -76,16 +75,16 @@ def best_single(sweeps: Sequence[Taken]) -> Setting:
 
 
 def where_loaded(setting: Setting, sweep: Taken) -> Setting:
-    """What a fixed setting comes to: requests decode plainly where its drafter is not loaded."""
+    """Return the setting that requests actually get: plain decoding if the setting's drafter is not loaded."""
     return setting if setting in sweep else PLAIN
 
 
 def paired(subject: Sequence[float], baseline: Sequence[float]) -> float:
-    """Median over the rounds of subject / baseline."""
+    """Return the median over the rounds of subject / baseline."""
     return median(ours / theirs for ours, theirs in zip(subject, baseline, strict=True))
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """Of positive values."""
+    """Return the geometric mean of positive values."""
     logarithms = [log(value) for value in values]
     return exp(sum(logarithms) / len(logarithms))

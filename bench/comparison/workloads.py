@@ -1,4 +1,4 @@
-"""Ten workloads for the embedded models that want different drafters and lengths, and one that wants none."""
+"""Ten workloads for the embedded models that favour different drafters and lengths, one of them no drafting at all."""
 
 import random
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from bench.comparison.ours import GREEDY
 from bench.comparison.pairs import SPECIAL_TOKENS
 
 Conversation = tuple[str, ...]
-"""What the user and the assistant said in turns; the user had the last word."""
+"""Messages of the user and the assistant in turns; the last one is the user's."""
 
 ASSISTANT, HYBRID = "demo-assistant", "demo-hybrid"
 LONGEST_ANSWER_TOKENS = 240
 NEVER_AGAIN = SamplingParameters(temperature=0.0, presence_penalty=30.0)
-"""No token twice: with a prompt of noise, the text is nothing that a drafter has seen, and repeats nothing."""
+"""Sampling without repeated tokens: behind a prompt of noise, the text is new to every drafter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests, one after the other or all at once, each as long as the model answers it by itself.
+    """Requests, one after the other or all at once, each with an answer as long as the model's own.
 
-    With `noise_tokens` there is one request more, a prompt of so many random tokens and an answer without an end.
+    With `noise_tokens` there is one more request: a prompt of as many random tokens, and an answer without an end.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Workload:
     noise_tokens: int = 0
 
     def prompts(self, text: TextModel, vocabulary_size: int) -> list[list[int]]:
-        """Its requests as tokens."""
+        """Return its requests as tokens."""
         rendered = [
             text.render_chat(
                 [{"role": ("user", "assistant")[turn % 2], "content": said} for turn, said in enumerate(each)]
@@ -45,22 +45,22 @@ class Workload:
 
 
 def alone(*questions: str) -> tuple[Conversation, ...]:
-    """Each question opens a conversation of its own."""
+    """Put each question into a conversation of its own."""
     return tuple((question,) for question in questions)
 
 
 def again(question: str, answer: str) -> Conversation:
-    """It was answered, and is asked once more."""
+    """Return a conversation that repeats an answered question."""
     return (question, answer, question)
 
 
 def counted(numbers: range) -> str:
-    """As the assistant counts."""
+    """Format numbers as the assistant counts."""
     return ", ".join(str(number) for number in numbers)
 
 
 def times_table(factor: int) -> str:
-    """As the assistant writes it."""
+    """Format a times table as the assistant writes it."""
     return "\n".join(f"{factor} x {number} = {factor * number}" for number in range(1, 11))
 
 

@@ -1,4 +1,4 @@
-"""The models of one run, made on first use in one temporary folder, as Hugging Face folders that every side loads."""
+"""The models of one run, made on first use in a temporary folder, as Hugging Face folders that every side loads."""
 
 import json
 import random
@@ -29,14 +29,14 @@ DEMO_MODELS = Path(app.__file__).parent / "demo_models"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 END_OF_SEQUENCE = 2
 GROUP_SIZE = 64
-"""Of the numbers that share a scale in a quantised model."""
+"""Number of weights that share a scale in a quantised model."""
 AIM = 0.82
 """Acceptance that ε is chosen for; the issue asks for 0.75 or more."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairFolders:
-    """A target on disk, its draft when it has one, and the acceptance that ε gives."""
+    """A target on disk, its draft if it has one, and the acceptance that ε gives."""
 
     target: Path
     draft: Path | None
@@ -45,8 +45,8 @@ class PairFolders:
 
 
 class Workshop:
-    """Makes each model once. `drafts` is the draft length that acceptance is calibrated for, `bits` what the models'
-    matrices are then quantised to (0: not at all)."""
+    """Makes each model once. Acceptance is calibrated for draft length `drafts`; the models' matrices are then
+    quantised to `bits` (0: not at all)."""
 
     def __init__(self, folder: Path, sizes: Sizes, drafts: int, bits: int = 0) -> None:
         self.folder = folder
@@ -56,15 +56,15 @@ class Workshop:
         self._made: dict[str, PairFolders] = {}
 
     def attention_pair(self) -> PairFolders:
-        """The qwen3 pair."""
+        """Return the qwen3 pair."""
         return self._pair("bench-attention", make_attention_pair)
 
     def hybrid_pair(self) -> PairFolders:
-        """The qwen3_next pair."""
+        """Return the qwen3_next pair."""
         return self._pair("bench-hybrid", make_hybrid_pair)
 
     def strangers(self) -> PairFolders:
-        """The target of the qwen3 pair and a draft model that never saw it: nothing is accepted."""
+        """Return the target of the qwen3 pair and an unrelated draft model: nothing is accepted."""
         if "strangers" not in self._made:
             pair = make_attention_pair(self.sizes, seed=1)
             draft = self._write(pair.draft, pair.draft_config, "bench-stranger")
@@ -72,7 +72,7 @@ class Workshop:
         return self._made["strangers"]
 
     def copying_target(self) -> PairFolders:
-        """The target that repeats a ring of tokens."""
+        """Return the target that repeats a ring of tokens."""
         if "bench-copying" not in self._made:
             pair = make_copying_target(self.sizes)
             target = self._write(pair.target, pair.target_config, "bench-copying")
@@ -80,16 +80,16 @@ class Workshop:
         return self._made["bench-copying"]
 
     def demo_pair(self) -> PairFolders:
-        """The embedded models."""
+        """Return the embedded models."""
         return PairFolders(DEMO_MODELS / "demo-assistant", DEMO_MODELS / "demo-draft")
 
     def prompt(self, number: int, row: int = 0, length: int = 16) -> list[int]:
-        """Tokens that no other (round, row) starts with, so that no prefix cache helps anyone."""
+        """Return tokens unique to this round and row, so that no prefix cache helps either side."""
         chooser = random.Random(f"{number} {row}")
         return [chooser.randrange(SPECIAL_TOKENS, self.sizes.vocabulary) for _ in range(length)]
 
     def copying_prompt(self, number: int) -> list[int]:
-        """One and a half rounds of the ring, from a place that depends on the round."""
+        """Return one and a half laps of the ring, from a start that depends on the round."""
         ring = ring_of(64)
         start = (number * 7) % len(ring)
         return [ring[(start + step) % len(ring)] for step in range(96)]
@@ -105,7 +105,7 @@ class Workshop:
         return self._made[name]
 
     def _write(self, model: nn.Module, config: dict[str, Any], name: str) -> Path:
-        """A folder with the demo tokenizer, in the dtype that is fast here; the model is quantised in place."""
+        """Write a folder with the demo tokenizer, in the dtype that is fast here; the model is quantised in place."""
         folder = self.folder / name
         folder.mkdir(parents=True)
         model.set_dtype(fast_dtype())
