@@ -88,7 +88,7 @@ async def unload_model(request: Request, body: Sent[NamedModel]) -> dict[str, An
 
 @router.post("/api/cache/clear", dependencies=[Depends(authorize_operator)])
 async def clear_cache(request: Request) -> dict[str, int]:
-    """Forget every earlier prompt, in memory and on disk; how many bytes were on disk."""
+    """Clear the prefix cache, in memory and on disk; return the bytes that were on disk."""
     context = context_of(request)
     context.worker.clear_prefixes()
     return {"freed_bytes": await asyncio.to_thread(clear_prompts, context.settings.prefixes_path)}
@@ -96,26 +96,26 @@ async def clear_cache(request: Request) -> dict[str, int]:
 
 @router.get("/openapi.json")
 def get_document(request: Request) -> dict[str, Any]:
-    """Every route with its body, its answers and its errors, as OpenAPI 3.1."""
+    """Return every route with its body, answers and errors, as OpenAPI 3.1."""
     return document(request.app)
 
 
 @router.get("/v1")
 async def list_endpoints(request: Request) -> dict[str, Any]:
-    """What there is to call."""
+    """List the endpoints."""
     return {"object": "list", "data": endpoints(request.app)}
 
 
 @router.post("/api/release", dependencies=[Depends(authorize_operator)])
 async def release_model(request: Request, body: Sent[NamedModel]) -> dict[str, Any]:
-    """Let a model run again that is quarantined."""
+    """Release a model from quarantine."""
     context_of(request).worker.release_quarantine(body.model)
     return {"model": body.model, "released": True}
 
 
 @router.get("/api/ps", responses=told(OllamaModels))
 async def list_processes(request: Request) -> dict[str, Any]:
-    """What is loaded, as Ollama tells it; what is not known here is empty."""
+    """List loaded models in Ollama's format; unknown fields are empty."""
     context = context_of(request)
     now = datetime.now(UTC)
     return {
@@ -138,7 +138,7 @@ async def list_processes(request: Request) -> dict[str, Any]:
 
 @router.get("/api/status")
 async def get_status(request: Request) -> dict[str, Any]:
-    """The worker, its memory and its models with their drafters. Bytes and seconds as the names say."""
+    """Return the worker, its memory and its models with their drafters; names carry the units."""
     context = context_of(request)
     worker = context.worker
     snapshot = msgspec.to_builtins(worker.snapshot)
@@ -159,14 +159,14 @@ async def get_status(request: Request) -> dict[str, Any]:
 
 @router.get("/health/live")
 async def get_live() -> dict[str, str]:
-    """Always 200 while the server process answers."""
+    """Return 200 while the server process answers."""
     return {"status": "live"}
 
 
 @router.get("/health")
 @router.get("/health/ready")
 async def get_ready(request: Request) -> dict[str, str]:
-    """200, or 503 with the reason in `error.message`."""
+    """Return 200 if a request would be accepted now, else 503 with the reason in `error.message`."""
     context = context_of(request)
     if context.activity.draining:
         raise ModelUnavailable("Paceline is shutting down.", code="shutting_down", retry_after_seconds=5)
@@ -179,7 +179,7 @@ async def get_ready(request: Request) -> dict[str, str]:
 
 @router.get("/metrics", response_class=Response, responses=told(media_type="text/plain"))
 async def get_metrics(request: Request) -> Response:
-    """Everything measured since the server started."""
+    """Return everything measured since the server started."""
     context = context_of(request)
     return Response(context.measurements.expose(context.worker), media_type=CONTENT_TYPE_LATEST)
 
@@ -189,7 +189,7 @@ All = Annotated[bool, Query(alias="all")]
 
 @router.get("/v1/models", responses=told(ModelList))
 def list_models(request: Request, *, with_all: All = False) -> dict[str, Any]:
-    """The models that can answer; with `all` also drafters, and what cannot be used."""
+    """List the models that can answer; with `all` also drafters and unusable models."""
     context = context_of(request)  # a sync route runs in a thread: this reads the disk
     models = [model for model in context.resolver.models() if with_all or not _why_mute(context, model)]
     looking = context.resolver.is_looking()
@@ -199,7 +199,7 @@ def list_models(request: Request, *, with_all: All = False) -> dict[str, Any]:
 
 @router.get("/v1/models/{model_id:path}", responses=told(Model))
 def get_model(request: Request, model_id: str, *, with_all: All = False) -> dict[str, Any]:
-    """One model; ids may contain slashes."""
+    """Return one model; ids may contain slashes."""
     context = context_of(request)
     model = context.resolver.find(model_id)
     why = _why_mute(context, model)

@@ -58,7 +58,7 @@ class EmbeddingsBody(GenerationBody):
 
 @router.post("/v1/embeddings", responses=told(EmbeddingList) | ANSWERED)
 async def create_embeddings(request: Request, body: Sent[EmbeddingsBody]) -> Response:
-    """One vector for each input."""
+    """Return one vector for each input."""
     embedding_id = f"embd-{secrets.token_hex(12)}"
     commands = await embedding_commands(request, body, embedding_id)
     return await answer(request, commands, EmbeddingsRenderer(embedding_id, commands[0], body), stream=False)

@@ -261,7 +261,7 @@ async def create_message(request: Request, body: Sent[MessagesBody]) -> Response
 
 @router.post("/v1/messages/count_tokens", responses=told(TokenCount) | problems(429))
 async def count_tokens(request: Request, body: Sent[CountBody]) -> Response:
-    """How many tokens a conversation has; no model is loaded for it."""
+    """Count the tokens of a conversation; no model is loaded for it."""
     chat, count_id = checked(body.as_chat(), ChatBody), f"count_{secrets.token_hex(12)}"
     command = await chat_command(request, chat, count_id, body.notices())
     check_prompt(command)

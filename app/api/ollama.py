@@ -255,13 +255,13 @@ async def _load(request: Request, body: OllamaBody, empty: dict[str, Any]) -> Re
 
 @router.post("/api/embed", responses=told(OllamaVectors) | ANSWERED)
 async def ollama_embed(request: Request, body: Sent[OllamaEmbed]) -> Response:
-    """Embeddings in Ollama's format."""
+    """Return embeddings in Ollama's format."""
     return await _embed(request, body, body.input, lambda vectors: {"embeddings": vectors})
 
 
 @router.post("/api/embeddings", responses=told(OllamaVector) | ANSWERED)
 async def ollama_embeddings(request: Request, body: Sent[OllamaEmbed]) -> Response:
-    """One embedding, as older clients ask for it."""
+    """Return one embedding, as older clients ask for it."""
     return await _embed(request, body, body.prompt, lambda vectors: {"embedding": vectors[0]})
 
 
@@ -277,13 +277,13 @@ async def _embed(request: Request, body: OllamaEmbed, given: Any, told: Any) -> 
 
 @router.get("/api/version")
 async def ollama_version() -> dict[str, str]:
-    """The version of Ollama's API that this one is like."""
+    """Return the version of Ollama whose API this is like."""
     return {"version": API_VERSION}
 
 
 @router.get("/api/tags", responses=told(OllamaModels))
 def ollama_tags(request: Request) -> dict[str, Any]:
-    """The models that can answer."""
+    """List the models that can answer."""
     context = context_of(request)
     usable = [model for model in context.resolver.models() if model.kind != "drafter" and not model.problem]
     return {"models": [_listed(context, model) for model in usable]}
@@ -291,7 +291,7 @@ def ollama_tags(request: Request) -> dict[str, Any]:
 
 @router.post("/api/show", responses=told(OllamaModel))
 async def ollama_show(request: Request, body: Sent[NamedBody]) -> dict[str, Any]:
-    """One model."""
+    """Return one model."""
     context = context_of(request)
     model = await asyncio.to_thread(context.resolver.find, plain_name(body.model or body.name or ""))
     entry = context.resolver.entry(model, looking=False)

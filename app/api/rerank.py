@@ -66,7 +66,7 @@ class RerankBody(GenerationBody):
 
 @router.post("/v1/rerank", responses=told(Reranking) | ANSWERED)
 async def rerank(request: Request, body: Sent[RerankBody]) -> Response:
-    """Documents by their relevance to a query."""
+    """Rank documents by their relevance to a query."""
     model = await asyncio.to_thread(context_of(request).resolver.main, body.model)
     if not model.reranks:
         message = f"{model.id} is no reranker: load a model like Qwen3-Reranker, or compare /v1/embeddings."

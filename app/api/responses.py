@@ -133,7 +133,7 @@ async def create_response(request: Request, body: Sent[ResponsesBody]) -> Respon
 
 @router.get("/v1/responses/{response_id}", responses=told(ResponseObject))
 async def get_response(request: Request, response_id: str) -> Response:
-    """A response that is kept."""
+    """Return a kept response."""
     kept = kept_responses(request).find(identity_of(request).owner, response_id)
     return Response(kept.response, media_type="application/json")
 
@@ -151,7 +151,7 @@ async def get_input_items(request: Request, response_id: str) -> JSONResponse:
 
 @router.delete("/v1/responses/{response_id}", responses=told(Deleted))
 async def delete_response(request: Request, response_id: str) -> JSONResponse:
-    """Forget a response."""
+    """Delete a kept response."""
     kept_responses(request).forget(identity_of(request).owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 

@@ -58,7 +58,7 @@ class DetokenizeBody(GenerationBody):
 
 @router.post("/tokenize", responses=told(Tokens) | problems(404, 429))
 async def tokenize(request: Request, body: Sent[AnyBody]) -> JSONResponse:
-    """The tokens of a text or a chat, BOS included where this model begins with one."""
+    """Return the tokens of a text or a chat, with BOS if the model begins with one."""
     values = body.model_extra or {}
     if values.get("messages") is not None:
         command = await chat_command(request, checked(values, ChatBody), _id())
@@ -74,14 +74,14 @@ async def tokenize(request: Request, body: Sent[AnyBody]) -> JSONResponse:
 
 @router.post("/detokenize", responses=told(TokensText) | problems(429))
 async def detokenize(request: Request, body: Sent[DetokenizeBody]) -> JSONResponse:
-    """The text of tokens, special ones included."""
+    """Return the text of tokens, special ones included."""
     told = await _read(request, await _command(request, body, tokens=body.tokens))
     return JSONResponse({"content": told.text, "prompt": told.text})
 
 
 @router.post("/apply-template", responses=told(RenderedPrompt) | problems(429))
 async def apply_template(request: Request, body: Sent[ChatBody]) -> JSONResponse:
-    """The prompt that the chat template makes of a conversation."""
+    """Return the prompt that the chat template makes of a conversation."""
     told = await _read(request, await chat_command(request, body, _id()))
     return JSONResponse({"prompt": told.text} | warnings_object(told.notices))
 

@@ -244,7 +244,7 @@ def custom_input(arguments: str) -> str:
     except ValueError:
         return arguments
     texts = value if isinstance(value, dict) else {}
-    only = next(iter(texts.values())) if len(texts) == 1 else "" if texts == value else None
+    only = next(iter(texts.values())) if len(texts) == 1 else "" if value == {} else None
     text = texts.get(INPUT, only)
     return text if isinstance(text, str) else arguments
 

@@ -157,7 +157,14 @@ async def test_the_text_of_a_call_comes_out_however_it_is_cut(text: str, cuts: l
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [('{"patch": "x"}', "x"), ('{"input": 5}', '{"input": 5}'), ("{}", ""), ("", ""), ("not json", "not json")],
+    [
+        ('{"patch": "x"}', "x"),
+        ('{"input": 5}', '{"input": 5}'),
+        ("{}", ""),
+        ("", ""),
+        ("not json", "not json"),
+        ('{"a": "x", "b": "y"}', '{"a": "x", "b": "y"}'),
+    ],
 )
 async def test_what_is_no_text_is_told_as_it_was_written(arguments: str, text: str) -> None:
     stream = CustomInput()

@@ -1,0 +1,56 @@
+"""Docstrings and comments are plain English: rules that a machine can hold, as CONTRIBUTING.md says."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+
+from tests.architecture.source import ROOT, modules
+
+NEVER = re.compile(r"\b(?:so many|so much|whoever|whom|(?:is|are|was|were) told|tells? (?:us|of))\b", re.IGNORECASE)
+"""Turns that are no English of the field: say which quantity, caller or message is meant."""
+NO_NOUN = re.compile(
+    r"(?:so (?:many|much|long)|how (?:many|much|long)|what|of what|whose|when|where|who|of)\b", re.IGNORECASE
+)
+"""Words that no description of a constant begins with: it begins with the noun that names the quantity."""
+
+
+def constants(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of each string that describes a constant of the module."""
+    for before, after in zip(tree.body, tree.body[1:], strict=False):
+        is_text = (
+            isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
+        )
+        if isinstance(before, ast.Assign | ast.AnnAssign) and is_text:
+            yield after.lineno, after.value.value  # type: ignore[attr-defined]
+
+
+def prose(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each comment, and of each string that is a statement of its own."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
+def test_docstrings_and_comments_use_no_turn_that_is_no_english() -> None:
+    found = [
+        f"{name}:{line}: {match.group()}"
+        for name in modules()
+        for line, text in prose((ROOT / name).read_text(encoding="utf-8"))
+        if (match := NEVER.search(text))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_description_of_a_constant_begins_with_a_noun() -> None:
+    found = [
+        f"{name}:{line}: {text.splitlines()[0]}"
+        for name, tree in modules().items()
+        for line, text in constants(tree)
+        if NO_NOUN.match(text.strip())
+    ]
+    assert not found, "\n".join(found)
