@@ -11,7 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 QUIET_SECONDS = 0.25
-"""Longest silence between two chunks of an undisturbed stream on two idle cores, in seconds."""
+"""Longest silence between two chunks of a stream beside one busy process on two idle cores, in seconds."""
 GROWTH_SHARE, GROWTH_BYTES = 0.10, 16 << 20
 """Growth of a process in the second half of its time that still counts as flat: a share of its memory, plus bytes."""
 LEAST_SAMPLES = 12

@@ -1,6 +1,7 @@
 """The attacks, which of them share a server, and how the time is divided."""
 
 import asyncio
+import sys
 from collections.abc import Sequence
 
 from campaign.attack import Arena, Attack
@@ -20,8 +21,14 @@ QUIET_SECONDS = 5.0
 
 
 async def be_quiet(_arena: Arena) -> None:
-    """Do nothing for some seconds, to measure how slow this machine is now."""
-    await asyncio.sleep(QUIET_SECONDS)
+    """Ask nothing for some seconds while a process takes what an attacker takes of this machine, to measure how slow
+    the machine is now."""
+    busy = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+    try:
+        await asyncio.sleep(QUIET_SECONDS)
+    finally:
+        busy.kill()
+        await busy.wait()
 
 
 QUIET = Attack("quiet", "nobody attacks: how slow this machine is", be_quiet, 0.5, {})

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from app.text.json_text import JsonText, as_json, read_literal
+from app.text.json_text import JsonText, as_json, read_literal, read_python
 
 ID_LETTERS = string.ascii_letters + string.digits
 ID_LENGTH = 9
@@ -205,7 +205,7 @@ def _python_value(text: str, place: int) -> tuple[Any, int] | None:
                 return _python_string(written), end.start()
             continue
         try:
-            return read_literal(written), end.start()
+            return read_python(written), end.start()
         except ValueError:
             continue
     return None

@@ -130,13 +130,23 @@ def read_literal(text: str) -> Any:
     return value
 
 
+def read_python(text: str) -> Any:
+    """Parse a Python literal or, if it is none, what `read_literal` parses. Raises ValueError for anything else."""
+    try:
+        return _read_python(text.strip())
+    except ValueError:
+        return read_literal(text)
+
+
 def _read_container(text: str) -> Any:
     json_text = JsonText()
     count, mended = json_text.read(text)
+    return json.loads(mended) if json_text.complete and count == len(text) else _read_python(text)
+
+
+def _read_python(text: str) -> Any:
+    as_python = _JSON_WORDS.sub(lambda found: found.group(1) or _WORDS_OF_PYTHON[found.group(2)], text)
     try:
-        if json_text.complete and count == len(text):
-            return json.loads(mended)
-        as_python = _JSON_WORDS.sub(lambda found: found.group(1) or _WORDS_OF_PYTHON[found.group(2)], text)
         return json.loads(json.dumps(ast.literal_eval(as_python), allow_nan=False))
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(f"no value: {error}") from error

@@ -5,7 +5,7 @@ from collections import Counter
 
 from tests.architecture.source import ROOT, functions, modules, words
 
-MAX_LINES, MAX_FILES = 43_040, 219
+MAX_LINES, MAX_FILES = 43_050, 219
 """Of the app. Whoever needs more says why in the commit that raises them."""
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 40

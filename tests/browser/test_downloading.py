@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from app.i18n import read_words
 from tests.browser.conftest import Visitor
 from tests.browser.server import Server, serving
-from tests.browser.test_pages import MOST_SHIFT, SHIFT
+from tests.browser.test_pages import check_shifts
 from tests.hub.queue import model_files
 from tests.hub.stand_in import StandInHub, stand_in_hub
 
@@ -80,7 +80,7 @@ def test_offline_is_said_before_anybody_searches(tmp_path: Path, visitor: Visito
         expect(page.get_by_role("status").filter(has_text=words("downloads.problem_offline"))).to_be_in_viewport(
             ratio=1
         )
-        assert page.evaluate(SHIFT) < MOST_SHIFT
+        check_shifts(page)
         page.close()
 
 

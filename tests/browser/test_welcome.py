@@ -12,7 +12,7 @@ from app.hub.hub_search import PAIRS
 from app.i18n import Catalogs, Words, read_words
 from tests.browser.conftest import Visitor
 from tests.browser.server import PASSWORD, Server, serving
-from tests.browser.test_pages import LAYOUT_CALLS, MOST_SHIFT, SHIFT, axe, check, look
+from tests.browser.test_pages import LAYOUT_CALLS, axe, check, check_shifts, look
 from tests.browser.visit import PHONE, WIDE
 from tests.browser.witness import is_settled
 from tests.hub.folders import write_model
@@ -77,7 +77,7 @@ def left(server: Server) -> list[str]:
 
 def fits(page: Page) -> None:
     """What is on the page is in order for axe, and at both widths."""
-    assert page.evaluate(SHIFT) < MOST_SHIFT
+    check_shifts(page)
     check(axe(page))
     own = page.viewport_size
     assert own is not None
@@ -244,7 +244,7 @@ def test_without_a_network_or_memory_it_is_said_and_the_embedded_models_are_offe
         expect(page.get_by_role("status").filter(has_text=words("downloads.problem_offline"))).to_be_visible()
         expect(page.get_by_text(words("downloads.pairs_none"))).to_be_visible()
         expect(page.get_by_role("button", name=words("welcome.use_embedded"))).to_be_visible()
-        assert page.evaluate(SHIFT) < MOST_SHIFT
+        check_shifts(page)
         page.close()
 
 
