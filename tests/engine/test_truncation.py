@@ -11,9 +11,9 @@ from app.core.request import SamplingParameters
 from app.engine.sampling import SampledRow, draw, gumbel_noise, noise_keys
 from app.engine.truncation import best_of, truncate
 
-ROUNDING, ROUNDING_OF_A_TOKEN = 1e-5, 2.0**-27
-"""Error of a mass that is summed in float32: half an ulp for each token, over the four lanes of the narrowest SIMD.
-This near to top-p either side is right."""
+ROUNDING, ROUNDING_OF_A_TOKEN = 1e-5, 2.0**-26
+"""Error of a share of the mass, both summed in float32: half an ulp for each token of each sum, over the four lanes of
+the narrowest SIMD. This near to top-p either side is right."""
 SHAPES = ("peaked", "flat", "all equal", "half precision", "few values", "mostly forbidden")
 
 

@@ -92,16 +92,13 @@ TAKES_ONE_CALL = {
 }
 LOSES_VALUES: dict[str, Callable[[Any], bool]] = {
     "pythonic": lambda value: isinstance(value, str) and re.search(r"[\\]|'\s*[,)]", value) is not None,
-    "minicpm5": lambda value: (
-        "]]>" in value or value != value.strip()
-        if isinstance(value, str)
-        else re.search(r'"[^"]*\\x', repr(value)) is not None
-    ),
+    "minicpm5": lambda value: isinstance(value, str) and ("]]>" in value or value != value.strip()),
     "gemma4": lambda value: '<|"|>' in json.dumps(value, ensure_ascii=False).replace('\\"', '"'),
     "minimax_m3": lambda value: isinstance(value, dict | list | None) or "]<]minimax[>[" in str(value),
 }
-"""By form: strings are written without escapes between quotes or marks, MiniMax-M3 writes no types, and MiniCPM5 writes
-lists as Python does, whose "\\x08" could as well be JSON with a backslash too few."""
+"""By form: strings are written without escapes between quotes or marks, and MiniMax-M3 writes no types."""
+ESCAPED_BY_PYTHON = re.compile(r'"[^"]*\\x')
+"""In a list that a template writes as Python does and a form reads as JSON, where a backslash may be missing too."""
 
 
 class Trip:
@@ -115,6 +112,14 @@ class Trip:
         user = [{"role": "user", "content": "Question?"}]
         self._prompt, self._before = self._render(user, prompted=True), self._render(user, prompted=False)
         self._user = user
+        self._writes_python = (
+            self.dialect.parser != "pythonic" and "['a']" in self.output([("run", {"tags": ["a"]})], "")[0]
+        )
+
+    def loses(self, value: Any) -> bool:
+        """Whether the template writes it so that nobody can tell what it was."""
+        as_python = self._writes_python and not isinstance(value, str) and ESCAPED_BY_PYTHON.search(repr(value))
+        return bool(as_python) or is_lost(self.dialect, value)
 
     def _render(self, messages: list[dict[str, Any]], *, prompted: bool) -> str:
         shown = rendering(self._name, messages, TOOLS)
@@ -232,7 +237,7 @@ KNOWING = [name for name, source in TEMPLATES.items() if "tool" in source and na
 def check(name: str, drawn: list[tuple[str, dict[str, Any]]], content: str, seed: int) -> None:
     made = trip(name)
     calls = [
-        (called, {key: value for key, value in values.items() if not is_lost(made.dialect, value)})
+        (called, {key: value for key, value in values.items() if not made.loses(value)})
         for called, values in drawn[: made.calls]
     ]
     content = "" if name in LOSES_TEXT else content
