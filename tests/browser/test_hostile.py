@@ -106,6 +106,8 @@ def test_texts_that_are_kept_stay_texts(server: Server, visitor: Visitor, *, pho
     ]
     with kept(server, "Hostile", said) as number:
         page = visitor(server, phone=phone).open(f"/admin/chat#{number}")
+        expect(page.locator(".message")).to_have_count(100)
+        page.get_by_role("button", name="Show earlier ones", exact=True).click()
         expect(page.locator(".message")).to_have_count(len(said))
         check_nodes(page)
         width, room = page.evaluate(WIDTHS)
