@@ -70,6 +70,7 @@ async def take_turn(attack: Attack, server: Server, hub: StandInHub, chance: ran
         await server.stop()
         await server.start()
     try:
+        await server.revoke_keys()  # of earlier turns: there may be 200
         async with honest_stream(server.address, await server.new_key()) as honest:
             if await honest.speaks():
                 await strike(attack, Arena(server, await server.new_key(), hub, chance, found), honest)

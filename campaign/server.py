@@ -124,6 +124,11 @@ class Server:
         made = await self.call("POST", "/admin/api/keys", {"name": secrets.token_hex(8), "scope": "inference"})
         return str(made["text"])
 
+    async def revoke_keys(self) -> None:
+        """Revoke every key that was created through the API."""
+        for each in (await self.call("GET", "/admin/api/keys"))["keys"]:
+            await self.call("DELETE", f"/admin/api/keys/{each['id']}")
+
     async def is_ready(self, seconds: float) -> bool:
         """Return whether it accepts requests within `seconds`."""
         async with self.client(self.admin_key) as admin:

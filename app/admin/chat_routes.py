@@ -108,7 +108,7 @@ class KeptProblem(Body):
 
 
 class ReplyFigures(Body):
-    """What a page shows under a reply."""
+    """Figures shown under a reply."""
 
     timings: KeptTimings | None = None
     speculation: KeptSpeculation | None = None

@@ -62,7 +62,7 @@ class AttachBody(Body):
 
 
 class ApplyBody(Body):
-    """What to apply of a measurement: its recommendation, or the setting `method` (`off`, `auto`, a method) as measured
+    """Choice from a measurement to apply: its recommendation, or the setting `method` (`off`, `auto`, a method) as measured
     with `rows` requests at once."""
 
     method: str | None = Field(None, max_length=40)

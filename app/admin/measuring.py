@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Wish(Body):
-    """What to measure. `drafts` absent: the best drafter of each method; `grid`: one request, also four at once, or all
+    """Order for a measurement. `drafts` absent: the best drafter of each method; `grid`: one request, also four at once, or all
     numbers of requests and contexts."""
 
     model: str = Field(min_length=1, max_length=500)

@@ -42,7 +42,7 @@ class RunningServer(msgspec.Struct, frozen=True):
 
     @property
     def address(self) -> str:
-        """Its URL, without a path."""
+        """URL of the server, without a path."""
         return local_url(self.host, self.port)
 
 

@@ -1,4 +1,4 @@
-"""What the menu bar shows of a server: image, menu and notifications. Nothing here has side effects.
+"""Image, menu and notifications of the menu bar, from the state of a server. Nothing here has side effects.
 
 An action is a word, followed by a space and the id for actions on a model: `unload demo-assistant`.
 """

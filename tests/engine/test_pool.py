@@ -151,12 +151,17 @@ def test_an_engine_that_does_not_open_is_a_failed_load(world: World) -> None:
     assert "a has no cache" in failed.error.message
 
 
-def test_a_cancelled_load_frees_and_tells_once(world: World) -> None:
-    pool = world.pool()
+def cancel_a_load(pool: EnginePool) -> None:
+    """A load of `a` that has begun and that nobody waits for any more."""
     pool.acquire(specification("a"))
     pool.advance()
     pool.release("a")
     pool.cancel_load("a")
+
+
+def test_a_cancelled_load_frees_and_tells_once(world: World) -> None:
+    pool = world.pool()
+    cancel_a_load(pool)
     assert world.loading == []
     assert pool.advance() == [LoadProgress(model_id="a", phase="abandoned", fraction=0.0), Evicted("a")]
     assert not pool.loading
@@ -165,10 +170,7 @@ def test_a_cancelled_load_frees_and_tells_once(world: World) -> None:
 
 def test_a_load_right_behind_a_cancelled_one_is_its_own(world: World) -> None:
     pool = world.pool()
-    pool.acquire(specification("a"))
-    pool.advance()
-    pool.release("a")
-    pool.cancel_load("a")
+    cancel_a_load(pool)
     pool.acquire(specification("a", methods=("prompt_lookup",)))
     assert isinstance(drain(pool)[-1], Loaded)
     pool.release("a")
