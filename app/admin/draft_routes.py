@@ -62,8 +62,8 @@ class AttachBody(Body):
 
 
 class ApplyBody(Body):
-    """Choice from a measurement to apply: its recommendation, or the setting `method` (`off`, `auto`, a method) as measured
-    with `rows` requests at once."""
+    """Choice from a measurement to apply: its recommendation, or the setting `method` (`off`, `auto`, a method) as
+    measured with `rows` requests at once."""
 
     method: str | None = Field(None, max_length=40)
     num_draft_tokens: int | None = Field(None, ge=1, le=64)

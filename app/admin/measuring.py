@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 
 class Wish(Body):
-    """Order for a measurement. `drafts` absent: the best drafter of each method; `grid`: one request, also four at once, or all
-    numbers of requests and contexts."""
+    """Order for a measurement. `drafts` absent: the best drafter of each method; `grid`: one request, four as well,
+    or all numbers of requests and contexts."""
 
     model: str = Field(min_length=1, max_length=500)
     drafts: list[Id] | None = Field(None, max_length=8)
