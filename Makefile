@@ -73,11 +73,12 @@ soak: $(VENV)/published-npm ## Run what only deepens: hours of random schedules,
 agents: $(VENV)/agents/installed ## Let coding agents edit a file each (Linux on x64; fetches 1 GB once)
 	@$(BIN)/python -m pytest -m agents tests/agents $(ARGS)
 
-check: $(VENV)/installed-dev ## Check format, lint, types and import contracts
+check: $(VENV)/installed-dev ## Check format, lint, types, import contracts and the sizes of packages
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/sizes.py
 
 advisories: $(VENV)/installed-dev ## Warn of known vulnerabilities in the locked packages
 	@$(BIN)/python tools/advisories.py requirements.lock requirements-dev.lock

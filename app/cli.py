@@ -47,7 +47,7 @@ Revision = Annotated[str, typer.Option(help="Branch, tag or commit; default: the
 
 
 if TYPE_CHECKING:
-    from app.hub.catalog import FolderCatalog
+    from app.models.catalog import FolderCatalog
     from app.serving.live_settings import LiveSettings
     from app.settings import Settings
 

@@ -41,10 +41,10 @@ from app.core import descriptors, setting_texts
 from app.core.errors import ServerRuns, StoreUnavailable
 from app.core.messages import Accepted, Delta, Finished, Heartbeat, LoadProgress, TextWork
 from app.core.server_file import RunningServer, held_home
-from app.hub.catalog import FolderCatalog, default_catalog
 from app.hub.hub_files import HubToken
-from app.hub.pairing import Speedups
 from app.i18n import Catalogs
+from app.models.catalog import FolderCatalog, default_catalog
+from app.models.pairing import Speedups
 from app.serving.auth import ENTRIES, ENTRY_SECONDS, Door, Lockout, OneTimeCodes, authorize
 from app.serving.awake import Awake, Caffeinate
 from app.serving.choosing import Measured

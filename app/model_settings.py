@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from app.core.drafters import DRAFT_METHODS, METHOD_NAMES, NGRAM
 from app.core.errors import InvalidSetting
-from app.core.footprint import QUANTISED_FROM_TOKENS
 from app.core.request import WHOLE, Quantisation
+from app.models.drafters import DRAFT_METHODS, METHOD_NAMES, NGRAM
+from app.models.footprint import QUANTISED_FROM_TOKENS
 
 Values = TypeVar("Values")
 

@@ -23,7 +23,7 @@ from pydantic import (
 
 from app.core import setting_texts
 from app.core.errors import InvalidSetting, invalid_setting
-from app.core.setting_texts import SpeculativeConfig
+from app.speculative_config import SpeculativeConfig, from_setting
 
 LANGUAGE = r"^(?:[a-z]{2,3}(?:-[A-Za-z0-9]{2,8})*)?$"
 ADDRESS = r"^(?:https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?)?$"
@@ -56,7 +56,7 @@ def _switch(description: str, section: Section, takes_effect: TakesEffect = "res
     return _setting(default=default, description=description, section=section, takes_effect=takes_effect)
 
 
-SpeculativeText = Annotated[SpeculativeConfig | None, BeforeValidator(setting_texts.speculative)]
+SpeculativeText = Annotated[SpeculativeConfig | None, BeforeValidator(from_setting)]
 
 
 class Settings(BaseModel):

@@ -20,10 +20,10 @@ from app.engine import platform
 
 PREPARATION = platform.prepare()
 
-from app.core.draft_lengths import DRAFT_LENGTHS
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, Offer, PrefillRow, PrefillStep, RowOutcome, StepResult
 from app.engine.engine import Engine
+from app.models.draft_lengths import DRAFT_LENGTHS
 from bench.comparison.governor_case import DRAFTERS, LoadedModel, Turns
 from bench.comparison.workloads import ASSISTANT, LONGEST_ANSWER_TOKENS, WORKLOADS
 

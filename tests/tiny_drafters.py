@@ -6,13 +6,13 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models import qwen3_next
 
-from app.core.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
 from app.engine.drafters.dflash import DFlash, DFlashModel
 from app.engine.drafters.eagle3 import Eagle3, Eagle3Model
 from app.engine.drafters.features import FeatureDrafter
 from app.engine.drafters.mtp import Mtp, MtpModel
 from app.engine.layers import Target
 from app.engine.runner import Runner
+from app.models.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
 from tests.tiny import fill_at_random, tiny_config
 
 SIZES = {

@@ -14,8 +14,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import ConfigDict, Field
 
 from app.admin.context import Admin
-from app.core.drafters import TEXT_METHODS
 from app.core.errors import StaleVersion
+from app.models.drafters import TEXT_METHODS
 from app.serving.document import EVENTS, problems, told
 from app.serving.errors import Rejected, error_object, words_for
 from app.serving.gate import Body, Sent

@@ -16,15 +16,15 @@ from app.admin.context import Admin, AdminContext
 from app.admin.measuring import Wish
 from app.admin.model_routes import render_model
 from app.admin.model_view import sizes
-from app.core.drafters import TEXT_METHODS
 from app.core.errors import InvalidRequest
-from app.core.footprint import Footprint
 from app.core.messages import LoadedModel
 from app.core.reason import NO_REASON, Reason, reason_object
-from app.hub.catalog import CatalogModel
 from app.hub.hub_search import published_for
-from app.hub.pairing import Candidate
 from app.model_settings import SPECULATION, Id
+from app.models.catalog import CatalogModel
+from app.models.drafters import TEXT_METHODS
+from app.models.footprint import Footprint
+from app.models.pairing import Candidate
 from app.serving.auth import SESSION
 from app.serving.document import problems
 from app.serving.gate import Body, Sent

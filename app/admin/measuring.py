@@ -16,12 +16,12 @@ import msgspec
 from pydantic import Field
 
 from app.admin.model_view import ModelView
-from app.core.drafters import DRAFT_METHODS
 from app.core.errors import PacelineError, SpeculationUnavailable
 from app.core.messages import LoadedModel, ModelSpecification
-from app.hub.catalog import CatalogModel
-from app.hub.pairing import Candidate
 from app.model_settings import Id
+from app.models.catalog import CatalogModel
+from app.models.drafters import DRAFT_METHODS
+from app.models.pairing import Candidate
 from app.serving.context import Context
 from app.serving.errors import Rejected
 from app.serving.gate import Body

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from app.core.errors import InsufficientMemory, ModelUnavailable, SpeculationUnavailable
-from app.core.footprint import Footprint, cache_families, kv_refusal, main_footprint
 from app.core.messages import ModelSpecification
-from app.hub.catalog import CatalogModel
-from app.hub.pairing import NOT_MEASURED, Candidate, Speedups, candidates_for
+from app.models.catalog import CatalogModel
+from app.models.footprint import Footprint, cache_families, kv_refusal, main_footprint
+from app.models.pairing import NOT_MEASURED, Candidate, Speedups, candidates_for
 from app.serving.context import Context
 from app.serving.resolver import ModelEntry
 

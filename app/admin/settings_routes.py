@@ -15,7 +15,7 @@ from pydantic import RootModel
 
 from app.admin.context import Admin, AdminContext
 from app.core.errors import InvalidSetting, ModelInUse
-from app.hub.catalog import Kind
+from app.models.catalog import Kind
 from app.serving.auth import identity_of
 from app.serving.document import problems
 from app.serving.gate import Sent

@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse
 
 from app.admin.context import Admin, AdminContext
 from app.admin.overview import STARTER
-from app.hub.catalog import CatalogModel, Source
+from app.models.catalog import CatalogModel, Source
 from app.serving.gate import Body, Sent
 from app.store.rows import FIRST_STEPS, FirstRun, FirstStep
 

@@ -27,7 +27,7 @@ from app.api.commands import ModelName
 from app.api.shapes import Model, ModelList, OllamaModels
 from app.core.errors import ModelNotFound, ModelUnavailable
 from app.core.prefix_files import clear_prompts
-from app.hub.catalog import CatalogModel
+from app.models.catalog import CatalogModel
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
 from app.serving.document import document, problems, told

@@ -22,10 +22,10 @@ from app.api.answer import FinishedChoice, Renderer, answer, warnings_object
 from app.api.commands import GenerationBody, shared_command
 from app.api.completions import Prompt, is_tokens, prompts
 from app.api.shapes import EmbeddingList
-from app.core.encoders import UNKNOWN
 from app.core.errors import InvalidRequest
 from app.core.messages import Generate
 from app.core.statistics import Statistics
+from app.models.encoders import UNKNOWN
 from app.serving.context import context_of
 from app.serving.document import ANSWERED, told
 from app.serving.gate import Sent

@@ -39,8 +39,8 @@ from app.core.errors import PacelineError
 from app.core.messages import Delta, Finished, Generate, ToolCallDelta
 from app.core.request import Notice
 from app.core.statistics import Statistics
-from app.hub.catalog import CatalogModel
 from app.i18n import Words
+from app.models.catalog import CatalogModel
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
 from app.serving.document import ANSWERED, told

@@ -18,7 +18,7 @@ from app.api.chat import ChatBody, chat_command
 from app.api.commands import MAX_TOKEN_ID, GenerationBody, shared_command
 from app.api.shapes import RenderedPrompt, Tokens, TokensText
 from app.core.messages import Generate, PromptTold
-from app.core.prompt_size import check_prompt
+from app.models.prompt_size import check_prompt
 from app.serving.context import context_of
 from app.serving.document import problems, told
 from app.serving.gate import Body, Sent, checked

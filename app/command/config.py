@@ -20,8 +20,8 @@ from rich.text import Text
 from app.command.server import running_server
 from app.core.errors import CommandError, ModelNotFound
 from app.core.setting_texts import size_text
-from app.hub.catalog import default_catalog
 from app.model_settings import split_profile
+from app.models.catalog import default_catalog
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings
 from app.store.accounts import Accounts, Keys

@@ -28,12 +28,12 @@ from app.command.listing import models_on_disk
 from app.command.loaded import bytes_text
 from app.core import descriptors
 from app.core.errors import StoreUnavailable
-from app.core.footprint import unit_footprint
 from app.core.host import Pressure, chip_name, memory_pressure, wired_limit_mb
 from app.core.installation import DISTRIBUTION, newer_version, this_installation
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.server_file import read_server
 from app.core.setting_texts import local_url
+from app.models.footprint import unit_footprint
 from app.serving.awake import CAFFEINATE
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings

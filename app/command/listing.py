@@ -12,10 +12,10 @@ from rich.text import Text
 from app import __version__
 from app.command.loaded import bytes_text, choice_text, columns_table, count_text, unbroken
 from app.core.errors import CommandError
-from app.core.footprint import KV_REFUSALS, kv_refusal
-from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
-from app.hub.pairing import refusal, suits
 from app.model_settings import ModelSettings
+from app.models.catalog import CatalogModel, FolderCatalog, default_catalog
+from app.models.footprint import KV_REFUSALS, kv_refusal
+from app.models.pairing import refusal, suits
 from app.serving.choosing import Chooser
 from app.serving.live_settings import LiveSettings
 from app.serving.sweep.report import speedups

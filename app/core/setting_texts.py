@@ -1,7 +1,7 @@
 """Settings as people write them: in an environment variable, at the terminal or in a form field.
 
 `plain` turns a value into JSON; each other converter turns text into the value that it means, and passes on a value
-that is not text. Sizes are bytes; `SpeculativeConfig` has vLLM's format.
+that is not text. Sizes are bytes.
 """
 
 import ipaddress
@@ -14,59 +14,7 @@ from typing import Any
 
 import msgspec
 
-from app.core.drafters import METHOD_NAMES, METHODS, NGRAM, TEXT_METHODS
-
-OTHER_NAMES = {other: method.name for method in METHODS for other in method.other_names}
-MAX_DRAFT_TOKENS = 64
-MAX_LOOKUP_TOKENS = 32
 UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses to compare with, not to bind
-
-
-class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Speculation settings. `method` empty: the one of the drafter `model`; `target` empty: the default model."""
-
-    method: str = ""
-    model: str = ""
-    num_speculative_tokens: int | None = None
-    prompt_lookup_min: int | None = None
-    prompt_lookup_max: int | None = None
-    target: str = ""
-
-    @classmethod
-    def read(cls, text: str) -> "SpeculativeConfig":
-        """Read the JSON text. Raises ValueError with one line for anything else than such an object."""
-        try:
-            found = msgspec.json.decode(text, type=dict[str, Any])
-            config = msgspec.convert(found, type=cls)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise ValueError(f'give an object like {{"method": "ngram"}} ({" ".join(str(error).split())})') from None
-        config = msgspec.structs.replace(config, method=OTHER_NAMES.get(config.method, config.method))
-        if problem := _problem(config):
-            raise ValueError(problem)
-        return config
-
-
-def _problem(config: SpeculativeConfig) -> str:
-    least, most = config.prompt_lookup_min, config.prompt_lookup_max
-    if config.method and config.method not in METHOD_NAMES:
-        return f"method: use one of {', '.join(reversed(METHOD_NAMES))}"
-    if not (config.method or config.model):
-        return "give a method, or the model that drafts"
-    if config.method in TEXT_METHODS and config.model not in {"", config.method}:
-        return f"model: the method {config.method} has none"
-    if not _within(config.num_speculative_tokens, MAX_DRAFT_TOKENS):
-        return f"num_speculative_tokens: give 1 to {MAX_DRAFT_TOKENS}"
-    if config.method != NGRAM.name and (least is not None or most is not None):
-        return "prompt_lookup_min and prompt_lookup_max are for the method ngram"
-    if not (_within(least, MAX_LOOKUP_TOKENS) and _within(most, MAX_LOOKUP_TOKENS)):
-        return f"prompt_lookup_min, prompt_lookup_max: give 1 to {MAX_LOOKUP_TOKENS}"
-    if least is not None and most is not None and least > most:
-        return "prompt_lookup_min must not be above prompt_lookup_max"
-    return ""
-
-
-def _within(number: int | None, most: int) -> bool:
-    return number is None or 1 <= number <= most
 
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -143,14 +91,6 @@ def pairs(value: object) -> object:
     if any(not (main.strip() and equals and draft.strip()) for main, equals, draft in found):
         raise ValueError('give pairs like "main=draft,other=off", or a JSON object')
     return {main.strip(): draft.strip() for main, _, draft in found}
-
-
-def speculative(value: object) -> object:
-    if isinstance(value, dict):
-        value = json.dumps(value)
-    if not isinstance(value, str):
-        return value
-    return SpeculativeConfig.read(value) if value.strip() else None
 
 
 def absent(value: object) -> object:

@@ -186,7 +186,7 @@ class EngineLimits:
     max_rows: int
     prefill_chunk_tokens: int = 512
     """Most tokens of one prefill step."""
-    prefill_pairs: int = 1 << 27  # see `prefill_pairs` in `app/core/footprint.py`
+    prefill_pairs: int = 1 << 27  # see `prefill_pairs` in `app/models/footprint.py`
     drafters: tuple[str, ...] = ()
     """Methods that can run here, best first."""
     longest_drafts: Mapping[str, int] = field(default_factory=dict)

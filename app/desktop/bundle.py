@@ -23,8 +23,8 @@ from app.command.autostart import steady_python, usual_home
 from app.core.errors import CommandError, ModelUnavailable
 from app.core.installation import version_order
 from app.core.own_files import read_kept
-from app.core.safe_files import read_file, write_privately
 from app.i18n import Words
+from app.models.safe_files import read_file, write_privately
 from app.settings import Settings
 
 NAME = "Paceline.app"

@@ -23,8 +23,8 @@ from app.core.errors import CommandError
 from app.core.installation import this_installation
 from app.core.own_files import ANY, own_files, own_folders, read_kept
 from app.core.prefix_files import GROWING_NAME, KEPT_NAME
-from app.core.safe_files import write_privately
 from app.desktop import bundle
+from app.models.safe_files import write_privately
 from app.settings import PREFIXES, Settings
 
 Name = Literal["service", "app", "downloads", "caches", "state"]

@@ -23,7 +23,7 @@ from mlx import nn
 from mlx_lm.models import base
 from mlx_lm.models.cache import CacheList
 
-from app.core.footprint import group_size
+from app.models.footprint import group_size
 
 KERNEL_QUERIES, KERNEL_PRODUCTS = 8, 32
 KERNEL_DIMENSIONS = frozenset({64, 96, 128, 256})

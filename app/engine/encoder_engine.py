@@ -9,7 +9,6 @@ from typing import cast
 
 import mlx.core as mx
 
-from app.core.encoders import BATCH_ROWS, BATCH_TOKENS
 from app.core.prefix_files import PrefixState
 from app.core.request import Request
 from app.core.step import DecodeRow, EngineLimits, PrefillRow, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
@@ -17,6 +16,7 @@ from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.encoders import Encoder, pooled
 from app.engine.runner import padded
+from app.models.encoders import BATCH_ROWS, BATCH_TOKENS
 
 DRAWN = 0
 """Placeholder token for an answer."""

@@ -1,4 +1,4 @@
-"""Encoders of `app/core/encoders.py`: BERT (arXiv 1810.04805), RoBERTa-like kin, ModernBERT (arXiv 2412.13663).
+"""Encoders of `app/models/encoders.py`: BERT (arXiv 1810.04805), RoBERTa-like kin, ModernBERT (arXiv 2412.13663).
 
 The kin count positions as RoBERTa does. Modules are named as in the checkpoints, so that weights and the quantisations
 of single layers match. mlx-embeddings is not used: it is under the GPL and needs packages for images, sound and data
@@ -12,9 +12,9 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx import nn
 
-from app.core.config_values import Config, ConfigValues, first_position, stated_context
 from app.core.errors import ModelUnavailable
-from app.core.model_folder import ModelFolder
+from app.models.config_values import Config, ConfigValues, first_position, stated_context
+from app.models.folder import ModelFolder
 
 PREFIX = re.compile(r"^(bert|roberta|model)\.")
 """Prefix of tensor names in a checkpoint that was saved with a head on top."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from app.core.footprint import prefill_pairs, quantisation_of
 from app.core.prefix_files import PrefixState
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
@@ -44,6 +43,7 @@ from app.engine.rollback import UnknownCacheError
 from app.engine.runner import AloneRunner, Runner, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, TokenCounts, adjust, draw, penalises
 from app.engine.strict import PlainRows
+from app.models.footprint import prefill_pairs, quantisation_of
 
 SLOW_SECONDS = 1.0
 """Duration of a step, in seconds, above which the next one is evaluated in parts; so is a prefill of `LONG_TOKENS`."""

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from app.core.footprint import SHARED_TOKENS
 from app.engine.attention import Cut, Pieces
+from app.models.footprint import SHARED_TOKENS
 
 MASK_FULL = "causal"
 

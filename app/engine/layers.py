@@ -13,10 +13,10 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
-from app.core.config_values import EXPERTS_KEYS, Config, text_number, text_part
-from app.core.draft_lengths import cheap_tokens
-from app.core.drafters.config import FINAL
 from app.core.errors import ModelUnavailable
+from app.models.config_values import EXPERTS_KEYS, Config, text_number, text_part
+from app.models.draft_lengths import cheap_tokens
+from app.models.drafters.config import FINAL
 
 FINAL_NORMS = ("norm", "norm_f", "final_layernorm")
 EMBEDDINGS = ("embed_tokens", "tok_embeddings", "embeddings", "wte")

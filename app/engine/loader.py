@@ -17,17 +17,17 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
-from app.core.config_values import context_tokens, text_part
-from app.core.drafters import FEATURE_METHODS, check_drafter
-from app.core.drafters.formats import head_tensors
 from app.core.errors import InsufficientMemory, ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
-from app.core.model_folder import ModelFolder, Packing, inspect_folder
-from app.core.tokenizer_file import Tokenizer, TokenizerCache
 from app.engine import memory
 from app.engine.drafters import REGISTRY, LoadedDraft, LoadedUnit
 from app.engine.encoders import build_encoder
 from app.engine.few_rows import use_fast_products
+from app.models.config_values import context_tokens, text_part
+from app.models.drafters import FEATURE_METHODS, check_drafter
+from app.models.drafters.formats import head_tensors
+from app.models.folder import ModelFolder, Packing, inspect_folder
+from app.models.tokenizer_file import Tokenizer, TokenizerCache
 
 SLICE_BYTES = 64 * 1024 * 1024
 

@@ -1,7 +1,7 @@
 """Memory that a model needs, that the machine has, and that mlx holds now. All sizes are in bytes.
 
 Admission is ours (`mx.set_memory_limit` is no cap): this module accounts for memory and bounds mlx's cache of freed
-buffers. Estimates are made in `app/core/footprint.py`, wiring is in `app/engine/wiring.py`.
+buffers. Estimates are made in `app/models/footprint.py`, wiring is in `app/engine/wiring.py`.
 """
 
 import gc
@@ -14,10 +14,10 @@ import mlx.core as mx
 import psutil
 
 from app.core.errors import InsufficientMemory, InvalidRequest
-from app.core.footprint import Footprint, unit_footprint
 from app.core.host import GIGABYTE, ceiling_from
 from app.core.messages import ModelSpecification
 from app.core.setting_texts import parse_size
+from app.models.footprint import Footprint, unit_footprint
 
 LIMIT_VARIABLE = "PACELINE_MEMORY_LIMIT"
 BUFFER_CACHE_BYTES, BUFFER_CACHE_SHARE = 4 * GIGABYTE, 0.05

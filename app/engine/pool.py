@@ -17,7 +17,6 @@ from operator import attrgetter
 
 from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
-from app.core.footprint import Footprint, RowSize
 from app.core.host import GIGABYTE, Pressure
 from app.core.messages import LoadedModel, LoadProgress, ModelSpecification
 from app.core.step import EnginePort
@@ -31,6 +30,7 @@ from app.engine.prefix_disk import NO_DISK, Disk
 from app.engine.resident import Resident
 from app.engine.warm_up import CostFiles, WarmUpSteps
 from app.engine.wiring import Wiring, wirable_memory
+from app.models.footprint import Footprint, RowSize
 
 RETRY_AFTER_SECONDS = 5
 """Retry hint, in seconds, while running requests hold the memory or the unit that is needed."""

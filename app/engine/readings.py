@@ -8,11 +8,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from app.core.drafters.config import FINAL
 from app.core.errors import ModelUnavailable
 from app.core.request import Request
 from app.core.step import TokenLogprobs
 from app.engine.runner import AloneRunner, Forward, Runner
+from app.models.drafters.config import FINAL
 
 
 @dataclass(frozen=True)

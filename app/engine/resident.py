@@ -3,11 +3,11 @@
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from app.core.footprint import Footprint
 from app.core.messages import LoadedModel, ModelSpecification
 from app.core.prefix_files import PrefixState
 from app.core.step import EnginePort
 from app.engine.drafters import LoadedUnit
+from app.models.footprint import Footprint
 
 
 @dataclass(slots=True, eq=False)

@@ -20,9 +20,9 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
-from app.core.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS, grown
 from app.engine.attention import Cut, Packed, Parts, Pieces, quantised
 from app.engine.lanes import Lane, Placement, Selection, SlotTable
+from app.models.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS, grown
 
 MARGIN_TOKENS = 96
 """Tokens kept beyond a sliding window: more than the longest rewind (64 drafts and a carry-over)."""

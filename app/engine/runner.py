@@ -13,7 +13,6 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from app.core.footprint import SHARED_TOKENS
 from app.core.request import WHOLE, Quantisation
 from app.engine.attention import attach as attach_attention
 from app.engine.attention import cut_for, packed_queries_for
@@ -22,6 +21,7 @@ from app.engine.layers import Taps
 from app.engine.memory import gpu_architecture
 from app.engine.recording import Recording, attach, recording
 from app.engine.rollback import MARGIN_TOKENS, Caches, UnknownCacheError, make_caches
+from app.models.footprint import SHARED_TOKENS
 
 PROBE = (((1, 2, 3, 4, 5, 6, 7, 8, 9, 10), (5, 6, 8, 9, 10)), ((21, 22, 23, 24, 25, 26), (0, 4, 5, 6, 6)))
 """Tokens of each probe row, and how many have been fed after each forward: one row runs alone, another one joins with

@@ -18,12 +18,9 @@ from typing import Any
 import msgspec
 
 from app.core.clock import Clock
-from app.core.draft_lengths import draft_lengths
-from app.core.drafters import TEXT_METHODS
 from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
 from app.core.request import Request, SamplingParameters
-from app.core.safe_files import read_object, write_privately
 from app.core.step import (
     DecodeRow,
     DecodeStep,
@@ -34,6 +31,9 @@ from app.core.step import (
     StepCost,
     StepResult,
 )
+from app.models.draft_lengths import draft_lengths
+from app.models.drafters import TEXT_METHODS
+from app.models.safe_files import read_object, write_privately
 
 Key = tuple[str, int, int, int]
 """Method, rows, drafts, context."""

@@ -26,7 +26,6 @@ import msgspec
 
 from app.core.download import Download, DownloadJob
 from app.core.errors import HubProblem, PacelineError
-from app.core.safe_files import printable
 from app.hub.hub_files import (
     Broken,
     Hub,
@@ -39,6 +38,7 @@ from app.hub.hub_files import (
     wanted_files,
 )
 from app.hub.partial_folder import PartialFolder, begun_commit, repository_lock
+from app.models.safe_files import printable
 
 try:
     import hf_xet  # type: ignore[import-untyped]

@@ -16,7 +16,7 @@ import msgspec
 
 import app
 from app.core.download import TRANSIENT, Download, DownloadJob
-from app.core.safe_files import printable
+from app.models.safe_files import printable
 
 MAX_LINE_BYTES = 1 << 16
 PACKAGE_PARENT = Path(app.__file__).resolve().parent.parent

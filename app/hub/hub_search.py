@@ -17,14 +17,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from app.core.config_values import stated_context, text_number
 from app.core.download import LARGEST_COUNT
-from app.core.drafters import DRAFT_MODEL, MTP, drafter_method
-from app.core.encoders import ENCODERS
 from app.core.errors import HubProblem
-from app.core.safe_files import printable
-from app.hub.catalog import CatalogModel
 from app.hub.hub_files import ADDRESS, REPOSITORY, Broken, Contents, Hub, HubErrors, RepositoryFile, wanted_files
+from app.models.catalog import CatalogModel
+from app.models.config_values import stated_context, text_number
+from app.models.drafters import DRAFT_MODEL, MTP, drafter_method
+from app.models.encoders import ENCODERS
+from app.models.safe_files import printable
 
 OTHER_NAMES = {
     "mistral": "llama",

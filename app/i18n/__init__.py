@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.core.drafters import METHODS
 from app.core.errors import PacelineError
-from app.core.safe_files import MAX_JSON_BYTES, read_file
+from app.models.drafters import METHODS
+from app.models.safe_files import MAX_JSON_BYTES, read_file
 
 FOLDER = Path(__file__).parent
 DEFAULT_LANGUAGE = "en"

@@ -11,8 +11,8 @@ from math import ceil
 from statistics import fmean
 from typing import NamedTuple
 
-from app.core.draft_lengths import draft_lengths
 from app.core.step import StepCost
+from app.models.draft_lengths import draft_lengths
 
 PLAIN = "off"
 STALE_STEPS = 1_024

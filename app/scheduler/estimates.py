@@ -8,8 +8,8 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
-from app.core.draft_lengths import LONGEST_DRAFT
 from app.core.step import Offer
+from app.models.draft_lengths import LONGEST_DRAFT
 from app.scheduler.costs import PLAIN, Average
 
 FIRST_WEIGHT, MEMORY = 3.0, 256.0

@@ -11,10 +11,10 @@ from functools import cache
 from math import sqrt
 from typing import NamedTuple
 
-from app.core.draft_lengths import LONGEST_DRAFT, draft_lengths
 from app.core.reason import NO_REASON, Reason
 from app.core.statistics import Decision
 from app.core.step import Offer, StepCost
+from app.models.draft_lengths import LONGEST_DRAFT, draft_lengths
 from app.scheduler.costs import INTERVAL_STEPS, MEMORY, NOISE, PLAIN, Average, CostTable, Shape
 from app.scheduler.estimates import FIRST_WEIGHT, RECENT_TOKENS, AcceptanceHistory, Drafting, DraftObservation
 

@@ -6,8 +6,8 @@ GPU for too long. Sizes are halves of the largest one, so that few shapes are co
 
 from collections.abc import Collection
 
-from app.core.footprint import SHARED_CHUNK_TOKENS
 from app.core.step import EngineLimits, PrefillRow, PrefillStep
+from app.models.footprint import SHARED_CHUNK_TOKENS
 from app.scheduler.costs import Average
 from app.scheduler.sequence import Sequence
 

@@ -14,7 +14,6 @@ import msgspec
 
 from app.core.clock import Clock
 from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable, context_overflow
-from app.core.footprint import RowSize
 from app.core.reason import Reason
 from app.core.request import Request, SpeculationRequest
 from app.core.statistics import Parts
@@ -31,6 +30,7 @@ from app.core.step import (
     TokenEvent,
     TokenLogprobs,
 )
+from app.models.footprint import RowSize
 from app.scheduler.governor import DraftChoice
 from app.scheduler.prefill import SMALLEST_CHUNK_TOKENS, ChunkSizes, plan_prefill
 from app.scheduler.sequence import USUAL_ANSWER_TOKENS, Sequence, impossible

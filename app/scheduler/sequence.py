@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from app.core.footprint import RowSize
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.statistics import Decision, MethodStatistics, Parts, Statistics
 from app.core.step import FinishReason, Offer, RowOutcome, TokenEvent, TokenLogprobs
+from app.models.footprint import RowSize
 from app.scheduler.costs import PLAIN, Average
 from app.scheduler.estimates import Drafting, DraftObservation, Kind
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 
-from app.core.draft_lengths import LONGEST_DRAFT
 from app.core.reason import Reason
 from app.core.request import Request, SpeculationRequest
 from app.core.statistics import Parts
 from app.core.step import DecodeRow, EngineLimits, StepCost, StepResult
+from app.models.draft_lengths import LONGEST_DRAFT
 from app.scheduler.costs import PLAIN
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation

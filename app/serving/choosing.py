@@ -9,14 +9,14 @@ a reason. Everything here may read the disk.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from app.core.drafters import DRAFT_METHODS, DRAFT_MODEL, OFF, TEXT_METHODS
 from app.core.errors import ModelNotFound, SpeculationUnavailable
 from app.core.messages import DraftSpecification
-from app.core.setting_texts import SpeculativeConfig
-from app.hub.catalog import CatalogModel, FolderCatalog
-from app.hub.pairing import Speedups, default_draft, refusal, suits
 from app.model_settings import ModelSettings
+from app.models.catalog import CatalogModel, FolderCatalog
+from app.models.drafters import DRAFT_METHODS, DRAFT_MODEL, OFF, TEXT_METHODS
+from app.models.pairing import Speedups, default_draft, refusal, suits
 from app.serving.live_settings import UNSET, LiveSettings
+from app.speculative_config import SpeculativeConfig
 
 Measured = Callable[[str], Speedups]
 

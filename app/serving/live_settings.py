@@ -21,11 +21,12 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from app.core.errors import InvalidSetting, StoreUnavailable, invalid_setting
-from app.core.setting_texts import SpeculativeConfig, plain
+from app.core.setting_texts import plain
 from app.i18n import languages
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
 from app.model_settings import PROFILED, Conflict, ModelSettings, refuse_conflicts, split_profile
 from app.settings import WHERE_UNREADABLE, Settings, about, check_setting
+from app.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from app.store.rows import StoredSettings

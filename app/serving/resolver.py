@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from app.core.config_values import context_tokens
-from app.core.drafters import DRAFT_METHODS, OFF, TEXT_METHODS
 from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
 from app.core.messages import DraftSpecification, Event, LoadedModel, LoadProgress, ModelSpecification
 from app.core.request import SpeculationRequest
-from app.hub.catalog import CatalogModel, FolderCatalog
-from app.hub.pairing import NOT_MEASURED
 from app.model_settings import ModelSettings, split_profile
+from app.models.catalog import CatalogModel, FolderCatalog
+from app.models.config_values import context_tokens
+from app.models.drafters import DRAFT_METHODS, OFF, TEXT_METHODS
+from app.models.pairing import NOT_MEASURED
 from app.serving.choosing import Chooser, Chosen, Measured
 from app.serving.live_settings import LiveSettings
 from app.worker.client import WorkerClient

@@ -28,11 +28,11 @@ from jinja2.utils import Namespace
 from mlx_lm import chat_templates, tokenizer_utils
 from transformers import AutoTokenizer
 
-from app.core.config_values import VOCABULARY_KEYS, context_tokens, text_number
 from app.core.errors import InvalidRequest, ModelUnavailable, context_overflow
-from app.core.prompt_size import check_bytes, text_bytes
 from app.core.request import Notice
-from app.core.safe_files import DOWNLOAD_AGAIN, printable, read_object
+from app.models.config_values import VOCABULARY_KEYS, context_tokens, text_number
+from app.models.prompt_size import check_bytes, text_bytes
+from app.models.safe_files import DOWNLOAD_AGAIN, printable, read_object
 from app.text.detokenizer import TokenTable, token_table
 from app.text.dialect import Dialect, read_dialect, visible_marks
 from app.text.messages import checked_arguments, plain_messages

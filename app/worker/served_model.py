@@ -12,10 +12,10 @@ import msgspec
 
 from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, PacelineError
-from app.core.footprint import RowSize
 from app.core.messages import LoadedModel, LoadModel, ModelSpecification, short_text
 from app.core.step import EnginePort, FinishReason, StepCost, StepPlan, TokenEvent
 from app.engine.pool import EnginePool
+from app.models.footprint import RowSize
 from app.scheduler.scheduler import Scheduler
 from app.worker.text_thread import TextThread
 from app.worker.thread_commands import Submission

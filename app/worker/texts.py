@@ -26,7 +26,7 @@ import psutil
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
 from app.core.messages import MAX_FRAME_BYTES, Failed, Generate, PromptRead, error_of
 from app.core.request import Constraint, Notice
-from app.core.safe_files import printable
+from app.models.safe_files import printable
 from app.text.constraint import AnswerConstraint, Vocabulary
 from app.text.detokenizer import TokenTable
 from app.text.grammar import reasoning_of

@@ -7,7 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from app.core.drafters.formats import DFlashConfig
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafters, LoadedUnit
 from app.engine.drafters.dflash import DFlash, DFlashModel
@@ -17,6 +16,7 @@ from app.engine.layers import Target
 from app.engine.memory import on_cpu
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
+from app.models.drafters.formats import DFlashConfig
 
 BLOCK_SIZE = 8
 LAYERS = 2

@@ -22,8 +22,8 @@ from app.core.messages import (
     Snapshot,
 )
 from app.core.statistics import MethodStatistics, Statistics
-from app.hub.catalog import FolderCatalog, default_catalog
 from app.main import admin_context, build, measured_in
+from app.models.catalog import FolderCatalog, default_catalog
 from app.serving.context import Activity, Context
 from app.serving.live_settings import LiveSettings
 from app.serving.resolver import IdleLimit, Resolver

@@ -15,10 +15,10 @@ import pytest
 from app.admin.downloading import Downloads
 from app.core.download import Download
 from app.core.messages import DraftSpecification, LoadedModel, Ready, Snapshot
-from app.hub.catalog import FolderCatalog
 from app.hub.hub_files import Hub, HubToken
 from app.hub.hub_search import FoundRepository, search
 from app.main import admin_context, build
+from app.models.catalog import FolderCatalog
 from app.serving.context import Activity, Context
 from app.serving.live_settings import LiveSettings
 from app.serving.resolver import IdleLimit, Resolver

@@ -13,10 +13,10 @@ from app.command.listing import models_at_once
 from app.core.download import Download
 from app.core.messages import Heartbeat, Ready, Snapshot
 from app.core.reason import Reason
-from app.hub.catalog import FolderCatalog, default_catalog
 from app.model_settings import ModelSettings
+from app.models.catalog import FolderCatalog, default_catalog
 from tests.admin.model_site import DEMO, ModelSite, Somebody, make_model_site
-from tests.hub.folders import write_model
+from tests.models.folders import write_model
 from tests.tiny import write_tiny_model
 from tests.tiny_encoders import write_tiny_encoder
 

@@ -9,10 +9,10 @@ import httpx2
 import pytest
 
 from app.admin.settings_routes import OPTION_WORDS
-from app.core.drafters import METHOD_NAMES
 from app.core.errors import ModelInUse
 from app.core.messages import LoadedModel, Snapshot
 from app.model_settings import ModelSettings
+from app.models.drafters import METHOD_NAMES
 from app.serving.live_settings import OWN_CATALOGS
 from app.settings import SECTIONS, Settings, TakesEffect
 from tests.admin.signing import SignInSite, make_sign_in_site

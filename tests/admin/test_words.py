@@ -12,7 +12,6 @@ import pytest
 
 from app.core import errors
 from app.core.download import PROBLEMS
-from app.core.drafters import METHOD_NAMES
 from app.core.errors import HubProblem, PacelineError, error_class
 from app.core.reason import REASONS
 from app.i18n import (
@@ -27,6 +26,7 @@ from app.i18n import (
     read_words,
 )
 from app.model_settings import ModelSettings
+from app.models.drafters import METHOD_NAMES
 from app.serving.errors import HTTP_CODES, Rejected, said
 from app.settings import SECTIONS, Settings, TakesEffect
 from tests.admin.pseudo import CLOSE, CODE, OPEN, pseudo, write_pseudo_locale

@@ -33,9 +33,9 @@ from app.core.messages import (
 )
 from app.core.reason import NO_REASON, Reason
 from app.core.statistics import Decision, MethodStatistics, Statistics
-from app.hub.catalog import CatalogModel, FolderCatalog
 from app.main import admin_context, build
 from app.model_settings import ModelSettings
+from app.models.catalog import CatalogModel, FolderCatalog
 from app.serving.connection import DeadlineProtocol
 from app.serving.context import Activity, Context
 from app.serving.live_settings import LiveSettings
@@ -44,8 +44,8 @@ from app.serving.server import DrainingServer, bind, serve_config
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import RequestStream, StreamEvent
-from tests.hub.drafters import DFLASH, DFLASH_TENSORS, EAGLE3, EAGLE3_TENSORS, write_drafter, write_main
-from tests.hub.folders import write_model
+from tests.models.drafters import DFLASH, DFLASH_TENSORS, EAGLE3, EAGLE3_TENSORS, write_drafter, write_main
+from tests.models.folders import write_model
 
 Script = Callable[[Generate], AsyncIterator[Accepted | Delta | Finished]]
 

@@ -20,7 +20,7 @@ from app.core.errors import (
 )
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
 from tests.api.fakes import MODELS, USAGE, Site, failing, frames, make_site, model
-from tests.hub.folders import CONFIG, write_model
+from tests.models.folders import CONFIG, write_model
 
 pytestmark = pytest.mark.anyio
 

@@ -43,7 +43,7 @@ from app.settings import Settings
 from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
-from app.hub.catalog import FolderCatalog
+from app.models.catalog import FolderCatalog
 store = Store(Settings().home / FILE_NAME)
 create_app(LiveSettings(Settings(), StoredSettings(store)), store, WorkerClient(), FolderCatalog(()))
 sys.setprofile(None)

@@ -6,7 +6,7 @@ import pytest
 
 from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
 from app.core.messages import DraftSpecification, LoadedModel, LoadProgress, Snapshot
-from app.core.safe_files import TensorInfo
+from app.models.safe_files import TensorInfo
 from app.serving.resolver import Resolver
 from tests.api.fakes import DRAFTERS, FOLDERS, MODELS, Site, drafter, make_site, model, names_of
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import app
-from tests.hub.folders import packed
+from tests.models.folders import packed
 
 EMBEDDED = Path(app.__file__).parent / "demo_models"
 HUGE = "giant-900b"

@@ -16,9 +16,9 @@ from tests.admin.hostile import HOSTILE
 from tests.browser.conftest import Visitor
 from tests.browser.folders import EMBEDDED
 from tests.browser.server import Server, serving
-from tests.hub.folders import write_model
 from tests.hub.queue import model_files
 from tests.hub.stand_in import stand_in_hub
+from tests.models.folders import write_model
 
 NAME_BYTES = 200
 FOREIGN = """() => [...document.querySelectorAll(

@@ -15,9 +15,9 @@ from tests.browser.server import PASSWORD, Server, serving
 from tests.browser.test_pages import LAYOUT_CALLS, axe, check, check_shifts, look
 from tests.browser.visit import PHONE, WIDE
 from tests.browser.witness import is_settled
-from tests.hub.folders import write_model
 from tests.hub.queue import model_files
 from tests.hub.stand_in import StandInHub, stand_in_hub
+from tests.models.folders import write_model
 
 STEPS = ("language", "folders", "models")
 

@@ -15,8 +15,8 @@ from campaign.attacks.crashes import torn_files
 from campaign.attacks.hubs import LIES, LyingRepository
 from campaign.attacks.stores import damage_bytes, damage_pages, damage_protection, damage_value, fill
 from campaign.attacks.wire import EXPENSIVE
-from tests.hub.folders import packed
 from tests.hub.queue import model_files
+from tests.models.folders import packed
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from app.cli import application
-from app.hub.catalog import FolderCatalog
 from app.hub.partial_folder import PARTIAL
+from app.models.catalog import FolderCatalog
 from tests.cli.fake_server import FakeServer
 from tests.hub.queue import model_files
 from tests.hub.stand_in import StandInHub, stand_in_hub

@@ -17,7 +17,7 @@ from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from tests.cli.fake_server import FakeServer
 from tests.cli.test_commands import LOADED
-from tests.hub.folders import write_sixteen_published
+from tests.models.folders import write_sixteen_published
 
 STORE = {"sqlalchemy", "sqlmodel", "alembic"}
 SERVER = {"fastapi", "uvicorn", "jinja2", "huggingface_hub"}
@@ -53,7 +53,7 @@ def test_a_list_of_models_imports_neither_store_nor_server(environment: Mapping[
         rows = {row["id"]: row for row in json.loads(process.communicate(timeout=LOOK_SECONDS)[0])}
     assert rows["demo-assistant"]["chosen"] == "policy off"
     modules = modules_after(environment, COMMAND.format(words=["ls"]))
-    assert "app.hub.catalog" in modules
+    assert "app.models.catalog" in modules
     assert not (STORE | SERVER | {"httpx2"}) & modules
 
 

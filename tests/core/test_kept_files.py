@@ -13,11 +13,11 @@ from app.core.download import MARKER
 from app.core.errors import CommandError
 from app.core.own_files import read_kept
 from app.core.server_file import FILE_NAME, held_home, read_server
-from app.core.tokenizer_file import TokenizerCache
 from app.desktop import bundle, removal
 from app.desktop.window import SIZE_FILE, WindowSize, read_size
 from app.hub.partial_folder import read_marker
 from app.i18n import Catalogs
+from app.models.tokenizer_file import TokenizerCache
 from app.settings import Settings
 
 DAMAGED = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.core.setting_texts import SpeculativeConfig
+from app.speculative_config import SpeculativeConfig
 
 
 def test_the_keys_of_vllm_are_understood() -> None:

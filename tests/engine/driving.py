@@ -13,8 +13,6 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, make_prompt_cache
 
-from app.core.draft_lengths import LONGEST_DRAFT
-from app.core.footprint import SHARED_TOKENS
 from app.core.request import WHOLE, Quantisation, Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, EngineLimits, PrefillRow, PrefillStep
 from app.engine.drafters import Drafter, Drafters, Proposal
@@ -26,6 +24,8 @@ from app.engine.prefix_cache import PrefixCache
 from app.engine.prefix_disk import NO_DISK, Disk
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow, adjust, draw
+from app.models.draft_lengths import LONGEST_DRAFT
+from app.models.footprint import SHARED_TOKENS
 
 
 class Unpacked:

@@ -9,13 +9,13 @@ import mlx.core as mx
 import pytest
 from mlx import nn
 
-from app.core.config_values import text_part
-from app.core.drafters import FEATURE_METHODS, MTP, read_drafter
-from app.core.drafters.config import FINAL
 from app.core.errors import ModelUnavailable
 from app.engine.layers import Taps, Target
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner
+from app.models.config_values import text_part
+from app.models.drafters import FEATURE_METHODS, MTP, read_drafter
+from app.models.drafters.config import FINAL
 from tests.architecture.source import ROOT
 from tests.engine.family_walk import Walk, walk
 from tests.engine.tiny_families import NOT_MODELS, NOT_RUN, UNSOUND, configuration, families, family_model

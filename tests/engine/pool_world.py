@@ -7,13 +7,13 @@ from typing import Any
 from mlx import nn
 
 from app.core.errors import ModelUnavailable
-from app.core.footprint import Footprint
 from app.core.messages import ModelSpecification
 from app.core.prefix_files import PrefixState
 from app.core.request import Request
 from app.core.step import EngineLimits, StepCost, StepPlan, StepResult
 from app.engine.drafters import LoadedUnit
 from app.engine.pool import EnginePool, PoolEvent
+from app.models.footprint import Footprint
 
 SIZES = {"a": 3, "b": 4, "c": 5, "d": 9, "huge": 11}
 CEILING = 10

@@ -10,10 +10,10 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_next
 
-from app.core.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
 from app.engine.drafters.dflash import DFlashModel
 from app.engine.drafters.eagle3 import Eagle3Model
 from app.engine.drafters.mtp import MtpModel
+from app.models.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
 from tests.tiny import BYTE_VOCABULARY_SIZE, PAD, fill_at_random, tiny_config
 from tests.tiny_drafters import SIZES
 

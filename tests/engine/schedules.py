@@ -11,8 +11,8 @@ from mlx import nn
 from msgspec import msgpack
 from msgspec.structs import replace
 
-from app.core.footprint import SHARED_TOKENS
 from app.core.request import WHOLE, Quantisation, Request, SamplingParameters
+from app.models.footprint import SHARED_TOKENS
 from tests.engine.driving import Driver, Guided, Scripted, build, naive, quantised_caches
 from tests.tiny import related_draft, tiny_model
 from tests.tiny_drafters import tiny_drafter

@@ -4,11 +4,11 @@ import pytest
 from mlx import nn
 from mlx_lm.models import qwen3_moe
 
-from app.core.draft_lengths import cheap_tokens
 from app.core.messages import ModelSpecification
 from app.engine.drafters import LoadedUnit
 from app.engine.engine import open_engine
 from app.engine.layers import cheap_tokens_of
+from app.models.draft_lengths import cheap_tokens
 from tests.tiny import tiny_config, tiny_model
 
 M1, M4 = "applegpu_g13s", "applegpu_g16s"

@@ -20,7 +20,6 @@ from hypothesis import strategies as some
 from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from app.core.drafters import FEATURE_METHODS
 from app.core.messages import Generate, ModelSpecification
 from app.core.request import Grammar, Reasoning, Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeRow, StepPlan, StepResult
@@ -28,6 +27,7 @@ from app.engine.constraints import Constraints
 from app.engine.drafters import Drafter
 from app.engine.engine import Engine
 from app.engine.sampling import SampledRow, adjust, draw
+from app.models.drafters import FEATURE_METHODS
 from app.scheduler.scheduler import Scheduler
 from app.text.constraint import AnswerConstraint, Vocabulary
 from app.text.detokenizer import TokenTable

@@ -9,15 +9,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from app.core.encoders import BATCH_ROWS
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable
-from app.core.footprint import SHARED_CHUNK_TOKENS
 from app.core.messages import ModelSpecification
 from app.core.request import Request
 from app.core.step import PrefillRow, PrefillStep
 from app.engine import memory
 from app.engine.encoder_engine import EncoderEngine
 from app.engine.pool import EnginePool, LoadFailed, open_pool
+from app.models.encoders import BATCH_ROWS
+from app.models.footprint import SHARED_CHUNK_TOKENS
 from app.scheduler.scheduler import Scheduler
 from tests.engine.pool_world import drain
 from tests.shares import one_in

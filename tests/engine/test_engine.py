@@ -8,7 +8,6 @@ import pytest
 from mlx import nn
 from mlx_lm.models.cache import ConcatenateKVCache
 
-from app.core.draft_lengths import DRAFT_LENGTHS
 from app.core.messages import ModelSpecification
 from app.core.reason import Reason
 from app.core.request import Request, SamplingParameters, SpeculationRequest
@@ -19,6 +18,7 @@ from app.engine.engine import Engine
 from app.engine.prefix_cache import PrefixCache
 from app.engine.rollback import UnknownCacheError, make_caches
 from app.engine.runner import AloneRunner, Runner
+from app.models.draft_lengths import DRAFT_LENGTHS
 from tests.engine.driving import Driver, build, naive
 from tests.engine.schedules import models
 from tests.tiny import tiny_model

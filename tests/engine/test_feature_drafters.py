@@ -9,11 +9,11 @@ import pytest
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from app.core.drafters.config import FINAL
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.engine.drafters.eagle3 import Eagle3
 from app.engine.runner import Runner
+from app.models.drafters.config import FINAL
 from tests.engine import reference_drafters as reference
 from tests.engine.driving import Driver, build, naive
 from tests.engine.schedules import FEATURE_METHODS, VOCABULARY, run_schedule

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from mlx.utils import tree_flatten
 
-from app.core.drafters.formats import MtpConfig
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
-from app.core.model_folder import inspect_folder
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.drafters.mtp import MtpModel, _layer
 from app.engine.engine import open_engine
 from app.engine.loader import load_unit
+from app.models.drafters.formats import MtpConfig
+from app.models.folder import inspect_folder
 from tests.engine.published import (
     DRAFT_TOKENS,
     mtp_weights,

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable
-from app.core.footprint import RowSize
 from app.core.messages import DraftSpecification, LoadedModel, LoadProgress, ModelSpecification
 from app.core.request import Quantisation
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed
+from app.models.footprint import RowSize
 from tests.engine.pool_world import SIZES, FakeEngine, World, drain, ready, specification
 
 

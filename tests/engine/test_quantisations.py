@@ -13,7 +13,6 @@ from mlx_lm.convert import QUANT_RECIPES, convert
 from mlx_lm.models import qwen3, qwen3_moe
 from mlx_lm.utils import load_model
 
-from app.core.footprint import drafter_footprint, main_footprint
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
@@ -21,6 +20,7 @@ from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.engine import open_engine
 from app.engine.loader import load_unit
+from app.models.footprint import drafter_footprint, main_footprint
 from tests.engine.driving import naive
 from tests.engine.test_demo_pairs import DEMO_MODELS, PAIRS
 from tests.shares import one_in

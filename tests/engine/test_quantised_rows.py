@@ -10,7 +10,6 @@ import pytest
 from mlx_lm.models.cache import QuantizedKVCache
 from msgspec.structs import replace
 
-from app.core.footprint import KV_REFUSALS, RowSize, kv_refusal, main_footprint
 from app.core.messages import ModelSpecification
 from app.core.request import WHOLE, Quantisation, Request, SamplingParameters
 from app.engine.attention import MOST_PACKED_QUERIES, Packed, attention, packed_queries_for
@@ -19,6 +18,7 @@ from app.engine.lanes import reservation
 from app.engine.loader import load_unit
 from app.engine.prefix_disk import Disk
 from app.engine.runner import Runner
+from app.models.footprint import KV_REFUSALS, RowSize, kv_refusal, main_footprint
 from tests.engine.driving import Driver, build, naive, quantised_caches
 from tests.engine.schedules import FEATURE_METHODS, METHODS, models, run_schedule
 from tests.shares import one_in

@@ -7,7 +7,6 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from app.core.draft_lengths import DRAFT_LENGTHS
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, LoadProgress, ModelSpecification
 from app.core.request import Request
@@ -18,6 +17,7 @@ from app.engine.engine import Engine, open_engine
 from app.engine.loader import load_unit
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed
 from app.engine.warm_up import PHASE, REQUEST_ID, warm_up
+from app.models.draft_lengths import DRAFT_LENGTHS
 from app.scheduler.costs import CostTable
 from tests.engine.pool_world import SIZES, World, drain, specification
 from tests.shares import one_in

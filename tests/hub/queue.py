@@ -9,14 +9,14 @@ from typing import Any
 
 from app.admin.downloading import Downloads
 from app.core.download import Download
-from app.hub.catalog import FolderCatalog
 from app.hub.download_run import Patience, Spawn, spawn_child
 from app.hub.hub_files import HubToken
+from app.models.catalog import FolderCatalog
 from app.settings import Settings
 from app.store.rows import DownloadRows
 from app.store.store import Store
-from tests.hub.folders import CONFIG, safetensors, tensors_of, tokenizer
 from tests.hub.stand_in import StandInHub
+from tests.models.folders import CONFIG, safetensors, tensors_of, tokenizer
 
 SHORT = Patience(pauses_seconds=(0.01, 0.02, 0.05))
 WAIT_SECONDS = 60.0

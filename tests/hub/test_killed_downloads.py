@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from app.hub.catalog import FolderCatalog
 from app.hub.partial_folder import PARTIAL
+from app.models.catalog import FolderCatalog
 from tests.hub.queue import model_files
 from tests.hub.stand_in import StandInHub, stand_in_hub
 from tests.shares import LANDING

@@ -26,7 +26,7 @@ from itertools import pairwise, product
 from math import ceil
 from statistics import median
 
-from app.core.draft_lengths import cheap_tokens
+from app.models.draft_lengths import cheap_tokens
 from app.serving.sweep.grid import GOVERNOR, Setting
 from tests.scheduler.replayed import ROUNDS, Server, Step, TraceEngine, fixed_steps, recorded
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
-from app.core.draft_lengths import LONGEST_DRAFT, draft_lengths
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SpeculationRequest
 from app.core.statistics import Parts
@@ -29,6 +28,7 @@ from app.core.step import (
     StepPlan,
     StepResult,
 )
+from app.models.draft_lengths import LONGEST_DRAFT, draft_lengths
 from app.scheduler.scheduler import Scheduler
 from app.serving.sweep.grid import GOVERNOR, PLAIN, Setting
 from bench.comparison.verdict import Rates

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from app.core.draft_lengths import DRAFT_LENGTHS
 from app.core.step import Offer, StepCost
+from app.models.draft_lengths import DRAFT_LENGTHS
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import OFF, Governor, Option, StepObservation
 

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from app.core.draft_lengths import draft_lengths
+from app.models.draft_lengths import draft_lengths
 from app.serving.sweep.grid import PLAIN
 from bench.comparison.verdict import geometric_mean
 from tests.scheduler.chips import CHIPS, MODELS, TABLES, ChipTable, fixed_rates_on, governed_rates_on

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.core.draft_lengths import LONGEST_DRAFT
 from app.core.step import DecodeRow, StepCost
+from app.models.draft_lengths import LONGEST_DRAFT
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
 from tests.scheduler.scripted import Loop, ScriptedEngine, build, check_against_naive, some_request

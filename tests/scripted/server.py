@@ -17,8 +17,8 @@ import httpx2 as httpx
 
 import app
 from app.core.server_file import RunningServer, held_home
-from app.hub.catalog import FolderCatalog
 from app.main import create_app
+from app.models.catalog import FolderCatalog
 from app.serving.live_settings import LiveSettings
 from app.serving.server import DrainingServer, bind, serve_config
 from app.settings import Settings

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.core.errors import InvalidRequest
-from app.core.tokenizer_file import Tokenizer, TokenizerCache
+from app.models.tokenizer_file import Tokenizer, TokenizerCache
 from app.text.template import TextModel
 from tests.published import TOKENIZERS, chat_templates, tokenizer_folder
 from tests.text.dialogues import TOOLS, dialogues, user, variants

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from app.core.clock import Clock
 from app.core.errors import InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
-from app.core.footprint import RowSize
 from app.core.host import Pressure
 from app.core.messages import Generate, LoadedModel, LoadProgress, ModelSpecification
 from app.core.request import Request, SpeculationRequest
@@ -22,6 +21,7 @@ from app.core.step import (
     TokenLogprobs,
 )
 from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent
+from app.models.footprint import RowSize
 from app.scheduler.scheduler import Scheduler
 from app.text.detokenizer import TokenTable
 from app.worker.texts import Prompt, Reading, Unread

@@ -11,12 +11,12 @@ import mlx.core as mx
 import pytest
 
 from app.core.errors import PacelineError
-from app.core.footprint import Footprint, RowSize, unit_footprint
 from app.core.messages import ModelSpecification
 from app.core.request import Request, SamplingParameters
 from app.core.step import EnginePort, FinishReason, TokenEvent
 from app.engine import memory
 from app.engine.pool import EnginePool, open_pool
+from app.models.footprint import Footprint, RowSize, unit_footprint
 from app.scheduler.scheduler import Scheduler
 from app.worker.served_model import ServedModel
 from app.worker.thread_commands import Submission

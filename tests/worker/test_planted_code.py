@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app.core.messages import DraftSpecification, Generate, ModelSpecification
-from app.hub.catalog import FolderCatalog
-from app.hub.pairing import refusal
+from app.models.catalog import FolderCatalog
+from app.models.pairing import refusal
 from tests.tiny import CHAT_TEMPLATE, write_tiny_model
 from tests.worker.serving import collect
 from tests.worker.test_process import GREEDY, text_of, working

@@ -3,7 +3,7 @@
 A wrong draft costs time, never correctness. A lookup drafter has a third verb, `offer`, so that its worth is known
 without trying it. `open_drafters` decides which of them a loaded unit gets, and why not the others.
 
-To add one: write a file here with a subclass of `Drafter`, and add a line to `METHODS` of `app/core/drafters/`.
+To add one: write a file here with a subclass of `Drafter`, and add a line to `METHODS` of `app/models/drafters/`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,16 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 from mlx import nn
 
-from app.core.draft_lengths import DRAFT_LENGTHS
-from app.core.drafters import DRAFT_MODEL, METHOD_NAMES
 from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
-from app.core.model_folder import ModelFolder
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.engine.runner import Forward, Runner
 from app.engine.sampling import SampledRow
+from app.models.draft_lengths import DRAFT_LENGTHS
+from app.models.drafters import DRAFT_MODEL, METHOD_NAMES
+from app.models.folder import ModelFolder
 
 
 @dataclass(frozen=True, slots=True)

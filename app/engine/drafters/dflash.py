@@ -13,14 +13,14 @@ from mlx import nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.qwen3 import TransformerBlock
 
-from app.core.config_values import Config
-from app.core.drafters.config import SLIDING
-from app.core.drafters.formats import BORROWED, DFlashConfig
-from app.core.model_folder import ModelFolder
 from app.core.step import DecodeRow
 from app.engine.drafters.draft_model import drawn_behind
 from app.engine.drafters.features import Attention, FeatureDrafter, FeatureModule, own_tensors
 from app.engine.sampling import SampledRow
+from app.models.config_values import Config
+from app.models.drafters.config import SLIDING
+from app.models.drafters.formats import BORROWED, DFlashConfig
+from app.models.folder import ModelFolder
 
 
 class DFlashModel(FeatureModule):

@@ -11,11 +11,11 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.qwen3 import TransformerBlock
 
-from app.core.config_values import Config
-from app.core.drafters.formats import Eagle3Config
-from app.core.model_folder import ModelFolder
 from app.engine.drafters.features import Attention, FeatureDrafter, FeatureModule, own_tensors
 from app.engine.layers import Target
+from app.models.config_values import Config
+from app.models.drafters.formats import Eagle3Config
+from app.models.folder import ModelFolder
 
 
 class Layer(TransformerBlock):

@@ -14,9 +14,7 @@ from mlx_lm.models import qwen3
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
-from app.core.drafters.config import DrafterConfig
 from app.core.errors import ModelUnavailable
-from app.core.model_folder import ModelFolder
 from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DecodeRow
@@ -26,6 +24,8 @@ from app.engine.lanes import reservation
 from app.engine.layers import Target
 from app.engine.runner import Runner, padded
 from app.engine.sampling import SampledRow
+from app.models.drafters.config import DrafterConfig
+from app.models.folder import ModelFolder
 
 WAITING_TOKENS = 512
 """Plain steps per drafter forward; if their features were dropped instead, no later request could reuse the text."""

@@ -15,10 +15,10 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models import deepseek_v3, qwen3_5, qwen3_next
 
-from app.core.config_values import Config, text_part
-from app.core.drafters.formats import MtpConfig
-from app.core.model_folder import ModelFolder
 from app.engine.drafters.features import FeatureDrafter, FeatureModule, own_tensors
+from app.models.config_values import Config, text_part
+from app.models.drafters.formats import MtpConfig
+from app.models.folder import ModelFolder
 
 NAMES = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "shared_head.norm": "norm"}
 """DeepSeek's names of the modules around the layer, by Qwen's names."""

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from app.core.drafters import NGRAM, TEXT_METHODS
 from app.core.messages import ModelSpecification
+from app.models.drafters import NGRAM, TEXT_METHODS
 from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Setting
 
 Standing = Literal["plain", "faster", "slower", "tie"]

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from app.core.config_values import VOCABULARY_KEYS, stated_context, text_number
-from app.core.drafters import drafter_method
-from app.core.drafters.formats import template_text
-from app.core.encoders import ENCODERS, check_direction, declared_pooling
 from app.core.errors import DiskUnavailable, ModelUnavailable
-from app.core.safe_files import (
+from app.models.config_values import VOCABULARY_KEYS, stated_context, text_number
+from app.models.drafters import drafter_method
+from app.models.drafters.formats import template_text
+from app.models.encoders import ENCODERS, check_direction, declared_pooling
+from app.models.safe_files import (
     DOWNLOAD_AGAIN,
     DTYPE_BITS,
     TensorInfo,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from app.hub.pairing import refusal
+from app.models.pairing import refusal
 from tests.engine.published import write_dflash, write_eagle3, write_mtp
-from tests.hub.drafters import catalog
+from tests.models.drafters import catalog
 from tests.tiny import write_tiny_model
 
 

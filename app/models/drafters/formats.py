@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, TypeVar
 
-from app.core.config_values import Config, ConfigValues, TargetFacts, text_part
-from app.core.drafters.config import (
+from app.core.errors import ModelUnavailable
+from app.models.config_values import Config, ConfigValues, TargetFacts, text_part
+from app.models.drafters.config import (
     FINAL,
     FULL,
     SLIDING,
@@ -27,9 +28,8 @@ from app.core.drafters.config import (
     shape_of,
     values_of,
 )
-from app.core.errors import ModelUnavailable
-from app.core.safe_files import DOWNLOAD_AGAIN, read_integers, read_object
-from app.core.tokenizer_file import ORDINARY, Tokenizer
+from app.models.safe_files import DOWNLOAD_AGAIN, read_integers, read_object
+from app.models.tokenizer_file import ORDINARY, Tokenizer
 
 LONGEST_BLOCK = 65
 """Slots of the longest block: an anchor and the 64 drafts that a request may ask for."""

@@ -20,7 +20,7 @@ import msgspec
 
 from app.core.errors import DiskUnavailable, ModelUnavailable
 from app.core.own_files import read_kept
-from app.core.safe_files import DOWNLOAD_AGAIN, read_file, write_privately
+from app.models.safe_files import DOWNLOAD_AGAIN, read_file, write_privately
 
 MAX_TOKENIZER_BYTES = 128 * 1024 * 1024
 MAX_PIECES = 2_000_000

@@ -11,12 +11,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from app.core.config_values import HIDDEN_KEYS, LAYER_KEYS, VOCABULARY_KEYS, context_tokens, text_number, text_part
-from app.core.drafters import FEATURE_METHODS, MTP
-from app.core.encoders import BATCH_TOKENS
 from app.core.messages import DraftSpecification, ModelSpecification
-from app.core.model_folder import ModelFolder, Packing, inspect_folder
 from app.core.request import WHOLE, Quantisation
+from app.models.config_values import HIDDEN_KEYS, LAYER_KEYS, VOCABULARY_KEYS, context_tokens, text_number, text_part
+from app.models.drafters import FEATURE_METHODS, MTP
+from app.models.encoders import BATCH_TOKENS
+from app.models.folder import ModelFolder, Packing, inspect_folder
 
 FUSED_SIZES = (64, 80, 128)
 """Head sizes for which Metal's kernel for whole texts never stores scores (mlx: `sdpa_full_supported_head_dim`)."""

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.core.config_values import VOCABULARY_KEYS, text_number
-from app.core.encoders import UNKNOWN
 from app.core.errors import ModelUnavailable
-from app.core.model_folder import inspect_folder
-from app.core.safe_files import MAX_JSON_BYTES
-from tests.hub.folders import CONFIG, packed, safetensors, write_model
+from app.models.config_values import VOCABULARY_KEYS, text_number
+from app.models.encoders import UNKNOWN
+from app.models.folder import inspect_folder
+from app.models.safe_files import MAX_JSON_BYTES
+from tests.models.folders import CONFIG, packed, safetensors, write_model
 from tests.tiny_encoders import CONTEXT_TOKENS, write_tiny_encoder
 
 SOUND = safetensors({"a": ("F16", (2, 3)), "b": ("F32", (0,)), "c": ("U8", ())})

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.hub.catalog import CatalogModel, FolderCatalog
-from app.hub.pairing import default_draft, refusal
-from tests.hub.folders import write_model
+from app.models.catalog import CatalogModel, FolderCatalog
+from app.models.pairing import default_draft, refusal
+from tests.models.folders import write_model
 
 
 def model(root: Path, name: str, *, size: int = 0, **options: Any) -> CatalogModel:
@@ -96,6 +96,6 @@ def test_the_default_draft_is_a_small_sibling_of_the_same_family(tmp_path: Path)
 
 
 def test_the_server_side_never_loads_a_model_library() -> None:
-    code = "import app.hub.catalog, app.hub.pairing, sys; print(*sys.modules)"
+    code = "import app.models.catalog, app.models.pairing, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"mlx", "mlx_lm", "transformers", "tokenizers", "numpy", "jinja2", "pydantic"} & set(loaded)

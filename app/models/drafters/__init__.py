@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from app.core.config_values import Config
-from app.core.drafters.config import DrafterConfig, Tensors, check_tensors, own_names
-from app.core.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
 from app.core.errors import ModelUnavailable
-from app.core.safe_files import printable
-from app.core.tokenizer_file import Tokenizer
+from app.models.config_values import Config
+from app.models.drafters.config import DrafterConfig, Tensors, check_tensors, own_names
+from app.models.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
+from app.models.safe_files import printable
+from app.models.tokenizer_file import Tokenizer
 
 OFF, AUTO = "off", "auto"
 """Choices other than a method: plain decoding, and whichever method pays."""

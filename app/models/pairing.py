@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Literal
 
-from app.core.config_values import VOCABULARY_KEYS, text_number
-from app.core.drafters import DRAFT_METHODS, METHOD_NAMES, TEXT_METHODS, check_drafter, read_drafter
-from app.core.drafters.config import FULL, SLIDING
 from app.core.errors import ModelUnavailable
-from app.core.footprint import Footprint, cache_families, drafter_footprint
 from app.core.messages import ModelSpecification
-from app.hub.catalog import CatalogModel
+from app.models.catalog import CatalogModel
+from app.models.config_values import VOCABULARY_KEYS, text_number
+from app.models.drafters import DRAFT_METHODS, METHOD_NAMES, TEXT_METHODS, check_drafter, read_drafter
+from app.models.drafters.config import FULL, SLIDING
+from app.models.footprint import Footprint, cache_families, drafter_footprint
 
 DEFAULT_SIZE_SHARE = 1 / 3
 """Largest size, as a share of the main model's, of a draft model that is chosen by default."""

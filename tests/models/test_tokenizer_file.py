@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from app.core.errors import DiskUnavailable, ModelUnavailable
-from app.core.safe_files import read_file
-from app.core.tokenizer_file import Tokenizer, TokenizerCache
-from app.hub.catalog import FolderCatalog
-from app.hub.pairing import default_draft, refusal
-from tests.hub.folders import tokenizer, write_model, write_sixteen_published
+from app.models.catalog import FolderCatalog
+from app.models.pairing import default_draft, refusal
+from app.models.safe_files import read_file
+from app.models.tokenizer_file import Tokenizer, TokenizerCache
+from tests.models.folders import tokenizer, write_model, write_sixteen_published
 
 
 class Reader:

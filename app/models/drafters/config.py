@@ -12,10 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from app.core.config_values import DEFAULT_CONTEXT_TOKENS, Config, ConfigValues, TargetFacts
 from app.core.errors import ModelUnavailable
-from app.core.safe_files import DOWNLOAD_AGAIN, TensorInfo, printable
-from app.core.tokenizer_file import Tokenizer
+from app.models.config_values import DEFAULT_CONTEXT_TOKENS, Config, ConfigValues, TargetFacts
+from app.models.safe_files import DOWNLOAD_AGAIN, TensorInfo, printable
+from app.models.tokenizer_file import Tokenizer
 
 FINAL = -1
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.core.safe_files import read_header, read_integers
-from app.hub.pairing import default_draft, refusal, suits
-from tests.hub.drafters import (
+from app.models.pairing import default_draft, refusal, suits
+from app.models.safe_files import read_header, read_integers
+from tests.models.drafters import (
     DFLASH,
     DFLASH_TENSORS,
     EAGLE3,
@@ -24,7 +24,7 @@ from tests.hub.drafters import (
     write_drafter,
     write_main,
 )
-from tests.hub.folders import tensors_of, tokenizer, write_model
+from tests.models.folders import tensors_of, tokenizer, write_model
 
 NEXT = {"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}
 SPECULATORS = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from app.core.errors import DiskUnavailable, ModelNotFound
-from app.core.model_folder import MAX_FILES
-from app.hub.catalog import MAX_ENTRIES, CatalogModel, FolderCatalog, default_catalog
-from tests.hub.folders import write_model
+from app.models.catalog import MAX_ENTRIES, CatalogModel, FolderCatalog, default_catalog
+from app.models.folder import MAX_FILES
+from tests.models.folders import write_model
 
 
 class Time:

@@ -5,9 +5,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from app.core.config_values import Config
 from app.core.errors import ModelUnavailable
-from app.core.safe_files import DOWNLOAD_AGAIN, printable, read_json, read_object
+from app.models.config_values import Config
+from app.models.safe_files import DOWNLOAD_AGAIN, printable, read_json, read_object
 
 ENCODERS = frozenset({"bert", "camembert", "modernbert", "roberta", "xlm-roberta"})
 """Model types that `app/engine/encoders.py` builds."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.core.draft_lengths import DRAFT_LENGTHS, LONGEST_DRAFT, cheap_tokens, draft_lengths
+from app.models.draft_lengths import DRAFT_LENGTHS, LONGEST_DRAFT, cheap_tokens, draft_lengths
 
 M1, M2_ULTRA, M3, M5 = "applegpu_g13g", "applegpu_g14d", "applegpu_g15s", "applegpu_g17g"
 

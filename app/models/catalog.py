@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.core.clock import Clock
-from app.core.drafters import DRAFT_MODEL, MTP, drafter_method
-from app.core.drafters.formats import head_tensors
 from app.core.errors import DiskUnavailable, ModelNotFound, ModelUnavailable
 from app.core.messages import DraftSpecification
-from app.core.model_folder import MAX_FILES, read_folder
-from app.core.safe_files import MOMENTARY, RETRY_SECONDS, TensorInfo, printable, read_file, read_object
-from app.core.tokenizer_file import Tokenizer, TokenizerCache
+from app.models.drafters import DRAFT_MODEL, MTP, drafter_method
+from app.models.drafters.formats import head_tensors
+from app.models.folder import MAX_FILES, read_folder
+from app.models.safe_files import MOMENTARY, RETRY_SECONDS, TensorInfo, printable, read_file, read_object
+from app.models.tokenizer_file import Tokenizer, TokenizerCache
 
 SETTINGS_BYTES = 1 << 20
 MAX_ENTRIES = 20_000

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.core.errors import ModelUnavailable
-from app.core.safe_files import DOWNLOAD_AGAIN
+from app.models.safe_files import DOWNLOAD_AGAIN
 
 Config = Mapping[str, Any]
 

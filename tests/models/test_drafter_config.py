@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from app.core.drafters.config import FULL, SLIDING
-from app.core.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
 from app.core.errors import ModelUnavailable
+from app.models.drafters.config import FULL, SLIDING
+from app.models.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
 
 TARGET = {
     "model_type": "qwen3",

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from app.core.footprint import unit_footprint
 from app.core.messages import DraftSpecification, ModelSpecification
-from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
-from app.hub.pairing import Candidate, candidates_for, default_draft, rank
-from tests.hub.folders import write_model
+from app.models.catalog import CatalogModel, FolderCatalog, default_catalog
+from app.models.footprint import unit_footprint
+from app.models.pairing import Candidate, candidates_for, default_draft, rank
+from tests.models.folders import write_model
 
 
 def specification(main: CatalogModel) -> ModelSpecification:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.hub.catalog import CatalogModel, FolderCatalog
-from tests.hub.folders import safetensors, write_model
+from app.models.catalog import CatalogModel, FolderCatalog
+from tests.models.folders import safetensors, write_model
 
 MAIN = {
     "vocab_size": 16,

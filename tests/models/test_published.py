@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from app.hub.catalog import CatalogModel
 from app.hub.hub_files import checked_repository
 from app.hub.hub_search import FEATURE_DRAFTERS, PAIRS, SIZES_GB, SMALL_MODELS, published_for, recommended
+from app.models.catalog import CatalogModel
 
 GB = 1_000_000_000
 

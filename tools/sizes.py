@@ -1,0 +1,56 @@
+"""Prints the lines of each package of the app beside its budget; fails where one is 10 % above it.
+
+    python tools/sizes.py
+
+Budgets are set at a release, for the release after it. An alarm asks for a missing concept, not for shorter lines.
+"""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+APP = Path(__file__).resolve().parents[1] / "app"
+BUDGETS = {
+    "(app)": 1_600,
+    "core": 2_400,
+    "models": 2_900,
+    "engine": 6_700,
+    "scheduler": 1_750,
+    "text": 4_200,
+    "worker": 3_100,
+    "hub": 1_250,
+    "store": 1_850,
+    "serving": 4_500,
+    "api": 3_800,
+    "admin": 3_500,
+    "i18n": 150,
+    "command": 2_600,
+    "desktop": 1_400,
+}
+"""Lines of each package, set on 2026-11-27."""
+ALARM = 1.10
+"""Ratio of lines to budget at which the check fails."""
+
+
+def package_lines(app: Path = APP) -> Counter[str]:
+    """Return the lines of Python in each package; `(app)` for the modules outside of any."""
+    lines: Counter[str] = Counter()
+    for path in app.rglob("*.py"):
+        package, *rest = path.relative_to(app).parts
+        lines[package if rest else "(app)"] += len(path.read_bytes().splitlines())
+    return lines
+
+
+def main() -> int:
+    """Print the table and return the exit status: 1 where a package is too large or has no budget."""
+    lines = package_lines()
+    over = [name for name, count in lines.items() if count > ALARM * BUDGETS.get(name, 0)]
+    for name in sorted(lines, key=list({**BUDGETS, **lines}).index):
+        alarm = "  ← 10 % above its budget, or without one: find the missing concept" if name in over else ""
+        print(f"{name:10} {lines[name]:6,} of {BUDGETS.get(name, 0):6,}{alarm}")
+    print(f"{'all':10} {lines.total():6,} of {sum(BUDGETS.values()):6,}")
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
