@@ -54,7 +54,7 @@ from app.serving.gate import Gate, give_memory_back
 from app.serving.journal import Journal
 from app.serving.live_settings import BEYOND_LOOPBACK, OWN_CATALOGS, LiveSettings, Situation
 from app.serving.logs import LogRing, WorkerLines, open_outlets, set_log_level
-from app.serving.resolver import IdleLimit, Resolver
+from app.serving.resolver import Resolver, stays
 from app.serving.server import (
     AddressError,
     DrainingServer,
@@ -105,7 +105,6 @@ def create_app(
         worker=client,
         resolver=resolver,
         activity=Activity(lambda: min(live.current.max_requests, max_open_requests())),
-        idle=IdleLimit(client, resolver, live),
         journal=Journal(
             RequestHistory(store),
             limit=lambda: live.current.history_limit,
@@ -167,13 +166,17 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     context = admin.serving
     unsubscribes = [
         context.worker.subscribe(context.measurements.observe, Heartbeat, TextWork),
-        context.worker.subscribe(context.idle.on_event, LoadProgress),
         context.worker.subscribe(admin.pace.on_event, Delta),
         context.worker.subscribe(context.journal.on_event, LoadProgress, Finished),
         context.worker.subscribe(admin.loading.on_event, Heartbeat),
     ]
+
+    def keep_models() -> None:
+        context.worker.keep(stays(context.live))
+
+    keep_models()
     listeners = (
-        context.idle.on_settings_changed,
+        keep_models,
         context.journal.on_settings_changed,
         admin.downloads.fill,
         admin.updates.on_settings_changed,

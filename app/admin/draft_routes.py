@@ -141,13 +141,11 @@ async def put_drafts(admin: Admin, body: Sent[ChoiceBody], model_id: str) -> dic
 
 def _used(admin: AdminContext, main: CatalogModel, loaded: LoadedModel | None) -> set[tuple[str, str]]:
     """Return method and id of all that drafts for the model now, or would if it were loaded."""
-    resolver = admin.serving.resolver
-    planned = (resolver.last(main.id) if loaded is not None else None) or resolver.planned(main)
-    drafts = planned.drafts if loaded is None else loaded.drafts
+    planned = loaded.unit if loaded is not None else admin.serving.resolver.planned(main)
     if planned.policy == "off":
         return set()
     may = loaded.methods if loaded is not None and loaded.state == "ready" else planned.methods
-    used = {(draft.method, draft.id) for draft in drafts} | {(name, "") for name in TEXT_METHODS}
+    used = {(draft.method, draft.id) for draft in planned.drafts} | {(name, "") for name in TEXT_METHODS}
     return {each for each in used if not may or each[0] in may}
 
 

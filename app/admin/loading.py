@@ -88,7 +88,6 @@ class Loading:
             await asyncio.gather(task, return_exceptions=True)
         else:
             await self._worker.unload(model)
-        self._resolver.forget(model)
         return {"model": model, "state": "available"}
 
     async def renew(self, model_id: str) -> Reloaded:
@@ -98,7 +97,6 @@ class Loading:
         """
         self._waiting.discard(model_id)
         if model_id not in self._resolver.loaded():
-            self._resolver.forget(model_id)
             return "not_loaded"
         unit = await asyncio.to_thread(lambda: self._resolver.planned(self._resolver.usable(model_id)))
         try:
@@ -106,7 +104,6 @@ class Loading:
         except ModelInUse:
             self._waiting.add(model_id)
             return "in_use"
-        self._resolver.adopt(unit)
         return "loaded"
 
     async def attach(self, model_id: str, draft_id: str, *, measure: bool = True) -> dict[str, Any]:

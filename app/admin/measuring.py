@@ -225,20 +225,26 @@ class Measuring:
 
     def _loaded_unit(self, model_id: str) -> ModelSpecification | None:
         """Return the unit that is in memory, to be restored later; None if there is none."""
-        return self._resolver.last(model_id) if model_id in self._resolver.loaded() else None
+        loaded = self._resolver.loaded().get(model_id)
+        return loaded.unit if loaded is not None else None
 
     async def _load(self, job: MeasurementJob, specification: ModelSpecification) -> LoadedModel:
         """Load the unit to measure. Requests for the model share it from now on, so that they do not replace it, but
         draft only with the drafters that they had."""
         await self._wait_alone(job)
         job.phase = "loading"
-        before = self._loaded_unit(specification.id)
-        await asyncio.to_thread(self._resolver.lend, specification, before)
+        own = self._loaded_unit(specification.id)
+        if own is None:
+            own = await asyncio.to_thread(self._usual, specification.id)
+        self._resolver.lend(specification, own)
         await self._until_stopped(job, self._worker.load(specification))
         loaded = self._resolver.loaded().get(specification.id)
         if loaded is None:
             raise PacelineError(f"{specification.id} was unloaded before it could be measured; try again")
         return loaded
+
+    def _usual(self, model_id: str) -> ModelSpecification:
+        return self._resolver.planned(self._resolver.usable(model_id))
 
     async def _sweep(self, job: MeasurementJob, unit: ModelSpecification, loaded: LoadedModel, *, chats: bool) -> None:
         side = WorkerSide(self._worker, unit, job.wish.prompts or TASKS, chats=chats, clock=self._clock)
@@ -297,19 +303,14 @@ class Measuring:
             await asyncio.gather(working, *waiting, return_exceptions=True)
 
     async def _restore(self, model_id: str, before: ModelSpecification | None) -> None:
-        """Restore what was in memory; a model in use is left as it is until its next load."""
-        measured = self._resolver.last(model_id)
+        """Restore what was in memory. A model in use is left as it is until its next load, and requests keep drafting
+        as before."""
         with contextlib.suppress(PacelineError):
             if before is None:
                 await self._worker.unload(model_id)
-                self._resolver.forget(model_id)
-                return
-            self._resolver.adopt(before)
-            try:
+            else:
                 await self._worker.load(before)
-            except PacelineError:
-                if measured is not None:
-                    self._resolver.lend(measured, before)
+            self._resolver.end_loan(model_id)
 
     def _keep(self, job: MeasurementJob, unit: ModelSpecification) -> int:
         """Store the results and return their number; 0 if there is too little to compare."""

@@ -62,7 +62,7 @@ class ModelView:
             "is_quarantined": bool(entry.quarantine),
             "footprint": footprint and {**sizes(footprint), "fits": fits, "ceiling_bytes": ceiling},
             "alias": settings.alias or "",
-            "pinned": loaded.pinned if loaded is not None else bool(settings.pinned),
+            "pinned": loaded.stay.pinned if loaded is not None else bool(settings.pinned),
             "idle_seconds": settings.idle_seconds,
             "is_default": bool(live.default_model) and live.default_model in {model.id, settings.alias},
             "settings": settings.given(),

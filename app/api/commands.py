@@ -25,7 +25,7 @@ from pydantic import (
 from app.api.ignored import ignored_fields
 from app.api.structured import GUIDED, format_grammar, wished_grammar
 from app.core.errors import InvalidRequest, SpeculationUnavailable
-from app.core.messages import Generate, ModelSpecification
+from app.core.messages import UNSAID, Generate, ModelSpecification, Stay
 from app.core.request import Grammar, SamplingParameters, SpeculationRequest
 from app.model_settings import ModelSettings
 from app.models.drafters import AUTO, DRAFT_METHODS, METHOD_NAMES, OFF
@@ -94,7 +94,7 @@ def _stay_seconds(given: Any) -> Any:
     return min(max(given, -1.0), MAX_STAY_SECONDS) if isinstance(given, int | float) else given
 
 
-Stay = Annotated[
+StaySeconds = Annotated[
     float | None,
     BeforeValidator(_stay_seconds),
     told_as({"type": "number"}, {"type": "string", "pattern": f"^{DURATION.pattern}$"}),
@@ -107,8 +107,8 @@ class StayBody(Body):
 
     model_config = ConfigDict(extra="allow")
 
-    keep_alive: Stay = None
-    ttl: Stay = None
+    keep_alive: StaySeconds = None
+    ttl: StaySeconds = None
 
     @property
     def stay_seconds(self) -> float | None:
@@ -244,10 +244,9 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
     context = context_of(request)
     context.activity.check_open()
     model, speculation = await asyncio.to_thread(_resolve, context, body)
-    leaves = await keep_model(request, model.id, body.stay_seconds)
     return Generate(
         id="",
-        leaves=leaves,
+        stay=await allowed_stay(request, body.stay_seconds),
         owner=identity_of(request).owner,
         model=model,
         stop=body.stop,
@@ -259,21 +258,13 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
     )
 
 
-async def keep_model(request: Request, model_id: str, seconds: float | None) -> bool:
-    """Set the idle time; return True if the command itself must unload the model, which may not be loaded yet.
-
-    The idle time affects every client, so a key of scope `inference` cannot change it.
-    """
-    if seconds is None:
-        return False
-    with contextlib.suppress(Rejected):
-        await authorize_operator(request)
-        if not seconds:
-            return True
-        context = context_of(request)
-        context.idle.keep_own(model_id, seconds)
-        context.worker.keep(model_id, pinned=None, idle_seconds=seconds)
-    return False
+async def allowed_stay(request: Request, seconds: float | None) -> Stay:
+    """Return the stay that a request may ask for: it affects every client, so only an operator may."""
+    if seconds is not None:
+        with contextlib.suppress(Rejected):
+            await authorize_operator(request)
+            return Stay(idle_seconds=seconds)
+    return UNSAID
 
 
 def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification, SpeculationRequest]:

@@ -26,6 +26,7 @@ from app.api.answer import unless_client_leaves
 from app.api.commands import ModelName
 from app.api.shapes import Model, ModelList, OllamaModels
 from app.core.errors import ModelNotFound, ModelUnavailable
+from app.core.messages import LoadedModel, Stay
 from app.core.prefix_files import clear_prompts
 from app.models.catalog import CatalogModel
 from app.serving.auth import authorize_operator
@@ -36,6 +37,9 @@ from app.serving.gate import Body, Sent
 from app.serving.resolver import drafts_object, loaded_object
 
 router = APIRouter()
+
+FOR_EVER_SECONDS = 100 * 365 * 86400.0
+"""Seconds that a model without a limit is said to stay: Ollama's clients want a date."""
 
 
 class LoadBody(Body):
@@ -61,10 +65,8 @@ async def load_model(request: Request, body: Sent[LoadBody]) -> dict[str, Any]:
     context.activity.check_open()
     draft = "off" if body.draft == "" else body.draft
     model = await asyncio.to_thread(context.resolver.resolve_load, body.model, draft)
-    if body.ttl is not None:
-        context.idle.keep_own(model.id, body.ttl)
-    context.worker.keep(model.id, pinned=body.pin, idle_seconds=body.ttl)  # first, so it holds once the load is done
-    loaded = await unless_client_leaves(request, context.worker.load(model))
+    stay = Stay(pinned=body.pin, idle_seconds=body.ttl)
+    loaded = await unless_client_leaves(request, context.worker.load(model, stay))
     return {
         "model": model.id,
         "draft": model.drafts[0].id if model.drafts else None,
@@ -127,13 +129,24 @@ async def list_processes(request: Request) -> dict[str, Any]:
                 "size_vram": model.weights_bytes + model.cache_bytes,
                 "digest": "",
                 "details": {"parent_model": "", "format": "mlx", "family": "", "families": model.cache_families},
-                "expires_at": (now + timedelta(seconds=context.idle.seconds_left(model))).isoformat(),
+                "expires_at": (now + timedelta(seconds=_seconds_left(context, model))).isoformat(),
                 "context_length": model.max_context_tokens,
             }
             for model in context.resolver.loaded().values()
             if model.state == "ready"
         ]
     }
+
+
+def _status(context: Context, model: LoadedModel) -> dict[str, Any]:
+    now = context.clock()
+    times = {"idle_seconds": model.idle_seconds(now), "seconds_left": model.seconds_left(now)}
+    return loaded_object(model) | times | {"unavailable": model.unavailable_words}
+
+
+def _seconds_left(context: Context, model: LoadedModel) -> float:
+    left = model.seconds_left(context.clock())
+    return FOR_EVER_SECONDS if left is None else left
 
 
 @router.get("/api/status")
@@ -153,7 +166,7 @@ async def get_status(request: Request) -> dict[str, Any]:
         "quarantined": {name: str(why) for name, why in worker.quarantined.items()},
         "loading": {name: msgspec.to_builtins(progress) for name, progress in worker.progress.items()},
         **snapshot,
-        "models": [loaded_object(each) | {"unavailable": each.unavailable_words} for each in worker.snapshot.models],
+        "models": [_status(context, each) for each in worker.snapshot.models],
     }
 
 

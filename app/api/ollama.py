@@ -25,7 +25,7 @@ from app.api.commands import (
     GenerationBody,
     ModelName,
     StayBody,
-    keep_model,
+    allowed_stay,
     max_tokens,
     shared_command,
     told_as,
@@ -248,8 +248,8 @@ async def _load(request: Request, body: OllamaBody, empty: dict[str, Any]) -> Re
         await context.worker.unload(model.id)
         return JSONResponse(_base(model.id) | empty | {"done": True, "done_reason": "unload"})
     unit = await asyncio.to_thread(context.resolver.resolve, plain_name(body.model))
-    await unless_client_leaves(request, context.worker.load(unit))
-    await keep_model(request, unit.id, body.stay_seconds)
+    stay = await allowed_stay(request, body.stay_seconds)
+    await unless_client_leaves(request, context.worker.load(unit, stay))
     return JSONResponse(_base(unit.id) | empty | LOADED)
 
 

@@ -85,6 +85,31 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
         return Reason("drafters", {"detail": self.draft_unavailable}) if self.draft_unavailable else NO_REASON
 
 
+class Stay(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a model stays in memory; None leaves a value to a less specific `Stay`."""
+
+    pinned: bool | None = None
+    """Whether only `UnloadModel` takes it out of memory."""
+    idle_seconds: float | None = None
+    """Seconds without a request until it is unloaded; 0: after its last answer, negative: never."""
+
+    def over(self, other: "Stay") -> "Stay":
+        """Return this stay, with the values of `other` where it has none."""
+        return Stay(
+            pinned=other.pinned if self.pinned is None else self.pinned,
+            idle_seconds=other.idle_seconds if self.idle_seconds is None else self.idle_seconds,
+        )
+
+    def seconds_left(self, idle_seconds: float) -> float | None:
+        """Return the seconds that a model stays which has been idle for `idle_seconds`; None: for ever."""
+        limit = self.idle_seconds
+        return None if self.pinned or limit is None or limit < 0 else max(0.0, limit - idle_seconds)
+
+
+UNSAID = Stay()
+USUAL_STAY = Stay(pinned=False, idle_seconds=3600.0)
+
+
 # --- commands -------------------------------------------------------------------------------------------------
 
 
@@ -119,8 +144,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     echo: bool = False
     embeds: str = ""
     """`mean`, `last` or `cls`: return an embedding of the prompt, pooled that way, instead of an answer."""
-    leaves: bool = False
-    """Whether the model is unloaded after this answer."""
+    stay: Stay = UNSAID
+    """How long the model stays in memory from now on, as this request says."""
     ignore_end: bool = False
     """Continue past the model's end token, up to `max_tokens`, so that measured answers have the same length."""
     sampling: SamplingParameters = SamplingParameters()
@@ -138,15 +163,19 @@ class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     id: str
     model: ModelSpecification
+    stay: Stay = UNSAID
 
 
-class KeepModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Set how long a model remains loaded, now or when loaded later. Loads nothing, not answered; None: unchanged."""
+class KeepModels(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Set how long models stay in memory where no request has said it since: the settings, whole. Not answered."""
 
-    model_id: str
-    pinned: bool | None = None
-    idle_seconds: float | None = None
-    """Seconds without a request until it is unloaded; negative: never."""
+    usual: Stay = USUAL_STAY
+    models: dict[str, Stay] = {}
+    """Stays by model id, over `usual`."""
+
+    def of(self, model_id: str) -> Stay:
+        """Return the stay of a model, without None."""
+        return self.models.get(model_id, UNSAID).over(self.usual)
 
 
 class UnloadModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -171,7 +200,7 @@ class ReadPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt: Generate
 
 
-Command = ReadPrompt | Generate | Cancel | LoadModel | KeepModel | UnloadModel | ClearPrefixes | Shutdown
+Command = ReadPrompt | Generate | Cancel | LoadModel | KeepModels | UnloadModel | ClearPrefixes | Shutdown
 
 
 # --- events ---------------------------------------------------------------------------------------------------
@@ -301,10 +330,14 @@ class ModelUnloaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     """State of one model in the pool, as `ps`, `/v1/models` and `/metrics` show it."""
 
-    id: str
+    unit: ModelSpecification
+    """What it is in memory as."""
     state: str
     """loading, ready or unloading."""
-    drafts: tuple[DraftSpecification, ...] = ()
+    stay: Stay = USUAL_STAY
+    """How long it stays in memory, without None."""
+    last_used: float = 0.0
+    """Monotonic seconds, which all processes of a computer share, of the last begin or end of a request."""
     weights_bytes: int = 0
     cache_bytes: int = 0
     prefix_cache_bytes: int = 0
@@ -323,14 +356,25 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     reading: dict[str, int] = {}
     """Choice (`request id#index`) in prefill -> tokens of its prompt that are in the cache."""
-    pinned: bool = False
-    idle_seconds: float = 0.0
     leases: int = 0
+
+    @property
+    def id(self) -> str:
+        """Id of the model."""
+        return self.unit.id
 
     @property
     def draft_ids(self) -> tuple[str, ...]:
         """Ids of its drafters."""
-        return tuple(draft.id for draft in self.drafts)
+        return tuple(draft.id for draft in self.unit.drafts)
+
+    def idle_seconds(self, now: float) -> float:
+        """Return the seconds without a request up to `now`, in monotonic seconds."""
+        return 0.0 if self.leases else max(0.0, now - self.last_used)
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return the seconds that it stays in memory without further requests; None: for ever."""
+        return self.stay.seconds_left(self.idle_seconds(now))
 
     @property
     def unavailable_words(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ from operator import attrgetter
 from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
 from app.core.host import GIGABYTE, Pressure
-from app.core.messages import LoadedModel, LoadProgress, ModelSpecification
+from app.core.messages import UNSAID, KeepModels, LoadedModel, LoadProgress, ModelSpecification, Stay
 from app.core.step import EnginePort
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
@@ -34,7 +34,6 @@ from app.models.footprint import Footprint, RowSize
 
 RETRY_AFTER_SECONDS = 5
 """Retry hint, in seconds, while running requests hold the memory or the unit that is needed."""
-DEFAULT_IDLE_SECONDS = 3600.0
 KEPT_SHARE = 0.5
 """Share of the in-memory prefix caches kept each time the system runs short of memory."""
 
@@ -83,7 +82,6 @@ class EnginePool:
         open_engine: Callable[[LoadedUnit], EnginePort],
         estimate: Callable[[ModelSpecification], Footprint],
         warm_up: Callable[[EnginePort, ModelSpecification], WarmUpSteps] | None = None,
-        default_idle_seconds: float | None = DEFAULT_IDLE_SECONDS,
         clock: Clock = time.monotonic,
         reclaim: Callable[[], None] = memory.release,
         wiring: Wiring | None = None,
@@ -93,13 +91,11 @@ class EnginePool:
         self._open_engine = open_engine
         self._estimate = estimate
         self._warm_up = warm_up
-        self._default_idle_seconds = default_idle_seconds
         self._clock = clock
         self._give_back = reclaim
         self._wiring = wiring or Wiring()
         self._entries: dict[str, Resident] = {}
-        self._pinned: set[str] = set()
-        self._idle_seconds: dict[str, float | None] = {}
+        self._settings = KeepModels()
         self._events: list[PoolEvent] = []
         self._untidy = False
         self.on_progress: Callable[[], None] = lambda: None
@@ -109,9 +105,10 @@ class EnginePool:
 
     # --- leases -----------------------------------------------------------------------------------------------
 
-    def acquire(self, spec: ModelSpecification) -> None:
+    def acquire(self, spec: ModelSpecification, stay: Stay = UNSAID) -> None:
         """Take a lease on the unit of `spec`, starting its load or joining one in progress if it is not ready.
 
+        `stay` applies from now until the model leaves memory, or its settings change.
         Raises InsufficientMemory (with `retry_after_seconds` when waiting helps) or ModelInUse; in either case no lease
         is taken and nothing is evicted.
         """
@@ -125,6 +122,7 @@ class EnginePool:
             entry = self._start(spec)
         entry.leases += 1
         entry.last_used = self._clock()
+        entry.said = stay.over(entry.said)
 
     def release(self, model_id: str) -> None:
         """Give back a lease; do nothing if the model is no longer loaded. The unit is kept until its idle limit."""
@@ -145,7 +143,7 @@ class EnginePool:
         entry = self._entries.get(model_id)
         if entry is None:
             return
-        others = [other for other in self._entries.values() if other is not entry and other.spec.id in self._pinned]
+        others = [other for other in self._entries.values() if other is not entry and self._stay(other).pinned]
         held = entry.footprint.fixed_bytes + sum(other.working_bytes for other in others)
         needed = row.tokens * entry.footprint.row_position_bytes(row)
         if held + needed > self._ceiling_bytes:
@@ -223,26 +221,26 @@ class EnginePool:
 
     # --- retention --------------------------------------------------------------------------------------------
 
-    def pin(self, model_id: str, pinned: bool) -> None:  # noqa: FBT001 - clear without its name
-        """Protect a model from eviction or stop doing so, even before it is loaded."""
-        (self._pinned.add if pinned else self._pinned.discard)(model_id)
+    def keep(self, settings: KeepModels) -> None:
+        """Set how long models stay; where that changes the stay of a model, it overrides what requests have said."""
+        for name, entry in self._entries.items():
+            if settings.of(name) != self._settings.of(name):
+                entry.said = UNSAID
+        self._settings = settings
 
-    def set_idle(self, model_id: str, seconds: float | None) -> None:
-        """Set how many seconds a model may be idle before `expire` evicts it; None means forever."""
-        self._idle_seconds[model_id] = seconds
-
-    def leave(self, model_id: str) -> None:
-        """Let `expire` evict a model once its last lease ends; do nothing if it is not loaded."""
-        if model_id in self._entries:
-            self._entries[model_id].leaving = True
+    def use(self, spec: ModelSpecification) -> None:
+        """Give the unit in memory the values of `spec` that no engine depends on, if it is the same unit."""
+        entry = self._entries.get(spec.id)
+        if entry is not None and entry.spec.same_unit(spec):
+            entry.spec = spec
 
     def expire(self) -> list[PoolEvent]:
         """Evict models past their idle limit and make room where caches outgrew the ceiling. Call it periodically."""
         self._tidy()
         before, self._events = self._events, []
+        now = self._clock()
         for entry in self._victims():
-            limit = self._idle_seconds.get(entry.spec.id, self._default_idle_seconds)
-            if entry.leaving or (limit is not None and self._idle_for(entry) >= limit):
+            if self._stay(entry).seconds_left(now - entry.last_used) == 0:
                 self._evict(entry)
         self._make_room(0)
         if self._events:
@@ -265,10 +263,7 @@ class EnginePool:
 
     def snapshot(self) -> tuple[LoadedModel, ...]:
         """Return the state of every model here; the scheduler fills in running and waiting requests."""
-        return tuple(
-            entry.describe(pinned=name in self._pinned, idle_seconds=self._idle_for(entry))
-            for name, entry in self._entries.items()
-        )
+        return tuple(entry.describe(self._stay(entry)) for entry in self._entries.values())
 
     def memory(self) -> tuple[int, int, int]:
         """Return active, cached and peak bytes as mlx counts them."""
@@ -327,11 +322,11 @@ class EnginePool:
         if needed > limit:
             raise InsufficientMemory(f"{needs}, {ceiling}: choose a smaller model or raise {memory.LIMIT_VARIABLE}")
         others = {name: entry for name, entry in self._entries.items() if name != model_id}
-        held = sum(entry.working_bytes for name, entry in others.items() if name in self._pinned)
+        held = sum(each.working_bytes for each in others.values() if self._stay(each).pinned)
         if held + needed > limit:
             reason = f"{ceiling} and pinned models hold {_gigabytes(held)}"
             raise InsufficientMemory(f"{needs}, {reason}: unpin one or raise {memory.LIMIT_VARIABLE}")
-        held += sum(each.working_bytes for name, each in others.items() if each.leases and name not in self._pinned)
+        held += sum(each.working_bytes for each in others.values() if each.leases and not self._stay(each).pinned)
         if held + needed > limit:
             message = (
                 f"{needs}, {ceiling} and models in use hold {_gigabytes(held)}: retry when their requests have finished"
@@ -359,7 +354,7 @@ class EnginePool:
 
     def _victims(self) -> list[Resident]:
         """Return the units that may be evicted, loads without leases included, least recently used first."""
-        free = (entry for name, entry in self._entries.items() if not entry.leases and name not in self._pinned)
+        free = (entry for entry in self._entries.values() if not entry.leases and not self._stay(entry).pinned)
         return sorted(free, key=attrgetter("last_used"))
 
     def _evict(self, entry: Resident) -> None:
@@ -411,8 +406,9 @@ class EnginePool:
         self._events.append(LoadFailed(entry.spec.id, error))
         self._reclaim()
 
-    def _idle_for(self, entry: Resident) -> float:
-        return 0.0 if entry.leases else self._clock() - entry.last_used
+    def _stay(self, entry: Resident) -> Stay:
+        """Return how long a model stays: as requests have said, else as the settings say."""
+        return entry.said.over(self._settings.of(entry.spec.id))
 
 
 def open_unit(unit: LoadedUnit, disk: Disk) -> EnginePort:

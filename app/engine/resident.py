@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from app.core.messages import LoadedModel, ModelSpecification
+from app.core.messages import UNSAID, LoadedModel, ModelSpecification, Stay
 from app.core.prefix_files import PrefixState
 from app.core.step import EnginePort
 from app.engine.drafters import LoadedUnit
@@ -22,8 +22,8 @@ class Resident:
     """Bytes reserved for the caches of its rows."""
     steps: Generator[tuple[str, float], None, None] | None = None
     leases: int = 0
-    leaving: bool = False
-    """Whether to evict it once its last lease ends."""
+    said: Stay = UNSAID
+    """How long it stays, as requests have said since it was loaded."""
     unit: LoadedUnit | None = None
     engine: EnginePort | None = None
 
@@ -63,14 +63,15 @@ class Resident:
         if engine is not None:
             engine.close()
 
-    def describe(self, *, pinned: bool, idle_seconds: float) -> LoadedModel:
+    def describe(self, stay: Stay) -> LoadedModel:
         """Return the state of this model; the scheduler fills in running and waiting requests."""
         engine, unit = self.engine, self.unit
         kept = engine.prefix_state if engine else PrefixState()
         return LoadedModel(
-            id=self.spec.id,
+            unit=self.spec,
             state="loading" if self.ready_engine is None else "ready",
-            drafts=self.spec.drafts,
+            stay=stay,
+            last_used=self.last_used,
             weights_bytes=unit.weights_bytes if unit else 0,
             cache_bytes=self.cache_bytes,
             prefix_cache_bytes=self.prefix_bytes,
@@ -82,7 +83,5 @@ class Resident:
             unavailable=dict(engine.limits.unavailable) if engine else {},
             longest_drafts=dict(engine.limits.longest_drafts) if engine else {},
             max_context_tokens=engine.limits.max_context_tokens if engine else 0,
-            pinned=pinned,
-            idle_seconds=idle_seconds,
             leases=self.leases,
         )

@@ -12,7 +12,7 @@ from app.core.errors import ModelUnavailable, QueueFull
 from app.serving.journal import Journal
 from app.serving.live_settings import LiveSettings
 from app.serving.measurements import Measurements
-from app.serving.resolver import IdleLimit, Resolver
+from app.serving.resolver import Resolver
 from app.serving.sse import KeptFrames
 from app.settings import Settings
 from app.worker.client import RequestStream, WorkerClient
@@ -79,7 +79,6 @@ class Context:
     worker: WorkerClient
     resolver: Resolver
     activity: Activity
-    idle: IdleLimit
     measurements: Measurements = field(default_factory=Measurements)
     journal: Journal = field(default_factory=Journal)
     clock: Clock = time.monotonic

@@ -11,7 +11,16 @@ from typing import Any
 import msgspec
 
 from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
-from app.core.messages import DraftSpecification, Event, LoadedModel, LoadProgress, ModelSpecification
+from app.core.messages import (
+    UNSAID,
+    USUAL_STAY,
+    DraftSpecification,
+    KeepModels,
+    LoadedModel,
+    LoadProgress,
+    ModelSpecification,
+    Stay,
+)
 from app.core.request import SpeculationRequest
 from app.model_settings import ModelSettings, split_profile
 from app.models.catalog import CatalogModel, FolderCatalog
@@ -25,13 +34,7 @@ from app.worker.client import WorkerClient
 MAX_LISTED = 20
 TURNED_OFF = "the draft model is turned off for this request"
 LOADED = "ready"
-DEFAULT_IDLE_SECONDS = 3600.0
-"""The worker's own default, sent when a limit was removed."""
-FOR_EVER_SECONDS = 100 * 365 * 86400.0
-
-Stay = tuple[bool, float | None]
-"""Whether a model is pinned, and its idle seconds until it is unloaded; None: the worker's default."""
-USUAL: Stay = (False, None)
+NOT_SHOWN = frozenset({"unit", "stay", "last_used"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +103,27 @@ def drafts_object(drafts: Iterable[DraftSpecification]) -> list[dict[str, str]]:
 def loaded_object(model: LoadedModel) -> dict[str, Any]:
     """Return the worker's state of a model as JSON; `draft` is the id of the first drafter."""
     ids = model.draft_ids
-    return {
-        **msgspec.to_builtins(model),
+    state = msgspec.to_builtins(model)
+    return {name: value for name, value in state.items() if name not in NOT_SHOWN} | {
+        "id": model.id,
         "draft": ids[0] if ids else None,
-        "drafts": drafts_object(model.drafts),
+        "drafts": drafts_object(model.unit.drafts),
         "draft_ids": ids,
+        "pinned": model.stay.pinned,
     }
 
 
+def stays(settings: LiveSettings) -> KeepModels:
+    """Return how long models stay in memory, by the settings of the server and of each model."""
+    usual = Stay(idle_seconds=settings.current.idle_seconds).over(USUAL_STAY)
+    models = {
+        name: Stay(pinned=model.pinned, idle_seconds=model.idle_seconds) for name, model in settings.models.items()
+    }
+    return KeepModels(usual=usual, models={name: stay for name, stay in models.items() if stay != UNSAID})
+
+
 class Resolver:
-    """Turns ids into specifications. Keeps the last one of each model, so that loaded units are not replaced."""
+    """Turns ids into specifications; requests get the unit that is in memory, where it has what they name."""
 
     def __init__(
         self,
@@ -122,9 +136,8 @@ class Resolver:
         self._catalog = catalog
         self._worker = worker
         self._chooser = Chooser(settings, catalog, measured)
-        self._last: dict[str, ModelSpecification] = {}
-        self._own: dict[str, ModelSpecification] = {}
-        """Usual unit of each model under measurement, whose drafters ordinary requests keep using."""
+        self._lent: dict[str, tuple[ModelSpecification, ModelSpecification]] = {}
+        """Measured and usual unit of each model under measurement; requests keep to the drafters of the latter."""
 
     def resolve(self, model_id: str | None, drafts: str | None = None, *, method: str = "auto") -> ModelSpecification:
         """Return the unit for a request. `drafts` is a drafter id, several joined by `+`, `off`, or None: the default.
@@ -133,18 +146,14 @@ class Resolver:
         SpeculationUnavailable if a drafter that `drafts` names or `method` needs is not available.
         """
         main = self.usable(model_id)
-        last = self._last.get(main.id)
-        if last is not None and self._is_loaded(last) and self._has(last, drafts):
-            specification = last
-        else:
-            specification = self.planned(main, drafts)
+        held = self._worker.unit(main.id)
+        specification = held if held is not None and self._has(held, drafts) else self.planned(main, drafts)
         if drafts not in {None, OFF}:
             if method not in {"auto", OFF, *self.named_methods(specification, drafts)}:
                 reason = f"{drafts} does not draft by {method}: name a {method} drafter, or leave draft_model out"
                 raise SpeculationUnavailable(reason, parameter="speculation")
         elif method in DRAFT_METHODS and all(draft.method != method for draft in specification.drafts):
             specification = self._with_method(main, specification, method)
-        self._last[main.id] = specification
         return specification
 
     def named_methods(self, specification: ModelSpecification, drafts: str | None) -> tuple[str, ...]:
@@ -154,11 +163,7 @@ class Resolver:
 
     def resolve_load(self, model_id: str, drafts: str | None) -> ModelSpecification:
         """Return the unit for an explicit load: with exactly the drafters in `drafts`; if None, as for a request."""
-        if drafts is None:
-            return self.resolve(model_id)
-        specification = self.planned(self.usable(model_id), drafts)
-        self.adopt(specification)
-        return specification
+        return self.resolve(model_id) if drafts is None else self.planned(self.usable(model_id), drafts)
 
     def main(self, model_id: str | None) -> CatalogModel:
         """Return the main model `model_id`, or the default or only model if no id is given."""
@@ -215,25 +220,22 @@ class Resolver:
         """Return whether drafters are still being searched for; until then, a model's drafters are not shown."""
         return self._catalog.is_looking()
 
-    def last(self, model_id: str) -> ModelSpecification | None:
-        """Return the last specification made for a model; None if there is none."""
-        return self._last.get(model_id)
+    def lend(self, measured: ModelSpecification, own: ModelSpecification) -> None:
+        """Let requests use `measured`, a unit under measurement, as long as it is loaded, but draft only as in `own`,
+        the model's usual unit. Until `end_loan`."""
+        self._lent[measured.id] = measured, own
 
-    def adopt(self, specification: ModelSpecification) -> None:
-        """Give requests for this model this unit from now on, while it is loaded."""
-        self._last[specification.id] = specification
-        self._own.pop(specification.id, None)
-
-    def lend(self, specification: ModelSpecification, own: ModelSpecification | None = None) -> None:
-        """Do as `adopt`, for a measurement: requests use this unit, but only the drafters of `own`, the usual unit."""
-        own = own or self.planned(self.usable(specification.id))
-        self.adopt(specification)
-        self._own[specification.id] = own
+    def end_loan(self, model_id: str) -> None:
+        """Let requests use all of the unit in memory again."""
+        self._lent.pop(model_id, None)
 
     def as_own(self, model_id: str, wish: SpeculationRequest) -> SpeculationRequest:
         """Return `wish` limited during a measurement of its model to the drafting of the usual unit."""
-        own, loaded = self._own.get(model_id), self.loaded().get(model_id)
-        if own is None or loaded is None:
+        loaded = self.loaded().get(model_id)
+        if loaded is None or model_id not in self._lent:
+            return wish
+        measured, own = self._lent[model_id]
+        if not loaded.unit.same_unit(measured):
             return wish
         wish = msgspec.structs.replace(wish, policy=own.policy)
         if wish.method != "auto" or wish.methods:
@@ -244,11 +246,6 @@ class Resolver:
             return msgspec.structs.replace(wish, method=OFF)
         length = own.num_draft_tokens if wish.num_draft_tokens is None else wish.num_draft_tokens
         return msgspec.structs.replace(wish, methods=methods, num_draft_tokens=length)
-
-    def forget(self, model_id: str) -> None:
-        """Let the next request for a model get a new unit, which replaces the old one: its settings have changed."""
-        self._last.pop(model_id, None)
-        self._own.pop(model_id, None)
 
     def planned(self, main: CatalogModel, asked: str | None = None, *, by_measured: bool = True) -> ModelSpecification:
         """Return the unit that a request for the drafters `asked` would get if the model were not loaded.
@@ -297,19 +294,19 @@ class Resolver:
 
     def _drafts(self, model: CatalogModel, loaded: LoadedModel | None) -> tuple[DraftSpecification, ...]:
         """Return the drafters that a model is loaded with, else those that it would get; none if that is not known."""
-        if loaded is not None:
-            return loaded.drafts
+        unit = loaded.unit if loaded is not None else self._worker.unit(model.id)
+        if unit is not None:
+            return unit.drafts
         if model.kind != "main" or model.problem:
             return ()
-        last = self._last.get(model.id)
         try:
-            return last.drafts if last is not None and self._is_loaded(last) else self._chooser.choose(model).drafts
+            return self._chooser.choose(model).drafts
         except ModelUnavailable:  # a folder that cannot be read for the moment
             return ()
 
     def loaded(self) -> dict[str, LoadedModel]:
         """Return the models in the worker's memory, by id."""
-        return {model.id: model for model in self._worker.snapshot.models}
+        return self._worker.loaded()
 
     def _only_model(self) -> str:
         usable = [model.id for model in self._catalog.models() if model.kind == "main" and not model.problem]
@@ -319,12 +316,6 @@ class Resolver:
                 return candidates[0]
         listed = ", ".join(usable[:MAX_LISTED]) or "none is here yet"
         raise InvalidRequest(f"Say which model: {listed}.", code="model_required", parameter="model")
-
-    def _is_loaded(self, specification: ModelSpecification) -> bool:
-        if specification.id in self._worker.progress:
-            return True
-        loaded = self.loaded().get(specification.id)
-        return loaded is not None and loaded.draft_ids == tuple(draft.id for draft in specification.drafts)
 
     def _has(self, specification: ModelSpecification, asked: str | None) -> bool:
         """Return whether a loaded unit has the drafters that a request names."""
@@ -352,54 +343,3 @@ class Resolver:
                 return msgspec.structs.replace(specification, drafts=tuple(drafts))
             reason = found.reason
         raise SpeculationUnavailable(reason, parameter="speculation")
-
-
-class IdleLimit:
-    """Idle limits of models: sent to the worker when a load is done, and again when the settings change.
-
-    Sending one never reloads a model that was unloaded meanwhile. A model's own setting overrides `idle_seconds` of the
-    server; a model that was loaded with its own `ttl` keeps it until its settings change.
-    """
-
-    def __init__(self, worker: WorkerClient, resolver: Resolver, live: LiveSettings) -> None:
-        self._worker = worker
-        self._resolver = resolver
-        self._live = live
-        self._own: dict[str, float] = {}
-        self._sent: dict[str, Stay] = {}
-
-    def keep_own(self, model_id: str, seconds: float) -> None:
-        """Keep the model's own limit until its settings change."""
-        self._own[model_id] = seconds
-        self._sent[model_id] = self._wanted(model_id)
-
-    def seconds_left(self, model: LoadedModel) -> float:
-        """Return the seconds that a model stays in memory without further requests."""
-        limit = self._own.get(model.id, self._wanted(model.id)[1] or DEFAULT_IDLE_SECONDS)
-        return FOR_EVER_SECONDS if model.pinned or limit < 0 else max(0.0, limit - model.idle_seconds)
-
-    def on_event(self, event: Event) -> None:
-        """Handle one worker event, on the event loop."""
-        if not isinstance(event, LoadProgress) or event.phase != LOADED or event.model_id in self._own:
-            return
-        self._send_if_new(event.model_id, always=True)
-
-    def on_settings_changed(self) -> None:
-        """Send the worker changed limits of the models that it holds, on the event loop."""
-        for model_id in self._resolver.loaded():
-            self._send_if_new(model_id, always=False)
-
-    def _send_if_new(self, model_id: str, *, always: bool) -> None:
-        """Send a limit that has changed; with `always` any that is not the default, as the worker may be a new one."""
-        wanted, sent = self._wanted(model_id), self._sent.get(model_id, USUAL)
-        if wanted == sent and (wanted == USUAL or not always):
-            return
-        self._own.pop(model_id, None)
-        self._sent[model_id] = wanted
-        pinned = wanted[0] if wanted[0] or sent[0] else None
-        idle_seconds = wanted[1] if wanted[1] is not None or sent[1] is None else DEFAULT_IDLE_SECONDS
-        self._worker.keep(model_id, pinned=pinned, idle_seconds=idle_seconds)
-
-    def _wanted(self, model_id: str) -> Stay:
-        model = self._live.model(model_id)
-        return bool(model.pinned), model.idle_seconds or self._live.current.idle_seconds

@@ -289,7 +289,7 @@ class Answer:
             )
             for index in range(command.n)
         )
-        return Submission(command.id, command.model, requests, command.leaves)
+        return Submission(command.id, command.model, requests, command.stay)
 
     def queued(self, at: float) -> None:
         """Send `Accepted`: streaming may begin."""

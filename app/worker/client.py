@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, get_args
 
-import msgspec
-
 from app.core.clock import Alarm
 from app.core.errors import ModelUnavailable, PacelineError, WorkerGone
 from app.core.messages import (
+    UNSAID,
     Accepted,
     Cancel,
     ClearPrefixes,
@@ -26,7 +25,8 @@ from app.core.messages import (
     Finished,
     Generate,
     Heartbeat,
-    KeepModel,
+    KeepModels,
+    LoadedModel,
     LoadModel,
     LoadProgress,
     ModelLoaded,
@@ -36,6 +36,7 @@ from app.core.messages import (
     ReadPrompt,
     Ready,
     Snapshot,
+    Stay,
     UnloadModel,
     error_of,
     failed_frame,
@@ -210,12 +211,11 @@ class WorkerClient(Supervisor):
         self._answers: dict[str, tuple[str, asyncio.Future[Any]]] = {}
         """Model id and future of each load, unload and `ReadPrompt`, by command id."""
         self._listeners: dict[type[Event], list[Callable[[Any], None]]] = {kind: [] for kind in get_args(Event)}
-        self._kept: dict[str, KeepModel] = {}
-        """Commands to repeat to the next worker: pins, and limits that were set while no worker was running."""
+        self._kept = KeepModels()
         self._used: dict[str, ModelSpecification] = {}
-        """Model id -> the specification last requested, in order of the last request."""
-        self._lost: frozenset[str] = frozenset()
-        """Ids of the models that the next worker loads at once."""
+        """Model id -> the unit that was last asked for, in order of the last request."""
+        self._lost: dict[str, LoadedModel] = {}
+        """Models that the next worker loads at once, as they were in memory."""
         self.progress: dict[str, LoadProgress] = {}
         """Model id -> the last progress of a load under way."""
         self.snapshot = Snapshot()
@@ -223,9 +223,10 @@ class WorkerClient(Supervisor):
 
     @property
     def in_flight(self) -> frozenset[str]:
+        """Ids of the models that are asked for something; also safe in other threads."""
+        streams, answers = tuple(self._streams.values()), tuple(self._answers.values())
         return frozenset(
-            [stream.model_id for stream in self._streams.values()]
-            + [model_id for model_id, future in self._answers.values() if not future.done()]
+            [stream.model_id for stream in streams] + [model_id for model_id, future in answers if not future.done()]
         )
 
     def subscribe(self, listener: Callable[[Any], None], *kinds: type[Event]) -> Callable[[], None]:
@@ -291,10 +292,25 @@ class WorkerClient(Supervisor):
         if self._streams.pop(request_id, None) is not None:
             self._cancel(request_id)
 
-    async def load(self, model: ModelSpecification) -> ModelLoaded:
-        """Load a unit and keep it; cancelling the caller cancels the load. Raises the PacelineError that ended it."""
+    def loaded(self) -> dict[str, LoadedModel]:
+        """Return the models in the worker's memory, by id."""
+        return {model.id: model for model in self.snapshot.models}
+
+    def unit(self, model_id: str) -> ModelSpecification | None:
+        """Return the unit that a model is in memory as, or on its way there as; None if it is neither.
+
+        A unit in use is not replaced; any other is, by the one that was last asked for. Safe in other threads.
+        """
+        loaded = self.loaded().get(model_id)
+        if (loaded is None or not loaded.leases) and (model_id in self.in_flight or model_id in self.progress):
+            return self._used.get(model_id)
+        return loaded.unit if loaded is not None else None
+
+    async def load(self, model: ModelSpecification, stay: Stay = UNSAID) -> ModelLoaded:
+        """Load a unit and keep it for `stay`; cancelling the caller cancels the load. Raises the PacelineError that
+        ended it."""
         await self._prepare(model)
-        loaded: ModelLoaded = await self._ask(_load(model), model.id)
+        loaded: ModelLoaded = await self._ask(_load(model, stay), model.id)
         return loaded
 
     async def read_prompt(self, prompt: Generate) -> PromptTold:
@@ -303,16 +319,12 @@ class WorkerClient(Supervisor):
         told: PromptTold = await self._ask(ReadPrompt(id=prompt.id, prompt=prompt), "")
         return told
 
-    def keep(self, model_id: str, *, pinned: bool | None, idle_seconds: float | None) -> None:
-        """Set how long a model is kept; None: unchanged. Loads nothing. Without a worker, the next one gets it; every
-        later worker gets the pins."""
-        if pinned is None and model_id in self._kept:
-            pinned = self._kept[model_id].pinned
-        told = KeepModel(model_id=model_id, pinned=pinned, idle_seconds=idle_seconds)
-        with contextlib.suppress(WorkerGone):
-            self.send(told)
-            told = msgspec.structs.replace(told, idle_seconds=None)
-        self._kept[model_id] = told
+    def keep(self, settings: KeepModels) -> None:
+        """Set how long models stay in memory, in this worker and in every later one. Loads nothing."""
+        if settings != self._kept:
+            self._kept = settings
+            with contextlib.suppress(WorkerGone):
+                self.send(settings)
 
     def clear_prefixes(self) -> None:
         """Let the worker forget every earlier prompt. Without a worker, there are none in memory."""
@@ -381,12 +393,13 @@ class WorkerClient(Supervisor):
         self._publish(event)
 
     def _restore(self) -> None:
-        """Send a new worker the pins and limits of models, and let it load the models that the last one had."""
-        for told in tuple(self._kept.values()):
-            self.keep(told.model_id, pinned=told.pinned, idle_seconds=told.idle_seconds)
-        for model in reversed(self._used.values()):
-            if model.id in self._lost - self.quarantined.keys():
-                self.send(_load(model))
+        """Tell a new worker how long models stay, and let it load the models that the last one had."""
+        self.send(self._kept)
+        for model_id in reversed(self._used):
+            if model_id in self._lost and model_id not in self.quarantined:
+                model = self._lost[model_id]
+                self._used[model_id] = model.unit
+                self.send(_load(model.unit, model.stay))
 
     def _on_exit(self, cause: Reason) -> None:
         message = (
@@ -398,7 +411,7 @@ class WorkerClient(Supervisor):
                 self._publish(failed_frame(request_id, error))
         # If workers die in quick succession, a loaded model may be the cause.
         loaded = () if self._pause_seconds else self.snapshot.models
-        self._lost = frozenset(model.id for model in loaded if model.state == "ready")
+        self._lost = {model.id: model for model in loaded if model.state == "ready"}
         self.progress.clear()
         self.snapshot = Snapshot()
         self.ready_info = None
@@ -430,5 +443,5 @@ class WorkerClient(Supervisor):
                 _logger.exception("a listener failed")
 
 
-def _load(model: ModelSpecification) -> LoadModel:
-    return LoadModel(id=f"load-{secrets.token_hex(8)}", model=model)
+def _load(model: ModelSpecification, stay: Stay) -> LoadModel:
+    return LoadModel(id=f"load-{secrets.token_hex(8)}", model=model, stay=stay)

@@ -10,8 +10,6 @@ import queue
 import time
 from collections.abc import Callable, Iterable
 
-import msgspec
-
 from app.core.clock import Clock
 from app.core.errors import PacelineError, QueueFull
 from app.core.host import PRESSURES, Pressure, memory_pressure
@@ -20,7 +18,7 @@ from app.core.messages import (
     ClearPrefixes,
     Event,
     Heartbeat,
-    KeepModel,
+    KeepModels,
     LoadModel,
     LoadProgress,
     ModelLoaded,
@@ -143,8 +141,9 @@ class Loop:
                     self._attempt(command, lambda: self._join(command), f"{command.model.id} cannot be loaded")
             case UnloadModel():
                 self._attempt(command, lambda: self._unload(command), f"{command.model_id} cannot be unloaded")
-            case KeepModel():
-                self._keep(command)
+            case KeepModels():
+                self._pool.keep(command)
+                self._show()
             case ClearPrefixes():
                 self._pool.clear_prefixes()
                 self._show()
@@ -180,9 +179,9 @@ class Loop:
                 message = f"{line} requests wait for {model_id} to be loaded; try again in a moment"
                 raise QueueFull(message, retry_after_seconds=LOADING_RETRY_SECONDS)
         for _ in range(leases):
-            self._pool.acquire(command.model)
-        if isinstance(command, Submission) and command.leaves:
-            self._pool.leave(model_id)
+            self._pool.acquire(command.model, command.stay)
+        if isinstance(command, LoadModel):
+            self._pool.use(command.model)
         served = self._serve(model_id)
         served.join(command)
         if (engine := self._pool.engine(model_id)) is not None and (loads := served.open(engine)):
@@ -193,13 +192,6 @@ class Loop:
         self._show()
         for load in loads:
             self._send(ModelLoaded(id=load.id, model_id=load.model.id, seconds=seconds))
-
-    def _keep(self, command: KeepModel) -> None:
-        if command.pinned is not None:
-            self._pool.pin(command.model_id, command.pinned)
-        if command.idle_seconds is not None:
-            self._pool.set_idle(command.model_id, command.idle_seconds if command.idle_seconds >= 0 else None)
-        self._show()
 
     def _unload(self, command: UnloadModel) -> None:
         self._pool.unload(command.model_id)
@@ -276,7 +268,7 @@ class Loop:
             peak_bytes=peak,
             memory_pressure=self._pool.pressure,
         )
-        if self._shown is not None and _timeless(snapshot) == _timeless(self._shown):
+        if snapshot == self._shown:
             return None
         self._shown = snapshot
         return snapshot
@@ -337,9 +329,3 @@ def is_relief_due(pressure: Pressure, relieved: Pressure, seconds: float) -> boo
     has risen, else every `RELIEF_SECONDS` while it lasts."""
     is_worse = PRESSURES.index(pressure) > PRESSURES.index(relieved)
     return pressure != "normal" and (is_worse or seconds >= RELIEF_SECONDS)
-
-
-def _timeless(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot without values that change merely with time."""
-    models = tuple(msgspec.structs.replace(model, idle_seconds=0.0) for model in snapshot.models)
-    return msgspec.structs.replace(snapshot, models=models)

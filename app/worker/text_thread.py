@@ -20,7 +20,7 @@ from app.core.messages import (
     Command,
     Event,
     Generate,
-    KeepModel,
+    KeepModels,
     LoadModel,
     PromptTold,
     ReadPrompt,
@@ -119,7 +119,7 @@ class TextThread:
                 self._read_prompt(command)
             case Cancel() if command.id in self._answers:
                 self._with_answer(command.id, Answer.cancel)
-            case Cancel() | LoadModel() | KeepModel() | UnloadModel() | ClearPrefixes():
+            case Cancel() | LoadModel() | KeepModels() | UnloadModel() | ClearPrefixes():
                 self._post(command)
             case Shutdown():
                 again = self._drain_until is not None  # the second one means now

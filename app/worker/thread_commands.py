@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass
 
-from app.core.messages import Cancel, ClearPrefixes, KeepModel, LoadModel, ModelSpecification, UnloadModel
+from app.core.messages import (
+    UNSAID,
+    Cancel,
+    ClearPrefixes,
+    KeepModels,
+    LoadModel,
+    ModelSpecification,
+    Stay,
+    UnloadModel,
+)
 from app.core.request import Request
 
 
@@ -13,7 +22,7 @@ class Submission:
     id: str
     model: ModelSpecification
     requests: tuple[Request, ...]
-    leaves: bool = False
+    stay: Stay = UNSAID
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +30,7 @@ class Halt:
     """End the loop; every event was sent."""
 
 
-LoopCommand = Submission | Cancel | LoadModel | KeepModel | UnloadModel | ClearPrefixes | Halt
+LoopCommand = Submission | Cancel | LoadModel | KeepModels | UnloadModel | ClearPrefixes | Halt
 """Command for the MLX thread."""
 
 

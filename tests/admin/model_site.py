@@ -11,6 +11,7 @@ import httpx2
 from app.admin.context import AdminContext
 from app.core.errors import InsufficientMemory, ModelInUse
 from app.core.messages import (
+    UNSAID,
     Accepted,
     Delta,
     Finished,
@@ -20,13 +21,14 @@ from app.core.messages import (
     ModelSpecification,
     Ready,
     Snapshot,
+    Stay,
 )
 from app.core.statistics import MethodStatistics, Statistics
 from app.main import admin_context, build, measured_in
 from app.models.catalog import FolderCatalog, default_catalog
 from app.serving.context import Activity, Context
 from app.serving.live_settings import LiveSettings
-from app.serving.resolver import IdleLimit, Resolver
+from app.serving.resolver import Resolver
 from app.settings import Settings
 from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
@@ -52,14 +54,13 @@ class PacedWorker(FakeWorker):
         """While it is set and clear, no answer begins."""
         self._time = time
 
-    async def load(self, model: ModelSpecification) -> ModelLoaded:
+    async def load(self, model: ModelSpecification, stay: Stay = UNSAID) -> ModelLoaded:
         if self.in_use:
             raise ModelInUse("it is in use", retry_after_seconds=1)
         methods = (*(draft.method for draft in model.drafts), "ngram")
         held = LoadedModel(
-            id=model.id,
+            unit=model,
             state="ready",
-            drafts=model.drafts,
             methods=tuple(each for each in methods if not model.methods or each in model.methods),
             longest_drafts={"dflash": 7},
             cache_families=("trim",),
@@ -67,7 +68,7 @@ class PacedWorker(FakeWorker):
         )
         others = tuple(each for each in self.snapshot.models if each.id != model.id)
         self.snapshot = Snapshot(models=(*others, held))
-        return await super().load(model)
+        return await super().load(model, stay)
 
     async def unload(self, model_id: str) -> None:
         if self.in_use:
@@ -134,7 +135,6 @@ def make_model_site(home: Path, *, catalog: FolderCatalog | None = None, **setti
         worker=worker,
         resolver=resolver,
         activity=Activity(lambda: live.current.max_requests),
-        idle=IdleLimit(worker, resolver, live),
         clock=time,
     )
     return ModelSite(admin_context(context, store), worker, catalog)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from app.admin.connect import AGENT_SNIPPETS, KEY_VARIABLE, SNIPPETS, ClientTarget
-from app.core.messages import LoadedModel, Snapshot
+from app.core.messages import Snapshot
 from tests.admin.test_frame import HOSTILE, OWN, get
 from tests.api.fakes import make_site, model
+from tests.loaded import loaded
 
 pytestmark = pytest.mark.anyio
 
@@ -87,7 +88,7 @@ def test_every_snippet_is_looked_at() -> None:
 
 async def told(wanted: str = "", **site: Any) -> dict[str, Any]:
     made = make_site(**site)
-    made.worker.snapshot = Snapshot(models=tuple(LoadedModel(id=name, state="ready") for name in ("b", "c", "d")))
+    made.worker.snapshot = Snapshot(models=tuple(loaded(name) for name in ("b", "c", "d")))
     response = await made.client.get("/admin/api/connect", params={"model": wanted}, headers=OWN)
     answer: dict[str, Any] = response.json()
     return answer

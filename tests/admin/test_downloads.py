@@ -14,20 +14,21 @@ import pytest
 
 from app.admin.downloading import Downloads
 from app.core.download import Download
-from app.core.messages import DraftSpecification, LoadedModel, Ready, Snapshot
+from app.core.messages import DraftSpecification, Ready, Snapshot
 from app.hub.hub_files import Hub, HubToken
 from app.hub.hub_search import FoundRepository, search
 from app.main import admin_context, build
 from app.models.catalog import FolderCatalog
 from app.serving.context import Activity, Context
 from app.serving.live_settings import LiveSettings
-from app.serving.resolver import IdleLimit, Resolver
+from app.serving.resolver import Resolver
 from app.settings import Settings
 from app.store.rows import DownloadRows
 from app.store.store import FILE_NAME, Store
 from tests.api.fakes import FakeKeeper, FakeWorker
 from tests.hub.queue import model_files
 from tests.hub.stand_in import StandInHub, stand_in_hub
+from tests.loaded import loaded
 
 pytestmark = pytest.mark.anyio
 
@@ -74,9 +75,7 @@ async def site(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch)
     worker.ready_info = Ready(process_id=1, device="cpu", memory_ceiling_bytes=16_000_000_000)
     resolver = Resolver(live, FolderCatalog([settings.downloads_path], refresh_seconds=1e9), worker)
     activity = Activity(lambda: live.current.max_requests)
-    context = Context(
-        live=live, worker=worker, resolver=resolver, activity=activity, idle=IdleLimit(worker, resolver, live)
-    )
+    context = Context(live=live, worker=worker, resolver=resolver, activity=activity)
     store = Store(tmp_path / FILE_NAME)
     arrived: list[Download] = []
 
@@ -170,13 +169,10 @@ def _search(hub: Hub) -> list[FoundRepository]:
 async def test_a_model_in_use_or_of_somebody_else_is_not_deleted(site: DownloadSite) -> None:
     await site.call("POST", "/admin/api/downloads", {"repository": ID}, 202)
     await site.until("done")
-    for loaded in (
-        LoadedModel(id=ID, state="ready"),
-        LoadedModel(id="main", state="ready", drafts=(DraftSpecification(ID, ""),)),
-    ):
-        site.worker.snapshot = Snapshot(models=(loaded,))
+    for held in (loaded(ID), loaded("main", DraftSpecification(ID, ""))):
+        site.worker.snapshot = Snapshot(models=(held,))
         error = (await site.call("DELETE", f"/admin/api/files/{ID}", {}, 409))["error"]
-        assert (error["code"], loaded.id in error["message"]) == ("model_in_use", True)
+        assert (error["code"], held.id in error["message"]) == ("model_in_use", True)
     site.worker.snapshot = Snapshot()
     (site.downloads.folder / ID / ".paceline.json").unlink()
     assert (await site.call("DELETE", f"/admin/api/files/{ID}", {}, 409))["error"]["code"] == "not_downloaded"

@@ -8,12 +8,13 @@ import httpx2
 import pytest
 
 from app.admin.templating import POLICY, THEMES
-from app.core.messages import LoadedModel, Snapshot
+from app.core.messages import Snapshot
 from app.core.reason import Reason
 from app.i18n import read_words
 from app.settings import Settings
 from tests.admin.pseudo import OPEN, write_pseudo_locale
 from tests.api.fakes import Site, make_site, model
+from tests.loaded import loaded
 
 pytestmark = pytest.mark.anyio
 
@@ -116,8 +117,8 @@ async def test_navigation_says_where_one_is() -> None:
 async def test_names_of_models_are_text_everywhere(path: str, name: str) -> None:
     async def page_of(name: str) -> str:
         site = make_site(api_key="k", models=(model(name),))
-        loaded = LoadedModel(id=name, state="ready", unavailable={"mtp": Reason("cannot_draft", {"detail": name})})
-        site.worker.snapshot = Snapshot(models=(loaded,))
+        held = loaded(name, unavailable={"mtp": Reason("cannot_draft", {"detail": name})})
+        site.worker.snapshot = Snapshot(models=(held,))
         site.worker.quarantined = {name: Reason("drafters", {"detail": name})}
         return (await get(site, path)).text
 

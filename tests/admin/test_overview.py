@@ -6,7 +6,7 @@ import pytest
 
 from app.admin.live import LiveFeed
 from app.core.errors import StoreUnavailable
-from app.core.messages import Delta, DraftSpecification, LoadedModel, LoadProgress, Ready, Snapshot
+from app.core.messages import Delta, DraftSpecification, LoadProgress, Ready, Snapshot
 from app.core.reason import Reason
 from app.main import build
 from app.serving.measurements import Pace
@@ -14,6 +14,7 @@ from app.store.rows import RequestHistory
 from tests.admin.signing import Time
 from tests.admin.test_frame import OWN, get, script_data
 from tests.api.fakes import Site, make_site
+from tests.loaded import loaded
 
 pytestmark = pytest.mark.anyio
 
@@ -24,13 +25,10 @@ def site() -> Site:
     site.worker.ready_info = Ready(process_id=1, device="Apple M9", memory_ceiling_bytes=8_000_000_000)
     site.worker.snapshot = Snapshot(
         models=(
-            LoadedModel(
-                id="demo-main",
-                state="ready",
-                drafts=(
-                    DraftSpecification("demo-draft", "/private/draft"),
-                    DraftSpecification("demo-main", "/private/main", "mtp"),
-                ),
+            loaded(
+                "demo-main",
+                DraftSpecification("demo-draft", "/private/draft"),
+                DraftSpecification("demo-main", "/private/main", "mtp"),
                 weights_bytes=3_000,
                 methods=("draft_model", "ngram"),
                 unavailable={"eagle3": Reason("cannot_draft", {"detail": "no drafter fits"})},

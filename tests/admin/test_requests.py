@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.core.errors import ModelUnavailable
-from app.core.messages import Accepted, Delta, Finished, Generate, LoadedModel, LoadProgress, Snapshot
+from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress, Snapshot
 from app.core.reason import Reason
 from app.core.request import Past
 from app.main import create_app
@@ -23,6 +23,7 @@ from app.store.rows import RequestHistory, StoredSettings
 from app.store.store import FILE_NAME, Store
 from tests.admin.test_frame import HOSTILE, OWN, get, script_data
 from tests.api.fakes import MODELS, USAGE, FakeCatalog, FakeWorker, Site, failing, make_site, say_hello, served
+from tests.loaded import loaded
 
 pytestmark = pytest.mark.anyio
 
@@ -92,8 +93,8 @@ async def test_a_running_request_tells_its_phase_and_how_far_it_is(site: Site) -
     site.worker.progress = {}
     await steps.go(Accepted(id=name, prompt_tokens=40))
     assert (await now())["phase"] == "queued"
-    loaded = LoadedModel(id="demo-main", state="ready", reading={f"{name}#0": 10, "another#0": 3})
-    site.worker.snapshot = Snapshot(models=(loaded,))
+    held = loaded("demo-main", reading={f"{name}#0": 10, "another#0": 3})
+    site.worker.snapshot = Snapshot(models=(held,))
     told = await now()
     assert (told["phase"], told["progress"], told["read_tokens"], told["prompt_tokens"]) == ("prefill", 0.25, 10, 40)
     await steps.go(Delta(id=name, index=0, text="a", tokens=4, drafted=4, accepted=3, method="draft_model"))

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 from fastapi.routing import iter_route_contexts
 
+from app.core.messages import UNSAID
 from app.serving.auth import COOKIE
 from tests.admin.signing import PASSWORD, SignInSite, make_sign_in_site
 
@@ -287,7 +288,8 @@ async def test_a_key_for_inference_changes_nothing_that_is_in_memory_for_everybo
         headers = {"x-api-key": site.key("inference")}
         response = await site.browser().post("/api/generate", json=body | {"stream": False}, headers=headers)
         assert response.status_code == status, response.text
-    assert site.site.worker.kept == site.site.worker.unloads == []
+    assert [command.stay for command in site.site.worker.commands] == [UNSAID]
+    assert site.site.worker.unloads == []
     for path in ("/api/load", "/api/unload"):
         response = await site.browser().post(path, json=bodies[0], headers={"x-api-key": site.key("admin")})
         assert response.status_code == 200, response.text

@@ -1,5 +1,6 @@
 """The settings page and its routes: the same settings as the terminal's, each saying when it is felt."""
 
+import asyncio
 import itertools
 import json
 import re
@@ -10,13 +11,14 @@ import pytest
 
 from app.admin.settings_routes import OPTION_WORDS
 from app.core.errors import ModelInUse
-from app.core.messages import LoadedModel, Snapshot
+from app.core.messages import USUAL_STAY, Snapshot, Stay
 from app.model_settings import ModelSettings
 from app.models.drafters import METHOD_NAMES
 from app.serving.live_settings import OWN_CATALOGS
 from app.settings import SECTIONS, Settings, TakesEffect
 from tests.admin.signing import SignInSite, make_sign_in_site
 from tests.api.fakes import chat_body
+from tests.loaded import loaded
 
 pytestmark = pytest.mark.anyio
 ADDRESS = "/admin/api/settings"
@@ -199,7 +201,7 @@ async def test_keys_and_values_are_quantised_as_the_api_or_the_page_says(
     site: SignInSite, client: httpx2.AsyncClient, bits: int | str
 ) -> None:
     """A form sends text, programs a number; the page says where it has no effect."""
-    site.site.worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready"),))
+    site.site.worker.snapshot = Snapshot(models=(loaded("demo-main"),))
     changed = (await client.patch(MODEL, json={"kv_bits": bits, "kv_bits_from": 0})).json()
     row = by_name(changed["settings"])["kv_bits"]
     assert (row["value"], row["options"], changed["reload"]) == (8, ["8", "4"], "needed")
@@ -211,7 +213,7 @@ async def test_keys_and_values_are_quantised_as_the_api_or_the_page_says(
 
 async def test_a_reload_is_offered_done_or_too_early(site: SignInSite, client: httpx2.AsyncClient) -> None:
     worker = site.site.worker
-    worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready"),))
+    worker.snapshot = Snapshot(models=(loaded("demo-main"),))
     assert (await client.patch(MODEL, json={"num_draft_tokens": 3})).json()["reload"] == "needed"
     assert (await client.patch(MODEL, json={"num_draft_tokens": 4, "reload": True})).json()["reload"] == "done"
     assert worker.unloads == ["demo-main"]
@@ -222,8 +224,9 @@ async def test_a_reload_is_offered_done_or_too_early(site: SignInSite, client: h
 
     worker.unload = refuse  # type: ignore[method-assign]
     assert (await client.patch(MODEL, json={"num_draft_tokens": 5, "reload": True})).json()["reload"] == "busy"
-    made = site.site.context.resolver.resolve("demo-main")
-    assert made.num_draft_tokens == 5
+    resolver = site.site.context.resolver
+    assert resolver.resolve("demo-main").num_draft_tokens is None, "as it is in memory"
+    assert resolver.planned(resolver.main("demo-main")).num_draft_tokens == 5
 
 
 async def test_usual_values_are_used_where_the_request_says_nothing(
@@ -266,18 +269,18 @@ async def test_an_alias_is_shown_and_found_everywhere(site: SignInSite, client: 
 
 
 async def test_pins_and_idle_times_are_felt_at_load_and_now(site: SignInSite, client: httpx2.AsyncClient) -> None:
-    worker, context = site.site.worker, site.site.context
-    await site.browser().post("/v1/chat/completions", json=chat_body())
-    worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready"),))
-    for body, told in (
-        ({"pinned": True}, (True, None)),
-        ({"pinned": None, "idle_seconds": 60}, (False, 60)),
-        ({"idle_seconds": None}, (None, 3600.0)),
-    ):
-        await client.patch(MODEL, json=body)
-        context.idle.on_settings_changed()
-        assert worker.kept[-1] == ("demo-main", *told), body
-    assert worker.loads == [], "a model that went meanwhile stays away"
+    worker, stay = site.site.worker, USUAL_STAY
+    async with site.site.app.router.lifespan_context(site.site.app):
+        for body, pinned, idle_seconds in (
+            ({"pinned": True}, True, 3600.0),
+            ({"pinned": None, "idle_seconds": 60}, False, 60.0),
+            ({"idle_seconds": None}, False, 3600.0),
+        ):
+            await client.patch(MODEL, json=body)
+            await asyncio.sleep(0)
+            stay = worker.kept.of("demo-main")
+            assert stay == Stay(pinned=pinned, idle_seconds=idle_seconds), body
+    assert worker.loads == [], "telling it loads nothing"
 
 
 async def test_a_profile_is_made_and_unmade_by_what_is_set_for_it(client: httpx2.AsyncClient) -> None:

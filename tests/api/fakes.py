@@ -18,17 +18,21 @@ from fastapi import FastAPI
 
 from app.core.errors import InvalidRequest, ModelNotFound, PacelineError
 from app.core.messages import (
+    UNSAID,
     Accepted,
     Delta,
     Event,
     Finished,
     Generate,
+    KeepModels,
+    LoadedModel,
     LoadProgress,
     ModelLoaded,
     ModelSpecification,
     PromptTold,
     Ready,
     Snapshot,
+    Stay,
     TokenText,
 )
 from app.core.reason import NO_REASON, Reason
@@ -39,7 +43,7 @@ from app.models.catalog import CatalogModel, FolderCatalog
 from app.serving.connection import DeadlineProtocol
 from app.serving.context import Activity, Context
 from app.serving.live_settings import LiveSettings
-from app.serving.resolver import IdleLimit, Resolver
+from app.serving.resolver import Resolver
 from app.serving.server import DrainingServer, bind, serve_config
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
@@ -122,7 +126,11 @@ class FakeWorker:
         self._saying: dict[str, asyncio.Task[None]] = {}
         self._telling: set[asyncio.Task[None]] = set()
         self.loads: list[ModelSpecification] = []
-        self.kept: list[tuple[str, bool | None, float | None]] = []
+        self.stays: list[Stay] = []
+        """How long each load is to stay."""
+        self.kept = KeepModels()
+        self.coming: dict[str, ModelSpecification] = {}
+        """Units on their way into memory."""
         self.unloads: list[str] = []
         self.listeners: list[Callable[[Event], None]] = []
         self.changed = asyncio.Condition()
@@ -182,11 +190,19 @@ class FakeWorker:
     async def wait_cancelled(self, count: int = 1) -> None:
         await self.wait_for(lambda: len(self.cancelled) >= count)
 
-    def keep(self, model_id: str, *, pinned: bool | None, idle_seconds: float | None) -> None:
-        self.kept.append((model_id, pinned, idle_seconds))
+    def keep(self, settings: KeepModels) -> None:
+        self.kept = settings
 
-    async def load(self, model: ModelSpecification) -> ModelLoaded:
+    def loaded(self) -> dict[str, LoadedModel]:
+        return {model.id: model for model in self.snapshot.models}
+
+    def unit(self, model_id: str) -> ModelSpecification | None:
+        loaded = self.loaded().get(model_id)
+        return loaded.unit if loaded is not None else self.coming.get(model_id)
+
+    async def load(self, model: ModelSpecification, stay: Stay = UNSAID) -> ModelLoaded:
         self.loads.append(model)
+        self.stays.append(stay)
         await self.tell()
         return ModelLoaded(id="load", model_id=model.id, seconds=1.5)
 
@@ -351,7 +367,6 @@ def make_site(
         worker=worker,
         resolver=resolver,
         activity=Activity(lambda: live.current.max_requests),
-        idle=IdleLimit(worker, resolver, live),
         **(context or {}),
     )
     store = Store(chosen.home / FILE_NAME)

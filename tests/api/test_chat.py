@@ -5,9 +5,10 @@ import json
 import pytest
 
 from app.core.errors import InvalidSetting
-from app.core.messages import DraftSpecification, LoadedModel, Snapshot
+from app.core.messages import DraftSpecification, Snapshot
 from app.core.request import SpeculationRequest
 from tests.api.fakes import DRAFTERS, FOLDERS, Site, chat_body, frames, make_site, names_of
+from tests.loaded import loaded
 
 pytestmark = pytest.mark.anyio
 
@@ -244,7 +245,7 @@ async def test_a_drafter_that_is_named_is_the_only_one_that_may_draft() -> None:
     site = make_site(models=DRAFTERS)
     assert (await site.chat(draft_model="demo-main-dflash+demo-draft")).status_code == 200
     drafts = site.worker.commands[0].model.drafts
-    site.worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready", drafts=drafts),))
+    site.worker.snapshot = Snapshot(models=(loaded("demo-main", *drafts),))
     for length in (None, 3):
         assert (await site.chat(draft_model="demo-draft", num_draft_tokens=length)).status_code == 200
         command = site.worker.commands[-1]

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
-from app.core.messages import DraftSpecification, LoadedModel, LoadProgress, Snapshot
+from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification, Snapshot
 from app.models.safe_files import TensorInfo
 from app.serving.resolver import Resolver
 from tests.api.fakes import DRAFTERS, FOLDERS, MODELS, Site, drafter, make_site, model, names_of
+from tests.loaded import loaded
 
 
 def resolver(models: Any = MODELS, **settings: Any) -> Resolver:
@@ -44,7 +45,7 @@ def test_no_model_named(absent: str | None) -> None:
     assert resolver(default_model="org/other").resolve(absent).id == "org/other"
     assert resolver(models=(model("one"), MODELS[0], MODELS[3])).resolve(absent).id == "one"
     site = make_site()
-    site.worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready"),))
+    site.worker.snapshot = Snapshot(models=(loaded("demo-main"),))
     assert site.context.resolver.resolve(absent).id == "demo-main"
 
 
@@ -80,16 +81,16 @@ def test_a_configured_draft_that_cannot_be_used_is_left_out_with_its_reason(draf
         resolver(drafts=drafts).resolve("demo-main", method="draft_model")
 
 
-def load(site: Site, *drafts: DraftSpecification) -> None:
-    """The worker has loaded demo-main with these drafters."""
-    site.worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready", drafts=drafts),))
+def load(site: Site, unit: ModelSpecification) -> None:
+    """The worker has loaded this unit."""
+    site.worker.snapshot = Snapshot(models=(LoadedModel(unit=unit, state="ready"),))
 
 
 def test_a_loaded_unit_keeps_its_drafters() -> None:
     site = make_site()
-    load(site)
-    loaded = site.context.resolver.resolve("demo-main", "off")
-    assert site.context.resolver.resolve("demo-main") == loaded, "loaded without a draft, used without a draft"
+    alone = site.context.resolver.resolve("demo-main", "off")
+    load(site, alone)
+    assert site.context.resolver.resolve("demo-main") is alone, "loaded without a draft, used without a draft"
     assert names_of(site.context.resolver.resolve("demo-main", "demo-draft")) == ["demo-draft"]
     site.worker.snapshot = Snapshot()
     assert names_of(site.context.resolver.resolve("demo-main")) == ["demo-draft"], "unloaded: the usual one again"
@@ -97,19 +98,17 @@ def test_a_loaded_unit_keeps_its_drafters() -> None:
 
 def test_a_unit_that_loads_keeps_its_drafters() -> None:
     site = make_site()
-    site.context.resolver.resolve("demo-main", "off")
-    site.worker.progress["demo-main"] = LoadProgress(model_id="demo-main", phase="weights", fraction=0.1)
+    site.worker.coming["demo-main"] = site.context.resolver.resolve("demo-main", "off")
     assert site.context.resolver.resolve("demo-main").drafts == ()
 
 
 def test_a_loaded_unit_serves_a_request_that_names_one_of_its_drafters() -> None:
     site = make_site(models=DRAFTERS)
-    loaded = site.context.resolver.resolve("demo-main", "demo-main-dflash+demo-draft")
-    assert names_of(loaded) == ["demo-main-dflash", "demo-draft"]
-    load(site, *loaded.drafts)
-    assert site.context.resolver.resolve("demo-main", "demo-draft") is loaded
+    both = site.context.resolver.resolve("demo-main", "demo-main-dflash+demo-draft")
+    assert names_of(both) == ["demo-main-dflash", "demo-draft"]
+    load(site, both)
+    assert site.context.resolver.resolve("demo-main", "demo-draft") is both
     assert names_of(site.context.resolver.resolve("demo-main", "demo-main-eagle3")) == ["demo-main-eagle3"]
-    load(site, *loaded.drafts)
     assert names_of(site.context.resolver.resolve("demo-main", "off")) == [], "off is another unit"
 
 
@@ -119,17 +118,17 @@ def test_a_loaded_unit_serves_a_request_that_names_one_of_its_drafters() -> None
 def test_what_is_loaded_by_hand_has_the_drafters_named_and_no_others() -> None:
     site = make_site(models=DRAFTERS)
     both = site.context.resolver.resolve_load("demo-main", "demo-main-dflash+demo-draft")
-    load(site, *both.drafts)
+    load(site, both)
     assert site.context.resolver.resolve_load("demo-main", None) is both
     alone = site.context.resolver.resolve_load("demo-main", "demo-draft")
     assert names_of(alone) == ["demo-draft"]
-    load(site, *alone.drafts)
+    load(site, alone)
     assert site.context.resolver.resolve("demo-main") is alone
 
 
 def test_a_drafter_and_a_method_that_it_does_not_draft_by_are_refused() -> None:
     site = make_site(models=DRAFTERS)
-    load(site, *site.context.resolver.resolve("demo-main", "demo-main-dflash+demo-draft").drafts)
+    load(site, site.context.resolver.resolve("demo-main", "demo-main-dflash+demo-draft"))
     for method in ("draft_model", "ngram", "mtp"):
         with pytest.raises(SpeculationUnavailable, match=f"demo-main-dflash does not draft by {method}"):
             site.context.resolver.resolve("demo-main", "demo-main-dflash", method=method)
@@ -165,12 +164,12 @@ def test_the_best_drafter_is_the_usual_one_and_a_named_method_adds_its_own() -> 
     site = make_site(models=DRAFTERS)
     usual = site.context.resolver.resolve("demo-main")
     assert names_of(usual) == ["demo-main-dflash"]
-    load(site, *usual.drafts)
+    load(site, usual)
     assert site.context.resolver.resolve("demo-main", method="ngram") is usual
     assert site.context.resolver.resolve("demo-main", method="dflash") is usual
     more = site.context.resolver.resolve("demo-main", method="draft_model")
     assert names_of(more) == ["demo-main-dflash", "demo-draft"], "best first"
-    load(site, *more.drafts)
+    load(site, more)
     assert site.context.resolver.resolve("demo-main") is more
     with pytest.raises(SpeculationUnavailable, match="no mtp drafter on this computer fits demo-main") as refusal:
         site.context.resolver.resolve("demo-main", method="mtp")
@@ -189,8 +188,7 @@ def test_a_named_method_does_not_overrule_the_drafters_that_were_chosen() -> Non
     with pytest.raises(SpeculationUnavailable, match="demo-draft does not draft by dflash"):
         resolver(DRAFTERS).resolve("demo-main", "demo-draft", method="dflash")
     site = make_site(models=DRAFTERS)
-    site.context.resolver.resolve("demo-main", "off")
-    load(site)
+    load(site, site.context.resolver.resolve("demo-main", "off"))
     with pytest.raises(SpeculationUnavailable, match="turned off"):
         site.context.resolver.resolve("demo-main", method="dflash")
 
@@ -201,6 +199,6 @@ def test_the_head_inside_a_checkpoint_is_named_by_the_model() -> None:
     site = make_site(models=(main, model("demo-main")))
     with pytest.raises(SpeculationUnavailable, match="cannot draft for demo-main"):
         resolver((model("demo-main"),)).resolve("demo-main", "demo-main")
-    loaded = LoadedModel(id=main.id, state="ready", drafts=(DraftSpecification(main.id, "", "mtp"),))
-    site.worker.snapshot = Snapshot(models=(loaded,))
-    assert site.context.resolver.entry(main).drafts == loaded.drafts
+    held = loaded(main.id, DraftSpecification(main.id, "", "mtp"))
+    site.worker.snapshot = Snapshot(models=(held,))
+    assert site.context.resolver.entry(main).drafts == held.unit.drafts

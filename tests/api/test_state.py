@@ -5,28 +5,31 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from app.core.errors import InvalidRequest, ModelInUse, WorkerGone
 from app.core.messages import (
+    UNSAID,
     Accepted,
     DraftSpecification,
     Generate,
     Heartbeat,
-    LoadedModel,
+    KeepModels,
     LoadProgress,
     Snapshot,
+    Stay,
     TextWork,
 )
 from app.core.reason import Reason
 from tests.api.fakes import DRAFTERS, FOLDERS, Site, chat_body, failing, make_site
+from tests.loaded import loaded
 
 pytestmark = pytest.mark.anyio
 
-LOADED = LoadedModel(
-    id="demo-main",
-    state="ready",
-    drafts=(DraftSpecification("demo-draft", "/private/draft"),),
+LOADED = loaded(
+    "demo-main",
+    DraftSpecification("demo-draft", "/private/draft"),
     weights_bytes=1000,
     cache_bytes=200,
     prefix_cache_bytes=30,
@@ -194,9 +197,8 @@ async def test_labels_stay_bounded(site: Site) -> None:
 
 
 async def test_ps_tells_clients_of_ollama_what_is_loaded() -> None:
-    site = make_site(idle_seconds=90)
-    loading = LoadedModel(id="org/other", state="loading")
-    site.worker.snapshot = Snapshot(models=(LOADED, loading))
+    site = make_site(context={"clock": lambda: 100.0})
+    site.worker.snapshot = Snapshot(models=(LOADED, loaded("org/other", state="loading")))
     (model,) = (await site.client.get("/api/ps")).json()["models"]
     assert (model["name"], model["model"], model["context_length"]) == ("demo-main", "demo-main", 2048)
     assert (model["size"], model["size_vram"]) == (1200, 1200)
@@ -205,11 +207,11 @@ async def test_ps_tells_clients_of_ollama_what_is_loaded() -> None:
         (model,) = (await site.client.get("/api/ps")).json()["models"]
         return (datetime.fromisoformat(model["expires_at"]) - datetime.now(UTC)).total_seconds()
 
-    assert 60 < await seconds_left() <= 90
-    await site.client.post("/api/load", json={"model": "demo-main", "ttl": 900})
-    assert 800 < await seconds_left() <= 900
-    for pinned in (LoadedModel(id="demo-main", state="ready", pinned=True),):
-        site.worker.snapshot = Snapshot(models=(pinned,))
+    for used, leases, left in ((100.0, 0, 3600), (90.0, 0, 3590), (10.0, 1, 3600)):
+        site.worker.snapshot = Snapshot(models=(loaded("demo-main", last_used=used, leases=leases),))
+        assert left - 5 < await seconds_left() <= left
+    for stay in (Stay(pinned=True, idle_seconds=60.0), Stay(pinned=False, idle_seconds=-1.0)):
+        site.worker.snapshot = Snapshot(models=(msgspec.structs.replace(LOADED, stay=stay),))
         assert await seconds_left() > 365 * 86400
 
 
@@ -243,14 +245,13 @@ async def test_load_and_unload(site: Site) -> None:
     }
     (specification,) = site.worker.loads
     assert specification.drafts == (DraftSpecification("demo-draft", str(FOLDERS / "demo-draft")),)
-    assert site.worker.kept == [("demo-main", True, 60)]
     await site.client.post("/api/load", json={"model": "demo-main", "draft": "off", "ttl": -1})
     assert site.worker.loads[1].drafts == ()
-    assert site.worker.kept[1] == ("demo-main", None, -1), "never"
-    for loaded in ((LOADED,), ()):
-        site.worker.snapshot = Snapshot(models=loaded)
+    assert site.worker.stays == [Stay(pinned=True, idle_seconds=60), Stay(idle_seconds=-1)], "never"
+    for held in ((LOADED,), ()):
+        site.worker.snapshot = Snapshot(models=held)
         answer = (await site.client.post("/api/unload", json={"model": "demo-main"})).json()
-        assert answer == {"model": "demo-main", "state": "available", "was_loaded": bool(loaded)}
+        assert answer == {"model": "demo-main", "state": "available", "was_loaded": bool(held)}
     assert site.worker.unloads == ["demo-main", "demo-main"]
     assert (await site.client.post("/api/unload", json={"model": "nothing"})).status_code == 404
     assert (await site.client.post("/api/load", json={"model": "nothing"})).status_code == 404
@@ -269,7 +270,7 @@ async def test_load_and_unload(site: Site) -> None:
     ],
 )
 async def test_a_model_in_use_is_a_conflict_on_every_route(site: Site, path: str, body: dict[str, Any]) -> None:
-    async def refuse(_model: object) -> Any:
+    async def refuse(*_asked: object) -> Any:
         raise ModelInUse("demo-main is in use: retry when its requests have finished", retry_after_seconds=3)
 
     site.worker.unload = site.worker.load = refuse  # type: ignore[method-assign]
@@ -319,25 +320,22 @@ async def test_every_request_may_say_how_long_its_model_stays(site: Site, path: 
     for given in [*(given for given, _ in stays), {"ttl": 60, "keep_alive": 0}]:
         answer = await site.client.post(path, json={"model": "demo-main"} | body | given)
         assert answer.status_code == 200, answer.text
-    assert [command.leaves for command in site.worker.commands] == [False] * len(stays) + [True]
-    assert site.worker.kept == [("demo-main", None, seconds) for _, seconds in stays]
+    said = [command.stay.idle_seconds for command in site.worker.commands]
+    assert said == [*(seconds for _, seconds in stays), 0]
     for wrong in ("soon", "1d", "", "1" * 60 + "x", True, [1]):
         answer = await site.client.post(path, json={"model": "demo-main"} | body | {"keep_alive": wrong})
         assert answer.status_code == 400, wrong
         assert "keep_alive" in answer.text
     await site.client.post(path, json={"model": "demo-main"} | body | {"keep_alive": None})
-    assert len(site.worker.kept) == len(stays)
+    assert site.worker.commands[-1].stay == UNSAID
 
 
-async def test_a_model_that_a_request_loaded_gets_the_idle_limit() -> None:
+async def test_settings_say_how_long_models_stay_where_no_request_does() -> None:
     site = make_site(idle_seconds=90)
     async with site.app.router.lifespan_context(site.app):
-        await site.chat()
-        await site.complete(model="org/other")
-        await site.client.post("/api/load", json={"model": "org/other", "ttl": 5})
-        for name in ("org/other", "demo-main"):
-            for phase in ("weights", "ready"):
-                for listener in site.worker.listeners:
-                    listener(LoadProgress(model_id=name, phase=phase, fraction=1.0))
-    assert site.worker.kept == [("org/other", None, 5), ("demo-main", None, 90)]
-    assert [each.id for each in site.worker.loads] == ["org/other"], "telling a limit loads nothing"
+        assert site.worker.kept == KeepModels(usual=Stay(pinned=False, idle_seconds=90.0))
+        site.context.live.change_model("demo-main", {"pinned": True}, "test")
+        await asyncio.sleep(0)
+        assert site.worker.kept.of("demo-main") == Stay(pinned=True, idle_seconds=90.0)
+        assert site.worker.kept.of("org/other") == Stay(pinned=False, idle_seconds=90.0)
+    assert site.worker.loads == [], "telling it loads nothing"

@@ -7,7 +7,7 @@ from typing import Any
 from mlx import nn
 
 from app.core.errors import ModelUnavailable
-from app.core.messages import ModelSpecification
+from app.core.messages import KeepModels, ModelSpecification, Stay
 from app.core.prefix_files import PrefixState
 from app.core.request import Request
 from app.core.step import EngineLimits, StepCost, StepPlan, StepResult
@@ -122,6 +122,14 @@ class World:
             reclaim=self.reclaim,
             **options,
         )
+
+
+def kept(pinned: str = "", usual: float = 3600.0, **idle_seconds: float) -> KeepModels:
+    """Settings that pin the models of these letters; `idle_seconds` by model."""
+    models = {name: Stay(pinned=True) for name in pinned} | {
+        name: Stay(pinned=name in pinned, idle_seconds=seconds) for name, seconds in idle_seconds.items()
+    }
+    return KeepModels(usual=Stay(pinned=False, idle_seconds=usual), models=models)
 
 
 def unit_of(spec: ModelSpecification, size: int) -> LoadedUnit:

@@ -4,13 +4,13 @@ import msgspec
 import pytest
 
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable
-from app.core.messages import DraftSpecification, LoadedModel, LoadProgress, ModelSpecification
+from app.core.messages import DraftSpecification, LoadedModel, LoadProgress, ModelSpecification, Stay
 from app.core.request import Quantisation
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed
 from app.models.footprint import RowSize
-from tests.engine.pool_world import SIZES, FakeEngine, World, drain, ready, specification
+from tests.engine.pool_world import SIZES, FakeEngine, World, drain, kept, ready, specification
 
 
 @pytest.fixture(name="world")
@@ -106,12 +106,12 @@ def test_a_leased_model_stays_although_an_idle_one_was_used_later(world: World) 
 
 def test_pinned_models_stay_and_waiting_would_not_help(world: World) -> None:
     pool = world.pool()
-    pool.pin("c", True)
+    pool.keep(kept("c"))
     ready(pool, "c")
     with pytest.raises(InsufficientMemory, match="unpin one") as caught:
         pool.acquire(specification("d"))
     assert caught.value.retry_after_seconds is None
-    pool.pin("c", False)
+    pool.keep(kept())
     pool.acquire(specification("d"))
     assert world.open == []
 
@@ -251,7 +251,7 @@ def test_any_other_setting_reloads_an_idle_model_and_is_told_to_wait_for_one_in_
 
 def test_a_pinned_model_may_reload_with_another_draft(world: World) -> None:
     pool = world.pool()
-    pool.pin("d", True)
+    pool.keep(kept("d"))
     ready(pool, "d")
     pool.acquire(specification("d", drafts=(DraftSpecification("x", "/models/x"),)))
     assert isinstance(drain(pool)[-1], Loaded)
@@ -322,25 +322,23 @@ def test_a_row_that_can_never_fit_is_told_with_the_figures(world: World) -> None
 
 
 def test_idle_models_expire_by_their_own_time(world: World) -> None:
-    pool = world.pool(default_idle_seconds=60.0)
+    pool = world.pool()
+    pool.keep(kept(usual=60.0, b=-1.0))
     ready(pool, "a", "b")
-    pool.set_idle("b", None)
     world.now = 59.0
     assert pool.expire() == []
     world.now = 61.0
     assert pool.expire() == [Evicted("a")]
-    pool.set_idle("b", 10.0)
-    pool.pin("b", True)
+    pool.keep(kept("b", b=10.0))
     assert pool.expire() == []
-    pool.pin("b", False)
+    pool.keep(kept(b=10.0))
     assert pool.expire() == [Evicted("b")]
     assert pool.snapshot() == ()
 
 
 def test_a_model_that_is_to_leave_after_its_answer_leaves_once(world: World) -> None:
-    pool = world.pool(default_idle_seconds=60.0)
-    pool.acquire(specification("a"))
-    pool.leave("a")
+    pool = world.pool()
+    pool.acquire(specification("a"), Stay(idle_seconds=0.0))
     drain(pool)
     assert pool.expire() == []
     pool.release("a")
@@ -349,8 +347,58 @@ def test_a_model_that_is_to_leave_after_its_answer_leaves_once(world: World) -> 
     assert pool.expire() == []
 
 
+def test_the_last_request_decides_how_long_a_model_stays(world: World) -> None:
+    pool = world.pool()
+    pool.acquire(specification("a"), Stay(idle_seconds=0.0))
+    pool.acquire(specification("a"), Stay(idle_seconds=600.0))
+    pool.acquire(specification("a"))
+    drain(pool)
+    for _ in range(3):
+        pool.release("a")
+    world.now = 599.0
+    assert pool.expire() == []
+    world.now = 600.0
+    assert pool.expire() == [Evicted("a")]
+
+
+def test_a_model_that_was_pinned_by_a_setting_stays_where_a_request_lets_it_go_and_leaves_without_the_pin(
+    world: World,
+) -> None:
+    pool = world.pool()
+    pool.keep(kept("a"))
+    pool.acquire(specification("a"), Stay(idle_seconds=0.0))
+    drain(pool)
+    pool.release("a")
+    assert pool.expire() == []
+    pool.keep(kept())
+    assert pool.expire() == [], "the changed setting is the last word"
+    world.now = 3600.0
+    assert pool.expire() == [Evicted("a")]
+
+
+def test_settings_of_another_model_leave_what_a_request_said(world: World) -> None:
+    pool = world.pool()
+    pool.acquire(specification("a"), Stay(idle_seconds=5.0))
+    drain(pool)
+    pool.release("a")
+    pool.keep(kept("b"))
+    world.now = 5.0
+    assert pool.expire() == [Evicted("a")]
+
+
+def test_values_that_no_engine_depends_on_change_without_a_reload(world: World) -> None:
+    pool = world.pool()
+    ready(pool, "a")
+    pool.use(specification("a", policy="off"))
+    assert pool.snapshot()[0].unit.policy == "off"
+    pool.use(specification("a", max_rows=3))
+    assert pool.snapshot()[0].unit.max_rows == specification("a").max_rows
+    assert world.loads == ["a"]
+
+
 def test_a_leased_model_never_expires(world: World) -> None:
-    pool = world.pool(default_idle_seconds=1.0)
+    pool = world.pool()
+    pool.keep(kept(usual=1.0))
     pool.acquire(specification("a"))
     drain(pool)
     world.now = 100.0
@@ -391,7 +439,7 @@ def test_a_model_in_use_is_not_unloaded(world: World) -> None:
     with pytest.raises(ModelInUse, match="in use by 1 requests"):
         pool.unload("a")
     pool.release("a")
-    pool.pin("a", True)
+    pool.keep(kept("a"))
     pool.unload("a")
     pool.unload("nobody")
     assert (world.open, world.loading) == ([], [])
@@ -400,21 +448,21 @@ def test_a_model_in_use_is_not_unloaded(world: World) -> None:
 
 def test_the_snapshot_tells_state_leases_and_bytes(world: World) -> None:
     pool = world.pool()
-    pool.pin("b", True)
+    pool.keep(kept("b"))
     ready(pool, "b")
     world.now = 7.0
     pool.acquire(specification("a", drafts=(DraftSpecification("x", "/x"),)))
     b, a = pool.snapshot()
     assert b == LoadedModel(
-        id="b",
+        unit=specification("b"),
         state="ready",
         weights_bytes=4,
         cache_families=("kv",),
         max_context_tokens=64,
-        pinned=True,
-        idle_seconds=7.0,
+        stay=Stay(pinned=True, idle_seconds=3600.0),
     )
-    assert (a.state, a.draft_ids, a.leases, a.idle_seconds) == ("loading", ("x",), 1, 0.0)
+    assert (b.idle_seconds(7.0), b.seconds_left(7.0)) == (7.0, None)
+    assert (a.state, a.draft_ids, a.leases, a.idle_seconds(9.0)) == ("loading", ("x",), 1, 0.0)
     assert pool.memory() == memory.readings()
 
 
@@ -427,7 +475,7 @@ def test_a_warning_of_the_system_halves_former_prompts_and_need_drops_them_with_
     pool.pressure = "warning"
     assert pool.relieve() == 1
     assert (engine.prefix_cache_bytes, world.open) == (1, ["a", "b"])
-    pool.pin("b", pinned=True)
+    pool.keep(kept("b"))
     pool.pressure = "critical"
     assert pool.relieve() == 1 + SIZES["a"]
     assert world.open == ["b"]

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
 )
 
 from app.core.errors import InsufficientMemory, ModelInUse, ModelUnavailable
-from app.core.messages import DraftSpecification
+from app.core.messages import USUAL_STAY, DraftSpecification, KeepModels, Stay
 from app.engine.pool import Evicted, LoadFailed, PoolEvent
 from tests.engine.pool_world import CEILING, SIZES, FakeEngine, World, drain, specification
 
@@ -26,9 +26,12 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World(dict(SIZES))
-        self.pool = self.world.pool(default_idle_seconds=30.0)
+        self.pool = self.world.pool()
         self.leases = dict.fromkeys(SIZES, 0)
-        self.pinned: set[str] = set()
+        self.settings = KeepModels(usual=Stay(pinned=False, idle_seconds=30.0))
+        self.pool.keep(self.settings)
+        self.said = dict.fromkeys(SIZES, USUAL_STAY)
+        """What the last word on each model in memory was."""
         self.protected: set[str] = set()
 
     @initialize(held=models, idle=st.lists(models, max_size=3))
@@ -38,16 +41,21 @@ class PoolMachine(RuleBasedStateMachine):
         for model in idle:
             self.serve_one(model)
 
-    @rule(model=models, drafted=st.booleans())
-    def acquire(self, model: str, drafted: bool) -> None:
+    @rule(model=models, drafted=st.booleans(), idle_seconds=st.none() | st.floats(-1, 60))
+    def acquire(self, model: str, drafted: bool, idle_seconds: float | None = None) -> None:
         self._protect()
+        stay = Stay(idle_seconds=idle_seconds)
+        was_here = model in self.pool._entries
         spec = specification(model, drafts=(DraftSpecification("x", "/x"),) if drafted else ())
         before = (sorted(self.world.open), sorted(self.world.loading))
         try:
-            self.pool.acquire(spec)
+            self.pool.acquire(spec, stay)
         except (InsufficientMemory, ModelInUse):
             assert (sorted(self.world.open), sorted(self.world.loading)) == before
         else:
+            if not was_here or Evicted(model) in self.pool._events:
+                self.said[model] = self.settings.of(model)
+            self.said[model] = stay.over(self.said[model])
             self.leases[model] += 1
         self._check_protected(except_for=model)
 
@@ -88,18 +96,14 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.cancel_load(model)
         assert self.leases[model] or model not in self.world.loading
 
-    @rule(model=models, pinned=st.booleans())
-    def pin(self, model: str, pinned: bool) -> None:
-        self.pool.pin(model, pinned)
-        (self.pinned.add if pinned else self.pinned.discard)(model)
-
-    @rule(model=models, seconds=st.none() | st.floats(0, 60))
-    def set_idle(self, model: str, seconds: float | None) -> None:
-        self.pool.set_idle(model, seconds)
-
-    @rule(model=models)
-    def leave(self, model: str) -> None:
-        self.pool.leave(model)
+    @rule(model=models, pinned=st.none() | st.booleans(), idle_seconds=st.none() | st.floats(-1, 60))
+    def change_settings(self, model: str, pinned: bool | None, idle_seconds: float | None) -> None:
+        before = self.settings.of(model)
+        models = self.settings.models | {model: Stay(pinned=pinned, idle_seconds=idle_seconds)}
+        self.settings = KeepModels(usual=self.settings.usual, models=models)
+        if self.settings.of(model) != before:
+            self.said[model] = self.settings.of(model)
+        self.pool.keep(self.settings)
 
     @rule(seconds=st.floats(0, 40))
     def expire(self, seconds: float) -> None:
@@ -108,6 +112,8 @@ class PoolMachine(RuleBasedStateMachine):
         evicted = [event for event in self.pool.expire() if isinstance(event, Evicted)]
         assert not any(self.leases[event.model_id] for event in evicted)
         self._check_protected()
+        for model in self.pool.snapshot():
+            assert model.leases or model.seconds_left(self.world.now) != 0
 
     @rule(model=models)
     def break_the_next_load(self, model: str) -> None:
@@ -139,6 +145,12 @@ class PoolMachine(RuleBasedStateMachine):
             entry = self.pool._entries.get(model)
             assert held == (entry.leases if entry else 0)
 
+    @invariant()
+    def the_last_word_on_a_stay_wins(self) -> None:
+        assert {model.id: model.stay for model in self.pool.snapshot()} == {
+            model.id: self.said[model.id] for model in self.pool.snapshot()
+        }
+
     def teardown(self) -> None:
         self._follow(drain(self.pool))
         for model, held in self.leases.items():
@@ -153,7 +165,8 @@ class PoolMachine(RuleBasedStateMachine):
                 self.leases[event.model_id] = 0
 
     def _protect(self) -> None:
-        kept = {model for model, held in self.leases.items() if held} | self.pinned
+        pinned = {model.id for model in self.pool.snapshot() if model.stay.pinned}
+        kept = {model for model, held in self.leases.items() if held} | pinned
         self.protected = kept & set(self.world.open)
 
     def _check_protected(self, except_for: str = "") -> None:

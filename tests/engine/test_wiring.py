@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from app.core.errors import ModelUnavailable
 from app.engine.pool import EnginePool, LoadFailed
 from app.engine.wiring import MetalDevice, WirableMemory, Wiring, wirable_from, wirable_memory
-from tests.engine.pool_world import SIZES, World, drain, ready, specification
+from tests.engine.pool_world import SIZES, World, drain, kept, ready, specification
 
 GB = 10**9
 ROOMY = WirableMemory(total_bytes=100 * GB, recommended_bytes=75 * GB)
@@ -61,7 +61,7 @@ def test_a_model_that_expires_is_let_go_too(world: World) -> None:
     pool = wired(world)
     ready(pool, "a")
     world.told.clear()
-    pool.leave("a")
+    pool.keep(kept(a=0.0))
     pool.expire()
     pool.expire()
     assert world.told == ["settle", "wire 0", "close a"]

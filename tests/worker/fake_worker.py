@@ -15,7 +15,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from app.core.messages import (
+    UNSAID,
     Accepted,
     Cancel,
     Command,
@@ -24,11 +27,12 @@ from app.core.messages import (
     Finished,
     Generate,
     Heartbeat,
-    KeepModel,
+    KeepModels,
     LoadedModel,
     LoadModel,
     LoadProgress,
     ModelLoaded,
+    ModelSpecification,
     ModelUnloaded,
     Ready,
     Shutdown,
@@ -51,8 +55,8 @@ class FakeWorker:
         self.channel = WorkerChannel(end)
         self.open: dict[str, Generate] = {}
         self.loads: set[str] = set()
-        self.models = {"fake"}
-        self.kept = KeepModel(model_id="fake")
+        self.models = {"fake": LoadedModel(unit=ModelSpecification(id="fake", path=""), state="ready", stay=UNSAID)}
+        self.kept = KeepModels()
         self.over = threading.Event()
 
     def run(self) -> int:
@@ -63,9 +67,10 @@ class FakeWorker:
             for request_id, command in tuple(self.open.items()):
                 if command.text == "forever":
                     self.channel.send(Delta(id=request_id, index=0, text="x", tokens=1))
-            idle_seconds = self.kept.idle_seconds or 0.0
-            kept = {"pinned": bool(self.kept.pinned), "idle_seconds": idle_seconds}
-            models = tuple(LoadedModel(id=model_id, state="ready", **kept) for model_id in sorted(self.models))
+            models = tuple(
+                msgspec.structs.replace(model, stay=model.stay.over(self.kept.of(name)))
+                for name, model in sorted(self.models.items())
+            )
             snapshot = Snapshot(models=models, active_bytes=1)
             self.channel.send(Heartbeat(pending=bool(self.open), step_seconds=(0.001,), snapshot=snapshot))
         return 0
@@ -82,10 +87,10 @@ class FakeWorker:
                     self.channel.send(LoadProgress(model_id="slow", phase="failed", fraction=0.0))
             case LoadModel():
                 self.load(command)
-            case KeepModel():
+            case KeepModels():
                 self.kept = command
             case UnloadModel():
-                self.models.discard(command.model_id)
+                self.models.pop(command.model_id, None)
                 self.channel.send(ModelUnloaded(id=command.id, model_id=command.model_id))
             case Shutdown():
                 if not self.options.deaf:
@@ -96,7 +101,7 @@ class FakeWorker:
         if command.model.id == "slow":
             self.loads.add(command.id)
             return
-        self.models.add(command.model.id)
+        self.models[command.model.id] = LoadedModel(unit=command.model, state="ready", stay=command.stay)
         self.channel.send(LoadProgress(model_id=command.model.id, phase="ready", fraction=1.0))
         self.channel.send(ModelLoaded(id=command.id, model_id=command.model.id, seconds=0.1))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from app.core.clock import Clock
 from app.core.errors import InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
 from app.core.host import Pressure
-from app.core.messages import Generate, LoadedModel, LoadProgress, ModelSpecification
+from app.core.messages import UNSAID, Generate, KeepModels, LoadedModel, LoadProgress, ModelSpecification, Stay
 from app.core.request import Request, SpeculationRequest
 from app.core.step import (
     DecodeRow,
@@ -25,6 +25,7 @@ from app.models.footprint import RowSize
 from app.scheduler.scheduler import Scheduler
 from app.text.detokenizer import TokenTable
 from app.worker.texts import Prompt, Reading, Unread
+from tests.loaded import loaded
 
 END = 0
 """The stop token."""
@@ -114,8 +115,10 @@ class FakePool:
         self.loads: dict[str, tuple[ModelSpecification, int]] = {}
         self.leases: dict[str, int] = {}
         self.events: list[PoolEvent] = []
-        self.pinned: dict[str, bool] = {}
-        self.idle: dict[str, float | None] = {}
+        self.kept = KeepModels()
+        self.said: dict[str, Stay] = {}
+        """Last stay that a request or a load asked for, by model."""
+        self.used: list[ModelSpecification] = []
         self.evict_on_expire: set[str] = set()
         self.held = False
         self.room_tokens = 10**9
@@ -133,7 +136,7 @@ class FakePool:
     def next_load(self) -> str:
         return next(iter(self.loads), "")
 
-    def acquire(self, spec: ModelSpecification) -> None:
+    def acquire(self, spec: ModelSpecification, stay: Stay = UNSAID) -> None:
         folder = spec.path.rpartition("/")[2]
         if folder == "refused":
             raise ModelUnavailable("refused", retry_after_seconds=5)
@@ -141,6 +144,7 @@ class FakePool:
             raise OSError("no such disk")
         if spec.id not in self.engines and spec.id not in self.loads:
             self.loads[spec.id] = (spec, 0)
+        self.said[spec.id] = stay.over(self.said.get(spec.id, UNSAID))
         self.leases[spec.id] = self.leases.get(spec.id, 0) + 1
 
     def release(self, model_id: str) -> None:
@@ -194,24 +198,22 @@ class FakePool:
         if self.engines.pop(model_id, None):
             self.events.append(Evicted(model_id))
 
-    def pin(self, model_id: str, pinned: bool) -> None:
-        self.pinned[model_id] = pinned
+    def keep(self, settings: KeepModels) -> None:
+        self.kept = settings
 
-    def set_idle(self, model_id: str, seconds: float | None) -> None:
-        self.idle[model_id] = seconds
-
-    def leave(self, model_id: str) -> None:
-        self.evict_on_expire.add(model_id)
+    def use(self, spec: ModelSpecification) -> None:
+        self.used.append(spec)
 
     def expire(self) -> list[PoolEvent]:
-        for model_id in self.evict_on_expire:
+        leaving = {name for name, stay in self.said.items() if stay.idle_seconds == 0}
+        for model_id in self.evict_on_expire | leaving:
             if not self.leases.get(model_id):
                 self.evict(model_id)
         events, self.events = self.events, []
         return events
 
     def snapshot(self) -> tuple[LoadedModel, ...]:
-        return tuple(LoadedModel(id=name, state="ready") for name in self.engines)
+        return tuple(loaded(name) for name in self.engines)
 
     def shed(self) -> None:
         self.sheds += 1

@@ -1,6 +1,7 @@
 """The client over a supervised fake worker: streams, cancels, loads, slow readers, subscriptions."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -13,9 +14,13 @@ from app.core.messages import (
     Finished,
     Generate,
     Heartbeat,
+    KeepModels,
+    LoadedModel,
     LoadProgress,
     ModelLoaded,
     ModelSpecification,
+    Snapshot,
+    Stay,
 )
 from app.worker.client import MOST_IN_FLIGHT, RequestStream, WorkerClient
 from tests.worker.serving import QUICK, ask, collect, serving, until
@@ -58,21 +63,57 @@ def test_streams_loads_and_snapshot() -> None:
     asyncio.run(scenario())
 
 
-def is_pinned(event: object) -> bool:
-    return isinstance(event, Heartbeat) and event.snapshot is not None and event.snapshot.models[0].pinned
+def stay_of(model_id: str, stay: Stay) -> Callable[[object], bool]:
+    """Whether an event says that a model stays so long."""
+
+    def says(event: object) -> bool:
+        models = event.snapshot.models if isinstance(event, Heartbeat) and event.snapshot else ()
+        return any(model.id == model_id and model.stay == stay for model in models)
+
+    return says
 
 
-def test_a_pin_is_heard_by_a_worker_that_is_not_there_yet_and_by_the_next_one() -> None:
+def test_how_long_models_stay_is_heard_by_a_worker_that_is_not_there_yet_and_by_the_next_one() -> None:
     async def scenario() -> None:
         async with serving() as client:
-            client.keep("fake", pinned=True, idle_seconds=7.0)
+            client.keep(KeepModels(models={"fake": Stay(pinned=True)}))
             assert not client.ready, "it starts"
-            await until(client, is_pinned)
-            assert [(model.pinned, model.idle_seconds) for model in client.snapshot.models] == [(True, 7.0)]
+            await until(client, stay_of("fake", Stay(pinned=True, idle_seconds=3600.0)))
             with pytest.raises(WorkerGone):
                 await collect(client, ask("kill"))
-            await until(client, is_pinned)
-            assert [(model.pinned, model.idle_seconds) for model in client.snapshot.models] == [(True, 0.0)]
+            await until(client, stay_of("fake", Stay(pinned=True, idle_seconds=3600.0)))
+
+    asyncio.run(scenario())
+
+
+def test_how_long_a_model_stays_by_the_word_of_a_request_survives_the_worker() -> None:
+    async def scenario() -> None:
+        async with serving(timing=replace(QUICK, steady_seconds=0.0)) as client:
+            await client.load(FAST, Stay(idle_seconds=4.0))
+            await until(client, stay_of("fast", Stay(pinned=False, idle_seconds=4.0)))
+            assert await loaded_after(client, "kill", {"fast"}) == ["fast"]
+            assert client.loaded()["fast"].stay == Stay(pinned=False, idle_seconds=4.0)
+            assert client.unit("fast") == FAST
+
+    asyncio.run(scenario())
+
+
+def test_the_unit_of_a_model_is_the_one_in_use_or_else_the_one_last_asked_for() -> None:
+    async def scenario() -> None:
+        async with serving() as client:
+            assert client.unit("slow") is None
+            changed = msgspec.structs.replace(SLOW, max_rows=3)
+            loading = asyncio.create_task(client.load(changed))
+            await until(client, lambda event: isinstance(event, LoadProgress))
+            assert client.unit("slow") == changed, "on its way"
+            client.snapshot = Snapshot(models=(LoadedModel(unit=SLOW, state="ready", leases=1),))
+            assert client.unit("slow") == SLOW, "in use: it is not replaced"
+            client.snapshot = Snapshot(models=(LoadedModel(unit=SLOW, state="ready"),))
+            assert client.unit("slow") == changed
+            loading.cancel()
+            await until(client, lambda event: isinstance(event, LoadProgress))
+            client.snapshot = Snapshot(models=(LoadedModel(unit=SLOW, state="ready"),))
+            assert client.unit("slow") == SLOW
 
     asyncio.run(scenario())
 

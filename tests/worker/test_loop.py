@@ -12,12 +12,13 @@ from app.core.messages import (
     Cancel,
     Failed,
     Generate,
-    KeepModel,
+    KeepModels,
     LoadModel,
     LoadProgress,
     ModelLoaded,
     ModelUnloaded,
     Shutdown,
+    Stay,
     UnloadModel,
     error_of,
 )
@@ -37,15 +38,18 @@ def phases(pair: Pair) -> list[str]:
 
 
 def test_a_load_reports_its_progress_keeps_its_settings_and_gives_its_lease_back(pair: Pair) -> None:
-    pair.say(KeepModel(model_id="m", pinned=True, idle_seconds=5.0), LoadModel(id="l", model=pair.model()))
+    stay = Stay(pinned=True, idle_seconds=5.0)
+    pair.say(LoadModel(id="l", model=pair.model(), stay=stay))
     pair.settle()
     assert phases(pair) == ["weights", "weights", "ready"]
     assert pair.of("l") == [ModelLoaded(id="l", model_id="m", seconds=0.3)]
-    assert (pair.pool.pinned, pair.pool.idle, pair.leases) == ({"m": True}, {"m": 5.0}, 0)
-    pair.say(LoadModel(id="again", model=pair.model()), KeepModel(model_id="m", idle_seconds=-1.0))
+    assert (pair.pool.said, pair.leases) == ({"m": stay}, 0)
+    other = pair.model(policy="off")
+    pair.say(LoadModel(id="again", model=other, stay=Stay(idle_seconds=-1.0)))
     pair.settle()
     assert pair.of("again") == [ModelLoaded(id="again", model_id="m", seconds=0.0)]
-    assert pair.pool.idle == {"m": None}
+    assert pair.pool.said == {"m": Stay(pinned=True, idle_seconds=-1.0)}
+    assert pair.pool.used == [pair.model(), other]
     pair.say(UnloadModel(id="u", model_id="m"))
     pair.settle()
     assert pair.of("u") == [ModelUnloaded(id="u", model_id="m")]
@@ -53,14 +57,12 @@ def test_a_load_reports_its_progress_keeps_its_settings_and_gives_its_lease_back
     assert shown == [[], ["m"], []]
 
 
-def test_how_long_a_model_stays_is_told_without_loading_it(pair: Pair) -> None:
-    pair.say(KeepModel(model_id="m", pinned=True, idle_seconds=7.0))
+def test_how_long_models_stay_is_told_without_loading_any(pair: Pair) -> None:
+    settings = KeepModels(models={"m": Stay(pinned=True)})
+    pair.say(settings)
     pair.settle()
-    assert (pair.pool.pinned, pair.pool.idle) == ({"m": True}, {"m": 7.0})
+    assert pair.pool.kept == settings
     assert phases(pair) == []
-    pair.say(KeepModel(model_id="m"))
-    pair.settle()
-    assert (pair.pool.pinned, pair.pool.idle) == ({"m": True}, {"m": 7.0})
 
 
 def test_a_failed_load_tells_everybody_who_waits(pair: Pair) -> None:
@@ -263,7 +265,7 @@ def test_a_request_takes_its_model_away_after_its_answer_and_not_before(pair: Pa
     pair.say(pair.ask())
     pair.settle()
     steps = pair.engine.steps
-    pair.say(pair.ask("last", leaves=True))
+    pair.say(pair.ask("last", stay=Stay(idle_seconds=0.0)))
     pair.now += 2  # the models are looked through while it waits
     pair.settle(5)
     assert pair.engine.steps > steps, "the same engine"

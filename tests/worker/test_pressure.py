@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from app.core.host import Pressure
-from app.core.messages import Event, Heartbeat, KeepModel, ModelSpecification
+from app.core.messages import Event, Heartbeat, KeepModels, ModelSpecification, Stay
 from app.core.request import Request, SamplingParameters
 from app.engine import memory
 from app.engine.engine import Engine, open_engine
@@ -160,7 +160,7 @@ def test_in_need_idle_models_go_pinned_ones_stay_and_requests_run_one_by_one(com
     usual = computer.answer(*crowd)
     assert computer.most_running > 1
     computer.answer(request("other", tokens=80), model="idle")
-    computer.loop.post(KeepModel(model_id="pinned", pinned=True))
+    computer.loop.post(KeepModels(models={"pinned": Stay(pinned=True)}))
     computer.answer(request("another", tokens=80), model="pinned")
     computer.pressure, computer.most_running = "critical", 0
     for _ in range(3):

@@ -13,7 +13,16 @@ import msgspec
 import pytest
 
 from app.core.errors import InvalidRequest, ModelUnavailable, WorkerGone
-from app.core.messages import Accepted, Delta, DraftSpecification, Finished, Generate, LoadProgress, ModelSpecification
+from app.core.messages import (
+    Accepted,
+    Delta,
+    DraftSpecification,
+    Finished,
+    Generate,
+    LoadProgress,
+    ModelSpecification,
+    Stay,
+)
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.worker.client import StreamEvent, WorkerClient
 from app.worker.supervisor import PrefixDisk
@@ -101,15 +110,15 @@ async def load_and_ask(client: WorkerClient, folder: Path) -> None:
     drafted = generate(
         folder, "drafted", draft=True, speculation=SpeculationRequest(method="draft_model", num_draft_tokens=4)
     )
-    loaded = await client.load(drafted.model)
-    client.keep("main", pinned=True, idle_seconds=None)
+    loaded = await client.load(drafted.model, Stay(pinned=True))
     assert loaded.model_id == "main"
     events = await collect(client, drafted)
     assert text_of(events) == text_of(plain)
     assert finished(events).usage.methods == ("draft_model",)
     assert finished(events).usage.accepted > 0
     model = next(model for model in client.snapshot.models if model.id == "main")
-    assert (model.id, model.state, model.pinned) == ("main", "ready", True)
+    assert (model.id, model.state, model.stay.pinned) == ("main", "ready", True)
+    assert model.unit == client.unit("main") == drafted.model
 
 
 async def ask_badly(client: WorkerClient, folder: Path) -> None:
