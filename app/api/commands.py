@@ -313,23 +313,23 @@ def max_tokens(asked: int | None, usual: int | None) -> int | None:
 def speculation_request(body: GenerationBody, profile: ModelSettings) -> SpeculationRequest:
     """Build the speculation request; an empty `draft_model` is `off`, and that alone turns speculation off.
 
-    The profile applies if the request sets none of the fields.
+    The profile fills in what the request leaves out: what drafts, and the length.
     """
-    options = body.speculation
-    if options is None and body.draft_model is None and body.num_draft_tokens is None:
-        return _profiled(profile)
-    method = options.method if options else None
-    num_draft_tokens = options.num_draft_tokens if options else None
-    draft = OFF if body.draft_model == "" else body.draft_model
+    options = body.speculation or SpeculationOptions()
+    method, draft = options.method, OFF if body.draft_model == "" else body.draft_model
     if draft == OFF and method in DRAFT_METHODS:
         message = f"draft_model is off, but speculation.method asks for {method}."
         raise InvalidRequest(message, parameter="draft_model")
-    if method in {None, "auto"}:
-        method = OFF if draft == OFF else "auto"
-    return SpeculationRequest(
-        method=method or "auto",
-        num_draft_tokens=num_draft_tokens or body.num_draft_tokens,
-        acceptance=(options.acceptance if options else None) or "",
+    if method is None and draft is None:
+        wish = _profiled(profile)
+    elif method in {None, "auto"}:
+        wish = SpeculationRequest(method=OFF if draft == OFF else "auto")
+    else:
+        wish = SpeculationRequest(method=method)
+    return msgspec.structs.replace(
+        wish,
+        num_draft_tokens=options.num_draft_tokens or body.num_draft_tokens or profile.num_draft_tokens,
+        acceptance=options.acceptance or "",
     )
 
 
@@ -337,7 +337,6 @@ def _profiled(profile: ModelSettings) -> SpeculationRequest:
     methods = profile.methods or ()
     return SpeculationRequest(
         method=OFF if profile.policy == OFF else methods[0] if len(methods) == 1 else "auto",
-        num_draft_tokens=profile.num_draft_tokens,
         methods=methods if len(methods) > 1 else (),
         policy="" if profile.policy in {None, OFF} else str(profile.policy),
     )

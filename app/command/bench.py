@@ -94,7 +94,7 @@ def own_server(settings: Settings) -> Iterator[Server]:
         port = free.getsockname()[1]
     for ending in (signal.SIGTERM, signal.SIGHUP):  # unwind, so that the server ends too
         signal.signal(ending, lambda *_: sys.exit(1))
-    words = {"PACELINE_HOST": "127.0.0.1", "PACELINE_PORT": str(port), "PACELINE_API_KEY": key}
+    words = {"PACELINE_HOST": "127.0.0.1", "PACELINE_PORT": str(port), "PACELINE_API_KEY": key, "PACELINE_OPEN": "0"}
     with tempfile.TemporaryFile() as said:
         child = subprocess.Popen(  # noqa: S603 - ourselves
             [sys.executable, "-c", START, "serve"],

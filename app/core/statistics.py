@@ -154,7 +154,7 @@ class Statistics:
             queue_seconds=max((usage.queue_seconds for usage in usages), default=0.0),
             prefill_seconds=max((usage.prefill_seconds for usage in usages), default=0.0),
             decode_seconds=max((usage.decode_seconds for usage in usages), default=0.0),
-            first_token_seconds=min((usage.first_token_seconds for usage in usages), default=0.0),
+            first_token_seconds=min(filter(None, (usage.first_token_seconds for usage in usages)), default=0.0),
             preemptions=sum(usage.preemptions for usage in usages),
             close_calls=sum(usage.close_calls for usage in usages),
             replayed_tokens=sum(usage.replayed_tokens for usage in usages),

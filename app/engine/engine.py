@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from app.core.dispensable import Dispensable
 from app.core.prefix_files import PrefixState
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
@@ -78,6 +79,7 @@ class Engine:
         )
         self.measured: Sequence[StepCost] = ()
         self.prefixes = prefixes
+        self._caching = Dispensable("the prefix cache", _logger, memory.is_exhausted)
         self._constraints = Constraints(by_rejection=bool(self._salt))
         self._pooling = Pooling(runner, drafters.taps)
         self._requests: dict[str, Request] = {}
@@ -122,12 +124,10 @@ class Engine:
         self.prefixes.bound(limit_bytes)
 
     def admit(self, request: Request) -> int:
+        self._requests[request.id] = request  # first: whatever fails from here on, `release` frees it
         if (request.speculation.acceptance or self._acceptance) == "strict":
             self.plain_rows.admit(request.id, request.prompt_tokens, self.on_progress)
-        length = len(request.prompt_tokens)
-        bits = self.runner.quantisation.bits_of(length)
-        self.runner.claim(request.id, reservation(length, request.max_tokens), bits)
-        self._requests[request.id] = request
+        self._claim(request)
         if penalises(request.sampling):
             self._counts[request.id] = TokenCounts()
         self._constraints.admit(request)
@@ -135,7 +135,19 @@ class Engine:
         self._pooling.admit(request)
         if request.scores_prompt or request.embeds:
             return 0  # cached positions have no logits or hidden states
-        return self.prefixes.restore(request, self.runner, self._followers(request))
+        with self._caching.guarded():
+            return self.prefixes.restore(request, self.runner, self._followers(request))
+        self.prefixes.clear()
+        self.runner.release(request.id)
+        self.drafters.release(request.id)
+        self._claim(request)
+        self.drafters.admit(request)
+        return 0
+
+    def _claim(self, request: Request) -> None:
+        length = len(request.prompt_tokens)
+        bits = self.runner.quantisation.bits_of(length)
+        self.runner.claim(request.id, reservation(length, request.max_tokens), bits)
 
     def _followers(self, request: Request) -> dict[str, Drafter]:
         """Return the request's drafters that have rows of their own."""
@@ -150,14 +162,18 @@ class Engine:
         text = self._texts.pop(request_id, tokens)
         try:
             if tokens:  # a launched forward may have read the last emitted token too
-                self._store(request, text, self.runner.length(request_id), ended=True)
-        except (RuntimeError, MemoryError) as error:
-            if not memory.is_exhausted(error):
-                raise
+                self._keep(request, text, self.runner.length(request_id), ended=True)
+        except (RuntimeError, MemoryError):
             _logger.warning("a finished prompt is not kept: the device has no memory left")
         finally:
             self.runner.release(request_id)
             self._forget(request_id)
+
+    def _keep(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
+        with self._caching.guarded():
+            self._store(request, text, length, ended=ended)
+            return
+        self.prefixes.clear()
 
     def _store(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
         """Store the row's first `length` tokens for later requests.
@@ -232,7 +248,7 @@ class Engine:
         mx.eval(self.runner.arrays(), wanted)
         for row in rows if self.limits.stops_at_checkpoints else ():
             if row.end in checkpoints_of(request := self._requests[row.sequence_id]):
-                self._store(request, row.tokens, row.end, ended=False)
+                self._keep(request, row.tokens, row.end, ended=False)
         del forward, logits
         mx.clear_cache()
         return StepResult(

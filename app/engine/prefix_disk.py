@@ -50,9 +50,16 @@ _NAMES = {
     mx.float32: ("F32", np.float32),
     mx.float16: ("F16", np.float16),
     mx.bfloat16: ("BF16", np.uint16),
+    mx.float64: ("F64", np.float64),
+    mx.complex64: ("C64", np.complex64),
+    mx.uint64: ("U64", np.uint64),
+    mx.int64: ("I64", np.int64),
     mx.uint32: ("U32", np.uint32),
     mx.int32: ("I32", np.int32),
+    mx.uint16: ("U16", np.uint16),
+    mx.int16: ("I16", np.int16),
     mx.uint8: ("U8", np.uint8),
+    mx.int8: ("I8", np.int8),
     mx.bool_: ("BOOL", np.bool_),
 }
 _TYPES = {name: (dtype, raw) for dtype, (name, raw) in _NAMES.items()}

@@ -64,12 +64,14 @@ class PlainRows:
     def _read(self, tokens: Sequence[int], width: int, on_progress: Callable[[], None]) -> mx.array:
         """Return logits float32 [tokens, vocabulary] after each sample token but the prompt, fed `width` at a time."""
         self._runner.claim(_SAMPLE, bits=self._runner.quantisation.bits)
-        read = [self._feed(_SAMPLE, tokens[:SAMPLE_PROMPT])[:0]]
-        for begin in range(SAMPLE_PROMPT, len(tokens), width):
-            read.append(self._feed(_SAMPLE, tokens[begin : begin + width]))
-            on_progress()
-        self._runner.release(_SAMPLE)
-        return mx.concatenate(read)
+        try:
+            read = [self._feed(_SAMPLE, tokens[:SAMPLE_PROMPT])[:0]]
+            for begin in range(SAMPLE_PROMPT, len(tokens), width):
+                read.append(self._feed(_SAMPLE, tokens[begin : begin + width]))
+                on_progress()
+            return mx.concatenate(read)
+        finally:
+            self._runner.release(_SAMPLE)
 
     def _feed(self, sequence_id: str, tokens: Sequence[int]) -> mx.array:
         """Feed and keep tokens; return their logits float32 [tokens, vocabulary]."""

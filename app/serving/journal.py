@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from app.core.clock import Clock
+from app.core.dispensable import Dispensable
 from app.core.errors import CONTEXT_OVERFLOW, PacelineError
 from app.core.messages import Accepted, Delta, Event, Finished, Generate, LoadProgress
 from app.core.request import Notice, Past
@@ -67,6 +68,7 @@ class Record:
         self.why_not_drafted = commands[0].model.no_drafter
         self.outcome = ""
         self._journal = journal
+        self._counting = journal.counting
         self._measurements = measurements
         self._clock = journal.clock
         self._keeps_texts = journal.keeps_texts
@@ -89,10 +91,15 @@ class Record:
     def begin(self, cancel: Callable[[PacelineError], None]) -> None:
         """Register the request as its prompts are sent; calling `cancel` ends it with an error."""
         self._cancel = cancel
-        self._journal.begun(self)
+        with self._counting.guarded():
+            self._journal.begun(self)
 
     def on_event(self, event: StreamEvent | LoadProgress | PacelineError) -> None:
         """Count one event of the request, progress of the load it waits for, or the error that ends it."""
+        with self._counting.guarded():
+            self._on_event(event)
+
+    def _on_event(self, event: StreamEvent | LoadProgress | PacelineError) -> None:
         match event:
             case Delta():
                 self._count(event)
@@ -123,7 +130,8 @@ class Record:
 
     def close(self) -> None:
         """End the request as cancelled, unless it has ended already."""
-        self._end(CANCELLED)
+        with self._counting.guarded():
+            self._end(CANCELLED)
 
     def cancel(self, error: PacelineError) -> None:
         """End the request with an error, which its client gets."""
@@ -302,6 +310,7 @@ class Journal:
         self._limit = limit
         self._keeps_texts = keeps_texts
         self.clock = clock
+        self.counting = Dispensable("the journal of requests", logger)
         self._period_seconds = period_seconds
         self._running: dict[str, Record] = {}
         self._unaccounted: deque[Record] = deque(maxlen=RING)

@@ -119,12 +119,7 @@ class RequestStream:
             _logger.warning("cancelled %s: its client does not read", event.id)
             self.fail(PacelineError("The client does not read its answer.", code="client_too_slow"))
             return
-        try:
-            self._on_event(event)
-        except Exception:
-            _logger.exception("%s: an event could not be counted", event.id)
-            self.fail(PacelineError(INTERNAL_ERROR))
-            return
+        self._on_event(event)
         if isinstance(event, Accepted):
             self._unaccepted.discard(event.id)
         elif isinstance(event, Finished):

@@ -205,6 +205,17 @@ async def test_a_profile_brings_what_a_request_leaves_out_on_the_same_engine() -
     assert (await site.chat(model="demo-main:eager")).status_code == 200
     wish = site.worker.commands[-1].speculation
     assert (wish.method, wish.num_draft_tokens) == ("eagle3", 2)
+    for asked, method, length in (
+        ({"num_draft_tokens": 4}, "eagle3", 4),
+        ({"speculation": {"acceptance": "strict"}}, "eagle3", 2),
+        ({"speculation": {"method": "auto"}}, "auto", 2),
+        ({"draft_model": ""}, "off", 2),
+    ):
+        assert (await site.chat(model="demo-main:eager", **asked)).status_code == 200
+        wish = site.worker.commands[-1].speculation
+        assert (wish.method, wish.num_draft_tokens) == (method, length), asked
+    assert (await site.chat(model="demo-main:careful", num_draft_tokens=4)).status_code == 200
+    assert site.worker.commands[-1].speculation.method == "off", "a length alone turns nothing on"
     missing = (await site.chat(model="demo-main:nothing")).json()["error"]
     assert (missing["code"], "demo-main has no profile nothing" in missing["message"]) == ("model_not_found", True)
     listed = {each["id"]: each for each in (await site.client.get("/v1/models")).json()["data"]}

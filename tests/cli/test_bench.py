@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.command.bench import measured
+from app.command.bench import measured, own_server
 from app.command.server import Server
 from app.core.server_file import RunningServer, held_home
 from app.serving.sweep.report import report_object
@@ -124,3 +124,17 @@ def test_ctrl_c_ends_the_measurement_and_keeps_what_is_known(fake: FakeServer, t
     assert measured(Server(settings), "big", tell)["id"] == 7
     assert said == [f"{ask['text']}, 60 s left", "stopping"]
     assert ("DELETE", f"{MEASUREMENTS}/current") in [(method, path) for method, path, _, _ in fake.requests]
+
+
+def test_the_server_of_a_measurement_opens_no_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: dict[str, str] = {}
+
+    def start(_command: object, *, env: dict[str, str], **_options: object) -> None:
+        given.update(env)
+        raise InterruptedError
+
+    monkeypatch.setattr("app.command.bench.subprocess.Popen", start)
+    monkeypatch.setattr("app.command.bench.signal.signal", lambda *_: None)
+    with pytest.raises(InterruptedError), own_server(Settings(home=tmp_path, open=True)):
+        pass
+    assert given["PACELINE_OPEN"] == "0"

@@ -223,3 +223,33 @@ def test_a_prefix_cache_never_exceeds_its_bytes() -> None:
             driver.step()
         assert engine.prefix_cache_bytes <= 60_000
     assert engine.prefix_cache_bytes > 0
+
+
+def test_a_request_whose_row_cannot_be_claimed_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_model("qwen3")
+    engine = build(target)
+    request = Request(
+        id="a",
+        prompt_tokens=(3, 1, 4, 1, 5),
+        max_tokens=4,
+        sampling=GREEDY,
+        speculation=SpeculationRequest(acceptance="strict"),
+    )
+    claim = engine.runner.claim
+
+    def refuse(sequence_id: str, *given: Any, **options: Any) -> None:
+        if sequence_id == "a":
+            raise MemoryError
+        claim(sequence_id, *given, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "claim", refuse)
+        with pytest.raises(MemoryError):
+            engine.admit(request)
+        engine.release("a", ())
+    assert not engine.plain_rows._fresh
+    driver = Driver(engine, random.Random(1), ("off",), longest_draft=0)
+    driver.admit(request)
+    while driver.live:
+        driver.step()
+    assert driver.finished["a"].output == naive(target, request.prompt_tokens, 4, GREEDY)

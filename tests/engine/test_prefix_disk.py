@@ -53,7 +53,7 @@ def same(found: dict[str, mx.array] | None, wanted: dict[str, mx.array]) -> bool
 def test_what_was_written_is_found_by_the_next_process_and_by_nobody_but_the_user(tmp_path: Path) -> None:
     folder, pieces = tmp_path / "prefixes", chain(3)
     state = Piece.of(STATE, pieces[1].key, (5, 6))
-    kinds = (mx.float32, mx.float16, mx.bfloat16, mx.uint32, mx.int32, mx.uint8, mx.bool_)
+    kinds = [kind for kind in vars(mx).values() if isinstance(kind, mx.Dtype) and kind != mx.float64]  # no GPU has it
     arrays = {f"state 0 {n}": mx.arange(24).reshape(2, 3, 4).astype(kind) for n, kind in enumerate(kinds)}
     arrays |= {"nothing": mx.zeros((1, 2, 0, 4)), "one": mx.array(3.5)}
     mx.eval(arrays)

@@ -1,0 +1,32 @@
+"""Parts that a request can do without: the prefix cache, its record, what is measured."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Dispensable:
+    """Keeps the faults of one part from what it serves: each kind is logged once.
+
+    `is_vital` says of an error whether it must go on nevertheless.
+    """
+
+    def __init__(
+        self, name: str, logger: logging.Logger, is_vital: Callable[[Exception], bool] = lambda _: False
+    ) -> None:
+        self._name = name
+        self._logger = logger
+        self._is_vital = is_vital
+        self._logged: set[type[Exception]] = set()
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """End the block at an error, and go on behind it."""
+        try:
+            yield
+        except Exception as error:
+            if self._is_vital(error):
+                raise
+            if type(error) not in self._logged:
+                self._logged.add(type(error))
+                self._logger.exception("%s failed; requests go on without it", self._name)

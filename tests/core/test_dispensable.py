@@ -1,0 +1,26 @@
+"""Parts that a request can do without never fail it."""
+
+import logging
+
+import pytest
+
+from app.core.dispensable import Dispensable
+
+logger = logging.getLogger("test")
+
+
+def test_each_kind_of_fault_is_logged_once_and_goes_no_further(caplog: pytest.LogCaptureFixture) -> None:
+    part = Dispensable("the journal", logger)
+    for error in (KeyError("a"), KeyError("b"), OSError("c")):
+        with part.guarded():
+            raise error
+    assert [record.getMessage() for record in caplog.records] == ["the journal failed; requests go on without it"] * 2
+    assert all(record.exc_info for record in caplog.records)
+
+
+def test_what_is_vital_goes_on() -> None:
+    part = Dispensable("the cache", logger, is_vital=lambda error: isinstance(error, MemoryError))
+    with pytest.raises(MemoryError), part.guarded():
+        raise MemoryError
+    with pytest.raises(KeyboardInterrupt), part.guarded():
+        raise KeyboardInterrupt

@@ -1,0 +1,77 @@
+"""A prefix cache that fails costs nobody an answer: the same tokens, no row left, and one line in the log."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.request import Request, SamplingParameters, SpeculationRequest
+from app.engine import prefix_cache
+from app.engine.engine import Engine
+from app.engine.prefix_disk import Disk
+from app.scheduler.scheduler import Scheduler
+from tests.engine.driving import build
+from tests.engine.schedules import models
+
+PROMPT = tuple(5 * place % 97 for place in range(300))
+
+
+def answer(engine: Engine, name: str) -> tuple[int, ...]:
+    """The tokens of one answer to `PROMPT`, drafted for."""
+    scheduler = Scheduler(engine.limits, policy="auto")
+    sampling = SamplingParameters(temperature=0.8, seed=3)
+    wish = SpeculationRequest(method="draft_model", num_draft_tokens=3)
+    scheduler.submit(Request(id=name, prompt_tokens=PROMPT, max_tokens=12, sampling=sampling, speculation=wish))
+    request = scheduler.next_admission()
+    assert request is not None
+    scheduler.admitted(name, engine.admit(request))
+    told: list[int] = []
+    while (plan := scheduler.plan()) is not None:
+        for event in scheduler.commit(engine.step(plan)):
+            told += event.tokens
+    for released, tokens in scheduler.drain_released():
+        engine.release(released, tokens)
+    return tuple(told)
+
+
+def fails(*_arguments: Any, **_options: Any) -> Any:
+    raise KeyError("a fault of ours")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "mamba2"])
+@pytest.mark.parametrize(
+    ("owner", "broken"),
+    [
+        (prefix_cache.PrefixCache, "restore"),
+        (prefix_cache.PrefixCache, "keeps"),
+        (prefix_cache.PrefixCache, "store"),
+        (Disk, "read"),
+        (Disk, "write"),
+        (Disk, "used"),
+        (prefix_cache, "_put"),
+    ],
+)
+def test_an_answer_is_the_same_whatever_of_the_cache_fails(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    family: str,
+    owner: Any,
+    broken: str,
+) -> None:
+    target, draft = models(family, quantised=False)
+    disk = Disk(tmp_path / "prefixes", 1 << 30)
+    engine = build(target, draft=draft, prefix_bytes=1 << 30, disk=disk)
+    wanted = answer(engine, "first")
+    disk.flush(60)
+    if broken == "read":
+        engine.prefixes.clear()  # what it finds is on disk
+    real = getattr(owner, broken)
+    monkeypatch.setattr(owner, broken, lambda *given: (real(*given), fails()) if broken == "_put" else fails())
+    with caplog.at_level(logging.ERROR):
+        assert [answer(engine, f"again {number}") for number in range(3)] == [wanted] * 3
+    assert not engine.runner.caches.table.slots
+    assert [record.getMessage() for record in caplog.records] == ["the prefix cache failed; requests go on without it"]
+    monkeypatch.undo()
+    assert answer(engine, "healed") == wanted
