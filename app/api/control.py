@@ -67,11 +67,15 @@ async def load_model(request: Request, body: Sent[LoadBody]) -> dict[str, Any]:
     model = await asyncio.to_thread(context.resolver.resolve_load, body.model, draft)
     stay = Stay(pinned=body.pin, idle_seconds=body.ttl)
     loaded = await unless_client_leaves(request, context.worker.load(model, stay))
+    held = context.worker.loaded().get(model.id)
+    left_out = held.unavailable if held is not None else {}
+    drafts = [draft for draft in model.drafts if draft.method not in left_out]
+    reasons = [f"{draft.id}: {left_out[draft.method]}" for draft in model.drafts if draft not in drafts]
     return {
         "model": model.id,
-        "draft": model.drafts[0].id if model.drafts else None,
-        "drafts": drafts_object(model.drafts),
-        "draft_unavailable": model.draft_unavailable,
+        "draft": drafts[0].id if drafts else None,
+        "drafts": drafts_object(drafts),
+        "draft_unavailable": "; ".join([*reasons, *filter(None, [model.draft_unavailable])]),
         "seconds": round(loaded.seconds, 3),
     }
 

@@ -5,7 +5,7 @@ There are no phases, only counters: `computed` counts the tokens of a sequence t
 prefill, a prefix hit, rejected drafts and carried-over tokens are all `computed` lagging behind `len(tokens)`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -204,8 +204,6 @@ class EnginePort(Protocol):
 
     measured: Sequence[StepCost]
     """Step costs, measured when the model was warmed up or loaded earlier on this machine."""
-    on_progress: Callable[[], None]
-    """Called between the parts of a long step; it must be quick."""
 
     @property
     def limits(self) -> EngineLimits: ...

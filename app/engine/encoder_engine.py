@@ -3,7 +3,7 @@ To the scheduler it is a prompt with one drawn token, which no client gets."""
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -34,7 +34,7 @@ class EncoderEngine:
     prefix_state = PrefixState()
 
     def __init__(self, encoder: Encoder, unit: LoadedUnit, *, slow_seconds: float = SLOW_SECONDS) -> None:
-        self.on_progress: Callable[[], None] = lambda: None
+        self.on_progress = unit.on_progress
         self._slow_seconds = slow_seconds
         self._token_seconds = math.inf
         """Seconds per token in the last forward; infinite before the first one."""

@@ -87,7 +87,6 @@ class Engine:
         self._texts: dict[str, Sequence[int]] = {}
         """Live views of each row's prompt and output."""
         self._ahead: Launched | None = None
-        self.on_progress: Callable[[], None] = lambda: None
         self._slow_seconds, self._is_slow = slow_seconds, True
         """Limit in seconds, and whether the last step exceeded it or none has run yet."""
         self._times: list[float] | None = None
@@ -126,7 +125,7 @@ class Engine:
     def admit(self, request: Request) -> int:
         self._requests[request.id] = request  # first: whatever fails from here on, `release` frees it
         if (request.speculation.acceptance or self._acceptance) == "strict":
-            self.plain_rows.admit(request.id, request.prompt_tokens, self.on_progress)
+            self.plain_rows.admit(request.id, request.prompt_tokens, self.runner.on_progress)
         self._claim(request)
         if penalises(request.sampling):
             self._counts[request.id] = TokenCounts()
@@ -263,7 +262,7 @@ class Engine:
         size = max(1, ceil(len(arrays) / STEP_PARTS))
         for begin in range(0, len(arrays), size):
             mx.eval(arrays[begin : begin + size])
-            self.on_progress()
+            self.runner.on_progress()
 
     def _score_prompts(self, logits: mx.array, rows: Sequence[PrefillRow]) -> dict[str, Scores]:
         """Score the prompt token after each fed one, for rows that ask for it; `logits` are in the order of `rows`."""
@@ -415,7 +414,7 @@ class Engine:
         drawn from into `logits` float32 [1, slots, vocabulary]."""
         slot = slice(read[-2], read[-2] + 1)
         row = replace(row, tokens=[*row.tokens, *read[: slot.start]])
-        logits[:, slot], replayed = self.plain_rows.replay(row, logits[:, slot], self.on_progress)
+        logits[:, slot], replayed = self.plain_rows.replay(row, logits[:, slot], self.runner.on_progress)
         drawn: Any = self._drawn(logits[:, slot], [row]).tolist()
         read[slot] = drawn[0]
         return replayed
@@ -426,10 +425,10 @@ def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
     spec, max_rows, prefixes = unit.spec, unit.spec.max_rows, open_prefix_cache(unit.spec, disk)
     runner: Runner
     try:
-        runner = Runner(unit.target, chunk_tokens=spec.prefill_chunk_tokens)
+        runner = Runner(unit.target, chunk_tokens=spec.prefill_chunk_tokens, on_progress=unit.on_progress)
     except UnknownCacheError as error:
         detail = f"the model's cache cannot be rolled back ({error}): it decodes alone, without drafts"
-        runner, max_rows, prefixes = AloneRunner(unit.target), 1, PrefixCache(0)
+        runner, max_rows, prefixes = AloneRunner(unit.target, unit.on_progress), 1, PrefixCache(0)
         drafters = Drafters({}, dict.fromkeys(REGISTRY, Reason("cannot_draft", {"detail": detail})))
     else:
         runner.quantisation = quantisation_of(spec, unit.config)

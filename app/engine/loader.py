@@ -5,8 +5,10 @@ and frees what was read. A folder is data: it is inspected before mlx-lm sees it
 any fault in it ends in a `ModelUnavailable` with a one-line reason.
 """
 
+import logging
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
-from app.core.errors import InsufficientMemory, ModelUnavailable
+from app.core.errors import InsufficientMemory, ModelUnavailable, PacelineError
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.drafters import REGISTRY, LoadedDraft, LoadedUnit
@@ -30,6 +32,8 @@ from app.models.folder import ModelFolder, Packing, inspect_folder
 from app.models.tokenizer_file import Tokenizer, TokenizerCache
 
 SLICE_BYTES = 64 * 1024 * 1024
+
+_logger = logging.getLogger("paceline.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +56,53 @@ def load_unit(
 ) -> Generator[tuple[str, float], None, LoadedUnit]:
     """Yield (phase, fraction 0–1) after every slice; the return value is the unit, ready to run.
 
-    Raises ModelUnavailable when a folder is broken, unsupported, carries code, or a drafter does not fit.
+    A drafter that cannot be loaded is left out, with its reason. Raises ModelUnavailable where the target's folder is
+    broken, unsupported or carries code, InsufficientMemory where the device has no room for its weights.
     """
     yield "checking", 0.0
     target = _build(spec.path, f'model "{spec.id}"', _build_model)
-    drafts: list[_Part] = []
+    drafts: dict[str, tuple[DraftSpecification, _Part]] = {}
+    left_out: dict[str, str] = {}
     for draft in spec.drafts:
         yield "checking", 0.0
-        drafts.append(_build_draft(spec, draft, target))
-    total = sum(part.weights_bytes for part in (target, *drafts))
+        with _left_out(draft, left_out):
+            drafts[draft.method] = draft, _build_draft(spec, draft, target)
+    total = target.weights_bytes + sum(part.weights_bytes for _, part in drafts.values())
     done = 0
-    for phase, part in (("weights", target), *(("draft", part) for part in drafts)):
-        for read in _read_weights(part.model, slice_bytes):
-            done += read
-            yield phase, min(1.0, done / max(1, total))
+    for read in _read_weights(target.model, slice_bytes):
+        done += read
+        yield "weights", min(1.0, done / max(1, total))
+    for draft, part in tuple(drafts.values()):
+        with _left_out(draft, left_out):
+            for read in _read_weights(part.model, slice_bytes):
+                done += read
+                yield "draft", min(1.0, done / max(1, total))
+        if draft.method in left_out:
+            del drafts[draft.method]
     memory.release()
     return LoadedUnit(
         spec=spec,
         target=target.model,
         config=target.config,
-        weights_bytes=total,
+        weights_bytes=target.weights_bytes + sum(part.weights_bytes for _, part in drafts.values()),
         max_context_tokens=min(target.context_tokens, spec.max_context_tokens or target.context_tokens),
         vocabulary_size=target.vocabulary_size,
         drafts=tuple(
             LoadedDraft(draft.method, draft.id, part.model, part.config, part.context_tokens, part.vocabulary_size)
-            for draft, part in zip(spec.drafts, drafts, strict=True)
+            for draft, part in drafts.values()
         ),
+        left_out=left_out,
     )
+
+
+@contextmanager
+def _left_out(draft: DraftSpecification, reasons: dict[str, str]) -> Iterator[None]:
+    """Add to `reasons` why a drafter cannot be loaded: its target serves without it."""
+    try:
+        yield
+    except PacelineError as error:
+        _logger.warning("%s is left out: %s", draft.id, error.message)
+        reasons[draft.method] = error.message
 
 
 def _build(path: str, name: str, make: Callable[[ModelFolder], _Part]) -> _Part:

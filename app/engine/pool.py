@@ -11,7 +11,7 @@ A lease ends with `release`, or on its own when `LoadFailed` reports that the lo
 import logging
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 
@@ -335,10 +335,9 @@ class EnginePool:
 
     def _steps(self, entry: Resident) -> Generator[tuple[str, float], None, None]:
         """Run a whole load: read the weights, open the engine, warm it up."""
-        entry.unit = yield from self._load(entry.spec)
+        entry.unit = replace((yield from self._load(entry.spec)), on_progress=self.on_progress)
         self._reclaim()
         entry.engine = self._open_engine(entry.unit)
-        entry.engine.on_progress = self.on_progress
         if self._warm_up is not None and not isinstance(entry.engine, EncoderEngine):
             entry.engine.measured = yield from self._warm_up(entry.engine, entry.spec)
         self._reclaim()

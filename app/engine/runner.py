@@ -78,6 +78,7 @@ class Runner:
     """Runs one model over slot caches. All calls come from the MLX thread.
 
     `probe` False trusts the caches a model asks for: mlx-lm cannot run a drafter that reads hidden states.
+    `on_progress` is called between the parts of a long step.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class Runner:
         chunk_tokens: int = 512,
         shared_tokens: int = SHARED_TOKENS,
         probe: bool = True,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.model: Any = model
+        self.on_progress = on_progress
         self.caches: Caches = make_caches(
             model, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens, shared_tokens=shared_tokens
         )
@@ -115,7 +118,10 @@ class Runner:
         """
         if reason := UNSOUND.get(type(self.model).__module__, ""):
             raise UnknownCacheError(reason)
-        wanted = [self.model(mx.array([tokens]), cache=make_prompt_cache(self.model))[0] for tokens, _ in PROBE]
+        wanted = []
+        for tokens, _ in PROBE:
+            wanted.append(self.model(mx.array([tokens]), cache=make_prompt_cache(self.model))[0])
+            self._wait(wanted[-1])
         ways = (True,) if type(self.model).__module__ in DISTURBED_LATER else (False, True)
         recordings = (True, False) if self.recordable else (False,)
         for self.rows_apart, self.recordable in product(ways, recordings):
@@ -155,6 +161,7 @@ class Runner:
                 for place, row in enumerate(rows):
                     got[row] = mx.concatenate([got[row][: done[row]], logits[place, : keep[place]]])
                 self.commit(forward, keep)
+                self._wait(logits)
             distance = max(_distance(told, alone) for told, alone in zip(got, wanted, strict=True))
         except (AttributeError, TypeError, ValueError, IndexError, AssertionError) as error:
             return f"the model reaches into its caches ({error})"
@@ -163,6 +170,11 @@ class Runner:
                 self.release(name)
         limit = LARGEST_ERROR if logits.dtype == mx.float32 else LARGEST_HALF_ERROR
         return "" if distance < limit else f"slot caches change the model's answer by {distance:.3g}"
+
+    def _wait(self, logits: mx.array) -> None:
+        """Compute one forward of the probe, which takes seconds on a slow device, and report progress."""
+        mx.eval(logits)
+        self.on_progress()
 
     def tap(self, layer_ids: Sequence[int]) -> None:
         """Make every forward from now on return the output of these layers."""
@@ -366,8 +378,9 @@ def _distance(told: mx.array, alone: mx.array) -> float:
 class AloneRunner(Runner):
     """Runner for a model with unsupported caches: its own ones, one sequence at a time, and every fed token is kept."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, on_progress: Callable[[], None] = lambda: None) -> None:
         self.model = model
+        self.on_progress = on_progress
         self.caches = Caches(table=SlotTable(), layers=[])
         self.rows_apart = False
         self.quantisation = WHOLE

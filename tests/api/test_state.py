@@ -280,6 +280,15 @@ async def test_a_model_in_use_is_a_conflict_on_every_route(site: Site, path: str
     assert "in use" in answer.text
 
 
+async def test_a_load_names_the_drafters_that_were_left_out(site: Site) -> None:
+    reason = Reason("cannot_draft", {"detail": "its weights cannot be read"})
+    draft = DraftSpecification("demo-draft", str(FOLDERS / "demo-draft"))
+    site.worker.snapshot = Snapshot(models=(loaded("demo-main", draft, unavailable={"draft_model": reason}),))
+    answer = (await site.client.post("/api/load", json={"model": "demo-main", "draft": "demo-draft"})).json()
+    assert (answer["draft"], answer["drafts"]) == (None, [])
+    assert answer["draft_unavailable"] == f"demo-draft: {reason}"
+
+
 async def test_load_takes_several_drafters() -> None:
     site = make_site(models=DRAFTERS)
     answer = (

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import shutil
 import struct
 import time
@@ -132,20 +133,20 @@ def test_padding_rows_do_not_keep_a_draft_away(tmp_path: Path) -> None:
     assert (unit.vocabulary_size, unit.drafts[0].vocabulary_size) == (288, 264)
 
 
-def test_a_draft_with_other_tokens_is_refused(tmp_path: Path) -> None:
+def test_a_draft_with_other_tokens_is_left_out(tmp_path: Path) -> None:
     target, draft = pair(tmp_path)
     path = draft / "tokenizer.json"
     content = json.loads(path.read_text())
     vocabulary = content["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     path.write_text(json.dumps(content))
-    refused(specification(target, draft), 'draft model "small" does not fit "tiny".*token 97')
+    left_out(specification(target, draft), 'draft model "small" does not fit "tiny".*token 97')
 
 
-def test_a_draft_without_rows_for_every_token_is_refused(tmp_path: Path) -> None:
+def test_a_draft_without_rows_for_every_token_is_left_out(tmp_path: Path) -> None:
     target, draft = pair(tmp_path)
     write_tiny_model(draft, "qwen3", vocabulary_size=258)
-    refused(specification(target, draft), "has 258 rows and none for token 259")
+    left_out(specification(target, draft), "has 258 rows and none for token 259")
 
 
 def test_without_tokenizer_json_equal_files_are_equal_tokens(tmp_path: Path) -> None:
@@ -154,26 +155,26 @@ def test_without_tokenizer_json_equal_files_are_equal_tokens(tmp_path: Path) -> 
         (folder / "tokenizer.json").rename(folder / "tokenizer.model")
     assert len(run(specification(target, draft))[1].drafts) == 1
     (draft / "tokenizer.model").write_bytes(b"another one")
-    refused(specification(target, draft), "cannot be compared; both models need a tokenizer.json")
+    left_out(specification(target, draft), "cannot be compared; both models need a tokenizer.json")
 
 
-def test_a_draft_with_another_added_token_is_refused_here_as_the_server_refuses_it(tmp_path: Path) -> None:
+def test_a_draft_with_another_added_token_is_left_out_here_as_the_server_refuses_it(tmp_path: Path) -> None:
     target, draft = pair(tmp_path)
     path = draft / "tokenizer.json"
     path.write_text(path.read_text().replace("<|pad|>", "<|think|>"))
-    refused(specification(target, draft), "token 259 is '<|pad|>' in the main model and '<|think|>' in the draft")
+    left_out(specification(target, draft), "token 259 is '<|pad|>' in the main model and '<|think|>' in the draft")
 
 
-def test_a_broken_draft_is_named(tmp_path: Path) -> None:
+def test_a_broken_draft_is_named_and_left_out(tmp_path: Path) -> None:
     target, draft = pair(tmp_path)
     edit_config(draft, model_type="no_such_architecture")
-    refused(specification(target, draft), 'draft model "small" cannot be loaded.*no_such_architecture not supported')
+    left_out(specification(target, draft), 'draft model "small" cannot be loaded.*no_such_architecture not supported')
 
 
-def test_a_broken_tokenizer_is_told(tmp_path: Path) -> None:
+def test_a_draft_with_a_broken_tokenizer_is_left_out(tmp_path: Path) -> None:
     target, draft = pair(tmp_path)
     (draft / "tokenizer.json").write_text("[]")
-    refused(specification(target, draft), "tokenizer.json is not valid")
+    left_out(specification(target, draft), "tokenizer.json is not valid")
 
 
 # --- broken folders -------------------------------------------------------------------------------------------
@@ -274,6 +275,13 @@ def test_a_broken_folder_is_one_clear_line_and_the_next_load_works(tmp_path: Pat
     shutil.rmtree(folder, ignore_errors=True)
     write_tiny_model(folder, "qwen3")
     assert run(specification(folder))[1].vocabulary_size == 260
+
+
+def left_out(spec: ModelSpecification, pattern: str) -> None:
+    """The unit loads without its drafter, for that reason."""
+    unit = run(spec)[1]
+    assert not unit.drafts
+    assert re.search(pattern, unit.left_out["draft_model"])
 
 
 def refused(spec: ModelSpecification, pattern: str) -> None:

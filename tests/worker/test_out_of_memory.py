@@ -115,8 +115,14 @@ def test_a_slow_engine_tells_its_parts_and_says_the_same(tmp_path: Path, family:
     calm = Pair(tmp_path, make_engine=lambda: engine_of(family))
     ask_all(calm)
     wanted = texts(calm)
-    slow, parts = Pair(tmp_path, make_engine=lambda: engine_of(family, slow_seconds=0.0)), []
-    slow.pool.on_progress = lambda: parts.append(slow.now)
+    parts: list[str] = []
+
+    def slow_engine() -> Engine:
+        engine = engine_of(family, slow_seconds=0.0)
+        engine.runner.on_progress = lambda: parts.append("")
+        return engine
+
+    slow = Pair(tmp_path, make_engine=slow_engine)
     ask_all(slow)
     assert texts(slow) == wanted
     assert len(parts) > 2 * 24, "some for every step"

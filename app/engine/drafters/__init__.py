@@ -6,7 +6,8 @@ without trying it. `open_drafters` decides which of them a loaded unit gets, and
 To add one: write a file here with a subclass of `Drafter`, and add a line to `METHODS` of `app/models/drafters/`.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
@@ -14,8 +15,8 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 from mlx import nn
 
-from app.core.errors import ModelUnavailable
-from app.core.messages import ModelSpecification
+from app.core.errors import ModelUnavailable, PacelineError
+from app.core.messages import ModelSpecification, short_text
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
@@ -24,6 +25,8 @@ from app.engine.sampling import SampledRow
 from app.models.draft_lengths import DRAFT_LENGTHS
 from app.models.drafters import DRAFT_MODEL, METHOD_NAMES
 from app.models.folder import ModelFolder
+
+_logger = logging.getLogger("paceline.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,18 @@ class LoadedUnit:
     max_context_tokens: int
     vocabulary_size: int
     drafts: tuple[LoadedDraft, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Method -> why its drafter could not be loaded."""
+    on_progress: Callable[[], None] = lambda: None
+    """Callback between the parts of a long step."""
 
     def draft(self, method: str) -> LoadedDraft:
         """Return the drafter of that method. Raises NoDraft, or ModelUnavailable with the reason why there is none."""
         for draft in self.drafts:
             if draft.method == method:
                 return draft
+        if method in self.left_out:
+            raise ModelUnavailable(self.left_out[method])
         if self.spec.draft_unavailable:
             raise ModelUnavailable(self.spec.draft_unavailable)
         raise NoDraft("draft model" if method == DRAFT_MODEL.name else f"{method} drafter")
@@ -301,8 +310,11 @@ def open_drafters(unit: LoadedUnit) -> Drafters:
             available[name] = kind.open(unit)
         except NoDraft as error:
             unavailable[name] = Reason("not_loaded", {"drafter": error.drafter})
-        except ModelUnavailable as error:
+        except PacelineError as error:
             unavailable[name] = Reason("cannot_draft", {"detail": error.message})
+        except Exception as error:
+            _logger.exception("the %s drafter of %s could not be opened", name, unit.spec.id)
+            unavailable[name] = Reason("cannot_draft", {"detail": short_text(error)})
     return Drafters(available, unavailable)
 
 

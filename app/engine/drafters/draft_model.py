@@ -5,10 +5,12 @@ stretch without drafts (several requests in a batch) the first proposal feeds wh
 the next first forward is two tokens wide.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
+from app.core.clock import Clock
 from app.core.errors import ModelUnavailable
 from app.core.reason import NO_REASON, Reason
 from app.core.step import DecodeRow
@@ -19,7 +21,10 @@ from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling import SampledRow, adjust, draw
 
-CATCH_UP_CHUNK_TOKENS = 512
+CATCH_UP_CHUNK_TOKENS = (16, 512)
+"""Shortest and longest chunk, in tokens, in which a lag is read."""
+CATCH_UP_SECONDS = (0.25, 1.0)
+"""Seconds of a chunk below which the next one is twice as long, and above which it is half as long."""
 CATCH_UP_WIDTH_TOKENS = 16
 """Largest lag, in tokens, fed in the first draft forward; a larger one is prefilled row by row in chunks."""
 
@@ -47,8 +52,17 @@ class DraftModel(Drafter):
     name = "draft_model"
     runner: Runner
 
-    def __init__(self, runner: Runner, *, target_vocabulary: int, max_context_tokens: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        target_vocabulary: int,
+        max_context_tokens: int,
+        clock: Clock = time.perf_counter,
+    ) -> None:
         self.runner = runner
+        self._clock = clock
+        self._chunk_tokens = CATCH_UP_CHUNK_TOKENS[0] * 4
         self._target_vocabulary = target_vocabulary
         self._max_context_tokens = max_context_tokens
         self._extend = getattr(runner.model, "extend", None)
@@ -59,7 +73,7 @@ class DraftModel(Drafter):
     def open(cls, unit: LoadedUnit) -> Drafter:
         draft = unit.draft(cls.name)
         try:
-            runner = Runner(draft.model, chunk_tokens=unit.spec.prefill_chunk_tokens)
+            runner = Runner(draft.model, chunk_tokens=unit.spec.prefill_chunk_tokens, on_progress=unit.on_progress)
         except UnknownCacheError as error:
             raise ModelUnavailable(f"the draft model's cache cannot be rolled back: {error}") from error
         return cls(runner, target_vocabulary=unit.vocabulary_size, max_context_tokens=draft.max_context_tokens)
@@ -112,10 +126,17 @@ class DraftModel(Drafter):
 
     def _read(self, name: str, tokens: Sequence[int]) -> None:
         """Feed all of `tokens` that the row has not read yet."""
+        least, most = CATCH_UP_CHUNK_TOKENS
         while (start := self.runner.length(name)) < len(tokens):
-            chunk = tokens[start : start + CATCH_UP_CHUNK_TOKENS]
+            began, chunk = self._clock(), tokens[start : start + self._chunk_tokens]
             self._feed([name], padded([chunk]), [len(chunk)])
-            mx.async_eval(self.runner.caches.arrays())
+            mx.eval(self.runner.caches.arrays())
+            self.runner.on_progress()
+            seconds = self._clock() - began
+            if seconds > CATCH_UP_SECONDS[1]:
+                self._chunk_tokens = max(least, self._chunk_tokens // 2)
+            elif seconds < CATCH_UP_SECONDS[0]:
+                self._chunk_tokens = min(most, self._chunk_tokens * 2)
 
     def settle(self, sequence_id: str, tokens: Sequence[int]) -> None:
         """Read `tokens` now, unless the model's rows can be cut anywhere."""

@@ -147,7 +147,8 @@ class FeatureDrafter(DraftModel):
     def open(cls, unit: LoadedUnit) -> Drafter:
         draft = unit.draft(cls.name)
         target = Target(unit.target, unit.config, unit.vocabulary_size)
-        return cls(Runner(draft.model, chunk_tokens=unit.spec.prefill_chunk_tokens, probe=False), target)
+        chunk_tokens, on_progress = unit.spec.prefill_chunk_tokens, unit.on_progress
+        return cls(Runner(draft.model, chunk_tokens=chunk_tokens, probe=False, on_progress=on_progress), target)
 
     def admit(self, request: Request) -> None:
         self.runner.claim(request.id, reservation(len(request.prompt_tokens), request.max_tokens))
