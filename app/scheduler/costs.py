@@ -7,12 +7,14 @@ from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from statistics import fmean
 from typing import NamedTuple
 
 from app.core.step import StepCost
 from app.models.draft_lengths import draft_lengths
+from app.models.drafters import AT_ONCE_METHODS
 
 PLAIN = "off"
 STALE_STEPS = 1_024
@@ -79,6 +81,15 @@ class Curve(NamedTuple):
         places = tuple(sorted(seconds))
         rise = max(beyond * (most - least) / max(1, last - first), UNKNOWN_SLOPE * least)
         return cls(places, tuple(seconds[place] for place in places), rise, steps)
+
+    @classmethod
+    def onward(cls, points: Mapping[int, float]) -> "Curve":
+        """Draw a curve through `points`, of which 0 is one, that goes on rising past the last one as before it."""
+        curve = cls.through(points, beyond=0.0)
+        if len(points) == 1:
+            return curve
+        (first, least), (last, most) = sorted(points.items())[-2:]
+        return curve._replace(rise=max(0.0, (most - least) / (last - first)))
 
     def at(self, drafts: int) -> float:
         """Return the estimated seconds for `drafts`."""
@@ -254,6 +265,10 @@ class CostTable:
         is_new = doublings > 0 and (doublings, method) not in self._slowdowns
         return self._untimed >= INTERVAL_STEPS or is_new or (len(known) < 2 and drafts not in known)
 
+    def knows_drafting(self, method: str) -> bool:
+        """Return whether it is known what a draft of this method costs, or it does not depend on their number."""
+        return method in AT_ONCE_METHODS or any(shape.method == method for shape in self._seen)
+
     def knows_plain(self, rows: int, samples: int) -> bool:
         """Return whether plain steps of `rows` rows have `samples` samples here, or were measured before this load."""
         known = self._forwards.get(Shape(PLAIN, rows, 0))
@@ -281,16 +296,18 @@ class CostTable:
         return self._drawn[method, rows, doublings]
 
     def _drafting(self, method: str, rows: int, slowdown: float) -> Curve:
-        """Return a method's drafting curve: 0 if never timed, flat beyond the longest timed length.
+        """Return a method's drafting curve: 0 if never timed; beyond the longest timed length flat where one forward
+        drafts all, else rising as before it.
         A batch scales the curve of another number of rows (methods pay per draft or once) to its own known costs."""
         timed: defaultdict[int, dict[int, float]] = defaultdict(lambda: {0: 0.0})
         for shape, cost in self._drafts.items():
             if shape.method == method:
                 timed[shape.rows][shape.drafts] = slowdown * (self._now(cost) or cost.value)
         own, known = timed.pop(rows, {}), max(timed.values(), key=len, default={0: 0.0})
-        law = Curve.through(known, beyond=0.0)
+        draw = partial(Curve.through, beyond=0.0) if method in AT_ONCE_METHODS else Curve.onward
+        law = draw(known)
         dearer = [own[drafts] / law.at(drafts) for drafts in own if law.at(drafts)] or [1.0]
-        return Curve.through({drafts: fmean(dearer) * law.at(drafts) for drafts in known} | own, beyond=0.0)
+        return draw({drafts: fmean(dearer) * law.at(drafts) for drafts in known} | own)
 
     def _points(self, method: str, rows: int) -> Mapping[int, float]:
         """Return the seconds of forwards by number of drafts.

@@ -258,7 +258,9 @@ class Governor:
             curves = self.costs.curves(method, rows, context)
             taken, tokens_read = self._reading[method]
             reading = max(0.0, taken.value) / max(1.0, tokens_read.value) * unread
-            for option in _options(method, max(longest), draft_lengths(self._cheap_tokens, rows)):
+            lengths = draft_lengths(self._cheap_tokens, rows)
+            most = max(longest) if self.costs.knows_drafting(method) else min(max(longest), certain + lengths[0])
+            for option in _options(method, most, lengths):
                 likely = hoped = float(rows - len(drafting))
                 length = option.num_draft_tokens
                 for tokens, doubt, most in beliefs:

@@ -123,7 +123,11 @@ class ScriptedEngine:
             return self._prefill(plan)
         assert plan.rows
         outcomes = tuple(self._decode(row) for row in plan.rows if not self._happens(self.missing_rate))
-        width = max(len(row.tokens) - row.computed + row.num_draft_tokens for row in plan.rows)
+        appended = {each.sequence_id: each.drafted for each in outcomes if each.appended}
+        width = max(
+            len(row.tokens) - row.computed + max(row.num_draft_tokens, appended.get(row.sequence_id, 0))
+            for row in plan.rows
+        )
         tokens = {row.sequence_id: row.tokens for row in plan.rows}
         forced = {each.sequence_id: self.forced([*tokens[each.sequence_id], *each.emitted]) for each in outcomes}
         offers: dict[str, dict[str, Offer]] = {name: {} for name in tokens}

@@ -51,10 +51,15 @@ def test_drafting_is_interpolated_by_method_whatever_its_law() -> None:
     assert costs.curves("mtp", 1).drafting.at(8) == 0.0, "an unknown method is free, so it is tried"
 
 
-def test_one_timed_length_is_a_bound_for_the_others() -> None:
-    costs = CostTable([StepCost("mtp", 1, 4, 0.02, 0.008)])
-    drafting = costs.curves("mtp", 1).drafting
-    assert (drafting.at(2), drafting.at(4), drafting.at(16)) == (0.004, 0.008, 0.008)
+@pytest.mark.parametrize(
+    ("timed", "longer"), [({4: 0.008}, 0.032), ({2: 0.006, 4: 0.008}, 0.020), ({2: 0.006, 4: 0.006}, 0.006)]
+)
+def test_beyond_the_longest_timed_length_drafting_rises_as_before_it(timed: dict[int, float], longer: float) -> None:
+    costs = CostTable(
+        StepCost(method, 1, drafts, 0.02, seconds) for method in ("mtp", "dflash") for drafts, seconds in timed.items()
+    )
+    assert costs.curves("mtp", 1).drafting.at(16) == pytest.approx(longer)
+    assert costs.curves("dflash", 1).drafting.at(16) == timed[4], "its drafts come at once"
 
 
 def test_drafting_is_timed_until_two_lengths_are_known_and_then_now_and_then() -> None:

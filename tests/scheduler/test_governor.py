@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from app.core.step import StepCost
 from app.scheduler.estimates import AcceptanceHistory, Drafting, DraftObservation
 from app.scheduler.governor import OFF, DraftChoice, Governor, Option, StepObservation
 from tests.scheduler.simulated import (
+    PLAIN_SECONDS,
     Drafter,
     Machine,
     Workload,
@@ -418,3 +420,16 @@ def test_a_pause_that_was_taken_for_the_cost_of_plain_decoding_is_found_out_soon
         governor.observe(StepObservation(1, 1 + asked, 0.03 if asked else 0.01, 0.0, drafts))
         choices.append(choice.why.kind)
     assert choices.count("measuring") >= 4, "one run of it in 32 steps"
+
+
+@pytest.mark.parametrize("cost", sorted(COSTS))
+@pytest.mark.parametrize("acceptance", [0.07, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("known", [(), (1,), (4,), (1, 16)])
+def test_the_first_request_beside_a_drafter_as_dear_as_the_target_is_nearly_plain(
+    cost: str, acceptance: float, known: tuple[int, ...]
+) -> None:
+    """Whatever the warm-up timed before its time was over."""
+    machine = Machine(COSTS[cost], {"draft_model": Drafter(acceptance, PLAIN_SECONDS)}, noise=0.05)
+    timed = [each for each in machine.measured() if each.method == "off" or each.drafts in known]
+    rates = [governed_rate(machine, 32, seed, Governor(timed)) for seed in range(10)]
+    assert fmean(rates) >= 0.9 * fixed_rate(machine)

@@ -35,6 +35,8 @@ class Method:
     names: tuple[str, ...] = ()
     """A folder is a drafter of this method when its config has one of `keys`, or an architecture with one of `names` in
     its name; when both are empty, the key `<name>_config` or an architecture with the method's name."""
+    at_once: bool = False
+    """Whether all drafts of a step cost what one costs, instead of a forward each."""
     is_head: bool = False
     """Whether it may lie inside the main model's own checkpoint."""
     other_names: tuple[str, ...] = ()
@@ -64,10 +66,13 @@ DRAFT_MODEL = Method(
     words={"en": "Draft model", "ja": "ドラフトモデル", "ko": "드래프트 모델", "zh-Hans": "草稿模型"},
 )
 NGRAM = Method(
-    name="ngram", drafts_with="text", words={"en": "N-grams", "ja": "N-gram", "ko": "N-그램", "zh-Hans": "N-gram"}
+    name="ngram",
+    drafts_with="text",
+    at_once=True,
+    words={"en": "N-grams", "ja": "N-gram", "ko": "N-그램", "zh-Hans": "N-gram"},
 )
 METHODS = (
-    Method(name="dflash", drafts_with="features", words={"en": "DFlash"}, config=DFlashConfig),
+    Method(name="dflash", drafts_with="features", words={"en": "DFlash"}, config=DFlashConfig, at_once=True),
     MTP,
     Method(
         name="eagle3",
@@ -89,6 +94,8 @@ FEATURE_METHODS = tuple(method.name for method in METHODS if method.drafts_with 
 DRAFT_METHODS = tuple(method.name for method in METHODS if method.drafts_with != "text")
 """Methods that need a drafter on disk."""
 TEXT_METHODS = tuple(method.name for method in METHODS if method.drafts_with == "text")
+AT_ONCE_METHODS = tuple(method.name for method in METHODS if method.at_once)
+"""Methods whose drafts cost the same however many they are."""
 
 
 def drafter_method(config: Config) -> str:
