@@ -235,7 +235,7 @@ def chat(
         conversation.say(once)
 
 
-@application.command(epilog="Example: `paceline bench demo-assistant --svg speed.svg --apply`")
+@application.command(epilog="Example: `paceline bench demo-assistant --json speed.json --apply`")
 def bench(
     model: Model,
     *,
@@ -243,7 +243,6 @@ def bench(
     minutes: Annotated[float, typer.Option(min=0.05, max=60, help="Duration; less time, fewer settings.")] = 3.0,
     rounds: Annotated[int, typer.Option(min=1, max=9, help="Rounds per setting.")] = 3,
     json: Annotated[Path | None, typer.Option(help="Also write all results to this file.")] = None,
-    svg: Annotated[Path | None, typer.Option(help="Also plot speed by draft length to this file.")] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Apply the recommendation to MODEL.")] = False,
 ) -> None:
     """Does drafting pay for MODEL on this computer? Measured by the running server, or by one just for this."""
@@ -251,7 +250,7 @@ def bench(
 
     asked = {"model": model, "prompts": prompt or [], "minutes": minutes, "rounds": rounds, "grid": "full"}
     with reported_errors():
-        bench_model(asked, kept_settings(), screen=console(), json_file=json, svg_file=svg, apply=apply)
+        bench_model(asked, kept_settings(), screen=console(), json_file=json, apply=apply)
 
 
 @application.command(

@@ -21,9 +21,9 @@ import mlx.core as mx
 import numpy as np
 from transformers import AutoTokenizer
 
-from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep, RowOutcome
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine.acceptance import MODES
 from app.engine.drafters import LoadedUnit
 from app.engine.engine import Engine, open_engine

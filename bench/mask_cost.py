@@ -15,9 +15,10 @@ import mlx.core as mx
 from mlx_lm.models import qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
-from app.core.messages import Generate, ModelSpecification
+from app.core.messages import Generate
 from app.core.request import Grammar, Request, SamplingParameters
 from app.core.step import DecodeRow
+from app.core.unit import ModelSpecification
 from app.engine.constraints import Constraints
 from app.engine.sampling import SampledRow
 from app.text.constraint import AnswerConstraint, Vocabulary

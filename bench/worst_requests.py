@@ -14,9 +14,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from app.core.messages import Generate, ModelSpecification
+from app.core.messages import Generate
 from app.core.request import Grammar, Request, SamplingParameters
 from app.core.step import StepPlan, StepResult
+from app.core.unit import ModelSpecification
 from app.engine.engine import Engine
 from app.scheduler.scheduler import Scheduler
 from app.text.constraint import AnswerConstraint, Vocabulary

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification, Stay
+from app.core.unit import DraftSpecification, LoadedModel, ModelSpecification, Stay
 
 
 def loaded(

@@ -17,8 +17,8 @@ from app.admin.measuring import Wish
 from app.admin.model_routes import render_model
 from app.admin.model_view import sizes
 from app.core.errors import InvalidRequest
-from app.core.messages import LoadedModel
 from app.core.reason import NO_REASON, Reason, reason_object
+from app.core.unit import LoadedModel
 from app.hub.hub_search import published_for
 from app.model_settings import SPECULATION, Id
 from app.models.catalog import CatalogModel

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from app.admin.model_view import ModelView
 from app.core.errors import PacelineError, SpeculationUnavailable
-from app.core.messages import LoadedModel, ModelSpecification
+from app.core.unit import LoadedModel, ModelSpecification
 from app.model_settings import Id
 from app.models.catalog import CatalogModel
 from app.models.drafters import DRAFT_METHODS

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from app.core.errors import InsufficientMemory, ModelUnavailable, SpeculationUnavailable
-from app.core.messages import ModelSpecification
+from app.core.unit import ModelSpecification
 from app.models.catalog import CatalogModel
 from app.models.footprint import Footprint, cache_families, kv_refusal, main_footprint
 from app.models.pairing import NOT_MEASURED, Candidate, Speedups, candidates_for

@@ -25,8 +25,8 @@ from app.admin.live import while_welcome
 from app.admin.model_routes import ModelBody
 from app.admin.request_routes import NoBody, current_requests
 from app.core.errors import InvalidRequest, StoreUnavailable
-from app.core.messages import LoadedModel
 from app.core.reason import reason_object
+from app.core.unit import LoadedModel
 from app.serving.auth import is_let_in
 from app.serving.document import EVENTS, told
 from app.serving.gate import Body, Sent
@@ -159,6 +159,7 @@ def server_state(admin: AdminContext) -> dict[str, Any]:
             "active_bytes": snapshot.active_bytes,
             "cached_bytes": snapshot.cached_bytes,
             "peak_bytes": snapshot.peak_bytes,
+            "text_bytes": snapshot.text_bytes,
             "pressure": snapshot.memory_pressure,
         },
         "models": [_loaded_model(model) for model in snapshot.models],

@@ -18,7 +18,7 @@ from app.core.request import Past
 from app.serving.document import problems
 from app.serving.errors import Rejected
 from app.serving.gate import Body, Sent
-from app.serving.journal import Record
+from app.serving.record import Record
 from app.worker.client import WorkerClient
 
 SHOWN_RUNNING = 100

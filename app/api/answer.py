@@ -28,9 +28,9 @@ from app.models.prompt_size import check_prompt
 from app.serving.auth import identity_of
 from app.serving.context import Context, context_of
 from app.serving.errors import error_object, words_for
-from app.serving.journal import Record
+from app.serving.record import Record
 from app.serving.sse import DONE, EventStream, KeptFrames, comment, frame
-from app.worker.client import RequestStream
+from app.worker.request_stream import RequestStream
 
 MANY_CHOICES = 64
 """Number of choices from which an answer is encoded in a thread, so that other streams are not held up."""

@@ -25,8 +25,9 @@ from pydantic import (
 from app.api.ignored import ignored_fields
 from app.api.structured import GUIDED, format_grammar, wished_grammar
 from app.core.errors import InvalidRequest, SpeculationUnavailable
-from app.core.messages import UNSAID, Generate, ModelSpecification, Stay
+from app.core.messages import Generate
 from app.core.request import Grammar, SamplingParameters, SpeculationRequest
+from app.core.unit import UNSAID, ModelSpecification, Stay
 from app.model_settings import ModelSettings
 from app.models.drafters import AUTO, DRAFT_METHODS, METHOD_NAMES, OFF
 from app.serving.auth import authorize_operator, identity_of

@@ -26,8 +26,8 @@ from app.api.answer import unless_client_leaves
 from app.api.commands import ModelName
 from app.api.shapes import Model, ModelList, OllamaModels
 from app.core.errors import ModelNotFound, ModelUnavailable
-from app.core.messages import LoadedModel, Stay
 from app.core.prefix_files import clear_prompts
+from app.core.unit import LoadedModel, Stay
 from app.models.catalog import CatalogModel
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of

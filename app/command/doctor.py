@@ -30,9 +30,9 @@ from app.core import descriptors
 from app.core.errors import StoreUnavailable
 from app.core.host import Pressure, chip_name, memory_pressure, wired_limit_mb
 from app.core.installation import DISTRIBUTION, newer_version, this_installation
-from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.server_file import read_server
 from app.core.setting_texts import local_url
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.models.footprint import unit_footprint
 from app.serving.awake import CAFFEINATE
 from app.serving.live_settings import LiveSettings

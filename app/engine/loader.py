@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
 from app.core.errors import InsufficientMemory, ModelUnavailable, PacelineError
-from app.core.messages import DraftSpecification, ModelSpecification
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.drafters import REGISTRY, LoadedDraft, LoadedUnit
 from app.engine.encoders import build_encoder
@@ -67,18 +67,8 @@ def load_unit(
         yield "checking", 0.0
         with _left_out(draft, left_out):
             drafts[draft.method] = draft, _build_draft(spec, draft, target)
-    total = target.weights_bytes + sum(part.weights_bytes for _, part in drafts.values())
-    done = 0
-    for read in _read_weights(target.model, slice_bytes):
-        done += read
-        yield "weights", min(1.0, done / max(1, total))
-    for draft, part in tuple(drafts.values()):
-        with _left_out(draft, left_out):
-            for read in _read_weights(part.model, slice_bytes):
-                done += read
-                yield "draft", min(1.0, done / max(1, total))
-        if draft.method in left_out:
-            del drafts[draft.method]
+    yield from _read_all(target, drafts, left_out, slice_bytes)
+    drafts = {method: drafts[method] for method in drafts if method not in left_out}
     memory.release()
     return LoadedUnit(
         spec=spec,
@@ -93,6 +83,22 @@ def load_unit(
         ),
         left_out=left_out,
     )
+
+
+def _read_all(
+    target: _Part, drafts: Mapping[str, tuple[DraftSpecification, _Part]], left_out: dict[str, str], slice_bytes: int
+) -> Iterator[tuple[str, float]]:
+    """Read all weights, yielding (phase, fraction 0–1) after every slice."""
+    total = target.weights_bytes + sum(part.weights_bytes for _, part in drafts.values())
+    done = 0
+    for read in _read_weights(target.model, slice_bytes):
+        done += read
+        yield "weights", min(1.0, done / max(1, total))
+    for draft, part in drafts.values():
+        with _left_out(draft, left_out):
+            for read in _read_weights(part.model, slice_bytes):
+                done += read
+                yield "draft", min(1.0, done / max(1, total))
 
 
 @contextmanager

@@ -15,8 +15,8 @@ import psutil
 
 from app.core.errors import InsufficientMemory, InvalidRequest
 from app.core.host import GIGABYTE, ceiling_from
-from app.core.messages import ModelSpecification
 from app.core.setting_texts import parse_size
+from app.core.unit import ModelSpecification
 from app.models.footprint import Footprint, unit_footprint
 
 LIMIT_VARIABLE = "PACELINE_MEMORY_LIMIT"

@@ -18,8 +18,9 @@ from operator import attrgetter
 from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
 from app.core.host import GIGABYTE, Pressure
-from app.core.messages import UNSAID, KeepModels, LoadedModel, LoadProgress, ModelSpecification, Stay
+from app.core.messages import KeepModels, LoadProgress
 from app.core.step import EnginePort
+from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.encoder_engine import EncoderEngine

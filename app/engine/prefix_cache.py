@@ -15,9 +15,9 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from app.core.messages import ModelSpecification
 from app.core.prefix_files import PrefixState
 from app.core.request import Request
+from app.core.unit import ModelSpecification
 from app.engine.drafters import Drafter
 from app.engine.lanes import reservation
 from app.engine.memory import on_cpu

@@ -19,7 +19,6 @@ import msgspec
 
 from app.core.clock import Clock
 from app.core.errors import ModelUnavailable
-from app.core.messages import ModelSpecification
 from app.core.request import Request, SamplingParameters
 from app.core.step import (
     DecodeRow,
@@ -31,6 +30,7 @@ from app.core.step import (
     StepCost,
     StepResult,
 )
+from app.core.unit import ModelSpecification
 from app.models.draft_lengths import draft_lengths
 from app.models.drafters import TEXT_METHODS
 from app.models.safe_files import read_object, write_privately

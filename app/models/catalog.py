@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from app.core.clock import Clock
 from app.core.errors import DiskUnavailable, ModelNotFound, ModelUnavailable
-from app.core.messages import DraftSpecification
+from app.core.unit import DraftSpecification
 from app.models.drafters import DRAFT_MODEL, MTP, drafter_method
 from app.models.drafters.formats import head_tensors
 from app.models.folder import MAX_FILES, read_folder

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import WHOLE, Quantisation
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.models.config_values import HIDDEN_KEYS, LAYER_KEYS, VOCABULARY_KEYS, context_tokens, text_number, text_part
 from app.models.drafters import FEATURE_METHODS, MTP
 from app.models.encoders import BATCH_TOKENS

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any, Literal
 
 from app.core.errors import ModelUnavailable
-from app.core.messages import ModelSpecification
+from app.core.unit import ModelSpecification
 from app.models.catalog import CatalogModel
 from app.models.config_values import VOCABULARY_KEYS, text_number
 from app.models.drafters import DRAFT_METHODS, METHOD_NAMES, TEXT_METHODS, check_drafter, read_drafter

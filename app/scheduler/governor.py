@@ -237,6 +237,11 @@ class Governor:
         most = max(row.forced, self._longest.get(method, LONGEST_DRAFT))
         return min(row.most_drafts, most if offered is None else row.forced + len(offered.tokens))
 
+    def _options_of(self, method: str, longest: Sequence[int], certain: int, rows: int) -> Sequence[Option]:
+        """Return the options of a method to weigh; one that was never timed drafts a single token first."""
+        most = max(longest) if self.costs.knows_drafting(method) else min(max(longest), certain + 1)
+        return _options(method, most, draft_lengths(self._cheap_tokens, rows))
+
     def _weigh(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Mapping[Option, _Estimate]:
         self._offering |= {name for row in drafting for name in row.offered}
         estimates = {OFF: _Estimate(rows, rows)}
@@ -258,9 +263,7 @@ class Governor:
             curves = self.costs.curves(method, rows, context)
             taken, tokens_read = self._reading[method]
             reading = max(0.0, taken.value) / max(1.0, tokens_read.value) * unread
-            lengths = draft_lengths(self._cheap_tokens, rows)
-            most = max(longest) if self.costs.knows_drafting(method) else min(max(longest), certain + lengths[0])
-            for option in _options(method, most, lengths):
+            for option in self._options_of(method, longest, certain, rows):
                 likely = hoped = float(rows - len(drafting))
                 length = option.num_draft_tokens
                 for tokens, doubt, most in beliefs:

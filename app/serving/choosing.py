@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from app.core.errors import ModelNotFound, SpeculationUnavailable
-from app.core.messages import DraftSpecification
+from app.core.unit import DraftSpecification
 from app.model_settings import ModelSettings
 from app.models.catalog import CatalogModel, FolderCatalog
 from app.models.drafters import DRAFT_METHODS, DRAFT_MODEL, OFF, TEXT_METHODS

@@ -15,7 +15,8 @@ from app.serving.measurements import Measurements
 from app.serving.resolver import Resolver
 from app.serving.sse import KeptFrames
 from app.settings import Settings
-from app.worker.client import RequestStream, WorkerClient
+from app.worker.client import WorkerClient
+from app.worker.request_stream import RequestStream
 
 
 class Activity:

@@ -11,17 +11,9 @@ from typing import Any
 import msgspec
 
 from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
-from app.core.messages import (
-    UNSAID,
-    USUAL_STAY,
-    DraftSpecification,
-    KeepModels,
-    LoadedModel,
-    LoadProgress,
-    ModelSpecification,
-    Stay,
-)
+from app.core.messages import KeepModels, LoadProgress
 from app.core.request import SpeculationRequest
+from app.core.unit import UNSAID, USUAL_STAY, DraftSpecification, LoadedModel, ModelSpecification, Stay
 from app.model_settings import ModelSettings, split_profile
 from app.models.catalog import CatalogModel, FolderCatalog
 from app.models.config_values import context_tokens

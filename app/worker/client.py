@@ -8,17 +8,17 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, get_args
 
-from app.core.clock import Alarm
+import msgspec
+
 from app.core.errors import ModelUnavailable, PacelineError, WorkerGone
 from app.core.messages import (
-    UNSAID,
     Accepted,
     Cancel,
     ClearPrefixes,
+    Command,
     Delta,
     Event,
     Failed,
@@ -26,169 +26,29 @@ from app.core.messages import (
     Generate,
     Heartbeat,
     KeepModels,
-    LoadedModel,
     LoadModel,
     LoadProgress,
     ModelLoaded,
-    ModelSpecification,
     ModelUnloaded,
     PromptTold,
     ReadPrompt,
     Ready,
     Snapshot,
-    Stay,
     UnloadModel,
     error_of,
     failed_frame,
 )
 from app.core.reason import Reason
+from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
+from app.worker.request_stream import BUFFER_EVENTS, RequestStream, StreamEvent
 from app.worker.supervisor import Supervisor
 
-StreamEvent = Accepted | Delta | Finished
-
-BUFFER_EVENTS = 4096
-MOST_IN_FLIGHT = 64
-"""Most choices of one request in the worker at once: two batches of an encoder. Others of its owner get turns."""
 INTERNAL_ERROR = "Internal error: see the log of the server."
 READY_SECONDS = 20.0
 LOAD_ENDED = frozenset({"ready", "failed", "abandoned"})
 """Phases of the last `LoadProgress` of a load."""
 
 _logger = logging.getLogger("paceline.client")
-
-
-class RequestStream:
-    """The events of one request, of all its prompts, in one queue of at most `limit` events for one reader.
-
-    Many prompts are sent to the worker a few at a time, so that they neither fill its queue nor delay other requests.
-    `on_event` is called with each event as it comes, and with the error that ends the request; `cancel` cancels one
-    prompt in the worker. Choices are numbered across prompts: prompt × n + index.
-    """
-
-    def __init__(
-        self,
-        commands: Sequence[Generate],
-        *,
-        cancel: Callable[[str], None],
-        on_event: Callable[[StreamEvent | PacelineError], None] = lambda _event: None,
-        limit: int = BUFFER_EVENTS,
-    ) -> None:
-        self.model_id = commands[0].model.id
-        self._first_choices = {command.id: position * command.n for position, command in enumerate(commands)}
-        self._open_choices = {command.id: command.n for command in commands}
-        """Number of open choices, for each prompt that has not ended."""
-        self._unaccepted = set(self._open_choices)
-        self._cancel = cancel
-        self._on_event = on_event
-        self._limit = limit
-        self._events: deque[StreamEvent] = deque()
-        self._error: PacelineError | None = None
-        self._changed = asyncio.Event()
-        self._in_flight = 0
-        """Choices that are in the worker."""
-        self._most_in_flight = min(MOST_IN_FLIGHT, max(1, commands[0].model.queue_limit // 2))
-        self._left = asyncio.Event()
-        """Set when a choice leaves the worker, or when nothing more is to be sent."""
-        self._alarm = Alarm(self._wake_late)
-        self._late = False
-        self._closed = False
-
-    @property
-    def ended(self) -> bool:
-        """Whether no further event is taken: the last event or an error has come, or the reader has left."""
-        return self._closed or self._error is not None or not self._open_choices
-
-    @property
-    def running(self) -> bool:
-        """Whether `next` still has something to return or raise."""
-        return bool(self._events or self._open_choices or self._error)
-
-    def is_open(self, request_id: str) -> bool:
-        """Return whether this prompt has not ended yet."""
-        return not self.ended and request_id in self._open_choices
-
-    def choice(self, event: Delta | Finished) -> int:
-        """Return the number of the choice that an event belongs to."""
-        return self._first_choices[event.id] + event.index
-
-    def put(self, event: StreamEvent) -> None:
-        """Queue one event of the worker; if the reader is too slow, the request fails."""
-        if self.ended:
-            return
-        if len(self._events) >= self._limit:
-            _logger.warning("cancelled %s: its client does not read", event.id)
-            self.fail(PacelineError("The client does not read its answer.", code="client_too_slow"))
-            return
-        self._on_event(event)
-        if isinstance(event, Accepted):
-            self._unaccepted.discard(event.id)
-        elif isinstance(event, Finished):
-            self._open_choices[event.id] -= 1
-            self._in_flight -= 1
-            self._left.set()
-            if not self._open_choices[event.id]:
-                del self._open_choices[event.id]
-        self._events.append(event)
-        self._changed.set()
-
-    def fail(self, error: PacelineError) -> None:
-        """End with `error`, which the reader gets after the queued events; cancel what runs."""
-        if not self.ended:
-            self._error = error.with_traceback(None)  # its frames would keep the prompt
-            self._on_event(error)
-            self._cancel_open()
-            self._changed.set()
-            self._left.set()
-
-    async def next(self, seconds: float | None = None) -> StreamEvent | None:
-        """Return the next event; None after the last one, or if none came in time. Raises the error that ended it."""
-        if not self._events:
-            await self._wait(lambda: bool(self._events) or self.ended, seconds)
-        if self._events:
-            return self._events.popleft()
-        if self._error is not None:
-            raise self._error
-        return None
-
-    async def wait_turn(self, choices: int) -> bool:
-        """Wait until `choices` more may be sent, and count them as in flight. False if there is nothing to send."""
-        while not self.ended and self._in_flight and self._in_flight + choices > self._most_in_flight:
-            self._left.clear()
-            await self._left.wait()
-        self._in_flight += choices
-        return not self.ended
-
-    async def wait_accepted(self, seconds: float) -> None:
-        """Return once the worker has accepted every prompt, or after `seconds`. Raises an error that came earlier."""
-        await self._wait(lambda: not self._unaccepted or self.ended, seconds)
-        if self._unaccepted and self._error is not None:
-            raise self._error
-
-    def close(self) -> None:
-        """Cancel what still runs, because the reader leaves. Never blocks, may be called twice."""
-        if not self.ended:
-            self._cancel_open()
-        self._closed = True
-        self._left.set()
-        self._alarm.close()
-
-    async def _wait(self, condition: Callable[[], bool], seconds: float | None) -> None:
-        """Wait until `condition` holds, or for `seconds`."""
-        self._late = False
-        if seconds is not None:
-            self._alarm.set(seconds)
-        while not condition() and not self._late:
-            self._changed.clear()
-            await self._changed.wait()
-        self._alarm.put_off()
-
-    def _wake_late(self) -> None:
-        self._late = True
-        self._changed.set()
-
-    def _cancel_open(self) -> None:
-        for request_id in tuple(self._open_choices):
-            self._cancel(request_id)
 
 
 class WorkerClient(Supervisor):
@@ -210,7 +70,9 @@ class WorkerClient(Supervisor):
         self._used: dict[str, ModelSpecification] = {}
         """Model id -> the unit that was last asked for, in order of the last request."""
         self._lost: dict[str, LoadedModel] = {}
-        """Models that the next worker loads at once, as they were in memory."""
+        """Models of earlier workers, as they were in memory, until they are loaded again."""
+        self._restores = True
+        """Whether the next worker loads them at once."""
         self.progress: dict[str, LoadProgress] = {}
         """Model id -> the last progress of a load under way."""
         self.snapshot = Snapshot()
@@ -287,6 +149,15 @@ class WorkerClient(Supervisor):
         if self._streams.pop(request_id, None) is not None:
             self._cancel(request_id)
 
+    def send(self, command: Command) -> None:
+        """Queue a command, as `Supervisor.send`. A model that an earlier worker had stays as long as it did there."""
+        if not isinstance(command, Generate | LoadModel) or command.model.id not in self._lost:
+            super().send(command)
+            return
+        stay = command.stay.over(self._lost[command.model.id].stay)
+        super().send(msgspec.structs.replace(command, stay=stay))
+        del self._lost[command.model.id]
+
     def loaded(self) -> dict[str, LoadedModel]:
         """Return the models in the worker's memory, by id."""
         return {model.id: model for model in self.snapshot.models}
@@ -318,6 +189,7 @@ class WorkerClient(Supervisor):
         """Set how long models stay in memory, in this worker and in every later one. Loads nothing."""
         if settings != self._kept:
             self._kept = settings
+            self._lost = {name: msgspec.structs.replace(model, stay=UNSAID) for name, model in self._lost.items()}
             with contextlib.suppress(WorkerGone):
                 self.send(settings)
 
@@ -391,10 +263,9 @@ class WorkerClient(Supervisor):
         """Tell a new worker how long models stay, and let it load the models that the last one had."""
         self.send(self._kept)
         for model_id in reversed(self._used):
-            if model_id in self._lost and model_id not in self.quarantined:
-                model = self._lost[model_id]
-                self._used[model_id] = model.unit
-                self.send(_load(model.unit, model.stay))
+            if self._restores and model_id in self._lost and model_id not in self.quarantined:
+                self._used[model_id] = self._lost[model_id].unit
+                self.send(_load(self._used[model_id], UNSAID))
 
     def _on_exit(self, cause: Reason) -> None:
         message = (
@@ -404,9 +275,8 @@ class WorkerClient(Supervisor):
             error = WorkerGone(message, retry_after_seconds=self.retry_after_seconds)
             if self._fail(request_id, error):
                 self._publish(failed_frame(request_id, error))
-        # If workers die in quick succession, a loaded model may be the cause.
-        loaded = () if self._pause_seconds else self.snapshot.models
-        self._lost = {model.id: model for model in loaded if model.state == "ready"}
+        self._restores = not self._pause_seconds  # if workers die in quick succession, a loaded model may be the cause
+        self._lost |= {model.id: model for model in self.snapshot.models if model.state == "ready"}
         self.progress.clear()
         self.snapshot = Snapshot()
         self.ready_info = None

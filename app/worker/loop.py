@@ -42,6 +42,8 @@ REMEMBER_SECONDS = 30.0
 TRIM_STEPS = 256
 """Steps after which freed buffers are returned to the system; also done when idle."""
 LOADING_RETRY_SECONDS = 5
+TEXT_STEP_BYTES = 16 << 20
+"""Precision of the memory that text processes are said to take: each change is sent to the server."""
 RELIEF_SECONDS = 10.0
 """Seconds between two releases of memory while the system is short of it."""
 
@@ -60,6 +62,7 @@ class Loop:
         send: Callable[[Event], None],
         keep_costs: KeepCosts,
         crash_note: CrashNote,
+        text_bytes: Callable[[], int] = lambda: 0,
         clock: Clock = time.monotonic,
         hear_pressure: Callable[[], Pressure] = memory_pressure,
     ) -> None:
@@ -68,6 +71,7 @@ class Loop:
         self._text_thread = text_thread
         self._send = send
         self._keep_costs = keep_costs
+        self._text_bytes = text_bytes
         self._crash_note = crash_note
         self._clock = clock
         self._hear_pressure = hear_pressure
@@ -266,6 +270,7 @@ class Loop:
             active_bytes=active,
             cached_bytes=cached,
             peak_bytes=peak,
+            text_bytes=self._text_bytes() // TEXT_STEP_BYTES * TEXT_STEP_BYTES,
             memory_pressure=self._pool.pressure,
         )
         if snapshot == self._shown:
@@ -284,6 +289,7 @@ class Loop:
         self._next_house_work = now + HOUSEWORK_SECONDS
         for event in self._pool.expire():
             self._on_event(event)
+        self._text_thread.in_memory(frozenset(model.unit.path for model in self._pool.snapshot()))
         self._relieve(now)
         if self._busy():
             return

@@ -35,9 +35,10 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from app.core.messages import ModelSpecification, Ready, Shutdown
+from app.core.messages import Ready, Shutdown
 from app.core.request import SpeculationRequest
 from app.core.step import EnginePort
+from app.core.unit import ModelSpecification
 from app.engine import memory
 from app.engine.prefix_cache import CLOSE_SECONDS
 from app.engine.prefix_disk import Disk
@@ -117,7 +118,12 @@ def _serve(
     channel: WorkerChannel, ceiling_bytes: int, pool: EnginePool, costs: CostFiles, crash_note: CrashNote
 ) -> None:
     texts = Texts()
-    text_thread = TextThread(read=texts.read, send=channel.send, post=lambda each: loop.post(each))  # noqa: PLW0108 - defined below
+    text_thread = TextThread(
+        read=texts.read,
+        tidy=texts.tidy,
+        send=channel.send,
+        post=lambda each: loop.post(each),  # noqa: PLW0108 - defined below
+    )
     loop = Loop(
         pool=pool,
         open_scheduler=open_scheduler,
@@ -125,6 +131,7 @@ def _serve(
         send=channel.send,
         keep_costs=costs.keep,
         crash_note=crash_note,
+        text_bytes=lambda: texts.nbytes,
     )
 
     def terminate(_number: int, _frame: FrameType | None) -> None:

@@ -12,8 +12,9 @@ import msgspec
 
 from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, PacelineError
-from app.core.messages import LoadedModel, LoadModel, ModelSpecification, short_text
+from app.core.messages import LoadModel, short_text
 from app.core.step import EnginePort, FinishReason, StepCost, StepPlan, TokenEvent
+from app.core.unit import LoadedModel, ModelSpecification
 from app.engine.pool import EnginePool
 from app.models.footprint import RowSize
 from app.scheduler.scheduler import Scheduler

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any
 
 from app.core.clock import Clock
 from app.core.errors import PacelineError, QueueFull, WorkerGone
@@ -32,8 +32,19 @@ from app.core.messages import (
 )
 from app.core.step import TokenEvent
 from app.worker.answer import Answer, check_command, check_tokens
-from app.worker.texts import Reading, Unread
-from app.worker.thread_commands import Halt, LoopCommand, choice_of
+from app.worker.texts import Prompt, Reading, Unread
+from app.worker.thread_commands import (
+    Emitted,
+    Halt,
+    InMemory,
+    LoopCommand,
+    Queued,
+    ReadingDone,
+    Received,
+    Refused,
+    TextMessage,
+    choice_of,
+)
 
 BACKLOG_LIMIT = 1024
 """Most prompts that are not read yet; above it new requests are refused."""
@@ -45,7 +56,8 @@ _logger = logging.getLogger("paceline.text")
 class TextThread:
     """The worker's text side. `run` ends after a Shutdown, once every answer has ended; then it halts the loop.
 
-    `read` starts reading a prompt, `send` sends to the server, `post` to the MLX thread.
+    `read` starts reading a prompt, `tidy` ends what is not needed for models in these folders, `send` sends to the
+    server, `post` to the MLX thread.
     """
 
     def __init__(
@@ -54,6 +66,7 @@ class TextThread:
         read: Callable[[Generate], Reading],
         send: Callable[[Event], None],
         post: Callable[[LoopCommand], None],
+        tidy: Callable[[frozenset[str]], None] = lambda _paths: None,
         clock: Clock = time.monotonic,
         backlog_limit: int = BACKLOG_LIMIT,
     ) -> None:
@@ -62,8 +75,8 @@ class TextThread:
         self._clock = clock
         self._backlog_limit = backlog_limit
         self._post = post
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        """Work of the text thread, in order."""
+        self._tidy = tidy
+        self._inbox: queue.SimpleQueue[TextMessage] = queue.SimpleQueue()
         self._room = threading.Semaphore(DELIVERY_LIMIT)
         self._answers: dict[str, Answer] = {}
         self._drain_until: float | None = None
@@ -73,24 +86,28 @@ class TextThread:
 
     def receive(self, command: Command) -> None:
         """Queue one command; never blocks, also safe in a signal handler (Shutdown)."""
-        self._inbox.put(partial(self._obey, command, self._clock()))
+        self._inbox.put(Received(command, self._clock()))
 
     def queued(self, request_id: str, at: float) -> None:
         """Report a submission as queued; times here are seconds of the worker's monotonic clock."""
-        self._deliver(partial(self._with_answer, request_id, lambda answer: answer.queued(at)))
+        self._deliver(Queued(request_id, at))
 
     def refused(self, request_id: str, error: PacelineError) -> None:
         """Fail a submission before it was queued."""
-        self._deliver(partial(self._with_answer, request_id, lambda answer: answer.fail(error)))
+        self._deliver(Refused(request_id, error))
 
     def emitted(self, events: Sequence[TokenEvent], at: float) -> None:
         """Deliver the events of one step, or of one cancel."""
-        self._deliver(partial(self._feed, events, at))
+        self._deliver(Emitted(events, at))
 
-    def _deliver(self, work: Callable[[], None]) -> None:
-        """Queue work from the MLX thread; blocks while the text thread is `DELIVERY_LIMIT` deliveries behind."""
+    def _deliver(self, message: Queued | Refused | Emitted) -> None:
+        """Queue what the MLX thread tells; blocks while the text thread is `DELIVERY_LIMIT` deliveries behind."""
         self._room.acquire()
-        self._inbox.put(partial(self._stream, work))
+        self._inbox.put(message)
+
+    def in_memory(self, paths: frozenset[str]) -> None:
+        """Report the folders of the models that are in memory now."""
+        self._inbox.put(InMemory(paths))
 
     # --- the text thread --------------------------------------------------------------------------------------
 
@@ -104,12 +121,43 @@ class TextThread:
         """Do the queued work, in order; with `wait`, block until there is some. False once a Shutdown is complete."""
         left = None if self._drain_until is None else max(0.0, self._drain_until - self._clock())
         try:
-            (self._inbox.get(timeout=left) if wait else self._inbox.get_nowait())()
+            self._handle(self._inbox.get(timeout=left) if wait else self._inbox.get_nowait())
             for _ in range(self._inbox.qsize()):
-                self._inbox.get_nowait()()
+                self._handle(self._inbox.get_nowait())
         except queue.Empty:
             pass
         return not self._drained()
+
+    def _handle(self, message: TextMessage) -> None:
+        match message:
+            case Received():
+                self._obey(message.command, message.at)
+            case ReadingDone():
+                self._prompt_read(message)
+            case InMemory():
+                self._tidy(message.paths)
+            case Queued() | Refused() | Emitted():
+                began = self._clock()
+                self._room.release()
+                self._stream(message)
+                self._streamed_seconds += self._clock() - began
+
+    def _prompt_read(self, message: ReadingDone) -> None:
+        command = message.command
+        if isinstance(command, Generate):
+            self._with_answer(command.id, self._begin)
+        else:
+            self._tell_prompt(command, message.reading.result())
+
+    def _stream(self, message: Queued | Refused | Emitted) -> None:
+        match message:
+            case Emitted():
+                for event in message.events:
+                    self._with_answer(choice_of(event.request_id)[0], Answer.feed, event, message.at)
+            case Queued():
+                self._with_answer(message.request_id, Answer.queued, message.at)
+            case Refused():
+                self._with_answer(message.request_id, Answer.fail, message.error)
 
     def _obey(self, command: Command, received_at: float) -> None:
         match command:
@@ -137,53 +185,41 @@ class TextThread:
             self._send(failed_frame(command.id, error))
             return
         self._answers[command.id] = Answer(command, prompt, received_at, send=self._send, post=self._post)
-        prompt.add_done_callback(lambda _: self._inbox.put(partial(self._with_answer, command.id, self._begin)))
+        prompt.add_done_callback(lambda reading: self._inbox.put(ReadingDone(command, reading)))
 
     def _read_prompt(self, command: ReadPrompt) -> None:
-        def tell() -> None:
-            prompt = reading.result()
-            self._tell_work(prompt.seconds)
-            try:
-                if isinstance(prompt, Unread):
-                    raise prompt.error
-                check_tokens(command.prompt, prompt)
-            except PacelineError as error:
-                self._send(failed_frame(command.id, error))
-                return
-            text = b"".join(prompt.table.token_text(token)[1] for token in prompt.tokens).decode("utf-8", "replace")
-            notices = command.prompt.notices + prompt.notices
-            self._send(PromptTold(id=command.id, tokens=list(prompt.tokens), text=text, notices=notices))
-
         try:
             reading = self._read(command.prompt)
         except PacelineError as error:
             self._send(failed_frame(command.id, error))
             return
-        reading.add_done_callback(lambda _: self._inbox.put(tell))
+        reading.add_done_callback(lambda reading: self._inbox.put(ReadingDone(command, reading)))
+
+    def _tell_prompt(self, command: ReadPrompt, prompt: Prompt | Unread) -> None:
+        self._tell_work(prompt.seconds)
+        try:
+            if isinstance(prompt, Unread):
+                raise prompt.error
+            check_tokens(command.prompt, prompt)
+        except PacelineError as error:
+            self._send(failed_frame(command.id, error))
+            return
+        text = b"".join(prompt.table.token_text(token)[1] for token in prompt.tokens).decode("utf-8", "replace")
+        notices = command.prompt.notices + prompt.notices
+        self._send(PromptTold(id=command.id, tokens=list(prompt.tokens), text=text, notices=notices))
 
     def _begin(self, answer: Answer) -> None:
         prompt = answer.reading.result()
         self._tell_work(prompt.seconds)
         answer.begin(prompt)
 
-    def _stream(self, work: Callable[[], None]) -> None:
-        began = self._clock()
-        self._room.release()
-        work()
-        self._streamed_seconds += self._clock() - began
-
-    def _feed(self, events: Sequence[TokenEvent], at: float) -> None:
-        for event in events:
-            request_id, _ = choice_of(event.request_id)
-            self._with_answer(request_id, lambda answer: answer.feed(event, at))  # noqa: B023
-
-    def _with_answer(self, request_id: str, react: Callable[[Answer], None]) -> None:
-        """Call `react` with an answer that has not ended; an exception ends this answer and no other."""
+    def _with_answer(self, request_id: str, react: Callable[..., None], *values: Any) -> None:
+        """Call `react` with an answer that has not ended, and `values`; an exception ends this answer and no other."""
         answer = self._answers.get(request_id)
         if answer is None:
             return
         try:
-            react(answer)
+            react(answer, *values)
         except PacelineError as error:
             answer.fail(error)
         except Exception as error:

@@ -1,8 +1,9 @@
 """Tokenizers and templates, with one process per folder, so that a hostile one harms only itself.
 
-A process is started for a folder's first prompt and kept for the next ones; the least recently used is ended. While it
-works, it is killed if it exceeds its memory or is silent for too long; it limits its processor time itself
-(`app.worker.text_process`). Waiting requests get the reason as their error, and the next prompt starts another process.
+A process is started for a folder's first prompt and kept for the next ones. It ends when it has rested for some
+minutes, soon after its model has left memory, or when too many others were used since. While it works, it is killed if
+it exceeds its memory or is silent for too long; it limits its processor time itself (`app.worker.text_process`).
+Waiting requests get the reason as their error, and the next prompt starts another process.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from typing import Any, NoReturn, cast
 import msgspec
 import psutil
 
+from app.core.clock import Clock
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
 from app.core.messages import MAX_FRAME_BYTES, Failed, Generate, PromptRead, error_of
 from app.core.request import Constraint, Notice
@@ -32,6 +34,9 @@ from app.text.detokenizer import TokenTable
 from app.text.grammar import reasoning_of
 
 KEPT_FOLDERS = 4
+RESTING_SECONDS = 300.0
+"""Seconds without a prompt after which a process ends; of a model that is not in memory, `LEFT_SECONDS`."""
+LEFT_SECONDS = 20.0
 LOOK_SECONDS = 0.02
 SILENT_SECONDS = 60.0
 ENDING_SECONDS = 1.0
@@ -78,8 +83,11 @@ Reading = Future[Prompt | Unread]
 class Texts:
     """The readers of all folders. A folder whose modification time changed is read again. Called from one thread."""
 
-    def __init__(self, kept_folders: int = KEPT_FOLDERS) -> None:
+    def __init__(self, kept_folders: int = KEPT_FOLDERS, clock: Clock = time.monotonic) -> None:
         self._kept_folders = kept_folders
+        self._clock = clock
+        self.nbytes = 0
+        """Memory of all processes at the last `tidy`, in bytes."""
         self._readers: OrderedDict[tuple[str, int], TextReader] = OrderedDict()
 
     def read(self, command: Generate) -> Reading:
@@ -92,12 +100,23 @@ class Texts:
         if key not in self._readers:
             self._readers[key] = TextReader(Path(model.path))
         self._readers.move_to_end(key)
+        self._readers[key].used_at = self._clock()
         reading = self._readers[key].read(command)
         # The least recently used are closed; a busy one only when a later prompt comes.
         idle = [each for each, reader in self._readers.items() if reader.idle]
         for each in idle[: max(0, len(self._readers) - self._kept_folders)]:
             self._readers.pop(each).close()
         return reading
+
+    def tidy(self, in_memory: frozenset[str]) -> None:
+        """End the processes that rest; `in_memory` are the folders of the models that are loaded."""
+        now = self._clock()
+        for key, reader in tuple(self._readers.items()):
+            if not reader.idle:
+                reader.used_at = now
+            elif now - reader.used_at > (RESTING_SECONDS if key[0] in in_memory else LEFT_SECONDS):
+                self._readers.pop(key).close()
+        self.nbytes = sum(reader.nbytes for reader in self._readers.values())
 
     def close(self) -> None:
         """End every process, whatever it is doing."""
@@ -115,6 +134,8 @@ class TextReader:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._open: set[Reading] = set()
         self._process: TextProcess | None = None
+        self.used_at = 0.0
+        """Monotonic seconds of the last prompt that was queued or read."""
         self._refusal: tuple[PacelineError, float] | None = None
         self._logged: set[str] = set()
         """Codes of notices already logged for this folder."""
@@ -124,6 +145,11 @@ class TextReader:
     def idle(self) -> bool:
         """Whether no prompt is being read or waits."""
         return not self._open
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of its process, in bytes."""
+        return self._process.nbytes if self._process is not None else 0
 
     def read(self, command: Generate) -> Reading:
         """Queue the prompt of `command`; cancelling the future has an effect until its turn comes."""
@@ -228,7 +254,7 @@ class TextProcess:
             self.kill()
             raise error_of(table)
         self.table = table
-        self._limit_bytes = self._used_bytes() + PROMPT_BYTES
+        self._limit_bytes = self.nbytes + PROMPT_BYTES
 
     def constraint(self, command: Generate, grammar: str, prompt_end: str) -> Constraint | None:
         """Return the constraint on the answer to a prompt; its grammar was already compiled in the process."""
@@ -243,6 +269,14 @@ class TextProcess:
     def alive(self) -> bool:
         """Whether the process is running."""
         return self._process.poll() is None
+
+    @property
+    def nbytes(self) -> int:
+        """Resident memory, in bytes."""
+        try:
+            return int(psutil.Process(self._process.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
 
     def read(self, command: Generate) -> PromptRead:
         """Return the result for one prompt. Raises Ended."""
@@ -262,19 +296,13 @@ class TextProcess:
         silent_since = time.monotonic()
         try:
             while not self._connection.poll(LOOK_SECONDS):
-                if self._used_bytes() > self._limit_bytes:
+                if self.nbytes > self._limit_bytes:
                     self._end(f"takes more than {self._limit_bytes >> 20} MiB of memory")
                 if time.monotonic() - silent_since > SILENT_SECONDS:
                     self._end(f"did not answer for {SILENT_SECONDS:g} s")
             return msgspec.msgpack.decode(self._connection.recv_bytes(MAX_FRAME_BYTES), type=kind)
         except (OSError, EOFError, msgspec.MsgspecError):
             self._end("")
-
-    def _used_bytes(self) -> int:
-        try:
-            return int(psutil.Process(self._process.pid).memory_info().rss)
-        except psutil.Error:
-            return 0
 
     def _end(self, reason: str) -> NoReturn:
         """Kill the process and raise Ended with `reason`; empty if it ended by itself."""

@@ -1,18 +1,14 @@
-"""Messages between the worker's threads: commands for the MLX thread, and the ids of choices."""
+"""Messages between the worker's threads: to the MLX thread, to the text thread; and the ids of choices."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from app.core.messages import (
-    UNSAID,
-    Cancel,
-    ClearPrefixes,
-    KeepModels,
-    LoadModel,
-    ModelSpecification,
-    Stay,
-    UnloadModel,
-)
+from app.core.errors import PacelineError
+from app.core.messages import Cancel, ClearPrefixes, Command, Generate, KeepModels, LoadModel, ReadPrompt, UnloadModel
 from app.core.request import Request
+from app.core.step import TokenEvent
+from app.core.unit import UNSAID, ModelSpecification, Stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +27,59 @@ class Halt:
 
 
 LoopCommand = Submission | Cancel | LoadModel | KeepModels | UnloadModel | ClearPrefixes | Halt
-"""Command for the MLX thread."""
+"""Message to the MLX thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A command of the server. Times here are seconds of the worker's monotonic clock."""
+
+    command: Command
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingDone:
+    """The result of reading the prompt of `command` is known."""
+
+    command: Generate | ReadPrompt
+    reading: Any
+    """A finished `Reading` of `app.worker.texts`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A submission is queued for its engine."""
+
+    request_id: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A submission was refused before it was queued."""
+
+    request_id: str
+    error: PacelineError
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """The events of one step, or of one cancel."""
+
+    events: Sequence[TokenEvent]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """The folders of the models that are in memory now."""
+
+    paths: frozenset[str]
+
+
+TextMessage = Received | ReadingDone | Queued | Refused | Emitted | InMemory
+"""Message to the text thread."""
 
 
 def choice_id(request_id: str, index: int) -> str:

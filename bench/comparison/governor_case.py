@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import SpeculationRequest
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine.engine import Engine
 from app.serving.sweep.grid import GOVERNOR, LENGTHS, PLAIN, Setting
 from app.text.template import TextModel

@@ -10,10 +10,10 @@ from time import perf_counter
 
 import mlx.core as mx
 
-from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.statistics import Statistics
 from app.core.step import DecodeStep, StepCost, StepResult
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine.drafters import LoadedUnit
 from app.engine.engine import Engine, open_engine
 from app.engine.loader import load_unit

@@ -10,20 +10,9 @@ import httpx2
 
 from app.admin.context import AdminContext
 from app.core.errors import InsufficientMemory, ModelInUse
-from app.core.messages import (
-    UNSAID,
-    Accepted,
-    Delta,
-    Finished,
-    Generate,
-    LoadedModel,
-    ModelLoaded,
-    ModelSpecification,
-    Ready,
-    Snapshot,
-    Stay,
-)
+from app.core.messages import Accepted, Delta, Finished, Generate, ModelLoaded, Ready, Snapshot
 from app.core.statistics import MethodStatistics, Statistics
+from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
 from app.main import admin_context, build, measured_in
 from app.models.catalog import FolderCatalog, default_catalog
 from app.serving.context import Activity, Context

@@ -14,7 +14,8 @@ import pytest
 
 from app.admin.downloading import Downloads
 from app.core.download import Download
-from app.core.messages import DraftSpecification, Ready, Snapshot
+from app.core.messages import Ready, Snapshot
+from app.core.unit import DraftSpecification
 from app.hub.hub_files import Hub, HubToken
 from app.hub.hub_search import FoundRepository, search
 from app.main import admin_context, build

@@ -6,8 +6,9 @@ import pytest
 
 from app.admin.live import LiveFeed
 from app.core.errors import StoreUnavailable
-from app.core.messages import Delta, DraftSpecification, LoadProgress, Ready, Snapshot
+from app.core.messages import Delta, LoadProgress, Ready, Snapshot
 from app.core.reason import Reason
+from app.core.unit import DraftSpecification
 from app.main import build
 from app.serving.measurements import Pace
 from app.store.rows import RequestHistory
@@ -40,6 +41,7 @@ def site() -> Site:
         active_bytes=4_000,
         cached_bytes=500,
         peak_bytes=6_000,
+        text_bytes=120_000_000,
         memory_pressure="warning",
     )
     site.worker.progress = {"org/other": LoadProgress(model_id="org/other", phase="weights", fraction=0.25)}
@@ -68,6 +70,7 @@ async def test_the_state_names_worker_memory_models_loads_and_quarantine(site: S
         "active_bytes": 4_000,
         "cached_bytes": 500,
         "peak_bytes": 6_000,
+        "text_bytes": 120_000_000,
         "pressure": "warning",
     }
     (loaded,) = state["models"]

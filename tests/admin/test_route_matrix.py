@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from app.core.messages import UNSAID
+from app.core.unit import UNSAID
 from app.serving.auth import COOKIE
 from tests.admin.signing import PASSWORD, SignInSite, make_sign_in_site
 

@@ -11,7 +11,8 @@ import pytest
 
 from app.admin.settings_routes import OPTION_WORDS
 from app.core.errors import ModelInUse
-from app.core.messages import USUAL_STAY, Snapshot, Stay
+from app.core.messages import Snapshot
+from app.core.unit import USUAL_STAY, Stay
 from app.model_settings import ModelSettings
 from app.models.drafters import METHOD_NAMES
 from app.serving.live_settings import OWN_CATALOGS

@@ -18,25 +18,22 @@ from fastapi import FastAPI
 
 from app.core.errors import InvalidRequest, ModelNotFound, PacelineError
 from app.core.messages import (
-    UNSAID,
     Accepted,
     Delta,
     Event,
     Finished,
     Generate,
     KeepModels,
-    LoadedModel,
     LoadProgress,
     ModelLoaded,
-    ModelSpecification,
     PromptTold,
     Ready,
     Snapshot,
-    Stay,
     TokenText,
 )
 from app.core.reason import NO_REASON, Reason
 from app.core.statistics import Decision, MethodStatistics, Statistics
+from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
 from app.main import admin_context, build
 from app.model_settings import ModelSettings
 from app.models.catalog import CatalogModel, FolderCatalog
@@ -47,7 +44,7 @@ from app.serving.resolver import Resolver
 from app.serving.server import DrainingServer, bind, serve_config
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
-from app.worker.client import RequestStream, StreamEvent
+from app.worker.request_stream import RequestStream, StreamEvent
 from tests.models.drafters import DFLASH, DFLASH_TENSORS, EAGLE3, EAGLE3_TENSORS, write_drafter, write_main
 from tests.models.folders import write_model
 

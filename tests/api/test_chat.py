@@ -5,8 +5,9 @@ import json
 import pytest
 
 from app.core.errors import InvalidSetting
-from app.core.messages import DraftSpecification, Snapshot
+from app.core.messages import Snapshot
 from app.core.request import SpeculationRequest
+from app.core.unit import DraftSpecification
 from tests.api.fakes import DRAFTERS, FOLDERS, Site, chat_body, frames, make_site, names_of
 from tests.loaded import loaded
 

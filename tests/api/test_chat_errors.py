@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from app.core.errors import (
@@ -19,7 +20,7 @@ from app.core.errors import (
     context_overflow,
 )
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
-from tests.api.fakes import MODELS, USAGE, Site, failing, frames, make_site, model
+from tests.api.fakes import MODELS, USAGE, Site, chat_body, failing, frames, make_site, model
 from tests.models.folders import CONFIG, write_model
 
 pytestmark = pytest.mark.anyio
@@ -121,11 +122,13 @@ async def test_an_error_in_the_stream_is_one_frame_and_the_end(site: Site) -> No
 
 
 async def test_a_surprise_in_the_server_is_a_generic_500(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stumble(*_: object) -> None:
+    def stumble(*_: object, **_options: object) -> None:
         raise RuntimeError("/secret/path")
 
-    monkeypatch.setattr(site.context.measurements, "accepted", stumble)
-    response = await site.chat()
+    monkeypatch.setattr(site.worker, "open", stumble)
+    transport = httpx2.ASGITransport(site.app, raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        response = await client.post("/v1/chat/completions", json=chat_body())
     assert response.status_code == 500
     assert "secret" not in response.text
 

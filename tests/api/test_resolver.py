@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
-from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification, Snapshot
+from app.core.messages import Snapshot
+from app.core.unit import DraftSpecification, LoadedModel, ModelSpecification
 from app.models.safe_files import TensorInfo
 from app.serving.resolver import Resolver
 from tests.api.fakes import DRAFTERS, FOLDERS, MODELS, Site, drafter, make_site, model, names_of

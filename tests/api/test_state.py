@@ -9,19 +9,9 @@ import msgspec
 import pytest
 
 from app.core.errors import InvalidRequest, ModelInUse, WorkerGone
-from app.core.messages import (
-    UNSAID,
-    Accepted,
-    DraftSpecification,
-    Generate,
-    Heartbeat,
-    KeepModels,
-    LoadProgress,
-    Snapshot,
-    Stay,
-    TextWork,
-)
+from app.core.messages import Accepted, Generate, Heartbeat, KeepModels, LoadProgress, Snapshot, TextWork
 from app.core.reason import Reason
+from app.core.unit import UNSAID, DraftSpecification, Stay
 from tests.api.fakes import DRAFTERS, FOLDERS, Site, chat_body, failing, make_site
 from tests.loaded import loaded
 

@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from app.command.bench import as_svg, left_out, measurement_table
+from app.command.bench import left_out, measurement_table
 from app.core.errors import InvalidSetting
 from app.model_settings import SPECULATION
 from app.serving.live_settings import checked_model
@@ -26,6 +27,8 @@ from app.serving.sweep.report import (
     report_object,
     report_of,
 )
+from bench import plot
+from bench.plot import as_svg
 from tests.benchmark.sweeps import measured, swept
 
 PAYS_ALONE = {
@@ -364,3 +367,11 @@ def test_a_title_is_text_and_never_markup() -> None:
 def test_a_plot_of_nothing_says_so(speeds: dict[tuple[int, str, int], float]) -> None:
     text, _ = parsed(swept(speeds))
     assert "No drafting method was measured." in text
+
+
+def test_the_plot_is_written_from_the_results_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = swept(PAYS_ALONE).results(model="big", drafts={"dflash": "small"})
+    (tmp_path / "speed.json").write_text(json.dumps(results))
+    monkeypatch.setattr("sys.argv", ["plot", str(tmp_path / "speed.json"), str(tmp_path / "speed.svg")])
+    plot.main()
+    assert "Speed by draft length: big + small" in (tmp_path / "speed.svg").read_text()

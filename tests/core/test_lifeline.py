@@ -27,7 +27,8 @@ asyncio.run(serve())
 """
 PROMPT = """
 import asyncio, sys
-from app.core.messages import Generate, ModelSpecification
+from app.core.messages import Generate
+from app.core.unit import ModelSpecification
 from app.worker.client import WorkerClient
 async def serve():
     client = WorkerClient()

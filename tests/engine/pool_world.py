@@ -7,10 +7,11 @@ from typing import Any
 from mlx import nn
 
 from app.core.errors import ModelUnavailable
-from app.core.messages import KeepModels, ModelSpecification, Stay
+from app.core.messages import KeepModels
 from app.core.prefix_files import PrefixState
 from app.core.request import Request
 from app.core.step import EngineLimits, StepCost, StepPlan, StepResult
+from app.core.unit import ModelSpecification, Stay
 from app.engine.drafters import LoadedUnit
 from app.engine.pool import EnginePool, PoolEvent
 from app.models.footprint import Footprint

@@ -4,7 +4,7 @@ import pytest
 from mlx import nn
 from mlx_lm.models import qwen3_moe
 
-from app.core.messages import ModelSpecification
+from app.core.unit import ModelSpecification
 from app.engine.drafters import LoadedUnit
 from app.engine.engine import open_engine
 from app.engine.layers import cheap_tokens_of

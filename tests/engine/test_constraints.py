@@ -20,9 +20,10 @@ from hypothesis import strategies as some
 from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from app.core.messages import Generate, ModelSpecification
+from app.core.messages import Generate
 from app.core.request import Grammar, Reasoning, Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeRow, StepPlan, StepResult
+from app.core.unit import ModelSpecification
 from app.engine.constraints import Constraints
 from app.engine.drafters import Drafter
 from app.engine.engine import Engine

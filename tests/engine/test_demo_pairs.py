@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import Request, SamplingParameters, SpeculationRequest
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine.engine import Engine, open_engine
 from app.engine.loader import load_unit
 from app.scheduler.scheduler import Scheduler

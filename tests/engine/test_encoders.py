@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable
-from app.core.messages import ModelSpecification
 from app.core.request import Request
 from app.core.step import PrefillRow, PrefillStep
+from app.core.unit import ModelSpecification
 from app.engine import memory
 from app.engine.encoder_engine import EncoderEngine
 from app.engine.pool import EnginePool, LoadFailed, open_pool

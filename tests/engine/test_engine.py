@@ -8,10 +8,10 @@ import pytest
 from mlx import nn
 from mlx_lm.models.cache import ConcatenateKVCache
 
-from app.core.messages import ModelSpecification
 from app.core.reason import Reason
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeRow, DecodeStep, EngineLimits, Offer, PrefillRow, PrefillStep
+from app.core.unit import ModelSpecification
 from app.engine.drafters import Drafters, LoadedUnit, open_drafters
 from app.engine.drafters.ngram import Ngram
 from app.engine.engine import Engine

@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
 from app.core.errors import ModelUnavailable
-from app.core.messages import DraftSpecification, ModelSpecification
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.loader import load_unit

@@ -10,8 +10,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from app.core.errors import ModelUnavailable
-from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.reason import Reason
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.drafters import REGISTRY, LoadedUnit
 from app.engine.drafters.mtp import MtpModel, _layer

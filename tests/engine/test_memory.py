@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from app.core import footprint, host
+from app.core import host
 from app.core.errors import ModelUnavailable
-from app.core.messages import DraftSpecification, ModelSpecification
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.lanes import reservation
 from app.engine.runner import Runner
+from app.models import footprint
 from app.models.config_values import DEFAULT_CONTEXT_TOKENS, context_tokens
 from app.models.folder import inspect_folder
 from tests.tiny import FAMILIES, tiny_model, write_tiny_model

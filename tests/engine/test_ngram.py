@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.errors import ModelUnavailable
-from app.core.messages import ModelSpecification
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
+from app.core.unit import ModelSpecification
 from app.engine.drafters import LoadedUnit, open_drafters
 from app.engine.drafters.ngram import ACROSS_TOKENS, END, MOST_MATCHES, OWNERS, Ngram, Text
 from tests.tiny import tiny_model

@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable
-from app.core.messages import DraftSpecification, LoadedModel, LoadProgress, ModelSpecification, Stay
+from app.core.messages import LoadProgress
 from app.core.request import Quantisation
+from app.core.unit import DraftSpecification, LoadedModel, ModelSpecification, Stay
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from app.core.errors import InsufficientMemory, PacelineError
-from app.core.messages import DraftSpecification, LoadProgress, ModelSpecification
+from app.core.messages import LoadProgress
 from app.core.request import Request
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.engine import open_engine
 from app.engine.loader import load_unit

@@ -13,9 +13,9 @@ from mlx_lm.convert import QUANT_RECIPES, convert
 from mlx_lm.models import qwen3, qwen3_moe
 from mlx_lm.utils import load_model
 
-from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.engine import open_engine

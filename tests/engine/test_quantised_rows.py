@@ -10,8 +10,8 @@ import pytest
 from mlx_lm.models.cache import QuantizedKVCache
 from msgspec.structs import replace
 
-from app.core.messages import ModelSpecification
 from app.core.request import WHOLE, Quantisation, Request, SamplingParameters
+from app.core.unit import ModelSpecification
 from app.engine.attention import MOST_PACKED_QUERIES, Packed, attention, packed_queries_for
 from app.engine.engine import Engine, open_engine
 from app.engine.lanes import reservation

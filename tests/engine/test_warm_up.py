@@ -8,10 +8,11 @@ import mlx.core as mx
 import pytest
 
 from app.core.errors import ModelUnavailable
-from app.core.messages import DraftSpecification, LoadProgress, ModelSpecification
+from app.core.messages import LoadProgress
 from app.core.request import Request
 from app.core.statistics import Parts
 from app.core.step import DecodeStep, EngineLimits, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.engine import Engine, open_engine
 from app.engine.loader import load_unit

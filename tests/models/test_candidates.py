@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.core.messages import DraftSpecification, ModelSpecification
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.models.catalog import CatalogModel, FolderCatalog, default_catalog
 from app.models.footprint import unit_footprint
 from app.models.pairing import Candidate, candidates_for, default_draft, rank

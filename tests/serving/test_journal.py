@@ -10,12 +10,14 @@ from time import process_time
 import pytest
 
 from app.core.errors import ModelUnavailable, StoreUnavailable
-from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress, ModelSpecification
+from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Past, SamplingParameters
 from app.core.statistics import MethodStatistics, Statistics
-from app.serving.journal import Journal, Record
+from app.core.unit import ModelSpecification
+from app.serving.journal import Journal
 from app.serving.measurements import Measurements
+from app.serving.record import Record
 from app.store.rows import RequestHistory
 from app.store.store import FILE_NAME, Store
 

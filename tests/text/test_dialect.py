@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from mlx_lm import tokenizer_utils, tool_parsers
 
-from app.core.messages import Generate, ModelSpecification
+from app.core.messages import Generate
+from app.core.unit import ModelSpecification
 from app.text.dialect import BARE_JSON, HARMONY, JSON_CALLS, NO_DIALECT, Dialect, read_dialect
 from app.text.grammar import reasoning_of
 from app.text.splitter import AnswerSplitter, ReasoningCount

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from numpy import full, int32, unpackbits
 
-from app.core.messages import Generate, ModelSpecification
+from app.core.messages import Generate
 from app.core.request import Grammar
+from app.core.unit import ModelSpecification
 from app.text.constraint import FORCED_BYTES, AnswerConstraint, Vocabulary
 from app.text.detokenizer import TokenTable
 from app.text.dialect import NO_DIALECT

@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 
 from app.core.messages import (
-    UNSAID,
     Accepted,
     Cancel,
     Command,
@@ -28,11 +27,9 @@ from app.core.messages import (
     Generate,
     Heartbeat,
     KeepModels,
-    LoadedModel,
     LoadModel,
     LoadProgress,
     ModelLoaded,
-    ModelSpecification,
     ModelUnloaded,
     Ready,
     Shutdown,
@@ -40,6 +37,7 @@ from app.core.messages import (
     UnloadModel,
 )
 from app.core.statistics import Statistics
+from app.core.unit import UNSAID, LoadedModel, ModelSpecification
 from app.worker.channel import CrashNote, WorkerChannel
 
 BEAT_SECONDS = 0.05

@@ -7,7 +7,7 @@ from pathlib import Path
 from app.core.clock import Clock
 from app.core.errors import InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
 from app.core.host import Pressure
-from app.core.messages import UNSAID, Generate, KeepModels, LoadedModel, LoadProgress, ModelSpecification, Stay
+from app.core.messages import Generate, KeepModels, LoadProgress
 from app.core.request import Request, SpeculationRequest
 from app.core.step import (
     DecodeRow,
@@ -20,6 +20,7 @@ from app.core.step import (
     TokenEvent,
     TokenLogprobs,
 )
+from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
 from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent
 from app.models.footprint import RowSize
 from app.scheduler.scheduler import Scheduler

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from app.core.messages import Command, Delta, Event, Failed, Finished, Generate, Heartbeat, ModelSpecification
+from app.core.messages import Command, Delta, Event, Failed, Finished, Generate, Heartbeat
 from app.core.step import EnginePort
+from app.core.unit import ModelSpecification
 from app.worker.channel import CrashNote
 from app.worker.loop import Loop
 from app.worker.text_thread import TextThread

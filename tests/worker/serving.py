@@ -6,8 +6,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from app.core.messages import Event, Generate, ModelSpecification
-from app.worker.client import StreamEvent, WorkerClient
+from app.core.messages import Event, Generate
+from app.core.unit import ModelSpecification
+from app.worker.client import WorkerClient
+from app.worker.request_stream import StreamEvent
 from app.worker.supervisor import Timing
 
 DEADLINE_SECONDS = 60.0

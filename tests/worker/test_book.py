@@ -13,23 +13,16 @@ from typing import Any
 
 import pytest
 
-from app.core.errors import PacelineError, WorkerGone
-from app.core.messages import (
-    Command,
-    DraftSpecification,
-    Generate,
-    KeepModels,
-    LoadedModel,
-    ModelSpecification,
-    Ready,
-    Stay,
-)
+from app.core.errors import PacelineError
+from app.core.messages import Command, Generate, KeepModels, Ready
 from app.core.reason import Reason
+from app.core.unit import DraftSpecification, LoadedModel, ModelSpecification, Stay
 from app.engine.drafters import LoadedUnit
 from app.engine.pool import EnginePool
 from app.worker.channel import CrashNote
-from app.worker.client import RequestStream, WorkerClient
+from app.worker.client import WorkerClient
 from app.worker.loop import Loop
+from app.worker.request_stream import RequestStream
 from app.worker.text_thread import TextThread
 from app.worker.thread_commands import LoopCommand
 from tests.engine import pool_world
@@ -79,6 +72,9 @@ class Worker:
     def _post(self, command: LoopCommand) -> None:
         self.loop.post(command)
 
+    def send(self, command: Command) -> None:
+        self.text_thread.receive(command)
+
     def turn(self) -> None:
         self.text_thread.turn(wait=False)
         self.loop.turn(wait=False)
@@ -87,16 +83,9 @@ class Worker:
 class LinkedClient(WorkerClient):
     """The client of the server, linked to a `Worker` in its own thread."""
 
-    worker: Worker | None = None
-
-    @property
-    def ready(self) -> bool:
-        return self.worker is not None
-
-    def send(self, command: Command) -> None:
-        if self.worker is None:
-            raise WorkerGone("it starts")
-        self.worker.text_thread.receive(command)
+    def link(self, worker: Worker | None) -> None:
+        self._child = worker  # type: ignore[assignment]  # as far as it is used
+        (self._ready.clear if worker is None else self._ready.set)()
 
 
 @dataclass
@@ -107,6 +96,7 @@ class House:
     chance: random.Random
     world: World = field(default_factory=lambda: World(dict(SIZES)))
     client: LinkedClient = field(default_factory=LinkedClient)
+    worker: Worker = field(init=False)
     streams: list[RequestStream] = field(default_factory=list)
     loads: list[asyncio.Task[Any]] = field(default_factory=list)
     settings: KeepModels = field(default_factory=KeepModels)
@@ -115,11 +105,12 @@ class House:
     def start(self) -> None:
         self.world, now = World(dict(SIZES)), self.world.now
         self.world.now = now
-        self.client.worker = Worker(self.world, self.client)
+        self.worker = Worker(self.world, self.client)
+        self.client.link(self.worker)
         self.client._on_event(Ready(process_id=1, device="fake"))
 
     def crash(self) -> None:
-        self.client.worker = None
+        self.client.link(None)
         self.client._on_exit(Reason("exit_killed"))
         self.start()
 
@@ -173,8 +164,7 @@ class House:
 
     async def turn(self) -> None:
         await asyncio.sleep(0)
-        if self.client.worker is not None:
-            self.client.worker.turn()
+        self.worker.turn()
         self.world.now += 0.01
 
     async def rest(self) -> None:
@@ -182,9 +172,9 @@ class House:
         quiet = 0
         while quiet < 3:
             await self.turn()
-            worker = self.client.worker
-            assert worker is not None
-            is_busy = bool(self.client.in_flight) or worker.loop._busy() or any(not load.done() for load in self.loads)
+            is_busy = (
+                bool(self.client.in_flight) or self.worker.loop._busy() or any(not load.done() for load in self.loads)
+            )
             quiet = 0 if is_busy else quiet + 1
         self.world.now += 1.0
         await self.turn()
@@ -198,8 +188,7 @@ class House:
 
     def check(self) -> dict[str, LoadedModel]:
         """Return what is in memory; server, worker and settings say the same of it."""
-        worker, held = self.client.worker, self.client.loaded()
-        assert worker is not None
+        worker, held = self.worker, self.client.loaded()
         assert tuple(held.values()) == worker.pool.snapshot()
         assert sorted(held) == sorted(self.world.open)
         for model_id, model in held.items():

@@ -11,9 +11,9 @@ import mlx.core as mx
 import pytest
 
 from app.core.errors import PacelineError
-from app.core.messages import ModelSpecification
 from app.core.request import Request, SamplingParameters
 from app.core.step import EnginePort, FinishReason, TokenEvent
+from app.core.unit import ModelSpecification
 from app.engine import memory
 from app.engine.pool import EnginePool, open_pool
 from app.models.footprint import Footprint, RowSize, unit_footprint
@@ -47,6 +47,9 @@ class Told:
 
     def refused(self, request_id: str, error: PacelineError) -> None:
         self.refused_for[request_id] = error
+
+    def in_memory(self, paths: frozenset[str]) -> None:
+        """No process rests."""
 
     def emitted(self, events: Sequence[TokenEvent], at: float) -> None:
         for event in events:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from app.core.errors import InvalidRequest
-from app.core.messages import Accepted, Cancel, Command, Delta, Event, Failed, Generate, ModelSpecification, Shutdown
+from app.core.messages import Accepted, Cancel, Command, Delta, Event, Failed, Generate, Shutdown
+from app.core.unit import ModelSpecification
 from app.worker import channel as channel_module
 from app.worker.channel import (
     FrameDecoder,

@@ -15,14 +15,13 @@ from app.core.messages import (
     Generate,
     Heartbeat,
     KeepModels,
-    LoadedModel,
     LoadProgress,
     ModelLoaded,
-    ModelSpecification,
     Snapshot,
-    Stay,
 )
-from app.worker.client import MOST_IN_FLIGHT, RequestStream, WorkerClient
+from app.core.unit import LoadedModel, ModelSpecification, Stay
+from app.worker.client import WorkerClient
+from app.worker.request_stream import MOST_IN_FLIGHT, RequestStream
 from tests.worker.serving import QUICK, ask, collect, serving, until
 
 SLOW = ModelSpecification(id="slow", path="/models/slow")

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.core.messages import DraftSpecification, LoadModel, ModelSpecification, UnloadModel
+from app.core.messages import LoadModel, UnloadModel
 from app.core.step import StepCost
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine.warm_up import CostFiles
 from tests.worker.pair import Pair
 

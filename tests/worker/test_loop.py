@@ -18,11 +18,11 @@ from app.core.messages import (
     ModelLoaded,
     ModelUnloaded,
     Shutdown,
-    Stay,
     UnloadModel,
     error_of,
 )
 from app.core.step import StepPlan, StepResult
+from app.core.unit import Stay
 from app.worker.thread_commands import Halt
 from tests.worker.fakes import FakeEngine
 from tests.worker.pair import Pair

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.core.messages import DraftSpecification, Generate, ModelSpecification
+from app.core.messages import Generate
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.models.catalog import FolderCatalog
 from app.models.pairing import refusal
 from tests.tiny import CHAT_TEMPLATE, write_tiny_model

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from app.core.host import Pressure
-from app.core.messages import Event, Heartbeat, KeepModels, ModelSpecification, Stay
+from app.core.messages import Event, Heartbeat, KeepModels
 from app.core.request import Request, SamplingParameters
+from app.core.unit import ModelSpecification, Stay
 from app.engine import memory
 from app.engine.engine import Engine, open_engine
 from app.engine.loader import load_unit
@@ -192,15 +193,15 @@ def test_a_request_that_cannot_be_admitted_leaves_neither_a_row_nor_a_promise_be
     computer.answer(request("r", tokens=80))
     engine = computer.pool.engine("m")
     assert isinstance(engine, Engine)
-    restore = engine.prefixes.restore
+    claim = engine.runner.claim
 
-    def refuse(*_asked: object) -> int:
-        raise RuntimeError("a file that cannot be read")
+    def refuse(*_asked: object) -> None:
+        raise RuntimeError("a row that cannot be had")
 
-    engine.prefixes.restore = refuse  # type: ignore[method-assign]
+    engine.runner.claim = refuse  # type: ignore[method-assign]
     computer.answer(request("refused", tokens=80))
-    engine.prefixes.restore = restore  # type: ignore[method-assign]
-    assert "cannot be read" in computer.told.ends["refused"].error
+    engine.runner.claim = claim  # type: ignore[method-assign]
+    assert "cannot be had" in computer.told.ends["refused"].error
     assert engine.runner.rows == {}
     computer.pool.pressure = "critical"
     assert not computer.pool.holds

@@ -13,18 +13,11 @@ import msgspec
 import pytest
 
 from app.core.errors import InvalidRequest, ModelUnavailable, WorkerGone
-from app.core.messages import (
-    Accepted,
-    Delta,
-    DraftSpecification,
-    Finished,
-    Generate,
-    LoadProgress,
-    ModelSpecification,
-    Stay,
-)
+from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
 from app.core.request import SamplingParameters, SpeculationRequest
-from app.worker.client import StreamEvent, WorkerClient
+from app.core.unit import DraftSpecification, ModelSpecification, Stay
+from app.worker.client import WorkerClient
+from app.worker.request_stream import StreamEvent
 from app.worker.supervisor import PrefixDisk
 from tests.shares import LANDING
 from tests.tiny import write_tiny_model

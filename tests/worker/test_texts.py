@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from app.core.errors import InvalidRequest, ModelUnavailable
-from app.core.messages import Generate, ModelSpecification
-from app.worker.texts import Prompt, Reading, Texts, Unread
+from app.core.messages import Generate
+from app.core.unit import ModelSpecification
+from app.worker.texts import LEFT_SECONDS, RESTING_SECONDS, Prompt, Reading, Texts, Unread
 from tests.worker.hostile import TEMPLATES, TOKENIZERS, write_folder, write_hostile_template, write_hostile_tokenizer
 
 WAIT_SECONDS = 110
@@ -228,6 +229,29 @@ def test_a_process_at_work_is_kept_and_so_is_the_one_that_is_asked(tmp_path: Pat
     try:
         readings = [texts.read(chat(write_folder(tmp_path / name))) for name in ("a", "b", "c")]
         assert all(isinstance(reading.result(WAIT_SECONDS), Prompt) for reading in readings)
+    finally:
+        texts.close()
+
+
+def test_a_process_ends_when_it_rests_and_soon_after_its_model_has_left_memory(tmp_path: Path) -> None:
+    now = 0.0
+    texts = Texts(clock=lambda: now)
+    try:
+        for name in ("loaded", "left"):
+            read(texts, chat(write_folder(tmp_path / name)))
+        in_memory = frozenset({str(tmp_path / "loaded")})
+        now = LEFT_SECONDS
+        texts.tidy(in_memory)
+        assert len(processes()) == 2
+        assert texts.nbytes > 2 * 20_000_000
+        now += 1.0
+        texts.tidy(in_memory)
+        (left,) = processes()
+        assert left.cmdline()[-1] == str(tmp_path / "loaded")
+        now = RESTING_SECONDS + 1.0
+        texts.tidy(in_memory)
+        assert (processes(), texts.nbytes) == ([], 0)
+        assert isinstance(read(texts, chat(tmp_path / "loaded")), Prompt), "the next prompt starts another one"
     finally:
         texts.close()
 

@@ -16,10 +16,11 @@ import mlx.core as mx
 from mlx import nn
 
 from app.core.errors import ModelUnavailable, PacelineError
-from app.core.messages import ModelSpecification, short_text
+from app.core.messages import short_text
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
+from app.core.unit import ModelSpecification
 from app.engine.runner import Forward, Runner
 from app.engine.sampling import SampledRow
 from app.models.draft_lengths import DRAFT_LENGTHS

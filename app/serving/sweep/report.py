@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from app.core.messages import ModelSpecification
+from app.core.unit import ModelSpecification
 from app.models.drafters import NGRAM, TEXT_METHODS
 from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Setting
 

@@ -1,0 +1,142 @@
+"""A unit: a main model and its drafters, what it is loaded as, how long it stays, and its state in memory."""
+
+import msgspec
+
+from app.core.reason import NO_REASON, Reason
+from app.core.request import WHOLE, Quantisation
+
+
+class DraftSpecification(msgspec.Struct, frozen=True):
+    """One drafter of a unit. A multi-token head inside the main model's checkpoint has id and path of that model."""
+
+    id: str
+    path: str
+    method: str = "draft_model"
+
+
+NOT_THE_UNITS = frozenset(
+    {"policy", "num_draft_tokens", "queue_limit", "draft_unavailable", "context_tokens", "longest_token_bytes"}
+)
+"""Fields of a specification that an open engine does not depend on; all others belong to the unit."""
+
+
+class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
+    """A main model and its drafters: loaded, leased and unloaded as one unit. Paths are local folders."""
+
+    id: str
+    path: str
+    drafts: tuple[DraftSpecification, ...] = ()
+    """At most one per method, best first."""
+    draft_unavailable: str = ""
+    """Why a chosen drafter is not used; empty when there is nothing to explain."""
+    policy: str = "auto"
+    acceptance: str = "coupled"
+    """`coupled`: accept what the target draws too; `strict`: redo close calls plainly; `rejection`: by min(1, p/q)."""
+    methods: tuple[str, ...] = ()
+    """Methods that may run; empty: all that can."""
+    num_draft_tokens: int | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    """Shortest and longest n-gram, in tokens, that is looked up in earlier text to draft what followed it."""
+    ngram_across_requests: bool = False
+    """Whether n-grams are looked up in earlier requests of the same owner too."""
+    max_rows: int = 8
+    prefill_chunk_tokens: int = 2048
+    max_context_tokens: int | None = None
+    quantisation: Quantisation = WHOLE
+    context_tokens: int = 0
+    longest_token_bytes: int = 0
+    """Both as its files state them, for a first check of a prompt's length; 0: unknown."""
+    prefix_cache_bytes: int | None = None
+    """Memory for the prefix cache; None: a share of what the models leave."""
+    queue_limit: int = 128
+
+    def same_unit(self, other: "ModelSpecification") -> bool:
+        """Whether an engine opened for one serves the other: only what the scheduler or the server reads may differ."""
+        names = set(self.__struct_fields__) - NOT_THE_UNITS
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    @property
+    def no_drafter(self) -> Reason:
+        """Reason why no drafter came with the model; `NO_REASON` where none is stated."""
+        return Reason("drafters", {"detail": self.draft_unavailable}) if self.draft_unavailable else NO_REASON
+
+
+class Stay(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a model stays in memory; None leaves a value to a less specific `Stay`."""
+
+    pinned: bool | None = None
+    """Whether only `UnloadModel` takes it out of memory."""
+    idle_seconds: float | None = None
+    """Seconds without a request until it is unloaded; 0: after its last answer, negative: never."""
+
+    def over(self, other: "Stay") -> "Stay":
+        """Return this stay, with the values of `other` where it has none."""
+        return Stay(
+            pinned=other.pinned if self.pinned is None else self.pinned,
+            idle_seconds=other.idle_seconds if self.idle_seconds is None else self.idle_seconds,
+        )
+
+    def seconds_left(self, idle_seconds: float) -> float | None:
+        """Return the seconds that a model stays which has been idle for `idle_seconds`; None: for ever."""
+        limit = self.idle_seconds
+        return None if self.pinned or limit is None or limit < 0 else max(0.0, limit - idle_seconds)
+
+
+UNSAID = Stay()
+USUAL_STAY = Stay(pinned=False, idle_seconds=3600.0)
+
+
+class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """State of one model in the pool, as `ps`, `/v1/models` and `/metrics` show it."""
+
+    unit: ModelSpecification
+    """What it is in memory as."""
+    state: str
+    """loading, ready or unloading."""
+    stay: Stay = USUAL_STAY
+    """How long it stays in memory, without None."""
+    last_used: float = 0.0
+    """Monotonic seconds, which all processes of a computer share, of the last begin or end of a request."""
+    weights_bytes: int = 0
+    cache_bytes: int = 0
+    prefix_cache_bytes: int = 0
+    prefix_disk_bytes: int = 0
+    prefix_found_tokens: dict[str, int] = {}
+    """Prompt tokens restored from the prefix cache since it was loaded, by tier: `memory` or `disk`."""
+    prefix_trouble: str = ""
+    """Why nothing is written to disk at present."""
+    cache_families: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    unavailable: dict[str, Reason] = {}
+    longest_drafts: dict[str, int] = {}
+    """Method -> most drafts that it ever proposes; methods without a limit are absent."""
+    max_context_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    reading: dict[str, int] = {}
+    """Choice (`request id#index`) in prefill -> tokens of its prompt that are in the cache."""
+    leases: int = 0
+
+    @property
+    def id(self) -> str:
+        """Id of the model."""
+        return self.unit.id
+
+    @property
+    def draft_ids(self) -> tuple[str, ...]:
+        """Ids of its drafters."""
+        return tuple(draft.id for draft in self.unit.drafts)
+
+    def idle_seconds(self, now: float) -> float:
+        """Return the seconds without a request up to `now`, in monotonic seconds."""
+        return 0.0 if self.leases else max(0.0, now - self.last_used)
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return the seconds that it stays in memory without further requests; None: for ever."""
+        return self.stay.seconds_left(self.idle_seconds(now))
+
+    @property
+    def unavailable_words(self) -> dict[str, str]:
+        """Method -> why it cannot run, as text for programs."""
+        return {method: str(why) for method, why in self.unavailable.items()}

@@ -1,0 +1,277 @@
+"""The record of one generation request: what it asked for, how it goes, how it ended.
+
+`on_event` runs for every step of every stream, so it only counts; a fault in counting costs nobody an answer. A `Past`
+contains nothing that a user wrote unless texts are kept; stop strings and biases count as texts.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from app.core.errors import CONTEXT_OVERFLOW, PacelineError
+from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
+from app.core.request import Past
+from app.core.statistics import MethodStatistics, Statistics
+from app.serving.measurements import Measurements
+from app.worker.request_stream import StreamEvent
+
+if TYPE_CHECKING:
+    from app.serving.journal import Journal
+
+CANCELLED = "cancelled"
+MAX_TEXT_CHARACTERS = 200_000
+MAX_PROBLEM_CHARACTERS = 300
+SAMPLING = ("seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
+
+
+class Record:
+    """One request from arrival to end, with its counters. Called from the event loop only."""
+
+    def __init__(
+        self,
+        journal: "Journal",
+        measurements: Measurements,
+        commands: Sequence[Generate],
+        *,
+        id: str,  # noqa: A002 - the name it has everywhere
+        endpoint: str,
+        key_name: str = "",
+        is_streamed: bool = False,
+        created_at: float | None = None,
+    ) -> None:
+        self.id, self.endpoint, self.commands = id, endpoint, commands
+        self.key_name, self.is_streamed = key_name, is_streamed
+        self.created_at = time.time() if created_at is None else created_at
+        """Unix seconds."""
+        self.model_id = commands[0].model.id
+        self.choices = sum(command.n for command in commands)
+        self.prompt_tokens = self.tokens = self.drafted = self.accepted_tokens = 0
+        self.method = "off"
+        self.why_not_drafted = commands[0].model.no_drafter
+        self.outcome = ""
+        self._journal = journal
+        self._counting = journal.counting
+        self._measurements = measurements
+        self._clock = journal.clock
+        self._keeps_texts = journal.keeps_texts
+        self._cancel: Callable[[PacelineError], None] = _nothing
+        self._began = self._clock()
+        self._load: tuple[float, float] | None = None
+        self._accepted_at: float | None = None
+        self._first_token_at: float | None = None
+        self._ended_at: float | None = None
+        self._tokens_at: dict[tuple[str, int], float] = {}
+        """Time of the last tokens of each choice, by prompt id and index."""
+        self._by_method: dict[str, MethodStatistics] = {}
+        self._usages: dict[tuple[str, int], Statistics] = {}
+        """Worker statistics of each finished choice, by prompt id and index."""
+        self._problem = ""
+        self._replies: dict[tuple[str, int], list[str]] = {}
+
+    # --- its events -------------------------------------------------------------------------------------------
+
+    def begin(self, cancel: Callable[[PacelineError], None]) -> None:
+        """Register the request as its prompts are sent; calling `cancel` ends it with an error."""
+        self._cancel = cancel
+        with self._counting.guarded():
+            self._journal.begun(self)
+
+    def on_event(self, event: StreamEvent | LoadProgress | PacelineError) -> None:
+        """Count one event of the request, progress of the load it waits for, or the error that ends it."""
+        with self._counting.guarded():
+            self._on_event(event)
+
+    def _on_event(self, event: StreamEvent | LoadProgress | PacelineError) -> None:
+        match event:
+            case Delta():
+                self._count(event)
+            case Finished():
+                cached_tokens = event.usage.cached_tokens if event.index == 0 else 0
+                self._measurements.finished(self.model_id, event.usage, cached_tokens)
+                self._journal.note(event.notices)
+                self.account(event)
+            case Accepted():
+                self._measurements.accepted(self.model_id, event.prompt_tokens)
+                self.prompt_tokens += event.prompt_tokens
+                self._accepted_at = self._clock()
+            case LoadProgress():
+                if self._accepted_at is None:
+                    now = self._clock()
+                    self._load = (self._load[0] if self._load else now, now)
+            case PacelineError():
+                if event.code == CONTEXT_OVERFLOW:
+                    event.parameter = "prompt" if self.commands[0].messages is None else "messages"
+                self._problem = event.message[:MAX_PROBLEM_CHARACTERS]
+                self._end(event.code)
+
+    def account(self, event: Finished) -> None:
+        """Take the figures of a choice that ended; the worker reports them even after a cancel."""
+        self._usages[event.id, event.index] = event.usage
+        if self.is_accounted:
+            self._end(event.finish_reason)
+
+    def close(self) -> None:
+        """End the request as cancelled, unless it has ended already."""
+        with self._counting.guarded():
+            self._end(CANCELLED)
+
+    def cancel(self, error: PacelineError) -> None:
+        """End the request with an error, which its client gets."""
+        self._cancel(error)
+
+    def _count(self, event: Delta) -> None:
+        choice = (event.id, event.index)
+        if event.tokens:
+            now, before = self._clock(), self._tokens_at.get(choice)
+            seconds = now - (self._began if before is None else before)
+            self._measurements.emitted(self.model_id, event.tokens, first=before is None, seconds=seconds)
+            self._tokens_at[choice] = now
+            self._first_token_at = now if self._first_token_at is None else self._first_token_at
+        self.tokens += event.tokens
+        self.drafted += event.drafted
+        self.accepted_tokens += event.accepted
+        self.method = event.method
+        known = self._by_method.get(event.method) or MethodStatistics(event.method)
+        drafted, accepted = known.drafted + event.drafted, known.accepted + event.accepted
+        self._by_method[event.method] = MethodStatistics(event.method, drafted=drafted, accepted=accepted)
+        if event.why_not_drafted is not None:
+            self.why_not_drafted = event.why_not_drafted
+        if self._keeps_texts:
+            self._replies.setdefault(choice, []).append(event.text)
+
+    def _end(self, outcome: str) -> None:
+        if not self.outcome:
+            self.outcome = outcome
+            self._ended_at = self._clock()
+            self._cancel = _nothing
+            self._journal.ended(self)
+
+    # --- its figures ------------------------------------------------------------------------------------------
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Most tokens of all choices together; None: up to the end of the context."""
+        limit = self.commands[0].max_tokens
+        return None if limit is None else limit * self.choices
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the worker has accepted a prompt of the request."""
+        return self._accepted_at is not None
+
+    @property
+    def writes(self) -> bool:
+        """Whether a token has arrived."""
+        return self._first_token_at is not None
+
+    @property
+    def is_accounted(self) -> bool:
+        """Whether the worker has reported every choice; its figures then replace the counters."""
+        return len(self._usages) == self.choices
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds from its arrival until now or its end."""
+        return self._now() - self._began
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Rate since the first token; 0 before it."""
+        seconds = 0.0 if self._first_token_at is None else self._now() - self._first_token_at
+        return round(self.tokens / seconds, 1) if seconds > 0 else 0.0
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of drafted tokens that were accepted; None if nothing was drafted."""
+        return round(self.accepted_tokens / self.drafted, 3) if self.drafted else None
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds spent in each phase so far."""
+        now = self._now()
+        load = self._load[1] - self._load[0] if self._load else 0.0
+        accepted_at = now if self._accepted_at is None else self._accepted_at
+        first_token_at = now if self._first_token_at is None else self._first_token_at
+        waited, prefill, decode = accepted_at - self._began, first_token_at - accepted_at, now - first_token_at
+        if self.is_accounted:
+            usage = self.usage()
+            waited, prefill, decode = max(waited, usage.queue_seconds), usage.prefill_seconds, usage.decode_seconds
+        named = {"queue": waited - load, "load": load, "prefill": prefill, "decode": decode, "total": now - self._began}
+        return {name: round(max(0.0, value), 4) for name, value in named.items()}
+
+    def usage(self) -> Statistics:
+        """Return the worker's statistics of all choices; until it has reported them, what was counted here."""
+        if self.is_accounted:
+            usages = [usage for _, usage in sorted(self._usages.items())]
+            return Statistics.side_by_side(usages, choices_per_prompt=self.commands[0].n)
+        now = self._now()
+        first = now if self._first_token_at is None else self._first_token_at
+        return Statistics(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.tokens,
+            decode_seconds=now - first,
+            first_token_seconds=first - self._began if self.writes else 0.0,
+            by_method=tuple(self._by_method.values()),
+            reason=self.why_not_drafted,
+        )
+
+    def past(self) -> Past:
+        """Return the record of the ended request."""
+        return Past(
+            id=self.id,
+            endpoint=self.endpoint,
+            model_id=self.model_id,
+            key_name=self.key_name,
+            created_at=self.created_at,
+            outcome=self.outcome,
+            figures=self.figures(),
+            prompt=_prompt_text(self.commands) if self._keeps_texts else None,
+            reply=self._reply() if self._keeps_texts else None,
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Return all figures, under the names of the API."""
+        command, usage = self.commands[0], self.usage()
+        return {
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "completion_tokens": usage.completion_tokens,
+            },
+            "seconds": self.seconds(),
+            "timings": usage.timings(),
+            "speculation": usage.speculation(command.model.no_drafter),
+            "asked": {
+                "choices": self.choices,
+                "streamed": self.is_streamed,
+                "max_tokens": command.max_tokens,
+                "method": command.speculation.method,
+                "num_draft_tokens": command.speculation.num_draft_tokens or command.model.num_draft_tokens,
+                "sampling": {name: getattr(command.sampling, name) for name in SAMPLING},
+                "drafters": [draft.id for draft in command.model.drafts],
+            },
+            "problem": self._problem,
+        }
+
+    def _now(self) -> float:
+        """Return the current time, or that of the request's end."""
+        return self._clock() if self._ended_at is None else self._ended_at
+
+    def _reply(self) -> str:
+        choices = [(command.id, index) for command in self.commands for index in range(command.n)]
+        replies = ["".join(self._replies[choice]) for choice in choices if choice in self._replies]
+        return "\n\n".join(replies)[:MAX_TEXT_CHARACTERS]
+
+
+def _nothing(_error: PacelineError) -> None:
+    """Do nothing: replaces the cancel callback of an ended request, so that its prompt can be freed."""
+
+
+def _prompt_text(commands: Sequence[Generate]) -> str:
+    """Return the prompts as they were sent: text unchanged, messages and token ids as JSON."""
+    texts = []
+    for command in commands:
+        given = command.text if command.text is not None else command.messages or command.tokens
+        texts.append(given if isinstance(given, str) else msgspec.json.encode(given).decode())
+    return "\n\n".join(texts)[:MAX_TEXT_CHARACTERS]
