@@ -26,8 +26,9 @@ from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep, RowOut
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine.acceptance import MODES
 from app.engine.drafters import LoadedUnit
-from app.engine.engine import Engine, open_engine
+from app.engine.engine import Engine
 from app.engine.loader import load_unit
+from app.engine.opening import open_engine
 from app.engine.prefix_cache import PrefixCache
 
 DEMO_MODELS = Path(__file__).resolve().parents[1] / "app" / "demo_models"

@@ -15,7 +15,8 @@ from acceptance import DEMO_MODELS, Counts, answer, load
 from transformers import AutoTokenizer
 
 from app.core.request import Request, SamplingParameters
-from app.engine.engine import Engine, open_engine
+from app.engine.engine import Engine
+from app.engine.opening import open_engine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "demo_models"))
 from samples import Sample

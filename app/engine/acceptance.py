@@ -13,6 +13,8 @@ Drafts must be drawn with `DRAFT_SALT`, independently of p's noise, and none may
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -20,6 +22,40 @@ from app.engine.sampling import ACCEPTANCE_SALT, SampledRow, draw, gumbel_noise,
 from app.engine.truncation import cuts, may_stay
 
 MODES = ("coupled", "rejection", "strict")
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What the single read of a verify forward tells of one row."""
+
+    drawn: Sequence[int]
+    """The target's token at each slot."""
+    accepted: int
+    """Number of drafts that are kept."""
+    clear: int
+    """Number of leading slots whose token plain decoding draws too; all, unless the row is `strict`."""
+
+    @property
+    def stays(self) -> Sequence[int]:
+        """The accepted drafts and the token that follows them."""
+        return self.drawn[: self.accepted + 1]
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether plain decoding might draw another token after the accepted drafts."""
+        return self.accepted == self.clear
+
+    @staticmethod
+    def pack(drawn: mx.array, accepted: mx.array, clear: mx.array) -> mx.array:
+        """Return one array of int32 [rows, slots] and [rows] twice, for a single read; no draft beyond the clear slots
+        is accepted."""
+        return mx.concatenate([drawn, mx.stack([mx.minimum(accepted, clear), clear], axis=1)], axis=1)
+
+    @classmethod
+    def unpack(cls, packed: mx.array) -> list["Verified"]:
+        """Read what `pack` made, once it is computed."""
+        rows: Any = packed.tolist()
+        return [cls(values[:-2], *values[-2:]) for values in rows]
 
 
 def residual(target: mx.array, draft: mx.array) -> mx.array:

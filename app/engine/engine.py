@@ -22,6 +22,7 @@ from app.core.step import (
     DecodeRow,
     DecodeStep,
     EngineLimits,
+    Offer,
     PrefillRow,
     PrefillStep,
     RowOutcome,
@@ -30,21 +31,16 @@ from app.core.step import (
     StepResult,
 )
 from app.engine import memory
-from app.engine.acceptance import MODES, accept
+from app.engine.acceptance import MODES, Verified, accept
 from app.engine.constraints import Constraints
-from app.engine.drafters import REGISTRY, Drafter, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
+from app.engine.drafters import Drafter, Drafters, Outcome, Proposal
 from app.engine.feeding import Launched, feed, feed_drafts
 from app.engine.lanes import reservation
-from app.engine.layers import cheap_tokens_of
-from app.engine.memory import gpu_architecture
-from app.engine.prefix_cache import PrefixCache, checkpoints_of, open_prefix_cache
-from app.engine.prefix_disk import NO_DISK, Disk
+from app.engine.prefix_cache import PrefixCache, checkpoints_of
 from app.engine.readings import Pooling, Scores, score
-from app.engine.rollback import UnknownCacheError
-from app.engine.runner import AloneRunner, Runner, last_of, padded
+from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, TokenCounts, adjust, draw, penalises
 from app.engine.strict import PlainRows
-from app.models.footprint import prefill_pairs, quantisation_of
 
 SLOW_SECONDS = 1.0
 """Duration of a step, in seconds, above which the next one is evaluated in parts; so is a prefill of `LONG_TOKENS`."""
@@ -89,8 +85,8 @@ class Engine:
         self._ahead: Launched | None = None
         self._slow_seconds, self._is_slow = slow_seconds, True
         """Limit in seconds, and whether the last step exceeded it or none has run yet."""
-        self._times: list[float] | None = None
-        """Start of a timed decode step and the end of each part so far; None in any other step."""
+        self._ends: dict[str, float] | None = None
+        """Start of a timed decode step (`begun`) and the end of each part so far; None in any other step."""
 
     @property
     def cache_families(self) -> tuple[str, ...]:
@@ -211,15 +207,17 @@ class Engine:
             for runner in (self.runner, *self.drafters.runners.values()):
                 runner.settle()
             result = self._prefill(plan.rows) if isinstance(plan, PrefillStep) else self._decode(plan)
-            result = self._foresee(plan, result)
+            forced, offers = self._foreseen(plan, result.outcomes)
         seconds = time.perf_counter() - started
         self._is_slow = seconds > self._slow_seconds
-        return replace(result, seconds=seconds)
+        return replace(result, forced=forced, offers=offers, seconds=seconds)
 
-    def _foresee(self, plan: StepPlan, result: StepResult) -> StepResult:
-        """Add what is known of each row's next tokens: those that a grammar forces, and the offers behind them."""
-        emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
-        forced, offers = dict[str, int](), {}
+    def _foreseen(
+        self, plan: StepPlan, outcomes: Sequence[RowOutcome]
+    ) -> tuple[dict[str, int], dict[str, dict[str, Offer]]]:
+        """Return what is known of each row's next tokens: how many a grammar forces, and the offers behind them."""
+        emitted = {outcome.sequence_id: outcome.emitted for outcome in outcomes}
+        forced, offers = dict[str, int](), dict[str, dict[str, Offer]]()
         for row in plan.rows:
             name, new = row.sequence_id, emitted.get(row.sequence_id, ())
             self._texts[name] = row.tokens
@@ -227,7 +225,7 @@ class Engine:
             known = tuple(usual for usual, *_ in ways)
             forced[name] = len(known)
             offers[name] = self.drafters.offers(name, row.tokens, (*new, *known))
-        return replace(result, offers=offers, forced=forced)
+        return forced, offers
 
     def _prefill(self, rows: Sequence[PrefillRow]) -> StepResult:
         """Run one forward over pieces of prompts."""
@@ -278,7 +276,7 @@ class Engine:
 
     def _decode(self, plan: DecodeStep) -> StepResult:
         """Draft → verify → accept → rewind in one lazy graph with a single read, or read the forward in flight."""
-        self._times = [time.perf_counter()] if plan.timed else None
+        self._ends = {"begun": time.perf_counter()} if plan.timed else None
         by_id = {row.sequence_id: row for row in plan.rows}
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
         self.plain_rows.run(list(by_id))
@@ -295,21 +293,22 @@ class Engine:
                 return StepResult(self._verify(rows, proposal, mx.zeros((1, 0), mx.int32)), width=width)
             return StepResult(self._plain(rows, proposal.reasons), width=width)
         mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
-        self._end_part(lambda: [drafts])
+        self._end_part("drafted", lambda: [drafts])
         outcomes = self._verify(rows, proposal, drafts)
-        if more := proposal.appended:
-            outcomes = tuple(replace(one, appended=count) for one, count in zip(outcomes, more, strict=True))
-        parts = None
-        if self._times is not None:
-            began, drafted, launched, verified, rewound = self._times
-            parts = Parts(drafted - began, verified - launched, rewound - verified)
-        return StepResult(outcomes, width=1 + max(proposal.counts), parts=parts)
+        return StepResult(outcomes, width=1 + max(proposal.counts), parts=self._parts())
 
-    def _end_part(self, arrays: Callable[[], Sequence[Any]] = list) -> None:
+    def _end_part(self, part: str, arrays: Callable[[], Sequence[Any]] = list) -> None:
         """Record the end of a part of a timed step, once its `arrays` are evaluated."""
-        if self._times is not None:
+        if self._ends is not None:
             mx.eval(arrays())
-            self._times.append(time.perf_counter())
+            self._ends[part] = time.perf_counter()
+
+    def _parts(self) -> Parts | None:
+        """Return the seconds of each part of a timed step; None for any other."""
+        if (ends := self._ends) is None:
+            return None
+        drafted, verified = ends["drafted"] - ends["begun"], ends["verified"] - ends["launched"]
+        return Parts(drafted, verified, ends["rewound"] - ends["verified"])
 
     def _plain(self, rows: Sequence[DecodeRow], reasons: Sequence[Reason]) -> tuple[RowOutcome, ...]:
         """Read the forward in flight, launching it if necessary; if no row wants drafts, launch the next one first.
@@ -322,7 +321,9 @@ class Engine:
         tokens: Any = current.tokens.tolist()
         index = {name: place for place, name in enumerate(current.sequence_ids)}
         return tuple(
-            self._outcome(row, [tokens[place]], current.scores, place, len(row.tokens) - row.computed, 0, reason)
+            self._outcome(
+                row, [tokens[place]], current.scores, place, kept=len(row.tokens) - row.computed, reason=reason
+            )
             for row, reason in zip(rows, reasons, strict=True)
             if (place := index.get(row.sequence_id)) is not None
         )
@@ -360,15 +361,35 @@ class Engine:
         return score(logits, drawn, max(self._requests[row.sequence_id].sampling.top_logprobs or 0 for row in rows))
 
     def _outcome(
-        self, row: DecodeRow, stays: list[int], scores: Scores, place: int, kept: int, drafted: int, reason: Reason
+        self,
+        row: DecodeRow,
+        stays: Sequence[int],
+        scores: Scores,
+        place: int,
+        *,
+        kept: int,
+        reason: Reason,
+        drafted: int = 0,
+        appended: int = 0,
+        replayed: int = 0,
     ) -> RowOutcome:
         """Build a row's outcome: all of `stays` but the last were drafts; `place` is its row in `scores`."""
-        top, method = self._requests[row.sequence_id].sampling.top_logprobs, row.method if drafted else "off"
-        logprobs = () if top is None else scores.read(place, len(stays), top)
-        computed, accepted, sure = row.computed + kept, len(stays) - 1, scores.confidences(place, len(stays))
-        name, emitted = row.sequence_id, tuple(stays)
-        more = self._constraints.failure(row, emitted), self._pooling.embedding(name)
-        return RowOutcome(name, emitted, computed, drafted, accepted, logprobs, method, reason, sure, *more)
+        top, emitted = self._requests[row.sequence_id].sampling.top_logprobs, tuple(stays)
+        return RowOutcome(
+            sequence_id=row.sequence_id,
+            emitted=emitted,
+            computed=row.computed + kept,
+            drafted=drafted,
+            accepted=len(stays) - 1,
+            logprobs=() if top is None else scores.read(place, len(stays), top),
+            method=row.method if drafted else "off",
+            why_not_drafted=reason,
+            confidences=scores.confidences(place, len(stays)),
+            error=self._constraints.failure(row, emitted),
+            embedding=self._pooling.embedding(row.sequence_id),
+            appended=appended,
+            replayed=replayed,
+        )
 
     def _verify(self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array) -> tuple[RowOutcome, ...]:
         """Run one forward over known tokens and drafts; its single read returns drawn tokens and accepted counts."""
@@ -388,60 +409,41 @@ class Engine:
         drawn, accepted = accept(drafts, adjusted, sampled, tried, draft_logits=draft_logits)
         scores = self._scores(logits, drawn, rows)
         clear = self.plain_rows.clear(adjusted, drawn, rows, sampled)
-        packed = mx.concatenate([drawn, mx.stack([mx.minimum(accepted, clear), clear], axis=1)], axis=1)
+        packed = Verified.pack(drawn, accepted, clear)
         self._walk()
-        self._end_part()  # on the CPU the launch already waits for most of the forward
+        self._end_part("launched")  # on the CPU the launch already waits for most of the forward
         mx.async_eval(packed, *scores.arrays())
-        read: Any = packed.tolist()
-        self._end_part()
-        counts = [values[-2] for values in read]
+        read = Verified.unpack(packed)
+        self._end_part("verified")
+        counts = [row.accepted for row in read]
         kept = self.runner.commit(forward, [size + count for size, count in zip(known, counts, strict=True)])
         replayed = 0
-        if counts[0] == read[0][-1]:  # a single row whose next token is in doubt
-            replayed, kept = self._decide(rows[0], read[0], logits), [known[0] + counts[0]]
-            scores = self._scores(logits, mx.array([read[0][:-2]]), rows)
+        if read[0].is_doubtful:
+            read[0], replayed = self._decided(rows[0], read[0], logits)
+            kept, scores = [known[0] + counts[0]], self._scores(logits, mx.array([read[0].drawn]), rows)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept, tried, counts))
-        self._end_part(lambda: [one.arrays() for one in (self.runner, *self.drafters.runners.values())])
-        outcomes = [
-            self._outcome(row, read[place][: counts[place] + 1], scores, place, kept[place], drafted, reason)
-            for place, (row, drafted, reason) in enumerate(zip(rows, tried, proposal.reasons, strict=True))
-        ]
-        return tuple(replace(outcome, replayed=replayed) for outcome in outcomes)
+        self._end_part("rewound", lambda: [one.arrays() for one in (self.runner, *self.drafters.runners.values())])
+        more = proposal.appended or (0,) * len(rows)
+        return tuple(
+            self._outcome(
+                row,
+                read[place].stays,
+                scores,
+                place,
+                kept=kept[place],
+                reason=proposal.reasons[place],
+                drafted=tried[place],
+                appended=more[place],
+                replayed=replayed,
+            )
+            for place, row in enumerate(rows)
+        )
 
-    def _decide(self, row: DecodeRow, read: list[int], logits: mx.array) -> int:
-        """Replace the first doubtful token with plain decoding's; return how many tokens were read again.
-        It is put into `read` (drawn tokens, accepted drafts, clear slots) after the kept drafts, and the logits it was
-        drawn from into `logits` float32 [1, slots, vocabulary]."""
-        slot = slice(read[-2], read[-2] + 1)
-        row = replace(row, tokens=[*row.tokens, *read[: slot.start]])
+    def _decided(self, row: DecodeRow, read: Verified, logits: mx.array) -> tuple[Verified, int]:
+        """Return what plain decoding draws in place of a doubtful token, and how many tokens were read again for it.
+        The logits that it was drawn from replace those in `logits` float32 [1, slots, vocabulary]."""
+        kept, slot = read.drawn[: read.accepted], slice(read.accepted, read.accepted + 1)
+        row = replace(row, tokens=[*row.tokens, *kept])
         logits[:, slot], replayed = self.plain_rows.replay(row, logits[:, slot], self.runner.on_progress)
         drawn: Any = self._drawn(logits[:, slot], [row]).tolist()
-        read[slot] = drawn[0]
-        return replayed
-
-
-def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
-    """Open the engine of a loaded unit: caches, drafters and limits. `disk` stores its prefix cache."""
-    spec, max_rows, prefixes = unit.spec, unit.spec.max_rows, open_prefix_cache(unit.spec, disk)
-    runner: Runner
-    try:
-        runner = Runner(unit.target, chunk_tokens=spec.prefill_chunk_tokens, on_progress=unit.on_progress)
-    except UnknownCacheError as error:
-        detail = f"the model's cache cannot be rolled back ({error}): it decodes alone, without drafts"
-        runner, max_rows, prefixes = AloneRunner(unit.target, unit.on_progress), 1, PrefixCache(0)
-        drafters = Drafters({}, dict.fromkeys(REGISTRY, Reason("cannot_draft", {"detail": detail})))
-    else:
-        runner.quantisation = quantisation_of(spec, unit.config)
-        drafters = open_drafters(unit)
-        runner.tap(drafters.taps)
-    limits = EngineLimits(
-        max_context_tokens=unit.max_context_tokens,
-        max_rows=max_rows,
-        prefill_chunk_tokens=spec.prefill_chunk_tokens,
-        prefill_pairs=prefill_pairs(fused=not memory.on_cpu()),
-        drafters=tuple(drafters.available),
-        longest_drafts=drafters.longest,
-        unavailable=drafters.unavailable,
-        cheap_tokens=cheap_tokens_of(unit.target, unit.config, gpu_architecture()),
-    )
-    return Engine(runner, drafters, limits, prefixes, acceptance=spec.acceptance)
+        return replace(read, drawn=[*kept, *drawn[0], *read.drawn[slot.stop :]]), replayed

@@ -24,9 +24,8 @@ from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.encoder_engine import EncoderEngine
-from app.engine.encoders import Encoder
-from app.engine.engine import open_engine
 from app.engine.loader import load_unit
+from app.engine.opening import open_unit
 from app.engine.prefix_disk import NO_DISK, Disk
 from app.engine.resident import Resident
 from app.engine.warm_up import CostFiles, WarmUpSteps
@@ -409,11 +408,6 @@ class EnginePool:
     def _stay(self, entry: Resident) -> Stay:
         """Return how long a model stays: as requests have said, else as the settings say."""
         return entry.said.over(self._settings.of(entry.spec.id))
-
-
-def open_unit(unit: LoadedUnit, disk: Disk) -> EnginePort:
-    """Open the engine of a loaded unit; `disk` stores its prefix cache, if it has one."""
-    return EncoderEngine(unit.target, unit) if isinstance(unit.target, Encoder) else open_engine(unit, disk)
 
 
 def open_pool(

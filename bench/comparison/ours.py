@@ -15,8 +15,9 @@ from app.core.statistics import Statistics
 from app.core.step import DecodeStep, StepCost, StepResult
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine.drafters import LoadedUnit
-from app.engine.engine import Engine, open_engine
+from app.engine.engine import Engine
 from app.engine.loader import load_unit
+from app.engine.opening import open_engine
 from app.engine.warm_up import warm_up
 from app.scheduler.scheduler import Scheduler
 from app.serving.sweep.worker_side import DecodeClock

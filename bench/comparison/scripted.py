@@ -10,10 +10,11 @@ import mlx.core as mx
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafters, LoadedUnit
 from app.engine.drafters.dflash import DFlash, DFlashModel
-from app.engine.engine import Engine, open_engine
+from app.engine.engine import Engine
 from app.engine.few_rows import use_fast_products
 from app.engine.layers import Target
 from app.engine.memory import on_cpu
+from app.engine.opening import open_engine
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
 from app.models.drafters.formats import DFlashConfig

@@ -6,8 +6,8 @@ from mlx_lm.models import qwen3_moe
 
 from app.core.unit import ModelSpecification
 from app.engine.drafters import LoadedUnit
-from app.engine.engine import open_engine
 from app.engine.layers import cheap_tokens_of
+from app.engine.opening import open_engine
 from app.models.draft_lengths import cheap_tokens
 from tests.tiny import tiny_config, tiny_model
 

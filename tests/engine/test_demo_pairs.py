@@ -9,8 +9,9 @@ import pytest
 
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.unit import DraftSpecification, ModelSpecification
-from app.engine.engine import Engine, open_engine
+from app.engine.engine import Engine
 from app.engine.loader import load_unit
+from app.engine.opening import open_engine
 from app.scheduler.scheduler import Scheduler
 from app.text.constraint import AnswerConstraint, Vocabulary
 from app.text.template import TextModel

@@ -15,8 +15,8 @@ from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.drafters import REGISTRY, LoadedUnit
 from app.engine.drafters.mtp import MtpModel, _layer
-from app.engine.engine import open_engine
 from app.engine.loader import load_unit
+from app.engine.opening import open_engine
 from app.models.drafters.formats import MtpConfig
 from app.models.folder import inspect_folder
 from tests.engine.published import (

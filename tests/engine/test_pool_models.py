@@ -16,8 +16,8 @@ from app.core.request import Request
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
-from app.engine.engine import open_engine
 from app.engine.loader import load_unit
+from app.engine.opening import open_engine
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, open_pool
 from tests.engine.pool_world import drain
 from tests.shares import LANDING

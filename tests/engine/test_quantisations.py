@@ -18,8 +18,8 @@ from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
-from app.engine.engine import open_engine
 from app.engine.loader import load_unit
+from app.engine.opening import open_engine
 from app.models.footprint import drafter_footprint, main_footprint
 from tests.engine.driving import naive
 from tests.engine.test_demo_pairs import DEMO_MODELS, PAIRS

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from app.core.request import WHOLE, Quantisation, Request, SamplingParameters
 from app.core.unit import ModelSpecification
 from app.engine.attention import MOST_PACKED_QUERIES, Packed, attention, packed_queries_for
-from app.engine.engine import Engine, open_engine
+from app.engine.engine import Engine
 from app.engine.lanes import reservation
 from app.engine.loader import load_unit
+from app.engine.opening import open_engine
 from app.engine.prefix_disk import Disk
 from app.engine.runner import Runner
 from app.models.footprint import KV_REFUSALS, RowSize, kv_refusal, main_footprint

@@ -14,8 +14,9 @@ from app.core.statistics import Parts
 from app.core.step import DecodeStep, EngineLimits, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
-from app.engine.engine import Engine, open_engine
+from app.engine.engine import Engine
 from app.engine.loader import load_unit
+from app.engine.opening import open_engine
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed
 from app.engine.warm_up import PHASE, REQUEST_ID, warm_up
 from app.models.draft_lengths import DRAFT_LENGTHS

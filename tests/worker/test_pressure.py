@@ -15,8 +15,9 @@ from app.core.messages import Event, Heartbeat, KeepModels
 from app.core.request import Request, SamplingParameters
 from app.core.unit import ModelSpecification, Stay
 from app.engine import memory
-from app.engine.engine import Engine, open_engine
+from app.engine.engine import Engine
 from app.engine.loader import load_unit
+from app.engine.opening import open_engine
 from app.engine.pool import EnginePool
 from app.engine.prefix_disk import Disk
 from app.worker.channel import CrashNote

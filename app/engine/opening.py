@@ -1,0 +1,48 @@
+"""Opens the engine of a loaded unit: its caches, its drafters, its limits, its prefix cache."""
+
+from app.core.reason import Reason
+from app.core.step import EngineLimits, EnginePort
+from app.engine import memory
+from app.engine.drafters import REGISTRY, Drafters, LoadedUnit, open_drafters
+from app.engine.encoder_engine import EncoderEngine
+from app.engine.encoders import Encoder
+from app.engine.engine import Engine
+from app.engine.layers import cheap_tokens_of
+from app.engine.memory import gpu_architecture
+from app.engine.prefix_cache import PrefixCache, open_prefix_cache
+from app.engine.prefix_disk import NO_DISK, Disk
+from app.engine.rollback import UnknownCacheError
+from app.engine.runner import AloneRunner, Runner
+from app.models.footprint import prefill_pairs, quantisation_of
+
+
+def open_unit(unit: LoadedUnit, disk: Disk) -> EnginePort:
+    """Open the engine of a loaded unit; `disk` stores its prefix cache, if it has one."""
+    return EncoderEngine(unit.target, unit) if isinstance(unit.target, Encoder) else open_engine(unit, disk)
+
+
+def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
+    """Open the engine of a loaded unit: caches, drafters and limits. `disk` stores its prefix cache."""
+    spec, max_rows, prefixes = unit.spec, unit.spec.max_rows, open_prefix_cache(unit.spec, disk)
+    runner: Runner
+    try:
+        runner = Runner(unit.target, chunk_tokens=spec.prefill_chunk_tokens, on_progress=unit.on_progress)
+    except UnknownCacheError as error:
+        detail = f"the model's cache cannot be rolled back ({error}): it decodes alone, without drafts"
+        runner, max_rows, prefixes = AloneRunner(unit.target, unit.on_progress), 1, PrefixCache(0)
+        drafters = Drafters({}, dict.fromkeys(REGISTRY, Reason("cannot_draft", {"detail": detail})))
+    else:
+        runner.quantisation = quantisation_of(spec, unit.config)
+        drafters = open_drafters(unit)
+        runner.tap(drafters.taps)
+    limits = EngineLimits(
+        max_context_tokens=unit.max_context_tokens,
+        max_rows=max_rows,
+        prefill_chunk_tokens=spec.prefill_chunk_tokens,
+        prefill_pairs=prefill_pairs(fused=not memory.on_cpu()),
+        drafters=tuple(drafters.available),
+        longest_drafts=drafters.longest,
+        unavailable=drafters.unavailable,
+        cheap_tokens=cheap_tokens_of(unit.target, unit.config, gpu_architecture()),
+    )
+    return Engine(runner, drafters, limits, prefixes, acceptance=spec.acceptance)
