@@ -8,7 +8,7 @@ MINUTES ?= 60
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal --durations 20 --durations-min 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve desktop app test test-all soak agents check advisories format bench campaign screenshots icons dist formula lock clean
+.PHONY: help install serve desktop app quick test test-all soak agents check advisories format bench campaign screenshots icons dist formula lock clean
 
 help: ## Show what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -62,6 +62,13 @@ app: desktop ## Install Paceline.app: the server in the menu bar, by a double cl
 
 test: $(VENV)/published ## Run the test suite: ten minutes, and nothing but Python (PROCESSES=2)
 	@$(PYTEST) -m "not system and not soak and not agents" $(ARGS)
+
+QUICK = architecture core models scheduler store text api benchmark tools \
+  worker/test_book.py worker/test_client.py worker/test_loop.py worker/test_text_thread.py \
+  engine/test_pool.py engine/test_pool_orders.py engine/test_prefix_index.py
+
+quick: $(VENV)/published ## Run what only computes and is fast: two minutes, between two edits
+	@$(PYTEST) -m "not system and not soak and not agents" $(addprefix tests/,$(QUICK)) $(ARGS)
 
 test-all: test $(VENV)/published-npm $(VENV)/clients/installed ## Run what needs chromium, npm or a screen of X11 too
 	@# One process more: a test with a browser waits for half of its time.

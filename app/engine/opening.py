@@ -1,19 +1,38 @@
 """Opens the engine of a loaded unit: its caches, its drafters, its limits, its prefix cache."""
 
+from pathlib import Path
+
 from app.core.reason import Reason
 from app.core.step import EngineLimits, EnginePort
+from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.drafters import REGISTRY, Drafters, LoadedUnit, open_drafters
 from app.engine.encoder_engine import EncoderEngine
 from app.engine.encoders import Encoder
 from app.engine.engine import Engine
 from app.engine.layers import cheap_tokens_of
+from app.engine.loader import load_unit
 from app.engine.memory import gpu_architecture
 from app.engine.prefix_cache import PrefixCache, open_prefix_cache
 from app.engine.prefix_disk import NO_DISK, Disk
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import AloneRunner, Runner
 from app.models.footprint import prefill_pairs, quantisation_of
+
+
+def open_model(path: str, **drafters: str) -> Engine:
+    """Load the model in the folder `path`, with the folder of a drafter for each method, and open its engine.
+
+    A drafter that fails is in `limits.unavailable`. For programs; the server's pool loads slice by slice. Raises
+    ModelUnavailable.
+    """
+    drafts = tuple(DraftSpecification(Path(folder).name, folder, method) for method, folder in drafters.items())
+    steps = load_unit(ModelSpecification(id=Path(path).name, path=path, drafts=drafts))
+    while True:
+        try:
+            next(steps)
+        except StopIteration as loaded:
+            return open_engine(loaded.value)
 
 
 def open_unit(unit: LoadedUnit, disk: Disk) -> EnginePort:
