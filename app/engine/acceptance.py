@@ -26,7 +26,7 @@ MODES = ("coupled", "rejection", "strict")
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What the single read of a verify forward tells of one row."""
+    """Result of a verify forward for one row, in a single read."""
 
     drawn: Sequence[int]
     """The target's token at each slot."""

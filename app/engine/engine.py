@@ -33,7 +33,8 @@ from app.core.step import (
 from app.engine import memory
 from app.engine.acceptance import MODES, Verified, accept
 from app.engine.constraints import Constraints
-from app.engine.drafters import Drafter, Drafters, Outcome, Proposal
+from app.engine.drafters import Drafter, Outcome, Proposal
+from app.engine.drafters.registry import Drafters
 from app.engine.feeding import Launched, feed, feed_drafts
 from app.engine.lanes import reservation
 from app.engine.prefix_cache import PrefixCache, checkpoints_of
@@ -321,9 +322,7 @@ class Engine:
         tokens: Any = current.tokens.tolist()
         index = {name: place for place, name in enumerate(current.sequence_ids)}
         return tuple(
-            self._outcome(
-                row, [tokens[place]], current.scores, place, kept=len(row.tokens) - row.computed, reason=reason
-            )
+            self._outcome(row, [tokens[place]], current.scores, place, len(row.tokens) - row.computed, reason)
             for row, reason in zip(rows, reasons, strict=True)
             if (place := index.get(row.sequence_id)) is not None
         )
@@ -366,9 +365,9 @@ class Engine:
         stays: Sequence[int],
         scores: Scores,
         place: int,
-        *,
         kept: int,
         reason: Reason,
+        *,
         drafted: int = 0,
         appended: int = 0,
         replayed: int = 0,
@@ -401,15 +400,7 @@ class Engine:
         if logits.shape[1] != places.shape[1]:
             logits = mx.take_along_axis(logits, places[..., None], axis=1)
         logits = logits.astype(mx.float32)
-        sampled = [self._sampled(row) for row in rows]
-        adjusted, draft_logits = adjust(logits, sampled, drafts), proposal.logits if self._salt else None
-        adjusted, standing = self._constraints.mask(adjusted, rows, sampled, drafts, proposal.counts)
-        # Under rejection no draft may be dropped for its value: the target's probability of a forbidden one is 0.
-        tried = proposal.counts if self._salt else standing
-        drawn, accepted = accept(drafts, adjusted, sampled, tried, draft_logits=draft_logits)
-        scores = self._scores(logits, drawn, rows)
-        clear = self.plain_rows.clear(adjusted, drawn, rows, sampled)
-        packed = Verified.pack(drawn, accepted, clear)
+        packed, scores, tried = self._accept(rows, proposal, drafts, logits)
         self._walk()
         self._end_part("launched")  # on the CPU the launch already waits for most of the forward
         mx.async_eval(packed, *scores.arrays())
@@ -423,21 +414,26 @@ class Engine:
             kept, scores = [known[0] + counts[0]], self._scores(logits, mx.array([read[0].drawn]), rows)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept, tried, counts))
         self._end_part("rewound", lambda: [one.arrays() for one in (self.runner, *self.drafters.runners.values())])
-        more = proposal.appended or (0,) * len(rows)
+        appended = proposal.appended or (0,) * len(rows)
+        columns = zip(rows, read, kept, proposal.reasons, tried, appended, strict=True)
         return tuple(
-            self._outcome(
-                row,
-                read[place].stays,
-                scores,
-                place,
-                kept=kept[place],
-                reason=proposal.reasons[place],
-                drafted=tried[place],
-                appended=more[place],
-                replayed=replayed,
-            )
-            for place, row in enumerate(rows)
+            self._outcome(row, each.stays, scores, place, size, why, drafted=count, appended=more, replayed=replayed)
+            for place, (row, each, size, why, count, more) in enumerate(columns)
         )
+
+    def _accept(
+        self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array, logits: mx.array
+    ) -> tuple[mx.array, Scores, Sequence[int]]:
+        """Draw at every slot of `logits` float32 [rows, slots, vocabulary] and compare with the drafts.
+        Returns each row's `Verified`, packed, the scores of the drawn tokens, and the drafts tried of each row."""
+        sampled = [self._sampled(row) for row in rows]
+        adjusted, draft_logits = adjust(logits, sampled, drafts), proposal.logits if self._salt else None
+        adjusted, standing = self._constraints.mask(adjusted, rows, sampled, drafts, proposal.counts)
+        # Under rejection no draft may be dropped for its value: the target's probability of a forbidden one is 0.
+        tried = proposal.counts if self._salt else standing
+        drawn, accepted = accept(drafts, adjusted, sampled, tried, draft_logits=draft_logits)
+        clear = self.plain_rows.clear(adjusted, drawn, rows, sampled)
+        return Verified.pack(drawn, accepted, clear), self._scores(logits, drawn, rows), tried
 
     def _decided(self, row: DecodeRow, read: Verified, logits: mx.array) -> tuple[Verified, int]:
         """Return what plain decoding draws in place of a doubtful token, and how many tokens were read again for it.

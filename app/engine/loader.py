@@ -22,7 +22,8 @@ from mlx_lm.utils import _get_classes, load_model
 from app.core.errors import InsufficientMemory, ModelUnavailable, PacelineError
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
-from app.engine.drafters import REGISTRY, LoadedDraft, LoadedUnit
+from app.engine.drafters import LoadedDraft, LoadedUnit
+from app.engine.drafters.registry import REGISTRY
 from app.engine.encoders import build_encoder
 from app.engine.few_rows import use_fast_products
 from app.models.config_values import context_tokens, text_part

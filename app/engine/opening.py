@@ -6,7 +6,8 @@ from app.core.reason import Reason
 from app.core.step import EngineLimits, EnginePort
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
-from app.engine.drafters import REGISTRY, Drafters, LoadedUnit, open_drafters
+from app.engine.drafters import LoadedUnit
+from app.engine.drafters.registry import REGISTRY, Drafters, open_drafters
 from app.engine.encoder_engine import EncoderEngine
 from app.engine.encoders import Encoder
 from app.engine.engine import Engine

@@ -8,8 +8,9 @@ from typing import Any
 import mlx.core as mx
 
 from app.core.step import DecodeRow
-from app.engine.drafters import Drafters, LoadedUnit
+from app.engine.drafters import LoadedUnit
 from app.engine.drafters.dflash import DFlash, DFlashModel
+from app.engine.drafters.registry import Drafters
 from app.engine.engine import Engine
 from app.engine.few_rows import use_fast_products
 from app.engine.layers import Target

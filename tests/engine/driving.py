@@ -15,10 +15,11 @@ from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, make_promp
 
 from app.core.request import WHOLE, Quantisation, Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, EngineLimits, PrefillRow, PrefillStep
-from app.engine.drafters import Drafter, Drafters, Proposal
+from app.engine.drafters import Drafter, Proposal
 from app.engine.drafters.draft_model import DraftModel
 from app.engine.drafters.features import FeatureDrafter
 from app.engine.drafters.ngram import Ngram
+from app.engine.drafters.registry import Drafters
 from app.engine.engine import SLOW_SECONDS, Engine
 from app.engine.prefix_cache import PrefixCache
 from app.engine.prefix_disk import NO_DISK, Disk

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from app.core.request import Request, SamplingParameters
 from app.core.step import EngineLimits
-from app.engine.drafters import Drafters
+from app.engine.drafters.registry import Drafters
 from app.engine.engine import Engine
 from app.engine.prefix_cache import PrefixCache
 from app.engine.rollback import UnknownCacheError

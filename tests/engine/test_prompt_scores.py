@@ -10,7 +10,7 @@ from mlx import nn
 
 from app.core.request import Request, SamplingParameters
 from app.core.step import PrefillRow, PrefillStep, TokenLogprobs
-from app.engine.drafters import Drafters
+from app.engine.drafters.registry import Drafters
 from app.engine.engine import Engine
 from app.engine.prefix_cache import PrefixCache
 from app.engine.runner import AloneRunner

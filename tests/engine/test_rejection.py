@@ -20,8 +20,9 @@ from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow
 from app.engine import acceptance
 from app.engine.acceptance import accept
-from app.engine.drafters import Drafter, Proposal, led, merged
+from app.engine.drafters import Drafter, Proposal
 from app.engine.drafters.draft_model import drawn_behind
+from app.engine.drafters.leads import led, merged
 from app.engine.engine import Engine
 from app.engine.prefix_cache import PrefixCache
 from app.engine.sampling import DRAFT_SALT, SampledRow

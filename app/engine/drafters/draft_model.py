@@ -15,7 +15,8 @@ from app.core.errors import ModelUnavailable
 from app.core.reason import NO_REASON, Reason
 from app.core.step import DecodeRow
 from app.engine.acceptance import fit_vocabulary
-from app.engine.drafters import Drafter, Lead, LoadedUnit, Outcome, Proposal
+from app.engine.drafters import Drafter, LoadedUnit, Outcome, Proposal
+from app.engine.drafters.leads import Lead
 from app.engine.lanes import reservation
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner, last_of, padded

@@ -1,0 +1,112 @@
+"""Every drafter by method, and those of one loaded unit: which can run, and why each of the others cannot."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+
+from app.core.errors import PacelineError
+from app.core.messages import short_text
+from app.core.reason import Reason
+from app.core.request import Request
+from app.core.step import DecodeRow, Offer
+from app.engine.drafters import Drafter, LoadedUnit, NoDraft, Outcome, Proposal
+from app.engine.drafters.leads import led, merged
+from app.engine.runner import Runner
+from app.engine.sampling import SampledRow
+from app.models.draft_lengths import DRAFT_LENGTHS
+from app.models.drafters import METHOD_NAMES
+
+_logger = logging.getLogger("paceline.engine")
+
+
+def _drafter_of(method: str) -> type[Drafter]:
+    """Return the drafter of that name in the module of that name."""
+    kinds = vars(import_module(f"app.engine.drafters.{method}")).values()
+    return next(kind for kind in kinds if isinstance(kind, type) and getattr(kind, "name", "") == method)
+
+
+REGISTRY: Mapping[str, type[Drafter]] = {method: _drafter_of(method) for method in METHOD_NAMES}
+"""Drafters by method, best first as in `METHODS`."""
+
+
+@dataclass(frozen=True)
+class Drafters:
+    """The drafters that can run, by method, and why each of the others cannot."""
+
+    available: Mapping[str, Drafter]
+    unavailable: Mapping[str, Reason] = field(default_factory=dict)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers that any drafter reads."""
+        return tuple(sorted({tap for drafter in self.available.values() for tap in drafter.taps}))
+
+    @property
+    def longest(self) -> dict[str, int]:
+        """Most tokens in one proposal, by method, where bounded."""
+        return {name: one.longest for name, one in self.available.items() if one.longest is not None}
+
+    @property
+    def runners(self) -> dict[str, Runner]:
+        """Runners of the drafters that have tensors of their own, by method."""
+        return {name: one.runner for name, one in self.available.items() if one.runner is not None}
+
+    def admit(self, request: Request) -> None:
+        """Start a request with the drafters that it wants."""
+        for drafter in self.wanted(request).values():
+            drafter.admit(request)
+
+    def wanted(self, request: Request) -> dict[str, Drafter]:
+        """Return the drafters that the request may use."""
+        return {name: one for name, one in self.available.items() if request.speculation.method in {"auto", name}}
+
+    def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
+        """Propose forced tokens followed by each row's drafts; a drafter is skipped where forced tokens suffice."""
+        proposals = []
+        for method, drafter in self.available.items():
+            members = [
+                index
+                for index, row in enumerate(rows)
+                if row.method == method
+                and len(row.forced) < min(row.num_draft_tokens, drafter.longest or row.num_draft_tokens)
+            ]
+            if members:
+                asked = [rows[index] for index in members], [sampled[index] for index in members]
+                proposals.append((members, drafter.propose(*asked)))
+        return led(merged(len(rows), proposals), [row.forced for row in rows])
+
+    def offers(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int]) -> dict[str, Offer]:
+        """Return what lookup drafters would propose next, after `tokens` and `emitted`."""
+        limit = DRAFT_LENGTHS[-1]
+        offers = {name: one.offer(sequence_id, tokens, emitted, limit) for name, one in self.available.items()}
+        return {name: offer for name, offer in offers.items() if offer is not None}
+
+    def observe(self, outcome: Outcome) -> None:
+        for drafter in self.available.values():
+            drafter.observe(outcome)
+
+    def release(self, request_id: str) -> None:
+        for drafter in self.available.values():
+            drafter.release(request_id)
+
+
+def open_drafters(unit: LoadedUnit) -> Drafters:
+    """Build every drafter that fits and may run."""
+    chosen = unit.spec.methods or tuple(REGISTRY)
+    available: dict[str, Drafter] = {}
+    unavailable: dict[str, Reason] = {}
+    for name, kind in REGISTRY.items():
+        if name not in chosen:
+            unavailable[name] = Reason("not_chosen", {"methods": ", ".join(chosen)})
+            continue
+        try:
+            available[name] = kind.open(unit)
+        except NoDraft as error:
+            unavailable[name] = Reason("not_loaded", {"drafter": error.drafter})
+        except PacelineError as error:
+            unavailable[name] = Reason("cannot_draft", {"detail": error.message})
+        except Exception as error:
+            _logger.exception("the %s drafter of %s could not be opened", name, unit.spec.id)
+            unavailable[name] = Reason("cannot_draft", {"detail": short_text(error)})
+    return Drafters(available, unavailable)
