@@ -172,6 +172,7 @@ def nested_value(text: str, mark: str, schema: Any) -> Any:
 
 # --- as Python writes calls ----------------------------------------------------------------------------------------
 
+_PYTHON_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 _PYTHON_CALL = re.compile(r"\s*(?P<name>[\w.:/-]+)\s*\(\s*")
 _PYTHON_KEY = re.compile(r"\s*(?P<key>[\w-]+)\s*=\s*")
 _VALUE_END = re.compile(r"\s*(?:,\s*[\w-]+\s*=(?!=)|\)\s*(?:,\s*[\w.:/-]+\s*\(|\]?\s*\Z))")
@@ -212,9 +213,10 @@ def _python_value(text: str, place: int) -> tuple[Any, int] | None:
 
 
 def _python_string(written: str) -> str:
+    """Return the text of a string in quotes: read as Python if it is one literal, else as it stands between them."""
     escaped = "".join(rf"\x{ord(letter):02x}" if letter < " " else letter for letter in written)
     try:
-        return str(ast.literal_eval(escaped))
+        return str(ast.literal_eval(escaped)) if _PYTHON_STRING.fullmatch(escaped) else written[1:-1]
     except (SyntaxError, ValueError):
         return written[1:-1]
 

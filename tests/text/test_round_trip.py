@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 
 from app.text.dialect import FORMS, Dialect, patterns, read_dialect
@@ -252,6 +252,8 @@ def check(name: str, drawn: list[tuple[str, dict[str, Any]]], content: str, seed
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
+@example(calls=[("get_weather", {"code": "'#"})], content="", seed=0)
+@example(calls=[("get_weather", {"code": "a' 'b"})], content="", seed=0)
 @settings(max_examples=50, **QUIET)
 @given(calls=CALLS, content=CONTENTS, seed=some.integers(0, 1 << 30))
 def test_what_any_template_writes_as_calls_is_read_as_the_same_calls(calls: Any, content: str, seed: int) -> None:
