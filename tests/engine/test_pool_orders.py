@@ -46,7 +46,7 @@ class PoolMachine(RuleBasedStateMachine):
     def acquire(self, model: str, drafted: bool, idle_seconds: float | None = None) -> None:
         self._protect()
         stay = Stay(idle_seconds=idle_seconds)
-        was_here = model in self.pool._entries
+        resident = self.pool._entries.get(model)
         spec = specification(model, drafts=(DraftSpecification("x", "/x"),) if drafted else ())
         before = (sorted(self.world.open), sorted(self.world.loading))
         try:
@@ -54,7 +54,7 @@ class PoolMachine(RuleBasedStateMachine):
         except (InsufficientMemory, ModelInUse):
             assert (sorted(self.world.open), sorted(self.world.loading)) == before
         else:
-            if not was_here or Evicted(model) in self.pool._events:
+            if self.pool._entries[model] is not resident:
                 self.said[model] = self.settings.of(model)
             self.said[model] = stay.over(self.said[model])
             self.leases[model] += 1
