@@ -201,10 +201,10 @@ def invalid_setting(problem: Mapping[str, Any], prefix: str = "") -> InvalidSett
 
 
 def _tree(root: type[PacelineError]) -> dict[str, type[PacelineError]]:
-    found = {root.__name__: root}
+    errors = {root.__name__: root}
     for child in root.__subclasses__():
-        found.update(_tree(child))
-    return found
+        errors.update(_tree(child))
+    return errors
 
 
 def error_class(name: str) -> type[PacelineError]:

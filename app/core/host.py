@@ -65,10 +65,10 @@ def memory_pressure(read: ReadSetting = sysctl, stalls: Path = MEMORY_STALLS) ->
 def _first(pattern: re.Pattern[str], path: Path) -> str:
     """Return the group of the pattern's first match in a file; empty for none, and where the file cannot be read."""
     try:
-        found = pattern.search(path.read_text(encoding="utf-8", errors="replace"))
+        match = pattern.search(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""
 
 
 # --- what models may take -----------------------------------------------------------------------------------------

@@ -64,8 +64,8 @@ class Installation:
 def this_installation() -> Installation:
     """Return the installation that is running."""
     try:
-        found = metadata.distribution(DISTRIBUTION)
-        installer, origin = found.read_text("INSTALLER") or "", found.read_text("direct_url.json") or ""
+        distribution = metadata.distribution(DISTRIBUTION)
+        installer, origin = distribution.read_text("INSTALLER") or "", distribution.read_text("direct_url.json") or ""
     except metadata.PackageNotFoundError:
         installer = origin = ""
         source: Path | None = Path(__file__).parents[2]
@@ -77,9 +77,9 @@ def this_installation() -> Installation:
 def editable_source(origin: str) -> Path | None:
     """Return the checkout of an editable install, from its direct_url.json; None for a regular install."""
     try:
-        told = json.loads(origin)
-        is_editable = bool(told["dir_info"].get("editable"))
-        return Path(url2pathname(urlsplit(told["url"]).path)) if is_editable else None
+        direct_url = json.loads(origin)
+        is_editable = bool(direct_url["dir_info"].get("editable"))
+        return Path(url2pathname(urlsplit(direct_url["url"]).path)) if is_editable else None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -115,8 +115,8 @@ def _by(program: str, options: str = "", verb: str = "upgrade", how: str = "") -
 def version_order(version: str) -> tuple[tuple[int, ...], bool]:
     """Return the sort key of a version: its numbers; a version with letters comes before the same without."""
     numbers = re.match(r"[\d.]*", version)
-    found = numbers[0] if numbers else ""
-    return tuple(int(each) for each in found.split(".") if each), found == version
+    release = numbers[0] if numbers else ""
+    return tuple(int(number) for number in release.split(".") if number), release == version
 
 
 def newest_in(said: str, answer: str, version: str) -> str:
@@ -149,5 +149,5 @@ async def newer_version(installation: Installation, version: str) -> str:
 
 
 def _place_of(program: str) -> str:
-    folders = (os.environ.get("PATH", os.defpath), *(str(Path(each).expanduser()) for each in USUAL_FOLDERS))
+    folders = (os.environ.get("PATH", os.defpath), *(str(Path(folder).expanduser()) for folder in USUAL_FOLDERS))
     return shutil.which(program, path=os.pathsep.join(folders)) or program

@@ -32,10 +32,12 @@ def _matching(root: str | Path, names: tuple[str, ...]) -> Iterator["os.DirEntry
     """Yield what matches, in order of names, links too; nothing for a folder that is missing or cannot be listed."""
     try:
         with os.scandir(root) as entries:
-            found = sorted((each for each in entries if re.fullmatch(names[0], each.name)), key=lambda each: each.name)
+            matches = sorted(
+                (entry for entry in entries if re.fullmatch(names[0], entry.name)), key=lambda entry: entry.name
+            )
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return
-    for entry in found:
+    for entry in matches:
         if len(names) == 1:
             yield entry
         elif entry.is_dir(follow_symlinks=False):

@@ -47,12 +47,12 @@ def prefix_files(folder: Path, name: str) -> Iterator[tuple[Path, os.stat_result
 
 def kept_prompts(folder: Path) -> list[KeptPrompts]:
     """Return what is kept by model, most recently used first."""
-    found = []
-    for model, files in groupby(prefix_files(folder, KEPT_NAME), lambda each: each[0].parent.name):
+    prompts = []
+    for model, files in groupby(prefix_files(folder, KEPT_NAME), lambda file: file[0].parent.name):
         stats = [status for _, status in files]
         size, used_at = sum(status.st_size for status in stats), max(status.st_mtime for status in stats)
-        found.append(KeptPrompts(model.rpartition("-")[0], len(stats), size, used_at))
-    return sorted(found, key=lambda kept: -kept.used_at)
+        prompts.append(KeptPrompts(model.rpartition("-")[0], len(stats), size, used_at))
+    return sorted(prompts, key=lambda kept: -kept.used_at)
 
 
 def clear_prompts(folder: Path) -> int:
@@ -61,7 +61,7 @@ def clear_prompts(folder: Path) -> int:
     for path, status in prefix_files(folder, f"{KEPT_NAME}|{GROWING_NAME}"):
         path.unlink(missing_ok=True)
         size += status.st_size
-    for each in own_folders(folder.parent, re.escape(folder.name), ANY):
+    for model_folder in own_folders(folder.parent, re.escape(folder.name), ANY):
         with contextlib.suppress(OSError):  # not empty: a worker writes there, or other files are there
-            each.rmdir()
+            model_folder.rmdir()
     return size

@@ -87,10 +87,10 @@ def pairs(value: object) -> object:
             return json.loads(value)
         except (ValueError, RecursionError):
             raise ValueError('this is not valid JSON: give an object like {"main": "draft"}') from None
-    found = [part.partition("=") for part in value.split(",") if part.strip()]
-    if any(not (main.strip() and equals and draft.strip()) for main, equals, draft in found):
+    entries = [part.partition("=") for part in value.split(",") if part.strip()]
+    if any(not (main.strip() and equals and draft.strip()) for main, equals, draft in entries):
         raise ValueError('give pairs like "main=draft,other=off", or a JSON object')
-    return {main.strip(): draft.strip() for main, _, draft in found}
+    return {main.strip(): draft.strip() for main, _, draft in entries}
 
 
 def absent(value: object) -> object:
@@ -102,9 +102,9 @@ def plain(value: Any) -> Any:
     if hasattr(value, "get_secret_value"):
         return "set"
     if isinstance(value, tuple):
-        return [plain(each) for each in value]
+        return [plain(entry) for entry in value]
     made = msgspec.to_builtins(value, enc_hook=str)
-    return {name: each for name, each in made.items() if each not in {None, ""}} if isinstance(made, dict) else made
+    return {name: entry for name, entry in made.items() if entry not in {None, ""}} if isinstance(made, dict) else made
 
 
 def is_loopback(host: str) -> bool:

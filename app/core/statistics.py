@@ -65,13 +65,13 @@ class MethodStatistics:
         """Combine one method's counters of choices: counts add up, seconds are the longest, since they run together."""
         return cls(
             parts[0].method,
-            steps=sum(each.steps for each in parts),
-            drafted=sum(each.drafted for each in parts),
-            accepted=sum(each.accepted for each in parts),
-            accepted_per_position=added_positions(each.accepted_per_position for each in parts),
-            draft_seconds=max(each.draft_seconds for each in parts),
-            verify_seconds=max(each.verify_seconds for each in parts),
-            rewind_seconds=max(each.rewind_seconds for each in parts),
+            steps=sum(part.steps for part in parts),
+            drafted=sum(part.drafted for part in parts),
+            accepted=sum(part.accepted for part in parts),
+            accepted_per_position=added_positions(part.accepted_per_position for part in parts),
+            draft_seconds=max(part.draft_seconds for part in parts),
+            verify_seconds=max(part.verify_seconds for part in parts),
+            rewind_seconds=max(part.rewind_seconds for part in parts),
         )
 
 
@@ -113,29 +113,29 @@ class Statistics:
 
     @property
     def drafted(self) -> int:
-        return sum(each.drafted for each in self.by_method)
+        return sum(counters.drafted for counters in self.by_method)
 
     @property
     def accepted(self) -> int:
-        return sum(each.accepted for each in self.by_method)
+        return sum(counters.accepted for counters in self.by_method)
 
     @property
     def steps(self) -> int:
-        return sum(each.steps for each in self.by_method)
+        return sum(counters.steps for counters in self.by_method)
 
     @property
     def cycles(self) -> int:
         """Steps that verified at least one draft."""
-        return sum(each.steps for each in self.by_method if each.method != "off")
+        return sum(counters.steps for counters in self.by_method if counters.method != "off")
 
     @property
     def accepted_per_position(self) -> tuple[int, ...]:
-        return added_positions(each.accepted_per_position for each in self.by_method)
+        return added_positions(counters.accepted_per_position for counters in self.by_method)
 
     @property
     def methods(self) -> tuple[str, ...]:
         """Methods that ran, in order of first use; `off` only when nothing ever drafted."""
-        names = tuple(each.method for each in self.by_method)
+        names = tuple(counters.method for counters in self.by_method)
         return tuple(name for name in names if name != "off") or names
 
     @classmethod
@@ -145,7 +145,7 @@ class Statistics:
         Times are the longest of any choice, since choices run side by side, but the first token is the earliest.
         """
         first_of_prompts = usages[::choices_per_prompt]
-        methods = [each for usage in usages for each in usage.by_method]
+        methods = [counters for usage in usages for counters in usage.by_method]
         return cls(
             prompt_tokens=sum(usage.prompt_tokens for usage in first_of_prompts),
             cached_tokens=sum(usage.cached_tokens for usage in first_of_prompts),
@@ -159,8 +159,8 @@ class Statistics:
             close_calls=sum(usage.close_calls for usage in usages),
             replayed_tokens=sum(usage.replayed_tokens for usage in usages),
             by_method=tuple(
-                MethodStatistics.side_by_side([each for each in methods if each.method == name])
-                for name in dict.fromkeys(each.method for each in methods)
+                MethodStatistics.side_by_side([counters for counters in methods if counters.method == name])
+                for name in dict.fromkeys(counters.method for counters in methods)
             ),
             reason=next((usage.reason for usage in usages if usage.reason), NO_REASON),
             decision=next((usage.decision for usage in usages if usage.decision), None),
@@ -172,9 +172,9 @@ class Statistics:
         `predicted_ms` consists of drafting, verifying (plain forwards included), rewinding and the host's remainder.
         """
         prompt_n = self.prompt_tokens - self.cached_tokens
-        draft_seconds = sum(each.draft_seconds for each in self.by_method)
-        verify_seconds = sum(each.verify_seconds for each in self.by_method)
-        rewind_seconds = sum(each.rewind_seconds for each in self.by_method)
+        draft_seconds = sum(counters.draft_seconds for counters in self.by_method)
+        verify_seconds = sum(counters.verify_seconds for counters in self.by_method)
+        rewind_seconds = sum(counters.rewind_seconds for counters in self.by_method)
         host_seconds = max(0.0, self.decode_seconds - draft_seconds - verify_seconds - rewind_seconds)
         return {
             "cache_n": self.cached_tokens,
@@ -221,13 +221,13 @@ class Statistics:
             "tokens_per_cycle": round(1 + self.accepted / cycles, 3) if cycles else 1.0,
             "accepted_per_position": list(self.accepted_per_position),
             "methods": {
-                each.method: {
-                    "cycles": each.steps,
-                    "drafted": each.drafted,
-                    "accepted": each.accepted,
-                    "accepted_per_position": list(each.accepted_per_position),
+                counters.method: {
+                    "cycles": counters.steps,
+                    "drafted": counters.drafted,
+                    "accepted": counters.accepted,
+                    "accepted_per_position": list(counters.accepted_per_position),
                 }
-                for each in self.by_method
+                for counters in self.by_method
             },
         }
 

@@ -48,8 +48,10 @@ def candidates(root: Path, unread: list[Path]) -> list[FolderCandidate]:
     be read at present are added to `unread`.
     """
     real = Path(os.path.realpath(root))
-    found = list(_Search(unread).below(root))
-    return sorted(found, key=lambda each: real / each.path.relative_to(root) != Path(os.path.realpath(each.path)))
+    listed = list(_Search(unread).below(root))
+    return sorted(
+        listed, key=lambda candidate: real / candidate.path.relative_to(root) != Path(os.path.realpath(candidate.path))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class _Search:
         """List names, and whether they are folders."""
         try:
             with os.scandir(folder) as entries:
-                return [(each.name, _is_folder(each)) for each in itertools.islice(entries, MAX_ENTRIES)]
+                return [(entry.name, _is_folder(entry)) for entry in itertools.islice(entries, MAX_ENTRIES)]
         except (OSError, ValueError) as error:
             if getattr(error, "errno", None) in MOMENTARY:
                 self.unread.append(folder)
@@ -121,8 +123,8 @@ def lm_studio_folders(home: Path) -> tuple[Path, ...]:
     pointed = _first_line(home / ".lmstudio-home-pointer")
     homes = [Path(pointed).expanduser()] if pointed else []
     homes += [home / ".lmstudio", home / ".cache" / "lm-studio"]
-    named = [folder for each in homes if (folder := _downloads_folder(each / "settings.json")) is not None]
-    return tuple(dict.fromkeys([*named, *(each / "models" for each in homes)]))
+    named = [folder for own_home in homes if (folder := _downloads_folder(own_home / "settings.json")) is not None]
+    return tuple(dict.fromkeys([*named, *(own_home / "models" for own_home in homes)]))
 
 
 def _first_line(path: Path) -> str:
@@ -301,7 +303,7 @@ class FolderCatalog:
         return looker.is_alive()
 
     def _scan(self) -> dict[str, CatalogModel]:
-        found: dict[str, CatalogModel] = {}
+        models: dict[str, CatalogModel] = {}
         places: set[tuple[int, int] | Path] = set()
         inspected: dict[tuple[Source, Path], tuple[Signature, CatalogModel]] = {}
         unread: list[Path] = []
@@ -310,14 +312,14 @@ class FolderCatalog:
             listed = candidates(root, unread)
             for candidate in [*listed, *self._missed(source, unread)]:
                 place = _place(candidate.path)
-                if printable(candidate.id) in found or place in places:
+                if printable(candidate.id) in models or place in places:
                     continue
                 places.add(place)
                 inspected[source, candidate.path] = self._inspected_now(candidate, source)
                 model = inspected[source, candidate.path][1]
-                found[model.id] = model
+                models[model.id] = model
         self._inspected, self._is_whole = inspected, not unread
-        return dict(sorted(found.items()))
+        return dict(sorted(models.items()))
 
     def _missed(self, source: Source, unread: Sequence[Path]) -> list[FolderCandidate]:
         """Return what was seen before in folders that cannot be read at present."""

@@ -32,8 +32,8 @@ class ConfigValues:
         self._parts = parts
 
     def get(self, *keys: str) -> Any:
-        found = (part.get(key) for key in keys for part in self._parts)
-        return next((value for value in found if value is not None), None)
+        values = (part.get(key) for key in keys for part in self._parts)
+        return next((value for value in values if value is not None), None)
 
     def whole(self, *keys: str, default: int | None = None, least: int = 1) -> int:
         value = self.get(*keys)
@@ -63,7 +63,7 @@ class ConfigValues:
         value = self.get(*keys)
         if value is None:
             return None
-        if not isinstance(value, list) or not value or not all(type(each) is int for each in value):
+        if not isinstance(value, list) or not value or not all(type(layer_id) is int for layer_id in value):
             raise ModelUnavailable(f"its config.json gives no usable {keys[0]}; {DOWNLOAD_AGAIN}")
         return value
 

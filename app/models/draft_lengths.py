@@ -26,17 +26,17 @@ def cheap_tokens(architecture: str, *, mode: str, experts_per_token: int = 0) ->
     it ("applegpu_g16s"), `mode` of the quantisation ("affine", "mxfp4", ...).
     Source: shared reference, metal §2 (thresholds of mlx's quantised products).
     """
-    found = re.match(r"applegpu_g(\d+)", architecture)
-    if found is None or not mode:
+    match = re.match(r"applegpu_g(\d+)", architecture)
+    if match is None or not mode:
         return ()
-    one_pass = mode != "affine" or int(found[1]) >= ONE_PASS_GENERATION
+    one_pass = mode != "affine" or int(match[1]) >= ONE_PASS_GENERATION
     tokens: tuple[int, ...] = ONE_PASS_TOKENS if one_pass else EARLY_TOKENS
     if experts_per_token:
         unsorted = max(2, (SORTED_PAIRS - 1) // experts_per_token)
-        tokens = tuple(sorted({unsorted, *(each for each in tokens if each < unsorted or each > LONGEST_DRAFT)}))
+        tokens = tuple(sorted({unsorted, *(count for count in tokens if count < unsorted or count > LONGEST_DRAFT)}))
     return tokens
 
 
 def draft_lengths(tokens: tuple[int, ...], rows: int) -> tuple[int, ...]:
     """Return drafts per row that make a forward of `rows` about `tokens` wide; `DRAFT_LENGTHS` where none are given."""
-    return tuple(sorted({min(LONGEST_DRAFT, max(1, each // rows - 1)) for each in tokens})) or DRAFT_LENGTHS
+    return tuple(sorted({min(LONGEST_DRAFT, max(1, count // rows - 1)) for count in tokens})) or DRAFT_LENGTHS

@@ -51,7 +51,7 @@ def declared_pooling(root: Path, files: Collection[str]) -> str:
     Raises ModelUnavailable for a pooling that does not run here, so that no vector differs from the model's.
     """
     modules = read_json(root / MODULES_FILE) if MODULES_FILE in files else []
-    kinds = [str(each.get("type")).rpartition(".")[2] for each in modules if isinstance(each, dict)]
+    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
     strange = [kind for kind in kinds if kind not in {"Transformer", "Pooling", "Normalize"}]
     if strange:
         raise ModelUnavailable(
@@ -73,4 +73,4 @@ def declared_pooling(root: Path, files: Collection[str]) -> str:
 
 def _texts(value: Any) -> list[str]:
     """Return the strings of a list, or a single string as a list."""
-    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
+    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]

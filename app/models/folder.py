@@ -201,12 +201,12 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
     """Yield every object in a JSON value, itself included."""
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            yield each
-            waiting.extend(each.values())
-        elif isinstance(each, list):
-            waiting.extend(each)
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield part
+            waiting.extend(part.values())
+        elif isinstance(part, list):
+            waiting.extend(part)
 
 
 def _check_sizes(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
@@ -232,21 +232,21 @@ def _check_sizes(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -
 
 def _weight_files(files: tuple[str, ...]) -> tuple[str, ...]:
     """Return the files to load: `model*.safetensors` as mlx-lm does, or every one when none has that name."""
-    found = tuple(name for name in files if name.endswith(".safetensors") and "/" not in name)
-    if not found:
+    weights = tuple(name for name in files if name.endswith(".safetensors") and "/" not in name)
+    if not weights:
         raise ModelUnavailable(
             "it has no safetensors weights; GGUF and PyTorch files are not supported, convert the model"
         )
-    return tuple(name for name in found if name.startswith("model")) or found
+    return tuple(name for name in weights if name.startswith("model")) or weights
 
 
 def _read_tensors(root: Path, names: Iterable[str]) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     for name in names:
-        found = read_header(root / name)
-        if not tensors.keys().isdisjoint(found):
+        header = read_header(root / name)
+        if not tensors.keys().isdisjoint(header):
             raise ModelUnavailable(f"{printable(name)} repeats a tensor of another file; {DOWNLOAD_AGAIN}")
-        tensors.update(found)
+        tensors.update(header)
     return tensors
 
 

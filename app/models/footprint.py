@@ -104,7 +104,7 @@ class Footprint:
 
     def __add__(self, other: "Footprint") -> "Footprint":
         """Return the sum of both; they compute one after the other, so only the larger peak counts."""
-        both = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
+        both = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
         return Footprint(**both | {"peak_bytes": max(self.peak_bytes, other.peak_bytes)})
 
 
@@ -165,7 +165,7 @@ def kv_refusal(config: Mapping[str, Any]) -> str:
 
 def group_size(*dimensions: int) -> int:
     """Return the first of `GROUP_SIZES` that divides all `dimensions` of keys and values; 0: none does."""
-    fit = (size for size in GROUP_SIZES if all(each and each % size == 0 for each in dimensions))
+    fit = (size for size in GROUP_SIZES if all(dimension and dimension % size == 0 for dimension in dimensions))
     return next(fit, 0)
 
 

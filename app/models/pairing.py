@@ -76,7 +76,7 @@ def default_draft(
         for draft, times in known
         if (times or 0.0) >= PAYS or (draft.source == main.source and _is_usual(main, draft, models))
     ]
-    ranked = (each.draft for each in rank(main, usable) if each.draft is not None)
+    ranked = (candidate.draft for candidate in rank(main, usable) if candidate.draft is not None)
     return next((draft for draft in ranked if _shares_tokens(main, draft) and not refusal(main, draft)), None)
 
 
@@ -202,12 +202,12 @@ def candidates_for(
         )
 
     heads = () if main.head is None else (main.head,)
-    found = [candidate(draft) for draft in (*heads, *(model for model in models if model.id != main.id))]
+    drafters = [candidate(draft) for draft in (*heads, *(model for model in models if model.id != main.id))]
     texts = [
         Candidate(method=name, origin="text", tokens="unneeded", measured=measured.get((name, "")))
         for name in TEXT_METHODS
     ]
-    return rank(main, [*found, *texts])
+    return rank(main, [*drafters, *texts])
 
 
 def rank(main: CatalogModel, candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -218,16 +218,21 @@ def rank(main: CatalogModel, candidates: Iterable[Candidate]) -> list[Candidate]
     name family (`demo-draft` for `demo-assistant`); the smallest.
     """
 
-    def place(each: Candidate) -> tuple[Any, ...]:
-        if not each.fits:
+    def place(candidate: Candidate) -> tuple[Any, ...]:
+        if not candidate.fits:
             group = 4
-        elif each.measured is not None:
-            group = 0 if each.measured >= PAYS else 3
+        elif candidate.measured is not None:
+            group = 0 if candidate.measured >= PAYS else 3
         else:
-            group = 1 if each.is_usual else 2
-        method = METHOD_NAMES.index(each.method) if each.method in METHOD_NAMES else len(METHOD_NAMES)
-        nearness = (each.id != main.id, _family(each.id) != _family(main.id), each.size_bytes, each.id)
-        return group, -(each.measured or 0.0), method, *nearness
+            group = 1 if candidate.is_usual else 2
+        method = METHOD_NAMES.index(candidate.method) if candidate.method in METHOD_NAMES else len(METHOD_NAMES)
+        nearness = (
+            candidate.id != main.id,
+            _family(candidate.id) != _family(main.id),
+            candidate.size_bytes,
+            candidate.id,
+        )
+        return group, -(candidate.measured or 0.0), method, *nearness
 
     return sorted(candidates, key=place)
 
@@ -264,7 +269,7 @@ def _rollback(main: CatalogModel, draft: CatalogModel) -> tuple[str, ...]:
     if draft.kind != "drafter":
         return cache_families(draft.config)
     try:
-        found = read_drafter(draft.method, draft.config, main.config)
+        drafter_config = read_drafter(draft.method, draft.config, main.config)
     except ModelUnavailable:
         return ()
-    return tuple(name for kind, name in ((FULL, "trim"), (SLIDING, "slice")) if kind in found.layer_types)
+    return tuple(name for kind, name in ((FULL, "trim"), (SLIDING, "slice")) if kind in drafter_config.layer_types)

@@ -18,8 +18,8 @@ def text_bytes(value: Any) -> int:
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
     if isinstance(value, Mapping):
-        return sum(text_bytes(each) for pair in value.items() for each in pair)
-    return sum(text_bytes(each) for each in value) if isinstance(value, list | tuple) else 0
+        return sum(text_bytes(part) for pair in value.items() for part in pair)
+    return sum(text_bytes(entry) for entry in value) if isinstance(value, list | tuple) else 0
 
 
 def check_bytes(size: int, context_tokens: int, longest_token_bytes: int) -> None:

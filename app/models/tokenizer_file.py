@@ -105,20 +105,20 @@ class TokenizerCache:
 
     def known(self, path: Path) -> Facts | None:
         """Return the remembered facts of this file as it is now; None: it has to be read. Never reads it."""
-        found = self._recall().files.get(str(path))
-        return self._recall().contents.get(found[1]) if found is not None and found[0] == _stamp(path) else None
+        entry = self._recall().files.get(str(path))
+        return self._recall().contents.get(entry[1]) if entry is not None and entry[0] == _stamp(path) else None
 
     def facts(self, path: Path) -> Facts:
         """Return the facts of this file, which is read if it must be. Raises `DiskUnavailable`."""
-        found = self.known(path)
-        if found is not None:
-            return found
+        facts = self.known(path)
+        if facts is not None:
+            return facts
         with self._reading:  # one file at a time, and none of them twice
-            found = self.known(path)
-            if found is None:
-                found = self._read(path)
+            facts = self.known(path)
+            if facts is None:
+                facts = self._read(path)
                 self._keep()
-            return found
+            return facts
 
     def difference(self, key: str, main: Path, draft: Path, find: "Comparison") -> str:
         """Return what `find` says about two `tokenizer.json`, or said earlier under this key."""
@@ -193,10 +193,10 @@ class Tokenizer:
     def facts(self) -> Facts:
         """Return its facts."""
         path = self.path
-        found = self.cache.facts(path) if path is not None else Facts()
-        if found.problem:
-            raise ModelUnavailable(found.problem)
-        return found
+        facts = self.cache.facts(path) if path is not None else Facts()
+        if facts.problem:
+            raise ModelUnavailable(facts.problem)
+        return facts
 
     def longest_bytes(self) -> int:
         """Return the bytes of the longest piece that one token stands for; 0 where unknown. Raises nothing."""
@@ -226,8 +226,8 @@ class Tokenizer:
             return ""
         if not (ours.words and theirs.words):
             return INCOMPARABLE
-        found = self._compared(draft, f"{ours.tokens} {theirs.tokens}", _first_difference)
-        return f"it has another tokenizer: {found}; choose a draft model of the same family"
+        difference = self._compared(draft, f"{ours.tokens} {theirs.tokens}", _first_difference)
+        return f"it has another tokenizer: {difference}; choose a draft model of the same family"
 
     def other_word(self, draft: "Tokenizer") -> str:
         """Describe the lowest id that stands for one piece of text here and another in `draft`; "" when there is none.
@@ -245,10 +245,10 @@ class Tokenizer:
 
     def use_of(self, token: int) -> str:
         """Return `ORDINARY` for an id that stands for text, the name of a special token, "" for an unused id."""
-        found = self.facts()
-        if any(begin <= token < end for begin, end in found.ordinary):
+        facts = self.facts()
+        if any(begin <= token < end for begin, end in facts.ordinary):
             return ORDINARY
-        return found.special.get(token, "")
+        return facts.special.get(token, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ def _facts(name: str, digest: str, content: bytes) -> Facts:
     except ModelUnavailable as error:
         return Facts(problem=error.message)
     ids = sorted(vocabulary.pieces)
-    special = {token: each.content for token, each in vocabulary.added.items() if each.special}
+    special = {token: added_token.content for token, added_token in vocabulary.added.items() if added_token.special}
     return Facts(
         tokens=_digest(vocabulary.pieces, ids),
         words=_digest(vocabulary.pieces, [token for token in ids if token not in vocabulary.added]),
@@ -307,13 +307,15 @@ def _decode(content: bytes) -> _Vocabulary:
     if content.count(b":") > MAX_PIECES or content.count(b"[") > MAX_PIECES:
         raise ModelUnavailable(f"tokenizer.json holds more than {MAX_PIECES:,} pieces; {DOWNLOAD_AGAIN}")
     try:
-        found = msgspec.json.decode(content, type=_Content)
+        decoded = msgspec.json.decode(content, type=_Content)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ModelUnavailable(f"tokenizer.json is not valid; {DOWNLOAD_AGAIN}") from None
-    vocab = found.model.vocab
+    vocab = decoded.model.vocab
     listed = ((piece, token) for token, (piece, _) in enumerate(vocab)) if isinstance(vocab, list) else vocab.items()
-    added = {each.id: each for each in found.added_tokens or ()}
-    pieces = {token: piece for piece, token in listed} | {token: each.content for token, each in added.items()}
+    added = {added_token.id: added_token for added_token in decoded.added_tokens or ()}
+    pieces = {token: piece for piece, token in listed} | {
+        token: added_token.content for token, added_token in added.items()
+    }
     if not all(0 <= token < HIGHEST_ID for token in pieces):
         raise ModelUnavailable(f"tokenizer.json is not valid; {DOWNLOAD_AGAIN}")
     return _Vocabulary(pieces, added)
@@ -343,8 +345,8 @@ def _stamp(path: Path) -> Stamp:
 
 def _kept_in(path: Path | None) -> _Kept:
     """Read the kept file; empty when it is missing, damaged or of another version: it is made anew."""
-    found = None if path is None else read_kept(path, _Kept, MAX_KEPT_BYTES)
-    return found if found is not None and found.form == FORM else _Kept()
+    kept = None if path is None else read_kept(path, _Kept, MAX_KEPT_BYTES)
+    return kept if kept is not None and kept.form == FORM else _Kept()
 
 
 def _last(entries: Mapping[str, Value], count: int) -> dict[str, Value]:

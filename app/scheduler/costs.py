@@ -252,8 +252,8 @@ class CostTable:
         if (doublings, width) in self._extras:
             return max(0.0, self._extras[doublings, width].value)
         shorter = self._extra(doublings - 1, width)
-        widths = (each for length, each in self._extras if length == doublings)
-        near = min(widths, key=lambda each: (each > width, abs(each - width)), default=None)
+        widths = (other for length, other in self._extras if length == doublings)
+        near = min(widths, key=lambda other: (other > width, abs(other - width)), default=None)
         if near is None:
             return (1 + ((doublings - 1, width) in self._extras)) * shorter
         known, usual = self._extras[doublings, near].value, self._extra(doublings - 1, near)

@@ -156,17 +156,17 @@ class AcceptanceHistory:
             chances = [(chance + known * share) / (1 + known) for chance in chances]
         tokens = list(accumulate(accumulate([1.0] * row.forced + list(chances), mul), initial=1.0))
         surer = range(row.sureness, len(CONFIDENCES) + 2) if row.sureness else (0,)
-        seen = [each for sureness in surer if (each := situation._replace(sureness=sureness)) in self._beliefs]
-        ages = {each: self.tokens - self._missed.get(each, 0) for each in seen}
-        return tokens, sum(_freshness(age) * self._beliefs[each][0].weight for each, age in ages.items())
+        seen = [variant for sureness in surer if (variant := situation._replace(sureness=sureness)) in self._beliefs]
+        ages = {variant: self.tokens - self._missed.get(variant, 0) for variant in seen}
+        return tokens, sum(_freshness(age) * self._beliefs[variant][0].weight for variant, age in ages.items())
 
     def unread(self, method: str, row: Drafting) -> int:
         """Return the row's tokens since the method last drafted for it, or all; 0 for the few that any cycle brings."""
         if method in row.offered:
             return 0
         record = self._records.get(row.request_id, {}).get(Kind(method), _Record())
-        behind = row.context_tokens - record.context_tokens
-        return behind if behind > LONGEST_DRAFT + 2 else 0
+        unread_tokens = row.context_tokens - record.context_tokens
+        return unread_tokens if unread_tokens > LONGEST_DRAFT + 2 else 0
 
     def forget(self, request_id: str) -> None:
         """Drop the record of a finished request; what it taught is kept."""
@@ -187,9 +187,9 @@ class AcceptanceHistory:
         if positions is None:
             return general or [situation.kind.first_belief] * (LONGEST_DRAFT + 1)
         chances, before = [], general[0] if general else situation.kind.first_belief
-        for place, each in enumerate(positions):
+        for place, evidence in enumerate(positions):
             believed = (general[place] + before) / 2 if general else before
-            before = (each.weight * each.value + FIRST_WEIGHT * believed) / (each.weight + FIRST_WEIGHT)
+            before = (evidence.weight * evidence.value + FIRST_WEIGHT * believed) / (evidence.weight + FIRST_WEIGHT)
             chances.append(before)
         return chances
 

@@ -142,7 +142,7 @@ class Governor:
         known = self.costs.knows_context(context) and estimates[option].seconds >= 1 - NOISE
         if self._measures(estimates[option].rate / estimates[OFF].rate, known=known):
             option, refusal = OFF, Reason("measuring")
-        elif trial := next((each for loss, each in trials if loss <= self._credit_steps), None):
+        elif trial := next((affordable for loss, affordable in trials if loss <= self._credit_steps), None):
             self._trial = estimates[trial].seconds + estimates[trial].reading, estimates[option].rate
             option, kind = trial, "probe"
         elif option == OFF:
@@ -206,7 +206,7 @@ class Governor:
         if new := {row.request_id for row in drafting} - self._speakers:
             self._speakers |= new
             self._credit_steps = max(self._credit_steps, min(CREDIT_STEPS, self._credit_steps + CREDIT_STEPS))
-            if not any(self.costs.knows_plain(each, PLAIN_STEPS - 1) for each in (1, rows)):
+            if not any(self.costs.knows_plain(row_count, PLAIN_STEPS - 1) for row_count in (1, rows)):
                 self._measuring_steps = PLAIN_STEPS
 
     def _measures(self, lead: float, *, known: bool) -> bool:
@@ -299,9 +299,15 @@ def _judgement(current: Option, estimates: Mapping[Option, _Estimate]) -> _Judge
     """Judge which option is best by more than noise, and which may gain most for what they probably lose."""
     if current not in estimates or estimates[current].rate < estimates[OFF].rate:
         current = OFF
-    rival = max((each for each in estimates if each != OFF), key=lambda each: estimates[each].rate, default=OFF)
+    rival = max(
+        (candidate for candidate in estimates if candidate != OFF),
+        key=lambda candidate: estimates[candidate].rate,
+        default=OFF,
+    )
     option = rival if estimates[rival].rate > (1 + NOISE) * estimates[current].rate else current
     rate = estimates[option].rate
-    hopes = ((each.hope - rate, each.loss(rate), name) for name, each in estimates.items() if name != option)
+    hopes = (
+        (estimate.hope - rate, estimate.loss(rate), name) for name, estimate in estimates.items() if name != option
+    )
     trials = sorted((-gain / sqrt(loss), loss, name) for gain, loss, name in hopes if gain > TRIAL_GAIN * rate)
     return _Judgement(estimates, option, rival, [trial[1:] for trial in trials])

@@ -74,7 +74,9 @@ class ChunkSizes:
         return size
 
     def _affordable(self, context_tokens: int, seconds: float) -> float:
-        known = sorted(self._rates, key=lambda each: (abs(each - _class_of(context_tokens)), each))
+        known = sorted(
+            self._rates, key=lambda context_class: (abs(context_class - _class_of(context_tokens)), context_class)
+        )
         return self._rates[known[0]].value * seconds if known else FIRST_CHUNK_TOKENS
 
 

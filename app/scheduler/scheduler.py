@@ -179,12 +179,12 @@ class Scheduler:
     @property
     def reading(self) -> dict[str, int]:
         """Number of cached prompt tokens of each request that has a row and no token yet."""
-        return {name: each.computed for name, each in self._active.items() if not each.counters.generated}
+        return {name: sequence.computed for name, sequence in self._active.items() if not sequence.counters.generated}
 
     @property
     def expected(self) -> list[RowSize]:
         """Expected final length of each running request, in order of admission."""
-        return [each.expected(self._limits.max_context_tokens) for each in self._active.values()]
+        return [sequence.expected(self._limits.max_context_tokens) for sequence in self._active.values()]
 
     def expected_of(self, request: Request) -> RowSize:
         """Return the expected length of a request that does not run: the head of the queue, or one not even queued."""
@@ -242,7 +242,7 @@ class Scheduler:
         """Take the row of the newest request that can wait, so that older ones have memory; return its id, or "".
         It waits at the head of the queue with its tokens."""
         _, *others = self._active.values() or (None,)
-        newest = next((each for each in reversed(others) if each.can_wait), None)
+        newest = next((sequence for sequence in reversed(others) if sequence.can_wait), None)
         if newest is None:
             return ""
         self._take_row(newest)

@@ -102,7 +102,7 @@ class Hindsight:
         self.offered = offers
         fresh = (_Followed(Kind.of(method, offer), offer.tokens) for method, offer in offers.items())
         if not forced and (emitted or not followed):  # each piece of a prompt repeats the same offers
-            followed += [each for each in fresh if each.tokens]
+            followed += [tracked for tracked in fresh if tracked.tokens]
         self._followed = followed
         return observations
 
@@ -156,21 +156,23 @@ class Sequence:
         return len(self.request.prompt_tokens)
 
     @property
-    def behind(self) -> int:
+    def uncached_tokens(self) -> int:
         """Number of tokens not in the cache yet: at least the last one."""
         return len(self.tokens) - self.computed
 
     @property
     def needs_prefill(self) -> bool:
         """Whether prompt (or, after a deep rewind, output) tokens must be cached before the next token can be drawn."""
-        return self.behind > CARRY_LIMIT_TOKENS or (self.behind > 1 and len(self.tokens) == self.prompt_length)
+        return self.uncached_tokens > CARRY_LIMIT_TOKENS or (
+            self.uncached_tokens > 1 and len(self.tokens) == self.prompt_length
+        )
 
     @property
     def may_skip_prefill(self) -> bool:
         """Whether the first decode step may feed the short rest of the prompt.
         A prompt begun in chunks is finished in chunks, as its end is a checkpoint, unless it stands at its last one."""
         begun = self.computed not in {self.cached_tokens, *self.request.checkpoints[-1:]}
-        return not begun and self.behind <= CARRY_LIMIT_TOKENS and not self.request.scores_prompt
+        return not begun and self.uncached_tokens <= CARRY_LIMIT_TOKENS and not self.request.scores_prompt
 
     def expected(self, max_context_tokens: int) -> RowSize:
         """Return its expected final length: the prompt and a usual answer, plus another for each exceeded."""
@@ -197,8 +199,8 @@ class Sequence:
     def unscored(self, scores: tuple[TokenLogprobs, ...]) -> tuple[TokenLogprobs, ...]:
         """Return the scores of the prefill step just counted that were not sent yet: after a preemption, some were."""
         end = min(self.computed, self.prompt_length - 1)
-        told, self.scores_told = self.scores_told, max(self.scores_told, end)
-        return scores[max(0, told - (end - len(scores))) :]
+        sent, self.scores_told = self.scores_told, max(self.scores_told, end)
+        return scores[max(0, sent - (end - len(scores))) :]
 
     def next_stop(self, limit: int) -> int:
         """Return where a piece of at most `limit` prompt tokens ends: before the last token, and at a checkpoint."""
@@ -229,8 +231,8 @@ class Sequence:
             if finish_reason:
                 break
         self.computed = min(outcome.computed, len(self.tokens))
-        for each in outcome.confidences[:kept]:
-            self.confidence.learn(each, CONFIDENCE_TOKENS)
+        for confidence in outcome.confidences[:kept]:
+            self.confidence.learn(confidence, CONFIDENCE_TOKENS)
         drafted = min(outcome.drafted, kept) if finish_reason else outcome.drafted
         accepted = min(outcome.accepted, kept)
         self.counters.count_step(kept=kept, drafted=drafted, accepted=accepted, method=outcome.method, parts=parts)

@@ -177,7 +177,7 @@ def _observation(
         if row and sequence and (outcome.drafted or (outcome.why_not_drafted and not reads)):
             led = outcome.drafted - outcome.appended
             counts = row.num_draft_tokens, led, min(led, outcome.accepted)
-            asked, drafted, accepted = (each - min(led, sequence.forced) for each in counts)
+            asked, drafted, accepted = (count - min(led, sequence.forced) for count in counts)
             own = DraftObservation(row.method, asked, drafted, accepted, _drafting(sequence))
             drafts.append(own if asked > 0 and accepted >= 0 else DraftObservation())
             typical &= accepted >= 0

@@ -95,11 +95,11 @@ class ToldCalls:
 class CallReader:
     """Reads calls in one form. Each generator waits for more text until it can decide."""
 
-    def __init__(self, written: Written, tools: Tools, patterns: CallPatterns, told: ToldCalls) -> None:
+    def __init__(self, written: Written, tools: Tools, patterns: CallPatterns, calls: ToldCalls) -> None:
         self._written = written
         self._tools = tools
         self._patterns = patterns
-        self._told = told
+        self._calls = calls
         self._marked = False
         """Whether the start mark of the form came before the calls, so that its end mark is still to come."""
         self.failed = 0
@@ -113,15 +113,15 @@ class CallReader:
         """Read consecutive calls and the mark that ends them; return False, with nothing taken, if there is none."""
         begun = yield from self.first()
         self._marked = begun is not None and not self._patterns.unmarked(begun[0].group())
-        told = False
+        has_calls = False
         while begun is not None and (yield from self._call(*begun)):
-            told = True
+            has_calls = True
             end = (yield from self._written.match(self._patterns.end)) if self._patterns.end else None
             if end is not None:
                 self._written.take(end.end())
                 break
             begun = yield from self._begun(self._patterns.again)
-        return told
+        return has_calls
 
     def stream(
         self, name: str, written_id: str | None, end: "regex.Pattern[str] | None"
@@ -133,79 +133,79 @@ class CallReader:
         if (yield from self._written.match(_OBJECT)) is None:
             return False
         self._written.take(len(self._written.text) - len(self._written.text.lstrip()))
-        self._told.begin(name, written_id)
+        self._calls.begin(name, written_id)
         reader = JsonText()
         while not reader.complete:
             count, arguments = reader.read(self._written.text)
             self._written.take(count)
-            self._told.add(arguments)
+            self._calls.add(arguments)
             if reader.complete:
                 break
             if reader.broken:
                 if not reader.missing or end is None or (yield from self._written.match(end)) is None:
                     _logger.warning("the arguments of a call of %s are no JSON at %.80r", name, self._written.text)
                     raise CallsEnded
-                self._told.add(reader.missing)
+                self._calls.add(reader.missing)
                 break
             if not (yield from self._written.more()):
                 raise CallsEnded
-        self._told.end()
+        self._calls.end()
         return True
 
     def _begun(self, heads: Sequence[tuple["regex.Pattern[str]", str]]) -> Generator[None, None, Begun | None]:
         for pattern, kind in heads if self.failed < MAX_FAILED else ():
-            found = yield from self._written.match(pattern)
-            if found is not None and (kind == "value" or found["name"] in self._tools):
-                return found, kind
+            head = yield from self._written.match(pattern)
+            if head is not None and (kind == "value" or head["name"] in self._tools):
+                return head, kind
         return None
 
-    def _call(self, found: Match, kind: str) -> Generator[None, None, bool]:
+    def _call(self, head: Match, kind: str) -> Generator[None, None, bool]:
         """Read a call and send it; return False, with nothing taken, if there is none."""
         if kind in {"json", "member"}:
-            return (yield from self._streamed(found, kind))
+            return (yield from self._streamed(head, kind))
         if kind == "value":
-            read = self._value(found)
+            read = self._value(head)
         elif self._patterns.form.opens:
-            read = self._parameters(found)
+            read = self._parameters(head)
         else:
-            read = self._closed(found)
+            read = self._closed(head)
         end, calls = yield from read
         if not calls:
             _logger.warning("what looks like a call is none, and told as text: %.200r", self._written.text)
             self.failed += 1
             return False
         self._written.take(end)
-        self._told.tell(calls)
+        self._calls.tell(calls)
         return True
 
-    def _streamed(self, found: Match, kind: str) -> Generator[None, None, bool]:
+    def _streamed(self, head: Match, kind: str) -> Generator[None, None, bool]:
         """Send the arguments behind a head, and take the marks around them."""
-        if (yield from self._written.match(_OBJECT, found.end())) is None:
+        if (yield from self._written.match(_OBJECT, head.end())) is None:
             return False
-        self._written.take(found.end())
+        self._written.take(head.end())
         tail = _BEHIND_MEMBER if kind == "member" else self._patterns.tail
         end = self._patterns.end if kind == "member" else self._patterns.tail or self._patterns.end
-        yield from self.stream(found["name"], found.groupdict().get("id"), end)
-        behind = (yield from self._written.match(tail)) if tail else None
-        self._written.take(behind.end() if behind else 0)
+        yield from self.stream(head["name"], head.groupdict().get("id"), end)
+        closing = (yield from self._written.match(tail)) if tail else None
+        self._written.take(closing.end() if closing else 0)
         return True
 
     # --- each returns where the calls end, and the calls; none if they cannot be read -------------------------------
 
-    def _value(self, found: Match) -> Generator[None, None, tuple[int, list[Call]]]:
+    def _value(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
         """Read an object or a list of objects that include the names."""
-        reader, place = JsonText(), found.end()
+        reader, place = JsonText(), head.end()
         while True:
             place += reader.read(self._written.text[place:])[0]
             if reader.complete or reader.broken or not (yield from self._written.more()):
                 break
-        calls = listed_calls(self._written.text[found.end() : place], self._tools) if reader.complete else []
-        fence = (yield from self._written.match(_FENCE, place)) if calls and "```" in found.group() else None
+        calls = listed_calls(self._written.text[head.end() : place], self._tools) if reader.complete else []
+        fence = (yield from self._written.match(_FENCE, place)) if calls and "```" in head.group() else None
         return fence.end() if fence else place, calls
 
-    def _parameters(self, found: Match) -> Generator[None, None, tuple[int, list[Call]]]:
+    def _parameters(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
         """Read parameters, each of them a text between marks."""
-        form, name, place = self._patterns.form, found["name"], found.end()
+        form, name, place = self._patterns.form, head["name"], head.end()
         values: dict[str, Any] = {}
         while True:
             finished = yield from self._written.match(self._patterns.finishes, place)
@@ -231,18 +231,18 @@ class CallReader:
         closes = self._patterns.closes(opened["key"], marked=self._marked, final=False)
         if opened.groupdict().get("quoted"):
             closes = self._patterns.closes_quoted
-        found = yield from self._written.search(closes, opened.end())
-        if found is None and self._written.final:
+        closed = yield from self._written.search(closes, opened.end())
+        if closed is None and self._written.final:
             closes = self._patterns.closes(opened["key"], marked=self._marked, final=True)
-            found = closes.search(self._written.text, opened.end())
-        return found
+            closed = closes.search(self._written.text, opened.end())
+        return closed
 
-    def _closed(self, found: Match) -> Generator[None, None, tuple[int, list[Call]]]:
+    def _closed(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
         """Read up to the first mark that completes a call."""
-        start = place = found.end()
+        start = place = head.end()
         for _ in range(MAX_ENDS):
             end = yield from self._written.search(self._patterns.end, place)
-            calls = self._literal(found["name"], self._written.text[start : end.start() if end else None])
+            calls = self._literal(head["name"], self._written.text[start : end.start() if end else None])
             if calls or end is None:
                 return end.end() if end else len(self._written.text), calls
             place = end.end()

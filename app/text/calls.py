@@ -37,12 +37,12 @@ class Call(msgspec.Struct, frozen=True):
 
 def offered(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Map the name of each tool of a request to the schemas of its parameters."""
-    found = {}
+    schemas = {}
     for tool in tools:
         function = tool.get("function") or tool
         properties = (function.get("parameters") or {}).get("properties")
-        found[str(function.get("name"))] = properties if isinstance(properties, Mapping) else {}
-    return found
+        schemas[str(function.get("name"))] = properties if isinstance(properties, Mapping) else {}
+    return schemas
 
 
 def id_of(written: str | None, taken: Container[str] = ()) -> str:
@@ -62,7 +62,7 @@ def ids_of(messages: Sequence[Mapping[str, Any]]) -> set[str]:
 
 def listed_calls(text: str, tools: Tools) -> list[Call]:
     """Parse objects one after another, or lists of them, as calls; empty unless each calls an offered tool."""
-    found: list[Call | None] = []
+    calls: list[Call | None] = []
     while text := text.strip(" \t\r\n;,"):
         reader = JsonText()
         count, _ = reader.read(text)
@@ -70,9 +70,9 @@ def listed_calls(text: str, tools: Tools) -> list[Call]:
             value = read_literal(text[:count])
         except ValueError:
             return []
-        found += [_named(each, tools) for each in (value if isinstance(value, list) else [value])]
+        calls += [_named(entry, tools) for entry in (value if isinstance(value, list) else [value])]
         text = text[count:]
-    return [call for call in found if call] if all(found) else []
+    return [call for call in calls if call] if all(calls) else []
 
 
 def _named(value: Any, tools: Tools) -> Call | None:
@@ -142,9 +142,9 @@ def kinds_of(schema: Any) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     named = schema.get("type")
-    kinds = {named} if isinstance(named, str) else {each for each in named or () if isinstance(each, str)}
+    kinds = {named} if isinstance(named, str) else {kind for kind in named or () if isinstance(kind, str)}
     if not kinds and isinstance(schema.get("enum"), list):
-        kinds = {_KINDS[type(each)] for each in schema["enum"] if type(each) in _KINDS}
+        kinds = {_KINDS[type(choice)] for choice in schema["enum"] if type(choice) in _KINDS}
     for key in ("anyOf", "oneOf", "allOf"):
         for part in schema.get(key) or ():
             kinds |= kinds_of(part)
@@ -181,7 +181,7 @@ _VALUE_END = re.compile(r"\s*(?:,\s*[\w-]+\s*=(?!=)|\)\s*(?:,\s*[\w.:/-]+\s*\(|\
 def python_calls(text: str, tools: Tools) -> list[Call]:
     """Parse `[name(key=value, …), …]`; as templates write them, strings may hold characters that Python escapes."""
     text = text.strip().removeprefix("[").removesuffix("]")
-    found, place = [], 0
+    calls, place = [], 0
     while begun := _PYTHON_CALL.match(text, place):
         place, values = begun.end(), {}
         while key := _PYTHON_KEY.match(text, place):
@@ -189,12 +189,12 @@ def python_calls(text: str, tools: Tools) -> list[Call]:
             if value is None:
                 return []
             values[key["key"]], place = value
-            place = _behind(_SEPARATOR, text, place)
+            place = _match_end(_SEPARATOR, text, place)
         if begun["name"] not in tools or text[place : place + 1] != ")":
             return []
-        found.append(Call(begun["name"], as_json(values)))
-        place = _behind(_SEPARATOR, text, place + 1)
-    return found if place == len(text) else []
+        calls.append(Call(begun["name"], as_json(values)))
+        place = _match_end(_SEPARATOR, text, place + 1)
+    return calls if place == len(text) else []
 
 
 def _python_value(text: str, place: int) -> tuple[Any, int] | None:
@@ -235,14 +235,14 @@ def gemma_arguments(text: str, quote: str) -> dict[str, Any]:
 
 
 def _gemma_value(text: str, place: int, quote: str) -> tuple[Any, int]:
-    place = _behind(_SPACE, text, place)
+    place = _match_end(_SPACE, text, place)
     if text.startswith(quote, place):
         end = text.index(quote, place + len(quote))
         return text[place + len(quote) : end], end + len(quote)
     if text[place : place + 1] in {"{", "["}:
         return _gemma_container(text, place, quote)
-    found = _BARE.match(text, place)
-    written = found.group() if found else ""
+    bare = _BARE.match(text, place)
+    written = bare.group() if bare else ""
     try:
         return read_literal(written), place + len(written)
     except ValueError:
@@ -251,7 +251,7 @@ def _gemma_value(text: str, place: int, quote: str) -> tuple[Any, int]:
 
 def _gemma_container(text: str, place: int, quote: str) -> tuple[Any, int]:
     closer, items, members = "}" if text[place] == "{" else "]", list[Any](), dict[str, Any]()
-    place = _behind(_SPACE, text, place + 1)
+    place = _match_end(_SPACE, text, place + 1)
     while not text.startswith(closer, place):
         if closer == "}":
             if text.startswith(quote, place):
@@ -264,14 +264,14 @@ def _gemma_container(text: str, place: int, quote: str) -> tuple[Any, int]:
         else:
             item, place = _gemma_value(text, place, quote)
             items.append(item)
-        place = _behind(_SPACE, text, place)
+        place = _match_end(_SPACE, text, place)
         if text.startswith(",", place):
-            place = _behind(_SPACE, text, place + 1)
+            place = _match_end(_SPACE, text, place + 1)
         elif not text.startswith(closer, place):
             raise ValueError("neither a comma nor the end")
     return (members if closer == "}" else items), place + 1
 
 
-def _behind(what: "re.Pattern[str]", text: str, place: int) -> int:
-    found = what.match(text, place)
-    return found.end() if found else place
+def _match_end(what: "re.Pattern[str]", text: str, place: int) -> int:
+    match = what.match(text, place)
+    return match.end() if match else place

@@ -276,9 +276,9 @@ class AnswerConstraint:
             closing = self._reasoning.closing.encode() if self._reasoning else b""
             self._thought += 1
             piece = self._vocabulary.pieces[token] if token < len(self._vocabulary.pieces) else b""
-            behind = self._tail + piece
-            self._tail = behind[-len(closing) :]
-            if closing in behind:
+            ending = self._tail + piece
+            self._tail = ending[-len(closing) :]
+            if closing in ending:
                 self._phase = Phase.GAP
             return False
         is_gap = self._phase is Phase.GAP and token in self._gaps

@@ -41,8 +41,8 @@ class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def token_text(self, token: int) -> tuple[str, bytes]:
         """Return one token as `logprobs` show it: its text (U+FFFD for part of a character) and its bytes."""
-        found = self.pieces[token] if 0 <= token < len(self.pieces) else b""
-        return found.decode("utf-8", "replace"), found
+        piece = self.pieces[token] if 0 <= token < len(self.pieces) else b""
+        return piece.decode("utf-8", "replace"), piece
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of an answer, exactly as its stream returns it piece by piece."""

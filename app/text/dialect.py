@@ -335,8 +335,10 @@ def visible_marks(dialect: Dialect) -> str:
 
 def read_dialect(tokenizer: Any) -> Dialect:
     """Detect the dialect of `tokenizer` (from transformers) by its chat template and vocabulary."""
-    found = tokenizer.chat_template
-    template = "\n".join(map(str, found.values())) if isinstance(found, dict) else str(found or "")
+    chat_template = tokenizer.chat_template
+    template = (
+        "\n".join(map(str, chat_template.values())) if isinstance(chat_template, dict) else str(chat_template or "")
+    )
     if "<|channel|>" in template and "<|message|>" in template:
         return Dialect(opening="<|channel|>analysis", closing="<|channel|>final<|message|>", parser=HARMONY)
     vocabulary = tokenizer.get_vocab()
@@ -378,7 +380,7 @@ class CallPatterns:
         self.first = [(compiled(lead + head), kind) for head, kind in heads]
         """Starts of a call behind text, in the order in which they are tried."""
         self.first += [(compiled(start + value), kind) for value, kind in values]
-        self.again = [(compiled(rf"\s*(?:[,;]\s*)?{optional}{each}"), kind) for each, kind in (*heads, *values)]
+        self.again = [(compiled(rf"\s*(?:[,;]\s*)?{optional}{pattern}"), kind) for pattern, kind in (*heads, *values)]
         """Starts of a call behind another call."""
         self.marks = "|".join(f"(?:{mark})" for mark in (form.start, form.unmarked) if mark)
         """Pattern of the marks where a call may begin."""
@@ -394,12 +396,12 @@ class CallPatterns:
         form = self.form
         key = regex.escape(key) if "KEY" in form.closes else ""
         if form.finishes == form.end or final:
-            behind = form.finishes
+            finish = form.finishes
         elif marked and form.end:
-            behind = rf"{form.finishes}\s*(?:{form.end}|{form.start}|{form.head})"
+            finish = rf"{form.finishes}\s*(?:{form.end}|{form.start}|{form.head})"
         else:
-            behind = rf"{form.finishes}(?!\s*{form.closes})"
-        return compiled(rf"{form.closes.replace('KEY', key)}(?=\s*(?:{form.opens}|{behind}))")
+            finish = rf"{form.finishes}(?!\s*{form.closes})"
+        return compiled(rf"{form.closes.replace('KEY', key)}(?=\s*(?:{form.opens}|{finish}))")
 
 
 _MEMBER = rf'\{{\s*"name"\s*:\s*"{_NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)'

@@ -112,8 +112,8 @@ def _arguments(tool: Mapping[str, Any]) -> tuple[Schema, Sequence[Notice]]:
     if tool.get("strict"):
         return guided(schema), ()
     schema, dropped = without_broken_patterns(schema)
-    told = 'the parameters of "{}" at {}: the pattern is not enforced: {}'
-    messages = [told.format(tool["name"], pointer, reason) for pointer, reason in dropped]
+    message_format = 'the parameters of "{}" at {}: the pattern is not enforced: {}'
+    messages = [message_format.format(tool["name"], pointer, reason) for pointer, reason in dropped]
     notices = [Notice(code="pattern_not_enforced", message=message, parameter="tools") for message in messages]
     return guided(schema, lenient=True), notices
 
@@ -141,8 +141,8 @@ def check_grammar(grammar: AnswerGrammar, vocabulary: Vocabulary, parameter: str
         return
     reason = reason_of(broken)
     for described, schema in grammar.schemas.items():
-        if found := misfit(schema):
-            place = " at ".join(word for word in ("" if described == parameter else described, found.pointer) if word)
-            reason = f"{place}: {found.reason}" if place else found.reason
+        if fault := misfit(schema):
+            place = " at ".join(word for word in ("" if described == parameter else described, fault.pointer) if word)
+            reason = f"{place}: {fault.reason}" if place else fault.reason
             break
     raise InvalidRequest(f"{parameter} cannot be enforced: {reason}", parameter=parameter, code="unsupported_grammar")

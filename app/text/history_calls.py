@@ -68,7 +68,7 @@ def _detailed(schema: Any) -> Any:
         return {"description": ""}
     detailed = {"description": "", **schema}
     if isinstance(detailed.get("type"), list):
-        detailed |= {"anyOf": [{"type": each} for each in detailed.pop("type")]}
+        detailed |= {"anyOf": [{"type": kind} for kind in detailed.pop("type")]}
     if isinstance(detailed.get("properties"), Mapping):
         detailed["properties"] = {name: _detailed(part) for name, part in detailed["properties"].items()}
     if detailed.get("type") == "object":
@@ -140,7 +140,7 @@ def _renamed(conversation: Conversation, named: Callable[[Any, Mapping[str, Any]
             own = message.get("tool_call_id")
             name = names.get(str(own)) if own else next(iter(waiting), None)
             name = name or named(own, {}, str(place))
-            waiting = [each for each in waiting if each != name]
+            waiting = [other for other in waiting if other != name]
             renamed.append(message | {"tool_call_id": name})
         else:
             renamed.append(message)
@@ -158,9 +158,9 @@ def calls_split(conversation: Conversation) -> Conversation:
         if place in placed:
             continue
         if len(calls) < 2:
-            split += [message, *(messages[each] for each in owned.get(place, ()))]
+            split += [message, *(messages[index] for index in owned.get(place, ()))]
             continue
-        results = [messages[each] for each in owned[place]]
+        results = [messages[index] for index in owned[place]]
         for number, call in enumerate(calls):
             bare = {"role": message["role"], "content": None if message["content"] is None else ""}
             split.append((bare if number else message) | {"tool_calls": [call]})
@@ -212,11 +212,13 @@ def tools_in_words(conversation: Conversation, how: str = "") -> Conversation:
     if not conversation.tools:
         return conversation
     described = [json.dumps(tool, ensure_ascii=False) for tool in conversation.tools]
-    told = {"role": "system", "content": TOOLS_IN_WORDS.format(tools="\n".join(described)) + how}
+    system_message = {"role": "system", "content": TOOLS_IN_WORDS.format(tools="\n".join(described)) + how}
     messages = conversation.messages
     if leading_systems(messages):
-        return with_messages(conversation, [messages[0] | {"content": joined_texts(messages[0], told)}, *messages[1:]])
-    return with_messages(conversation, [told, *messages])
+        return with_messages(
+            conversation, [messages[0] | {"content": joined_texts(messages[0], system_message)}, *messages[1:]]
+        )
+    return with_messages(conversation, [system_message, *messages])
 
 
 # --- results ------------------------------------------------------------------------------------------------------
@@ -224,43 +226,43 @@ def tools_in_words(conversation: Conversation, how: str = "") -> Conversation:
 
 def _results_of(messages: Messages) -> dict[int, list[int]]:
     """Map the place of each message with calls to those of its results; one without an id follows its calls."""
-    found: dict[int, list[int]] = {}
+    owned: dict[int, list[int]] = {}
     callers: dict[str, int] = {}
     caller = -1
     for place, message in enumerate(messages):
         if message["role"] == "tool":
             owner = callers.get(str(message["tool_call_id"]), -1) if message.get("tool_call_id") else caller
             if owner >= 0:
-                found[owner].append(place)
+                owned[owner].append(place)
             continue
         caller = place if calls_of(message) else -1
         if caller >= 0:
-            found[place] = []
+            owned[place] = []
             callers |= {str(call.get("id")): place for call in calls_of(message)}
-    return found
+    return owned
 
 
 def _results_for(call: Mapping[str, Any], results: Messages) -> Messages:
     """Return the `results` with the call's id, or else the first one without an id."""
-    named = [each for each in results if each.get("tool_call_id") and each["tool_call_id"] == call.get("id")]
-    return named or [each for each in results if not each.get("tool_call_id")][:1]
+    named = [result for result in results if result.get("tool_call_id") and result["tool_call_id"] == call.get("id")]
+    return named or [result for result in results if not result.get("tool_call_id")][:1]
 
 
 def _others(results: Messages, own: Messages) -> Messages:
-    return [each for each in results if not any(each is one for one in own)]
+    return [result for result in results if not any(result is taken for taken in own)]
 
 
 def results_ordered(conversation: Conversation) -> Conversation:
     """Put results in the order of their calls: most templates omit ids, so models match results by order alone."""
-    told: Messages = []
+    ordered: Messages = []
     places: dict[str, int] = {}
     for are_results, run in groupby(conversation.messages, key=lambda message: message["role"] == "tool"):
-        found = list(run)
+        messages = list(run)
         if are_results:
-            found.sort(key=lambda message: places.get(str(message.get("tool_call_id")), len(places)))
-        places = {str(call.get("id")): place for place, call in enumerate(calls_of(found[-1]))}
-        told += found
-    return with_messages(conversation, told)
+            messages.sort(key=lambda message: places.get(str(message.get("tool_call_id")), len(places)))
+        places = {str(call.get("id")): place for place, call in enumerate(calls_of(messages[-1]))}
+        ordered += messages
+    return with_messages(conversation, ordered)
 
 
 def results_moved(conversation: Conversation) -> Conversation:
@@ -271,7 +273,7 @@ def results_moved(conversation: Conversation) -> Conversation:
     moved: Messages = []
     for place, message in enumerate(messages):
         if place not in placed:
-            moved += [message, *(messages[each] for each in owned.get(place, ()))]
+            moved += [message, *(messages[index] for index in owned.get(place, ()))]
     return with_messages(conversation, moved)
 
 
@@ -289,8 +291,8 @@ def results_added(conversation: Conversation) -> Conversation:
             if not own:
                 lacking.append({"role": "tool", "tool_call_id": call.get("id"), "content": NO_RESULT})
         added[max([caller, *places])] = lacking
-    told = [[message, *added.get(place, ())] for place, message in enumerate(messages)]
-    return with_messages(conversation, [message for part in told for message in part])
+    groups = [[message, *added.get(place, ())] for place, message in enumerate(messages)]
+    return with_messages(conversation, [message for part in groups for message in part])
 
 
 def _result_in_words(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,14 +40,14 @@ class JsonText:
 
     def read(self, text: str) -> tuple[int, str]:
         """Return how many characters were read, and their JSON; pass the rest again with more text."""
-        place, told = 0, list[str]()
+        place, pieces = 0, list[str]()
         while place < len(text) and not (self.complete or self.broken):
             step = self._string(text, place) if self._in_string else self._structure(text, place)
             if step is None:
                 break
-            told.append(step[1])
+            pieces.append(step[1])
             place += step[0]
-        return place, "".join(told)
+        return place, "".join(pieces)
 
     @property
     def missing(self) -> str | None:
@@ -65,11 +65,11 @@ class JsonText:
         if text[place] != "\\":
             return 1, json.dumps(text[place])[1:-1]
         for pattern in (_PAIR, _ESCAPE):
-            found = pattern.match(text, place, partial=True)
-            if found is not None and found.partial:
+            escape = pattern.match(text, place, partial=True)
+            if escape is not None and escape.partial:
                 return None
-            if found is not None:
-                return len(found.group()), "\\ufffd" if self._is_half(found.group()) else found.group()
+            if escape is not None:
+                return len(escape.group()), "\\ufffd" if self._is_half(escape.group()) else escape.group()
         return (2, "'") if text[place + 1] == "'" else (1, "\\\\")
 
     def _is_half(self, escape: str) -> bool:
@@ -112,12 +112,12 @@ class JsonText:
                 self._closers.append("}" if letter == "{" else "]")
                 self._expects, self._comma = KEY if letter == "{" else ITEM, ""
                 return 1, comma + letter
-            found = _WORD.match(text, place, partial=True) if self._closers else None
-            if found is not None and found.partial:
+            word = _WORD.match(text, place, partial=True) if self._closers else None
+            if word is not None and word.partial:
                 return None
-            if found is not None:
+            if word is not None:
                 self._expects, self._comma = NEXT, ""
-                return len(found.group()), comma + _PYTHON_WORDS.get(found.group(), found.group())
+                return len(word.group()), comma + _PYTHON_WORDS.get(word.group(), word.group())
         self.broken = True
         return None
 
@@ -145,7 +145,7 @@ def _read_container(text: str) -> Any:
 
 
 def _read_python(text: str) -> Any:
-    as_python = _JSON_WORDS.sub(lambda found: found.group(1) or _WORDS_OF_PYTHON[found.group(2)], text)
+    as_python = _JSON_WORDS.sub(lambda match: match.group(1) or _WORDS_OF_PYTHON[match.group(2)], text)
     try:
         return json.loads(json.dumps(ast.literal_eval(as_python), allow_nan=False))
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:

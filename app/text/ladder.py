@@ -142,7 +142,7 @@ def _without_needless(best: _Attempt, attempt: Callable[[tuple[Repair, ...]], _A
     if alone.faults <= best.faults:
         return alone
     for repair in best.added if len(best.added) > 2 else ():
-        fewer = attempt(tuple(each for each in best.added if each is not repair))
+        fewer = attempt(tuple(kept for kept in best.added if kept is not repair))
         best = fewer if fewer.faults <= best.faults else best
     return best
 
@@ -153,7 +153,8 @@ def _without_needless(best: _Attempt, attempt: Callable[[tuple[Repair, ...]], _A
 def _own_text(sent: Messages, formed: Messages) -> str:
     """Return what the forms added to the first system message, without the text sent."""
     was, now = (
-        "".join(each["content"] or "" for each in some[:1] if each["role"] in SYSTEM) for some in (sent, formed)
+        "".join(message["content"] or "" for message in some[:1] if message["role"] in SYSTEM)
+        for some in (sent, formed)
     )
     return now.removeprefix(was).strip()
 
@@ -198,10 +199,10 @@ class _TextSearch:
         return letters != "" and letters in self._letters
 
     def _goes_to(self, text: str, start: int) -> bool:
-        found = self._prompt.find(text, start)
-        if found >= 0:
-            self._place = found + len(text)
-        return found >= 0
+        place = self._prompt.find(text, start)
+        if place >= 0:
+            self._place = place + len(text)
+        return place >= 0
 
     @cached_property
     def _letters(self) -> str:
@@ -231,10 +232,10 @@ def _stand_ins(sent: Conversation) -> tuple[Conversation, dict[str, int]]:
 def _notices(best: _Attempt) -> Iterator[Notice]:
     before = best.sent
     for repair in best.repairs:
-        behind = repair.apply(before)
-        if repair.code and behind != before:
+        after = repair.apply(before)
+        if repair.code and after != before:
             yield Notice(code=repair.code, message=repair.message, parameter=repair.parameter)
-        before = behind
+        before = after
     for code, what, places in (
         ("text_missing", "the text", best.unseen),
         ("tool_calls_missing", "calls", best.uncalled),

@@ -50,7 +50,7 @@ def mapped_arguments(arguments: Any) -> Arguments:
     if arguments is None:
         return Arguments({}, "{}")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    values = _read_object(_COMMA_BEFORE_END.sub(lambda found: found.group(1) or "", text))
+    values = _read_object(_COMMA_BEFORE_END.sub(lambda match: match.group(1) or "", text))
     values = {"raw": text} if values is None else values
     return Arguments(values, json.dumps(values, ensure_ascii=False))
 
@@ -60,10 +60,10 @@ def _read_object(text: str) -> dict[str, Any] | None:
     if not text.strip():
         return {}
     try:
-        found = json.loads(text, strict=False)
+        parsed = json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return parsed if isinstance(parsed, dict) else None
 
 
 def checked_arguments(arguments: Mapping[str, Any], reserved: Iterable[str] = ()) -> dict[str, Any]:

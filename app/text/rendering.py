@@ -57,13 +57,15 @@ class Template:
             text = self.render({"bos_token": "", "eos_token": "", "documents": None} | shown)
         except Exception:  # noqa: BLE001 - templates fail in any way they like
             return otherwise
-        return all(each in text for each in wanted)
+        return all(word in text for word in wanted)
 
 
 def _called(content: str | None, words: Sequence[str], identifier: str) -> Messages:
     """Return parallel calls of the function `a`, one for each word, and their results."""
     functions = [{"name": "a", "arguments": mapped_arguments(json.dumps({"a": word}))} for word in words]
-    calls = [{"id": f"{identifier}{n}", "type": "function", "function": each} for n, each in enumerate(functions)]
+    calls = [
+        {"id": f"{identifier}{n}", "type": "function", "function": function} for n, function in enumerate(functions)
+    ]
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "a"} for call in calls]
     return [{"role": "assistant", "content": content, "tool_calls": calls}, *results]
 
@@ -94,8 +96,8 @@ class Rendering:
         marked = last | {"content": text.rstrip() + CONTINUED}
         conversation = replace(self.conversation, messages=[*self.messages[:-1], marked])
         rendered = climb(conversation, self.template.forms, lambda shown: self._text(shown, prompted=False))
-        before, found, _ = rendered.text.rpartition(CONTINUED)
-        if not found:
+        before, mark, _ = rendered.text.rpartition(CONTINUED)
+        if not mark:
             reason = "the chat template of this model leaves out the message that is to be continued"
             raise InvalidRequest(reason, parameter="messages")
         return replace(rendered, text=before + text[len(text.rstrip()) :])

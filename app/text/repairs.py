@@ -103,8 +103,8 @@ def forms_of(source: str, dialect: Dialect, shows: Shows) -> tuple[Repair, ...]:
 
 def _name_of_thoughts(source: str) -> str | None:
     reads = re.compile(r"\bm(?:sg|essage)?(?:\.|\[['\"]|\.get\(['\"])(reasoning|thinking)\b")
-    found = reads.search(source)
-    return found.group(1) if found else None
+    match = reads.search(source)
+    return match.group(1) if match else None
 
 
 LADDER = (

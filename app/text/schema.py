@@ -58,8 +58,8 @@ def misfit(schema: Schema) -> Misfit | None:
 
     _rebuilt(schema, note)
     ordered = sorted(parts, key=lambda pointer: not pointer.startswith(("/$defs/", "/definitions/")))
-    found = next(pointer for pointer in ordered if _error({**shared, **parts[pointer]}) == reason)
-    return Misfit(found + _broken_pattern(parts[found]), reason)
+    failing_pointer = next(pointer for pointer in ordered if _error({**shared, **parts[pointer]}) == reason)
+    return Misfit(failing_pointer + _broken_pattern(parts[failing_pointer]), reason)
 
 
 def without_broken_patterns(schema: Schema) -> tuple[Schema, Sequence[Misfit]]:
@@ -112,9 +112,9 @@ def _rebuilt(part: Schema, change: Callable[[Schema, str], Schema], pointer: str
     def changed(keyword: str, value: Any) -> Any:
         below = f"{pointer}/{keyword}"
         if keyword in NAMING and isinstance(value, dict):
-            return {name: inside(each, name, below) for name, each in value.items()}
+            return {name: inside(member, name, below) for name, member in value.items()}
         if isinstance(value, list):
-            return [inside(each, place, below) for place, each in enumerate(value)]
+            return [inside(entry, place, below) for place, entry in enumerate(value)]
         return inside(value, keyword, pointer)
 
     return change({word: value if word in VALUES else changed(word, value) for word, value in part.items()}, pointer)
@@ -124,7 +124,9 @@ def _broken_pattern(part: Schema) -> str:
     """Return the pointer from a part to its first pattern that cannot be enforced; empty if there is none."""
     if isinstance(part.get("pattern"), str) and _error({"type": "string", "pattern": part["pattern"]}):
         return "/pattern"
-    broken = [each for each in part.get("patternProperties") or () if _error({"type": "string", "pattern": each})]
+    broken = [
+        pattern for pattern in part.get("patternProperties") or () if _error({"type": "string", "pattern": pattern})
+    ]
     return f"/patternProperties/{broken[0]}" if broken else ""
 
 

@@ -81,6 +81,6 @@ def best_way(pieces: Sequence[bytes], tokenizer: Any) -> str:
         wanted = tokenizer.encode(probe, add_special_tokens=False)
         for way in WAYS:
             speller.way = way
-            found = speller(probe.encode())
-            right[way] += sum(token in wanted for token in found) - len(found)
+            spelled = speller(probe.encode())
+            right[way] += sum(token in wanted for token in spelled) - len(spelled)
     return max(WAYS, key=right.__getitem__)

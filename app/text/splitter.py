@@ -166,11 +166,11 @@ class AnswerSplitter:
             self._parts.append(AnswerPart())
         return self._parts[-1]
 
-    def _tell(self, told: MarkedText) -> None:
-        if told:
+    def _tell(self, text: MarkedText) -> None:
+        if text:
             part = self._part(fits=lambda last: not last.calls)
-            part.text += told.text
-            part.marks += told.marks
+            part.text += text.text
+            part.marks += text.marks
 
     def _say(self, text: MarkedText) -> None:
         self._tell(self._said.add(text))
@@ -203,11 +203,11 @@ class AnswerSplitter:
     def _until(self, marks: "regex.Pattern[str]", tell: Tell) -> Generator[None, None, str]:
         """Pass the text before the first of these marks to `tell`; return the mark's group, empty if there is none."""
         while True:
-            found = marks.search(self._written.text, partial=True)
-            if before := self._written.take(found.start() if found else len(self._written.text)):
+            match = marks.search(self._written.text, partial=True)
+            if before := self._written.take(match.start() if match else len(self._written.text)):
                 tell(before)
-            if found and not found.partial:
-                return str(found.lastgroup)
+            if match and not match.partial:
+                return str(match.lastgroup)
             if not (yield from self._written.more()):
                 tell(self._written.take(len(self._written.text)))
                 return ""
@@ -216,12 +216,12 @@ class AnswerSplitter:
         """Return whether the answer begins with reasoning; a lone closing mark is skipped."""
         if not self._opening:
             return False
-        found = yield from self._written.match(_marks(opening=self._opening, closing=self._closing))
-        if found is None:
+        mark = yield from self._written.match(_marks(opening=self._opening, closing=self._closing))
+        if mark is None:
             return False
-        self._written.take(found.end())
+        self._written.take(mark.end())
         self._said.trims = True
-        return str(found.lastgroup) == "opening"
+        return str(mark.lastgroup) == "opening"
 
     def _reasoning(self) -> Generator[None, None, None]:
         may_call = self._tools and not self._by_grammar
@@ -261,8 +261,8 @@ class AnswerSplitter:
         if not self._tools or self._by_grammar:
             return False
         for pattern in _BARE:
-            found = yield from self._written.match(pattern)
-            if found and (found["name"] is None or found["name"] in self._tools):
+            beginning = yield from self._written.match(pattern)
+            if beginning and (beginning["name"] is None or beginning["name"] in self._tools):
                 break
         else:
             return False
@@ -288,9 +288,9 @@ class AnswerSplitter:
                 return
             if mark == "call" and (yield from self._reader.read()):
                 continue
-            found = yield from self._written.match(silent)
-            if found is not None:
-                self._written.take(found.end())
+            match = yield from self._written.match(silent)
+            if match is not None:
+                self._written.take(match.end())
             else:
                 self._say(self._written.take(1))
 
@@ -367,7 +367,9 @@ class ReasoningCount:
 def _put_together(pieces: Sequence[ToolCallDelta]) -> list[Call]:
     """Assemble calls from their pieces."""
     heads = [piece for piece in pieces if piece.name]
-    arguments = {head.index: "".join(each.arguments for each in pieces if each.index == head.index) for head in heads}
+    arguments = {
+        head.index: "".join(piece.arguments for piece in pieces if piece.index == head.index) for head in heads
+    }
     return [Call(head.name, arguments[head.index], head.id) for head in heads]
 
 

@@ -87,28 +87,28 @@ class ToldText:
             more.take(len(more.text) - len(more.text.lstrip()))
             self.trims = not more
         self._unsure.add(more)
-        found = self._stops.find(self._unsure.text)
-        if found is None:
+        match = self._stops.find(self._unsure.text)
+        if match is None:
             return self._sure(self._stops.safe_length(self._unsure.text))
-        told = self._sure(found[0])
-        self.met = found[1]
-        told.add(self._space)
-        return told
+        released = self._sure(match[0])
+        self.met = match[1]
+        released.add(self._space)
+        return released
 
     def end(self) -> MarkedText:
         """Release the rest when no more text will come."""
-        told = self._sure(len(self._unsure.text))
+        released = self._sure(len(self._unsure.text))
         if not self._beside_call:
-            told.add(self._space)
-        return told
+            released.add(self._space)
+        return released
 
     def begin_call(self) -> MarkedText:
         """Release the rest of the text before a call."""
-        told = self._sure(len(self._unsure.text))
+        released = self._sure(len(self._unsure.text))
         self._beside_call = True
         if not self.began:
             self._space, self.trims = MarkedText(), True
-        return told
+        return released
 
     def begin_part(self, between: str) -> None:
         """Begin another text, separated by `between` from a previous one."""
@@ -123,7 +123,7 @@ class ToldText:
             return text
         self._space.add(text)
         held = min(MAX_SPACE, len(self._space.text) - len(self._space.text.rstrip()))
-        told = self._space.take(len(self._space.text) - held)
-        if told:
+        released = self._space.take(len(self._space.text) - held)
+        if released:
             self.began, self._beside_call = True, False
-        return told
+        return released

@@ -306,8 +306,8 @@ class TextModel:
     def encode_framed(self, text: str, *, max_context_tokens: int | None = None) -> list[int]:
         """Tokenize a text for an embedding, between the special tokens that this tokenizer adds."""
         tokens = self._encode(text, self._limit(max_context_tokens))
-        before, behind = self._frame
-        return [*before, *tokens, *behind]
+        before, after = self._frame
+        return [*before, *tokens, *after]
 
     @cached_property
     def _frame(self) -> tuple[list[int], list[int]]:
@@ -378,8 +378,8 @@ def _templates(tokenizer: Any, dialect: Dialect) -> dict[str, Template]:
         wrapped = tokenizer_utils.TokenizerWrapper(tokenizer, chat_template=module.apply_chat_template)
         source = inspect.getsource(module)
         return {"default": Template(lambda variables: _render_natively(wrapped, variables), source, dialect)}
-    found = tokenizer.chat_template
-    sources = found if isinstance(found, dict) else {"default": found}
+    chat_template = tokenizer.chat_template
+    sources = chat_template if isinstance(chat_template, dict) else {"default": chat_template}
     named = {name: source for name, source in sources.items() if isinstance(source, str)}
     return {name: Template(_renderer(source), source, dialect) for name, source in named.items()}
 

@@ -79,15 +79,15 @@ def fitted(
     `thinks`: the model writes its reasoning apart from its answer.
     """
     wants, effort = arguments.get(ENABLED, arguments.get("thinking")), arguments.get(EFFORT)
-    told = {name: value for name, value in arguments.items() if name not in (ENABLED, EFFORT, BUDGET)}
-    unread = sorted(name for name in told if name not in words.names and name not in SWITCHES)
+    translated = {name: value for name, value in arguments.items() if name not in (ENABLED, EFFORT, BUDGET)}
+    unread = sorted(name for name in translated if name not in words.names and name not in SWITCHES)
     notices = [_unread(name) for name in unread]
     if isinstance(wants, bool):
-        told |= {name: SWITCHES[name][0 if wants else 1] for name in words.switches if name not in told}
+        translated |= {name: SWITCHES[name][0 if wants else 1] for name in words.switches if name not in translated}
     elif ENABLED in arguments:
-        told[ENABLED] = wants
+        translated[ENABLED] = wants
     if BUDGET in words.names and (BUDGET in arguments or wants is False):
-        told[BUDGET] = 0 if wants is False else arguments[BUDGET]
+        translated[BUDGET] = 0 if wants is False else arguments[BUDGET]
     can_switch = bool(words.switches) or BUDGET in words.names
     if wants is False and not can_switch:
         effort = EFFORTS[0]
@@ -96,7 +96,7 @@ def fitted(
     if wants is True and effort is None and not (can_switch or words.effort_name or thinks):
         notices.append(_notice("no_thinking", "this model does not think before it answers", ENABLED))
     more, further = _with_effort(effort, words, thinks=thinks)
-    return told | more, (*notices, *further)
+    return translated | more, (*notices, *further)
 
 
 def _with_effort(effort: Any, words: TemplateWords, *, thinks: bool) -> tuple[dict[str, Any], list[Notice]]:
@@ -123,7 +123,7 @@ def _with_effort(effort: Any, words: TemplateWords, *, thinks: bool) -> tuple[di
 def _nearest(effort: str, known: tuple[str, ...]) -> str:
     """Return the nearest known effort; the greater of two that are equally near."""
     place = EFFORTS.index(effort)
-    return min(known, key=lambda each: (abs(EFFORTS.index(each) - place), -EFFORTS.index(each)))
+    return min(known, key=lambda candidate: (abs(EFFORTS.index(candidate) - place), -EFFORTS.index(candidate)))
 
 
 def _unread(name: str) -> Notice:

@@ -152,9 +152,9 @@ def roles_joined(conversation: Conversation) -> Conversation:
     return with_messages(conversation, joined)
 
 
-def _joined_parts(before: Mapping[str, Any], behind: Mapping[str, Any]) -> dict[str, str]:
+def _joined_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
     names = ("content", *(name for name in REASONING_NAMES if name in before))
-    return {name: joined_texts(before, behind, name=name) for name in names}
+    return {name: joined_texts(before, after, name=name) for name in names}
 
 
 def results_joined(conversation: Conversation) -> Conversation:

@@ -34,18 +34,18 @@ class Written(MarkedText):
     def match(self, pattern: "regex.Pattern[str]", place: int = 0) -> Reading:
         """Match an expression at `place`, as soon as the match is certain."""
         while True:
-            found = pattern.match(self.text, place, partial=True)
-            if found is None or not found.partial:
-                return found
+            match = pattern.match(self.text, place, partial=True)
+            if match is None or not match.partial:
+                return match
             if not (yield from self.more()):
                 return pattern.match(self.text, place)
 
     def search(self, pattern: "regex.Pattern[str]", place: int = 0) -> Reading:
         """Return the first match from `place` on, or None."""
         while True:
-            found = pattern.search(self.text, place, partial=True)
-            if found is not None and not found.partial:
-                return found
-            place = found.start() if found is not None else len(self.text)
+            match = pattern.search(self.text, place, partial=True)
+            if match is not None and not match.partial:
+                return match
+            place = match.start() if match is not None else len(self.text)
             if not (yield from self.more()):
                 return None

@@ -101,8 +101,8 @@ AT_ONCE_METHODS = tuple(method.name for method in METHODS if method.at_once)
 def drafter_method(config: Config) -> str:
     """Return the method of the feature drafter that `config` describes, or "" for a model of its own."""
     ranked = sorted(METHODS, key=lambda method: method.is_head)  # the name of a head is the least specific
-    found = next((method.name for method in ranked if method.describes(config)), "")
-    return found or printable(str(config.get("speculators_model_type", "")))
+    name = next((method.name for method in ranked if method.describes(config)), "")
+    return name or printable(str(config.get("speculators_model_type", "")))
 
 
 def read_drafter(method: str, config: Config, target_config: Config) -> DrafterConfig:
@@ -120,9 +120,9 @@ def check_drafter(
     `target` is the tokenizer of the main model. `tensors` are the drafter's own, by name; those of a head inside the
     target's checkpoint lie in the same folder.
     """
-    found, names = read_drafter(method, config, target_config), own_names(tensors)
+    drafter_config, names = read_drafter(method, config, target_config), own_names(tensors)
     if any(name.endswith(".scales") for name in names):
         raise ModelUnavailable("it is quantised, which a drafter of this kind cannot be here; choose the original")
-    check_tensors(found, names, target_config)
-    found.check(folder, names, target)
-    return found
+    check_tensors(drafter_config, names, target_config)
+    drafter_config.check(folder, names, target)
+    return drafter_config

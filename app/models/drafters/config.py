@@ -178,23 +178,23 @@ def attention_tensors(sizes: DrafterConfig, reads: int, gated: int, *, bias: boo
     """Return the shapes of an attention over inputs of size `reads`; `gated` 2: queries carry a gate of their size."""
     size, heads, shared = sizes.head_dim, sizes.num_attention_heads, sizes.num_key_value_heads
     outputs = {"q_proj": heads * size * gated, "k_proj": shared * size, "v_proj": shared * size}
-    found: dict[str, Shape] = {f"{name}.weight": (rows, reads) for name, rows in outputs.items()}
-    found["o_proj.weight"] = (sizes.hidden_size, heads * size)
+    shapes: dict[str, Shape] = {f"{name}.weight": (rows, reads) for name, rows in outputs.items()}
+    shapes["o_proj.weight"] = (sizes.hidden_size, heads * size)
     if bias:
-        found |= {f"{name}.bias": (rows,) for name, rows in {**outputs, "o_proj": sizes.hidden_size}.items()}
+        shapes |= {f"{name}.bias": (rows,) for name, rows in {**outputs, "o_proj": sizes.hidden_size}.items()}
     if norms:
-        found |= {"q_norm.weight": (size,), "k_norm.weight": (size,)}
-    return found
+        shapes |= {"q_norm.weight": (size,), "k_norm.weight": (size,)}
+    return shapes
 
 
 def layer_tensors(attention: Mapping[str, Shape], hidden: int, intermediate: int) -> dict[str, Shape]:
     """Return the shapes of a decoder layer; `intermediate` 0 leaves out what follows the attention."""
-    found: dict[str, Shape] = {f"self_attn.{name}": shape for name, shape in attention.items()}
-    found |= {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    shapes: dict[str, Shape] = {f"self_attn.{name}": shape for name, shape in attention.items()}
+    shapes |= {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
     if intermediate:
-        found |= {f"mlp.{name}_proj.weight": (intermediate, hidden) for name in ("gate", "up")}
-        found["mlp.down_proj.weight"] = (hidden, intermediate)
-    return found
+        shapes |= {f"mlp.{name}_proj.weight": (intermediate, hidden) for name in ("gate", "up")}
+        shapes["mlp.down_proj.weight"] = (hidden, intermediate)
+    return shapes
 
 
 def check_attention(config: DrafterConfig) -> None:
@@ -236,14 +236,14 @@ def _compare(tensors: Tensors, wanted: Mapping[str, Shape]) -> None:
             f"its weights hold {_some(foreign)}, which its config.json does not ask for; {DOWNLOAD_AGAIN}"
         )
     for name, shape in wanted.items():
-        found = tensors[name]
-        if found.shape != shape:
-            here, there = (" x ".join(map(str, each)) for each in (found.shape, shape))
+        tensor = tensors[name]
+        if tensor.shape != shape:
+            here, there = (" x ".join(map(str, dimensions)) for dimensions in (tensor.shape, shape))
             raise ModelUnavailable(
                 f"its {name} is {here}, its config.json and the main model ask for {there}; {DOWNLOAD_AGAIN}"
             )
-        if found.dtype not in (INTEGERS if name == "d2t" else NUMBERS):
-            raise ModelUnavailable(f"its {name} is stored as {found.dtype}, which cannot run here; {CHOOSE_ANOTHER}")
+        if tensor.dtype not in (INTEGERS if name == "d2t" else NUMBERS):
+            raise ModelUnavailable(f"its {name} is stored as {tensor.dtype}, which cannot run here; {CHOOSE_ANOTHER}")
 
 
 def _some(names: Iterable[str]) -> str:

@@ -166,14 +166,18 @@ def _token_use(tokenizer: Tokenizer, token: int) -> str:
 
 
 def _ends(folder: Path) -> set[int]:
-    found: set[int] = set()
+    token_ids: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         config = read_object(folder / name) if (folder / name).is_file() else {}
         for part in (config, text_part(config)):
             for key in ("eos_token_id", "bos_token_id"):
                 value = part.get(key)
-                found.update(each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int))
-    return found
+                token_ids.update(
+                    token_id
+                    for token_id in (value if isinstance(value, list) else [value])
+                    if isinstance(token_id, int)
+                )
+    return token_ids
 
 
 def template_text(folder: Path) -> str:
@@ -274,7 +278,7 @@ class MtpConfig(DrafterConfig):
         target = TargetFacts.read(target_config)
         own = ConfigValues(text_part(config))
         check_made_for(own, target)
-        layout = next((found for name, found in MTP_LAYOUTS.items() if target.model_type.startswith(name)), "")
+        layout = next((candidate for name, candidate in MTP_LAYOUTS.items() if target.model_type.startswith(name)), "")
         if not layout:
             raise ModelUnavailable(f"the multi-token head of a {target.model_type or 'nameless'} model cannot run here")
         values = ConfigValues(text_part(config), text_part(target_config))
