@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 from app.admin.context import Admin
 from app.core.errors import StaleVersion
 from app.models.drafters import TEXT_METHODS
-from app.serving.document import EVENTS, problems, told
+from app.serving.document import EVENTS, problems, success
 from app.serving.errors import Rejected, error_object, words_for
 from app.serving.gate import Body, Sent
 from app.store.conversations import Beginning, Conversations
@@ -176,7 +176,7 @@ async def get_chat(request: Request, admin: Admin) -> HTMLResponse:
     return admin.pages.render("chat.html", request, area="chat", data=data)
 
 
-@router.get("/admin/api/replies/{request_id}", response_class=Response, responses=told(media_type=EVENTS))
+@router.get("/admin/api/replies/{request_id}", response_class=Response, responses=success(media_type=EVENTS))
 async def follow_reply(admin: Admin, request_id: str) -> Response:
     """Stream a running reply from its beginning, for a page that was reloaded."""
     kept = admin.serving.replies.get(request_id)
@@ -190,7 +190,7 @@ def list_conversations(
     admin: Admin, search: Annotated[str, Query(max_length=MAX_TITLE_CHARACTERS)] = ""
 ) -> dict[str, Any]:
     """List conversations, latest first; with `search` those whose title or messages contain it."""
-    return {"conversations": [_heading(each) for each in admin.conversations.list(search.strip())]}
+    return {"conversations": [_heading(conversation) for conversation in admin.conversations.list(search.strip())]}
 
 
 @router.delete(CONVERSATIONS)
@@ -229,7 +229,7 @@ async def add_turns(request: Request, admin: Admin, asked: Sent[NewTurns], conve
     conversations, words = admin.conversations, words_for(request)
 
     def keep() -> Response:
-        turns = [each.turn() for each in asked.turns]
+        turns = [turn.turn() for turn in asked.turns]
         beginning = None if asked.begin is None else asked.begin.beginning()
         try:
             kept = _existing(conversation_id, lambda number: conversations.add(number, asked.version, turns, beginning))

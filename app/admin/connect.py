@@ -125,11 +125,17 @@ def get_snippets(request: Request, admin: Admin, model: str = "") -> dict[str, A
         "models": models,
         "needs_key": target.has_key,
         "snippets": [
-            {"id": each.id, "name": each.name, "place": each.place, "code": each.write(target)} for each in SNIPPETS
+            {"id": snippet.id, "name": snippet.name, "place": snippet.place, "code": snippet.write(target)}
+            for snippet in SNIPPETS
         ],
         "agents": [
-            {"id": each.id, "name": each.agent.title, "code": each.write(target), "by_hand": each.by_hand(target)}
-            for each in AGENT_SNIPPETS
+            {
+                "id": snippet.id,
+                "name": snippet.agent.title,
+                "code": snippet.write(target),
+                "by_hand": snippet.by_hand(target),
+            }
+            for snippet in AGENT_SNIPPETS
         ],
     }
 
@@ -138,7 +144,7 @@ def _target(admin: AdminContext, request: Request, wanted: str) -> tuple[ClientT
     """Return the target of the code, and the models to choose from: the default first, then loaded ones."""
     resolver = admin.serving.resolver
     loaded, first = resolver.loaded(), admin.serving.settings.default_model
-    usable = {each.id: each for each in resolver.models() if each.kind == "main" and not each.problem}
+    usable = {model.id: model for model in resolver.models() if model.kind == "main" and not model.problem}
     names = sorted(usable, key=lambda name: (name != first, name not in loaded))
     name = wanted if wanted in usable else next(iter(names), NO_MODEL)
     target = ClientTarget(

@@ -107,8 +107,10 @@ def remove_files(admin: Admin, model_id: str) -> dict[str, Any]:
 async def search_hub(admin: Admin, q: str = "", sort: Sort = "downloads", author: str = "") -> dict[str, Any]:
     """Search repositories by words in their names, MLX ones first."""
     offers = await admin.downloads.ask(lambda hub: search(hub, q, sort=sort, author=author))
-    here = await asyncio.to_thread(lambda: {each.repository: _commit_here(admin, each.repository) for each in offers})
-    return {"results": [{**asdict(each), "is_here": bool(here[each.repository])} for each in offers]}
+    here = await asyncio.to_thread(
+        lambda: {offer.repository: _commit_here(admin, offer.repository) for offer in offers}
+    )
+    return {"results": [{**asdict(offer), "is_here": bool(here[offer.repository])} for offer in offers]}
 
 
 @router.get("/admin/api/hub")

@@ -77,7 +77,10 @@ class Running:
 
 def next_waiting(downloads: Iterable[Download]) -> list[Download]:
     """Return the queued downloads, the next one first."""
-    return sorted((each for each in downloads if each.state == "queued"), key=lambda each: (each.position, each.id))
+    return sorted(
+        (download for download in downloads if download.state == "queued"),
+        key=lambda download: (download.position, download.id),
+    )
 
 
 def in_order(downloads: Iterable[Download]) -> list[Download]:
@@ -130,7 +133,7 @@ class Downloads:
         """Load the stored downloads and resume those that ran; the queue also works without the store."""
         self._is_open = True
         try:
-            self._downloads = {each.id: each for each in await asyncio.to_thread(self._rows.all)}
+            self._downloads = {stored.id: stored for stored in await asyncio.to_thread(self._rows.all)}
         except StoreUnavailable as error:
             _logger.warning("Earlier downloads are not known: %s", error.message)
         for download in self._downloads.values():
@@ -143,9 +146,9 @@ class Downloads:
         self._is_open = False
         self._threads.shutdown(wait=False, cancel_futures=True)
         running, self._running = list(self._running.values()), {}
-        for each in running:
-            each.task.cancel()
-        await asyncio.gather(*(each.task for each in running), return_exceptions=True)
+        for active in running:
+            active.task.cancel()
+        await asyncio.gather(*(active.task for active in running), return_exceptions=True)
         await self._save()  # waits for a save that is under way
 
     @property
@@ -171,7 +174,7 @@ class Downloads:
 
     def free_bytes(self) -> int:
         """Return the free bytes on the disk of the downloads folder, which may not exist yet. May block."""
-        there = next((each for each in (self.folder, *self.folder.parents) if each.is_dir()), Path("/"))
+        there = next((folder for folder in (self.folder, *self.folder.parents) if folder.is_dir()), Path("/"))
         try:
             return shutil.disk_usage(there).free
         except OSError:
@@ -179,7 +182,7 @@ class Downloads:
 
     def views(self) -> list[dict[str, Any]]:
         """Return every download as plain values: running, queued, paused, then finished ones."""
-        return [self._view(each) for each in in_order(self._downloads.values())]
+        return [self._view(download) for download in in_order(self._downloads.values())]
 
     def view(self, download_id: int) -> dict[str, Any]:
         """Return one download as plain values. Raises `InvalidRequest`."""
@@ -191,7 +194,9 @@ class Downloads:
     @property
     def promised_bytes(self) -> int:
         """Bytes still to arrive of all queued and running downloads."""
-        return sum(each.missing_bytes for each in self._downloads.values() if each.state in {"queued", "running"})
+        return sum(
+            download.missing_bytes for download in self._downloads.values() if download.state in {"queued", "running"}
+        )
 
     async def changed(self) -> None:
         """Return at the next change of any download."""
@@ -201,7 +206,7 @@ class Downloads:
         """Queue a repository, or continue the download of it that exists. Raises `InvalidRequest`."""
         repository, revision = checked_repository(repository), checked_revision(revision)
         async with self._changing:
-            known = next((each for each in self._downloads.values() if each.repository == repository), None)
+            known = next((download for download in self._downloads.values() if download.repository == repository), None)
             if known is not None and known.state in {"queued", "running"}:
                 return self._view(known)
             if known is None:
@@ -286,7 +291,7 @@ class Downloads:
 
     async def _job(self, download_id: int) -> DownloadJob:
         download = self._downloads[download_id]
-        others = (self._downloads[each] for each in self._running if each != download_id)
+        others = (self._downloads[other_id] for other_id in self._running if other_id != download_id)
         promised = sum(other.missing_bytes for other in others)
         return DownloadJob(
             download=download,
@@ -369,7 +374,7 @@ class Downloads:
         return download
 
     def _last(self) -> int:
-        return max((each.position for each in self._downloads.values()), default=0)
+        return max((download.position for download in self._downloads.values()), default=0)
 
     def _view(self, download: Download) -> dict[str, Any]:
         """Return the download's values with its rate, its time left and its problem in words."""

@@ -93,20 +93,20 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
     if main.kind == "main" and not main.problem:
         best = best_by_drafter(row.results for row in admin.kept.of(main.id))
         used = _used(admin, main, loaded)
-        for each in admin.models.candidates(main, {key: figures.ratio for key, figures in best.items()}):
-            key = each.method, each.id
-            candidates.append(_candidate(admin, main, each, best.get(key), loaded) | {"in_use": key in used})
-        here = {each["id"] for each in candidates}
+        for candidate in admin.models.candidates(main, {key: figures.ratio for key, figures in best.items()}):
+            key = candidate.method, candidate.id
+            candidates.append(_candidate(admin, main, candidate, best.get(key), loaded) | {"in_use": key in used})
+        here = {listed["id"] for listed in candidates}
         published = [
             {
-                "method": each.method,
-                "repository": each.repository,
-                "size_bytes": each.size_bytes,
+                "method": drafter.method,
+                "repository": drafter.repository,
+                "size_bytes": drafter.size_bytes,
                 # its memory use is estimated from its size
-                "has_room": admin.models.has_room(main, Footprint(weights_bytes=each.size_bytes)),
+                "has_room": admin.models.has_room(main, Footprint(weights_bytes=drafter.size_bytes)),
             }
-            for each in published_for(main)
-            if each.repository not in here
+            for drafter in published_for(main)
+            if drafter.repository not in here
         ]
     current = admin.serving.settings
     return {
@@ -146,7 +146,7 @@ def _used(admin: AdminContext, main: CatalogModel, loaded: LoadedModel | None) -
         return set()
     may = loaded.methods if loaded is not None and loaded.state == "ready" else planned.methods
     used = {(draft.method, draft.id) for draft in planned.drafts} | {(name, "") for name in TEXT_METHODS}
-    return {each for each in used if not may or each[0] in may}
+    return {drafter for drafter in used if not may or drafter[0] in may}
 
 
 def _candidate(
@@ -248,14 +248,14 @@ def _apply(admin: AdminContext, row: BenchmarkRow, body: ApplyBody) -> list[dict
     changes = report["advice"]["changes"]
     if body.method is not None:
         wanted = (body.method, body.num_draft_tokens or 0)
-        settings = [each for cell in report["cells"] if cell["rows"] == body.rows for each in cell["settings"]]
-        measured = [each for each in settings if (each["method"], each["num_draft_tokens"]) == wanted]
+        settings = [setting for cell in report["cells"] if cell["rows"] == body.rows for setting in cell["settings"]]
+        measured = [setting for setting in settings if (setting["method"], setting["num_draft_tokens"]) == wanted]
         if not measured:
             raise InvalidRequest("This measurement had no such setting.", parameter="method")
         changes = measured[0]["changes"]
     elif not changes:
         raise InvalidRequest(f"This measurement recommends no change: {report['text']}.", parameter="method")
-    admin.serving.live.change_model(row.model_id, {each["name"]: each["new"] for each in changes}, MEASUREMENT)
+    admin.serving.live.change_model(row.model_id, {change["name"]: change["new"] for change in changes}, MEASUREMENT)
     return list(changes)
 
 

@@ -132,7 +132,9 @@ class Loading:
         (wanted,) = self._models.named(main, candidates, [draft_id], parameter="draft")
         self._models.check_room(main, [wanted])
         stored = self._settings.model(main.id)
-        stay = {each.id for each in candidates if each.id != draft_id and each.method != wanted.method}
+        stay = {
+            candidate.id for candidate in candidates if candidate.id != draft_id and candidate.method != wanted.method
+        }
         drafts = [draft_id, *(name for name in stored.drafts or () if name in stay)]
         changes: dict[str, Any] = {"drafts": tuple(drafts)}
         if stored.policy == "off":

@@ -192,15 +192,15 @@ class Measuring:
         self._models.check_room(main)
         alone = self._models.footprint(main)
         chosen: list[Candidate] = []
-        for each in self._wanted(main, job.wish.drafts):
-            if alone is not None and not self._models.holds(alone + each.footprint):
-                job.left_out.append(f"{each.id}: no room for it beside the others")
+        for candidate in self._wanted(main, job.wish.drafts):
+            if alone is not None and not self._models.holds(alone + candidate.footprint):
+                job.left_out.append(f"{candidate.id}: no room for it beside the others")
                 continue
-            alone = alone and alone + each.footprint
-            chosen.append(each)
+            alone = alone and alone + candidate.footprint
+            chosen.append(candidate)
         return msgspec.structs.replace(
             self._resolver.planned(main),
-            drafts=tuple(each.draft.as_draft for each in chosen if each.draft is not None),
+            drafts=tuple(candidate.draft.as_draft for candidate in chosen if candidate.draft is not None),
             draft_unavailable="",
             policy="auto",
             methods=(),
@@ -212,14 +212,18 @@ class Measuring:
         Raises SpeculationUnavailable if one cannot be used, or two share a method."""
         candidates = self._models.candidates(main, speedups(row.results for row in self._kept.of(main.id)))
         if drafts is None:
-            usual = [each for each in candidates if each.fits and (each.is_usual or each.measured is not None)]
+            usual = [
+                candidate
+                for candidate in candidates
+                if candidate.fits and (candidate.is_usual or candidate.measured is not None)
+            ]
         else:
             usual = self._models.named(main, candidates, drafts)
         by_method: dict[str, Candidate] = {}
-        for each in usual:
-            other = by_method.setdefault(each.method, each)
-            if drafts is not None and other is not each:
-                message = f"{other.id} and {each.id} both draft by {each.method}: measure one after the other"
+        for candidate in usual:
+            other = by_method.setdefault(candidate.method, candidate)
+            if drafts is not None and other is not candidate:
+                message = f"{other.id} and {candidate.id} both draft by {candidate.method}: measure one after the other"
                 raise SpeculationUnavailable(message, parameter="drafts")
         return [by_method[method] for method in DRAFT_METHODS if method in by_method]
 
@@ -296,10 +300,10 @@ class Measuring:
             await asyncio.wait({working, *waiting}, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
-            raise next(error for each, error in waiting.items() if each.done())
+            raise next(error for future, error in waiting.items() if future.done())
         finally:
-            for each in (working, *waiting):
-                each.cancel()
+            for future in (working, *waiting):
+                future.cancel()
             await asyncio.gather(working, *waiting, return_exceptions=True)
 
     async def _restore(self, model_id: str, before: ModelSpecification | None) -> None:

@@ -64,8 +64,8 @@ def get_model_page(request: Request, admin: Admin, model_id: str) -> HTMLRespons
     """Serve the settings of one model, or of a profile."""
     live, profile = admin.serving.live, ""
     with contextlib.suppress(ModelNotFound):
-        found, profile = admin.serving.resolver.place(model_id)
-        model_id = found.id
+        model, profile = admin.serving.resolver.place(model_id)
+        model_id = model.id
     rows = {row["name"]: row for row in live.describe_model(model_id, profile)}
     return render_model(
         admin,

@@ -90,9 +90,9 @@ class ModelView:
         alone = self.footprint(main)
         if alone is None:
             return
-        unit = sum((each.footprint for each in drafts), alone)
+        unit = sum((draft.footprint for draft in drafts), alone)
         if not self.holds(unit):
-            names = " + ".join([main.id, *(each.id for each in drafts)])
+            names = " + ".join([main.id, *(draft.id for draft in drafts)])
             needed, ceiling = unit.total_bytes / 1e9, self._context.memory_ceiling_bytes / 1e9
             advice = "choose a smaller drafter" if drafts else "choose a smaller model"
             raise InsufficientMemory(f"{names} needs {needed:.1f} GB, the ceiling is {ceiling:.1f} GB: {advice}")
@@ -108,7 +108,7 @@ class ModelView:
         self, main: CatalogModel, candidates: Sequence[Candidate], names: Sequence[str], *, parameter: str = "drafts"
     ) -> list[Candidate]:
         """Return the candidates of these names. Raises SpeculationUnavailable if one is missing or does not fit."""
-        by_name = {each.id: each for each in candidates if each.id}
+        by_name = {candidate.id: candidate for candidate in candidates if candidate.id}
         for name in names:
             if name not in by_name:
                 message = f"{name} is not on this computer: download it, or choose another drafter for {main.id}"

@@ -28,7 +28,7 @@ from app.core.errors import InvalidRequest, StoreUnavailable
 from app.core.reason import reason_object
 from app.core.unit import LoadedModel
 from app.serving.auth import is_let_in
-from app.serving.document import EVENTS, told
+from app.serving.document import EVENTS, success
 from app.serving.gate import Body, Sent
 from app.serving.logs import CAPACITY, LEVELS, line_object
 from app.serving.resolver import loaded_object
@@ -187,7 +187,7 @@ def pace(admin: AdminContext) -> dict[str, Any]:
 # --- shared by all pages ----------------------------------------------------------------------------------------
 
 
-@router.get("/static/{version}/{name:path}", response_class=Response, responses=told(media_type="*/*"))
+@router.get("/static/{version}/{name:path}", response_class=Response, responses=success(media_type="*/*"))
 async def get_static(admin: Admin, version: str, name: str) -> Response:
     """Serve one static file."""
     answer = admin.pages.assets.answer(version, name)
@@ -196,7 +196,7 @@ async def get_static(admin: Admin, version: str, name: str) -> Response:
     return answer
 
 
-@router.get("/admin/api/live", response_class=Response, responses=told(media_type=EVENTS))
+@router.get("/admin/api/live", response_class=Response, responses=success(media_type=EVENTS))
 async def get_live(request: Request, admin: Admin, topics: str = "") -> Response:
     """Stream events of these topics until the tab leaves or the server ends; unknown ones are refused."""
     wanted = {topic for topic in topics.split(",") if topic}
@@ -238,7 +238,7 @@ async def get_lines(
     return log_lines(admin, after=after, level=level, logger=logger, text=text, count=count)
 
 
-@router.get("/admin/api/logs/download", response_class=Response, responses=told(media_type="application/jsonl"))
+@router.get("/admin/api/logs/download", response_class=Response, responses=success(media_type="application/jsonl"))
 async def download_log(admin: Admin, level: Level = "debug", logger: Text = "", text: Text = "") -> Response:
     """Download the same lines as a file: one JSON object each, as in the log on disk."""
     lines = admin.logs.lines(level=level, logger=logger, text=text)

@@ -116,7 +116,7 @@ async def past_requests(
     def read() -> dict[str, Any]:
         past = history.page(count=count + 1, before=before, model_id=model, outcome=outcome)
         return {
-            "requests": [past_object(each) for each in past[:count]],
+            "requests": [past_object(entry) for entry in past[:count]],
             "next": past[count - 1].id if len(past) > count else "",
             "total": history.count(),
             "models": history.models(),
@@ -134,7 +134,7 @@ async def find_request(admin: AdminContext, request_id: str) -> dict[str, Any] |
         return {**running, "figures": record.figures(), "prompt": None, "reply": None}
     await _write_behind(admin)
     past = await asyncio.to_thread(admin.history.find, request_id)
-    past = past or next((each for each in journal.recent if each.id == request_id), None)
+    past = past or next((recent for recent in journal.recent if recent.id == request_id), None)
     if past is None:
         return None
     return {**past_object(past), "figures": past.figures, "prompt": past.prompt, "reply": past.reply}
@@ -186,7 +186,7 @@ def _phase(worker: WorkerClient, record: Record) -> tuple[str, float | None, int
 
 def _read_tokens(worker: WorkerClient, record: Record) -> int | None:
     """Return the number of prompt tokens read, updated about once a second; None: it has no row yet."""
-    model = next((each for each in worker.snapshot.models if each.id == record.model_id), None)
+    model = next((loaded for loaded in worker.snapshot.models if loaded.id == record.model_id), None)
     if model is None:
         return None
     first_choices = [f"{command.id}#0" for command in record.commands]

@@ -81,7 +81,7 @@ def get_settings(admin: Admin) -> dict[str, Any]:
 async def change_settings(request: Request, admin: Admin, asked: Sent[Changes]) -> dict[str, Any]:
     """Change settings. 422 for an unknown name, a value out of range, or settings that contradict each other."""
     changes = asked.root
-    models = {each.id for each in await asyncio.to_thread(admin.serving.resolver.models)}
+    models = {model.id for model in await asyncio.to_thread(admin.serving.resolver.models)}
     await asyncio.to_thread(admin.serving.live.change, changes, identity_of(request).name, models=models)
     return {"changed": [admin.serving.live.describe_one(name) for name in changes]}
 
@@ -106,7 +106,7 @@ async def change_model_settings(request: Request, admin: Admin, asked: Sent[Chan
         raise InvalidSetting("reload: give true or false", parameter=RELOAD)
     resolver = admin.serving.resolver
     model, profile = await asyncio.to_thread(resolver.place, model_id)
-    taken = {each.id for each in await asyncio.to_thread(resolver.models)}
+    taken = {known.id for known in await asyncio.to_thread(resolver.models)}
     change, by = admin.serving.live.change_model, identity_of(request).name
     await asyncio.to_thread(change, model.id, changes, by, taken=taken, profile=profile)
     rows = admin.serving.live.describe_model(model.id, profile)

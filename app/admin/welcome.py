@@ -33,7 +33,9 @@ class DoneBody(Body):
 def get_welcome(request: Request, admin: Admin, step: str = "") -> HTMLResponse:
     """Serve one step: the requested one, else the first that is left."""
     left = FirstRun(admin.store).left()
-    at: FirstStep = next((each for each in FIRST_STEPS if each == step), next(iter(left), FIRST_STEPS[0]))
+    at: FirstStep = next(
+        (candidate for candidate in FIRST_STEPS if candidate == step), next(iter(left), FIRST_STEPS[0])
+    )
     place = FIRST_STEPS.index(at)
     data = {
         "step": at,
@@ -79,6 +81,6 @@ def places_of(models: Sequence[CatalogModel], folders: Sequence[Path]) -> list[d
         places.append(("folder", str(folder), inside))
     places += [(source, "", [model for model in sound if model.source == source]) for source in ROOTS]
     return [
-        {"source": source, "folder": folder, "count": len(inside), "bytes": sum(each.size_bytes for each in inside)}
+        {"source": source, "folder": folder, "count": len(inside), "bytes": sum(model.size_bytes for model in inside)}
         for source, folder, inside in places
     ]

@@ -112,9 +112,9 @@ class Renderer:
         self.id = request_id
         """Id of the answer, as the client sees it."""
 
-    def frame(self, told: dict[str, Any]) -> bytes:
+    def frame(self, payload: dict[str, Any]) -> bytes:
         """Encode one object of a stream."""
-        return frame(told)
+        return frame(payload)
 
     def beat(self, text: str) -> bytes:
         """Return bytes that keep a silent stream open; empty where the format has nothing that clients ignore."""
@@ -185,13 +185,13 @@ class OpenAIRenderer(Renderer):
         return [self._base | {"object": self.chunk_name, "choices": [], "usage": usage_object(total)}]
 
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
-        total = Statistics.side_by_side([each.usage for each in finished], choices_per_prompt=self.n)
-        choices = [self.whole_choice(index, each) for index, each in enumerate(finished)]
+        total = Statistics.side_by_side([choice.usage for choice in finished], choices_per_prompt=self.n)
+        choices = [self.whole_choice(index, choice) for index, choice in enumerate(finished)]
         named = self._base | {"object": self.whole_name, "choices": choices, "usage": usage_object(total)}
         return named | self._numbers(total) | warnings_object(finished[0].notices)
 
-    def piece(self, index: int, told: Delta | str) -> dict[str, Any]:
-        """Return one choice of a chunk: its delta, or its finish reason if `told` is a string."""
+    def piece(self, index: int, update: Delta | str) -> dict[str, Any]:
+        """Return one choice of a chunk: its delta, or its finish reason if `update` is a string."""
         raise NotImplementedError
 
     def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
@@ -257,7 +257,7 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
             await unless_client_leaves(request, events.wait_accepted(context.keep_alive_seconds))
             frames = _frames(context, events, renderer, words_for(request))
             return _streamed(request, renderer, frames, close)
-        choices = await unless_client_leaves(request, _collect(events, sum(each.n for each in commands)))
+        choices = await unless_client_leaves(request, _collect(events, sum(command.n for command in commands)))
     except BaseException:
         close()
         raise
@@ -343,29 +343,33 @@ async def _frames(
 ) -> AsyncGenerator[bytes, None]:
     usages: dict[int, Statistics] = {}
     try:
-        for told in renderer.opening():
-            yield renderer.frame(told)
+        for payload in renderer.opening():
+            yield renderer.frame(payload)
         told_at = context.clock()
         while events.running:
             event = await events.next(context.keep_alive_seconds)
             if isinstance(event, Finished):
                 usages[events.choice(event)] = event.usage
-            frames = [] if event is None else [renderer.frame(told) for told in _told(renderer, events, event)]
+            frames = (
+                [] if event is None else [renderer.frame(payload) for payload in _payloads(renderer, events, event)]
+            )
             if event is None or (not frames and context.clock() - told_at >= context.keep_alive_seconds):
                 progress = context.worker.progress.get(events.model_id)
                 frames = [renderer.beat("waiting" if progress is None else f"loading {progress.fraction:.0%}")]
-            for each in frames:
-                yield each
+            for encoded in frames:
+                yield encoded
                 told_at = context.clock()
-        for told in renderer.closing([usages[choice] for choice in sorted(usages)]):
-            yield renderer.frame(told)
+        for payload in renderer.closing([usages[choice] for choice in sorted(usages)]):
+            yield renderer.frame(payload)
         yield renderer.end
     except PacelineError as error:
         context.measurements.stream_failed(error.code)
         yield renderer.frame(renderer.failed(error, words))
 
 
-def _told(renderer: Renderer, events: RequestStream, event: Accepted | Delta | Finished) -> Iterable[dict[str, Any]]:
+def _payloads(
+    renderer: Renderer, events: RequestStream, event: Accepted | Delta | Finished
+) -> Iterable[dict[str, Any]]:
     if isinstance(event, Accepted):
         return renderer.accepted(event.prompt_tokens)
     return renderer.tell(events.choice(event), event)

@@ -31,7 +31,7 @@ from app.api.tools import CUSTOM, FUNCTION, CustomInput, ToolsBody, custom_argum
 from app.core.messages import Delta, Finished, Generate, TokenText, ToolCallDelta
 from app.core.request import Notice
 from app.serving.context import context_of
-from app.serving.document import ANSWERED, EVENTS, told
+from app.serving.document import ANSWERED, EVENTS, success
 from app.serving.gate import Body, Sent
 
 MAX_MESSAGES = 2048
@@ -145,16 +145,16 @@ class ChatBody(ToolsBody, ThinkingBody, GenerationBody):
 
     def notices(self) -> list[Notice]:
         """Return notices of options that cannot be honoured, other than ignored fields."""
-        found = self.tool_notices()
+        notices = self.tool_notices()
         if self.add_generation_prompt is False and not self.continues:
-            found.append(ignored("add_generation_prompt", "an answer begins a turn of its own"))
-        return found
+            notices.append(ignored("add_generation_prompt", "an answer begins a turn of its own"))
+        return notices
 
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", responses=told(ChatCompletion, EVENTS) | ANSWERED)
+@router.post("/v1/chat/completions", responses=success(ChatCompletion, EVENTS) | ANSWERED)
 async def create_chat_completion(request: Request, body: Sent[ChatBody]) -> Response:
     """Answer a conversation."""
     command = await chat_command(request, body, f"chatcmpl-{secrets.token_hex(12)}")
@@ -214,16 +214,16 @@ class ChatRenderer(OpenAIRenderer):
             yield from self._rest_of_inputs(choice, event.unfinished_call)
         yield from super().tell(choice, event)
 
-    def piece(self, index: int, told: Delta | str) -> dict[str, Any]:
-        if isinstance(told, str):
-            return _choice(index, {}, told)
+    def piece(self, index: int, update: Delta | str) -> dict[str, Any]:
+        if isinstance(update, str):
+            return _choice(index, {}, update)
         delta: dict[str, Any] = {}
-        if told.reasoning:
-            delta |= _reasoning(told.reasoning)
-        if told.tool_calls:
-            delta["tool_calls"] = [self._call_piece(index, call) for call in told.tool_calls]
-        if told.text or not delta:
-            delta["content"] = told.text
+        if update.reasoning:
+            delta |= _reasoning(update.reasoning)
+        if update.tool_calls:
+            delta["tool_calls"] = [self._call_piece(index, call) for call in update.tool_calls]
+        if update.text or not delta:
+            delta["content"] = update.text
         return _choice(index, delta)
 
     def _call_piece(self, choice: int, call: ToolCallDelta) -> dict[str, Any]:

@@ -189,7 +189,7 @@ class GenerationBody(StayBody):
         stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
         if not isinstance(stops, list) or len(stops) > MAX_STOPS:
             raise ValueError(f"give a string or at most {MAX_STOPS} strings")
-        if not all(isinstance(each, str) and 0 < len(each) <= MAX_STOP_CHARACTERS for each in stops):
+        if not all(isinstance(entry, str) and 0 < len(entry) <= MAX_STOP_CHARACTERS for entry in stops):
             raise ValueError(f"each stop is a string of 1 to {MAX_STOP_CHARACTERS} characters")
         return tuple(stops)
 
@@ -214,11 +214,11 @@ class GenerationBody(StayBody):
 
     def _grammars(self) -> list[Grammar]:
         """Return every grammar that the request asks for, by any of its names."""
-        options, found = self.structured_outputs, []
+        options, grammars = self.structured_outputs, []
         wishes = [] if options is None else [(kind, wish, "structured_outputs") for kind, wish in options]
         wishes += [(kind, getattr(self, f"guided_{kind}"), f"guided_{kind}") for kind in GUIDED]
-        found += [] if self.response_format is None else [self.response_format]
-        return found + [wished_grammar(*wish) for wish in wishes if wish[1] not in (None, False)]
+        grammars += [] if self.response_format is None else [self.response_format]
+        return grammars + [wished_grammar(*wish) for wish in wishes if wish[1] not in (None, False)]
 
     @property
     def grammar(self) -> Grammar | None:
@@ -289,7 +289,7 @@ def sampling_parameters(body: GenerationBody, usual: ModelSettings, top_logprobs
     def value(name: str) -> Any:
         """Return the request's value, else the model's setting, else the neutral value."""
         given = (getattr(source, name) for source in (body, usual, neutral))
-        return next(each for each in given if each is not None)
+        return next(candidate for candidate in given if candidate is not None)
 
     top_p = value("top_p")
     return SamplingParameters(

@@ -27,7 +27,7 @@ from app.api.commands import (
 from app.api.shapes import TextCompletion
 from app.core.messages import Delta, Generate, TokenText
 from app.serving.context import context_of
-from app.serving.document import ANSWERED, EVENTS, told
+from app.serving.document import ANSWERED, EVENTS, success
 from app.serving.gate import Sent
 
 MAX_PROMPTS = 2048
@@ -41,7 +41,7 @@ TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum":
 
 def prompts(most: int) -> WithJsonSchema:
     """Return the OpenAPI schema of one prompt or up to `most`, each a text or a list of token ids."""
-    several = [{"type": "array", "items": each, "minItems": 1, "maxItems": most} for each in (TEXT, TOKENS)]
+    several = [{"type": "array", "items": schema, "minItems": 1, "maxItems": most} for schema in (TEXT, TOKENS)]
     return told_as(TEXT, TOKENS, *several, or_null=False)
 
 
@@ -62,8 +62,8 @@ class CompletionBody(GenerationBody):
         prompts = [prompt] if isinstance(prompt, str) or is_tokens(prompt) else prompt
         if not isinstance(prompts, list) or not 1 <= len(prompts) <= MAX_PROMPTS:
             raise ValueError(f"give a string, token ids, or a list of 1 to {MAX_PROMPTS} of them")
-        texts = all(isinstance(each, str) and each for each in prompts)
-        if not texts and not all(is_tokens(each) for each in prompts):
+        texts = all(isinstance(entry, str) and entry for entry in prompts)
+        if not texts and not all(is_tokens(entry) for entry in prompts):
             raise ValueError("each prompt is a non-empty string, or each is a non-empty list of token ids")
         return prompts
 
@@ -84,7 +84,7 @@ def is_tokens(value: Any) -> bool:
     return is_whole and min(value) >= 0 and max(value) <= MAX_TOKEN_ID
 
 
-@router.post("/v1/completions", responses=told(TextCompletion, EVENTS) | ANSWERED)
+@router.post("/v1/completions", responses=success(TextCompletion, EVENTS) | ANSWERED)
 async def create_completion(request: Request, body: Sent[CompletionBody]) -> Response:
     """Continue one or several prompts."""
     shared = await shared_command(request, body, top_logprobs=body.logprobs)
@@ -115,15 +115,15 @@ class CompletionRenderer(OpenAIRenderer):
         super().__init__(request_id, command, body)
         self._offsets: dict[int, int] = {}
 
-    def piece(self, index: int, told: Delta | str) -> dict[str, Any]:
-        return _choice(index, "", told) if isinstance(told, str) else _choice(index, told.text)
+    def piece(self, index: int, update: Delta | str) -> dict[str, Any]:
+        return _choice(index, "", update) if isinstance(update, str) else _choice(index, update.text)
 
     def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
         offsets = []
         for token in tokens:
             offsets.append(self._offsets.get(choice, 0))
             self._offsets[choice] = offsets[-1] + len(token.token)
-        tops = [None if each.logprob is None else {text: value for text, value, _ in each.top} for each in tokens]
+        tops = [None if token.logprob is None else {text: value for text, value, _ in token.top} for token in tokens]
         return {
             "tokens": [token.token for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],

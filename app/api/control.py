@@ -31,7 +31,7 @@ from app.core.unit import LoadedModel, Stay
 from app.models.catalog import CatalogModel
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
-from app.serving.document import document, problems, told
+from app.serving.document import document, problems, success
 from app.serving.errors import endpoints
 from app.serving.gate import Body, Sent
 from app.serving.resolver import drafts_object, loaded_object
@@ -119,7 +119,7 @@ async def release_model(request: Request, body: Sent[NamedModel]) -> dict[str, A
     return {"model": body.model, "released": True}
 
 
-@router.get("/api/ps", responses=told(OllamaModels))
+@router.get("/api/ps", responses=success(OllamaModels))
 async def list_processes(request: Request) -> dict[str, Any]:
     """List loaded models in Ollama's format; unknown fields are empty."""
     context = context_of(request)
@@ -170,7 +170,7 @@ async def get_status(request: Request) -> dict[str, Any]:
         "quarantined": {name: str(why) for name, why in worker.quarantined.items()},
         "loading": {name: msgspec.to_builtins(progress) for name, progress in worker.progress.items()},
         **snapshot,
-        "models": [_status(context, each) for each in worker.snapshot.models],
+        "models": [_status(context, model) for model in worker.snapshot.models],
     }
 
 
@@ -194,7 +194,7 @@ async def get_ready(request: Request) -> dict[str, str]:
     return {"status": "ready"}
 
 
-@router.get("/metrics", response_class=Response, responses=told(media_type="text/plain"))
+@router.get("/metrics", response_class=Response, responses=success(media_type="text/plain"))
 async def get_metrics(request: Request) -> Response:
     """Return everything measured since the server started."""
     context = context_of(request)
@@ -204,7 +204,7 @@ async def get_metrics(request: Request) -> Response:
 All = Annotated[bool, Query(alias="all")]
 
 
-@router.get("/v1/models", responses=told(ModelList))
+@router.get("/v1/models", responses=success(ModelList))
 def list_models(request: Request, *, with_all: All = False) -> dict[str, Any]:
     """List the models that can answer; with `all` also drafters and unusable models."""
     context = context_of(request)  # a sync route runs in a thread: this reads the disk
@@ -214,7 +214,7 @@ def list_models(request: Request, *, with_all: All = False) -> dict[str, Any]:
     return {"object": "list", "data": data}
 
 
-@router.get("/v1/models/{model_id:path}", responses=told(Model))
+@router.get("/v1/models/{model_id:path}", responses=success(Model))
 def get_model(request: Request, model_id: str, *, with_all: All = False) -> dict[str, Any]:
     """Return one model; ids may contain slashes."""
     context = context_of(request)

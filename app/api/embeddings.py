@@ -27,7 +27,7 @@ from app.core.messages import Generate
 from app.core.statistics import Statistics
 from app.models.encoders import UNKNOWN
 from app.serving.context import context_of
-from app.serving.document import ANSWERED, told
+from app.serving.document import ANSWERED, success
 from app.serving.gate import Sent
 
 MAX_INPUTS = 2048
@@ -51,12 +51,12 @@ class EmbeddingsBody(GenerationBody):
         inputs = [given] if isinstance(given, str) or is_tokens(given) else given
         if not isinstance(inputs, list) or not 1 <= len(inputs) <= MAX_INPUTS:
             raise ValueError(f"give a string, token ids, or a list of 1 to {MAX_INPUTS} of them")
-        if not all((isinstance(each, str) and each) or is_tokens(each) for each in inputs):
+        if not all((isinstance(prompt, str) and prompt) or is_tokens(prompt) for prompt in inputs):
             raise ValueError("each input is a non-empty string, or a non-empty list of token ids")
         return inputs
 
 
-@router.post("/v1/embeddings", responses=told(EmbeddingList) | ANSWERED)
+@router.post("/v1/embeddings", responses=success(EmbeddingList) | ANSWERED)
 async def create_embeddings(request: Request, body: Sent[EmbeddingsBody]) -> Response:
     """Return one vector for each input."""
     embedding_id = f"embd-{secrets.token_hex(12)}"
@@ -82,13 +82,13 @@ async def embedding_commands(request: Request, body: EmbeddingsBody, embedding_i
         msgspec.structs.replace(
             shared,
             id=f"{embedding_id}-{place}",
-            text=each if isinstance(each, str) else None,
-            tokens=None if isinstance(each, str) else each,
+            text=prompt if isinstance(prompt, str) else None,
+            tokens=None if isinstance(prompt, str) else prompt,
             n=1,
             max_tokens=0,
             embeds=pooling,
         )
-        for place, each in enumerate(body.input)
+        for place, prompt in enumerate(body.input)
     ]
 
 
@@ -116,15 +116,15 @@ class EmbeddingsRenderer(Renderer):
         self._body = body
 
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
-        tokens = Statistics.side_by_side([each.usage for each in finished]).prompt_tokens
+        tokens = Statistics.side_by_side([choice.usage for choice in finished]).prompt_tokens
         data = [
-            {"object": "embedding", "index": index, "embedding": self._vector(each.embedding)}
-            for index, each in enumerate(finished)
+            {"object": "embedding", "index": index, "embedding": self._vector(choice.embedding)}
+            for index, choice in enumerate(finished)
         ]
         made = {"pooling": self._pooling, "normalized": True}
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        told = {"object": "list", "data": data, "model": self._model_id, "usage": usage} | made
-        return told | warnings_object(finished[0].notices)
+        response = {"object": "list", "data": data, "model": self._model_id, "usage": usage} | made
+        return response | warnings_object(finished[0].notices)
 
     def _vector(self, embedding: Sequence[float]) -> msgspec.Raw | str:
         vector = shortened(embedding, self._body.dimensions)

@@ -26,7 +26,7 @@ from app.core.statistics import Statistics
 from app.i18n import Words
 from app.models.prompt_size import check_prompt
 from app.serving.context import context_of
-from app.serving.document import ANSWERED, EVENTS, problems, told
+from app.serving.document import ANSWERED, EVENTS, problems, success
 from app.serving.errors import ANTHROPIC, error_object
 from app.serving.gate import Body, Sent, checked
 
@@ -217,9 +217,9 @@ def _block_text(block: Block) -> str:
             [*filter(None, (block.title, source if isinstance(source, str) else None)), _text(block.content)]
         )
     if block.type == "document" and isinstance(source, Source):
-        found = source.data if source.type == "text" else source.content if source.type == "content" else None
-        if found is not None:
-            return _text(found)
+        content = source.data if source.type == "text" else source.content if source.type == "content" else None
+        if content is not None:
+            return _text(content)
     raise InvalidRequest(f"messages: {TEXT_ONLY}: leave out {block.type[:60]}", parameter="messages")
 
 
@@ -230,8 +230,8 @@ def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
     for block in blocks:
         match block.type:
             case "tool_result":
-                found = [block.content] if isinstance(block.content, Block) else block.content or ""
-                yield {"role": "tool", "tool_call_id": block.tool_use_id or "-", "content": _text(found)}
+                content = [block.content] if isinstance(block.content, Block) else block.content or ""
+                yield {"role": "tool", "tool_call_id": block.tool_use_id or "-", "content": _text(content)}
             case "tool_use":
                 function = {"name": block.name or "", "arguments": json.dumps(block.input or {}, ensure_ascii=False)}
                 calls.append({"id": block.id or "-", "type": "function", "function": function})
@@ -251,7 +251,7 @@ def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
     yield message
 
 
-@router.post("/v1/messages", responses=told(AnthropicMessage, EVENTS) | ANSWERED)
+@router.post("/v1/messages", responses=success(AnthropicMessage, EVENTS) | ANSWERED)
 async def create_message(request: Request, body: Sent[MessagesBody]) -> Response:
     """Answer a conversation in Anthropic's format."""
     chat, message_id = checked(body.as_chat(), ChatBody), f"msg_{secrets.token_hex(12)}"
@@ -259,14 +259,14 @@ async def create_message(request: Request, body: Sent[MessagesBody]) -> Response
     return await answer(request, [command], MessageRenderer(command), stream=bool(body.stream))
 
 
-@router.post("/v1/messages/count_tokens", responses=told(TokenCount) | problems(429))
+@router.post("/v1/messages/count_tokens", responses=success(TokenCount) | problems(429))
 async def count_tokens(request: Request, body: Sent[CountBody]) -> Response:
     """Count the tokens of a conversation; no model is loaded for it."""
     chat, count_id = checked(body.as_chat(), ChatBody), f"count_{secrets.token_hex(12)}"
     command = await chat_command(request, chat, count_id, body.notices())
     check_prompt(command)
-    told = await unless_client_leaves(request, context_of(request).worker.read_prompt(command))
-    return JSONResponse({"input_tokens": len(told.tokens)} | warnings_object(told.notices))
+    prompt = await unless_client_leaves(request, context_of(request).worker.read_prompt(command))
+    return JSONResponse({"input_tokens": len(prompt.tokens)} | warnings_object(prompt.notices))
 
 
 class MessageRenderer(Renderer):
@@ -284,8 +284,8 @@ class MessageRenderer(Renderer):
         self._said = FinishedChoice()
         """Content so far; its tool calls are sent at the end."""
 
-    def frame(self, told: dict[str, Any]) -> bytes:
-        return f"event: {told['type']}\n".encode() + super().frame(told)
+    def frame(self, payload: dict[str, Any]) -> bytes:
+        return f"event: {payload['type']}\n".encode() + super().frame(payload)
 
     def beat(self, text: str) -> bytes:  # noqa: ARG002 - the base's signature
         return self.frame({"type": "ping"})
@@ -324,19 +324,21 @@ class MessageRenderer(Renderer):
         return error_object(error, words, ANTHROPIC)
 
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
-        [one] = finished
+        [choice] = finished
         content: list[dict[str, Any]] = []
-        if one.reasoning:
-            content.append({"type": "thinking", "thinking": one.reasoning, "signature": ""})
-        if one.text or not (content or one.tool_calls):
-            content.append({"type": "text", "text": one.text})
+        if choice.reasoning:
+            content.append({"type": "thinking", "thinking": choice.reasoning, "signature": ""})
+        if choice.text or not (content or choice.tool_calls):
+            content.append({"type": "text", "text": choice.text})
         content += [
             {"type": "tool_use", "id": call.id, "name": call.name, "input": call_arguments(call)}
-            for call in one.tool_calls
+            for call in choice.tool_calls
         ]
-        ended = {"stop_reason": _stop_reason(one.finish_reason, one.stop), "stop_sequence": one.stop or None}
-        told = self._base | {"content": content} | ended | {"usage": _usage(one.usage)} | self._numbers(one.usage)
-        return told | warnings_object(one.notices)
+        ended = {"stop_reason": _stop_reason(choice.finish_reason, choice.stop), "stop_sequence": choice.stop or None}
+        message = (
+            self._base | {"content": content} | ended | {"usage": _usage(choice.usage)} | self._numbers(choice.usage)
+        )
+        return message | warnings_object(choice.notices)
 
     def _open(self, kind: str, block: dict[str, Any]) -> Iterable[dict[str, Any]]:
         if self._block == kind:

@@ -43,7 +43,7 @@ from app.i18n import Words
 from app.models.catalog import CatalogModel
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
-from app.serving.document import ANSWERED, told
+from app.serving.document import ANSWERED, success
 from app.serving.errors import error_object
 from app.serving.gate import Body, Sent, checked
 
@@ -190,7 +190,7 @@ def _messages(body: OllamaChat) -> list[dict[str, Any]]:
                 for place, call in enumerate(message.tool_calls)
             }
             open_calls = {call_id: function.name for call_id, function in named.items()}
-            plain["tool_calls"] = [_openai_call(*each) for each in named.items()]
+            plain["tool_calls"] = [_openai_call(*pair) for pair in named.items()]
         if plain["role"] == "tool":
             answered = [call_id for call_id, name in open_calls.items() if name == message.tool_name]
             plain["tool_call_id"] = message.tool_call_id or next(iter([*answered, *open_calls]), "call_0")
@@ -204,7 +204,7 @@ def _openai_call(call_id: str, function: OllamaFunction) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
-@router.post("/api/chat", responses=told(OllamaChatAnswer, LINES) | ANSWERED)
+@router.post("/api/chat", responses=success(OllamaChatAnswer, LINES) | ANSWERED)
 async def ollama_chat(request: Request, body: Sent[OllamaChat]) -> Response:
     """Answer a conversation in Ollama's format."""
     if not body.messages:
@@ -214,7 +214,7 @@ async def ollama_chat(request: Request, body: Sent[OllamaChat]) -> Response:
     return await _answer(request, body, command, OllamaRenderer(command, _said))
 
 
-@router.post("/api/generate", responses=told(OllamaText, LINES) | ANSWERED)
+@router.post("/api/generate", responses=success(OllamaText, LINES) | ANSWERED)
 async def ollama_generate(request: Request, body: Sent[OllamaGenerate]) -> Response:
     """Answer a prompt in Ollama's format."""
     if not body.prompt:
@@ -253,25 +253,25 @@ async def _load(request: Request, body: OllamaBody, empty: dict[str, Any]) -> Re
     return JSONResponse(_base(unit.id) | empty | LOADED)
 
 
-@router.post("/api/embed", responses=told(OllamaVectors) | ANSWERED)
+@router.post("/api/embed", responses=success(OllamaVectors) | ANSWERED)
 async def ollama_embed(request: Request, body: Sent[OllamaEmbed]) -> Response:
     """Return embeddings in Ollama's format."""
     return await _embed(request, body, body.input, lambda vectors: {"embeddings": vectors})
 
 
-@router.post("/api/embeddings", responses=told(OllamaVector) | ANSWERED)
+@router.post("/api/embeddings", responses=success(OllamaVector) | ANSWERED)
 async def ollama_embeddings(request: Request, body: Sent[OllamaEmbed]) -> Response:
     """Return one embedding, as older clients ask for it."""
     return await _embed(request, body, body.prompt, lambda vectors: {"embedding": vectors[0]})
 
 
-async def _embed(request: Request, body: OllamaEmbed, given: Any, told: Any) -> Response:
+async def _embed(request: Request, body: OllamaEmbed, given: Any, render_vectors: Any) -> Response:
     wanted = {"model": plain_name(body.model), "input": given, "dimensions": body.dimensions}
     wanted["keep_alive"] = body.stay_seconds
     embeddings = checked(wanted, EmbeddingsBody)
     commands = await embedding_commands(request, embeddings, f"ollama-{secrets.token_hex(12)}")
     first = msgspec.structs.replace(commands[0], notices=(*commands[0].notices, *ignored_fields(body)))
-    renderer = OllamaEmbeddings(first, embeddings, told)
+    renderer = OllamaEmbeddings(first, embeddings, render_vectors)
     return await answer(request, [first, *commands[1:]], renderer, stream=False)
 
 
@@ -281,7 +281,7 @@ async def ollama_version() -> dict[str, str]:
     return {"version": API_VERSION}
 
 
-@router.get("/api/tags", responses=told(OllamaModels))
+@router.get("/api/tags", responses=success(OllamaModels))
 def ollama_tags(request: Request) -> dict[str, Any]:
     """List the models that can answer."""
     context = context_of(request)
@@ -289,7 +289,7 @@ def ollama_tags(request: Request) -> dict[str, Any]:
     return {"models": [_listed(context, model) for model in usable]}
 
 
-@router.post("/api/show", responses=told(OllamaModel))
+@router.post("/api/show", responses=success(OllamaModel))
 async def ollama_show(request: Request, body: Sent[NamedBody]) -> dict[str, Any]:
     """Return one model."""
     context = context_of(request)
@@ -352,8 +352,8 @@ class OllamaRenderer(Renderer):
         self._said = FinishedChoice()
         """Content so far; its tool calls are sent at the end."""
 
-    def frame(self, told: dict[str, Any]) -> bytes:
-        return msgspec.json.encode(told) + b"\n"
+    def frame(self, payload: dict[str, Any]) -> bytes:
+        return msgspec.json.encode(payload) + b"\n"
 
     def beat(self, text: str) -> bytes:  # noqa: ARG002 - clients ignore no line
         return b""
@@ -376,9 +376,9 @@ class OllamaRenderer(Renderer):
         return error_object(error, words, "/api/chat")
 
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
-        [one] = finished
-        told: dict[str, Any] = self._tells(one.text, one.reasoning, one.tool_calls)
-        return _base(self._model_id) | told | self._ended(one.finish_reason, one.usage, one.notices)
+        [choice] = finished
+        content: dict[str, Any] = self._tells(choice.text, choice.reasoning, choice.tool_calls)
+        return _base(self._model_id) | content | self._ended(choice.finish_reason, choice.usage, choice.notices)
 
     def _ended(self, finish_reason: str, usage: Statistics, notices: Sequence[Notice]) -> dict[str, Any]:
         return {
@@ -393,15 +393,15 @@ class OllamaRenderer(Renderer):
 class OllamaEmbeddings(Renderer):
     """Ollama's answer to `/api/embed` and `/api/embeddings`."""
 
-    def __init__(self, command: Generate, body: EmbeddingsBody, told: Any) -> None:
+    def __init__(self, command: Generate, body: EmbeddingsBody, render_vectors: Any) -> None:
         super().__init__(command.id)
-        self._model_id, self._body, self._told = command.model.id, body, told
+        self._model_id, self._body, self._render_vectors = command.model.id, body, render_vectors
 
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
-        usage = Statistics.side_by_side([each.usage for each in finished])
-        vectors = [written(shortened(each.embedding, self._body.dimensions)) for each in finished]
-        told = {"model": self._model_id, **self._told(vectors), **durations(usage)}
-        return told | warnings_object(finished[0].notices)
+        usage = Statistics.side_by_side([choice.usage for choice in finished])
+        vectors = [written(shortened(choice.embedding, self._body.dimensions)) for choice in finished]
+        response = {"model": self._model_id, **self._render_vectors(vectors), **durations(usage)}
+        return response | warnings_object(finished[0].notices)
 
 
 def durations(usage: Statistics) -> dict[str, int]:

@@ -23,7 +23,7 @@ from app.core.messages import Generate
 from app.core.request import SpeculationRequest
 from app.core.statistics import Statistics
 from app.serving.context import context_of
-from app.serving.document import ANSWERED, told
+from app.serving.document import ANSWERED, success
 from app.serving.gate import Sent
 
 MAX_DOCUMENTS = 2048
@@ -58,13 +58,13 @@ class RerankBody(GenerationBody):
     def _check_documents(cls, given: Any) -> list[str]:
         if not isinstance(given, list) or not 1 <= len(given) <= MAX_DOCUMENTS:
             raise ValueError(f"give a list of 1 to {MAX_DOCUMENTS} documents")
-        texts: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in given]
+        texts: list[Any] = [document.get("text") if isinstance(document, dict) else document for document in given]
         if not all(isinstance(text, str) and text for text in texts):
             raise ValueError('each document is a text that is not empty, or {"text": …}')
         return texts
 
 
-@router.post("/v1/rerank", responses=told(Reranking) | ANSWERED)
+@router.post("/v1/rerank", responses=success(Reranking) | ANSWERED)
 async def rerank(request: Request, body: Sent[RerankBody]) -> Response:
     """Rank documents by their relevance to a query."""
     model = await asyncio.to_thread(context_of(request).resolver.main, body.model)
@@ -102,12 +102,12 @@ class RerankRenderer(Renderer):
         self._model_id, self._body = command.model.id, body
 
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
-        results = [self._result(index, each) for index, each in enumerate(finished)]
+        results = [self._result(index, choice) for index, choice in enumerate(finished)]
         results.sort(key=lambda result: -result["relevance_score"])
-        tokens = Statistics.side_by_side([each.usage for each in finished]).prompt_tokens
+        tokens = Statistics.side_by_side([choice.usage for choice in finished]).prompt_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        told = {"id": self.id, "model": self._model_id, "results": results[: self._body.top_n], "usage": usage}
-        return told | warnings_object(finished[0].notices)
+        response = {"id": self.id, "model": self._model_id, "results": results[: self._body.top_n], "usage": usage}
+        return response | warnings_object(finished[0].notices)
 
     def _result(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
         [token] = finished.logprobs

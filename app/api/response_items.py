@@ -64,13 +64,13 @@ class ItemReader:
 
     def read(self, items: Iterable[Item]) -> "ItemReader":
         """Add items. Raises InvalidRequest for pictures, files, invalid items, and an item that is referenced twice."""
-        found = [self._meant(item) for item in items]
-        answered = {_call_id(item) for item in found if item is not None and item.get("type") in OUTPUTS}
-        for item in found:
+        resolved = [self._meant(item) for item in items]
+        answered = {_call_id(item) for item in resolved if item is not None and item.get("type") in OUTPUTS}
+        for item in resolved:
             if item is not None and not self._take(item, _call_id(item) in answered):
                 self._leave(item)
         whole = map(_whole, self.messages)
-        self.messages = [each for each in whole if each["content"] is not None or each.get("tool_calls")]
+        self.messages = [message for message in whole if message["content"] is not None or message.get("tool_calls")]
         return self
 
     def notices(self) -> list[Notice]:
@@ -89,10 +89,10 @@ class ItemReader:
         if name in self._named:  # else short references could expand to a huge prompt
             raise InvalidRequest(f"input: the item {name[:60]} is named twice: name it once", parameter="input")
         self._named.add(name)
-        found = self._find(name)
-        if found is None:
+        referenced = self._find(name)
+        if referenced is None:
             self._leave({"type": "item_reference"})
-        return found
+        return referenced
 
     def _leave(self, item: Item) -> None:
         self._left_out[str(item.get("type"))[:60]] = None
@@ -222,8 +222,8 @@ def _called(item: Item) -> tuple[str, str] | None:
     return None
 
 
-def _objects(found: Any) -> list[Item]:
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+def _objects(entries: Any) -> list[Item]:
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def _json(value: Any) -> str:
@@ -235,12 +235,12 @@ def _json(value: Any) -> str:
 
 def flat_tools(tools: Iterable[Item], further: Iterable[Item] = ()) -> list[Item]:
     """Flatten namespaces; tools of `further` are added only if their names are new."""
-    flat = [each for tool in tools for each in _unfolded(tool)]
+    flat = [flat_tool for tool in tools for flat_tool in _unfolded(tool)]
     names = {flat_name(tool) for tool in flat}
-    for each in (each for tool in further for each in _unfolded(tool)):
-        if flat_name(each) not in names:
-            names.add(flat_name(each))
-            flat.append(each)
+    for flat_tool in (flat_tool for tool in further for flat_tool in _unfolded(tool)):
+        if flat_name(flat_tool) not in names:
+            names.add(flat_name(flat_tool))
+            flat.append(flat_tool)
     return flat
 
 
@@ -248,11 +248,11 @@ def _unfolded(tool: Item) -> list[Item]:
     """Flatten a namespace; the first of its tools carries the description of the namespace."""
     if tool.get("type") != NAMESPACE:
         return [tool]
-    found = [each | {NAMESPACE: tool.get("name")} for each in _objects(tool.get("tools"))]
+    members = [member | {NAMESPACE: tool.get("name")} for member in _objects(tool.get("tools"))]
     about = tool.get("description")
-    if found and isinstance(about, str) and about.strip():
-        found[0] |= {"description": "\n\n".join(filter(None, (about, found[0].get("description"))))}
-    return found
+    if members and isinstance(about, str) and about.strip():
+        members[0] |= {"description": "\n\n".join(filter(None, (about, members[0].get("description"))))}
+    return members
 
 
 def chat_tool(tool: Item) -> Item:
@@ -272,7 +272,7 @@ def chat_choice(choice: Any, tools: Sequence[Item]) -> Any:
     """Convert a choice among flat tools to chat format."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "allowed_tools":
-        wanted = {_meaning(each) for each in _objects(choice.get("tools"))}
+        wanted = {_meaning(allowed) for allowed in _objects(choice.get("tools"))}
         named = [chat_tool(tool) for tool in tools if wanted & _meanings(tool)]
         return {"type": kind, kind: {"mode": choice.get("mode"), "tools": named}}
     if kind not in (FUNCTION, CUSTOM):

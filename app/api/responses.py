@@ -28,7 +28,7 @@ from app.core.request import Notice
 from app.core.statistics import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of
-from app.serving.document import ANSWERED, EVENTS, told
+from app.serving.document import ANSWERED, EVENTS, success
 from app.serving.errors import error_object
 from app.serving.gate import Body, Sent, checked
 
@@ -101,7 +101,7 @@ def kept_responses(request: Request) -> KeptResponses:
     return kept
 
 
-@router.post("/v1/responses", responses=told(ResponseObject, EVENTS) | ANSWERED)
+@router.post("/v1/responses", responses=success(ResponseObject, EVENTS) | ANSWERED)
 async def create_response(request: Request, body: Sent[ResponsesBody]) -> Response:
     """Answer items with items."""
     if body.background:
@@ -131,25 +131,26 @@ async def create_response(request: Request, body: Sent[ResponsesBody]) -> Respon
     return await answer(request, [command], renderer, stream=bool(body.stream))
 
 
-@router.get("/v1/responses/{response_id}", responses=told(ResponseObject))
+@router.get("/v1/responses/{response_id}", responses=success(ResponseObject))
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a kept response."""
     kept = kept_responses(request).find(identity_of(request).owner, response_id)
     return Response(kept.response, media_type="application/json")
 
 
-@router.get("/v1/responses/{response_id}/input_items", responses=told(ResponseItems))
+@router.get("/v1/responses/{response_id}/input_items", responses=success(ResponseItems))
 async def get_input_items(request: Request, response_id: str) -> JSONResponse:
     """List the input items of a kept response."""
-    found = msgspec.json.decode(kept_responses(request).find(identity_of(request).owner, response_id).input_items)
+    input_items = msgspec.json.decode(kept_responses(request).find(identity_of(request).owner, response_id).input_items)
     items = [
-        {"type": "message", "id": f"msg_{place}", "status": "completed"} | each for place, each in enumerate(found)
+        {"type": "message", "id": f"msg_{place}", "status": "completed"} | input_item
+        for place, input_item in enumerate(input_items)
     ]
     first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
     return JSONResponse({"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False})
 
 
-@router.delete("/v1/responses/{response_id}", responses=told(Deleted))
+@router.delete("/v1/responses/{response_id}", responses=success(Deleted))
 async def delete_response(request: Request, response_id: str) -> JSONResponse:
     """Delete a kept response."""
     kept_responses(request).forget(identity_of(request).owner, response_id)
@@ -197,10 +198,10 @@ class ResponseRenderer(Renderer):
             "background": False,
         }
 
-    def frame(self, told: Item) -> bytes:
-        told["sequence_number"] = self._number
+    def frame(self, payload: Item) -> bytes:
+        payload["sequence_number"] = self._number
         self._number += 1
-        return f"event: {told['type']}\n".encode() + super().frame(told)
+        return f"event: {payload['type']}\n".encode() + super().frame(payload)
 
     def opening(self) -> Iterable[Item]:
         response = self._base | {"status": "in_progress", "output": [], "usage": None}
@@ -223,21 +224,23 @@ class ResponseRenderer(Renderer):
             yield from self._write_call(call.arguments)
 
     def failed(self, error: PacelineError, words: Words | None) -> Item:
-        told = error_object(error, words)["error"]
-        failure = {"code": error.code if error.status < 500 else "server_error", "message": told["message"]}
+        problem = error_object(error, words)["error"]
+        failure = {"code": error.code if error.status < 500 else "server_error", "message": problem["message"]}
         if self._open:
             self._output[-1]["status"] = "incomplete"
         response = self._base | {"status": "failed", "output": self._output, "error": failure, "usage": None}
         return {"type": "response.failed", "response": response}
 
     def whole(self, finished: Sequence[FinishedChoice]) -> Item:
-        [one] = finished
-        told = Delta(id="", index=0, text=one.text, tokens=0, reasoning=one.reasoning, tool_calls=tuple(one.calls))
-        for _ in self.tell(0, told):
+        [choice] = finished
+        delta = Delta(
+            id="", index=0, text=choice.text, tokens=0, reasoning=choice.reasoning, tool_calls=tuple(choice.calls)
+        )
+        for _ in self.tell(0, delta):
             pass
-        for _ in self._close(is_cut=self._is_cut(one.finish_reason, one.unfinished_call)):
+        for _ in self._close(is_cut=self._is_cut(choice.finish_reason, choice.unfinished_call)):
             pass
-        return self._ended(one.finish_reason, one.usage, one.notices)
+        return self._ended(choice.finish_reason, choice.usage, choice.notices)
 
     def _is_cut(self, finish_reason: str, unfinished_call: int | None) -> bool:
         """Whether the open item was cut off."""

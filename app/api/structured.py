@@ -73,12 +73,12 @@ def _check_part(part: Any, levels: int) -> None:
     if isinstance(part, dict):
         kind, pattern = part.get("type"), part.get("pattern")
         kinds = kind if isinstance(kind, list) else [] if kind is None else [kind]
-        if not all(isinstance(each, str) for each in kinds):
+        if not all(isinstance(name, str) for name in kinds):
             raise ValueError("`type` in a schema is a string or a list of strings")
         if pattern is not None and (not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARACTERS):
             raise ValueError(f"`pattern` in a schema is a string of at most {MAX_PATTERN_CHARACTERS} characters")
-    for each in _parts(part):
-        _check_part(each, levels - 1)
+    for subschema in _parts(part):
+        _check_part(subschema, levels - 1)
 
 
 def _parts(part: Any) -> Iterator[Any]:

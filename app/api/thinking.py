@@ -77,7 +77,7 @@ class ThinkingBody(Body):
             thinking = None if thinking.type is None else thinking.type != "disabled"
         think = self.think if isinstance(self.think, bool) else None
         nested = self.reasoning.enabled if self.reasoning else None
-        said = (each for each in (self.enable_thinking, think, thinking, nested) if each is not None)
+        said = (wish for wish in (self.enable_thinking, think, thinking, nested) if wish is not None)
         implied = False if self.budget_tokens == 0 else None
         return next(said, implied if self.effort is None else self.effort != "none")
 
@@ -86,7 +86,7 @@ class ThinkingBody(Body):
         """Budget after which reasoning is closed, in tokens; None: the model decides."""
         own = self.thinking.budget_tokens if isinstance(self.thinking, Thinking) else None
         nested = self.reasoning.max_tokens if self.reasoning else None
-        said = (each for each in (own, nested, self.thinking_budget) if each is not None)
+        said = (limit for limit in (own, nested, self.thinking_budget) if limit is not None)
         budget = next(said, None)
         return None if budget == NO_BUDGET else budget
 

@@ -20,7 +20,7 @@ from app.api.shapes import RenderedPrompt, Tokens, TokensText
 from app.core.messages import Generate, PromptTold
 from app.models.prompt_size import check_prompt
 from app.serving.context import context_of
-from app.serving.document import problems, told
+from app.serving.document import problems, success
 from app.serving.gate import Body, Sent, checked
 
 router = APIRouter()
@@ -56,34 +56,34 @@ class DetokenizeBody(GenerationBody):
     tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]] = Field(min_length=1)
 
 
-@router.post("/tokenize", responses=told(Tokens) | problems(404, 429))
+@router.post("/tokenize", responses=success(Tokens) | problems(404, 429))
 async def tokenize(request: Request, body: Sent[AnyBody]) -> JSONResponse:
     """Return the tokens of a text or a chat, with BOS if the model begins with one."""
     values = body.model_extra or {}
     if values.get("messages") is not None:
         command = await chat_command(request, checked(values, ChatBody), _id())
     else:
-        one = checked(values, TextBody)
-        command = await _command(request, one, text=one.content or one.prompt or "")
-    told = await _read(request, command)
+        text_body = checked(values, TextBody)
+        command = await _command(request, text_body, text=text_body.content or text_body.prompt or "")
+    prompt = await _read(request, command)
     return JSONResponse(
-        {"tokens": told.tokens, "count": len(told.tokens), "max_model_len": command.model.context_tokens}
-        | warnings_object(told.notices)
+        {"tokens": prompt.tokens, "count": len(prompt.tokens), "max_model_len": command.model.context_tokens}
+        | warnings_object(prompt.notices)
     )
 
 
-@router.post("/detokenize", responses=told(TokensText) | problems(429))
+@router.post("/detokenize", responses=success(TokensText) | problems(429))
 async def detokenize(request: Request, body: Sent[DetokenizeBody]) -> JSONResponse:
     """Return the text of tokens, special ones included."""
-    told = await _read(request, await _command(request, body, tokens=body.tokens))
-    return JSONResponse({"content": told.text, "prompt": told.text})
+    prompt = await _read(request, await _command(request, body, tokens=body.tokens))
+    return JSONResponse({"content": prompt.text, "prompt": prompt.text})
 
 
-@router.post("/apply-template", responses=told(RenderedPrompt) | problems(429))
+@router.post("/apply-template", responses=success(RenderedPrompt) | problems(429))
 async def apply_template(request: Request, body: Sent[ChatBody]) -> JSONResponse:
     """Return the prompt that the chat template makes of a conversation."""
-    told = await _read(request, await chat_command(request, body, _id()))
-    return JSONResponse({"prompt": told.text} | warnings_object(told.notices))
+    prompt = await _read(request, await chat_command(request, body, _id()))
+    return JSONResponse({"prompt": prompt.text} | warnings_object(prompt.notices))
 
 
 def _id() -> str:

@@ -81,10 +81,10 @@ class CustomTool(Body):
     def shown(self) -> dict[str, Any]:
         """Return the tool as models see it: a function with one string."""
         custom = self.custom
-        told = "\n\n".join(filter(None, (custom.description, _format_in_words(custom.format or {}))))
+        description = "\n\n".join(filter(None, (custom.description, _format_in_words(custom.format or {}))))
         text = {"type": "string", "description": "The whole input, as plain text."}
         parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
-        return {"type": FUNCTION, FUNCTION: {"name": custom.name, "description": told, "parameters": parameters}}
+        return {"type": FUNCTION, FUNCTION: {"name": custom.name, "description": description, "parameters": parameters}}
 
 
 class OtherTool(Body):
@@ -214,15 +214,15 @@ class ToolsBody(Body):
 
     def tool_notices(self) -> list[Notice]:
         """Return notices of tools and choices that cannot be honoured."""
-        found, choice = [], self.tool_choice
+        notices, choice = [], self.tool_choice
         if self.other_tools:
             kinds = ", ".join(dict.fromkeys(tool.type[:60] for tool in self.other_tools))
             message = f"tools of type {kinds} are left out: none of them runs here, so the model is not shown them"
-            found.append(Notice(code="left_out_tool", message=message, parameter="tools"))
+            notices.append(Notice(code="left_out_tool", message=message, parameter="tools"))
         if choice.other or choice.mode not in {"none", self.call_mode}:
             message = "tool_choice is taken as auto: it asks for a tool that does not run here"
-            found.append(Notice(code="ignored_tool_choice", message=message, parameter="tool_choice"))
-        return found
+            notices.append(Notice(code="ignored_tool_choice", message=message, parameter="tool_choice"))
+        return notices
 
 
 def _label(tool: OtherTool) -> str:
@@ -253,7 +253,7 @@ class CustomInput:
     """Text of one custom tool call, while its arguments are streamed."""
 
     def __init__(self) -> None:
-        self.told = ""
+        self.decoded = ""
         self._arguments: list[str] = []
         self._rest = ""
         """Arguments that are not decoded yet."""
@@ -268,17 +268,17 @@ class CustomInput:
             if begins is None:
                 return ""
             self._rest, self._is_inside = self._rest[begins.end() :], True
-        found = CHARACTERS.match(self._rest)
-        if found is None:
+        match = CHARACTERS.match(self._rest)
+        if match is None:
             return ""
-        self._rest = self._rest[found.end() :]
-        text: str = json.loads(f'"{found[0]}"', strict=False)
-        self.told += text
+        self._rest = self._rest[match.end() :]
+        text: str = json.loads(f'"{match[0]}"', strict=False)
+        self.decoded += text
         return text
 
     def finish(self) -> str:
         """Return the rest of the text, once the call is whole."""
         whole = custom_input("".join(self._arguments))
-        rest = whole.removeprefix(self.told) if whole.startswith(self.told) else ""
-        self.told += rest
+        rest = whole.removeprefix(self.decoded) if whole.startswith(self.decoded) else ""
+        self.decoded += rest
         return rest

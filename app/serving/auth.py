@@ -181,8 +181,8 @@ def _key_owner(door: Door, keys: list[bytes]) -> Identity | None:
     """Return the owner of `keys`; None without keys, for an unknown one, or if they have different owners."""
     owners: set[Identity | None] = set()
     for key in keys:
-        found = None if door.accounts.is_locked_down else door.accounts.keys.find(key.decode("latin-1"))
-        kept = None if found is None else Identity("key", found.name, found.scope, found.id)
+        key_row = None if door.accounts.is_locked_down else door.accounts.keys.find(key.decode("latin-1"))
+        kept = None if key_row is None else Identity("key", key_row.name, key_row.scope, key_row.id)
         owners.add(ENVIRONMENT if _is_secret(key, door.secret) else kept)
     return owners.pop() if len(owners) == 1 else None
 

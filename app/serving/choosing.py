@@ -66,17 +66,17 @@ class Chooser:
 
         Without `by_measured`, measurements are ignored.
         """
-        explicit, found = self._from_settings(main)
+        explicit, chosen = self._from_settings(main)
         stored = self._live.model(main.id)
-        if found is not None:
-            return replace(found, by_hand=True, choice=explicit.over(stored.model_copy(update={"methods": None})))
+        if chosen is not None:
+            return replace(chosen, by_hand=True, choice=explicit.over(stored.model_copy(update={"methods": None})))
         choice = explicit.over(stored)
         if stored.drafts is None:
             return replace(self._usual(main, choice.methods, by_measured=by_measured), choice=choice)
-        found = self.named(main, stored.drafts, "the choice for this model")
+        chosen = self.named(main, stored.drafts, "the choice for this model")
         if not stored.drafts:
-            found = Chosen(reason=f"drafters are turned off for {main.id}", is_wish=True)
-        return replace(_allowed(found, choice.methods), by_hand=True, choice=choice)
+            chosen = Chosen(reason=f"drafters are turned off for {main.id}", is_wish=True)
+        return replace(_allowed(chosen, choice.methods), by_hand=True, choice=choice)
 
     def names(self, text: str) -> tuple[str, ...]:
         """Return the ids in `a+b`; an id may contain a plus sign itself."""
@@ -139,8 +139,8 @@ class Chooser:
             return self.best(main, DRAFT_METHODS, by_measured=by_measured)
         allowed = (method for method in DRAFT_METHODS if method in methods)
         best = [self.best(main, (method,), by_measured=by_measured) for method in allowed]
-        drafts = tuple(draft for found in best for draft in found.drafts)
-        return Chosen(drafts, "; ".join(found.reason for found in best if found.reason) or _only(main, methods))
+        drafts = tuple(draft for chosen in best for draft in chosen.drafts)
+        return Chosen(drafts, "; ".join(chosen.reason for chosen in best if chosen.reason) or _only(main, methods))
 
     def _from_settings(self, main: CatalogModel) -> tuple[ModelSettings, Chosen | None]:
         """Return what the settings say about this model, and the drafters that they name."""
@@ -172,18 +172,18 @@ class Chooser:
     ) -> tuple[ModelSettings, Chosen]:
         methods: tuple[str, ...] | None = (config.method,) if config.method else None
         if config.method in TEXT_METHODS:
-            found = Chosen(reason=_only(main, (config.method,)), is_wish=True)
+            chosen = Chosen(reason=_only(main, (config.method,)), is_wish=True)
         elif config.model:
-            found = self.named(main, self.names(config.model), "speculative_config")
-            methods = methods or tuple(draft.method for draft in found.drafts) or None
+            chosen = self.named(main, self.names(config.model), "speculative_config")
+            methods = methods or tuple(draft.method for draft in chosen.drafts) or None
         else:
-            found = self.best(main, methods or ())
+            chosen = self.best(main, methods or ())
         explicit = ModelSettings.model_validate(
             explicit.given()
             | {"methods": methods, "num_draft_tokens": config.num_speculative_tokens or explicit.num_draft_tokens}
             | {"prompt_lookup_min": config.prompt_lookup_min, "prompt_lookup_max": config.prompt_lookup_max}
         )
-        return explicit, _allowed(found, methods)
+        return explicit, _allowed(chosen, methods)
 
     def _misfit(self, main: CatalogModel, draft: CatalogModel, other: DraftSpecification | None) -> str:
         """Return why a drafter cannot be used; `other` is an earlier one of the same method."""
@@ -192,17 +192,17 @@ class Chooser:
         return f"{other.id} is its {draft.method} drafter already; name one for each method" if other else ""
 
 
-def _allowed(found: Chosen, methods: tuple[str, ...] | None) -> Chosen:
-    """Return `found` with only the drafters of these methods; the others are left out with a reason."""
+def _allowed(chosen: Chosen, methods: tuple[str, ...] | None) -> Chosen:
+    """Return `chosen` with only the drafters of these methods; the others are left out with a reason."""
     if methods is None:
-        return found
-    drafts = tuple(draft for draft in found.drafts if draft.method in methods)
+        return chosen
+    drafts = tuple(draft for draft in chosen.drafts if draft.method in methods)
     others = [
         f"{draft.id} drafts by {draft.method}, chosen is {' or '.join(methods)}"
-        for draft in found.drafts
+        for draft in chosen.drafts
         if draft not in drafts
     ]
-    return replace(found, drafts=drafts, reason="; ".join([*others, *([found.reason] if found.reason else [])]))
+    return replace(chosen, drafts=drafts, reason="; ".join([*others, *([chosen.reason] if chosen.reason else [])]))
 
 
 def _only(main: CatalogModel, methods: tuple[str, ...]) -> str:

@@ -212,7 +212,7 @@ class PoliteEnd:
 
         async def send_politely(message: Message) -> None:
             if cycle.more_body and message["type"] == "http.response.start":
-                others = (each for each in message.get("headers", ()) if each != CLOSE_HEADER)
+                others = (header for header in message.get("headers", ()) if header != CLOSE_HEADER)
                 message = {**message, "headers": [*others, CLOSE_HEADER]}
             elif cycle.more_body and not message.get("more_body", False):
                 await send({**message, "more_body": True})

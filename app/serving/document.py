@@ -1,6 +1,6 @@
 """The OpenAPI document: every route with its body, its responses and every error that it can end with.
 
-FastAPI knows paths, parameters and the responses that routes declare with `told`. Bodies are the schemas of
+FastAPI knows paths, parameters and the responses that routes declare with `success`. Bodies are the schemas of
 `BodyReader`; errors are those common to all requests, and those that a route declares with `problems`.
 """
 
@@ -54,7 +54,9 @@ Responses = dict[int | str, dict[str, Any]]
 
 def shape(name: str, fields: Mapping[str, Any], about: str = "") -> Any:
     """Return the model of an object; nullable fields may be missing, and there may be additional fields."""
-    kinds: dict[str, Any] = {each: (kind, None if NoneType in get_args(kind) else ...) for each, kind in fields.items()}
+    kinds: dict[str, Any] = {
+        field: (kind, None if NoneType in get_args(kind) else ...) for field, kind in fields.items()
+    }
     return create_model(name, __config__=ConfigDict(extra="allow"), __doc__=about, **kinds)
 
 
@@ -64,7 +66,7 @@ AnthropicError = shape("AnthropicError", {"type": str, "error": Problem}, "As An
 OllamaError = shape("OllamaError", {"error": str}, "As Ollama tells errors.")
 
 
-def told(answer: type[BaseModel] | None = None, media_type: str = "") -> Responses:
+def success(answer: type[BaseModel] | None = None, media_type: str = "") -> Responses:
     """Return the 200 response of a route: an object, and a stream or file of `media_type`."""
     content: dict[str, Any] = {media_type: {}} if media_type else {}
     return {200: {"content": content} | ({} if answer is None else {"model": answer})}
@@ -110,8 +112,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _body(route: RouteContext) -> type[BaseModel] | None:
-    calls = (each.call for each in route.dependant.dependencies)
-    return next((each.schema for each in calls if isinstance(each, BodyReader)), None)
+    calls = (dependency.call for dependency in route.dependant.dependencies)
+    return next((call.schema for call in calls if isinstance(call, BodyReader)), None)
 
 
 def _responses(route: RouteContext, method: str, declared: dict[str, Any]) -> dict[str, Any]:
@@ -123,14 +125,15 @@ def _responses(route: RouteContext, method: str, declared: dict[str, Any]) -> di
     names_something = "{" in path or (body is not None and "model" in body.model_fields)
     more = {401: is_closed, 303: is_page, 404: names_something, 415: method not in SAFE_METHODS}
     statuses = [*ALWAYS, *(status for status, may in more.items() if may)]
-    kept = {status: each for status, each in declared.items() if int(status) < 400 or status in own}
-    found = {str(status): each for status, each in problems(*statuses).items()} | kept
+    kept = {status: response for status, response in declared.items() if int(status) < 400 or status in own}
+    responses = {str(status): response for status, response in problems(*statuses).items()} | kept
     name = "AnthropicError" if path.startswith(ANTHROPIC) else "OllamaError" if path in OLLAMA else "Error"
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": REFERENCE.format(model=name)}}}
     if gets_page(path, method):
         content["text/html"] = {"schema": {"type": "string"}}
     return {
-        status: each | ({"content": content} if int(status) >= 400 else {}) for status, each in sorted(found.items())
+        status: response | ({"content": content} if int(status) >= 400 else {})
+        for status, response in sorted(responses.items())
     }
 
 

@@ -68,8 +68,8 @@ def error_object(error: PacelineError, words: Words | None = None, path: str = "
     text for it, in the shape that clients of `path` expect."""
     if path.startswith(ANTHROPIC):
         kind = ANTHROPIC_KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-        told = {"type": kind, "message": error.message[:MAX_MESSAGE_CHARACTERS], "code": error.code}
-        return {"type": "error", "error": told}
+        problem = {"type": kind, "message": error.message[:MAX_MESSAGE_CHARACTERS], "code": error.code}
+        return {"type": "error", "error": problem}
     if path in OLLAMA:
         return {"error": error.message[:MAX_MESSAGE_CHARACTERS]}
     return {

@@ -173,7 +173,7 @@ def _check_framing(version: str, headers: Headers) -> None:
     if encodings and (values or version == "1.0"):
         advice = "A body has either a Content-Length or, in HTTP/1.1, a Transfer-Encoding."
         raise Rejected(400, advice, "invalid_http", close=True)
-    if len(values) > 1 or any(not each.isdigit() or len(each) > 19 for each in values):
+    if len(values) > 1 or any(not number.isdigit() or len(number) > 19 for number in values):
         raise Rejected(400, "Content-Length is not a valid number.", "invalid_content_length", close=True)
     if values and int(values[0]) > MAX_BODY_BYTES:
         raise _too_large(MAX_BODY_BYTES)
@@ -189,8 +189,8 @@ def _check_origin(headers: Headers) -> None:
     """Refuse requests that a browser sends from another page; programs send neither header and pass."""
     origins, host = headers[b"origin"], headers[b"host"][0].lower()
     own = {b"http://" + host, b"https://" + host}
-    is_foreign = len(origins) > 1 or any(each.lower() not in own for each in origins)
-    sites = {each.strip().lower() for each in headers[b"sec-fetch-site"]}
+    is_foreign = len(origins) > 1 or any(origin.lower() not in own for origin in origins)
+    sites = {site.strip().lower() for site in headers[b"sec-fetch-site"]}
     if is_foreign or not sites <= {b"same-origin", b"none"}:
         raise Rejected(403, "Requests from other web pages are refused.", "cross_origin", close=True)
 
@@ -200,7 +200,7 @@ def _check_content_type(headers: Headers) -> None:
     kind, _, parameters = (values[0] if len(values) == 1 else b"").lower().partition(b";")
     if kind.strip() != b"application/json" or parameters.strip() not in {b"", b"charset=utf-8", b'charset="utf-8"'}:
         raise Rejected(415, "Content-Type must be application/json.", "unsupported_media_type", close=True)
-    if not {each.strip().lower() for each in headers[b"content-encoding"]} <= {b"", b"identity"}:
+    if not {encoding.strip().lower() for encoding in headers[b"content-encoding"]} <= {b"", b"identity"}:
         raise Rejected(415, "Send the body without a Content-Encoding.", "unsupported_media_type", close=True)
 
 
@@ -264,24 +264,24 @@ def parse_json(raw: bytes | bytearray) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise InvalidRequest("An object in the body names a key twice.", code="invalid_json")
-    return found
+    return members
 
 
 def _finite(number: str) -> float:
-    if not math.isfinite(found := float(number)):
+    if not math.isfinite(parsed := float(number)):
         raise ValueError("a number is not finite")
-    return found
+    return parsed
 
 
 def _check_depth(value: Any, levels: int = MAX_JSON_DEPTH) -> None:
     if levels == 0:
         raise InvalidRequest(f"The body is nested deeper than {MAX_JSON_DEPTH} levels.", code="invalid_json")
-    for each in value.values() if isinstance(value, dict) else value:
-        if isinstance(each, dict | list):
-            _check_depth(each, levels - 1)
+    for nested in value.values() if isinstance(value, dict) else value:
+        if isinstance(nested, dict | list):
+            _check_depth(nested, levels - 1)
 
 
 async def _read(request: Request, timeout_seconds: float, max_bytes: int) -> bytearray:

@@ -120,8 +120,8 @@ class Journal:
     def _keep(self, past: Past) -> None:
         """Keep a record, replacing an earlier one of the same request."""
         shown = replace(past, prompt=None, reply=None)
-        if past.id in {each.id for each in self._recent}:
-            self._recent = deque((shown if each.id == past.id else each for each in self._recent), maxlen=RING)
+        if past.id in {recent.id for recent in self._recent}:
+            self._recent = deque((shown if recent.id == past.id else recent for recent in self._recent), maxlen=RING)
         else:
             self._recent.appendleft(shown)
         self._pending.append(past)

@@ -203,10 +203,10 @@ class LiveSettings:
             wanted = self.wanted.with_values(
                 {name: _default(name) if value is None else value for name, value in free.items()}
             )
-            aliases = {each.alias for each in self._models.values() if each.alias}
+            aliases = {model.alias for model in self._models.values() if model.alias}
             names = None if models is None else frozenset({*models, *aliases, *self._models})
             situation = Situation(wanted, keeper.has_keys(), names)
-            refuse_conflicts(situation, [each for each in CONFLICTS if set(each.names) & set(changes)])
+            refuse_conflicts(situation, [conflict for conflict in CONFLICTS if set(conflict.names) & set(changes)])
             texts = {name: plain(value) for name, value in checked.items()}
             keeper.change_settings(texts, source=source)
             self._stored = {name: value for name, value in {**self._stored, **texts}.items() if value is not None}
@@ -258,13 +258,15 @@ class LiveSettings:
         with self._lock:
             keeper = self._open_keeper()
             model = checked_model({**self.model(model_id).given(), **changes})
-            others = {each.alias for name, each in self._models.items() if name != model_id}
+            others = {other.alias for name, other in self._models.items() if name != model_id}
             if "alias" in changes and model.alias is not None and model.alias in {*others, *taken}:
                 raise InvalidSetting(
                     f"alias: {model.alias} is the name of another model", parameter="alias", wording="alias"
                 )
             keeper.save_model(model_id, model, source=source)
-            self._models = {name: each for name, each in {**self._models, model_id: model}.items() if each != UNSET}
+            self._models = {
+                name: stored for name, stored in {**self._models, model_id: model}.items() if stored != UNSET
+            }
             self._notify()
             return model
 
@@ -298,13 +300,13 @@ class LiveSettings:
         `inherited` is the value that applies where nothing is set; None: the default behaviour.
         """
         given = self.model(f"{model_id}:{profile}" if profile else model_id).given()
-        behind = self.current if not profile else self.model(model_id).over(_of_server(self.current))
+        inherited = self.current if not profile else self.model(model_id).over(_of_server(self.current))
         return [
             _row(name, field)
             | {
                 "value": given.get(name),
                 "origin": "store" if name in given else "default",
-                "inherited": plain(getattr(behind, name)) if profile or name in INHERITED else None,
+                "inherited": plain(getattr(inherited, name)) if profile or name in INHERITED else None,
             }
             | ({"takes_effect": "now"} if profile else {})
             for name, field in ModelSettings.model_fields.items()
@@ -402,26 +404,26 @@ def _kind(annotation: Any) -> tuple[str, list[str]]:
     if outer is Annotated:
         return _kind(inner[0])
     if outer in {Union, types.UnionType}:
-        return _kind(next(each for each in inner if each is not types.NoneType))
+        return _kind(next(member for member in inner if member is not types.NoneType))
     if outer is Literal:
-        return "choice", [str(each) for each in inner]
+        return "choice", [str(option) for option in inner]
     if outer is tuple:
         return "list", _kind(inner[0])[1]
     return KINDS[outer or annotation], []
 
 
 def _limits(field: FieldInfo) -> dict[str, Any]:
-    found: dict[str, Any] = {"least": None, "most": None, "longest": None, "whole": int in _types(field.annotation)}
+    limits: dict[str, Any] = {"least": None, "most": None, "longest": None, "whole": int in _types(field.annotation)}
     for limit in field.metadata:
         if isinstance(limit, annotated_types.Ge):
-            found["least"] = limit.ge
+            limits["least"] = limit.ge
         elif isinstance(limit, annotated_types.Gt):
-            found["least"] = limit.gt
+            limits["least"] = limit.gt
         elif isinstance(limit, annotated_types.Le):
-            found["most"] = limit.le
+            limits["most"] = limit.le
         elif isinstance(limit, annotated_types.MaxLen):
-            found["longest"] = limit.max_length
-    return found
+            limits["longest"] = limit.max_length
+    return limits
 
 
 def _types(annotation: Any) -> tuple[Any, ...]:

@@ -231,11 +231,11 @@ class WorkerLines:
         raw = _record(WORKER, logging.INFO, line)
         setattr(raw, AS_IS, True)
         self._terminal.emit(raw)
-        found = WORKER_LINE.fullmatch(line)
-        if found is not None:
-            self._level, self._name = logging.getLevelNamesMapping()[found[1]], found[2]
+        match = WORKER_LINE.fullmatch(line)
+        if match is not None:
+            self._level, self._name = logging.getLevelNamesMapping()[match[1]], match[2]
         if logging.getLogger(WORKER).isEnabledFor(self._level):
-            record = _record(self._name, self._level, line if found is None else found[3])
+            record = _record(self._name, self._level, line if match is None else match[3])
             for handler in self._kept:
                 handler.handle(record)
 
@@ -255,16 +255,16 @@ def open_outlets(ring: LogRing, home: Path) -> Iterator[WorkerLines]:
     except OSError as error:
         problem = str(error)
     root = logging.getLogger()
-    for each in (terminal, *kept):
-        root.addHandler(each)
+    for handler in (terminal, *kept):
+        root.addHandler(handler)
     if problem:
         logger.warning("the log is kept in memory only: %s", problem)
     try:
         yield WorkerLines(terminal, ring, tuple(kept))
     finally:
-        for each in (terminal, *kept):
-            root.removeHandler(each)
-            each.close()
+        for handler in (terminal, *kept):
+            root.removeHandler(handler)
+            handler.close()
 
 
 def _open_terminal(home: Path) -> logging.Handler:

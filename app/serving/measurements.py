@@ -98,23 +98,23 @@ class Measurements:
     def finished(self, model: str, usage: Statistics, cached_tokens: int) -> None:
         """Count a finished choice; `cached_tokens` is only given for the first choice of a prompt."""
         self._tokens["cached_prompt_tokens"].labels(model).inc(cached_tokens)
-        for each in usage.by_method:
-            if each.drafted == 0:
+        for statistics in usage.by_method:
+            if statistics.drafted == 0:
                 continue
             for field, counter in self._drafts.items():
-                counter.labels(model, each.method).inc(getattr(each, field))
-            for position, count in enumerate(each.accepted_per_position):
-                self._accepted_at.labels(model, each.method, str(position)).inc(count)
+                counter.labels(model, statistics.method).inc(getattr(statistics, field))
+            for position, count in enumerate(statistics.accepted_per_position):
+                self._accepted_at.labels(model, statistics.method, str(position)).inc(count)
 
     def drafting(self, model: str) -> dict[str, dict[str, Any]]:
         """Return drafting counters of a model since the server started, by method, with acceptance by position."""
-        found: dict[str, dict[str, Any]] = {}
+        by_method: dict[str, dict[str, Any]] = {}
         for name, counter in self._drafts.items():
             for method, _, value in _samples(counter, model):
-                found.setdefault(method, {"accepted_at": {}})[name] = value
+                by_method.setdefault(method, {"accepted_at": {}})[name] = value
         for method, position, value in _samples(self._accepted_at, model):
-            found.setdefault(method, {"accepted_at": {}})["accepted_at"][position] = value
-        return found
+            by_method.setdefault(method, {"accepted_at": {}})["accepted_at"][position] = value
+        return by_method
 
     def observe(self, event: Event) -> None:
         """Count worker events: the duration of every step, and the work of its text side."""

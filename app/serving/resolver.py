@@ -245,16 +245,16 @@ class Resolver:
         None: the request names no drafters. Without `by_measured`, measurements are ignored.
         """
         chosen, settings = self._chooser.choose(main, by_measured=by_measured), self._live.current
-        choice, found, methods = chosen.choice, chosen, chosen.methods
+        choice, selected, methods = chosen.choice, chosen, chosen.methods
         if asked is not None:
             names = self._chooser.names(asked)
-            found = Chosen(reason=TURNED_OFF) if asked == OFF else self._chooser.named(main, names)
-            methods = () if found.drafts else methods
+            selected = Chosen(reason=TURNED_OFF) if asked == OFF else self._chooser.named(main, names)
+            methods = () if selected.drafts else methods
         return ModelSpecification(
             id=main.id,
             path=str(main.path),
-            drafts=found.drafts,
-            draft_unavailable=found.reason,
+            drafts=selected.drafts,
+            draft_unavailable=selected.reason,
             policy=choice.policy or settings.policy,
             acceptance=choice.acceptance or settings.acceptance,
             methods=methods,
@@ -327,11 +327,11 @@ class Resolver:
         elif chosen.by_hand or reason == TURNED_OFF:
             reason = reason or f"no {method} drafter was chosen for {main.id}: name one in draft_model"
         else:
-            found = self._chooser.best(main, (method,))
-            if found.drafts:
+            best = self._chooser.best(main, (method,))
+            if best.drafts:
                 drafts = sorted(
-                    (*specification.drafts, *found.drafts), key=lambda each: DRAFT_METHODS.index(each.method)
+                    (*specification.drafts, *best.drafts), key=lambda draft: DRAFT_METHODS.index(draft.method)
                 )
                 return msgspec.structs.replace(specification, drafts=tuple(drafts))
-            reason = found.reason
+            reason = best.reason
         raise SpeculationUnavailable(reason, parameter="speculation")

@@ -127,14 +127,14 @@ class Acceptor:
     def _make_room(self) -> None:
         now = self._loop.time()
         late = [
-            (not each.is_idle, each.waits_since, each)
-            for each in self._connections
-            if each.is_waited_for
-            and not each.transport.is_closing()
-            and now - each.waits_since > (self.idle_seconds if each.is_idle else self.sending_seconds)
+            (not connection.is_idle, connection.waits_since, connection)
+            for connection in self._connections
+            if connection.is_waited_for
+            and not connection.transport.is_closing()
+            and now - connection.waits_since > (self.idle_seconds if connection.is_idle else self.sending_seconds)
         ]
         if late:
-            min(late, key=lambda each: each[:2])[2].give_way()
+            min(late, key=lambda candidate: candidate[:2])[2].give_way()
 
     def _tell(self, error: Exception) -> None:
         if self._loop.time() - self._told_at >= self.tell_seconds:
@@ -191,7 +191,8 @@ class DrainingServer(uvicorn.Server):
         )
         connected = cast("set[DeadlineProtocol]", self.server_state.connections)
         self.servers = [
-            cast("asyncio.Server", Acceptor(each, connect, connected, self._connections)) for each in sockets or ()
+            cast("asyncio.Server", Acceptor(listener, connect, connected, self._connections))
+            for listener in sockets or ()
         ]
         self._on_started()
 
@@ -203,13 +204,13 @@ class DrainingServer(uvicorn.Server):
             return
         loop = asyncio.get_running_loop()
         signals = (signal.SIGINT, signal.SIGTERM)
-        for each in signals:
-            loop.add_signal_handler(each, self.stop)
+        for signal_number in signals:
+            loop.add_signal_handler(signal_number, self.stop)
         try:
             yield
         finally:
-            for each in signals:
-                loop.remove_signal_handler(each)
+            for signal_number in signals:
+                loop.remove_signal_handler(signal_number)
 
     async def main_loop(self) -> None:
         """Sleep until stopped: uvicorn's own loop wakes ten times a second."""

@@ -115,8 +115,8 @@ class KeptFrames:
 
     async def _make(self, frames: AsyncGenerator[bytes, None], on_close: Callable[[], None]) -> None:
         try:
-            async for each in frames:
-                self._frames.append(each)
+            async for encoded in frames:
+                self._frames.append(encoded)
                 self._notify()
         finally:
             on_close()

@@ -84,17 +84,17 @@ class Chunks:
             payload += piece
             place += len(piece)
             left -= len(piece)
-            found = None if left else SIZE_LINE.match(raw, place)
-            if found is None and raw.find(b"\n", place + 2) >= 0:
+            size_line = None if left else SIZE_LINE.match(raw, place)
+            if size_line is None and raw.find(b"\n", place + 2) >= 0:
                 raise Rejected(400, "A chunk of the body has no valid size or end.", "invalid_http", close=True)
-            if found is None:
+            if size_line is None:
                 break
-            left = int(found[1], 16)
-            self._credit_bytes += left - PAYLOAD_BY_FRAMING * (found.end() - place)
+            left = int(size_line[1], 16)
+            self._credit_bytes += left - PAYLOAD_BY_FRAMING * (size_line.end() - place)
             if self._credit_bytes < 0:
                 advice = "The chunks of the body are too small: send larger ones, or a Content-Length."
                 raise Rejected(400, advice, "invalid_http", close=True)
-            place = found.end()
+            place = size_line.end()
             self._is_last = left == 0
         self._left_bytes = left
         return bytes(payload), place

@@ -209,7 +209,7 @@ def _results_of(settings: Mapping[Setting, Sequence[MeasuredTurn]]) -> list[dict
             "tokens_per_cycle": _median([turn.tokens_per_cycle for turn in settings[setting]]),
             "values": [turn.tokens_per_second for turn in settings[setting]],
         }
-        for setting in sorted(settings, key=lambda each: (methods.index(each.method), each.drafts))
+        for setting in sorted(settings, key=lambda candidate: (methods.index(candidate.method), candidate.drafts))
     ]
 
 
@@ -276,7 +276,7 @@ def _rounds(
 
 def ranked(sweep: Sweep, settings: Sequence[Setting]) -> list[Setting]:
     """Return the settings in order of interest for further cells: the best of each method in the main cell first."""
-    speeds = {each: speed for each in settings if each.drafts and (speed := sweep.speed(each))}
+    speeds = {setting: speed for setting in settings if setting.drafts and (speed := sweep.speed(setting))}
     by_speed = sorted(speeds, key=speeds.__getitem__, reverse=True)
-    best = list({each.method: each for each in reversed(by_speed)}.values())[::-1]
+    best = list({setting.method: setting for setting in reversed(by_speed)}.values())[::-1]
     return list(dict.fromkeys((*settings[:2], *best, *by_speed, *settings)))

@@ -75,7 +75,7 @@ class CellReport:
         return (self.rows, self.context) == (MAIN.rows, MAIN.context)
 
     def find(self, name: str) -> Figures | None:
-        return next((each for each in self.settings if each.name == name), None)
+        return next((figures for figures in self.settings if figures.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,8 @@ class Advice:
 def report_of(results: Mapping[str, Any]) -> Report:
     """Evaluate what `Sweep.results` returned; unreadable results of another version give a report without cells."""
     try:
-        found = [_cell(each) for each in results["cells"] if _plain_values(each)]
-        cells = msgspec.convert(msgspec.to_builtins(found), tuple[CellReport, ...])  # every value is of its type
+        unchecked = [_cell(cell) for cell in results["cells"] if _plain_values(cell)]
+        cells = msgspec.convert(msgspec.to_builtins(unchecked), tuple[CellReport, ...])  # every value is of its type
         choice = _choice(cells, _drafters(results))
         doubts = tuple(_doubts(cells, int(results["options"].get("disturbed", 0))))
     except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
@@ -139,33 +139,37 @@ def report_object(results: Mapping[str, Any], current: Mapping[str, Any] | None 
     if current is not None:
         plain["advice"] = msgspec.to_builtins(advice_of(report, _drafters(results), current))
         for cell in plain["cells"]:
-            for each in cell["settings"]:
-                setting = Setting(each["method"], each["num_draft_tokens"])
+            for figures in cell["settings"]:
+                setting = Setting(figures["method"], figures["num_draft_tokens"])
                 choice = choice_of(setting, _drafters(results), rows=cell["rows"])
-                each["changes"] = msgspec.to_builtins(changes_to(choice, current))
+                figures["changes"] = msgspec.to_builtins(changes_to(choice, current))
     return plain
 
 
 def _drafters(results: Mapping[str, Any]) -> dict[str, str]:
     """Return the drafter ids by method."""
-    found = results.get("methods")
-    return {method: each for method, each in found.items() if isinstance(each, str)} if isinstance(found, dict) else {}
+    methods = results.get("methods")
+    return (
+        {method: drafter for method, drafter in methods.items() if isinstance(drafter, str)}
+        if isinstance(methods, dict)
+        else {}
+    )
 
 
 # --- figures ----------------------------------------------------------------------------------------------------
 
 
 def _plain_values(cell: Mapping[str, Any]) -> Sequence[float]:
-    return next((each["values"] for each in cell["settings"] if each["method"] == PLAIN.method), ())
+    return next((setting["values"] for setting in cell["settings"] if setting["method"] == PLAIN.method), ())
 
 
 def _cell(cell: Mapping[str, Any]) -> CellReport:
     plain = _plain_values(cell)
     usual = median(plain)
     deviation = max(abs(value / usual - 1) for value in plain)
-    settings = tuple(_figures(each, plain, usual, deviation) for each in cell["settings"] if each["values"])
+    settings = tuple(_figures(setting, plain, usual, deviation) for setting in cell["settings"] if setting["values"])
     verdict, best = _verdict(settings, _noise(len(plain), deviation))
-    seen = [each.ratio - 1 for each in settings if verdict == "tie" and each.method != PLAIN.method]
+    seen = [figures.ratio - 1 for figures in settings if verdict == "tie" and figures.method != PLAIN.method]
     noise = max([_noise(len(plain), deviation), *seen])
     return CellReport(cell["rows"], cell["context"], verdict, best, noise, deviation, len(plain), settings)
 
@@ -174,20 +178,20 @@ def _noise(rounds: int, deviation: float) -> float:
     return max(SMALLEST_NOISE[min(rounds, len(SMALLEST_NOISE)) - 1], NOISE_PER_DEVIATION * deviation)
 
 
-def _figures(each: Mapping[str, Any], plain: Sequence[float], usual: float, deviation: float) -> Figures:
-    is_plain, yielded = each["method"] == PLAIN.method, each["tokens_per_cycle"]
+def _figures(measured: Mapping[str, Any], plain: Sequence[float], usual: float, deviation: float) -> Figures:
+    is_plain, yielded = measured["method"] == PLAIN.method, measured["tokens_per_cycle"]
     # a cycle is at most as many times faster as it yields tokens: anything above is noise
-    pairs = zip(each["values"], [usual] * len(plain) if is_plain else plain, strict=False)
+    pairs = zip(measured["values"], [usual] * len(plain) if is_plain else plain, strict=False)
     ratios = sorted(min(value / base, yielded or value / base) for value, base in pairs)
     cut = 1 if len(ratios) >= ROUNDS_WITH_OUTLIERS else 0
     ratio, low, high = median(ratios), ratios[cut], ratios[-1 - cut]
     standing: Standing = "plain" if is_plain else _standing(ratio, low, high, _noise(len(ratios), deviation))
-    setting = Setting(each["method"], each["num_draft_tokens"])
+    setting = Setting(measured["method"], measured["num_draft_tokens"])
     return Figures(
         name=setting.name,
         method=setting.method,
         num_draft_tokens=setting.drafts,
-        used=each["used"],
+        used=measured["used"],
         rounds=len(ratios),
         tokens_per_second=usual * ratio,
         slowest=usual * low,
@@ -196,7 +200,7 @@ def _figures(each: Mapping[str, Any], plain: Sequence[float], usual: float, devi
         low=low,
         high=high,
         standing=standing,
-        acceptance=each["acceptance"],
+        acceptance=measured["acceptance"],
         tokens_per_cycle=yielded,
     )
 
@@ -209,15 +213,19 @@ def _standing(ratio: float, low: float, high: float, noise: float) -> Standing:
 
 def _verdict(settings: Sequence[Figures], noise: float) -> tuple[Verdict, str]:
     """Return verdict and best setting. The governor wins over a fixed length that is not clearly better: it adapts."""
-    drafting = [each for each in settings if each.method != PLAIN.method]
-    faster = [each for each in drafting if each.standing == "faster"]
+    drafting = [figures for figures in settings if figures.method != PLAIN.method]
+    faster = [figures for figures in drafting if figures.standing == "faster"]
     if faster:
-        best = max(faster, key=lambda each: each.ratio)
-        close = [each for each in faster if each.method == GOVERNOR.method and each.ratio * (1 + noise) >= best.ratio]
+        best = max(faster, key=lambda figures: figures.ratio)
+        close = [
+            figures
+            for figures in faster
+            if figures.method == GOVERNOR.method and figures.ratio * (1 + noise) >= best.ratio
+        ]
         return "faster", (close or [best])[0].name
     if not drafting:
         return "none", ""
-    return ("plain", PLAIN.name) if all(each.standing == "slower" for each in drafting) else ("tie", "")
+    return ("plain", PLAIN.name) if all(figures.standing == "slower" for figures in drafting) else ("tie", "")
 
 
 # --- what follows ------------------------------------------------------------------------------------------------
@@ -225,7 +233,7 @@ def _verdict(settings: Sequence[Figures], noise: float) -> tuple[Verdict, str]:
 
 def _weighed(cells: Iterable[CellReport]) -> list[CellReport]:
     """Return the deciding cells, sorted by rows: those with short prompts in which drafting was measured."""
-    decisive = (each for each in cells if each.context == MAIN.context and each.verdict != "none")
+    decisive = (cell for cell in cells if cell.context == MAIN.context and cell.verdict != "none")
     return sorted(decisive, key=lambda cell: cell.rows)
 
 
@@ -304,11 +312,11 @@ def advice_of(report: Report, drafters: Mapping[str, str], current: Mapping[str,
     if not changes or alone is None or best is None or {change.name for change in changes} & {"policy"}:
         return Advice(changes)
     close = [
-        each.name
-        for each in alone.settings
-        if each.standing == best.standing
-        and each.ratio * (1 + alone.noise) >= best.ratio
-        and not changes_to(choice_of(each.setting, drafters), current)
+        figures.name
+        for figures in alone.settings
+        if figures.standing == best.standing
+        and figures.ratio * (1 + alone.noise) >= best.ratio
+        and not changes_to(choice_of(figures.setting, drafters), current)
     ]
     return Advice(kept=close[0]) if close else Advice(changes)
 
@@ -322,17 +330,17 @@ def best_by_drafter(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, s
     for results in documents:
         alone, drafters = report_of(results).alone, _drafters(results)
         here: dict[tuple[str, str], Figures] = {}
-        for each in alone.settings if alone is not None else ():
-            key = (each.method, drafters.get(each.method, ""))
-            if each.num_draft_tokens and (each.method in TEXT_METHODS or key[1]):
-                here[key] = max(here.get(key, each), each, key=lambda figures: figures.ratio)
+        for setting in alone.settings if alone is not None else ():
+            key = (setting.method, drafters.get(setting.method, ""))
+            if setting.num_draft_tokens and (setting.method in TEXT_METHODS or key[1]):
+                here[key] = max(here.get(key, setting), setting, key=lambda figures: figures.ratio)
         best = here | best
     return best
 
 
 def speedups(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
     """Return the best measured speedup of each drafter over plain decoding, by method and drafter id."""
-    return {key: each.ratio for key, each in best_by_drafter(documents).items()}
+    return {key: figures.ratio for key, figures in best_by_drafter(documents).items()}
 
 
 # --- in words ----------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ class WorkerSide:
         cycles = sum(usage.cycles for usage in usages)
         used: Counter[str] = Counter()
         for usage in usages:
-            used.update({each.method: each.steps for each in usage.by_method if each.drafted})
+            used.update({statistics.method: statistics.steps for statistics in usage.by_method if statistics.drafted})
         return MeasuredTurn(
             tokens_per_second=rate_of(usages, arrived=clock.tokens_per_second, seconds=seconds),
             seconds=seconds,
