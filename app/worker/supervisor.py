@@ -374,6 +374,7 @@ class Supervisor:
             code = await child.end(*steps)
         self._ready.clear()
         self.last_exit = Reason(why, {"code": exit_name(code)})
+        self._pause_seconds = 0.0
         self._on_exit(self.last_exit)
 
     def _lose(self, cause: Reason, blamed: str) -> None:

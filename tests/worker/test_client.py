@@ -156,6 +156,23 @@ def test_where_workers_end_one_after_the_other_nothing_is_loaded_until_it_is_ask
     asyncio.run(scenario())
 
 
+def test_a_renewal_loads_again_what_was_loaded_however_earlier_workers_ended() -> None:
+    async def scenario() -> None:
+        async with serving() as client:
+            for _ in range(2):
+                with pytest.raises(WorkerGone):
+                    await collect(client, ask("kill"))
+            await client.load(FAST)
+            await until(client, lambda event: isinstance(event, Heartbeat) and "fast" in names(event))
+            loading = asyncio.create_task(until(client, lambda event: isinstance(event, ModelLoaded)))
+            await asyncio.sleep(0)
+            client.renew()
+            await loading
+            await until(client, lambda event: isinstance(event, Heartbeat) and "fast" in names(event))
+
+    asyncio.run(scenario())
+
+
 def test_the_error_that_a_frame_names_is_raised() -> None:
     async def scenario() -> None:
         async with serving() as client:
