@@ -68,7 +68,7 @@ def tokenizer_folder(name: str) -> Path:
 
 def real_model() -> Path:
     """The folder of SmolLM2-135M-Instruct in 4 bits, ready to be loaded."""
-    return FOLDER / "smollm2-135m-4bit"
+    return FOLDER / "models" / "smollm2-135m-4bit"
 
 
 def write_real_model() -> None:
@@ -82,6 +82,7 @@ def write_real_model() -> None:
     unfinished = FOLDER / "smollm2.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     write_smollm2(gguf, unfinished)
+    real_model().parent.mkdir(exist_ok=True)
     unfinished.rename(real_model())
     shutil.rmtree(FOLDER / SMOLLM2.name)
 
