@@ -56,9 +56,9 @@ def start(
     say(f"Paceline {verb} at {server.address} (process {server.pid}). `paceline stop` ends it.")
     if setup:
         say(f"Choose a password for the dashboard here (valid once, for 30 minutes):\n{setup}")
-    elif browser and not is_new and sys.stdout.isatty() and (found := running_server(given())) is not None:
+    elif browser and not is_new and sys.stdout.isatty() and (running := running_server(given())) is not None:
         with reported_errors():
-            open_page(found)
+            open_page(running)
 
 
 @application.command(rich_help_panel=SERVER)
@@ -93,12 +93,12 @@ def status(*, as_json: Json = False) -> None:
     from app.command.service import status_lines
 
     with reported_errors():
-        told = look(given())
+        report = look(given())
     if as_json:
-        show(told)
+        show(report)
     else:
-        say("\n".join(status_lines(told)))
-    raise typer.Exit(0 if told["running"] else EXIT_NOT_RUNNING)
+        say("\n".join(status_lines(report)))
+    raise typer.Exit(0 if report["running"] else EXIT_NOT_RUNNING)
 
 
 @application.command(rich_help_panel=SERVER)
@@ -135,8 +135,8 @@ def service(
             was_there = autostart.uninstall(settings)
             said = "Paceline is stopped and starts no more at login." if was_there else "It does not start at login."
         else:
-            found = autostart.installed(settings)
-            said = "It does not start at login." if found is None else f"It starts at login ({found.path})."
+            installed = autostart.installed(settings)
+            said = "It does not start at login." if installed is None else f"It starts at login ({installed.path})."
     say(said)
 
 
@@ -164,8 +164,8 @@ def config(
         if action in {"set", "unset"}:
             console().print(change(settings, name, value, model), highlight=False, markup=False)
         elif action == "get":
-            found = row(settings, name, model)
-            show(found) if as_json else typer.echo(text_of(found["value"], found["unit"]))
+            setting = row(settings, name, model)
+            show(setting) if as_json else typer.echo(text_of(setting["value"], setting["unit"]))
         else:
             all_rows = rows(settings, model)
             show(all_rows if as_json else table(all_rows))
@@ -305,16 +305,16 @@ def uninstall(
 
     with reported_errors():
         settings = known(given()) or given()  # works with an unreadable store, too
-        found = removal.parts_of(settings)
-        wanted = removal.chosen_parts(found, [each.name for each in found] if everything else parts or ())
+        existing = removal.parts_of(settings)
+        wanted = removal.chosen_parts(existing, [part.name for part in existing] if everything else parts or ())
         if as_json:
-            show(removal.as_json(found))
+            show(removal.as_json(existing))
             raise typer.Exit
-        say("\n".join(each.text for each in wanted or found) or "Nothing of Paceline's is here.")
+        say("\n".join(part.text for part in wanted or existing) or "Nothing of Paceline's is here.")
         if dry_run:
             wanted = ()
         elif not (everything or parts) and sys.stdin.isatty():
-            wanted = tuple(each for each in found if typer.confirm(f"Remove {each.name}?"))
+            wanted = tuple(part for part in existing if typer.confirm(f"Remove {part.name}?"))
         elif wanted and not yes:
             typer.confirm("Remove this?", abort=True)
         if wanted:

@@ -220,7 +220,7 @@ def build(admin: AdminContext) -> FastAPI:
         requires_key=lambda: context.settings.require_key or not settings.is_loopback,
     )
     install_error_handlers(app)
-    for name, read in (each for area in AREAS for each in getattr(area, "TOPICS", {}).items()):
+    for name, read in (topic for area in AREAS for topic in getattr(area, "TOPICS", {}).items()):
         admin.live.topic(name, functools.partial(read, admin))
     app.add_middleware(
         Gate,

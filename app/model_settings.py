@@ -133,7 +133,7 @@ class ModelSettings(BaseModel):
         try:
             return cls.model_validate(known)
         except ValidationError as error:
-            strange = {str(each["loc"][0]) for each in error.errors()}
+            strange = {str(detail["loc"][0]) for detail in error.errors()}
             logger.warning("stored settings of a model are left out: %s", ", ".join(sorted(strange)))
             return cls.model_validate({name: value for name, value in known.items() if name not in strange})
 

@@ -26,8 +26,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     def read(cls, text: str) -> "SpeculativeConfig":
         """Read the JSON text. Raises ValueError with one line for anything else than such an object."""
         try:
-            found = msgspec.json.decode(text, type=dict[str, Any])
-            config = msgspec.convert(found, type=cls)
+            fields = msgspec.json.decode(text, type=dict[str, Any])
+            config = msgspec.convert(fields, type=cls)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise ValueError(f'give an object like {{"method": "ngram"}} ({" ".join(str(error).split())})') from None
         config = msgspec.structs.replace(config, method=OTHER_NAMES.get(config.method, config.method))

@@ -155,8 +155,8 @@ def show_measurement(row: Mapping[str, Any], screen: Console) -> None:
         if line:
             screen.print(Text(line, style="dim"))
     screen.print(Text(f"{row['model_id']}: {report.text}", style="bold"))
-    for each in row["report"]["advice"]["changes"]:
-        screen.print(Text(f"  {each['name']}: {_value(each['old'])} → {_value(each['new'])}"))
+    for change in row["report"]["advice"]["changes"]:
+        screen.print(Text(f"  {change['name']}: {_value(change['old'])} → {_value(change['new'])}"))
 
 
 def measurement_table(report: Report, title: str) -> Table:
@@ -166,21 +166,21 @@ def measurement_table(report: Report, title: str) -> Table:
         table.add_column(column, justify="left" if column == COLUMNS[0] else "right", no_wrap=True)
     for cell in report.cells:
         table.add_row(Text(Cell(cell.rows, cell.context).name, style="bold"))
-        for each in cell.settings:
-            table.add_row(*_figures(each), style="green" if each.name == cell.best else "")
+        for figures in cell.settings:
+            table.add_row(*_figures(figures), style="green" if figures.name == cell.best else "")
         table.add_section()
     return table
 
 
-def _figures(each: Figures) -> tuple[str, ...]:
-    used = f": {each.used}" if each.setting == GOVERNOR and each.used else ""
-    speed, slowest, fastest = (_speed(value) for value in (each.tokens_per_second, each.slowest, each.fastest))
+def _figures(figures: Figures) -> tuple[str, ...]:
+    used = f": {figures.used}" if figures.setting == GOVERNOR and figures.used else ""
+    speed, slowest, fastest = (_speed(value) for value in (figures.tokens_per_second, figures.slowest, figures.fastest))
     return (
-        each.name + used,
+        figures.name + used,
         f"{speed} ({slowest}-{fastest})",
-        "" if each.setting == PLAIN else f"{each.ratio:.2f} ({each.low:.2f}-{each.high:.2f})",
-        "" if each.acceptance is None else f"{100 * each.acceptance:.0f} %",
-        "" if each.tokens_per_cycle is None else f"{each.tokens_per_cycle:.2f}",
+        "" if figures.setting == PLAIN else f"{figures.ratio:.2f} ({figures.low:.2f}-{figures.high:.2f})",
+        "" if figures.acceptance is None else f"{100 * figures.acceptance:.0f} %",
+        "" if figures.tokens_per_cycle is None else f"{figures.tokens_per_cycle:.2f}",
     )
 
 

@@ -218,11 +218,13 @@ def held_to(schema: Path | None, tools: Path | None) -> dict[str, Any]:
     if schema is not None:
         held["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": _json(schema)}}
     if tools is not None:
-        found = _json(tools)
-        functions = found if isinstance(found, list) else [found]
-        if not all(isinstance(each, dict) for each in functions):
+        content = _json(tools)
+        functions = content if isinstance(content, list) else [content]
+        if not all(isinstance(function, dict) for function in functions):
             raise CommandError(f"{tools} holds no list of functions")
-        held["tools"] = [each if "function" in each else {"type": "function", "function": each} for each in functions]
+        held["tools"] = [
+            function if "function" in function else {"type": "function", "function": function} for function in functions
+        ]
     return held
 
 

@@ -71,11 +71,11 @@ def rows(settings: Settings, model: str = "") -> list[dict[str, Any]]:
 def row(settings: Settings, name: str, model: str = "") -> dict[str, Any]:
     """Return one setting. Raises `CommandError` for an unknown name."""
     bare = name.lower().replace("-", "_").removeprefix("paceline_")
-    found = next((each for each in rows(settings, model) if each["name"] == bare), None)
-    if found is None:
+    setting = next((entry for entry in rows(settings, model) if entry["name"] == bare), None)
+    if setting is None:
         where = f"models have no setting {name}" if model else f"unknown setting {name}"
         raise CommandError(f"{where}: `paceline config list{' --model MODEL' if model else ''}` lists them")
-    return found
+    return setting
 
 
 def change(settings: Settings, name: str, value: str | None, model: str = "") -> str:
@@ -104,19 +104,25 @@ def _change_stored(settings: Settings, name: str, value: Any, model: str) -> Non
             live.change({name: value}, SOURCE, models=_names(live) if name in {"default_model", "drafts"} else None)
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> Table:
+def table(setting_rows: Sequence[Mapping[str, Any]]) -> Table:
     """Build a table of the settings."""
     shown = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("Setting", "Value", "From", "Takes effect", "Description"):
         shown.add_column(column, overflow="fold")
-    for each in found:
-        value = each["value"] if each["value"] is not None else each.get("inherited")
+    for setting in setting_rows:
+        value = setting["value"] if setting["value"] is not None else setting.get("inherited")
         shown.add_row(
-            Text(each["name"], style="bold"),
-            Text(text_of(value, each["unit"])[:SHOWN_CHARACTERS], style="" if each["origin"] != "default" else "dim"),
-            each["origin"],
-            each["takes_effect"],
-            Text(" ".join([each["description"], f"({each['unit']})" if each["unit"] else ""]).strip(), style="dim"),
+            Text(setting["name"], style="bold"),
+            Text(
+                text_of(value, setting["unit"])[:SHOWN_CHARACTERS],
+                style="" if setting["origin"] != "default" else "dim",
+            ),
+            setting["origin"],
+            setting["takes_effect"],
+            Text(
+                " ".join([setting["description"], f"({setting['unit']})" if setting["unit"] else ""]).strip(),
+                style="dim",
+            ),
         )
     return shown
 
@@ -130,7 +136,7 @@ def text_of(value: Any, unit: str = "") -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list):
-        return ", ".join(str(each) for each in value) or "none"
+        return ", ".join(str(entry) for entry in value) or "none"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
 
 
@@ -154,7 +160,7 @@ def _place(live: LiveSettings, name: str) -> tuple[str, str]:
 
 
 def _names(live: LiveSettings) -> set[str]:
-    return {each.id for each in default_catalog(live.current.model_folders).models()}
+    return {model.id for model in default_catalog(live.current.model_folders).models()}
 
 
 # --- account and keys ---------------------------------------------------------------------------------------------
@@ -172,11 +178,11 @@ def read_password() -> str:
 
 def revoke_key(keys: Keys, name: str) -> None:
     """Revoke the key with this number or name. Raises `CommandError` unless there is exactly one."""
-    found = [key for key in keys.list() if name in {str(key.id), key.name}]
-    if len(found) != 1:
-        what = "several keys are" if found else "no key is"
+    matches = [key for key in keys.list() if name in {str(key.id), key.name}]
+    if len(matches) != 1:
+        what = "several keys are" if matches else "no key is"
         raise CommandError(f"{what} called {name}: use its number from `paceline keys`")
-    keys.revoke(found[0].id)
+    keys.revoke(matches[0].id)
 
 
 def keys_table(keys: Sequence[KeyRow]) -> Table | Text:

@@ -85,13 +85,13 @@ def examine(settings: Settings) -> list[Finding]:
 
 def check_installation(settings: Settings) -> Iterator[Finding]:
     """Report the version, how it was installed and is updated, and a newer one if `check_updates` is on."""
-    found, newer = this_installation(), ""
+    installation, newer = this_installation(), ""
     if settings.check_updates:
         with contextlib.suppress(OSError):
-            newer = asyncio.run(newer_version(found, __version__))
+            newer = asyncio.run(newer_version(installation, __version__))
     news = f"; {newer} is available" if newer else ""
-    message = f"{__version__}, {found.kind}: {found.place}{news}"
-    yield Finding("paceline", "warn" if news else "ok", message, f"update: {found.update}")
+    message = f"{__version__}, {installation.kind}: {installation.place}{news}"
+    yield Finding("paceline", "warn" if news else "ok", message, f"update: {installation.update}")
 
 
 def check_python(_settings: Settings) -> Iterator[Finding]:
@@ -160,8 +160,8 @@ def check_package_owner(_settings: Settings, owners: Mapping[str, Sequence[str]]
 
 def check_port(settings: Settings, answer_seconds: float = 2.0) -> Iterator[Finding]:
     """Check that the server of this home answers, wherever it listens; else that its port is free."""
-    if (found := read_server(settings.home)) is not None:
-        settings = settings.with_command_line(host=found.host, port=found.port)
+    if (server := read_server(settings.home)) is not None:
+        settings = settings.with_command_line(host=server.host, port=server.port)
     address = local_url(settings.host, settings.port)
     try:
         answer = httpx2.get(f"{address}/health/ready", timeout=answer_seconds, trust_env=False)
@@ -303,7 +303,7 @@ def gpu_memory_finding(total_bytes: int, recommended_bytes: int, needs_bytes: Ma
     limit = wired_limit_mb(total_bytes, recommended_bytes, needs_bytes.values())
     if not limit:
         return Finding("gpu", "ok", holds)
-    short = (each for each in needs_bytes.items() if wired_limit_mb(total_bytes, recommended_bytes, each[1:]))
+    short = (need for need in needs_bytes.items() if wired_limit_mb(total_bytes, recommended_bytes, need[1:]))
     names = ", ".join(f"{name} ({bytes_text(needed)})" for name, needed in short)
     action = f"run `sudo sysctl iogpu.wired_limit_mb={limit}`, which lasts until the Mac restarts"
     return Finding("gpu", "warn", f"{holds}: too little for {names}", action)
@@ -322,7 +322,7 @@ def needed_by_models(live: LiveSettings) -> dict[str, int]:
     paths = {row.id: row.path for row in rows}
     needs = {}
     for row in rows:
-        drafts = tuple(DraftSpecification(each["id"], paths[each["id"]], each["method"]) for each in row.drafts)
+        drafts = tuple(DraftSpecification(draft["id"], paths[draft["id"]], draft["method"]) for draft in row.drafts)
         if row.kind == "main":
             unit = ModelSpecification(id=row.id, path=row.path, drafts=drafts)
             needs[row.id] = unit_footprint(unit, widen=False).total_bytes

@@ -26,8 +26,8 @@ def agent_of(name: str) -> CodingAgent:
 
 def place_of(server: Server, model: str, agent: CodingAgent, key: str, *, is_forced: bool) -> Place:
     """Return where the agent finds the model. Raises CommandError if the model's context is too short for the agent."""
-    found = server.call("GET", f"/v1/models/{quote(model)}")
-    context_tokens = int(found.get("context") or 0)
+    answer = server.call("GET", f"/v1/models/{quote(model)}")
+    context_tokens = int(answer.get("context") or 0)
     if 0 < context_tokens < agent.context_tokens and not is_forced:
         raise CommandError(
             f"{model} holds {context_tokens} tokens, and {agent.program} needs {agent.context_tokens}: name a model"
@@ -40,10 +40,10 @@ def prepare(
     agent: CodingAgent, settings: Settings, running: RunningServer, model: str | None, *, is_forced: bool
 ) -> tuple[Place, Mapping[str, str]]:
     """Return where the agent finds its model, and its environment."""
-    found = choose_model(asked_server(settings), model or settings.default_model)
+    model_id = choose_model(asked_server(settings), model or settings.default_model)
     key = settings.api_key.get_secret_value() if settings.api_key else NO_KEY
     server = Server(settings.with_command_line(host=running.host, port=running.port))
-    place = place_of(server, found, agent, key, is_forced=is_forced)
+    place = place_of(server, model_id, agent, key, is_forced=is_forced)
     return place, environment_of(agent, place, settings.home / "launch")
 
 

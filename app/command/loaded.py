@@ -39,7 +39,9 @@ def loaded_table(snapshot: Mapping[str, Any], chosen: Mapping[str, ModelSettings
         _add_loaded(table, model, loading.get(model.get("id")))
     known = {model.get("id") for model in models}
     notes += [
-        Text(f"Settings of {name}: {choice_text(each)}", style="dim") for name, each in chosen.items() if name in known
+        Text(f"Settings of {name}: {choice_text(settings)}", style="dim")
+        for name, settings in chosen.items()
+        if name in known
     ]
     for name in sorted(set(loading) - known):
         _add_loaded(table, {"id": name, "state": "loading"}, loading[name])
@@ -63,7 +65,10 @@ def _add_loaded(table: Table, model: Mapping[str, Any], progress: Mapping[str, A
 
 def loaded_text(answer: Mapping[str, Any]) -> Text:
     """Return what `load` prints when the model is ready."""
-    draft, why = " + ".join(str(each.get("id")) for each in answer.get("drafts") or ()), answer.get("draft_unavailable")
+    draft, why = (
+        " + ".join(str(drafter.get("id")) for drafter in answer.get("drafts") or ()),
+        answer.get("draft_unavailable"),
+    )
     seconds = float(answer.get("seconds") or 0)
     text = Text.assemble((str(answer.get("model", "")), "bold"), f" is ready after {seconds:.1f} s")
     text.append(f" with {draft}." if draft else ".")
@@ -102,19 +107,24 @@ def cache_table(kept: Sequence[KeptPrompts]) -> RenderableType:
     if not kept:
         return Text("No earlier prompt is kept on disk.")
     table = columns_table("Model", "Size", "Blocks", "Last used")
-    for each in kept:
-        used = datetime.fromtimestamp(each.used_at).strftime("%Y-%m-%d %H:%M")  # noqa: DTZ006 - the user's own time
-        table.add_row(Text(each.model, style="bold"), bytes_text(each.size_bytes), str(each.files), used)
+    for prompts in kept:
+        used = datetime.fromtimestamp(prompts.used_at).strftime("%Y-%m-%d %H:%M")  # noqa: DTZ006 - the user's own time
+        table.add_row(Text(prompts.model, style="bold"), bytes_text(prompts.size_bytes), str(prompts.files), used)
     return unbroken(table)
 
 
 def cache_object(kept: Sequence[KeptPrompts]) -> dict[str, Any]:
     """Return the object of `cache --json`."""
     return {
-        "size_bytes": sum(each.size_bytes for each in kept),
+        "size_bytes": sum(prompts.size_bytes for prompts in kept),
         "models": [
-            {"model": each.model, "size_bytes": each.size_bytes, "files": each.files, "used_at": each.used_at}
-            for each in kept
+            {
+                "model": prompts.model,
+                "size_bytes": prompts.size_bytes,
+                "files": prompts.files,
+                "used_at": prompts.used_at,
+            }
+            for prompts in kept
         ],
     }
 

@@ -63,16 +63,16 @@ class NoKey(CommandError):
 
 def running_server(settings: Settings) -> "Server | None":
     """Return the server that runs on this home, with the key for the owner of its files; None if none runs."""
-    found = read_server(settings.home)
-    if found is None:
+    running = read_server(settings.home)
+    if running is None:
         return None
-    return Server(settings.with_command_line(host=found.host, port=found.port, api_key=SecretStr(found.key)))
+    return Server(settings.with_command_line(host=running.host, port=running.port, api_key=SecretStr(running.key)))
 
 
 def asked_server(settings: Settings) -> "Server":
     """Return the home's server, unless none runs or another host is given: then the one at the given address."""
-    found = read_server(settings.home)
-    is_elsewhere = found is not None and "host" in settings.model_fields_set and settings.host != found.host
+    running = read_server(settings.home)
+    is_elsewhere = running is not None and "host" in settings.model_fields_set and settings.host != running.host
     return (None if is_elsewhere else running_server(settings)) or Server(settings)
 
 

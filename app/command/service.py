@@ -64,8 +64,8 @@ def words_of(options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the options of `serve` as words, with absolute folders."""
     words: list[str] = []
     for name, value in options.items():
-        for each in value if isinstance(value, list | tuple) else [] if value is None else [value]:
-            text = str(each.expanduser().absolute() if isinstance(each, Path) else each)
+        for entry in value if isinstance(value, list | tuple) else [] if value is None else [value]:
+            text = str(entry.expanduser().absolute() if isinstance(entry, Path) else entry)
             words.append(f"--{name.replace('_', '-')}={text}")
     return tuple(words)
 
@@ -77,9 +77,9 @@ def start(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[Running
     """Start the home's server if none runs; return it and whether it was started. Raises `CommandError` if it fails."""
     tell("Looking for a server")
     with _starting(settings.home) as lock:
-        found = _already(settings, tell)
-        if found is not None:
-            return found, False
+        server = _already(settings, tell)
+        if server is not None:
+            return server, False
         agent = autostart.installed(settings)
         if agent is not None and words:
             raise CommandError(f"the system starts this server, at login too: {OPTIONS_OF_AGENT}")
@@ -104,10 +104,10 @@ def _already(settings: Settings, tell: Tell) -> RunningServer | None:
     """
     deadline = time.monotonic() + HANG_SECONDS
     while is_served(settings.home):
-        found, told = read_server(settings.home), _told(settings)
-        if found is not None and told and not told.get("draining"):
-            return found
-        if told:
+        server, answer = read_server(settings.home), _server_status(settings)
+        if server is not None and answer and not answer.get("draining"):
+            return server
+        if answer:
             tell("Waiting for the server that stops")
             deadline = time.monotonic() + HANG_SECONDS
         elif time.monotonic() > deadline:
@@ -156,9 +156,9 @@ def _when_it_answers(settings: Settings, tell: Tell, why_not: Callable[[], str])
     tell("Starting")
     with _left("Paceline goes on starting: `paceline status` tells when it runs"):
         while True:
-            found = read_server(settings.home)
-            if found is not None and _told(settings):
-                return found
+            server = read_server(settings.home)
+            if server is not None and _server_status(settings):
+                return server
             reason = why_not()
             if reason and not is_served(settings.home):
                 raise CommandError(reason)
@@ -174,7 +174,7 @@ def _left(what: str) -> Iterator[None]:
         raise CommandError(what) from None
 
 
-def _told(settings: Settings) -> dict[str, Any]:
+def _server_status(settings: Settings) -> dict[str, Any]:
     """Return the status of the home's server; empty if it does not answer soon."""
     server = running_server(settings)
     try:
@@ -223,32 +223,32 @@ def stop(settings: Settings, tell: Tell, *, force: bool = False) -> RunningServe
     if not is_served(settings.home):
         return None
     tell("Stopping")
-    found = _to_stop(settings.home, force=force)
-    if found is None:
+    server = _to_stop(settings.home, force=force)
+    if server is None:
         return None
-    _send(found, signal.SIGTERM)
+    _send(server, signal.SIGTERM)
     if force:
-        _send(found, signal.SIGTERM)  # the second signal does not wait for requests
+        _send(server, signal.SIGTERM)  # the second signal does not wait for requests
     deadline = time.monotonic() + KILL_SECONDS if force else float("inf")
     with _left("Paceline goes on stopping: `paceline stop --force` ends it at once"):
-        while is_served(settings.home) and holder(settings.home) in (0, found.pid):  # not its successor
+        while is_served(settings.home) and holder(settings.home) in (0, server.pid):  # not its successor
             if time.monotonic() > deadline:
-                _kill(found, autostart.installed(settings))
-            count = int(_told(settings).get("open_requests", 0))
+                _kill(server, autostart.installed(settings))
+            count = int(_server_status(settings).get("open_requests", 0))
             tell(f"Waiting for {count} request{'s' * (count != 1)} to finish" if count else "Stopping")
             time.sleep(LOOK_SECONDS)
-    return found
+    return server
 
 
 def _to_stop(home: Path, *, force: bool) -> RunningServer | None:
     """Return the server to stop, once it has started; None if it has ended. Raises `CommandError` if it hangs."""
     deadline = time.monotonic() + HANG_SECONDS
     while is_served(home):
-        found = read_server(home)
-        if found is None and force:
-            found = RunningServer("", 0, "", pid=holder(home))
-        if found is not None and found.pid:
-            return found
+        server = read_server(home)
+        if server is None and force:
+            server = RunningServer("", 0, "", pid=holder(home))
+        if server is not None and server.pid:
+            return server
         if time.monotonic() > deadline:
             raise CommandError(f"process {holder(home)} neither starts nor ends: `paceline stop --force` ends it")
         time.sleep(LOOK_SECONDS)
@@ -298,35 +298,36 @@ def install(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[Runni
 
 def status(settings: Settings) -> dict[str, Any]:
     """Return what runs on this home: the JSON of `paceline status`."""
-    found = read_server(settings.home)
+    server = read_server(settings.home)
     agent = autostart.installed(settings)
-    told: dict[str, Any] = {"running": found is not None, "home": str(settings.home), "login": agent is not None}
-    if found is None:
-        return {**told, "starting": is_served(settings.home)}
-    place = {"address": found.address, "pid": found.pid, "version": found.version, "words": list(found.words)}
-    return {**told, **place, "started_at": found.started_at, **_answer(settings)}
+    report: dict[str, Any] = {"running": server is not None, "home": str(settings.home), "login": agent is not None}
+    if server is None:
+        return {**report, "starting": is_served(settings.home)}
+    place = {"address": server.address, "pid": server.pid, "version": server.version, "words": list(server.words)}
+    return {**report, **place, "started_at": server.started_at, **_answer(settings)}
 
 
 def _answer(settings: Settings) -> dict[str, Any]:
-    answer = _told(settings)
+    answer = _server_status(settings)
     models = [str(model.get("id")) for model in answer.get("models", [])]
     return {"answers": bool(answer), "draining": bool(answer.get("draining")), "models": models}
 
 
-def status_lines(told: Mapping[str, Any]) -> list[str]:
+def status_lines(report: Mapping[str, Any]) -> list[str]:
     """Format the status for a person."""
-    login = f"Starts at login: {'yes' if told['login'] else 'no (`paceline service install`)'}"
-    if not told["running"]:
-        state = "Paceline is starting." if told["starting"] else "Paceline does not run: `paceline start` starts it."
-        return [state, f"State folder: {told['home']}", login]
-    since = datetime.fromtimestamp(told["started_at"]).astimezone()
-    memory = f"In memory: {', '.join(told['models']) or 'no model'}"
+    login = f"Starts at login: {'yes' if report['login'] else 'no (`paceline service install`)'}"
+    if not report["running"]:
+        state = "Paceline is starting." if report["starting"] else "Paceline does not run: `paceline start` starts it."
+        return [state, f"State folder: {report['home']}", login]
+    since = datetime.fromtimestamp(report["started_at"]).astimezone()
+    memory = f"In memory: {', '.join(report['models']) or 'no model'}"
     return [
-        f"Paceline {told['version']} runs at {told['address']} (process {told['pid']}) since {since:%Y-%m-%d %H:%M}",
-        memory if told["answers"] else "It does not answer: `paceline stop --force` ends it.",
-        *(["It stops when its running requests have finished."] if told["draining"] else []),
-        *([f"Started with: {' '.join(told['words'])}"] if told["words"] else []),
-        f"State folder: {told['home']}",
+        f"Paceline {report['version']} runs at {report['address']} (process {report['pid']})"
+        f" since {since:%Y-%m-%d %H:%M}",
+        memory if report["answers"] else "It does not answer: `paceline stop --force` ends it.",
+        *(["It stops when its running requests have finished."] if report["draining"] else []),
+        *([f"Started with: {' '.join(report['words'])}"] if report["words"] else []),
+        f"State folder: {report['home']}",
         login,
     ]
 
@@ -346,11 +347,11 @@ def open_page(server: Server, to: str = "/admin/") -> None:
 
 def opened(address: str) -> bool:
     """Whether a browser opens the address, as far as that is known soon."""
-    told: list[bool] = []
-    thread = threading.Thread(target=lambda: told.append(webbrowser.open(address)), daemon=True)
+    results: list[bool] = []
+    thread = threading.Thread(target=lambda: results.append(webbrowser.open(address)), daemon=True)
     thread.start()
     thread.join(OPEN_SECONDS)
-    return told != [False]
+    return results != [False]
 
 
 def setup_address(settings: Settings) -> str:
@@ -415,9 +416,9 @@ def _tail(file: BinaryIO, count: int) -> tuple[list[bytes], bytes]:
 def readable(line: bytes) -> str:
     """Format a line of the log for a person; other lines are returned unchanged."""
     try:
-        told = msgspec.json.decode(line, type=dict[str, str])
-        moment = datetime.fromisoformat(told["time"]).astimezone()
-        trace = "".join(f"\n    {each}" for each in told.get("trace", "").splitlines())
-        return f"{moment:%Y-%m-%d %H:%M:%S} {told['level']:7} {told['logger']}: {told['text']}{trace}"
+        record = msgspec.json.decode(line, type=dict[str, str])
+        moment = datetime.fromisoformat(record["time"]).astimezone()
+        trace = "".join(f"\n    {trace_line}" for trace_line in record.get("trace", "").splitlines())
+        return f"{moment:%Y-%m-%d %H:%M:%S} {record['level']:7} {record['logger']}: {record['text']}{trace}"
     except (msgspec.DecodeError, KeyError, ValueError):
         return line.decode(errors="replace")

@@ -160,7 +160,7 @@ def install(folder: Path, launching: Launching, languages: tuple[str, ...]) -> s
     before = read_record(bundle)
     files = contents(launching, languages)
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    made = before.folders_made if before else sum(not each.exists() for each in (folder, *folder.parents))
+    made = before.folders_made if before else sum(not ancestor.exists() for ancestor in (folder, *folder.parents))
     record = BundleRecord(launching.version, launching.place, hashes, made)
     is_whole = before == record and not _differing(bundle, record)
     if is_whole:
@@ -187,9 +187,9 @@ def uninstall(folder: Path) -> str:
     with _explained(folder):
         _remove(bundle, record.files)
         _inside(bundle, RECORD).unlink(missing_ok=True)
-        for each in (*(bundle / name for name in FOLDERS), *bundle.parents[: record.folders_made]):
+        for directory in (*(bundle / name for name in FOLDERS), *bundle.parents[: record.folders_made]):
             with contextlib.suppress(OSError):  # not empty
-                each.rmdir()
+                directory.rmdir()
     if not bundle.exists():
         return f"{bundle} is removed."
     left = sorted(str(path.relative_to(bundle)) for path in bundle.rglob("*") if not path.is_dir())

@@ -82,7 +82,7 @@ class MacTray:
         button.setImage_(self._images[face.state])
         button.setTitle_(face.title)
         button.setToolTip_(face.tip)
-        if self._is_open and [each.shape for each in face.entries] != [each.shape for each in self._shown]:
+        if self._is_open and [entry.shape for entry in face.entries] != [entry.shape for entry in self._shown]:
             self._waiting = face.entries
         else:
             self._waiting = None

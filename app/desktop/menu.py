@@ -42,19 +42,19 @@ class Seen:
     @property
     def loaded(self) -> Sequence[Mapping[str, Any]]:
         """Models in memory."""
-        found: Sequence[Mapping[str, Any]] = self.state.get("models", ())
-        return found
+        models: Sequence[Mapping[str, Any]] = self.state.get("models", ())
+        return models
 
     @property
     def quarantined(self) -> tuple[str, ...]:
         """Ids of quarantined models, which crashed the worker repeatedly."""
-        return tuple(str(each["id"]) for each in self.state.get("quarantined", ()))
+        return tuple(str(model["id"]) for model in self.state.get("quarantined", ()))
 
     @property
     def worker(self) -> Mapping[str, Any]:
         """State of the worker."""
-        found: Mapping[str, Any] = self.state.get("worker", {})
-        return found
+        state: Mapping[str, Any] = self.state.get("worker", {})
+        return state
 
 
 def tray_state(seen: Seen) -> TrayState:
@@ -119,7 +119,7 @@ def _of_running(seen: Seen, words: Words) -> tuple[MenuEntry, ...]:
 
 def _of_model(model: Mapping[str, Any], words: Words) -> MenuEntry:
     name, is_pinned = str(model["id"]), bool(model.get("pinned"))
-    drafters = [MenuEntry(str(each)) for each in model.get("draft_ids", ())]
+    drafters = [MenuEntry(str(draft_id)) for draft_id in model.get("draft_ids", ())]
     pin = MenuEntry(words("menu.pin"), f"{'unpin' if is_pinned else 'pin'} {name}", is_checked=is_pinned)
     return MenuEntry(name, children=(*drafters, pin, MenuEntry(words("menu.unload"), f"unload {name}")))
 
@@ -143,17 +143,17 @@ def _full(seen: Seen, words: Words) -> str:
 
 def news(before: Seen, now: Seen, words: Words) -> list[str]:
     """Return the texts of notifications: only for what is new and was not requested by the user."""
-    told = [now.problem] if now.problem and now.problem != before.problem else []
-    told += _quarantines([name for name in now.quarantined if name not in before.quarantined], words)
+    texts = [now.problem] if now.problem and now.problem != before.problem else []
+    texts += _quarantines([name for name in now.quarantined if name not in before.quarantined], words)
     if now.full_disk and not before.full_disk:
-        told.append(_full(now, words))
+        texts.append(_full(now, words))
     if now.newer and now.newer != before.newer:
-        told.append(words("menu.newer", version=now.newer))
+        texts.append(words("menu.newer", version=now.newer))
     if before.worker and now.worker.get("restarts", 0) > before.worker.get("restarts", 0):
-        told.append(words("menu.restarted", why=_why(now.worker.get("last_exit") or {}, words)))
+        texts.append(words("menu.restarted", why=_why(now.worker.get("last_exit") or {}, words)))
     if before.is_served and not now.is_served and not before.doing and not now.doing:
-        told.append(words("menu.ended"))
-    return told
+        texts.append(words("menu.ended"))
+    return texts
 
 
 def _why(reason: Mapping[str, Any], words: Words) -> str:

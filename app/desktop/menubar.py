@@ -151,13 +151,13 @@ class MenuBar:
         self._key_id = made["key"]["id"]
         self._copy(made["text"], self._words("menu.key_copied", name=name))
 
-    def _copy(self, text: str, told: str = "") -> None:
-        """Put `text` on the clipboard, and show `told` as a notification, if given."""
+    def _copy(self, text: str, notice: str = "") -> None:
+        """Put `text` on the clipboard, and show `notice` as a notification, if given."""
 
         def put() -> None:
             self._tray.copy(text)
-            if told:
-                self._tray.notify(TITLE, told)
+            if notice:
+                self._tray.notify(TITLE, notice)
 
         self._tray.hand_over(put)
 
@@ -220,16 +220,16 @@ def look(settings: Settings, *, doing: str = "", problem: str = "") -> Seen:
     if server is None:
         return seen
     try:
-        told = server.call("GET", MENU)
+        answer = server.call("GET", MENU)
     except CommandError:
         return seen
     return replace(
         seen,
         address=server.address,
-        state=told["state"],
-        pace=told["pace"],
-        models=tuple(told["models"]),
-        full_disk=told["full_disk"],
-        newer=told["newer"],
-        update_command=told["update_command"],
+        state=answer["state"],
+        pace=answer["pace"],
+        models=tuple(answer["models"]),
+        full_disk=answer["full_disk"],
+        newer=answer["newer"],
+        update_command=answer["update_command"],
     )

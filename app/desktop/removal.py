@@ -76,14 +76,14 @@ def parts_of(settings: Settings) -> tuple[Part, ...]:
     """Return the existing parts, in the order of their removal."""
     agent = autostart.installed(settings)
     apps = (folder / bundle.NAME for folder in (APPS.expanduser(), *_other_folders(settings.home)))
-    found: dict[Name, Sequence[Path]] = {
+    paths_by_name: dict[Name, Sequence[Path]] = {
         "service": [agent.path] if agent is not None else [],
         "app": [app for app in apps if _is_ours(app)],
         "downloads": list(_downloads(settings.downloads_path)),
         "caches": [*_matching(settings.home, CACHES), *own_folders(settings.home, CACHE_FOLDERS)],
         "state": list(_matching(settings.home, STATE)),
     }
-    return tuple(Part(name, tuple(paths), sum(map(size_of, paths))) for name, paths in found.items() if paths)
+    return tuple(Part(name, tuple(paths), sum(map(size_of, paths))) for name, paths in paths_by_name.items() if paths)
 
 
 def _is_ours(app: Path) -> bool:
@@ -96,13 +96,13 @@ def _is_ours(app: Path) -> bool:
 
 def note_app(home: Path, folder: Path, *, is_there: bool) -> None:
     """Record whether an app is in this folder. Raises `CommandError` if the home cannot be written."""
-    others = [each for each in _other_folders(home) if each != folder]
+    others = [other for other in _other_folders(home) if other != folder]
     if is_there and folder != APPS.expanduser():
         others.append(folder)
     try:
         if others:
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_privately(home / APPS_FILE, msgspec.json.encode([os.fspath(each) for each in others]))
+            write_privately(home / APPS_FILE, msgspec.json.encode([os.fspath(other) for other in others]))
         elif (home / APPS_FILE).exists():
             (home / APPS_FILE).unlink()
             with contextlib.suppress(OSError):  # not empty
@@ -131,7 +131,7 @@ def size_of(path: Path) -> int:
     if path.is_symlink() or not path.is_dir():
         return path.lstat().st_size
     below = (Path(folder) / name for folder, _, names in os.walk(path) for name in names)
-    return sum(each.lstat().st_size for each in below)
+    return sum(file.lstat().st_size for file in below)
 
 
 def chosen_parts(parts: Sequence[Part], names: Collection[str]) -> tuple[Part, ...]:
@@ -166,7 +166,7 @@ def _remove(settings: Settings, part: Part) -> str:
         root = settings.downloads_path if part.name == "downloads" else settings.home
         for path in part.paths:
             _delete(path)
-        folders = {each for path in part.paths for each in path.parents if each.is_relative_to(root)}
+        folders = {parent for path in part.paths for parent in path.parents if parent.is_relative_to(root)}
         for folder in sorted(folders - {settings.home}, reverse=True):
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()

@@ -21,7 +21,7 @@ class MenuEntry:
     @property
     def shape(self) -> object:
         """Structure that needs another native item if it changes: whether it is a separator, and its children."""
-        return bool(self.title), tuple(each.shape for each in self.children)
+        return bool(self.title), tuple(child.shape for child in self.children)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class WindowSize(msgspec.Struct, frozen=True):
     def within(self) -> "WindowSize":
         """Return the size limited to usable values."""
         sides = zip((self.width, self.height), SMALLEST, LARGEST, strict=True)
-        return WindowSize(*(min(max(each, least), most) for each, least, most in sides))
+        return WindowSize(*(min(max(side, least), most) for side, least, most in sides))
 
 
 class Happening(Protocol):

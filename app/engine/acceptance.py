@@ -91,7 +91,9 @@ def accept(
         return drawn, count_accepted(drafts == drawn[:, :width], counts)
     greedy, chance = mx.argmax(logits, axis=-1).astype(mx.int32), mx.array(sampling)[:, None]
     proposals = fit_vocabulary(draft_logits, logits.shape[-1])
-    target, draft = (mx.softmax(shape_logits(each, rows), axis=-1, precise=True) for each in (logits, proposals))
+    target, draft = (
+        mx.softmax(shape_logits(model_logits, rows), axis=-1, precise=True) for model_logits in (logits, proposals)
+    )
     likely = mx.take_along_axis(target[:, :width], drafts[..., None], axis=-1)[..., 0]
     proposed = mx.take_along_axis(draft, drafts[..., None], axis=-1)[..., 0]
     uniform = unit_noise(noise_keys(rows, width, salt=ACCEPTANCE_SALT))

@@ -51,14 +51,14 @@ class Pieces:
     """Keys, values or masks, one for each group of rows in a forward; rows that take no part have none."""
 
     rows: tuple[slice, ...]
-    each: Sequence[Any]
+    parts: Sequence[Any]
 
     def padded(self, rows: int) -> mx.array:
         """Return them all as one array [rows, heads, longest, dimension]."""
-        longest = max(part.shape[2] for part in self.each)
-        _, heads, _, dimension = self.each[0].shape
-        whole = mx.zeros((rows, heads, longest, dimension), self.each[0].dtype)
-        for place, part in zip(self.rows, self.each, strict=True):
+        longest = max(part.shape[2] for part in self.parts)
+        _, heads, _, dimension = self.parts[0].shape
+        whole = mx.zeros((rows, heads, longest, dimension), self.parts[0].dtype)
+        for place, part in zip(self.rows, self.parts, strict=True):
             whole[place, :, : part.shape[2]] = part
         return whole
 
@@ -161,13 +161,13 @@ def attention(
         attend = partial(_cut, cut, attend)
     if type(keys) is not Pieces:
         return attend(queries, keys, values, mask=mask)
-    told: list[mx.array] = []
+    outputs: list[mx.array] = []
     for place, rows in enumerate(keys.rows):
-        shown = None if mask is None else mask.each[place]
-        part = attention(queries[rows], keys.each[place], values.each[place], cache, scale, shown, sinks)
-        told += _zeros(rows.start - sum(map(len, told)), part)
-        told.append(part)
-    return mx.concatenate([*told, *_zeros(len(queries) - sum(map(len, told)), told[0])])
+        shown = None if mask is None else mask.parts[place]
+        part = attention(queries[rows], keys.parts[place], values.parts[place], cache, scale, shown, sinks)
+        outputs += _zeros(rows.start - sum(map(len, outputs)), part)
+        outputs.append(part)
+    return mx.concatenate([*outputs, *_zeros(len(queries) - sum(map(len, outputs)), outputs[0])])
 
 
 def _of_packed(
@@ -190,13 +190,13 @@ def _cut(
         return attend(queries, keys, values, mask=mask)
     pieces = []
     for start, stop in pairwise([*range(0, width, size), width]):
-        seen, shown, told = keys, mask, values
+        seen, shown, seen_values = keys, mask, values
         if isinstance(mask, str):  # "causal" counts from the last key, so later ones are cut off
             end = keys.shape[2] - (width - stop)
-            seen, told = keys[:, :, :end], values[:, :, :end]
+            seen, seen_values = keys[:, :, :end], values[:, :, :end]
         elif mask is not None and mask.shape[-2] == width:
             shown = mask[..., start:stop, :]
-        pieces.append(attend(queries[:, :, start:stop], seen, told, mask=shown))
+        pieces.append(attend(queries[:, :, start:stop], seen, seen_values, mask=shown))
     return mx.concatenate(pieces, axis=2)
 
 
@@ -219,8 +219,8 @@ def absorbed(
         if isinstance(mask, str):  # "causal"
             mask = mx.arange(context - width, context)[:, None] >= mx.arange(context)
         mask = scores if mask is None else mx.where(mask, scores, mx.finfo(scores.dtype).min)
-    told: mx.array = reader.unembed_out(_for_all_heads(reader.embed_q(bare), latents, scale, mask))
-    return told
+    output: mx.array = reader.unembed_out(_for_all_heads(reader.embed_q(bare), latents, scale, mask))
+    return output
 
 
 def _for_all_heads(queries: mx.array, latents: mx.array, scale: float, mask: mx.array) -> mx.array:

@@ -115,9 +115,9 @@ class Constraints:
 
     def _binding(self, rows: Sequence[DecodeRow], slots: int) -> dict[int, tuple[Constraint, Sequence[int]]]:
         """Return the binding constraints by index in `rows`, each with the output so far."""
-        found = {}
+        binding = {}
         for place, row in enumerate(rows if self._held else ()):
             held = self._held.get(row.sequence_id)
             if held is not None and held.binds(output := row.tokens[row.prompt_length :], slots):
-                found[place] = held, output
-        return found
+                binding[place] = held, output
+        return binding

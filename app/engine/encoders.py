@@ -55,7 +55,7 @@ class BertLayer(nn.Module):
 
     def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
         own = self.attention.self
-        queries, keys, values = (split(each(x), self.heads) for each in (own.query, own.key, own.value))
+        queries, keys, values = (split(projection(x), self.heads) for projection in (own.query, own.key, own.value))
         x = self.attention.output(attend(queries, keys, values, mask), x)
         return self.output(self.act(self.intermediate.dense(x)), x)
 
@@ -105,11 +105,11 @@ class ModernBertLayer(nn.Module):
 
     def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
         queries, keys, values = (
-            split(each, self.heads) for each in mx.split(self.attn.Wqkv(self.attn_norm(x)), 3, axis=-1)
+            split(projected, self.heads) for projected in mx.split(self.attn.Wqkv(self.attn_norm(x)), 3, axis=-1)
         )
         queries, keys = (
-            mx.fast.rope(each, each.shape[-1], traditional=False, base=self.theta, scale=1.0, offset=0)
-            for each in (queries, keys)
+            mx.fast.rope(vectors, vectors.shape[-1], traditional=False, base=self.theta, scale=1.0, offset=0)
+            for vectors in (queries, keys)
         )
         x = x + self.attn.Wo(attend(queries, keys, values, mask))
         inputs, gates = mx.split(self.mlp.Wi(self.mlp_norm(x)), 2, axis=-1)
@@ -164,8 +164,8 @@ def build_encoder(folder: ModelFolder) -> Encoder:
     encoder = (ModernBertEncoder if folder.model_type == "modernbert" else BertEncoder)(folder.config)
     weights: dict[str, mx.array] = {}
     for name in folder.weight_files:
-        found = cast("dict[str, mx.array]", mx.load(str(folder.path / name)))
-        weights |= {_plain(key): value for key, value in found.items()}
+        tensors = cast("dict[str, mx.array]", mx.load(str(folder.path / name)))
+        weights |= {_plain(key): value for key, value in tensors.items()}
     _quantise(encoder, folder.config, weights)
     own = dict(nn.utils.tree_flatten(encoder.parameters()))
     missing = [name for name in own if name not in weights or own[name].shape != weights[name].shape]
@@ -179,7 +179,7 @@ def build_encoder(folder: ModelFolder) -> Encoder:
 def _plain(name: str) -> str:
     """Return a tensor's name without a head's prefix and old libraries' spellings."""
     name = PREFIX.sub("", name)
-    old = next((each for each in OLD_NAMES if name.endswith(each)), "")
+    old = next((suffix for suffix in OLD_NAMES if name.endswith(suffix)), "")
     return name.removesuffix(old) + OLD_NAMES[old] if old else name
 
 

@@ -72,7 +72,7 @@ class Engine:
         self.runner = runner
         self.drafters = drafters
         self.limits = replace(
-            limits, stops_at_checkpoints=any(one.exact for one in (runner, *drafters.runners.values()))
+            limits, stops_at_checkpoints=any(model.exact for model in (runner, *drafters.runners.values()))
         )
         self.measured: Sequence[StepCost] = ()
         self.prefixes = prefixes
@@ -147,7 +147,7 @@ class Engine:
 
     def _followers(self, request: Request) -> dict[str, Drafter]:
         """Return the request's drafters that have rows of their own."""
-        return {name: one for name, one in self.drafters.wanted(request).items() if one.runner is not None}
+        return {name: drafter for name, drafter in self.drafters.wanted(request).items() if drafter.runner is not None}
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         request = self._requests.pop(request_id, None)
@@ -239,7 +239,7 @@ class Engine:
         tokens = padded([row.tokens[row.start : row.end] for row in rows])
         logits, forward = self.runner.forward([row.sequence_id for row in rows], tokens, widths)
         scores = self._score_prompts(logits, rows)
-        wanted = [array for each in scores.values() for array in each.arrays()] + self._pooling.read(forward)
+        wanted = [array for reading in scores.values() for array in reading.arrays()] + self._pooling.read(forward)
         self.runner.commit(forward, widths)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], widths))
         self._walk(long=max(widths) >= LONG_TOKENS)
@@ -251,7 +251,7 @@ class Engine:
         mx.clear_cache()
         return StepResult(
             prefilled=tuple((row.sequence_id, row.end) for row in rows),
-            prompt_logprobs={name: each.read_all() for name, each in scores.items()},
+            prompt_logprobs={name: reading.read_all() for name, reading in scores.items()},
             width=max(widths),
         )
 
@@ -270,9 +270,9 @@ class Engine:
             request = self._requests[row.sequence_id]
             end = min(row.end, len(request.prompt_tokens) - 1)
             if request.scores_prompt and row.start < end:
-                behind = mx.array([row.tokens[row.start + 1 : end + 1]], dtype=mx.int32)
+                next_tokens = mx.array([row.tokens[row.start + 1 : end + 1]], dtype=mx.int32)
                 mine = logits[place : place + 1, : end - row.start].astype(mx.float32)
-                scores[row.sequence_id] = score(mine, behind, request.sampling.top_logprobs or 0)
+                scores[row.sequence_id] = score(mine, next_tokens, request.sampling.top_logprobs or 0)
         return scores
 
     def _decode(self, plan: DecodeStep) -> StepResult:
@@ -413,12 +413,14 @@ class Engine:
             read[0], replayed = self._decided(rows[0], read[0], logits)
             kept, scores = [known[0] + counts[0]], self._scores(logits, mx.array([read[0].drawn]), rows)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept, tried, counts))
-        self._end_part("rewound", lambda: [one.arrays() for one in (self.runner, *self.drafters.runners.values())])
+        self._end_part("rewound", lambda: [model.arrays() for model in (self.runner, *self.drafters.runners.values())])
         appended = proposal.appended or (0,) * len(rows)
         columns = zip(rows, read, kept, proposal.reasons, tried, appended, strict=True)
         return tuple(
-            self._outcome(row, each.stays, scores, place, size, why, drafted=count, appended=more, replayed=replayed)
-            for place, (row, each, size, why, count, more) in enumerate(columns)
+            self._outcome(
+                row, verified.stays, scores, place, size, why, drafted=count, appended=more, replayed=replayed
+            )
+            for place, (row, verified, size, why, count, more) in enumerate(columns)
         )
 
     def _accept(

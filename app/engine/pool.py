@@ -165,10 +165,10 @@ class EnginePool:
             return False
         promised = entry.footprint.rows_bytes(rows)
         if promised > entry.rows_bytes:
-            stay = [each for each in self._entries.values() if each not in self._victims() and each is not entry]
-            held = sum(each.footprint.fixed_bytes + each.row_bytes_held for each in stay)
+            stay = [unit for unit in self._entries.values() if unit not in self._victims() and unit is not entry]
+            held = sum(unit.footprint.fixed_bytes + unit.row_bytes_held for unit in stay)
             needed = entry.footprint.fixed_bytes + max(promised, entry.cache_bytes)
-            if held + needed > self._ceiling_bytes and any(each.rows_bytes for each in self._entries.values()):
+            if held + needed > self._ceiling_bytes and any(unit.rows_bytes for unit in self._entries.values()):
                 return False
         entry.rows_bytes = promised
         if entry.engine is not None:  # its prefix cache may use the rest, and no more
@@ -322,11 +322,11 @@ class EnginePool:
         if needed > limit:
             raise InsufficientMemory(f"{needs}, {ceiling}: choose a smaller model or raise {memory.LIMIT_VARIABLE}")
         others = {name: entry for name, entry in self._entries.items() if name != model_id}
-        held = sum(each.working_bytes for each in others.values() if self._stay(each).pinned)
+        held = sum(unit.working_bytes for unit in others.values() if self._stay(unit).pinned)
         if held + needed > limit:
             reason = f"{ceiling} and pinned models hold {_gigabytes(held)}"
             raise InsufficientMemory(f"{needs}, {reason}: unpin one or raise {memory.LIMIT_VARIABLE}")
-        held += sum(each.working_bytes for each in others.values() if each.leases and not self._stay(each).pinned)
+        held += sum(unit.working_bytes for unit in others.values() if unit.leases and not self._stay(unit).pinned)
         if held + needed > limit:
             message = (
                 f"{needs}, {ceiling} and models in use hold {_gigabytes(held)}: retry when their requests have finished"

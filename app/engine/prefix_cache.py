@@ -112,26 +112,28 @@ class PrefixCache:
         if not self.limit_bytes:
             return 0
         self.disk.collect()
-        bound = [name for name, one in drafters.items() if one.taps]
-        found = None
-        while found is None:  # a file may vanish in between: retry without it
+        bound = [name for name, drafter in drafters.items() if drafter.taps]
+        contents = None
+        while contents is None:  # a file may vanish in between: retry without it
             lines = self._lines(request, target, drafters)
             length = self._agreed(lines[""], [lines[name] for name in bound])
             if length < SHORTEST_TOKENS:
                 return 0
-            found = self._contents(lines, length)
-        for name, (kept, arrays) in found.items():
+            contents = self._contents(lines, length)
+        for name, (kept, arrays) in contents.items():
             if kept:
                 lines[name].runner.claim_once(request.id, reservation(len(request.prompt_tokens), request.max_tokens))
                 _put(lines[name].runner, request.id, kept, arrays)
         for name in bound:
-            drafters[name].resume(request.id, length, found[""][1][-1].get(f"features {name}"))
+            drafters[name].resume(request.id, length, contents[""][1][-1].get(f"features {name}"))
         return length
 
     def _lines(self, request: Request, target: Runner, drafters: Mapping[str, Drafter]) -> dict[str, Line]:
         """Return the line of each model by method; the target's has the empty name."""
         tokens = request.prompt_tokens
-        models = {"": target} | {name: one.runner for name, one in drafters.items() if one.runner is not None}
+        models = {"": target} | {
+            name: drafter.runner for name, drafter in drafters.items() if drafter.runner is not None
+        }
         lines = {}
         for name, runner in models.items():
             shift = int(bool(name and drafters[name].taps))
@@ -160,8 +162,8 @@ class PrefixCache:
         Drafters may lag by one position where the target's state holds its features."""
         length = self._usable(target, target.path.shared)
         while length:
-            behind = int(target.runner.exact)
-            reach = min((self._usable(line, length) + behind for line in bound), default=length)
+            lag = int(target.runner.exact)
+            reach = min((self._usable(line, length) + lag for line in bound), default=length)
             if reach >= length:
                 return length
             length = self._usable(target, reach)
@@ -169,7 +171,7 @@ class PrefixCache:
 
     def _contents(self, lines: Mapping[str, Line], length: int) -> dict[str, tuple[int, list[Arrays]]] | None:
         """Return each line's positions to restore and their arrays, marked as used; None if a piece was lost."""
-        found = {}
+        contents = {}
         tokens = dict.fromkeys(self.found_tokens, 0)
         for name, line in lines.items():
             kept = length if not name else self._usable(line, length)
@@ -184,13 +186,13 @@ class PrefixCache:
                     return None
                 arrays.append(held)
                 tokens[tier] += len(piece.tokens) if piece.kind == ROWS and not name else 0
-            found[name] = kept, arrays
+            contents[name] = kept, arrays
             for piece in reversed(pieces):
                 self._memory.use(piece.name)
             self.disk.used([piece.name for piece in reversed(pieces)])
         for tier, count in tokens.items():
             self.found_tokens[tier] += count
-        return found
+        return contents
 
     def _load(self, piece: Piece) -> Arrays | None:
         """Load a piece from disk into memory."""
@@ -217,13 +219,13 @@ class PrefixCache:
         self.disk.collect()
         carried: Arrays = {}
         offered: dict[Piece, Arrays] = {}
-        for name, one in drafters.items():
-            if one.runner is not None and request.id in one.runner.rows:
-                shift = int(bool(one.taps))
-                followed = whole[shift : min(length, one.runner.length(request.id)) + shift]
+        for name, drafter in drafters.items():
+            if drafter.runner is not None and request.id in drafter.runner.rows:
+                shift = int(bool(drafter.taps))
+                followed = whole[shift : min(length, drafter.runner.length(request.id)) + shift]
                 start = self._start(request, target, name, whole[:shift])
-                self._store(start, followed, one.runner, request.id, offered)
-                features = one.pending(request.id, length)
+                self._store(start, followed, drafter.runner, request.id, offered)
+                features = drafter.pending(request.id, length)
                 carried |= {f"features {name}": features} if features is not None else {}
         self._store(self._start(request, target, "", ()), whole[:length], target, request.id, offered, carried)
         try:
@@ -282,7 +284,7 @@ class PrefixCache:
         """Return whether a longer piece begins with it."""
         if piece.kind != ROWS or len(piece.tokens) == BLOCK_TOKENS:
             return False
-        others = self._memory.behind(ROWS, piece.parent, piece.tokens[0])
+        others = self._memory.followers(ROWS, piece.parent, piece.tokens[0])
         return any(other.tokens[: len(piece.tokens)] == piece.tokens for other in others)
 
     def _keep(self, piece: Piece, arrays: Arrays) -> None:
@@ -365,7 +367,7 @@ def _put(runner: Runner, request_id: str, length: int, pieces: Sequence[Arrays])
     for layer, cache in enumerate(caches.kv):
         parts = list(_parts(pieces, str(layer)))
         whole = tuple(mx.concatenate(part, axis=2) if len(part) > 1 else part[0] for part in parts)
-        spans.append(whole if cache.lane.window is not None else tuple(each[:, :, :length] for each in whole))
+        spans.append(whole if cache.lane.window is not None else tuple(array[:, :, :length] for array in whole))
     caches.write_span(request_id, 0, spans, stop=length)
     for layer, state in enumerate(caches.states):
         state.write_row(caches.table.slots[request_id], [part[0] for part in _parts(pieces, f"state {layer}")])
@@ -374,6 +376,6 @@ def _put(runner: Runner, request_id: str, length: int, pieces: Sequence[Arrays])
 def _parts(pieces: Sequence[Arrays], name: str) -> Iterator[list[mx.array]]:
     """Yield the keys, the values, or each array of a state, as the list of its parts in the order of `pieces`."""
     part = 0
-    while found := [piece[f"{name} {part}"] for piece in pieces if f"{name} {part}" in piece]:
-        yield found
+    while arrays := [piece[f"{name} {part}"] for piece in pieces if f"{name} {part}" in piece]:
+        yield arrays
         part += 1

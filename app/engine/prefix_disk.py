@@ -130,11 +130,11 @@ class Disk:
             for path, _ in prefix_files(folder, GROWING_NAME):
                 if not path.name.endswith(f".{os.getpid()}{PARTIAL}"):
                     path.unlink(missing_ok=True)
-            found = sorted(prefix_files(folder, KEPT_NAME), key=lambda each: each[1].st_mtime)
+            files = sorted(prefix_files(folder, KEPT_NAME), key=lambda entry: entry[1].st_mtime)
         except OSError as error:
             self._rest(error.strerror or str(error))
             return
-        for path, status in found:
+        for path, status in files:
             piece = _piece_of(path)
             if piece is None:
                 self._do(partial(path.unlink, missing_ok=True))
@@ -144,11 +144,11 @@ class Disk:
 
     def read(self, piece: Piece) -> dict[str, mx.array] | None:
         """Return a piece's arrays exactly as written; None, forgetting the piece, if its file is missing or damaged."""
-        found = self.shelf.get(piece.name)
-        if found is None:
+        kept_file = self.shelf.get(piece.name)
+        if kept_file is None:
             return None
         try:
-            with os.fdopen(open_own(found.path), "rb") as file:
+            with os.fdopen(open_own(kept_file.path), "rb") as file:
                 content = file.read()
         except OSError as error:
             _logger.info("a kept prefix is gone (%s)", error.strerror)
@@ -165,9 +165,9 @@ class Disk:
         now = self._clock()
         for place, name in enumerate(names):
             self.shelf.use(name)
-            if (found := self.shelf.get(name)) is not None:
-                found.used_at = now + place * 1e-6
-                self._do(partial(os.utime, found.path, (found.used_at, found.used_at)))
+            if (kept_file := self.shelf.get(name)) is not None:
+                kept_file.used_at = now + place * 1e-6
+                self._do(partial(os.utime, kept_file.path, (kept_file.used_at, kept_file.used_at)))
 
     # --- writing ----------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class Disk:
             written = self._done.popleft()
             name = written.piece.name
             _, buffers = self._pending.pop(name)
-            self._pending_bytes -= sum(each.nbytes for each in buffers)
+            self._pending_bytes -= sum(buffer.nbytes for buffer in buffers)
             if name in self._cleared:
                 self._cleared.discard(name)
             elif written.error:

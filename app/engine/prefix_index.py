@@ -67,7 +67,7 @@ class Shelf(Generic[Content]):
         self.nbytes = 0
         self._dropped = dropped
         self._held: dict[Name, _Held[Content]] = {}
-        self._behind: dict[tuple[str, bytes, int], dict[Name, None]] = {}
+        self._followers: dict[tuple[str, bytes, int], dict[Name, None]] = {}
         """Names of the pieces by kind, parent and first token."""
         self._count: dict[bytes, int] = {}
         """Number of pieces that follow each key."""
@@ -79,14 +79,14 @@ class Shelf(Generic[Content]):
         return len(self._held)
 
     def __iter__(self) -> Iterator[Piece]:
-        return (each.piece for each in self._held.values())
+        return (held.piece for held in self._held.values())
 
     def get(self, name: Name) -> Content | None:
         return self._held[name].content if name in self._held else None
 
-    def behind(self, kind: str, parent: bytes, first_token: int) -> list[Piece]:
+    def followers(self, kind: str, parent: bytes, first_token: int) -> list[Piece]:
         """Return the pieces that follow `parent` and begin with that token."""
-        return [self._held[name].piece for name in self._behind.get((kind, parent, first_token), ())]
+        return [self._held[name].piece for name in self._followers.get((kind, parent, first_token), ())]
 
     def use(self, name: Name) -> None:
         """Mark a piece as most recently used. For a chain, call it on the last piece first."""
@@ -96,11 +96,11 @@ class Shelf(Generic[Content]):
     def add(self, piece: Piece, content: Content, nbytes: int) -> None:
         """Add a piece, replacing shorter ones that it begins with. The caller has made room for it."""
         self.remove(piece.name)
-        for other in self.behind(piece.kind, piece.parent, piece.tokens[0]) if piece.kind == ROWS else ():
+        for other in self.followers(piece.kind, piece.parent, piece.tokens[0]) if piece.kind == ROWS else ():
             if len(other.tokens) < len(piece.tokens) and piece.tokens[: len(other.tokens)] == other.tokens:
                 self.remove(other.name)
         self._held[piece.name] = _Held(piece, content, nbytes)
-        self._behind.setdefault((piece.kind, piece.parent, piece.tokens[0]), {})[piece.name] = None
+        self._followers.setdefault((piece.kind, piece.parent, piece.tokens[0]), {})[piece.name] = None
         self._count[piece.parent] = self._count.get(piece.parent, 0) + 1
         self.nbytes += nbytes
 
@@ -109,9 +109,9 @@ class Shelf(Generic[Content]):
         if held is None:
             return
         piece, place = held.piece, (held.piece.kind, held.piece.parent, held.piece.tokens[0])
-        del self._behind[place][name]
-        if not self._behind[place]:
-            del self._behind[place]
+        del self._followers[place][name]
+        if not self._followers[place]:
+            del self._followers[place]
         self._count[piece.parent] -= 1
         if not self._count[piece.parent]:
             del self._count[piece.parent]
@@ -151,7 +151,7 @@ def walk(shelves: Sequence[Shelf[Any]], start: bytes, tokens: tuple[int, ...]) -
         pieces.append(piece)
         start, shared = piece.key, shared + BLOCK_TOKENS
     rest = tokens[shared : shared + BLOCK_TOKENS]
-    others = [piece for shelf in shelves for piece in (shelf.behind(ROWS, start, rest[0]) if rest else ())]
+    others = [piece for shelf in shelves for piece in (shelf.followers(ROWS, start, rest[0]) if rest else ())]
     if others:
         best = max(others, key=lambda piece: shared_length(piece.tokens, rest))
         pieces.append(best)
@@ -167,10 +167,10 @@ def states_within(shelves: Sequence[Shelf[Any]], path: Trail, start: bytes, limi
         known = {
             piece.name: piece
             for shelf in shelves
-            for piece in (shelf.behind(STATE, parent, tokens[0]) if tokens else ())
+            for piece in (shelf.followers(STATE, parent, tokens[0]) if tokens else ())
             if piece.tokens == tokens[: len(piece.tokens)]
         }
-        for piece in sorted(known.values(), key=lambda each: -len(each.tokens)):
+        for piece in sorted(known.values(), key=lambda state: -len(state.tokens)):
             yield begin + len(piece.tokens), piece
 
 

@@ -27,7 +27,7 @@ class Scores:
         return [self.chosen, *self.top]
 
     def rows(self, index: mx.array) -> "Scores":
-        return Scores(self.chosen[index], tuple(each[index] for each in self.top))
+        return Scores(self.chosen[index], tuple(array[index] for array in self.top))
 
     @cached_property
     def _chosen(self) -> Any:
@@ -43,7 +43,7 @@ class Scores:
         chosen = self._chosen[row][:count]
         if not self.top:
             return tuple(map(TokenLogprobs, chosen))
-        likeliest: list[Any] = [each[row, :count, :top].tolist() for each in self.top]
+        likeliest: list[Any] = [array[row, :count, :top].tolist() for array in self.top]
         return tuple(
             TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
             for logprob, ids, values in zip(chosen, *likeliest, strict=True)

@@ -147,7 +147,7 @@ class SlotKV:
         if len(places) == 1:
             return self._shown(places[0])
         shown = [self._shown(place) for place in places]
-        keys, values = (Pieces(tuple(place.rows for place in places), each) for each in zip(*shown, strict=True))
+        keys, values = (Pieces(tuple(place.rows for place in places), parts) for parts in zip(*shown, strict=True))
         rows = len(table.selection.lengths)
         return (keys, values) if table.in_pieces else (keys.padded(rows), values.padded(rows))
 
@@ -157,7 +157,7 @@ class SlotKV:
         parts = (self.own[place.name] if place.name else self.shared).read(place.in_buffer, slice(place.extent))
         if len(parts) == 2:
             return parts[0], parts[1]
-        keys, values = (Packed(tuple(each), place.bits) for each in (parts[:3], parts[3:]))
+        keys, values = (Packed(tuple(arrays), place.bits) for arrays in (parts[:3], parts[3:]))
         if table.in_pieces and place.width <= table.packed_queries:
             return keys, values
         return keys.whole(), values.whole()
@@ -321,8 +321,8 @@ def _alike(first: mx.array, second: mx.array) -> tuple[mx.array, mx.array]:
         return first, second
     sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
     pads = (
-        [(0, 0), *((most - size, 0) for most, size in zip(sizes, each.shape[1:], strict=True))]
-        for each in (first, second)
+        [(0, 0), *((most - size, 0) for most, size in zip(sizes, state.shape[1:], strict=True))]
+        for state in (first, second)
     )
     return mx.pad(first, next(pads)), mx.pad(second, next(pads))
 
@@ -396,8 +396,8 @@ class Caches:
 
     def _reorder(self, order: Sequence[int]) -> None:
         ordered: list[Lane | SlotKV | SlotState] = [*self.lanes.values(), *self.kv, *self.states]
-        for each in ordered:
-            each.reorder(order)
+        for cache in ordered:
+            cache.reorder(order)
 
 
 class UnknownCacheError(Exception):

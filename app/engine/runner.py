@@ -162,7 +162,7 @@ class Runner:
                     got[row] = mx.concatenate([got[row][: done[row]], logits[place, : keep[place]]])
                 self.commit(forward, keep)
                 self._wait(logits)
-            distance = max(_distance(told, alone) for told, alone in zip(got, wanted, strict=True))
+            distance = max(_distance(batched, alone) for batched, alone in zip(got, wanted, strict=True))
         except (AttributeError, TypeError, ValueError, IndexError, AssertionError) as error:
             return f"the model reaches into its caches ({error})"
         finally:
@@ -365,14 +365,14 @@ class Runner:
             )
 
 
-def _distance(told: mx.array, alone: mx.array) -> float:
+def _distance(batched: mx.array, alone: mx.array) -> float:
     """Return the relative error of logits [tokens, vocabulary] at the worst token, a norm, so that no outlier decides.
     Equal infinities, and an offset common to all logits, count as no difference."""
     finite = mx.isfinite(alone)
-    error, size = (mx.where(finite, each, 0.0).astype(mx.float32) for each in (told - alone, alone))
-    error, size = (each - mx.mean(each, axis=-1, keepdims=True) for each in (error, size))
+    error, size = (mx.where(finite, logits, 0.0).astype(mx.float32) for logits in (batched - alone, alone))
+    error, size = (values - mx.mean(values, axis=-1, keepdims=True) for values in (error, size))
     ratios = mx.linalg.norm(error, axis=-1) / mx.maximum(mx.linalg.norm(size, axis=-1), 1e-6)
-    return float("inf") if bool(mx.any(finite != mx.isfinite(told))) else float(mx.max(ratios))
+    return float("inf") if bool(mx.any(finite != mx.isfinite(batched))) else float(mx.max(ratios))
 
 
 class AloneRunner(Runner):

@@ -186,7 +186,9 @@ def shape_logits(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
 
 
 def _scaled(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
-    temperature = [max(each, 1e-6) if each > 0 else 1.0 for each in (row.parameters.temperature for row in rows)]
+    temperature = [
+        max(requested, 1e-6) if requested > 0 else 1.0 for requested in (row.parameters.temperature for row in rows)
+    ]
     if set(temperature) == {1.0}:
         return logits
     return logits / mx.array(temperature, dtype=mx.float32)[:, None, None]

@@ -24,7 +24,7 @@ def draw_kept(logits: mx.array, noise: mx.array, parameters: Sequence[SamplingPa
     `logits` are float32 [rows, slots, vocabulary]. Only tokens that may be drawn (`_candidates`) are checked."""
     values = _above_floor(logits, parameters) + noise
     drawn = mx.argmax(values, axis=-1).astype(mx.int32)
-    cut = [row for row, each in enumerate(parameters) if _top_k(each, logits.shape[-1]) or each.top_p < 1.0]
+    cut = [row for row, sampling in enumerate(parameters) if _top_k(sampling, logits.shape[-1]) or sampling.top_p < 1.0]
     if len(cut) == len(parameters):
         return _first_kept(logits, values, parameters)
     if cut:
@@ -65,7 +65,7 @@ def _candidates(parameters: SamplingParameters, vocabulary: int) -> tuple[int, b
 def _first_kept(logits: mx.array, values: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
     """Run `draw_kept` on rows that all have top-k or top-p; `values` are -inf below the min-p floor."""
     vocabulary = logits.shape[-1]
-    counts, likeliest = zip(*(_candidates(each, vocabulary) for each in parameters), strict=True)
+    counts, likeliest = zip(*(_candidates(sampling, vocabulary) for sampling in parameters), strict=True)
     order = logits if all(likeliest) else values
     if any(likeliest) and not all(likeliest):
         order = mx.where(mx.array(likeliest)[:, None, None], logits, values)
@@ -81,13 +81,13 @@ def _kept_of(logits: mx.array, ids: mx.array, parameters: Sequence[SamplingParam
     """Return bool [rows, slots, n]: which of `ids` top-k and top-p keep.
     `ids` are in the order of the rule and, where a row has top-k, include all its likeliest tokens."""
     own = mx.take_along_axis(logits, ids, axis=-1)
-    top_k = [_top_k(each, logits.shape[-1]) for each in parameters]
+    top_k = [_top_k(sampling, logits.shape[-1]) for sampling in parameters]
     kept = mx.arange(ids.shape[-1]) < _column([size or logits.shape[-1] for size in top_k])
-    if all(each.top_p >= 1.0 for each in parameters):
+    if all(sampling.top_p >= 1.0 for sampling in parameters):
         return kept
     top = mx.max(logits, axis=-1, keepdims=True)
     likely = mx.where(kept, mx.exp(own - top), 0.0)
-    mass, share = mx.sum(likely, axis=-1, keepdims=True), _column([_share(each) for each in parameters])
+    mass, share = mx.sum(likely, axis=-1, keepdims=True), _column([_share(sampling) for sampling in parameters])
     if all(top_k):
         return kept & (mx.cumsum(likely, axis=-1) - likely < share * mass)
     weights = mx.power(e, logits - top)  # takes a third of exp's time on a CPU
@@ -109,7 +109,7 @@ def _preceded(logits: mx.array, weights: mx.array, own: mx.array, ids: mx.array,
         inside, before = mx.where(stays, inside + step, inside), mx.where(stays, mass, before)
     last = mx.take_along_axis(levels, mx.maximum(inside - 1, 0), axis=-1)
     ties = mx.cumsum((logits == last).astype(mx.float32), axis=-1)  # counts, not sums of weights: exact
-    ahead, weight = (mx.take_along_axis(each, ids, axis=-1) for each in (ties, weights))
+    ahead, weight = (mx.take_along_axis(by_token, ids, axis=-1) for by_token in (ties, weights))
     return (mx.arange(count) < inside) & ((own > last) | (before + weight * (ahead - 1) < limit))
 
 
@@ -117,12 +117,12 @@ def truncate(logits: mx.array, parameters: Sequence[SamplingParameters]) -> mx.a
     """Set excluded tokens of float32 `logits` [rows, slots, vocabulary] to -inf; rows without rules are unchanged."""
     vocabulary = logits.shape[-1]
     left = logits
-    if any(_top_k(each, vocabulary) for each in parameters):
-        limit = _column([_top_k(each, vocabulary) or vocabulary for each in parameters])
+    if any(_top_k(sampling, vocabulary) for sampling in parameters):
+        limit = _column([_top_k(sampling, vocabulary) or vocabulary for sampling in parameters])
         left = mx.where(_before(logits, mx.ones_like(logits), limit), left, -mx.inf)
-    if any(each.top_p < 1.0 for each in parameters):
+    if any(sampling.top_p < 1.0 for sampling in parameters):
         weights = mx.softmax(left, axis=-1, precise=True)
-        left = mx.where(_before(left, weights, _column([_share(each) for each in parameters])), left, -mx.inf)
+        left = mx.where(_before(left, weights, _column([_share(sampling) for sampling in parameters])), left, -mx.inf)
     return _above_floor(left, parameters)
 
 
@@ -168,9 +168,9 @@ def _before(logits: mx.array, weights: mx.array, limit: mx.array) -> mx.array:
 
 def _above_floor(logits: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
     """Set tokens less likely than min-p times the likeliest one to -inf."""
-    if all(each.min_p <= 0.0 for each in parameters):
+    if all(sampling.min_p <= 0.0 for sampling in parameters):
         return logits
-    floor = mx.log(_column([max(each.min_p, 1e-30) for each in parameters]))
+    floor = mx.log(_column([max(sampling.min_p, 1e-30) for sampling in parameters]))
     return mx.where(logits < mx.max(logits, axis=-1, keepdims=True) + floor, -mx.inf, logits)
 
 

@@ -296,7 +296,7 @@ class CostFiles:
             return
         self._written[path] = costs
         rounded = [
-            replace(each, seconds=round(each.seconds, 7), draft_seconds=round(each.draft_seconds, 7)) for each in costs
+            replace(cost, seconds=round(cost.seconds, 7), draft_seconds=round(cost.draft_seconds, 7)) for cost in costs
         ]
         content: Any = _KeptCosts(self._key(spec), rounded, FILE_VERSION)
         try:

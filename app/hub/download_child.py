@@ -123,7 +123,7 @@ class Fetch:
             wait(running, return_when=FIRST_EXCEPTION)
             self._stop.set()
         watch.join()
-        errors = [error for each in running if (error := each.exception()) and not isinstance(error, Abandoned)]
+        errors = [error for future in running if (error := future.exception()) and not isinstance(error, Abandoned)]
         if self._no_room is not None:
             raise self._no_room
         if errors:

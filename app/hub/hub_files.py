@@ -199,7 +199,7 @@ class Hub:
     def listing(self, parameters: Mapping[str, Any]) -> "list[ModelInfo]":
         """Fetch one page of `/api/models`. Raises `HubProblem`; not retried, because a person is waiting."""
 
-        return self.ask(lambda: [_information(each) for each in self._answer("", parameters)])
+        return self.ask(lambda: [_information(entry) for entry in self._answer("", parameters)])
 
     def stored(self, repository: str, commit: str, file: RepositoryFile) -> StoredFile | None:
         """Find a file in the hub's chunk store; None where it is not in it.
@@ -215,9 +215,9 @@ class Hub:
             _check_status(response)
             return response
 
-        found = self._without_stale_token(ask).headers.get(constants.HUGGINGFACE_HEADER_X_XET_HASH, "")
+        xet_hash = self._without_stale_token(ask).headers.get(constants.HUGGINGFACE_HEADER_X_XET_HASH, "")
         route = f"{self._endpoint}/api/models/{repository}/xet-read-token/{commit}"
-        return StoredFile(found, route, self._headers()) if SHA256.fullmatch(found) else None
+        return StoredFile(xet_hash, route, self._headers()) if SHA256.fullmatch(xet_hash) else None
 
     def _answer(self, path: str, parameters: Mapping[str, Any]) -> Any:
         """Read the API's answer below `/api/models`. Raises `ValueError` if it is not JSON, or too long."""
@@ -271,8 +271,10 @@ class Hub:
 
 def _check_status(response: httpx2.Response) -> None:
     """Raise huggingface_hub's error for a refusal, from its headers alone: its body may have any length and form."""
-    told = {name: response.headers[name] for name in REFUSAL_HEADERS if name in response.headers}
-    huggingface_hub.hf_raise_for_status(httpx2.Response(response.status_code, headers=told, request=response.request))
+    headers = {name: response.headers[name] for name in REFUSAL_HEADERS if name in response.headers}
+    huggingface_hub.hf_raise_for_status(
+        httpx2.Response(response.status_code, headers=headers, request=response.request)
+    )
 
 
 def problem_of(error: Exception, repository: str = "") -> HubProblem:
@@ -309,8 +311,8 @@ def _reason(error: HfHubHTTPError) -> str:
     return by_status.get(status, "hub_error")
 
 
-def _information(told: Mapping[str, Any]) -> "ModelInfo":
-    return huggingface_hub.ModelInfo(**{"siblings": None, **told})  # type: ignore[no-untyped-call]
+def _information(entry: Mapping[str, Any]) -> "ModelInfo":
+    return huggingface_hub.ModelInfo(**{"siblings": None, **entry})  # type: ignore[no-untyped-call]
 
 
 def _file(sibling: Any) -> RepositoryFile:
@@ -336,13 +338,13 @@ class HubToken:
 
     def read(self, endpoint: str) -> str:
         """Return the token for this endpoint; empty for none."""
-        return self._stored(endpoint) or _found(endpoint)
+        return self._stored(endpoint) or _hugging_face_token(endpoint)
 
     def origin(self, endpoint: str) -> Origin:
         """Return the origin of the token for this endpoint."""
         if self._stored(endpoint):
             return "paceline"
-        return "hugging_face" if _found(endpoint) else "none"
+        return "hugging_face" if _hugging_face_token(endpoint) else "none"
 
     def write(self, token: str, endpoint: str) -> None:
         """Store a token for this endpoint; an empty one removes it. Raises `InvalidRequest`, which never quotes it."""
@@ -362,7 +364,7 @@ class HubToken:
         return token if TOKEN.fullmatch(token) and address == _address(endpoint) else ""
 
 
-def _found(endpoint: str) -> str:
+def _hugging_face_token(endpoint: str) -> str:
     """Return the token of Hugging Face's own tools, which is for the hub that they use."""
     return (huggingface_hub.get_token() or "") if _address(endpoint) in {"", _address(constants.ENDPOINT)} else ""
 

@@ -47,10 +47,10 @@ def is_loadable(model_type: str) -> bool:
 @functools.cache
 def model_types() -> frozenset[str]:
     """Return every architecture of the installed mlx-lm; empty when it is not installed."""
-    found = importlib.util.find_spec("mlx_lm")
-    if found is None or found.origin is None:
+    specification = importlib.util.find_spec("mlx_lm")
+    if specification is None or specification.origin is None:
         return frozenset()
-    return frozenset(path.stem for path in (Path(found.origin).parent / "models").glob("*.py"))
+    return frozenset(path.stem for path in (Path(specification.origin).parent / "models").glob("*.py"))
 
 
 Sort = Literal["downloads", "likes", "updated"]
@@ -110,8 +110,10 @@ def search(hub: Hub, text: str, *, sort: Sort = "downloads", author: str = "") -
         parameters["author"] = author.strip()[:MAX_QUERY]
     ours = _offers(hub, {**parameters, "filter": ["mlx"]})
     others = _offers(hub, {**parameters, "filter": ["safetensors"]}) if text else []
-    known = {each.repository for each in ours}
-    rest = [each for each in others if each.repository not in known and (each.method or is_loadable(each.model_type))]
+    known = {offer.repository for offer in ours}
+    rest = [
+        offer for offer in others if offer.repository not in known and (offer.method or is_loadable(offer.model_type))
+    ]
     return [*ours, *rest]
 
 
@@ -142,11 +144,11 @@ def inspect_repository(hub: Hub, repository: str, revision: str = "") -> Details
 
 def _offers(hub: Hub, parameters: Mapping[str, Any]) -> list[FoundRepository]:
     """List the results of a page that can be downloaded: those with a valid repository name."""
-    every = (_found(each) for each in hub.listing(parameters))
-    return [each for each in every if REPOSITORY.fullmatch(each.repository)]
+    every = (_found_repository(information) for information in hub.listing(parameters))
+    return [offer for offer in every if REPOSITORY.fullmatch(offer.repository)]
 
 
-def _found(information: Any) -> FoundRepository:
+def _found_repository(information: Any) -> FoundRepository:
     config = information.config if isinstance(information.config, dict) else {}
     tags = _tags(information)
     return FoundRepository(
@@ -177,10 +179,10 @@ def _config(hub: Hub, repository: str, contents: Contents, files: tuple[Reposito
             content += chunk
             if len(content) > MAX_CONFIG_BYTES:
                 return little
-        found = msgspec.json.decode(content)
+        config = msgspec.json.decode(content)
     except (*HubErrors, Broken, HubProblem, msgspec.MsgspecError, ValueError, RecursionError):
         return little
-    return found if isinstance(found, dict) else little
+    return config if isinstance(config, dict) else little
 
 
 def _licence(information: Any) -> str:
@@ -193,9 +195,9 @@ def _tags(information: Any) -> list[str]:
     return [printable(str(tag)) for tag in information.tags] if isinstance(information.tags, list) else []
 
 
-def _count(told: Any) -> int:
+def _count(reported: Any) -> int:
     """Return a count that the hub reports; 0 where it is not a valid one."""
-    return told if type(told) is int and 0 <= told <= LARGEST_COUNT else 0
+    return reported if type(reported) is int and 0 <= reported <= LARGEST_COUNT else 0
 
 
 def _modified(information: Any) -> float:
@@ -257,12 +259,12 @@ def published_for(main: CatalogModel) -> list[Published]:
     if main.kind != "main":
         return []
     name = _plain(main.id)
-    found = [_published(method, draft) for target, method, draft in FEATURE_DRAFTERS if _is_for(target, name)]
+    published = [_published(method, draft) for target, method, draft in FEATURE_DRAFTERS if _is_for(target, name)]
     if main.head is None and main.model_type.startswith(HEADED):
-        found.append(Published(MTP.name, ""))
+        published.append(Published(MTP.name, ""))
     limit = next((most for least, most in LARGEST_DRAFTS if main.parameter_count >= least * BILLION), 0.0)
     small = (draft for start, size, draft in SMALL_MODELS if name.startswith(start) and size <= limit)
-    return [*found, *(_published(DRAFT_MODEL.name, draft) for draft in small)]
+    return [*published, *(_published(DRAFT_MODEL.name, draft) for draft in small)]
 
 
 def recommended(memory_bytes: int) -> list[Pair]:

@@ -179,8 +179,8 @@ def read_marker(folder: Path) -> Marker | None:
 
 
 def _partials(downloads: Path, repository: str) -> list[Path]:
-    found = own_folders(downloads, re.escape(PARTIAL), PARTIAL_NAME)
-    return [path for path in found if path.name.startswith(f"{_flat(repository)}@")]
+    partials = own_folders(downloads, re.escape(PARTIAL), PARTIAL_NAME)
+    return [path for path in partials if path.name.startswith(f"{_flat(repository)}@")]
 
 
 def _flat(repository: str) -> str:

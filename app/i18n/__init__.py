@@ -62,7 +62,7 @@ class Catalogs:
     def __init__(self, *folders: Path) -> None:
         self._words = {language: read_words(language) for language in languages()}
         english = self._words[DEFAULT_LANGUAGE].entries
-        for path in (each for folder in folders for each in sorted(folder.glob("*.json"))):
+        for path in (catalog for folder in folders for catalog in sorted(folder.glob("*.json"))):
             entries = _read_own(path)
             if entries:
                 self._words[path.stem] = Words(path.stem, {**english, NAME_KEY: path.stem, **entries})
@@ -81,7 +81,7 @@ class Catalogs:
         there = {language.lower(): language for language in sorted(self._words)}
         for tag in _by_preference(accepted):
             primary = tag.partition("-")[0]
-            kin = (each for each in there if each.startswith(f"{primary}-"))
+            kin = (candidate for candidate in there if candidate.startswith(f"{primary}-"))
             for near in (tag, primary, next(kin, "")):
                 if near in there:
                     return there[near]
@@ -96,7 +96,9 @@ def languages(folder: Path = FOLDER) -> tuple[str, ...]:
 def read_words(language: str = DEFAULT_LANGUAGE) -> Words:
     """Read the catalog of a language out of `languages()`."""
     entries = json.loads((FOLDER / f"{language}.json").read_text(encoding="utf-8"))
-    methods = {f"method.{each.name}": each.words.get(language, each.words[DEFAULT_LANGUAGE]) for each in METHODS}
+    methods = {
+        f"method.{method.name}": method.words.get(language, method.words[DEFAULT_LANGUAGE]) for method in METHODS
+    }
     return Words(language, dict(sorted({**methods, **entries}.items())))
 
 

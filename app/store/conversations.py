@@ -52,11 +52,11 @@ class Conversations:
 
     def list(self, search: str = "") -> Sequence[ConversationRow]:
         """Return the conversations, last changed first, that contain `search` in title or messages."""
-        found = select(ConversationRow).order_by(col(ConversationRow.changed_at).desc(), col(ConversationRow.id).desc())
+        query = select(ConversationRow).order_by(col(ConversationRow.changed_at).desc(), col(ConversationRow.id).desc())
         if search:
-            found = found.where(_contains(search))
+            query = query.where(_contains(search))
         with self._store.reading() as session:
-            return session.exec(found).all()
+            return session.exec(query).all()
 
     def add(
         self, conversation_id: int, version: int, turns: Sequence[MessageRow], beginning: Beginning | None = None

@@ -102,9 +102,9 @@ def _examine_content(path: Path) -> str:
         closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)) as file,
     ):
         file.execute("BEGIN")
-        found = [str(row[0]) for row in file.execute("PRAGMA integrity_check(1)")]  # each index is a second copy
-        if found != ["ok"]:
-            raise Damage(" ".join(found[:1]) or "its pages are damaged")
+        results = [str(row[0]) for row in file.execute("PRAGMA integrity_check(1)")]  # each index is a second copy
+        if results != ["ok"]:
+            raise Damage(" ".join(results[:1]) or "its pages are damaged")
         if file.execute("PRAGMA foreign_key_check").fetchone() is not None:
             raise Damage("a row belongs to one that is not there")
         revision = _examine_tables(file)
@@ -151,7 +151,7 @@ def _examine_values(file: sqlite3.Connection) -> None:
     """
     file.text_factory = _text
     for table in SQLModel.metadata.sorted_tables:
-        for columns, order in [(table.columns, []), *((each.columns, list(each.columns)) for each in table.indexes)]:
+        for columns, order in [(table.columns, []), *((index.columns, list(index.columns)) for index in table.indexes)]:
             for row in file.execute(str(select(*columns).order_by(*order).compile(dialect=sqlite.dialect()))):
                 for column, value in zip(columns, row, strict=True):
                     if not _is_value_of(column, value):
@@ -260,10 +260,10 @@ def check_owner(path: Path, user: int | None = None) -> None:
     folder = path.parent
     if not folder.is_dir():
         return
-    found, advice = folder.stat(), "set PACELINE_HOME to a folder of your own"
-    if found.st_mode & stat.S_ISVTX and found.st_mode & OTHERS_WRITE:
+    status, advice = folder.stat(), "set PACELINE_HOME to a folder of your own"
+    if status.st_mode & stat.S_ISVTX and status.st_mode & OTHERS_WRITE:
         why = "is shared by everybody"
-    elif found.st_uid != (os.geteuid() if user is None else user):
+    elif status.st_uid != (os.geteuid() if user is None else user):
         why = "belongs to another user"
         if os.access(path, os.F_OK):
             advice = f"run `sudo chown -R $(id -un) {shlex.quote(str(folder))}` if it is yours, or {advice}"
@@ -387,7 +387,7 @@ def readable_copy(path: Path) -> Path | None:
 def _copies(path: Path) -> list[Path]:
     """List the copies made before upgrades, the latest last."""
     names = own_files(path.parent, rf"{re.escape(path.name)}\.before-[0-9]+")
-    return sorted(names, key=lambda each: each.lstat().st_mtime_ns)
+    return sorted(names, key=lambda copy: copy.lstat().st_mtime_ns)
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -83,7 +83,7 @@ class Store:
             self.close()
             narrowed = NARROWED if database.is_writable_by_others(self.path.parent) else ""
             notice, self._engine = self._open(repair=True)
-            return " ".join(each for each in (narrowed, notice, LOCKED_WORDS if self.locked_down else "") if each)
+            return " ".join(part for part in (narrowed, notice, LOCKED_WORDS if self.locked_down else "") if part)
 
     def check(self) -> None:
         """Raise `StoreUnavailable` unless the file is sound, or absent, and its folder ours; change nothing."""

@@ -86,9 +86,9 @@ class Choice:
 
     def score_prompt(self, scores: Sequence[TokenLogprobs]) -> None:
         """Send the scores of the prompt's next tokens; their text was sent by `echo`."""
-        behind = self._prompt[self._scored : self._scored + len(scores)]
+        next_tokens = self._prompt[self._scored : self._scored + len(scores)]
         self._scored += len(scores)
-        logprobs = self._token_texts(behind, scores)
+        logprobs = self._token_texts(next_tokens, scores)
         self._send(Delta(id=self._command.id, index=self._index, text="", tokens=0, logprobs=logprobs))
 
     def close(self, finish_reason: str) -> None:
@@ -204,14 +204,14 @@ class Choice:
 
     def _methods_as_told(self, whole: tuple[MethodStatistics, ...]) -> tuple[MethodStatistics, ...]:
         """Return the counts of sent tokens, with the scheduler's seconds scaled by the share of steps."""
-        known = {each.method: each for each in whole}
+        known = {statistics.method: statistics for statistics in whole}
         methods = []
-        for each in self._sent.by_method:
-            all_of_it = known.get(each.method, each)
-            share = min(1.0, each.steps / max(1, all_of_it.steps))
+        for sent in self._sent.by_method:
+            all_of_it = known.get(sent.method, sent)
+            share = min(1.0, sent.steps / max(1, all_of_it.steps))
             methods.append(
                 replace(
-                    each,
+                    sent,
                     draft_seconds=share * all_of_it.draft_seconds,
                     verify_seconds=share * all_of_it.verify_seconds,
                     rewind_seconds=share * all_of_it.rewind_seconds,

@@ -182,8 +182,8 @@ class WorkerClient(Supervisor):
     async def read_prompt(self, prompt: Generate) -> PromptTold:
         """Return the tokens of a prompt, without loading its model. Raises the PacelineError that refused it."""
         await self._prepare(None)
-        told: PromptTold = await self._ask(ReadPrompt(id=prompt.id, prompt=prompt), "")
-        return told
+        answer: PromptTold = await self._ask(ReadPrompt(id=prompt.id, prompt=prompt), "")
+        return answer
 
     def keep(self, settings: KeepModels) -> None:
         """Set how long models stay in memory, in this worker and in every later one. Loads nothing."""

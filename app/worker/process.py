@@ -122,7 +122,7 @@ def _serve(
         read=texts.read,
         tidy=texts.tidy,
         send=channel.send,
-        post=lambda each: loop.post(each),  # noqa: PLW0108 - defined below
+        post=lambda command: loop.post(command),  # noqa: PLW0108 - defined below
     )
     loop = Loop(
         pool=pool,

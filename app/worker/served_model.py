@@ -58,12 +58,12 @@ class ServedModel:
 
     def line_of(self, owner: str) -> int:
         """Return the number of choices of one owner that wait for the engine."""
-        return sum(request.owner == owner for each in self._submissions for request in each.requests)
+        return sum(request.owner == owner for submission in self._submissions for request in submission.requests)
 
     @property
     def waiting(self) -> int:
         """Number of choices without a row."""
-        line = sum(len(each.requests) for each in self._submissions)
+        line = sum(len(submission.requests) for submission in self._submissions)
         return line + (self._scheduler.waiting if self._scheduler else 0)
 
     @property
@@ -83,7 +83,7 @@ class ServedModel:
 
     @property
     def _submissions(self) -> list[Submission]:
-        return [each for each in self._line if isinstance(each, Submission)]
+        return [entry for entry in self._line if isinstance(entry, Submission)]
 
     def describe(self, model: LoadedModel) -> LoadedModel:
         """Return the pool's state of the model with its requests added."""
@@ -106,27 +106,27 @@ class ServedModel:
     def open(self, engine: EnginePort) -> list[LoadModel]:
         """Queue in the ready engine what waits for it, in order. Returns the load commands, which are done."""
         line, self._line = self._line, []
-        for each in line:
-            if isinstance(each, LoadModel):
+        for entry in line:
+            if isinstance(entry, LoadModel):
                 self._release()
                 continue
             try:
-                self._queue(each, engine)
+                self._queue(entry, engine)
             except PacelineError as error:
-                self._refuse(each, error)
+                self._refuse(entry, error)
             except Exception as error:
-                _logger.exception("could not queue %s", each.id)
-                self._refuse(each, PacelineError(f"The request could not be queued: {short_text(error)}"))
-        return [each for each in line if isinstance(each, LoadModel)]
+                _logger.exception("could not queue %s", entry.id)
+                self._refuse(entry, PacelineError(f"The request could not be queued: {short_text(error)}"))
+        return [entry for entry in line if isinstance(entry, LoadModel)]
 
     def close(self, error: PacelineError) -> list[LoadModel]:
         """Refuse every choice that waits for the engine, after its load failed and the leases with it. Returns the load
         commands."""
         line, self._line = self._line, []
-        for each in line:
-            if isinstance(each, Submission):
-                self._text_thread.refused(each.id, error)
-        return [each for each in line if isinstance(each, LoadModel)]
+        for entry in line:
+            if isinstance(entry, Submission):
+                self._text_thread.refused(entry.id, error)
+        return [entry for entry in line if isinstance(entry, LoadModel)]
 
     def detach(self) -> None:
         """Drop the evicted engine, so that nothing keeps it alive. An evicted engine has no rows."""
@@ -135,16 +135,16 @@ class ServedModel:
 
     def withdraw(self, request_id: str) -> None:
         """Cancel one choice or load, waiting or running; does nothing if it has ended."""
-        for place, each in enumerate(self._line):
-            if isinstance(each, LoadModel):
-                if each.id == request_id:
+        for place, entry in enumerate(self._line):
+            if isinstance(entry, LoadModel):
+                if entry.id == request_id:
                     del self._line[place]
                     self._release()
                     self._pool.cancel_load(self._model_id)
                     return
-            elif any(request.id == request_id for request in each.requests):
-                left = tuple(request for request in each.requests if request.id != request_id)
-                self._line[place : place + 1] = [replace(each, requests=left)] if left else []
+            elif any(request.id == request_id for request in entry.requests):
+                left = tuple(request for request in entry.requests if request.id != request_id)
+                self._line[place : place + 1] = [replace(entry, requests=left)] if left else []
                 self._release()
                 end = TokenEvent(request_id, finish_reason=FinishReason.CANCELLED)
                 self._text_thread.emitted((end,), self._clock())

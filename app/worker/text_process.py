@@ -125,9 +125,9 @@ class Reader:
     def _words(self) -> dict[str, TemplateWords | None]:
         """Thinking arguments that each template of the model reads; None: arguments are passed unchanged."""
         tokenizer = self._model.tokenizer
-        found = tokenizer.chat_template
-        default = found.get("default") if isinstance(found, dict) else found
-        with_tools = found.get("tool_use", default) if isinstance(found, dict) else found
+        templates = tokenizer.chat_template
+        default = templates.get("default") if isinstance(templates, dict) else templates
+        with_tools = templates.get("tool_use", default) if isinstance(templates, dict) else templates
         is_known = not tokenizer.init_kwargs.get("chat_template_type")
         sources = {"default": default, "tool_use": with_tools}
         return {name: template_words(str(source or "")) if is_known else None for name, source in sources.items()}

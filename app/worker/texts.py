@@ -103,9 +103,9 @@ class Texts:
         self._readers[key].used_at = self._clock()
         reading = self._readers[key].read(command)
         # The least recently used are closed; a busy one only when a later prompt comes.
-        idle = [each for each, reader in self._readers.items() if reader.idle]
-        for each in idle[: max(0, len(self._readers) - self._kept_folders)]:
-            self._readers.pop(each).close()
+        idle = [idle_key for idle_key, reader in self._readers.items() if reader.idle]
+        for idle_key in idle[: max(0, len(self._readers) - self._kept_folders)]:
+            self._readers.pop(idle_key).close()
         return reading
 
     def tidy(self, in_memory: frozenset[str]) -> None:

@@ -197,16 +197,18 @@ class FeatureDrafter(DraftModel):
 
     def _catch_up(self, known: Mapping[str, Sequence[int]]) -> mx.array:
         """Extend the context by all waiting features whose next token is known, each together with that token."""
-        behind, parts = [], []
+        next_tokens, parts = [], []
         for name, tokens in known.items():
             waiting = self._waiting[name]
             self.runner.skip(name, waiting.start)
             stop = waiting.start + _readable(waiting, tokens)
-            behind.append(tokens[waiting.start + 1 : stop + 1])
+            next_tokens.append(tokens[waiting.start + 1 : stop + 1])
             parts.append(waiting.take(stop))
-        widths = [len(tokens) for tokens in behind]
+        widths = [len(tokens) for tokens in next_tokens]
         parts = [mx.pad(part, [(0, 0), (0, max(widths) - part.shape[1]), (0, 0)]) for part in parts]
-        return self._feed(list(known), self._inputs(padded(behind), self._module.fc(mx.concatenate(parts))), widths)
+        return self._feed(
+            list(known), self._inputs(padded(next_tokens), self._module.fc(mx.concatenate(parts))), widths
+        )
 
     def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:
         return mx.concatenate([self._embed(tokens), output], axis=-1)

@@ -57,7 +57,7 @@ class Lead:
             return own
         ways = [row[place] if place < len(row) else (-1,) for row in self._forced]
         widest = max(map(len, ways))
-        known = mx.array([[*each, *each[:1] * (widest - len(each))] for each in ways])
+        known = mx.array([[*tokens, *tokens[:1] * (widest - len(tokens))] for tokens in ways])
         usual = known[:, :1]
         free = mx.any(own == known, axis=1, keepdims=True) | ~self._follows
         drafts = mx.where((usual < 0) | ((own >= 0) & free), own, usual)

@@ -49,13 +49,13 @@ class Text:
         """Return the places after the last tokens; a context of fewer than `shortest` is never looked up."""
         return self._places.setdefault(tuple(self.tokens[-self._shortest :]), [])
 
-    def behind(self, known: Sequence[int], longest: int) -> tuple[list[int], int]:
+    def places_after(self, known: Sequence[int], longest: int) -> tuple[list[int], int]:
         """Return the places after the longest suffix of `known` that continues anywhere, latest first, and its length.
         The length is `shortest` to `longest` tokens, or 0 if there is none."""
         best: list[int] = []
         size = 0
-        found = self._places.get(tuple(known[-self._shortest :]), []) if len(known) >= self._shortest else []
-        for place in filter(self._goes_on, reversed(found[-MOST_MATCHES:])):
+        matches = self._places.get(tuple(known[-self._shortest :]), []) if len(known) >= self._shortest else []
+        for place in filter(self._goes_on, reversed(matches[-MOST_MATCHES:])):
             most, same = min(longest, len(known), place), self._shortest
             while same < most and self.tokens[place - 1 - same] == known[-1 - same]:
                 same += 1
@@ -68,12 +68,12 @@ class Text:
         """Return up to `limit` tokens, each the most frequent one (latest on ties) after the drafts before it.
         Where those occur nowhere, the longest suffix of `known` and the drafts is matched anew."""
         drafts: list[int] = []
-        places, matched_tokens = self.behind(known, longest)
+        places, matched_tokens = self.places_after(known, longest)
         while places and len(drafts) < limit:
             followers = [self.tokens[place] for place in places]
             drafts.append(followers[0] if len(places) == 1 else max(dict.fromkeys(followers), key=followers.count))
             stay = [place + 1 for place in places if self.tokens[place] == drafts[-1]]
-            places = list(filter(self._goes_on, stay)) or self.behind([*known[-longest:], *drafts], longest)[0]
+            places = list(filter(self._goes_on, stay)) or self.places_after([*known[-longest:], *drafts], longest)[0]
         return Offer(tuple(drafts), matched_tokens)
 
     def _goes_on(self, place: int) -> bool:
@@ -110,14 +110,14 @@ class Ngram(Drafter):
         self._texts[request.id] = request.owner, Text(self._shortest)
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:  # noqa: ARG002  drafts do not depend on sampling
-        found = []
+        drafts = []
         for row in rows:
             known = tuple(usual for usual, *_ in row.forced)
             offer = self.offer(row.sequence_id, row.tokens, known, row.num_draft_tokens - len(known))
-            found.append((*known, *(offer.tokens if offer else ())))
-        counts = tuple(len(tokens) for tokens in found)
+            drafts.append((*known, *(offer.tokens if offer else ())))
+        counts = tuple(len(tokens) for tokens in drafts)
         reasons = tuple(NO_REASON if count else Reason("no_match") for count in counts)
-        return Proposal(padded(found) if any(counts) else None, counts, reasons)
+        return Proposal(padded(drafts) if any(counts) else None, counts, reasons)
 
     def offer(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int], limit: int) -> Offer | None:
         if sequence_id not in self._texts:

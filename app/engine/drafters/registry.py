@@ -45,12 +45,12 @@ class Drafters:
     @property
     def longest(self) -> dict[str, int]:
         """Most tokens in one proposal, by method, where bounded."""
-        return {name: one.longest for name, one in self.available.items() if one.longest is not None}
+        return {name: drafter.longest for name, drafter in self.available.items() if drafter.longest is not None}
 
     @property
     def runners(self) -> dict[str, Runner]:
         """Runners of the drafters that have tensors of their own, by method."""
-        return {name: one.runner for name, one in self.available.items() if one.runner is not None}
+        return {name: drafter.runner for name, drafter in self.available.items() if drafter.runner is not None}
 
     def admit(self, request: Request) -> None:
         """Start a request with the drafters that it wants."""
@@ -59,7 +59,9 @@ class Drafters:
 
     def wanted(self, request: Request) -> dict[str, Drafter]:
         """Return the drafters that the request may use."""
-        return {name: one for name, one in self.available.items() if request.speculation.method in {"auto", name}}
+        return {
+            name: drafter for name, drafter in self.available.items() if request.speculation.method in {"auto", name}
+        }
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
         """Propose forced tokens followed by each row's drafts; a drafter is skipped where forced tokens suffice."""
@@ -79,7 +81,7 @@ class Drafters:
     def offers(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int]) -> dict[str, Offer]:
         """Return what lookup drafters would propose next, after `tokens` and `emitted`."""
         limit = DRAFT_LENGTHS[-1]
-        offers = {name: one.offer(sequence_id, tokens, emitted, limit) for name, one in self.available.items()}
+        offers = {name: drafter.offer(sequence_id, tokens, emitted, limit) for name, drafter in self.available.items()}
         return {name: offer for name, offer in offers.items() if offer is not None}
 
     def observe(self, outcome: Outcome) -> None:
