@@ -17,7 +17,7 @@ from app.api.answer import unless_client_leaves, warnings_object
 from app.api.chat import ChatBody, chat_command
 from app.api.commands import MAX_TOKEN_ID, GenerationBody, shared_command
 from app.api.shapes import RenderedPrompt, Tokens, TokensText
-from app.core.messages import Generate, PromptTold
+from app.core.messages import Generate, PromptTokens
 from app.models.prompt_size import check_prompt
 from app.serving.context import context_of
 from app.serving.document import problems, success
@@ -95,6 +95,6 @@ async def _command(request: Request, body: GenerationBody, **prompt: Any) -> Gen
     return msgspec.structs.replace(shared, id=_id(), **prompt)
 
 
-async def _read(request: Request, command: Generate) -> PromptTold:
+async def _read(request: Request, command: Generate) -> PromptTokens:
     check_prompt(command)
     return await unless_client_leaves(request, context_of(request).worker.read_prompt(command))

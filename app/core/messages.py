@@ -114,7 +114,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ReadPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Tokenize the prompt of a request and generate nothing; answered by `PromptTold` or `Failed`. Loads no model."""
+    """Tokenize the prompt of a request and generate nothing; answered by `PromptTokens` or `Failed`. Loads no model."""
 
     id: str
     prompt: Generate
@@ -210,7 +210,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Repairs that its prompt needed, and fields of the request that could not be honoured."""
 
 
-class PromptTold(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class PromptTokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The answer to `ReadPrompt`: the tokens, and their text."""
 
     id: str
@@ -273,7 +273,7 @@ Event = (
     | Accepted
     | Delta
     | Finished
-    | PromptTold
+    | PromptTokens
     | Failed
     | LoadProgress
     | ModelLoaded

@@ -234,7 +234,7 @@ class Engine:
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
         for row in rows:
             self.runner.caches.table.check(row.sequence_id, row.start)
-        self.plain_rows.run(list(by_id))
+        self.plain_rows.untrack_shared(list(by_id))
         widths = [row.end - row.start for row in rows]
         tokens = padded([row.tokens[row.start : row.end] for row in rows])
         logits, forward = self.runner.forward([row.sequence_id for row in rows], tokens, widths)
@@ -280,17 +280,17 @@ class Engine:
         self._ends = {"begun": time.perf_counter()} if plan.timed else None
         by_id = {row.sequence_id: row for row in plan.rows}
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
-        self.plain_rows.run(list(by_id))
+        self.plain_rows.untrack_shared(list(by_id))
         if self._ahead is not None and any(row.sequence_id in self._ahead.sequence_ids for row in rows):
             return StepResult(self._plain(rows, (NO_REASON,) * len(rows)))
         for row in rows:
             self.runner.caches.table.check(row.sequence_id, row.computed)
-        asked = [self._constraints.led(row) for row in self.plain_rows.asked(rows)]
+        asked = [self._constraints.led(row) for row in self.plain_rows.limit_drafts(rows)]
         proposal = self.drafters.propose(asked, [self._sampled(row, salt=self._salt) for row in rows])
         proposal = self._constraints.extended(asked, proposal)
         if (drafts := proposal.tokens) is None:
             width = max(len(row.tokens) - row.computed for row in rows)
-            if self.plain_rows.strayed(rows):
+            if self.plain_rows.has_strayed(rows):
                 return StepResult(self._verify(rows, proposal, mx.zeros((1, 0), mx.int32)), width=width)
             return StepResult(self._plain(rows, proposal.reasons), width=width)
         mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
@@ -392,7 +392,7 @@ class Engine:
 
     def _verify(self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array) -> tuple[RowOutcome, ...]:
         """Run one forward over known tokens and drafts; its single read returns drawn tokens and accepted counts."""
-        self.plain_rows.stray(rows)
+        self.plain_rows.save_point(rows)
         known = [len(row.tokens) - row.computed for row in rows]
         widths = [size + count for size, count in zip(known, proposal.counts, strict=True)]
         fed, places = feed_drafts(rows, drafts)

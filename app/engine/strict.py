@@ -85,12 +85,12 @@ class PlainRows:
         self._fresh.discard(sequence_id)
         self._points.pop(sequence_id, None)
 
-    def run(self, sequence_ids: Sequence[str]) -> None:
+    def untrack_shared(self, sequence_ids: Sequence[str]) -> None:
         """Stop tracking rows that are about to share a forward."""
         for name in sequence_ids if len(sequence_ids) > 1 else ():
             self.release(name)
 
-    def asked(self, rows: Sequence[DecodeRow]) -> Sequence[DecodeRow]:
+    def limit_drafts(self, rows: Sequence[DecodeRow]) -> Sequence[DecodeRow]:
         """Return the rows with the drafts they may have: none for the first token of a tracked row.
         A preempted row whose own tokens were reread as a prompt is no longer tracked."""
         row = rows[0]
@@ -101,11 +101,11 @@ class PlainRows:
                 return [replace(row, num_draft_tokens=0)]
         return rows
 
-    def strayed(self, rows: Sequence[DecodeRow]) -> bool:
+    def has_strayed(self, rows: Sequence[DecodeRow]) -> bool:
         """Return whether a tracked row's cache differs from plain decoding's: its plain steps may be wrong too."""
         return self._points.get(rows[0].sequence_id) is not None
 
-    def stray(self, rows: Sequence[DecodeRow]) -> None:
+    def save_point(self, rows: Sequence[DecodeRow]) -> None:
         """Save the rewind point of a tracked row before drafts are verified."""
         name, caches = rows[0].sequence_id, self._runner.caches
         if not self.tolerance or self._points.get(name, self) is not None:
@@ -126,7 +126,7 @@ class PlainRows:
     ) -> mx.array:
         """Return int32 [rows]: how many slots of each row precede the first doubtful one.
         `drawn` are tokens [rows, slots] from `logits` [rows, slots, vocabulary]."""
-        if not self.strayed(rows):
+        if not self.has_strayed(rows):
             return mx.full((len(rows),), drawn.shape[1], mx.int32)
         doubts = doubtful(logits[0], drawn[0], sampled[0], self.tolerance)
         return mx.sum(mx.cumprod((~doubts).astype(mx.int32)), keepdims=True)

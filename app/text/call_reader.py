@@ -41,7 +41,7 @@ class CallsEnded(Exception):
     """The rest of the answer is ignored: only one call is allowed, or a call begun for the client cannot be read."""
 
 
-class ToldCalls:
+class CallSender:
     """Sends the calls of one answer. `begins` is called before each; `one_call`: the first one ends the answer.
     `taken`: ids that no call may have."""
 
@@ -95,7 +95,7 @@ class ToldCalls:
 class CallReader:
     """Reads calls in one form. Each generator waits for more text until it can decide."""
 
-    def __init__(self, written: Written, tools: Tools, patterns: CallPatterns, calls: ToldCalls) -> None:
+    def __init__(self, written: Written, tools: Tools, patterns: CallPatterns, calls: CallSender) -> None:
         self._written = written
         self._tools = tools
         self._patterns = patterns

@@ -12,7 +12,7 @@ import msgspec
 import regex
 
 from app.core.messages import ToolCallDelta
-from app.text.call_reader import CallReader, CallsEnded, ToldCalls
+from app.text.call_reader import CallReader, CallsEnded, CallSender
 from app.text.calls import Call, listed_calls, offered, python_calls
 from app.text.detokenizer import TextStream
 from app.text.dialect import (
@@ -26,7 +26,7 @@ from app.text.dialect import (
     patterns,
     with_json_calls,
 )
-from app.text.stops import MarkedText, ToldText, spans_of
+from app.text.stops import MarkedText, SentText, spans_of
 from app.text.written import Written
 
 _HEADER = compiled(
@@ -107,12 +107,12 @@ class AnswerSplitter:
         self._by_grammar = by_grammar
         self._tools = offered(tools)
         self._written = Written()
-        self._said = ToldText(stop, calls=bool(tools))
+        self._said = SentText(stop, calls=bool(tools))
         self._thought: str | None = None
         """White space held back behind the reasoning; None before any reasoning."""
         self._cut = False
         self._parts: list[AnswerPart] = []
-        self._calls = ToldCalls(self._begin_call, self._call, one_call=one_call, taken=taken_ids)
+        self._calls = CallSender(self._begin_call, self._call, one_call=one_call, taken=taken_ids)
         self._reader = CallReader(self._written, self._tools, self._patterns, self._calls)
         self.ended = False
         """Whether the rest of the answer is ignored."""

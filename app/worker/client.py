@@ -30,7 +30,7 @@ from app.core.messages import (
     LoadProgress,
     ModelLoaded,
     ModelUnloaded,
-    PromptTold,
+    PromptTokens,
     ReadPrompt,
     Ready,
     Snapshot,
@@ -179,10 +179,10 @@ class WorkerClient(Supervisor):
         loaded: ModelLoaded = await self._ask(_load(model, stay), model.id)
         return loaded
 
-    async def read_prompt(self, prompt: Generate) -> PromptTold:
+    async def read_prompt(self, prompt: Generate) -> PromptTokens:
         """Return the tokens of a prompt, without loading its model. Raises the PacelineError that refused it."""
         await self._prepare(None)
-        answer: PromptTold = await self._ask(ReadPrompt(id=prompt.id, prompt=prompt), "")
+        answer: PromptTokens = await self._ask(ReadPrompt(id=prompt.id, prompt=prompt), "")
         return answer
 
     def keep(self, settings: KeepModels) -> None:
@@ -246,7 +246,7 @@ class WorkerClient(Supervisor):
                 self._fail(event.id, error_of(event))
             case Heartbeat(snapshot=Snapshot() as snapshot):
                 self.snapshot = snapshot
-            case ModelLoaded() | ModelUnloaded() | PromptTold():
+            case ModelLoaded() | ModelUnloaded() | PromptTokens():
                 _, future = self._answers.get(event.id, ("", None))
                 if future is not None and not future.done():
                     future.set_result(event)

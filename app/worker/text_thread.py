@@ -22,7 +22,7 @@ from app.core.messages import (
     Generate,
     KeepModels,
     LoadModel,
-    PromptTold,
+    PromptTokens,
     ReadPrompt,
     Shutdown,
     TextWork,
@@ -206,7 +206,7 @@ class TextThread:
             return
         text = b"".join(prompt.table.token_text(token)[1] for token in prompt.tokens).decode("utf-8", "replace")
         notices = command.prompt.notices + prompt.notices
-        self._send(PromptTold(id=command.id, tokens=list(prompt.tokens), text=text, notices=notices))
+        self._send(PromptTokens(id=command.id, tokens=list(prompt.tokens), text=text, notices=notices))
 
     def _begin(self, answer: Answer) -> None:
         prompt = answer.reading.result()

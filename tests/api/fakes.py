@@ -26,7 +26,7 @@ from app.core.messages import (
     KeepModels,
     LoadProgress,
     ModelLoaded,
-    PromptTold,
+    PromptTokens,
     Ready,
     Snapshot,
     TokenText,
@@ -203,8 +203,8 @@ class FakeWorker:
         await self.tell()
         return ModelLoaded(id="load", model_id=model.id, seconds=1.5)
 
-    async def read_prompt(self, prompt: Generate) -> PromptTold:
-        return PromptTold(id=prompt.id, tokens=[1, 2, 3], text=prompt.text or "Hi", notices=prompt.notices)
+    async def read_prompt(self, prompt: Generate) -> PromptTokens:
+        return PromptTokens(id=prompt.id, tokens=[1, 2, 3], text=prompt.text or "Hi", notices=prompt.notices)
 
     def release_quarantine(self, model_id: str) -> None:
         if self.quarantined.pop(model_id, None) is None:

@@ -15,6 +15,19 @@ NO_NOUN = re.compile(
 )
 """Words that no description of a constant begins with: it begins with the noun that names the quantity."""
 
+NO_NAMES = {"told", "found", "each", "one", "behind"}
+"""Names that say nothing of a value."""
+
+
+def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of everything that a module defines."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+
 
 def constants(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and text of each string that describes a constant of the module."""
@@ -54,3 +67,13 @@ def test_the_description_of_a_constant_begins_with_a_noun() -> None:
         if NO_NOUN.match(text.strip())
     ]
     assert not found, "\n".join(found)
+
+
+def test_values_have_names_of_the_field() -> None:
+    named = [
+        f"{name}:{line}: {identifier}"
+        for name, tree in modules().items()
+        for line, identifier in identifiers(tree)
+        if identifier.strip("_") in NO_NAMES
+    ]
+    assert not named, "\n".join(named)
