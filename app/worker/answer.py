@@ -18,7 +18,7 @@ from app.text.dialect import NO_DIALECT
 from app.text.grammar import calls_by_grammar, thinks
 from app.text.splitter import AnswerPart, AnswerSplitter, ReasoningCount, feed_step
 from app.worker.texts import Prompt, Reading, Unread
-from app.worker.thread_commands import LoopCommand, Submission, choice_id, choice_of
+from app.worker.thread_commands import LoopCommand, Submission, choice_id
 
 _SEEDS = 1 << 64
 _NO_LIMIT = (1 << 31) - 1
@@ -242,17 +242,14 @@ class Answer:
         self._post = post
         self._choices: list[Choice] = []
         """Empty before the answer begins."""
-        self._over = False
+        self._open_choices = command.n
+        self.ended = False
+        """Whether the end of every choice, or an error, was sent."""
 
     @property
     def begun(self) -> bool:
         """Whether its prompt was read and its choices exist."""
         return bool(self._choices)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the end of every choice, or an error, was sent."""
-        return self._over or (self.begun and all(choice.ended for choice in self._choices))
 
     def begin(self, prompt: Prompt | Unread) -> None:
         """Submit the request to the loop, now that its prompt was read. Raises InvalidRequest if it cannot run."""
@@ -301,9 +298,9 @@ class Answer:
             for choice in self._choices:
                 choice.echo(text, scored=self._scores_prompt)
 
-    def feed(self, event: TokenEvent, at: float) -> None:
+    def feed(self, index: int, event: TokenEvent, at: float) -> None:
         """Pass tokens, or the end, to a choice."""
-        choice = self._choices[choice_of(event.request_id)[1]]
+        choice = self._choices[index]
         if self.ended or choice.ended:
             return
         was_closing = choice.closing
@@ -314,6 +311,9 @@ class Answer:
             self.fail(PacelineError(f"The model failed: {event.error}", code="step_failed"))
             return
         choice.feed(event, at)
+        if choice.ended:
+            self._open_choices -= 1
+            self.ended = not self._open_choices
         if choice.closing and not was_closing and not choice.ended:
             self._post(Cancel(id=choice.id))
 
@@ -322,7 +322,7 @@ class Answer:
         if self.ended:
             return
         self._withdraw()
-        self._over = True
+        self.ended = True
         if self.begun:  # the error of an unreadable prompt may quote it
             _log(self._command, "%s model=%s failed: %s", self._command.id, self._command.model.id, error.message)
         self._send(failed_frame(self._command.id, error))
@@ -333,7 +333,7 @@ class Answer:
         for choice in self._choices:
             choice.close("cancelled")
         if not self.begun:
-            self._over = True
+            self.ended = True
             for index in range(self._command.n):
                 self._send(Finished(id=self._command.id, index=index, finish_reason="cancelled", usage=Statistics()))
 

@@ -153,7 +153,8 @@ class TextThread:
         match message:
             case Emitted():
                 for event in message.events:
-                    self._with_answer(choice_of(event.request_id)[0], Answer.feed, event, message.at)
+                    request_id, index = choice_of(event.request_id)
+                    self._with_answer(request_id, Answer.feed, index, event, message.at)
             case Queued():
                 self._with_answer(message.request_id, Answer.queued, message.at)
             case Refused():
