@@ -8,13 +8,12 @@ drafter), `drafts` (id and method of each), `looking` (its drafters are not know
 
 `POST /api/load`, `/api/unload`, `/api/release` and `/api/cache/clear`, `GET /api/status`: calls of the command line.
 
-`GET /api/ps`: loaded models in Ollama's format. `GET /v1`: the list of endpoints. `GET /health/live`: the event loop
+`GET /v1`: the list of endpoints. `GET /health/live`: the event loop
 runs. `GET /health/ready`, `GET /health`: a request would be accepted now. Health checks need no key. `GET /metrics`:
 the server's counters in Prometheus text form.
 """
 
 import asyncio
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
@@ -24,7 +23,7 @@ from pydantic import Field
 
 from app.api.answer import unless_client_leaves
 from app.api.commands import ModelName
-from app.api.shapes import Model, ModelList, OllamaModels
+from app.api.shapes import Model, ModelList
 from app.core.errors import ModelNotFound, ModelUnavailable
 from app.core.prefix_files import clear_prompts
 from app.core.unit import LoadedModel, Stay
@@ -37,9 +36,6 @@ from app.serving.gate import Body, Sent
 from app.serving.resolver import drafts_object, loaded_object
 
 router = APIRouter()
-
-FOR_EVER_SECONDS = 100 * 365 * 86400.0
-"""Seconds that a model without a limit is said to stay: Ollama's clients want a date."""
 
 
 class LoadBody(Body):
@@ -119,38 +115,10 @@ async def release_model(request: Request, body: Sent[NamedModel]) -> dict[str, A
     return {"model": body.model, "released": True}
 
 
-@router.get("/api/ps", responses=success(OllamaModels))
-async def list_processes(request: Request) -> dict[str, Any]:
-    """List loaded models in Ollama's format; unknown fields are empty."""
-    context = context_of(request)
-    now = datetime.now(UTC)
-    return {
-        "models": [
-            {
-                "name": model.id,
-                "model": model.id,
-                "size": model.weights_bytes + model.cache_bytes,
-                "size_vram": model.weights_bytes + model.cache_bytes,
-                "digest": "",
-                "details": {"parent_model": "", "format": "mlx", "family": "", "families": model.cache_families},
-                "expires_at": (now + timedelta(seconds=_seconds_left(context, model))).isoformat(),
-                "context_length": model.max_context_tokens,
-            }
-            for model in context.resolver.loaded().values()
-            if model.state == "ready"
-        ]
-    }
-
-
 def _status(context: Context, model: LoadedModel) -> dict[str, Any]:
     now = context.clock()
     times = {"idle_seconds": model.idle_seconds(now), "seconds_left": model.seconds_left(now)}
     return loaded_object(model) | times | {"unavailable": model.unavailable_words}
-
-
-def _seconds_left(context: Context, model: LoadedModel) -> float:
-    left = model.seconds_left(context.clock())
-    return FOR_EVER_SECONDS if left is None else left
 
 
 @router.get("/api/status")

@@ -1,5 +1,5 @@
-"""Ollama's `/api/tags`, `show`, `chat`, `generate`, `embed`, `embeddings` and `version`, for clients that speak nothing
-else. (`/api/ps` is in `app/api/control.py`.)
+"""Ollama's `/api/tags`, `ps`, `show`, `chat`, `generate`, `embed`, `embeddings` and `version`, for clients that speak
+nothing else.
 
 Streams are lines of JSON instead of events; a tool call is sent once it is whole. `num_ctx` and other options of
 Ollama's own engine are ignored. A request without a prompt or messages loads the model, as Ollama's does; with
@@ -10,7 +10,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
@@ -39,6 +39,7 @@ from app.core.errors import PacelineError
 from app.core.messages import Delta, Finished, Generate, ToolCallDelta
 from app.core.request import Notice
 from app.core.statistics import Statistics
+from app.core.unit import LoadedModel
 from app.i18n import Words
 from app.models.catalog import CatalogModel
 from app.serving.auth import authorize_operator
@@ -54,6 +55,9 @@ OLLAMA_WORDS = {"tools": "tools", "reasoning": "thinking"}
 LOADED = {"done": True, "done_reason": "load"}
 
 router = APIRouter()
+
+FOR_EVER_SECONDS = 100 * 365 * 86400.0
+"""Seconds that a model without a limit is said to stay: clients want a date."""
 
 
 class OllamaOptions(Body):
@@ -289,6 +293,25 @@ def ollama_tags(request: Request) -> dict[str, Any]:
     return {"models": [_listed(context, model) for model in usable]}
 
 
+@router.get("/api/ps", responses=success(OllamaModels))
+async def ollama_processes(request: Request) -> dict[str, Any]:
+    """List the models that are in memory."""
+    context = context_of(request)
+    ready = [model for model in context.resolver.loaded().values() if model.state == "ready"]
+    return {"models": [_in_memory(model, context.clock()) for model in ready]}
+
+
+def _in_memory(model: LoadedModel, now: float) -> dict[str, Any]:
+    """Describe a loaded model at `now`, in monotonic seconds."""
+    size_bytes, left = model.weights_bytes + model.cache_bytes, model.seconds_left(now)
+    expires_at = datetime.now(UTC) + timedelta(seconds=FOR_EVER_SECONDS if left is None else left)
+    return _described(model.id, size_bytes, "", model.cache_families) | {
+        "size_vram": size_bytes,
+        "expires_at": expires_at.isoformat(),
+        "context_length": model.max_context_tokens,
+    }
+
+
 @router.post("/api/show", responses=success(OllamaModel))
 async def ollama_show(request: Request, body: Sent[NamedBody]) -> dict[str, Any]:
     """Return one model."""
@@ -308,15 +331,16 @@ async def ollama_show(request: Request, body: Sent[NamedBody]) -> dict[str, Any]
 
 def _listed(context: Context, model: CatalogModel) -> dict[str, Any]:
     family = str((model.config or {}).get("model_type", ""))
-    details = {"parent_model": "", "format": "mlx", "family": family, "families": [family]}
-    return {
-        "name": model.id,
-        "model": model.id,
-        "modified_at": datetime.fromtimestamp(context.started_at, UTC).isoformat(),
-        "size": model.size_bytes,
-        "digest": "",
-        "details": details | {"parameter_size": "", "quantization_level": ""},
+    return _described(model.id, model.size_bytes, family, [family]) | {
+        "modified_at": datetime.fromtimestamp(context.started_at, UTC).isoformat()
     }
+
+
+def _described(model_id: str, size_bytes: int, family: str, families: Sequence[str]) -> dict[str, Any]:
+    """Describe a model as Ollama does; what is not known is empty."""
+    unknown = {"parent_model": "", "parameter_size": "", "quantization_level": ""}
+    details = unknown | {"format": "mlx", "family": family, "families": list(families)}
+    return {"name": model_id, "model": model_id, "size": size_bytes, "digest": "", "details": details}
 
 
 def _base(model_id: str) -> dict[str, Any]:
