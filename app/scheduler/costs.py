@@ -207,7 +207,7 @@ class CostTable:
         slowdown, known = self._slowdown(doublings, shape.method), self._drafts.get(shape)
         if doublings and known and known.value > 0:
             # The first sample is trusted, or its excess would be blamed on the shape in a short context.
-            sample = min(16 * slowdown, max(slowdown / 16, seconds / known.value))
+            sample = _within(16, slowdown, seconds / known.value)
             slowdown = self._learn(self._slowdowns.setdefault((doublings, shape.method), _Cost(sample)), sample).value
         seconds /= slowdown
         self._learn(self._drafts.setdefault(shape, _Cost(seconds, 1.0)), seconds)
@@ -218,8 +218,8 @@ class CostTable:
             usual = known.value
             # The first sample is trusted, or its excess would be blamed on the shape in a short context.
             believed, key = usual + shape.rows * self._extra(doublings, width), (doublings, width)
-            most = 2 if key in self._extras else 4
-            sample = (min(most * believed, max(believed / most, seconds)) - usual) / shape.rows
+            sample = _within(2 if key in self._extras else 4, believed, seconds) - usual
+            sample /= shape.rows
             cost = self._extras.setdefault(key, _Cost(sample))
             # Of the first two samples the cheaper counts: only a pause can have made the other one slower.
             cost.learn(min(cost.value, sample) if cost.weight == 1 else sample, MEMORY)
@@ -234,7 +234,7 @@ class CostTable:
         origin = self._learn(self._forwards.setdefault(shape, _Cost(expected, 1.0)), seconds).origin
         self._learnt.add(shape)
         if origin:
-            self._pace.learn(min(4.0, max(0.25, seconds / origin)), MEMORY)
+            self._pace.learn(_within(4, 1.0, seconds / origin), MEMORY)
 
     def _slowdown(self, doublings: int, method: str) -> float:
         """Return a method's slowdown in this context; if unknown, that of the next shorter one."""
@@ -335,7 +335,7 @@ class CostTable:
         return {drafts: -seconds for _, seconds, drafts in sorted(known)}  # the last one counts: own, else cheapest
 
     def _learn(self, cost: _Cost, sample: float) -> _Cost:
-        cost.learn(min(max(sample, cost.value / 2), 2 * cost.value), MEMORY)  # no outlier (a pause) moves it by much
+        cost.learn(_within(2, cost.value, sample), MEMORY)
         return self._draw(cost, 0.0)
 
     def _draw(self, cost: _Cost, beside: float) -> _Cost:
@@ -350,6 +350,11 @@ class CostTable:
     def _now(self, cost: _Cost) -> float:
         """Return the current cost; 0 if unknown."""
         return cost.value if cost.step > self._step - STALE_STEPS else cost.origin * self._pace.value
+
+
+def _within(factor: float, known: float, sample: float) -> float:
+    """Return `sample`, limited to `factor` times or a `factor`-th of what is `known`: a pause moves it no further."""
+    return min(factor * known, max(known / factor, sample))
 
 
 def _doublings(context: int) -> int:
