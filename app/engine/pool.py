@@ -165,10 +165,10 @@ class EnginePool:
             return False
         promised = entry.footprint.rows_bytes(rows)
         if promised > entry.rows_bytes:
-            stay = [unit for unit in self._entries.values() if unit not in self._victims() and unit is not entry]
-            held = sum(unit.footprint.fixed_bytes + unit.row_bytes_held for unit in stay)
+            others = [other for other in self._entries.values() if other not in self._victims() and other is not entry]
+            held = sum(other.footprint.fixed_bytes + other.row_bytes_held for other in others)
             needed = entry.footprint.fixed_bytes + max(promised, entry.cache_bytes)
-            if held + needed > self._ceiling_bytes and any(unit.rows_bytes for unit in self._entries.values()):
+            if held + needed > self._ceiling_bytes and any(other.rows_bytes for other in self._entries.values()):
                 return False
         entry.rows_bytes = promised
         if entry.engine is not None:  # its prefix cache may use the rest, and no more
@@ -322,11 +322,11 @@ class EnginePool:
         if needed > limit:
             raise InsufficientMemory(f"{needs}, {ceiling}: choose a smaller model or raise {memory.LIMIT_VARIABLE}")
         others = {name: entry for name, entry in self._entries.items() if name != model_id}
-        held = sum(unit.working_bytes for unit in others.values() if self._stay(unit).pinned)
+        held = sum(other.working_bytes for other in others.values() if self._stay(other).pinned)
         if held + needed > limit:
             reason = f"{ceiling} and pinned models hold {_gigabytes(held)}"
             raise InsufficientMemory(f"{needs}, {reason}: unpin one or raise {memory.LIMIT_VARIABLE}")
-        held += sum(unit.working_bytes for unit in others.values() if unit.leases and not self._stay(unit).pinned)
+        held += sum(other.working_bytes for other in others.values() if other.leases and not self._stay(other).pinned)
         if held + needed > limit:
             message = (
                 f"{needs}, {ceiling} and models in use hold {_gigabytes(held)}: retry when their requests have finished"
