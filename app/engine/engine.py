@@ -133,7 +133,8 @@ class Engine:
             return 0  # cached positions have no logits or hidden states
         with self._caching.guarded():
             return self.prefixes.restore(request, self.runner, self._followers(request))
-        self.prefixes.clear()
+        with self._caching.guarded():
+            self.prefixes.clear()
         self.runner.release(request.id)
         self.drafters.release(request.id)
         self._claim(request)
@@ -169,7 +170,8 @@ class Engine:
         with self._caching.guarded():
             self._store(request, text, length, ended=ended)
             return
-        self.prefixes.clear()
+        with self._caching.guarded():
+            self.prefixes.clear()
 
     def _store(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
         """Store the row's first `length` tokens for later requests.

@@ -68,6 +68,7 @@ def test_an_answer_is_the_same_whatever_of_the_cache_fails(
     if broken == "read":
         engine.prefixes.clear()  # what it finds is on disk
     real = getattr(owner, broken)
+    monkeypatch.setattr(prefix_cache.PrefixCache, "clear", fails)
     monkeypatch.setattr(owner, broken, lambda *given: (real(*given), fails()) if broken == "_put" else fails())
     with caplog.at_level(logging.ERROR):
         assert [answer(engine, f"again {number}") for number in range(3)] == [wanted] * 3

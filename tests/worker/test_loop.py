@@ -423,3 +423,17 @@ def test_random_lives_end_exactly_once_and_every_lease_comes_back(
     assert all(engine.rows == set() for engine in pair.pool.engines.values())
     pair.say(Shutdown())
     assert not pair.turn()
+
+
+def test_the_text_side_hears_which_folders_are_in_memory(tmp_path: Path) -> None:
+    heard: list[frozenset[str]] = []
+    pair = Pair(tmp_path, tidy=heard.append)
+    pair.say(pair.ask())
+    pair.settle()
+    pair.now += 2
+    pair.settle(2)
+    assert heard[-1] == {f"/models/{name}" for name in pair.pool.engines}
+    pair.say(UnloadModel(id="u", model_id="m"))
+    pair.now += 2
+    pair.settle(2)
+    assert heard[-1] == frozenset()
