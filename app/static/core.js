@@ -231,5 +231,7 @@ for (const [name, help] of Object.entries({ number, percent, bytes, seconds, ago
 
 // Language and colours are this browser's: the settings of the server are what others begin with.
 const YEAR_SECONDS = 31536000;
-export const remember = (name, value) =>
-  (document.cookie = `paceline_${name}=${value}; path=/admin; max-age=${YEAR_SECONDS}; samesite=strict`);
+export const remember = (name, value) => {
+  document.cookie = `paceline_${name}=${value}; path=/admin; max-age=${YEAR_SECONDS}; samesite=strict`;
+  return document.cookie; // reading waits for the write: else a reload right behind it may leave without it
+};
