@@ -216,7 +216,8 @@ class BodyReader:
         raw = await _read(request, context_of(request).body_timeout_seconds, max_bytes)
         if len(raw) < THREAD_FROM_BYTES:
             return parse(raw, self.schema)
-        return await asyncio.to_thread(parse, raw, self.schema)
+        # One at a time: several at once would keep the event loop from the interpreter in turn, 0.1 s each.
+        return await asyncio.get_running_loop().run_in_executor(context_of(request).parser, parse, raw, self.schema)
 
 
 if TYPE_CHECKING:
