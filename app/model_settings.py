@@ -66,7 +66,7 @@ def _setting(description: str, takes_effect: Literal["now", "reload"], unit: str
 
 
 class ModelSettings(BaseModel):
-    """How one model drafts, stays in memory and answers."""
+    """Drafting, stay in memory and usual answers of one model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
@@ -86,7 +86,7 @@ class ModelSettings(BaseModel):
     prompt_lookup_min: int | None = _setting("Shortest n-gram to look up.", "reload", "tokens", ge=1, le=32)
     prompt_lookup_max: int | None = _setting("Longest n-gram to look up.", "reload", "tokens", ge=1, le=32)
     kv_bits: Bits | None = _setting(
-        "Quantizes the keys and values of long prompts to so many bits each; unset: they stay as they are.",
+        "Bits to which the keys and values of long prompts are quantized; unset: they stay as they are.",
         "reload",
         "bits",
     )

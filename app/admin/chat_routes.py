@@ -89,7 +89,7 @@ class KeptTimings(Body):
 
 
 class KeptSpeculation(Body):
-    """How its drafts fared."""
+    """Drafted and accepted tokens of a reply."""
 
     method: str = Field("off", max_length=200)
     reason: str = Field("", max_length=2000)

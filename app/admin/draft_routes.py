@@ -42,7 +42,8 @@ router = APIRouter()
 
 
 class ChoiceBody(Body):
-    """How a model drafts. Absent or null fields are unset; values and conflicts are checked as for all settings."""
+    """Choice of drafters and methods for a model. Absent or null fields are unset; values and conflicts are checked as
+    for all settings."""
 
     drafts: list[Id] | None = Field(None, max_length=8)
     methods: list[str] | None = Field(None, max_length=8)

@@ -88,7 +88,7 @@ class MeasurementJob:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementEnd:
-    """How the last measurement ended; `number` is that of the stored result, 0 if nothing was stored."""
+    """End of the last measurement; `number` is that of the stored result, 0 if nothing was stored."""
 
     model_id: str
     outcome: Literal["done", "stopped", "failed"]

@@ -124,7 +124,7 @@ class StreamOptions(Body):
 
 
 class SpeculationOptions(Body):
-    """How to speculate: `auto` may fall back and says why; a named method runs or the request is refused."""
+    """Speculation of a request: `auto` may fall back and says why; a named method runs or the request is refused."""
 
     model_config = ConfigDict(extra="forbid")
 

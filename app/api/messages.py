@@ -118,7 +118,7 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    """How the answer should look."""
+    """Form and effort of the answer."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -1,4 +1,4 @@
-"""How this copy of Paceline was installed, and so how it is updated and removed.
+"""The installer of this copy of Paceline, by which it is updated and removed.
 
 Its own files show it: what the installer wrote beside the package (PEP 610, PEP 376), and what uv, pipx and Homebrew
 keep in their environments. The installer itself is asked for available versions, since it alone knows the index, the

@@ -65,7 +65,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     embeds: str = ""
     """`mean`, `last` or `cls`: return an embedding of the prompt, pooled that way, instead of an answer."""
     stay: Stay = UNSAID
-    """How long the model stays in memory from now on, as this request says."""
+    """Time that the model stays in memory from now on, as far as this request says it."""
     ignore_end: bool = False
     """Continue past the model's end token, up to `max_tokens`, so that measured answers have the same length."""
     sampling: SamplingParameters = SamplingParameters()

@@ -8,7 +8,7 @@ import msgspec
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is drawn from the target's logits.
+    """Parameters by which the next token is drawn from the target's logits.
 
     Order: logit bias and penalties, temperature, then top-k, top-p, min-p. `temperature` 0 is argmax.
     `seed` keys the noise together with the output position, so the same seed gives the same text.

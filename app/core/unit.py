@@ -63,7 +63,7 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stay(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a model stays in memory; None leaves a value to a less specific `Stay`."""
+    """Time that a model stays in memory; None leaves a value to a less specific `Stay`."""
 
     pinned: bool | None = None
     """Whether only `UnloadModel` takes it out of memory."""
@@ -91,11 +91,11 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     """State of one model in the pool, as `ps`, `/v1/models` and `/metrics` show it."""
 
     unit: ModelSpecification
-    """What it is in memory as."""
+    """Unit that is in memory."""
     state: str
     """loading, ready or unloading."""
     stay: Stay = USUAL_STAY
-    """How long it stays in memory, without None."""
+    """Time that it stays in memory, without None."""
     last_used: float = 0.0
     """Monotonic seconds, which all processes of a computer share, of the last begin or end of a request."""
     weights_bytes: int = 0

@@ -26,7 +26,7 @@ class MenuEntry:
 
 @dataclass(frozen=True, slots=True)
 class Face:
-    """What the menu bar shows: its image by state, a few characters beside it, and its menu."""
+    """Content of the menu bar: its image by state, a few characters beside it, and its menu."""
 
     state: TrayState
     title: str = ""

@@ -23,7 +23,7 @@ class Resident:
     steps: Generator[tuple[str, float], None, None] | None = None
     leases: int = 0
     said: Stay = UNSAID
-    """How long it stays, as requests have said since it was loaded."""
+    """Time that it stays, as far as requests have said since it was loaded."""
     unit: LoadedUnit | None = None
     engine: EnginePort | None = None
 

@@ -26,7 +26,7 @@ _SAMPLE = "strict sample"
 
 @dataclass(frozen=True)
 class Point:
-    """Where a row's cache last matched plain decoding: the `length`, and what cannot be cut back to it.
+    """Position at which a row's cache last matched plain decoding: the `length`, and what cannot be cut back to it.
     That is base, keys and values of each layer with a window, and recurrent states."""
 
     length: int

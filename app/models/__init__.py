@@ -1,4 +1,4 @@
-"""What a model folder is: its files, values and sizes, the drafters that fit it, and the catalog of all of them.
+"""Model folders: their files, values and sizes, the drafters that fit them, and the catalog of all of them.
 
 Everything here reads folders as strangers left them. Standard library and msgspec only; no weights are read.
 """

@@ -100,7 +100,7 @@ class _Record(NamedTuple):
 
 
 class _Situation(NamedTuple):
-    """What evidence is about: a kind of drafts, a class of context lengths, and how sure the target is; 0 means any."""
+    """Subject of evidence: a kind of drafts, a class of context lengths, and how sure the target is; 0 means any."""
 
     kind: Kind
     context: int

@@ -41,7 +41,7 @@ OFF = Option(PLAIN, 0)
 
 
 class DraftChoice(NamedTuple):
-    """How one row drafts, and why."""
+    """Method and draft length of one row, and why."""
 
     method: str = PLAIN
     num_draft_tokens: int = 0

@@ -85,7 +85,7 @@ class Context:
     journal: Journal = field(default_factory=Journal)
     clock: Clock = time.monotonic
     parser: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="bodies"))
-    """Where large bodies are parsed, one at a time."""
+    """Thread in which large bodies are parsed, one at a time."""
     started_at: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds; also `created` of every model, because a folder does not record when its model was made."""
     replies: dict[str, KeptFrames] = field(default_factory=dict)

@@ -36,7 +36,7 @@ class ModelSettingsRow(SQLModel, table=True):
     model_id: str = Field(primary_key=True)
     values: dict[str, Any] = _json(dict)
     source: str = ""
-    """Who chose last: a person, or `paceline bench`."""
+    """Author of the last choice: a person, or `paceline bench`."""
     updated_at: float = 0.0
 
 

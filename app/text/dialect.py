@@ -1,4 +1,4 @@
-"""How models write reasoning and tool calls: a table of call forms, and which of them a template uses.
+"""Dialects of reasoning and tool calls: a table of call forms, and which of them a template uses.
 
 Names are mlx-lm's where it knows the form, so that `tool_parser_type` in a tokenizer's config means the same here.
 Marks are regular expressions.

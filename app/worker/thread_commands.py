@@ -1,6 +1,7 @@
 """Messages between the worker's threads: to the MLX thread, to the text thread; and the ids of choices."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,7 @@ class ReadingDone:
     """The result of reading the prompt of `command` is known."""
 
     command: Generate | ReadPrompt
-    reading: Any
+    reading: Future[Any]
     """A finished `Reading` of `app.worker.texts`."""
 
 

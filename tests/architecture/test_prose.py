@@ -10,10 +10,8 @@ from tests.architecture.source import ROOT, modules
 
 NEVER = re.compile(r"\b(?:so many|so much|whoever|whom|(?:is|are|was|were) told|tells? (?:us|of))\b", re.IGNORECASE)
 """Turns that are no English of the field: say which quantity, caller or message is meant."""
-NO_NOUN = re.compile(
-    r"(?:so (?:many|much|long)|how (?:many|much|long)|what|of what|whose|when|where|who|of)\b", re.IGNORECASE
-)
-"""Words that no description of a constant begins with: it begins with the noun that names the quantity."""
+NO_NOUN = re.compile(r"(?:so (?:many|much|long)|how|what|of what|whose|when|where|who|of)\b", re.IGNORECASE)
+"""Words that no description begins with: a value's begins with the noun that names it, a function's with a verb."""
 
 NO_NAMES = {"told", "found", "each", "one", "behind"}
 """Names that say nothing of a value."""
@@ -29,14 +27,16 @@ def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-def constants(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and text of each string that describes a constant of the module."""
-    for before, after in zip(tree.body, tree.body[1:], strict=False):
-        is_text = (
-            isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
-        )
-        if isinstance(before, ast.Assign | ast.AnnAssign) and is_text:
-            yield after.lineno, after.value.value  # type: ignore[attr-defined]
+def descriptions(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of each docstring, and of each string that describes a constant or a field."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for before, after in zip([None, *node.body], node.body, strict=False):
+                match after:
+                    case ast.Expr(value=ast.Constant(value=str(text))) if before is None or isinstance(
+                        before, ast.Assign | ast.AnnAssign
+                    ):
+                        yield after.lineno, text
 
 
 def prose(source: str) -> Iterator[tuple[int, str]]:
@@ -59,11 +59,11 @@ def test_docstrings_and_comments_use_no_turn_that_is_no_english() -> None:
     assert not found, "\n".join(found)
 
 
-def test_the_description_of_a_constant_begins_with_a_noun() -> None:
+def test_a_description_begins_with_a_noun_or_a_verb() -> None:
     found = [
         f"{name}:{line}: {text.splitlines()[0]}"
         for name, tree in modules().items()
-        for line, text in constants(tree)
+        for line, text in descriptions(tree)
         if NO_NOUN.match(text.strip())
     ]
     assert not found, "\n".join(found)

@@ -110,7 +110,7 @@ class Drafter:
     longest: int | None = None
     """Most tokens in one proposal; None if unbounded."""
     runner: Runner | None = None
-    """Its own model with its caches, for the prefix cache and memory accounting; None if it keeps no tensors."""
+    """Runner of its own model, for the prefix cache and memory accounting; None if it keeps no tensors."""
 
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Mapping[str, Any]) -> nn.Module:
