@@ -8,9 +8,8 @@ drafter), `drafts` (id and method of each), `looking` (its drafters are not know
 
 `POST /api/load`, `/api/unload`, `/api/release` and `/api/cache/clear`, `GET /api/status`: calls of the command line.
 
-`GET /v1`: the list of endpoints. `GET /health/live`: the event loop
-runs. `GET /health/ready`, `GET /health`: a request would be accepted now. Health checks need no key. `GET /metrics`:
-the server's counters in Prometheus text form.
+`GET /v1`: the list of endpoints. `GET /health/live`: the event loop runs. `GET /health/ready`, `GET /health`: a request
+would be accepted now. Health checks need no key. `GET /metrics`: the server's counters in Prometheus text form.
 """
 
 import asyncio

@@ -22,8 +22,8 @@ class RequestStream:
     """The events of one request, of all its prompts, in one queue of at most `limit` events for one reader.
 
     Many prompts are sent to the worker a few at a time, so that they neither fill its queue nor delay other requests.
-    `on_event` is called with each event as it comes, and with the error that ends the request, and must not raise; `cancel` cancels one
-    prompt in the worker. Choices are numbered across prompts: prompt × n + index.
+    `on_event` is called with each event as it comes, and with the error that ends the request, and must not raise;
+    `cancel` cancels one prompt in the worker. Choices are numbered across prompts: prompt × n + index.
     """
 
     def __init__(
