@@ -79,9 +79,7 @@ class Loading:
 
     async def unload(self, model_id: str) -> dict[str, Any]:
         """Take a model out of memory, or stop its load. Raises ModelInUse while requests use it."""
-        model = model_id
-        if model not in self._resolver.loaded():
-            model = (await asyncio.to_thread(self._resolver.find, model_id)).id
+        model = await asyncio.to_thread(self._resolver.id_of, model_id)
         task = self._tasks.get(model)
         if task is not None:
             task.cancel()
@@ -104,6 +102,7 @@ class Loading:
         except ModelInUse:
             self._waiting.add(model_id)
             return "in_use"
+        self._resolver.end_loan(model_id)  # a measurement may have left the very drafters that are chosen now
         return "loaded"
 
     async def attach(self, model_id: str, draft_id: str, *, measure: bool = True) -> dict[str, Any]:

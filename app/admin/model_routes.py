@@ -122,7 +122,8 @@ async def unload_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
 @router.post("/admin/api/models/reload", responses=problems(429))
 async def reload_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Reload a loaded model with its current choices; `in_use`: once no request uses it."""
-    return {"model": body.model, "became": await admin.loading.renew(body.model)}
+    model = await asyncio.to_thread(admin.serving.resolver.id_of, body.model)
+    return {"model": model, "became": await admin.loading.renew(model)}
 
 
 @router.get("/admin/api/prefixes")

@@ -130,8 +130,7 @@ async def drain_worker(admin: Admin, body: Sent[DrainBody]) -> dict[str, Any]:
 @router.post("/admin/api/quarantine/release")
 async def release_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Release a model that is quarantined for ending its worker repeatedly."""
-    admin.serving.worker.release_quarantine(body.model)
-    return {"model": body.model, "released": True}
+    return {"model": await admin.serving.resolver.release(body.model), "released": True}
 
 
 def worker_state(admin: AdminContext) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from app.api.answer import FinishedChoice, OpenAIRenderer, answer
 from app.api.commands import (
@@ -42,6 +42,14 @@ PART_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
+def _no_images(images: Any) -> None:
+    if images not in (None, []):
+        raise ValueError(TEXT_ONLY)
+
+
+Images = Annotated[Any, AfterValidator(_no_images), told_as({"type": "array", "maxItems": 0})]
+"""Images of a message: refused unless there are none."""
+
 PART = object_of(type={"const": "text"}, text={"type": "string"})
 
 
@@ -60,7 +68,7 @@ class Message(Body):
     """Whether the answer continues this last message, as DeepSeek and Mistral name it."""
     partial: bool | None = None
     """Whether it does, as Moonshot and Qwen name it."""
-    images: Annotated[Any, told_as({"type": "array", "maxItems": 0})] = None
+    images: Images = None
 
     @field_validator("content", mode="before")
     @classmethod
@@ -76,12 +84,6 @@ class Message(Body):
             raise ValueError("give a string, or parts of type text with their text")
         return "".join(strings)
 
-    @field_validator("images")
-    @classmethod
-    def _check_images(cls, images: Any) -> None:
-        if images:
-            raise ValueError(TEXT_ONLY)
-
     @model_validator(mode="after")
     def _check_content(self) -> "Message":
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
@@ -93,11 +95,16 @@ class Message(Body):
         """Whether an answer can continue this message."""
         return self.role == "assistant" and bool(self.content) and not self.tool_calls
 
+    @property
+    def thoughts(self) -> str | None:
+        """Reasoning of this message, by either name."""
+        return self.reasoning_content or self.reasoning
+
     def render(self) -> dict[str, Any]:
         """Return the message as chat templates expect it; `developer` becomes `system`, which older templates know."""
         role = "system" if self.role == "developer" else self.role
         optional = self.model_dump(include={"name", "tool_call_id"})
-        optional["reasoning_content"] = self.reasoning_content or self.reasoning
+        optional["reasoning_content"] = self.thoughts
         optional["tool_calls"] = None if self.tool_calls is None else [_plain_call(call) for call in self.tool_calls]
         message: dict[str, Any] = {"role": role, "content": self.content}
         return message | {name: value for name, value in optional.items() if value is not None}
@@ -185,7 +192,7 @@ def messages_of(body: ChatBody, system_prompt: str | None) -> list[dict[str, Any
     """Return the messages as templates expect them, without an empty last one that the answer would fill. The model's
     system prompt comes first unless the request has one."""
     *before, last = body.messages
-    is_empty = last.role == "assistant" and not (last.content or last.tool_calls or last.reasoning_content)
+    is_empty = last.role == "assistant" and not (last.content or last.tool_calls or last.thoughts)
     messages = [message.render() for message in (before if before and is_empty else body.messages)]
     if system_prompt is None or any(message["role"] == "system" for message in messages):
         return messages

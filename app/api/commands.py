@@ -5,7 +5,6 @@ numbers, no NaN. `null` means absent everywhere.
 """
 
 import asyncio
-import contextlib
 import re
 import secrets
 from typing import Annotated, Any, ClassVar, Literal
@@ -22,11 +21,11 @@ from pydantic import (
     model_validator,
 )
 
-from app.api.ignored import ignored_fields
+from app.api.ignored import ignored, ignored_fields
 from app.api.structured import GUIDED, format_grammar, wished_grammar
 from app.core.errors import InvalidRequest, SpeculationUnavailable
 from app.core.messages import Generate
-from app.core.request import Grammar, SamplingParameters, SpeculationRequest
+from app.core.request import Grammar, Notice, SamplingParameters, SpeculationRequest
 from app.core.unit import UNSAID, ModelSpecification, Stay
 from app.model_settings import ModelSettings
 from app.models.drafters import AUTO, DRAFT_METHODS, METHOD_NAMES, OFF
@@ -245,9 +244,10 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
     context = context_of(request)
     context.activity.check_open()
     model, speculation = await asyncio.to_thread(_resolve, context, body)
+    stay, notices = await allowed_stay(request, body.stay_seconds)
     return Generate(
         id="",
-        stay=await allowed_stay(request, body.stay_seconds),
+        stay=stay,
         owner=identity_of(request).owner,
         model=model,
         stop=body.stop,
@@ -255,17 +255,19 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
         sampling=sampling_parameters(body, context.live.usual(body.model, model.id), top_logprobs),
         speculation=speculation,
         grammar=body.grammar,
-        notices=tuple(ignored_fields(body)),
+        notices=(*ignored_fields(body), *notices),
     )
 
 
-async def allowed_stay(request: Request, seconds: float | None) -> Stay:
+async def allowed_stay(request: Request, seconds: float | None) -> tuple[Stay, tuple[Notice, ...]]:
     """Return the stay that a request may ask for: it affects every client, so only an operator may."""
-    if seconds is not None:
-        with contextlib.suppress(Rejected):
-            await authorize_operator(request)
-            return Stay(idle_seconds=seconds)
-    return UNSAID
+    if seconds is None:
+        return UNSAID, ()
+    try:
+        await authorize_operator(request)
+    except Rejected:
+        return UNSAID, (ignored("keep_alive", "it holds for every client, so it takes an admin key"),)
+    return Stay(idle_seconds=seconds), ()
 
 
 def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification, SpeculationRequest]:

@@ -79,9 +79,7 @@ async def load_model(request: Request, body: Sent[LoadBody]) -> dict[str, Any]:
 async def unload_model(request: Request, body: Sent[NamedModel]) -> dict[str, Any]:
     """Take a model out of memory; 409 while requests use it."""
     context = context_of(request)
-    model_id = body.model
-    if model_id not in context.resolver.loaded():
-        model_id = (await asyncio.to_thread(context.resolver.find, model_id)).id
+    model_id = await asyncio.to_thread(context.resolver.id_of, body.model)
     was_loaded = model_id in context.resolver.loaded()
     await context.worker.unload(model_id)
     return {"model": model_id, "state": "available", "was_loaded": was_loaded}
@@ -110,8 +108,7 @@ async def list_endpoints(request: Request) -> dict[str, Any]:
 @router.post("/api/release", dependencies=[Depends(authorize_operator)])
 async def release_model(request: Request, body: Sent[NamedModel]) -> dict[str, Any]:
     """Release a model from quarantine."""
-    context_of(request).worker.release_quarantine(body.model)
-    return {"model": body.model, "released": True}
+    return {"model": await context_of(request).resolver.release(body.model), "released": True}
 
 
 def _status(context: Context, model: LoadedModel) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from app.api.answer import FinishedChoice, Renderer, answer, call_arguments, unless_client_leaves, warnings_object
-from app.api.chat import MAX_MESSAGES, TEXT_ONLY, ChatBody, chat_command
+from app.api.chat import MAX_MESSAGES, ChatBody, Images, chat_command
 from app.api.commands import (
     NO_LIMIT,
     GenerationBody,
@@ -28,7 +28,6 @@ from app.api.commands import (
     allowed_stay,
     max_tokens,
     shared_command,
-    told_as,
 )
 from app.api.completions import prompts
 from app.api.embeddings import MAX_INPUTS, EmbeddingsBody, embedding_commands, shortened, written
@@ -83,15 +82,6 @@ class OllamaOptions(Body):
         # Below 0: no limit, or (-2) the context's, which always applies.
         fields["max_tokens"] = NO_LIMIT if type(most) is int and most < 0 else most
         return fields | {"repetition_penalty": self.repeat_penalty}
-
-
-def _no_images(images: Any) -> None:
-    if images not in (None, []):
-        raise ValueError(TEXT_ONLY)
-
-
-Images = Annotated[Any, AfterValidator(_no_images), told_as({"type": "array", "maxItems": 0})]
-"""Images of a message: refused unless there are none."""
 
 
 class OllamaBody(ThinkingBody, StayBody):
@@ -248,13 +238,13 @@ async def _load(request: Request, body: OllamaBody, empty: dict[str, Any]) -> Re
     context = context_of(request)
     if body.stay_seconds == 0:
         await authorize_operator(request)
-        model = await asyncio.to_thread(context.resolver.find, plain_name(body.model))
-        await context.worker.unload(model.id)
-        return JSONResponse(_base(model.id) | empty | {"done": True, "done_reason": "unload"})
+        model_id = await asyncio.to_thread(context.resolver.id_of, plain_name(body.model))
+        await context.worker.unload(model_id)
+        return JSONResponse(_base(model_id) | empty | {"done": True, "done_reason": "unload"})
     unit = await asyncio.to_thread(context.resolver.resolve, plain_name(body.model))
-    stay = await allowed_stay(request, body.stay_seconds)
+    stay, notices = await allowed_stay(request, body.stay_seconds)
     await unless_client_leaves(request, context.worker.load(unit, stay))
-    return JSONResponse(_base(unit.id) | empty | LOADED)
+    return JSONResponse(_base(unit.id) | empty | LOADED | warnings_object(notices))
 
 
 @router.post("/api/embed", responses=success(OllamaVectors) | ANSWERED)
@@ -317,7 +307,7 @@ async def ollama_show(request: Request, body: Sent[NamedBody]) -> dict[str, Any]
     """Return one model."""
     context = context_of(request)
     model = await asyncio.to_thread(context.resolver.find, plain_name(body.model or body.name or ""))
-    entry = context.resolver.entry(model, looking=False)
+    entry = await asyncio.to_thread(context.resolver.entry, model, looking=False)
     more = [word for name, word in OLLAMA_WORDS.items() if name in entry.capabilities]
     family = str((model.config or {}).get("model_type", ""))
     return _listed(context, model) | {

@@ -81,6 +81,7 @@ async def rerank(request: Request, body: Sent[RerankBody]) -> Response:
             text=PROMPT.format(document=document, **said),
             n=1,
             max_tokens=1,
+            ignore_end=True,
             speculation=SpeculationRequest(method="off"),
         )
         for place, document in enumerate(body.documents)

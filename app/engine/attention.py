@@ -1,9 +1,11 @@
-"""Attention of mlx-lm's models in parts: per buffer of rows, few queries at a time on Metal, and over bare latents.
+"""Attention of mlx-lm's models in parts: per buffer of rows, by a device's best form, and over bare latents.
 
 An ordinary call pays only for the checks. A row reads its own keys and no more, however long its neighbours are.
 Metal's vector kernel takes at most 8 queries, and 32 of queries × query heads per key head. A wider verify forward
 leaves it: at 8 to 12 queries attention takes 2.3 to 2.8 times as long at 16k to 32k tokens (mlx issue 3826); two pieces
 only read the keys twice.
+On an NVIDIA GPU, mlx gives two queries and more to cuDNN, which plans some 40 ms for each new number of keys, so every
+verify forward of a growing text would pay that; `composed` makes few queries of two products and a softmax.
 
 Latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1.2) keeps one latent c per token for all heads: k = c·Q and v = c·U
 per head. mlx-lm computes all of them at every width but 1. With few queries, (q·Qᵀ)·cᵀ and (weights·c)·U give the same
@@ -14,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache as remembered
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +37,8 @@ LATENT_QUERIES = 64
 """Most queries for the absorbed form. Its operations break even with making keys and values at rank · (key + value)
 (2 · rank - key - value) queries, in dimensions: 153 (Mistral 4) to 398 (GLM-4.7-Flash)."""
 
+COMPOSED_QUERIES = 128
+"""Most queries that are composed on an NVIDIA GPU; from twice as many on, long contexts cost more than cuDNN's plan."""
 MOST_PACKED_QUERIES = 96
 """Most queries that read packed keys; beyond, the scores that quantised products store outgrow unpacked keys."""
 
@@ -42,6 +46,8 @@ Parts = Sequence[mx.array]
 """Keys and values, or codes, scales and biases of both, [rows, heads, positions, any] each."""
 Cut = Callable[[int, int, int, int], int]
 """Number of queries per piece, from width, query heads per key head, number of keys and their dimension."""
+Attend = Callable[..., mx.array]
+"""One form of attention, called like mlx-lm's `scaled_dot_product_attention`."""
 NAME = "scaled_dot_product_attention"
 _whole = base.scaled_dot_product_attention
 
@@ -123,9 +129,11 @@ def _store(cache: Any) -> Any:
     return cache[0] if isinstance(cache, CacheList) else cache
 
 
-def cut_for(architecture: str) -> Cut | None:
-    """Return this device's rule for splitting queries; `architecture` is mlx's GPU name ("applegpu_g16s") or ""."""
-    return piece_queries if architecture.startswith("applegpu") else None
+def attend_for(architecture: str) -> Attend:
+    """Return this device's form of attention; `architecture` is mlx's GPU name ("applegpu_g16s", "sm_90") or ""."""
+    if architecture.startswith("applegpu"):
+        return in_pieces
+    return composed_if_few if architecture.startswith("sm_") else _whole
 
 
 def packed_queries_for(architecture: str) -> int:
@@ -150,17 +158,14 @@ def attention(
     if type(keys) is Packed:
         return _of_packed(queries, keys, values, scale, mask, sinks)
     store = _store(cache)
-    cut, reader = getattr(store, "cut", None), getattr(store, "latent_reader", None)
+    attend, reader = getattr(store, "attend", _whole), getattr(store, "latent_reader", None)
     if reader is not None and queries.shape[2] <= LATENT_QUERIES:
         if queries.shape[2] > 1:
             return absorbed(reader, queries, *store.keys_and_values(), scale=scale, mask=mask)
-        if cut is None:  # on a Mac, mlx chooses the kernel
+        if attend is not in_pieces:  # on a Mac, mlx chooses the kernel
             return _for_all_heads(queries, keys, scale, mask)
-    attend = partial(_whole, cache=cache, scale=scale, sinks=sinks)
-    if cut is not None:
-        attend = partial(_cut, cut, attend)
     if type(keys) is not Pieces:
-        return attend(queries, keys, values, mask=mask)
+        return attend(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
     outputs: list[mx.array] = []
     for place, rows in enumerate(keys.rows):
         shown = None if mask is None else mask.parts[place]
@@ -179,15 +184,21 @@ def _of_packed(
     return base.quantized_scaled_dot_product_attention(queries, keys.parts, values.parts, scale, mask, **sizes)
 
 
-def _cut(
-    cut: Cut, attend: Callable[..., mx.array], queries: mx.array, keys: mx.array, values: mx.array, *, mask: Any
+def in_pieces(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *arguments: Any,
+    mask: Any,
+    cut: Cut = piece_queries,
+    **keywords: Any,
 ) -> mx.array:
     """Run attention on as many queries at a time as `cut` allows."""
     width = size = queries.shape[2]
     if width > 1 and keys.shape[-1] == values.shape[-1] == queries.shape[-1]:
         size = cut(width, queries.shape[1] // keys.shape[1], keys.shape[2], keys.shape[3])
     if size >= width:
-        return attend(queries, keys, values, mask=mask)
+        return _whole(queries, keys, values, *arguments, mask=mask, **keywords)
     pieces = []
     for start, stop in pairwise([*range(0, width, size), width]):
         seen, shown, seen_values = keys, mask, values
@@ -196,8 +207,40 @@ def _cut(
             seen, seen_values = keys[:, :, :end], values[:, :, :end]
         elif mask is not None and mask.shape[-2] == width:
             shown = mask[..., start:stop, :]
-        pieces.append(attend(queries[:, :, start:stop], seen, seen_values, mask=shown))
+        pieces.append(_whole(queries[:, :, start:stop], seen, seen_values, *arguments, mask=shown, **keywords))
     return mx.concatenate(pieces, axis=2)
+
+
+def composed_if_few(
+    queries: mx.array, keys: mx.array, values: mx.array, cache: Any, *, scale: float, mask: Any, sinks: mx.array | None
+) -> mx.array:
+    """Leave one query and whole chunks of a prompt to mlx's kernels, and compose the rest."""
+    if 1 < queries.shape[2] <= COMPOSED_QUERIES and sinks is None:
+        return composed(queries, keys, values, scale, mask)
+    return _whole(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
+
+
+def composed(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any) -> mx.array:
+    """Compute attention of two products and a softmax; heads that share keys are one product's rows."""
+    rows, heads, width, _ = queries.shape
+    key_heads, context = keys.shape[1:3]
+    shape = rows, key_heads, heads // key_heads, width, context
+    folded = (queries * scale).reshape(rows, key_heads, -1, queries.shape[-1])
+    scores = (folded @ keys.swapaxes(-1, -2)).reshape(shape)
+    if isinstance(mask, str):
+        mask = causal_mask(width, context)
+    if mask is not None:
+        if mask.ndim > 2:  # [rows, one or all heads, width, context]
+            mask = mask.reshape(len(mask), -1, shape[2] if mask.shape[1] > 1 else 1, *mask.shape[2:])
+        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min) if mask.dtype == mx.bool_ else scores + mask
+    weights = mx.softmax(scores, axis=-1, precise=True).reshape(rows, key_heads, -1, context)
+    return (weights @ values).reshape(rows, heads, width, -1)
+
+
+@lru_cache(maxsize=1)
+def causal_mask(width: int, context: int) -> mx.array:
+    """Return [width, context], true where the last `width` queries may look; the layers of a forward share it."""
+    return mx.arange(context - width, context)[:, None] >= mx.arange(context)
 
 
 def _zeros(rows: int, like: mx.array) -> list[mx.array]:
@@ -216,8 +259,8 @@ def absorbed(
     if placed.shape[-1]:
         scores = (placed * scale) @ places.swapaxes(-1, -2)
         width, context = scores.shape[-2:]
-        if isinstance(mask, str):  # "causal"
-            mask = mx.arange(context - width, context)[:, None] >= mx.arange(context)
+        if isinstance(mask, str):
+            mask = causal_mask(width, context)
         mask = scores if mask is None else mx.where(mask, scores, mx.finfo(scores.dtype).min)
     output: mx.array = reader.unembed_out(_for_all_heads(reader.embed_q(bare), latents, scale, mask))
     return output

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from app.engine.attention import Cut, Pieces
+from app.engine.attention import Attend, Pieces, attend_for
 from app.models.footprint import SHARED_TOKENS
 
 MASK_FULL = "causal"
@@ -58,8 +58,8 @@ class SlotTable:
         self.shared = 0
         self.in_pieces = False
         """Whether the model's attention is called once per buffer."""
-        self.cut: Cut | None = None
-        """Rule for the number of queries that attention gets at a time; None for no limit."""
+        self.attend: Attend = attend_for("")
+        """The device's form of attention."""
         self.bits: dict[str, int] = {}
         """Bits of each number in keys and values, by sequence id, for quantised rows."""
         self.packed_queries = 0

@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
-from app.engine.attention import Cut, Packed, Parts, Pieces, quantised
+from app.engine.attention import Attend, Packed, Parts, Pieces, quantised
 from app.engine.lanes import Lane, Placement, Selection, SlotTable
 from app.models.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS, grown
 
@@ -121,8 +121,8 @@ class SlotKV:
             buffer.parts[1] = mx.zeros_like(buffer.parts[0])
 
     @property
-    def cut(self) -> Cut | None:
-        return self.lane.table.cut
+    def attend(self) -> Attend:
+        return self.lane.table.attend
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:  # noqa: FBT001, FBT002, N803  mlx-lm's signature
         return self.lane.mask(N, return_array=return_array, window_size=window_size)

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from app.core.request import WHOLE, Quantisation
 from app.engine.attention import attach as attach_attention
-from app.engine.attention import cut_for, packed_queries_for
+from app.engine.attention import attend_for, packed_queries_for
 from app.engine.lanes import Selection, SlotTable
 from app.engine.layers import Taps
 from app.engine.memory import gpu_architecture
@@ -102,7 +102,7 @@ class Runner:
             model, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens, shared_tokens=shared_tokens
         )
         attach_attention(model)
-        self.caches.table.cut = cut_for(gpu_architecture())
+        self.caches.table.attend = attend_for(gpu_architecture())
         self.caches.table.packed_queries = packed_queries_for(gpu_architecture())
         self.quantisation: Quantisation = WHOLE
         """Quantisation of rows, applied as requests are admitted."""

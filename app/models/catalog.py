@@ -24,7 +24,7 @@ from app.core.errors import DiskUnavailable, ModelNotFound, ModelUnavailable
 from app.core.unit import DraftSpecification
 from app.models.drafters import DRAFT_MODEL, MTP, drafter_method
 from app.models.drafters.formats import head_tensors
-from app.models.folder import MAX_FILES, read_folder
+from app.models.folder import Signature, read_folder, signature_of
 from app.models.safe_files import MOMENTARY, RETRY_SECONDS, TensorInfo, printable, read_file, read_object
 from app.models.tokenizer_file import Tokenizer, TokenizerCache
 
@@ -155,7 +155,6 @@ def _modified(folder: Path) -> int:
 
 Source = Literal["folder", "hugging_face", "lm_studio", "embedded"]
 Kind = Literal["main", "drafter", "encoder"]
-Signature = tuple[tuple[str, int, int], ...]
 KEPT_TOKENIZERS = "tokenizers.json"
 """Name of the file in `PACELINE_HOME` with the facts about tokenizers."""
 
@@ -329,7 +328,9 @@ class FolderCatalog:
     def _inspected_now(self, candidate: FolderCandidate, source: Source) -> tuple[Signature, CatalogModel]:
         """Inspect the model; return the former result if its folder did not change or cannot be read at present."""
         known = self._inspected.get((source, candidate.path))
-        signature = _signature(candidate.path)
+        signature: Signature = ()
+        with contextlib.suppress(OSError):
+            signature = signature_of(candidate.path)
         if known is not None and known[0] == signature:
             return known
         try:
@@ -368,15 +369,6 @@ def default_catalog(
     )
 
 
-def _signature(folder: Path) -> Signature:
-    """Return names, sizes and times of a folder's files (at most `MAX_FILES`), which differ after a change."""
-    try:
-        with os.scandir(folder) as entries:
-            return tuple(sorted(_stamp(entry) for entry in itertools.islice(entries, MAX_FILES)))
-    except OSError:
-        return ()
-
-
 def _place(folder: Path) -> tuple[int, int] | Path:
     """Identify a folder, however it is reached: through links, and in any spelling where the disk ignores case."""
     try:
@@ -384,14 +376,6 @@ def _place(folder: Path) -> tuple[int, int] | Path:
     except OSError:
         return folder
     return status.st_dev, status.st_ino
-
-
-def _stamp(entry: os.DirEntry[str]) -> tuple[str, int, int]:
-    try:
-        status = entry.stat()
-    except OSError:
-        return (entry.name, -1, -1)
-    return (entry.name, status.st_size, status.st_mtime_ns)
 
 
 def _inspect(candidate: FolderCandidate, source: Source) -> CatalogModel:

@@ -52,6 +52,10 @@ REASONING_MARKS = ("<think>", "<|channel", "<longcat_think>", "<|think:start|>",
 EXPERT_COUNTS = frozenset({"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "o_groups"})
 
 
+Signature = tuple[tuple[str, int, int], ...]
+"""Names, sizes and times of a folder's files, sorted."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
     """A folder that passed the gate. Numbers are 0 where the config does not state them."""
@@ -338,3 +342,18 @@ def _renders_natively(root: Path, files: tuple[str, ...]) -> bool:
     return "tokenizer_config.json" in files and bool(
         read_object(root / "tokenizer_config.json").get("chat_template_type")
     )
+
+
+def signature_of(folder: Path) -> Signature:
+    """Return names, sizes and times of a folder's files (at most `MAX_FILES`), which differ after a change.
+    Raises OSError for a folder that cannot be read."""
+    with os.scandir(folder) as entries:
+        return tuple(sorted(_stamp(entry) for entry in itertools.islice(entries, MAX_FILES)))
+
+
+def _stamp(entry: os.DirEntry[str]) -> tuple[str, int, int]:
+    try:
+        status = entry.stat()
+    except OSError:
+        return (entry.name, -1, -1)
+    return (entry.name, status.st_size, status.st_mtime_ns)

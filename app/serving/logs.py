@@ -39,7 +39,7 @@ SECRETS = (
     re.compile(r"(/(?:setup|enter)#)\S+"),
 )
 """Patterns of keys, tokens and cookies; the prefix is kept to show what was redacted."""
-REQUEST_ID = re.compile(r"\b(?:chatcmpl|cmpl)-[0-9a-f]{24}\b")
+REQUEST_ID = re.compile(r"\b(?:(?:chatcmpl|cmpl|embd|rerank|ollama)-|(?:msg|resp)_)[0-9a-f]{24,48}\b")
 CAPACITY = 2_000
 LEVELS = ("debug", "info", "warning", "error")
 FILE_BYTES = 5_000_000

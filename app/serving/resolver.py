@@ -4,6 +4,8 @@ The drafters are those that the request names; else those that the model is load
 model, or the best one that fits. Everything here may read the disk: call it in a thread.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -183,6 +185,20 @@ class Resolver:
                 parameter="model",
             )
         return model
+
+    def id_of(self, name: str) -> str:
+        """Return the id of the model that an id, alias or profile means. One that is in memory or quarantined may have
+        left the disk. Raises ModelNotFound."""
+        is_known = name in self.loaded() or name in self._worker.quarantined
+        return name if is_known else self.find(name).id
+
+    async def release(self, name: str) -> str:
+        """Release the model that an id, alias or profile means from quarantine; return its id.
+        Raises InvalidRequest if it is not quarantined. Called on the event loop."""
+        with contextlib.suppress(ModelNotFound):
+            name = await asyncio.to_thread(self.id_of, name)
+        self._worker.release_quarantine(name)
+        return name
 
     def place(self, name: str) -> tuple[CatalogModel, str]:
         """Return the model and profile that `name` means; the profile need not exist. Raises ModelNotFound."""

@@ -133,10 +133,10 @@ class WorkerClient(Supervisor):
 
     async def _send(self, stream: RequestStream, commands: Sequence[Generate]) -> None:
         try:
-            await self._prepare(commands[0].model)
             for command in commands:
                 if not await stream.wait_turn(command.n):
                     return
+                await self._prepare(command.model)  # a worker that drains takes no more of a long request
                 self.send(command)
                 self._streams[command.id] = stream
         except PacelineError as error:
@@ -151,12 +151,10 @@ class WorkerClient(Supervisor):
 
     def send(self, command: Command) -> None:
         """Queue a command, as `Supervisor.send`. A model that an earlier worker had stays as long as it did there."""
-        if not isinstance(command, Generate | LoadModel) or command.model.id not in self._lost:
-            super().send(command)
-            return
-        stay = command.stay.over(self._lost[command.model.id].stay)
-        super().send(msgspec.structs.replace(command, stay=stay))
-        del self._lost[command.model.id]
+        if isinstance(command, Generate | LoadModel) and (lost := self._lost.get(command.model.id)):
+            command = msgspec.structs.replace(command, stay=command.stay.over(lost.stay))
+            self._lost[lost.id] = msgspec.structs.replace(lost, stay=command.stay)
+        super().send(command)
 
     def loaded(self) -> dict[str, LoadedModel]:
         """Return the models in the worker's memory, by id."""
@@ -188,8 +186,10 @@ class WorkerClient(Supervisor):
     def keep(self, settings: KeepModels) -> None:
         """Set how long models stay in memory, in this worker and in every later one. Loads nothing."""
         if settings != self._kept:
+            for name, model in self._lost.items():
+                if settings.of(name) != self._kept.of(name):
+                    self._lost[name] = msgspec.structs.replace(model, stay=UNSAID)
             self._kept = settings
-            self._lost = {name: msgspec.structs.replace(model, stay=UNSAID) for name, model in self._lost.items()}
             with contextlib.suppress(WorkerGone):
                 self.send(settings)
 
@@ -254,6 +254,8 @@ class WorkerClient(Supervisor):
                 self.progress.pop(event.model_id, None)
                 if event.phase not in LOAD_ENDED:
                     self.progress[event.model_id] = event
+                else:
+                    self._lost.pop(event.model_id, None)
             case Ready():
                 self.ready_info = event
                 self._restore()

@@ -212,6 +212,8 @@ class ServedModel:
         if self._scheduler is None or changed:
             if self._open:
                 self._settle(self._fail_all(RuntimeError("the engine was replaced")))
+            if self._scheduler is not None and engine is self._engine:
+                engine.measured = self._scheduler.costs
             self._scheduler = self._open_scheduler(specification, engine)
             self._engine, self._specification = engine, specification
         return self._scheduler

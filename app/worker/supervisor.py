@@ -105,11 +105,12 @@ class Backoff:
 def to_blame(code: int | None, at: str, in_flight: frozenset[str]) -> str:
     """Return the model to blame for the end of a worker; empty for none.
 
-    `at` is the model that it was working on. SIGKILL and SIGTERM come from outside (a person, the system when out of
-    memory): they count only against a model that had the worker to itself.
+    `at` is the model that it was working on; in `in_flight`, "" stands for prompts that are only counted. SIGKILL and
+    SIGTERM come from outside (a person, the system when out of memory): they count only against a model that had the
+    worker to itself.
     """
     from_outside = code is not None and -code in (signal.SIGKILL, signal.SIGTERM)
-    return "" if from_outside and in_flight - {at} else at
+    return "" if from_outside and in_flight - {at, ""} else at
 
 
 class CrashLog:
@@ -350,10 +351,6 @@ class Supervisor:
         """Watch until the channel closes or the worker is to end; return why it hangs, else `NO_REASON`."""
         looked = time.monotonic()
         while self._closed is None and self._drain_seconds is None:
-            self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._timing.look_seconds)
-                continue
             now = time.monotonic()
             if not self.ready:
                 if now - self._began > self._timing.start_seconds:
@@ -361,6 +358,9 @@ class Supervisor:
             elif self._watchdog.look(now - looked, in_flight=bool(self.in_flight)):
                 return Reason("exit_hung", {"seconds": self._watchdog.allowed_seconds})
             looked = now
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._timing.look_seconds)
         return NO_REASON
 
     async def _drain(self, child: Child, drain_seconds: float, why: str) -> None:

@@ -9,7 +9,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from app.core.clock import Clock
@@ -32,7 +33,7 @@ from app.core.messages import (
 )
 from app.core.step import TokenEvent
 from app.worker.answer import Answer, check_command, check_tokens
-from app.worker.texts import Prompt, Reading, Unread
+from app.worker.texts import Reading, Unread
 from app.worker.thread_commands import (
     Emitted,
     Halt,
@@ -147,7 +148,7 @@ class TextThread:
         if isinstance(command, Generate):
             self._with_answer(command.id, self._begin)
         else:
-            self._tell_prompt(command, message.reading.result())
+            self._tell_prompt(command, message.reading)
 
     def _stream(self, message: Queued | Refused | Emitted) -> None:
         match message:
@@ -175,39 +176,34 @@ class TextThread:
                 self._drain_until = self._clock() + (0.0 if again else command.drain_seconds)
 
     def _generate(self, command: Generate, received_at: float) -> None:
-        try:
+        with _failing(command.id, self._send_failure(command.id)):
             if self._drain_until is not None:
-                raise WorkerGone("The server is stopping.", code="stopping", retry_after_seconds=5)
+                raise _stopping()
             if sum(not answer.begun for answer in self._answers.values()) >= self._backlog_limit:
                 raise QueueFull("Too many requests wait to be read; try again.", retry_after_seconds=1)
             check_command(command)
             prompt = self._read(command)
-        except PacelineError as error:
-            self._send(failed_frame(command.id, error))
-            return
-        self._answers[command.id] = Answer(command, prompt, received_at, send=self._send, post=self._post)
-        prompt.add_done_callback(lambda reading: self._inbox.put(ReadingDone(command, reading)))
+            self._answers[command.id] = Answer(command, prompt, received_at, send=self._send, post=self._post)
+            prompt.add_done_callback(lambda reading: self._inbox.put(ReadingDone(command, reading)))
 
     def _read_prompt(self, command: ReadPrompt) -> None:
-        try:
+        with _failing(command.id, self._send_failure(command.id)):
             reading = self._read(command.prompt)
-        except PacelineError as error:
-            self._send(failed_frame(command.id, error))
-            return
-        reading.add_done_callback(lambda reading: self._inbox.put(ReadingDone(command, reading)))
+            reading.add_done_callback(lambda reading: self._inbox.put(ReadingDone(command, reading)))
 
-    def _tell_prompt(self, command: ReadPrompt, prompt: Prompt | Unread) -> None:
-        self._tell_work(prompt.seconds)
-        try:
+    def _tell_prompt(self, command: ReadPrompt, reading: Reading) -> None:
+        with _failing(command.id, self._send_failure(command.id)):
+            prompt = reading.result()
+            self._tell_work(prompt.seconds)
             if isinstance(prompt, Unread):
                 raise prompt.error
             check_tokens(command.prompt, prompt)
-        except PacelineError as error:
-            self._send(failed_frame(command.id, error))
-            return
-        text = b"".join(prompt.table.token_text(token)[1] for token in prompt.tokens).decode("utf-8", "replace")
-        notices = command.prompt.notices + prompt.notices
-        self._send(PromptTokens(id=command.id, tokens=list(prompt.tokens), text=text, notices=notices))
+            text = b"".join(prompt.table.token_text(token)[1] for token in prompt.tokens).decode("utf-8", "replace")
+            notices = command.prompt.notices + prompt.notices
+            self._send(PromptTokens(id=command.id, tokens=list(prompt.tokens), text=text, notices=notices))
+
+    def _send_failure(self, request_id: str) -> Callable[[PacelineError], None]:
+        return lambda error: self._send(failed_frame(request_id, error))
 
     def _begin(self, answer: Answer) -> None:
         prompt = answer.reading.result()
@@ -219,13 +215,8 @@ class TextThread:
         answer = self._answers.get(request_id)
         if answer is None:
             return
-        try:
+        with _failing(request_id, answer.fail):
             react(answer, *values)
-        except PacelineError as error:
-            answer.fail(error)
-        except Exception as error:
-            _logger.exception("could not tell %s", request_id)
-            answer.fail(PacelineError(f"The answer could not be told: {short_text(error)}"))
         if answer.ended:
             self._answers.pop(request_id, None)
             self._tell_work({})
@@ -242,8 +233,24 @@ class TextThread:
             return False
         if (self._answers or not self._inbox.empty()) and self._clock() < self._drain_until:
             return False
-        error = WorkerGone("The server is stopping.", code="stopping", retry_after_seconds=5)
         for answer in self._answers.values():
-            answer.fail(error)
+            answer.fail(_stopping())
         self._answers.clear()
         return True
+
+
+def _stopping() -> WorkerGone:
+    message = "The model worker is stopping; send the request again."
+    return WorkerGone(message, code="stopping", retry_after_seconds=5)
+
+
+@contextmanager
+def _failing(request_id: str, fail: Callable[[PacelineError], None]) -> Iterator[None]:
+    """Suppress an error in the block and `fail` this one request with it; an unexpected error is logged."""
+    try:
+        yield
+    except PacelineError as error:
+        fail(error)
+    except Exception as error:
+        _logger.exception("could not answer %s", request_id)
+        fail(PacelineError(f"The request could not be answered: {short_text(error)}"))

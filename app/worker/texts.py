@@ -28,6 +28,7 @@ from app.core.clock import Clock
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
 from app.core.messages import MAX_FRAME_BYTES, Failed, Generate, PromptRead, error_of
 from app.core.request import Constraint, Notice
+from app.models.folder import Signature, signature_of
 from app.models.safe_files import printable
 from app.text.constraint import AnswerConstraint, Vocabulary
 from app.text.detokenizer import TokenTable
@@ -81,20 +82,20 @@ Reading = Future[Prompt | Unread]
 
 
 class Texts:
-    """The readers of all folders. A folder whose modification time changed is read again. Called from one thread."""
+    """The readers of all folders. A folder in which a file changed is read again. Called from one thread."""
 
     def __init__(self, kept_folders: int = KEPT_FOLDERS, clock: Clock = time.monotonic) -> None:
         self._kept_folders = kept_folders
         self._clock = clock
         self.nbytes = 0
         """Memory of all processes at the last `tidy`, in bytes."""
-        self._readers: OrderedDict[tuple[str, int], TextReader] = OrderedDict()
+        self._readers: OrderedDict[tuple[str, Signature], TextReader] = OrderedDict()
 
     def read(self, command: Generate) -> Reading:
         """Start reading the prompt of `command`. Raises ModelUnavailable for a missing folder."""
         model = command.model
         try:
-            key = (model.path, Path(model.path).stat().st_mtime_ns)
+            key = (model.path, signature_of(Path(model.path)))
         except OSError as error:
             raise ModelUnavailable(f"The folder of {model.id} cannot be read: {error.strerror}") from error
         if key not in self._readers:

@@ -183,9 +183,12 @@ async def test_requests_that_come_meanwhile_keep_their_own_drafters(
     await site.call("POST", "/v1/chat/completions", body)
     (asked,) = [command for command in site.worker.commands if command.owner != MEASUREMENT]
     assert (asked.model, asked.speculation) == (measured, expected), "no other unit is loaded in between"
+    resolver = site.admin.serving.resolver
+    await site.admin.loading.renew(DEMO)
+    assert resolver.as_own(DEMO, SpeculationRequest()) == SpeculationRequest(), "what is chosen now is used whole"
     site.admin.measuring.stop()
     await site.admin.measuring.wait()
-    assert site.admin.serving.resolver.as_own(DEMO, SpeculationRequest()) == SpeculationRequest()
+    assert resolver.as_own(DEMO, SpeculationRequest()) == SpeculationRequest()
 
 
 async def test_one_measurement_runs_at_a_time(site: ModelSite) -> None:

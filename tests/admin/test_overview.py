@@ -132,6 +132,13 @@ async def test_restart_is_at_once_and_drain_has_patience(site: Site) -> None:
     assert site.worker.renewals == []
 
 
+async def test_a_quarantined_model_is_released_by_its_alias_too(site: Site) -> None:
+    site.worker.quarantined = {"demo-main": Reason("exit_code", {"code": 3})}
+    site.context.live.change_model("demo-main", {"alias": "helper"}, "test")
+    response = await site.client.post("/admin/api/quarantine/release", json={"model": "helper"}, headers=OWN)
+    assert response.json() == {"model": "demo-main", "released": True}
+
+
 async def test_a_quarantined_model_is_released_once(site: Site) -> None:
     for status in (200, 400):
         response = await site.client.post("/admin/api/quarantine/release", json={"model": "bad"}, headers=OWN)

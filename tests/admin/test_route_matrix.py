@@ -288,6 +288,9 @@ async def test_a_key_for_inference_changes_nothing_that_is_in_memory_for_everybo
         headers = {"x-api-key": site.key("inference")}
         response = await site.browser().post("/api/generate", json=body | {"stream": False}, headers=headers)
         assert response.status_code == status, response.text
+        assert [warning["parameter"] for warning in response.json().get("warnings", [])] == (
+            ["keep_alive"] if status == 200 else []
+        )
     assert [command.stay for command in site.site.worker.commands] == [UNSAID]
     assert site.site.worker.unloads == []
     for path in ("/api/load", "/api/unload"):

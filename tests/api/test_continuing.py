@@ -84,3 +84,10 @@ async def test_two_messages_of_the_assistant_in_a_row_are_no_mistake(site: Site)
 async def test_a_prompt_without_its_end_cannot_be_asked_for_and_that_is_told(site: Site) -> None:
     answer = (await site.chat(add_generation_prompt=False)).json()
     assert [each["parameter"] for each in answer["warnings"]] == ["add_generation_prompt"]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+async def test_a_last_message_that_only_thinks_is_kept_by_either_name(site: Site, name: str) -> None:
+    last = {"role": "assistant", "content": "", name: "Hm."}
+    _, messages = await asked(site, "/v1/chat/completions", messages=[USER, last])
+    assert [message["role"] for message in messages] == ["user", "assistant"]

@@ -156,6 +156,7 @@ MESSAGES: list[Any] = [
     [{"role": "user", "content": "x", "name": 5}],
     [USER, {}],
     [{"role": "user", "content": "x", "images": ["AAAA"]}],
+    [{"role": "system", "content": "x", "images": {}}, USER],
     [USER] * 2049,
 ]
 

@@ -23,6 +23,7 @@ FILE = '''"""Drafts the last token again."""
 import mlx.core as mx
 from mlx import nn
 
+from app.core.reason import NO_REASON
 from app.engine.drafters import Drafter, Proposal
 
 
@@ -43,7 +44,7 @@ class Echo(Drafter):
     def propose(self, rows, sampled):
         counts = tuple(row.num_draft_tokens for row in rows)
         tokens = [[row.tokens[-1]] * max(counts) for row in rows]
-        return Proposal(mx.array(tokens, dtype=mx.int32), counts, ("",) * len(rows))
+        return Proposal(mx.array(tokens, dtype=mx.int32), counts, (NO_REASON,) * len(rows))
 '''
 DRAFTER = {
     "echo_config": {},

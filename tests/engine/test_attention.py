@@ -1,6 +1,7 @@
-"""Verifying in pieces says what verifying at once says; only Metal's vector kernel asks for it."""
+"""Verifying in pieces, or composed, says what verifying at once says; each GPU asks for its own form."""
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,17 @@ import pytest
 from mlx_lm.models import qwen3
 from mlx_lm.models.base import scaled_dot_product_attention
 
-from app.engine.attention import Cut, attach, attention, cut_for, piece_queries
+from app.engine.attention import (
+    COMPOSED_QUERIES,
+    Attend,
+    attach,
+    attend_for,
+    attention,
+    composed,
+    composed_if_few,
+    in_pieces,
+    piece_queries,
+)
 from app.engine.runner import Runner
 from tests.tiny import tiny_model
 
@@ -48,14 +59,7 @@ def ragged(width: int, context: int) -> mx.array:
     return first + mx.arange(width)[:, None] >= mx.arange(context)
 
 
-@pytest.mark.parametrize("kind", ["causal", "ragged", "window", "every key", "added", "sinks"])
-@pytest.mark.parametrize("group", [1, 4, 8])
-@pytest.mark.parametrize("width", [5, 9, 16, 17])
-def test_pieces_are_equal_to_all_at_once(kind: str, group: int, width: int) -> None:
-    context, size = 2100, 16
-    mx.random.seed(width + group)
-    queries = mx.random.normal((2, 2 * group, width, size))
-    keys, values = mx.random.normal((2, 2, 2, context, size))
+def mask_of(kind: str, width: int, heads: int, context: int) -> Any:
     visible = ragged(width, context)
     places = mx.arange(context - width, context)[:, None]
     masks: dict[str, Any] = {
@@ -64,8 +68,21 @@ def test_pieces_are_equal_to_all_at_once(kind: str, group: int, width: int) -> N
         "window": (places >= mx.arange(context)) & (places < mx.arange(context) + 100),
         "every key": ragged(1, context),
         "added": mx.where(visible, 0.0, -1e9),
+        "by head": mx.where(visible, mx.random.normal((2, heads, width, context)), -1e9),
         "sinks": "causal",
+        "none": None,
     }
+    return masks[kind]
+
+
+@pytest.mark.parametrize("kind", ["causal", "ragged", "window", "every key", "added", "sinks"])
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize("width", [5, 9, 16, 17])
+def test_pieces_are_equal_to_all_at_once(kind: str, group: int, width: int) -> None:
+    context, size = 2100, 16
+    mx.random.seed(width + group)
+    queries = mx.random.normal((2, 2 * group, width, size))
+    keys, values = mx.random.normal((2, 2, 2, context, size))
     sinks = mx.random.normal((2 * group,)) if kind == "sinks" else None
     asked: list[tuple[int, int, int, int]] = []
 
@@ -73,14 +90,34 @@ def test_pieces_are_equal_to_all_at_once(kind: str, group: int, width: int) -> N
         asked.append(question)  # type: ignore[arg-type]
         return min(8, 32 // group)
 
-    arguments: dict[str, Any] = {"scale": size**-0.5, "mask": masks[kind], "sinks": sinks}
+    arguments: dict[str, Any] = {"scale": size**-0.5, "mask": mask_of(kind, width, 2 * group, context), "sinks": sinks}
     whole = scaled_dot_product_attention(queries, keys, values, None, **arguments)
-    cut = attention(queries, keys, values, SimpleNamespace(cut=choose), **arguments)
+    cut = attention(queries, keys, values, SimpleNamespace(attend=partial(in_pieces, cut=choose)), **arguments)
     assert float(mx.max(mx.abs(cut - whole))) < 1e-5
     assert asked == [(width, group, context, size)]
 
 
-def test_a_model_verifies_and_goes_on_alike_in_pieces() -> None:
+@pytest.mark.parametrize("kind", ["causal", "ragged", "window", "every key", "added", "by head", "none"])
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("width", [2, 16, COMPOSED_QUERIES])
+def test_few_queries_are_composed_to_what_mlx_computes(kind: str, group: int, width: int) -> None:
+    context, size = 300, 16
+    mx.random.seed(width + group)
+    queries = mx.random.normal((2, 2 * group, width, size))
+    keys, values = mx.random.normal((2, 2, 2, context, size))
+    mask = mask_of(kind, width, 2 * group, context)
+    whole = scaled_dot_product_attention(queries, keys, values, None, scale=0.25, mask=mask)
+    assert float(mx.max(mx.abs(composed(queries, keys, values, 0.25, mask) - whole))) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_what_is_composed_keeps_its_precision(dtype: mx.Dtype) -> None:
+    queries, keys, values = (mx.random.normal((1, heads, 5, 16)).astype(dtype) for heads in (4, 2, 2))
+    assert composed(queries, keys, values, 0.25, "causal").dtype == dtype
+
+
+@pytest.mark.parametrize("form", ["in pieces", "composed"])
+def test_a_model_verifies_and_goes_on_alike_in_each_form(form: str) -> None:
     model = tiny_model("qwen3")
     asked: list[int] = []
 
@@ -88,9 +125,15 @@ def test_a_model_verifies_and_goes_on_alike_in_pieces() -> None:
         asked.append(width)
         return 4
 
-    def verify(cut: Cut | None) -> mx.array:
+    def few(queries: mx.array, *arguments: Any, **kept: Any) -> mx.array:
+        asked.append(queries.shape[2])
+        return composed_if_few(queries, *arguments, **kept)
+
+    attend = {"in pieces": partial(in_pieces, cut=four), "composed": few}[form]
+
+    def verify(attend: Attend) -> mx.array:
         runner = Runner(model)
-        runner.caches.table.cut = cut
+        runner.caches.table.attend = attend
         rows = {"a": 40, "b": 33}
         told = []
         for name, length in rows.items():
@@ -103,14 +146,15 @@ def test_a_model_verifies_and_goes_on_alike_in_pieces() -> None:
             told.append(logits)
         return mx.concatenate(told)
 
-    assert float(mx.max(mx.abs(verify(four) - verify(None)))) < 1e-4
+    assert float(mx.max(mx.abs(verify(attend) - verify(attend_for(""))))) < 1e-4
     assert set(asked) == {40, 33, 9}
 
 
-def test_a_model_is_attached_once_and_cut_on_a_mac_only() -> None:
+def test_a_model_is_attached_once_and_each_device_has_its_form() -> None:
     for _ in range(2):
         attach(tiny_model("qwen3"))
         assert qwen3.scaled_dot_product_attention is attention
     assert sys.modules["mlx_lm.models.base"].scaled_dot_product_attention is not attention
-    assert cut_for(MAC) is piece_queries
-    assert cut_for("") is cut_for("sm_90") is None
+    assert attend_for(MAC) is in_pieces
+    assert attend_for("sm_90") is composed_if_few
+    assert attend_for("") is scaled_dot_product_attention

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafter, Outcome, Proposal
@@ -24,9 +25,9 @@ class Echo(Drafter):
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
         counts = tuple(min(row.num_draft_tokens, self.courage) for row in rows)
         if not any(counts):
-            return Proposal(None, counts, ("too shy",) * len(rows))
+            return Proposal(None, counts, (Reason("no_match"),) * len(rows))
         tokens = [[row.tokens[-1]] * max(counts) for row in rows]
-        return Proposal(mx.array(tokens, dtype=mx.int32), counts, ("",) * len(rows))
+        return Proposal(mx.array(tokens, dtype=mx.int32), counts, (NO_REASON,) * len(rows))
 
     def observe(self, outcome: Outcome) -> None:
         if any(outcome.drafted):

@@ -106,6 +106,14 @@ def test_what_only_looks_a_little_like_a_secret_stays() -> None:
         assert redact(text) == text
 
 
+@pytest.mark.parametrize("name", ["cmpl-", "embd-", "rerank-", "ollama-", "msg_", "resp_" + "0" * 24])
+def test_a_line_about_a_request_of_any_endpoint_leads_to_it(logger: logging.Logger, name: str) -> None:
+    ring = LogRing(capacity=5)
+    logger.addHandler(ring)
+    logger.error("the end of %s%024x#0", name, 7)
+    assert ring.lines()[-1].request == f"{name}{7:024x}"
+
+
 def test_the_ring_forgets_the_oldest_and_filters(logger: logging.Logger) -> None:
     ring = LogRing(capacity=5)
     logger.addHandler(ring)

@@ -27,7 +27,8 @@ SAID = (
 
 @pytest.fixture(scope="module")
 def judge(model_folder: Path) -> Any:
-    """A tiny model with the real tokenizer, all of whose words weigh nothing but `yes` and `no`."""
+    """A tiny model with the real tokenizer, all of whose words weigh nothing but `yes`, `no`, and the end of its turn,
+    which it would say itself."""
     shutil.copytree(model_folder / "attention", model_folder / ONLY_NAMED)
     folder = write_tiny_model(model_folder / NAME, "qwen3", vocabulary_size=151_936)
     for file in tokenizer_folder("qwen3").iterdir():
@@ -39,7 +40,7 @@ def judge(model_folder: Path) -> Any:
     weights["model.embed_tokens.weight"][:, 0] = 4.0  # the residual stream is above 0 there, whatever is read
     weights["model.norm.weight"] = mx.ones_like(weights["model.norm.weight"])
     weights["lm_head.weight"] = mx.zeros_like(weights["lm_head.weight"])
-    for [word], weight in zip(words, (1.5, 1.0), strict=True):
+    for [word], weight in zip((*words, [tokenizer.eos_token_id]), (1.5, 1.0, 3.0), strict=True):
         weights["lm_head.weight"][word, 0] = weight
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return load(str(folder))

@@ -2,7 +2,7 @@
 
 Run as `python -m tests.worker.fake_worker [--flag] --channel-fd N`. Texts: "words N", "forever", "silent", "kill",
 "abort", "kill idle" (at no model), "stop" (SIGSTOP), "exit N", "garbage", "fail NAME", "environment", "hold"
-(finishes when the worker drains).
+(finishes when the worker drains). The load of a model "slow" never ends, that of "once" only where its path is unused.
 """
 
 import argparse
@@ -95,10 +95,13 @@ class FakeWorker:
                     self.drain()
 
     def load(self, command: LoadModel) -> None:
+        is_endless = command.model.id == "slow" or (command.model.id == "once" and Path(command.model.path).exists())
         self.channel.send(LoadProgress(model_id=command.model.id, phase="weights", fraction=0.5))
-        if command.model.id == "slow":
+        if is_endless:
             self.loads.add(command.id)
             return
+        if command.model.id == "once":
+            Path(command.model.path).touch()
         self.models[command.model.id] = LoadedModel(unit=command.model, state="ready", stay=command.stay)
         self.channel.send(LoadProgress(model_id=command.model.id, phase="ready", fraction=1.0))
         self.channel.send(ModelLoaded(id=command.id, model_id=command.model.id, seconds=0.1))

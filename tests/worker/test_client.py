@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,7 +23,7 @@ from app.core.messages import (
 from app.core.unit import LoadedModel, ModelSpecification, Stay
 from app.worker.client import WorkerClient
 from app.worker.request_stream import MOST_IN_FLIGHT, RequestStream
-from tests.worker.serving import QUICK, ask, collect, serving, until
+from tests.worker.serving import DEADLINE_SECONDS, QUICK, ask, collect, serving, until
 
 SLOW = ModelSpecification(id="slow", path="/models/slow")
 FAST = ModelSpecification(id="fast", path="/models/fast")
@@ -93,6 +94,42 @@ def test_how_long_a_model_stays_by_the_word_of_a_request_survives_the_worker() -
             assert await loaded_after(client, "kill", {"fast"}) == ["fast"]
             assert client.loaded()["fast"].stay == Stay(pinned=False, idle_seconds=4.0)
             assert client.unit("fast") == FAST
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_ends_while_it_loads_again_forgets_neither_the_model_nor_its_stay(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        used = tmp_path / "used"
+        stay = Stay(pinned=False, idle_seconds=4.0)
+        async with serving() as client:
+            await client.load(ModelSpecification(id="once", path=str(used)), Stay(idle_seconds=4.0))
+            await until(client, stay_of("once", stay))
+            loading = asyncio.create_task(until(client, lambda event: isinstance(event, LoadProgress)))
+            await asyncio.sleep(0)
+            client.renew()
+            await loading
+            used.unlink()
+            client.keep(KeepModels(models={"fast": Stay(pinned=True)}))
+            client.renew()
+            await until(client, stay_of("once", stay))
+
+    asyncio.run(scenario())
+
+
+def test_a_request_of_many_prompts_goes_on_in_the_next_worker_where_one_is_renewed() -> None:
+    async def scenario() -> None:
+        async with serving() as client:
+            model = ModelSpecification(id="m", path="/models/m", queue_limit=2)
+            texts = ("hold", "words 1", "words 1")
+            stream = client.open(
+                [Generate(id=f"r{number}", model=model, text=text) for number, text in enumerate(texts)]
+            )
+            await stream.wait_accepted(0.0)
+            await until(client, lambda event: isinstance(event, Accepted))
+            client.renew(drain_seconds=DEADLINE_SECONDS)
+            await exhaust(stream)
+            assert client.restarts == 1
 
     asyncio.run(scenario())
 

@@ -21,10 +21,10 @@ from app.core.messages import (
     UnloadModel,
     error_of,
 )
-from app.core.step import StepPlan, StepResult
+from app.core.step import StepCost, StepPlan, StepResult
 from app.core.unit import Stay
 from app.worker.thread_commands import Halt
-from tests.worker.fakes import FakeEngine
+from tests.worker.fakes import BreakableScheduler, FakeEngine
 from tests.worker.pair import Pair
 
 
@@ -186,6 +186,28 @@ def test_the_line_before_a_load_is_bounded_too(pair: Pair) -> None:
     pair.settle()
     assert [pair.text(f"r{number}") for number in range(4)] == ["abc", "abc", "", "abc"]
     assert pair.leases == 0
+
+
+def test_choices_that_find_no_room_in_the_line_are_refused_before_the_load(pair: Pair) -> None:
+    model = pair.model("m", queue_limit=2)
+    pair.pool.held = True
+    pair.say(Generate(id="first", model=model, text="x", max_tokens=3), Generate(id="two", model=model, text="x", n=2))
+    pair.settle(6)
+    assert [event.error for event in pair.failed("two")] == ["QueueFull"]
+    pair.pool.held = False
+    pair.settle()
+    assert (pair.text("first"), pair.leases) == ("abc", 0)
+
+
+def test_another_policy_forgets_no_cost_that_requests_have_taught(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BreakableScheduler, "costs", (StepCost("ngram", 1, 3, 0.01, is_learnt=True),))
+    for number, policy in enumerate(("auto", "single")):
+        pair.say(Generate(id=f"r{number}", model=pair.model("m", policy=policy), text="x", max_tokens=3))
+        pair.settle()
+    assert len(pair.schedulers) == 2
+    engine = pair.pool.engine("m")
+    assert engine is not None
+    assert engine.measured == BreakableScheduler.costs
 
 
 def test_what_does_not_fit_into_memory_now_waits_and_is_answered_in_order(pair: Pair) -> None:

@@ -60,6 +60,7 @@ def test_what_the_worker_was_at_takes_the_blame_and_nobody_who_ran_beside_it() -
 def test_a_kill_from_outside_counts_only_against_a_model_that_had_the_worker_to_itself(number: signal.Signals) -> None:
     assert to_blame(-number, "a", frozenset({"a", "b"})) == ""
     assert to_blame(-number, "a", frozenset({"a"})) == "a"
+    assert to_blame(-number, "a", frozenset({"a", ""})) == "a", "a prompt that is counted is nobody's model"
     assert to_blame(-number, "a", frozenset()) == "a"
 
 

@@ -199,8 +199,8 @@ def test_a_worker_that_is_never_ready_is_replaced() -> None:
     async def scenario() -> None:
         timing = Timing(start_seconds=0.3, look_seconds=0.05, abort_seconds=0.1, stop_seconds=0.3)
         async with serving("--never-ready", timing=timing, ready_seconds=0.1) as client:
-            while client.restarts == 0:
-                assert not await client.wait_ready(0.05)
+            while client.restarts == 0:  # whoever asks meanwhile delays nothing
+                assert not await client.wait_ready(0.01)
             assert "did not become ready" in str(client.last_exit)
 
     asyncio.run(scenario())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.core.errors import error_class
-from app.core.messages import MEASUREMENT, Accepted, Cancel, Delta, Failed, Generate, Shutdown, TextWork
+from app.core.messages import MEASUREMENT, Accepted, Cancel, Delta, Failed, Generate, ReadPrompt, Shutdown, TextWork
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.worker.answer import Answer, describe
 from app.worker.texts import Reading
@@ -283,6 +283,29 @@ def test_a_prompt_that_is_still_read_when_the_server_stops_is_told(tmp_path: Pat
     pair.now += 61
     assert not pair.turn()
     assert pair.failed()[0].code == "stopping"
+
+
+@pytest.mark.parametrize("kind", ["generate", "count"])
+@pytest.mark.parametrize("way", ["at once", "later"])
+def test_a_computer_that_can_start_no_process_fails_a_request_and_no_stream(
+    tmp_path: Path, kind: str, way: str
+) -> None:
+    broken: Reading = Future()
+    broken.set_exception(OSError(24, "Too many open files"))
+
+    def read(command: Generate) -> Reading:
+        if command.id == "running":
+            return fake_read(command)
+        if way == "at once":
+            raise RuntimeError("can't start new thread")
+        return broken
+
+    pair = Pair(tmp_path, read=read)
+    asked = pair.ask("r")
+    pair.say(pair.ask("running"), asked if kind == "generate" else ReadPrompt(id="r", prompt=asked))
+    pair.settle()
+    assert "could not be answered" in pair.failed("r")[0].message
+    assert pair.text("running") == "abcdefghij"
 
 
 def test_why_nothing_is_drafted_is_told_when_it_changes(pair: Pair) -> None:
