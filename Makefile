@@ -8,7 +8,7 @@ MINUTES ?= 60
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal --durations 20 --durations-min 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve desktop app quick test test-all soak agents check advisories format bench campaign screenshots icons dist formula lock clean
+.PHONY: help install serve desktop app quick test test-all landing soak agents check advisories format bench campaign screenshots icons dist formula lock clean
 
 help: ## Show what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -74,8 +74,13 @@ test-all: test $(VENV)/published-npm $(VENV)/clients/installed ## Run what needs
 	@# One process more: a test with a browser waits for half of its time.
 	@$(PYTEST) --numprocesses $$(($(PROCESSES) + 1)) -m "system and not soak and not agents" $(ARGS)
 
-soak: $(VENV)/published-npm ## Run what only deepens: hours of random schedules, kills and simulations
+landing: $(VENV)/published-npm ## Run the share of the soak that each landing runs: three minutes
+	@$(PYTEST) -m "soak and landing" $(ARGS)
+
+soak: $(VENV)/published-npm ## Run what only deepens: an hour of random schedules and simulations, then of attacks
 	@$(PYTEST) -m soak $(ARGS)
+	@# Alone: it measures silences.
+	@$(BIN)/python -m campaign --minutes 5
 
 agents: $(VENV)/agents/installed ## Let coding agents edit a file each (Linux on x64; fetches 1 GB once)
 	@$(BIN)/python -m pytest -m agents tests/agents $(ARGS)

@@ -68,7 +68,7 @@ class Updates:
         try:
             newer = await self._ask()
         except OSError as error:  # no network, no installer, no such package
-            _logger.info("Nobody told whether there is a newer version, and is asked again in an hour: %s", error)
+            _logger.info("The update check failed; it is tried again in an hour: %s", error)
             self._outcome = "unreachable" if self._is_wanted() else ""
             return RETRY_SECONDS
         if self._is_wanted():

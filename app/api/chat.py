@@ -139,7 +139,7 @@ class ChatBody(ToolsBody, ThinkingBody, GenerationBody):
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continue_final_message and add_generation_prompt exclude one another")
         if self.continue_final_message and not self.messages[-1].can_go_on:
-            raise ValueError("continue_final_message: the last message is no text of the assistant's")
+            raise ValueError("continue_final_message needs a last message of the assistant that has text")
         return self
 
     @property

@@ -208,7 +208,7 @@ class GenerationBody(StayBody):
     @model_validator(mode="after")
     def _check_grammars(self) -> "GenerationBody":
         if len(self._grammars()) > 1:
-            raise ValueError("an answer can be held to one thing: give response_format, or one structured output")
+            raise ValueError("use only one constraint: response_format, or one structured output")
         return self
 
     def _grammars(self) -> list[Grammar]:

@@ -26,7 +26,7 @@ SILENT = frozenset({
 # fmt: on
 """Fields that steer other services or engines: ignored without a warning."""
 
-NO_LOGPROBS = "log probabilities are told by /v1/chat/completions and /v1/completions"
+NO_LOGPROBS = "log probabilities are returned by /v1/chat/completions and /v1/completions"
 SEND_WHOLE = "send the whole conversation, or previous_response_id"
 RAN_ELSEWHERE = "nothing is searched or run on this server"
 REASONS: Mapping[str, str] = {
@@ -38,14 +38,14 @@ REASONS: Mapping[str, str] = {
     "conversation": SEND_WHOLE,
     "function_call": "use tool_choice",
     "functions": "use tools",
-    "include": "there is nothing of it to tell",
-    "include_reasoning": "reasoning is always told, apart from the answer",
+    "include": "there is nothing to include",
+    "include_reasoning": "reasoning is always returned, in a field of its own",
     "logprobs": NO_LOGPROBS,
     "max_tool_calls": "the client runs the tools, and may stop",
     "mcp_servers": RAN_ELSEWHERE,
     "modalities": "answers are text",
     "prompt": "prompts are not kept here: send their text",
-    "reasoning.exclude": "reasoning is always told, apart from the answer",
+    "reasoning.exclude": "reasoning is always returned, in a field of its own",
     "template": "the model's own template is used",
     "top_logprobs": NO_LOGPROBS,
     "truncation": "what is too long is refused, and never cut",

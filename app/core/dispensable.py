@@ -8,7 +8,7 @@ from contextlib import contextmanager
 class Dispensable:
     """Keeps the faults of one part from what it serves: each kind is logged once.
 
-    `is_vital` says of an error whether it must go on nevertheless.
+    Errors for which `is_vital` is true are raised again.
     """
 
     def __init__(
@@ -21,7 +21,7 @@ class Dispensable:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """End the block at an error, and go on behind it."""
+        """Suppress and log an error in the block; execution continues after the block."""
         try:
             yield
         except Exception as error:

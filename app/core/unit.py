@@ -78,7 +78,7 @@ class Stay(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def seconds_left(self, idle_seconds: float) -> float | None:
-        """Return the seconds that a model stays which has been idle for `idle_seconds`; None: for ever."""
+        """Return how much longer, in seconds, a model idle for `idle_seconds` stays; None: for ever."""
         limit = self.idle_seconds
         return None if self.pinned or limit is None or limit < 0 else max(0.0, limit - idle_seconds)
 

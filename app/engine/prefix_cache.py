@@ -143,8 +143,8 @@ class PrefixCache:
 
     def _start(self, request: Request, target: Runner, name: str, first: Sequence[int]) -> bytes:
         """Return the root key of an owner's chains for a model, one for each quantisation of the target's row.
-        A feature drafter's entry for a token depends on the next token too: its chain is that of the next ones, after
-        `first`."""
+        A feature drafter's entry for a token depends on the next token too, so its chain is keyed by the tokens shifted
+        by one, and `first` seeds the root."""
         bits = target.caches.table.bits.get(request.id)
         form = [f"{bits}-bit"] if bits else []
         start = root(self._identity, request.owner, self._drafters.get(name, name), *form)

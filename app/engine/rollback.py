@@ -116,7 +116,7 @@ class SlotKV:
 
     @values.setter
     def values(self, _: mx.array) -> None:
-        """Zero the values: a model that reads none sets them, so that no graph grows that is never evaluated."""
+        """Zero the values. A model that never reads them assigns them; zeros keep an unevaluated graph from growing."""
         for buffer in (self.shared, *self.own.values()):
             buffer.parts[1] = mx.zeros_like(buffer.parts[0])
 

@@ -31,8 +31,8 @@ PROBE_REJECTS: tuple[tuple[int, ...], ...] = ((), (9,), (), (), ())
 """Drafts fed in addition to the first row in each of these forwards, then rejected."""
 
 PIECES_SECONDS = 4.0
-"""Seconds of processor time of a probe after which rows in buffers of their own are not tried: padding their attention
-is the least of such a machine's costs, and the model loads in half the time."""
+"""Processor seconds of a probe after which rows in buffers of their own are not probed: on so slow a machine padding
+hardly matters, and the model loads in half the time."""
 
 LARGEST_ERROR, LARGEST_HALF_ERROR = 0.01, 0.15
 """Tolerated relative error of logits in float32 and in half precision: kernels change with the number of rows and

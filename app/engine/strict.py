@@ -1,4 +1,4 @@
-"""Acceptance `strict`: what the width of a forward may have decided is decided again as plain decoding would.
+"""Acceptance `strict`: decide again, as plain decoding would, each token that the forward's width may decide.
 
 Kernels of different widths differ in the last bits, and so do the keys, values and states they leave. How far that
 moves a logit is measured once. Where a decision is closer than that, the row rewinds to where its cache last matched

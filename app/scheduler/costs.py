@@ -24,8 +24,7 @@ MEMORY = 20
 SHORT_TOKENS = 256
 """Context length, in tokens, below which it costs next to nothing."""
 INTERVAL_STEPS = 32
-"""Steps between timings of drafting; in between, the last figures are used. Evidence fades: it is also the most tokens
-for which a judgement holds."""
+"""Interval, in steps, between timings of drafting, and in tokens between judgements: evidence fades as a text grows."""
 NOISE = 0.04
 """Relative difference that a measurement must exceed to change a curve or a decision."""
 BEYOND, UNKNOWN_SLOPE = 0.5, 0.02

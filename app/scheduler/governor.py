@@ -26,8 +26,8 @@ CREDIT_STEPS, TRIAL_SHARE = 2.0, 0.01
 """Plain steps that trials may lose when a request starts (what is learnt early pays longest), and the share of the time
 after that."""
 TRIAL_GAIN = 0.2
-"""Relative gain that a trial must promise if it goes well; also the share of a plain step that the first step of a new
-text may waste beyond the credit."""
+"""Relative gain that a trial must promise, and share of a plain step that the first step of a new text may waste beyond
+the credit."""
 
 
 class Option(NamedTuple):

@@ -100,7 +100,7 @@ CONFLICTS: tuple[Conflict[Situation], ...] = (
     ),
     Conflict(
         ("default_model",),
-        "no model on this computer is called so: `paceline ls` names them",
+        "no model on this computer has that name; `paceline ls` lists them",
         lambda now: bool(now.settings.default_model) and now.lacks([now.settings.default_model]),
         wording="no_model",
     ),
@@ -338,7 +338,7 @@ def _call(listener: Listener) -> None:
     try:
         listener()
     except Exception:
-        logger.exception("a change of the settings was not felt everywhere")
+        logger.exception("a listener to the settings failed")
 
 
 def _default(name: str) -> Any:

@@ -171,7 +171,9 @@ class CallReader:
             read = self._closed(head)
         end, calls = yield from read
         if not calls:
-            _logger.warning("what looks like a call is none, and told as text: %.200r", self._written.text)
+            _logger.warning(
+                "text that looks like a tool call could not be parsed and is sent as text: %.200r", self._written.text
+            )
             self.failed += 1
             return False
         self._written.take(end)

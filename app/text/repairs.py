@@ -47,17 +47,17 @@ _DEVELOPERS = Repair(each_message(turns.developer_as_system), mends=_SYSTEMS)
 _SPLIT = Repair(
     history_calls.calls_split,
     "tool_calls_split",
-    "Calls made at once were told one after another, each with its result: the chat template of this model takes one "
-    "at a time.",
+    "Parallel calls were split into single ones, each followed by its result: this model's chat template takes one "
+    "call at a time.",
 )
 _APART = Repair(
     history_calls.texts_apart,
     "text_before_calls",
-    "Texts beside calls were told as messages of their own: the chat template of this model takes one of both.",
+    "Text beside tool calls was moved to a message of its own: this model's chat template accepts only one of the two.",
 )
-_WORDS = "Calls and their results were told as text: the chat template of this model knows none."
-_NUMBERED = "Ids of calls were replaced by function and number: the chat template of this model names them so."
-_TOOLS = "The tools were told in a system text: the chat template of this model shows none."
+_WORDS = "Tool calls and results were written as text: this model's chat template does not support them."
+_NUMBERED = "Ids of tool calls were replaced by function and number, the form that this model's chat template expects."
+_TOOLS = "The tools were described in the system message: this model's chat template does not show tools."
 
 
 class Shows(Protocol):

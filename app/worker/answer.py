@@ -25,7 +25,7 @@ _NO_LIMIT = (1 << 31) - 1
 """Token limit for the scheduler that means: up to the end of the context."""
 UNFINISHED_CALL = Notice(
     code="unfinished_call",
-    message="The last tool call is no whole one: its arguments were cut off or cannot be read. Send the request again.",
+    message="The last tool call is incomplete: its arguments were cut off or cannot be read. Send the request again.",
 )
 _logger = logging.getLogger("paceline.request")
 

@@ -43,7 +43,7 @@ TRIM_STEPS = 256
 """Steps after which freed buffers are returned to the system; also done when idle."""
 LOADING_RETRY_SECONDS = 5
 TEXT_STEP_BYTES = 16 << 20
-"""Precision of the memory that text processes are said to take: each change is sent to the server."""
+"""Rounding, in bytes, of the reported memory of text processes: each change is sent to the server."""
 RELIEF_SECONDS = 10.0
 """Seconds between two releases of memory while the system is short of it."""
 

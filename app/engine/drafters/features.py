@@ -1,8 +1,8 @@
 """Base of drafters that read the target's hidden states (features): modules, their loading, and waiting features.
 
 Features wait row by row until the drafter's context takes them. A prompt's features enter chunk by chunk; those of
-decode steps wait for the next proposal or, without drafts, until there are `WAITING_TOKENS` of them. What a prefix
-cache restored without features is a gap: the context continues after it at the right positions.
+decode steps wait for the next proposal or, without drafts, until there are `WAITING_TOKENS` of them. Positions that a
+prefix cache restored without features leave a gap, after which the context continues at the right positions.
 """
 
 from collections.abc import Mapping, Sequence
