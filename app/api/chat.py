@@ -19,10 +19,10 @@ from app.api.commands import (
     GenerationBody,
     MaxTokens,
     Metadata,
+    json_schema_as,
     max_tokens,
     object_of,
     shared_command,
-    told_as,
 )
 from app.api.ignored import ignored
 from app.api.shapes import ChatCompletion
@@ -47,7 +47,7 @@ def _no_images(images: Any) -> None:
         raise ValueError(TEXT_ONLY)
 
 
-Images = Annotated[Any, AfterValidator(_no_images), told_as({"type": "array", "maxItems": 0})]
+Images = Annotated[Any, AfterValidator(_no_images), json_schema_as({"type": "array", "maxItems": 0})]
 """Images of a message: refused unless there are none."""
 
 PART = object_of(type={"const": "text"}, text={"type": "string"})
@@ -57,7 +57,7 @@ class Message(Body):
     """One message; several text parts are joined into one string."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, told_as({"type": "string"}, {"type": "array", "items": PART})] = None
+    content: Annotated[str | None, json_schema_as({"type": "string"}, {"type": "array", "items": PART})] = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     """Another name of `reasoning_content`."""

@@ -63,7 +63,7 @@ def object_of(**properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [*properties]}
 
 
-def told_as(*kinds: dict[str, Any], or_null: bool = True) -> WithJsonSchema:
+def json_schema_as(*kinds: dict[str, Any], or_null: bool = True) -> WithJsonSchema:
     """Describe in the OpenAPI document a value that only its validator knows: one of `kinds`."""
     return WithJsonSchema({"anyOf": [*kinds, *([{"type": "null"}] if or_null else [])]})
 
@@ -97,7 +97,7 @@ def _stay_seconds(given: Any) -> Any:
 StaySeconds = Annotated[
     float | None,
     BeforeValidator(_stay_seconds),
-    told_as({"type": "number"}, {"type": "string", "pattern": f"^{DURATION.pattern}$"}),
+    json_schema_as({"type": "number"}, {"type": "string", "pattern": f"^{DURATION.pattern}$"}),
 ]
 
 
@@ -162,7 +162,7 @@ class GenerationBody(StayBody):
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = None
     n: int | None = Field(None, ge=1, le=8)
-    stop: Annotated[Any, told_as(STOP, {"type": "array", "items": STOP, "maxItems": MAX_STOPS})] = ()
+    stop: Annotated[Any, json_schema_as(STOP, {"type": "array", "items": STOP, "maxItems": MAX_STOPS})] = ()
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=1 << 20)
@@ -172,7 +172,9 @@ class GenerationBody(StayBody):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 64) - 1)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_LOGIT_BIASES)
-    response_format: Annotated[Any, told_as(object_of(type={"enum": ["text", "json_object", "json_schema"]}))] = None
+    response_format: Annotated[
+        Any, json_schema_as(object_of(type={"enum": ["text", "json_object", "json_schema"]}))
+    ] = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None

@@ -20,9 +20,9 @@ from app.api.commands import (
     NO_LIMIT,
     TEXT,
     GenerationBody,
+    json_schema_as,
     max_tokens,
     shared_command,
-    told_as,
 )
 from app.api.shapes import TextCompletion
 from app.core.messages import Delta, Generate, TokenText
@@ -42,7 +42,7 @@ TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum":
 def prompts(most: int) -> WithJsonSchema:
     """Return the OpenAPI schema of one prompt or up to `most`, each a text or a list of token ids."""
     several = [{"type": "array", "items": schema, "minItems": 1, "maxItems": most} for schema in (TEXT, TOKENS)]
-    return told_as(TEXT, TOKENS, *several, or_null=False)
+    return json_schema_as(TEXT, TOKENS, *several, or_null=False)
 
 
 class CompletionBody(GenerationBody):

@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from pydantic import Field, field_validator
 
 from app.api.answer import FinishedChoice, Renderer, answer, warnings_object
-from app.api.commands import TEXT, GenerationBody, object_of, shared_command, told_as
+from app.api.commands import TEXT, GenerationBody, json_schema_as, object_of, shared_command
 from app.api.shapes import Reranking
 from app.core.errors import InvalidRequest
 from app.core.messages import Generate
@@ -47,7 +47,7 @@ class RerankBody(GenerationBody):
 
     query: str = Field(min_length=1)
     documents: Annotated[
-        Any, told_as({"type": "array", "items": {"anyOf": [TEXT, object_of(text=TEXT)]}}, or_null=False)
+        Any, json_schema_as({"type": "array", "items": {"anyOf": [TEXT, object_of(text=TEXT)]}}, or_null=False)
     ]
     top_n: int | None = Field(None, ge=1)
     return_documents: bool = False

@@ -20,13 +20,17 @@ class Dispensable:
         self._logged: set[type[Exception]] = set()
 
     @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Suppress and log an error in the block; execution continues after the block."""
+    def guarded(self, undo: Callable[[], None] | None = None) -> Iterator[None]:
+        """Suppress and log an error in the block, and then `undo` what it may have left half done, guarded too.
+        Execution continues after the block."""
         try:
             yield
         except Exception as error:
             if self._is_vital(error):
                 raise
+            if undo is not None:
+                with self.guarded():
+                    undo()
             if type(error) not in self._logged:
                 self._logged.add(type(error))
                 self._logger.exception("%s failed; requests go on without it", self._name)

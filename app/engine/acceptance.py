@@ -32,7 +32,7 @@ class Verified:
     """The target's token at each slot."""
     accepted: int
     """Number of drafts that are kept."""
-    clear: int
+    certain: int
     """Number of leading slots whose token plain decoding draws too; all, unless the row is `strict`."""
 
     @property
@@ -43,13 +43,13 @@ class Verified:
     @property
     def is_doubtful(self) -> bool:
         """Whether plain decoding might draw another token after the accepted drafts."""
-        return self.accepted == self.clear
+        return self.accepted == self.certain
 
     @staticmethod
-    def pack(drawn: mx.array, accepted: mx.array, clear: mx.array) -> mx.array:
-        """Return one array of int32 [rows, slots] and [rows] twice, for a single read; no draft beyond the clear slots
-        is accepted."""
-        return mx.concatenate([drawn, mx.stack([mx.minimum(accepted, clear), clear], axis=1)], axis=1)
+    def pack(drawn: mx.array, accepted: mx.array, certain: mx.array) -> mx.array:
+        """Return one array of int32 [rows, slots] and [rows] twice, for a single read. Drafts beyond the certain slots are
+        not accepted."""
+        return mx.concatenate([drawn, mx.stack([mx.minimum(accepted, certain), certain], axis=1)], axis=1)
 
     @classmethod
     def unpack(cls, packed: mx.array) -> list["Verified"]:

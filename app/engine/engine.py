@@ -72,7 +72,7 @@ class Engine:
         self.runner = runner
         self.drafters = drafters
         self.limits = replace(
-            limits, stops_at_checkpoints=any(model.exact for model in (runner, *drafters.runners.values()))
+            limits, stops_at_checkpoints=any(model.needs_snapshots for model in (runner, *drafters.runners.values()))
         )
         self.measured: Sequence[StepCost] = ()
         self.prefixes = prefixes
@@ -86,8 +86,8 @@ class Engine:
         self._ahead: Launched | None = None
         self._slow_seconds, self._is_slow = slow_seconds, True
         """Limit in seconds, and whether the last step exceeded it or none has run yet."""
-        self._ends: dict[str, float] | None = None
-        """Start of a timed decode step (`begun`) and the end of each part so far; None in any other step."""
+        self._part_ends: dict[str, float] | None = None
+        """Start of the last decode step (`begun`) and the end of each of its parts so far; None if it is not timed."""
 
     @property
     def cache_families(self) -> tuple[str, ...]:
@@ -131,10 +131,9 @@ class Engine:
         self._pooling.admit(request)
         if request.scores_prompt or request.embeds:
             return 0  # cached positions have no logits or hidden states
-        with self._caching.guarded():
+        with self._caching.guarded(undo=self.prefixes.clear):
             return self.prefixes.restore(request, self.runner, self._followers(request))
-        with self._caching.guarded():
-            self.prefixes.clear()
+        # The cache failed: the row begins empty.
         self.runner.release(request.id)
         self.drafters.release(request.id)
         self._claim(request)
@@ -167,11 +166,8 @@ class Engine:
             self._forget(request_id)
 
     def _keep(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
-        with self._caching.guarded():
+        with self._caching.guarded(undo=self.prefixes.clear):
             self._store(request, text, length, ended=ended)
-            return
-        with self._caching.guarded():
-            self.prefixes.clear()
 
     def _store(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
         """Store the row's first `length` tokens for later requests.
@@ -179,7 +175,7 @@ class Engine:
         length = min(length, len(text))
         if not self.prefixes.keeps(length):
             return
-        known = text[: length + int(ended and not self.runner.exact)]
+        known = text[: length + int(ended and not self.runner.needs_snapshots)]
         followers = self._followers(request)
         for drafter in followers.values():
             if drafter.taps or not ended:
@@ -210,12 +206,12 @@ class Engine:
             for runner in (self.runner, *self.drafters.runners.values()):
                 runner.settle()
             result = self._prefill(plan.rows) if isinstance(plan, PrefillStep) else self._decode(plan)
-            forced, offers = self._foreseen(plan, result.outcomes)
+            forced, offers = self._forced_and_offers(plan, result.outcomes)
         seconds = time.perf_counter() - started
         self._is_slow = seconds > self._slow_seconds
         return replace(result, forced=forced, offers=offers, seconds=seconds)
 
-    def _foreseen(
+    def _forced_and_offers(
         self, plan: StepPlan, outcomes: Sequence[RowOutcome]
     ) -> tuple[dict[str, int], dict[str, dict[str, Offer]]]:
         """Return what is known of each row's next tokens: how many a grammar forces, and the offers behind them."""
@@ -244,7 +240,7 @@ class Engine:
         wanted = [array for reading in scores.values() for array in reading.arrays()] + self._pooling.read(forward)
         self.runner.commit(forward, widths)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], widths))
-        self._walk(long=max(widths) >= LONG_TOKENS)
+        self._evaluate_in_parts(long=max(widths) >= LONG_TOKENS)
         mx.eval(self.runner.arrays(), wanted)
         for row in rows if self.limits.stops_at_checkpoints else ():
             if row.end in checkpoints_of(request := self._requests[row.sequence_id]):
@@ -257,7 +253,7 @@ class Engine:
             width=max(widths),
         )
 
-    def _walk(self, *, long: bool = False) -> None:
+    def _evaluate_in_parts(self, *, long: bool = False) -> None:
         """Evaluate slow cache writes in parts, reporting progress: the supervisor takes silence for a stuck kernel."""
         arrays = self.runner.arrays() if long or self._is_slow else []
         size = max(1, ceil(len(arrays) / STEP_PARTS))
@@ -279,7 +275,7 @@ class Engine:
 
     def _decode(self, plan: DecodeStep) -> StepResult:
         """Draft → verify → accept → rewind in one lazy graph with a single read, or read the forward in flight."""
-        self._ends = {"begun": time.perf_counter()} if plan.timed else None
+        self._part_ends = {"begun": time.perf_counter()} if plan.timed else None
         by_id = {row.sequence_id: row for row in plan.rows}
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
         self.plain_rows.untrack_shared(list(by_id))
@@ -302,13 +298,13 @@ class Engine:
 
     def _end_part(self, part: str, arrays: Callable[[], Sequence[Any]] = list) -> None:
         """Record the end of a part of a timed step, once its `arrays` are evaluated."""
-        if self._ends is not None:
+        if self._part_ends is not None:
             mx.eval(arrays())
-            self._ends[part] = time.perf_counter()
+            self._part_ends[part] = time.perf_counter()
 
     def _parts(self) -> Parts | None:
         """Return the seconds of each part of a timed step; None for any other."""
-        if (ends := self._ends) is None:
+        if (ends := self._part_ends) is None:
             return None
         drafted, verified = ends["drafted"] - ends["begun"], ends["verified"] - ends["launched"]
         return Parts(drafted, verified, ends["rewound"] - ends["verified"])
@@ -339,7 +335,7 @@ class Engine:
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept))
         logits = last_of(logits, widths).astype(mx.float32)
         drawn = self._drawn(logits, rows, fed, launched)
-        self._walk()
+        self._evaluate_in_parts()
         return Launched(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
 
     def _drawn(
@@ -403,7 +399,7 @@ class Engine:
             logits = mx.take_along_axis(logits, places[..., None], axis=1)
         logits = logits.astype(mx.float32)
         packed, scores, tried = self._accept(rows, proposal, drafts, logits)
-        self._walk()
+        self._evaluate_in_parts()
         self._end_part("launched")  # on the CPU the launch already waits for most of the forward
         mx.async_eval(packed, *scores.arrays())
         read = Verified.unpack(packed)
@@ -436,8 +432,8 @@ class Engine:
         # Under rejection no draft may be dropped for its value: the target's probability of a forbidden one is 0.
         tried = proposal.counts if self._salt else standing
         drawn, accepted = accept(drafts, adjusted, sampled, tried, draft_logits=draft_logits)
-        clear = self.plain_rows.clear(adjusted, drawn, rows, sampled)
-        return Verified.pack(drawn, accepted, clear), self._scores(logits, drawn, rows), tried
+        certain = self.plain_rows.certain_slots(adjusted, drawn, rows, sampled)
+        return Verified.pack(drawn, accepted, certain), self._scores(logits, drawn, rows), tried
 
     def _decided(self, row: DecodeRow, read: Verified, logits: mx.array) -> tuple[Verified, int]:
         """Return what plain decoding draws in place of a doubtful token, and how many tokens were read again for it.

@@ -152,7 +152,7 @@ class PrefixCache:
 
     def _usable(self, line: Line, limit: int) -> int:
         """Return how many of the first `limit` positions can be restored."""
-        if not line.runner.exact:
+        if not line.runner.needs_snapshots:
             return min(limit, line.path.shared)
         states = states_within(self._shelves, line.path, line.start, limit)
         return next((length for length, _ in states), 0)
@@ -162,7 +162,7 @@ class PrefixCache:
         Drafters may lag by one position where the target's state holds its features."""
         length = self._usable(target, target.path.shared)
         while length:
-            lag = int(target.runner.exact)
+            lag = int(target.runner.needs_snapshots)
             reach = min((self._usable(line, length) + lag for line in bound), default=length)
             if reach >= length:
                 return length
@@ -176,7 +176,7 @@ class PrefixCache:
         for name, line in lines.items():
             kept = length if not name else self._usable(line, length)
             pieces = list(line.path.pieces[: -(-kept // BLOCK_TOKENS)])
-            if line.runner.exact and kept:
+            if line.runner.needs_snapshots and kept:
                 pieces.append(next(states_within(self._shelves, line.path, line.start, kept))[1])
             arrays: list[Arrays] = []
             for piece in pieces:
@@ -246,7 +246,11 @@ class PrefixCache:
         carried: Mapping[str, mx.array] | None = None,
     ) -> None:
         """Store one model's chain from `start`; `carried` joins the state, and kept pieces join `offered`, for disk."""
-        if not tokens or request_id in runner.gapped or (runner.exact and runner.length(request_id) != len(tokens)):
+        if (
+            not tokens
+            or request_id in runner.gapped
+            or (runner.needs_snapshots and runner.length(request_id) != len(tokens))
+        ):
             return
         parent, taken = start, 0
         pieces: list[Piece] = []
@@ -258,7 +262,7 @@ class PrefixCache:
                 break
             parent, taken = pieces[-1].key, taken + nbytes
         else:
-            if runner.exact:
+            if runner.needs_snapshots:
                 state = Piece.of(STATE, pieces[-1].parent, pieces[-1].tokens)
                 take = partial(_state, runner, request_id, len(tokens), carried or {})
                 self._offer(state, take, taken, offered)

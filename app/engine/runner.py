@@ -192,7 +192,7 @@ class Runner:
         return self.caches.table.slots
 
     @property
-    def exact(self) -> bool:
+    def needs_snapshots(self) -> bool:
         """Whether a row can be restored only where a copy was taken, not at every token as in attention layers."""
         return bool(self.caches.states) or any(window is not None for window in self.caches.lanes)
 

@@ -121,7 +121,7 @@ class PlainRows:
         mx.eval([array for _, *arrays in windows.values() for array in arrays], states)
         self._points[name] = Point(length, windows, states)
 
-    def clear(
+    def certain_slots(
         self, logits: mx.array, drawn: mx.array, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]
     ) -> mx.array:
         """Return int32 [rows]: how many slots of each row precede the first doubtful one.

@@ -122,7 +122,7 @@ class Governor:
         self._reading = defaultdict[str, tuple[Average, Average]](lambda: (Average(0.0), Average(0.0)))
         """Cost of reading by method, in plain steps, and the tokens read: long readings weigh more."""
         self._memo: tuple[object, _Judgement] | None = None
-        self._speakers: set[str] = set()
+        self._known_requests: set[str] = set()
         self._current: dict[tuple[str, ...], Option] = {}
         self._measuring_steps = self._steps_since_plain = 0
         self._credit_steps = 0.0
@@ -140,7 +140,7 @@ class Governor:
         context = max(row.context_tokens for row in drafting)
         # No forward is cheaper than a plain one: where one seems so, a pause was mistaken for the plain cost.
         known = self.costs.knows_context(context) and estimates[option].seconds >= 1 - NOISE
-        if self._measures(estimates[option].rate / estimates[OFF].rate, known=known):
+        if self._take_plain_measurement(estimates[option].rate / estimates[OFF].rate, known=known):
             option, refusal = OFF, Reason("measuring")
         elif trial := next((affordable for loss, affordable in trials if loss <= self._credit_steps), None):
             self._trial = estimates[trial].seconds + estimates[trial].reading, estimates[option].rate
@@ -199,17 +199,17 @@ class Governor:
     def forget(self, request_id: str) -> None:
         """Forget a finished request."""
         self._history.forget(request_id)
-        self._speakers.discard(request_id)
+        self._known_requests.discard(request_id)
 
     def _welcome(self, rows: int, drafting: Sequence[Drafting]) -> None:
         """Give new requests credit for trials, and have plain decoding measured if it is unknown."""
-        if new := {row.request_id for row in drafting} - self._speakers:
-            self._speakers |= new
+        if new := {row.request_id for row in drafting} - self._known_requests:
+            self._known_requests |= new
             self._credit_steps = max(self._credit_steps, min(CREDIT_STEPS, self._credit_steps + CREDIT_STEPS))
             if not any(self.costs.knows_plain(row_count, PLAIN_STEPS - 1) for row_count in (1, rows)):
                 self._measuring_steps = PLAIN_STEPS
 
-    def _measures(self, lead: float, *, known: bool) -> bool:
+    def _take_plain_measurement(self, lead: float, *, known: bool) -> bool:
         """Return whether to measure plain decoding now: unknown, at all or in this context, or maybe underrated."""
         if self._steps_since_plain > (PLAIN_PAUSE_STEPS if known else INTERVAL_STEPS) and not self._measuring_steps:
             self._steps_since_plain = 0
@@ -221,7 +221,7 @@ class Governor:
     def _judged(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> _Judgement:
         """Return the judgement, renewed only after a change: plain steps in a row cost the host next to nothing."""
         seen = tuple(
-            (row.request_id in self._speakers, row.request_id, row.sureness, row.most_drafts, row.forced, offers)
+            (row.request_id in self._known_requests, row.request_id, row.sureness, row.most_drafts, row.forced, offers)
             for row, offers in ((row, tuple(row.offered.values())) for row in drafting)
         )
         context = max(row.context_tokens for row in drafting)
@@ -245,7 +245,7 @@ class Governor:
     def _weigh(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Mapping[Option, _Estimate]:
         self._offering |= {name for row in drafting for name in row.offered}
         estimates = {OFF: _Estimate(rows, rows)}
-        is_new = not any(row.request_id in self._speakers for row in drafting)
+        is_new = not any(row.request_id in self._known_requests for row in drafting)
         context, certain = max(row.context_tokens for row in drafting), min(row.forced for row in drafting)
         free = self.costs.curves(PLAIN, rows, context)
         for method in methods:

@@ -203,14 +203,14 @@ class Resolver:
     def place(self, name: str) -> tuple[CatalogModel, str]:
         """Return the model and profile that `name` means; the profile need not exist. Raises ModelNotFound."""
         try:
-            return self._called(name), ""
+            return self._by_name(name), ""
         except ModelNotFound:
             model, profile = split_profile(name)
             if not profile:
                 raise
-            return self._called(model), profile
+            return self._by_name(model), profile
 
-    def _called(self, model_id: str) -> CatalogModel:
+    def _by_name(self, model_id: str) -> CatalogModel:
         named = self._live.named(model_id)
         if named is None or any(model.id == model_id for model in self._catalog.models()):
             return self._catalog.find(model_id)

@@ -19,7 +19,7 @@ from app.text.calls import (
 )
 from app.text.dialect import CallPatterns, compiled
 from app.text.json_text import JsonText, as_json
-from app.text.written import Written
+from app.text.unread_text import UnreadText
 
 MAX_ENDS = 64
 """Limit on the marks that are tried, one after another, as the end of a call."""
@@ -95,7 +95,7 @@ class CallSender:
 class CallReader:
     """Reads calls in one form. Each generator waits for more text until it can decide."""
 
-    def __init__(self, written: Written, tools: Tools, patterns: CallPatterns, calls: CallSender) -> None:
+    def __init__(self, written: UnreadText, tools: Tools, patterns: CallPatterns, calls: CallSender) -> None:
         self._written = written
         self._tools = tools
         self._patterns = patterns

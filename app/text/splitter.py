@@ -26,8 +26,8 @@ from app.text.dialect import (
     patterns,
     with_json_calls,
 )
-from app.text.stops import MarkedText, SentText, spans_of
-from app.text.written import Written
+from app.text.stops import MarkedText, OutgoingText, spans_of
+from app.text.unread_text import UnreadText
 
 _HEADER = compiled(
     r"(?=\s*(?:<\||to=))\s*(?:<\|(?:end|call|return)\|>\s*)*(?:<\|start\|>\s*assistant)?"
@@ -106,8 +106,8 @@ class AnswerSplitter:
         """Factory of the splitter that reads possible calls at the end of reasoning."""
         self._by_grammar = by_grammar
         self._tools = offered(tools)
-        self._written = Written()
-        self._said = SentText(stop, calls=bool(tools))
+        self._written = UnreadText()
+        self._said = OutgoingText(stop, calls=bool(tools))
         self._thought: str | None = None
         """White space held back behind the reasoning; None before any reasoning."""
         self._cut = False

@@ -63,7 +63,7 @@ def spans_of(marks: bytes | bytearray) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
-class SentText:
+class OutgoingText:
     """Text of an answer up to a stop string. White space beside calls is released only when text follows it."""
 
     def __init__(self, stop: Sequence[str], *, calls: bool) -> None:

@@ -80,7 +80,7 @@ class Loop:
         self._inbox: queue.SimpleQueue[LoopCommand] = queue.SimpleQueue()
         self._served: dict[str, ServedModel] = {}
         self._halted = False
-        self._moved = True
+        self._made_progress = True
         self._next_house_work = self._next_remembering = self._next_beat = self._steps_told_at = clock()
         self._steps: list[float] = []
         self._untrimmed_steps = 0
@@ -106,12 +106,12 @@ class Loop:
             for event in events:
                 self._on_event(event)
             self._beat_if_due()
-        self._moved = False
+        self._made_progress = False
         for model_id, served in tuple(self._served.items()):
             if served.has_work:
                 began = self._clock()
                 with self._crash_note.on(model_id):
-                    self._moved |= served.step()
+                    self._made_progress |= served.step()
                 self._steps.append(self._clock() - began)
                 self._count_step()
                 self._beat_if_due()
@@ -124,7 +124,7 @@ class Loop:
 
     def _seconds_to_sleep(self) -> float:
         """Return the seconds to the next heartbeat, when models without a plan are retried; 0 if a step is due."""
-        if self._pool.loading or (self._moved and any(served.has_work for served in self._served.values())):
+        if self._pool.loading or (self._made_progress and any(served.has_work for served in self._served.values())):
             return 0.0
         return max(0.0, self._next_beat - self._clock())
 
@@ -138,7 +138,7 @@ class Loop:
             return
 
     def _obey(self, command: LoopCommand) -> None:
-        self._moved = True
+        self._made_progress = True
         match command:
             case Submission() | LoadModel():
                 with self._crash_note.on(command.model.id):
@@ -147,10 +147,10 @@ class Loop:
                 self._attempt(command, lambda: self._unload(command), f"{command.model_id} cannot be unloaded")
             case KeepModels():
                 self._pool.keep(command)
-                self._show()
+                self._send_snapshot()
             case ClearPrefixes():
                 self._pool.clear_prefixes()
-                self._show()
+                self._send_snapshot()
             case Cancel():
                 for served in self._served.values():
                     served.withdraw(command.id)
@@ -193,13 +193,13 @@ class Loop:
 
     def _answer(self, loads: Iterable[LoadModel], seconds: float) -> None:
         """Answer load commands whose model is ready."""
-        self._show()
+        self._send_snapshot()
         for load in loads:
             self._send(ModelLoaded(id=load.id, model_id=load.model.id, seconds=seconds))
 
     def _unload(self, command: UnloadModel) -> None:
         self._pool.unload(command.model_id)
-        self._show()
+        self._send_snapshot()
         self._send(ModelUnloaded(id=command.id, model_id=command.model_id))
 
     # --- models -----------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Loop:
         if isinstance(event, LoadFailed | Evicted):
             if not served.busy:
                 del self._served[model_id]
-            self._show()
+            self._send_snapshot()
 
     # --- heartbeats: if the loop hangs, they stop, and the supervisor notices -----------------------------------
 
@@ -245,7 +245,7 @@ class Loop:
         if self._clock() >= due:
             self._beat()
 
-    def _show(self) -> None:
+    def _send_snapshot(self) -> None:
         """Send a snapshot at once, so that it precedes the reports of loads and unloads."""
         self._next_beat = self._clock()
         self._beat()

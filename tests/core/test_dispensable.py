@@ -24,3 +24,15 @@ def test_what_is_vital_goes_on() -> None:
         raise MemoryError
     with pytest.raises(KeyboardInterrupt), part.guarded():
         raise KeyboardInterrupt
+
+
+def test_what_a_fault_left_half_done_is_undone_and_that_may_fail_too() -> None:
+    part, undone = Dispensable("the cache", logger), []
+    with part.guarded(undo=lambda: undone.append(1)):
+        pass
+    assert undone == []
+    with part.guarded(undo=lambda: undone.append(1)):
+        raise ValueError("x")
+    with part.guarded(undo=lambda: undone.append(1 // 0)):
+        raise ValueError("x")
+    assert undone == [1]

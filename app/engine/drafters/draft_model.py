@@ -141,7 +141,7 @@ class DraftModel(Drafter):
 
     def settle(self, sequence_id: str, tokens: Sequence[int]) -> None:
         """Read `tokens` now, unless the model's rows can be cut anywhere."""
-        if self.runner.exact:
+        if self.runner.needs_snapshots:
             self.runner.claim_once(sequence_id)
             self._read(sequence_id, tokens)
 

@@ -16,7 +16,7 @@ Reading = Generator[None, None, Match | None]
 """Reader whose every `yield` asks for more text."""
 
 
-class Written(MarkedText):
+class UnreadText(MarkedText):
     """Text that grows at its end while it is read from its beginning."""
 
     def __init__(self) -> None:
