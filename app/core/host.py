@@ -75,7 +75,7 @@ def _first(pattern: re.Pattern[str], path: Path) -> str:
 
 
 def reserve_bytes(total_bytes: int) -> int:
-    """Return what the system keeps: 4 GB, or 8 GB from 16 GB RAM up. Source: shared reference, reliability §3.2."""
+    """Return what the system keeps: 4 GB, or 8 GB from 16 GB RAM up."""
     return 4 * GIGABYTE if total_bytes < 16 * GIGABYTE else 8 * GIGABYTE
 
 

@@ -93,7 +93,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     unit: ModelSpecification
     """Unit that is in memory."""
     state: str
-    """loading, ready or unloading."""
+    """loading or ready."""
     stay: Stay = USUAL_STAY
     """Time that it stays in memory, without None."""
     last_used: float = 0.0

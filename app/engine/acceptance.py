@@ -47,8 +47,8 @@ class Verified:
 
     @staticmethod
     def pack(drawn: mx.array, accepted: mx.array, certain: mx.array) -> mx.array:
-        """Return one array of int32 [rows, slots] and [rows] twice, for a single read. Drafts beyond the certain slots are
-        not accepted."""
+        """Return one array of int32 [rows, slots] and [rows] twice, for a single read.
+        Drafts beyond the certain slots are not accepted."""
         return mx.concatenate([drawn, mx.stack([mx.minimum(accepted, certain), certain], axis=1)], axis=1)
 
     @classmethod

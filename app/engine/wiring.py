@@ -4,7 +4,7 @@ Unwired weights may page at a tenth of the speed; wiring everything has caused m
 allocation only while the wired total is within the limit. A limit equal to the weights, set right after a load, holds
 static buffers, though buffers of rows at that moment may displace some. It is lowered before weights are freed, or the
 next allocations would be wired in their place.
-Source: shared reference, metal §1.2.
+Source: `ResidencySet` in mlx (mlx/backend/metal/resident.cpp).
 """
 
 import platform

@@ -24,7 +24,7 @@ def cheap_tokens(architecture: str, *, mode: str, experts_per_token: int = 0) ->
 
     Empty where they are unknown: no Apple chip, or weights that are not quantised. `architecture` as the device names
     it ("applegpu_g16s"), `mode` of the quantisation ("affine", "mxfp4", ...).
-    Source: shared reference, metal §2 (thresholds of mlx's quantised products).
+    Source: the thresholds of mlx's quantised products (mlx/backend/metal/quantized.cpp).
     """
     match = re.match(r"applegpu_g(\d+)", architecture)
     if match is None or not mode:

@@ -54,7 +54,7 @@ class ModelEntry:
 
     @property
     def state(self) -> str:
-        """`loading`, `loaded`, `unloading`, `available` or `unusable`."""
+        """`loading`, `loaded`, `available` or `unusable`."""
         if self.progress is not None:
             return "loading"
         if self.loaded is not None:

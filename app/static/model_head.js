@@ -5,7 +5,7 @@ import {
   bitWords, contextWords, drafterWords, filesCall, liveStateOf, parameterWords, stateOf, tooLargeWords, usedBytes,
 } from "./model_words.js";
 
-const REST = ["loaded", "loading", "unloading"];
+const REST = ["loaded", "loading"];
 
 component("modelHead", () => ({
   model: data.model,

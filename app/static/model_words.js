@@ -16,7 +16,6 @@ const STATES = {
   available: { tone: "", words: () => t("model.available") },
   loading: { tone: "busy", words: () => t("model.loading") },
   loaded: { tone: "good", words: () => t("model.loaded") },
-  unloading: { tone: "busy", words: () => t("model.unloading") },
   too_large: { tone: "bad", words: () => t("model.too_large") },
   unusable: { tone: "bad", words: () => t("model.unusable") },
 };

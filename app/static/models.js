@@ -16,7 +16,7 @@ const KINDS = {
 const USUAL = "main";
 
 function row(model, now) {
-  const state = now?.state ?? (["loaded", "loading", "unloading"].includes(model.state) ? "available" : model.state);
+  const state = now?.state ?? (["loaded", "loading"].includes(model.state) ? "available" : model.state);
   const { tone, words } = stateOf(state);
   const isMain = model.kind === "main";
   const drafts = now?.loaded?.drafts ?? model.drafts;
