@@ -208,6 +208,9 @@ class EnginePort(Protocol):
     @property
     def limits(self) -> EngineLimits: ...
 
+    def fetch(self, request: Request) -> bool:
+        """Begin to read from disk what `admit` would restore; return whether it is there. Never waits for long."""
+
     def admit(self, request: Request) -> int:
         """Claim a row; return how many prompt tokens the prefix cache already holds (< prompt length)."""
 

@@ -47,6 +47,9 @@ class EncoderEngine:
             prefill_chunk_tokens=BATCH_TOKENS,
         )
 
+    def fetch(self, request: Request) -> bool:  # noqa: ARG002 - texts are not cached
+        return True
+
     def admit(self, request: Request) -> int:
         self._ways[request.id] = request.embeds
         return 0

@@ -6,7 +6,7 @@ the host. A launched forward belongs to its rows: whatever is planned next, its 
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -17,7 +17,6 @@ from app.core.dispensable import Dispensable
 from app.core.prefix_files import PrefixState
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
-from app.core.statistics import Parts
 from app.core.step import (
     DecodeRow,
     DecodeStep,
@@ -38,7 +37,7 @@ from app.engine.drafters.registry import Drafters
 from app.engine.feeding import Launched, feed, feed_drafts
 from app.engine.lanes import reservation
 from app.engine.prefix_cache import PrefixCache, checkpoints_of
-from app.engine.readings import Pooling, Scores, score
+from app.engine.readings import Pooling, Scores, StepTimer, score
 from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, TokenCounts, adjust, draw, penalises
 from app.engine.strict import PlainRows
@@ -86,8 +85,7 @@ class Engine:
         self._ahead: Launched | None = None
         self._slow_seconds, self._is_slow = slow_seconds, True
         """Limit in seconds, and whether the last step exceeded it or none has run yet."""
-        self._part_ends: dict[str, float] | None = None
-        """Start of the last decode step (`begun`) and the end of each of its parts so far; None if it is not timed."""
+        self._timer = StepTimer(is_timed=False)
 
     @property
     def cache_families(self) -> tuple[str, ...]:
@@ -118,6 +116,12 @@ class Engine:
     def bound_prefix_cache(self, limit_bytes: int) -> None:
         """Limit the prefix cache to `limit_bytes`, and never to more than the model's setting."""
         self.prefixes.bound(limit_bytes)
+
+    def fetch(self, request: Request) -> bool:
+        if not (request.scores_prompt or request.embeds):
+            with self._caching.guarded():
+                return self.prefixes.fetch(request, self.runner, self._followers(request))
+        return True
 
     def admit(self, request: Request) -> int:
         self._requests[request.id] = request  # first: whatever fails from here on, `release` frees it
@@ -275,7 +279,7 @@ class Engine:
 
     def _decode(self, plan: DecodeStep) -> StepResult:
         """Draft → verify → accept → rewind in one lazy graph with a single read, or read the forward in flight."""
-        self._part_ends = {"begun": time.perf_counter()} if plan.timed else None
+        self._timer = StepTimer(is_timed=plan.timed)
         by_id = {row.sequence_id: row for row in plan.rows}
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
         self.plain_rows.untrack_shared(list(by_id))
@@ -292,22 +296,9 @@ class Engine:
                 return StepResult(self._verify(rows, proposal, mx.zeros((1, 0), mx.int32)), width=width)
             return StepResult(self._plain(rows, proposal.reasons), width=width)
         mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
-        self._end_part("drafted", lambda: [drafts])
+        self._timer.end("drafted", lambda: [drafts])
         outcomes = self._verify(rows, proposal, drafts)
-        return StepResult(outcomes, width=1 + max(proposal.counts), parts=self._parts())
-
-    def _end_part(self, part: str, arrays: Callable[[], Sequence[Any]] = list) -> None:
-        """Record the end of a part of a timed step, once its `arrays` are evaluated."""
-        if self._part_ends is not None:
-            mx.eval(arrays())
-            self._part_ends[part] = time.perf_counter()
-
-    def _parts(self) -> Parts | None:
-        """Return the seconds of each part of a timed step; None for any other."""
-        if (ends := self._part_ends) is None:
-            return None
-        drafted, verified = ends["drafted"] - ends["begun"], ends["verified"] - ends["launched"]
-        return Parts(drafted, verified, ends["rewound"] - ends["verified"])
+        return StepResult(outcomes, width=1 + max(proposal.counts), parts=self._timer.parts())
 
     def _plain(self, rows: Sequence[DecodeRow], reasons: Sequence[Reason]) -> tuple[RowOutcome, ...]:
         """Read the forward in flight, launching it if necessary; if no row wants drafts, launch the next one first.
@@ -400,10 +391,10 @@ class Engine:
         logits = logits.astype(mx.float32)
         packed, scores, tried = self._accept(rows, proposal, drafts, logits)
         self._evaluate_in_parts()
-        self._end_part("launched")  # on the CPU the launch already waits for most of the forward
+        self._timer.end("launched")  # on the CPU the launch already waits for most of the forward
         mx.async_eval(packed, *scores.arrays())
         read = Verified.unpack(packed)
-        self._end_part("verified")
+        self._timer.end("verified")
         counts = [row.accepted for row in read]
         kept = self.runner.commit(forward, [size + count for size, count in zip(known, counts, strict=True)])
         replayed = 0
@@ -411,7 +402,7 @@ class Engine:
             read[0], replayed = self._decided(rows[0], read[0], logits)
             kept, scores = [known[0] + counts[0]], self._scores(logits, mx.array([read[0].drawn]), rows)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept, tried, counts))
-        self._end_part("rewound", lambda: [model.arrays() for model in (self.runner, *self.drafters.runners.values())])
+        self._timer.end("rewound", lambda: [model.arrays() for model in (self.runner, *self.drafters.runners.values())])
         appended = proposal.appended or (0,) * len(rows)
         columns = zip(rows, read, kept, proposal.reasons, tried, appended, strict=True)
         return tuple(

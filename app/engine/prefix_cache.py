@@ -9,6 +9,7 @@ Owners never share entries: the number of cached tokens and the response time wo
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,13 +22,14 @@ from app.core.unit import ModelSpecification
 from app.engine.drafters import Drafter
 from app.engine.lanes import reservation
 from app.engine.memory import on_cpu
-from app.engine.prefix_disk import NO_DISK, Disk, DiskFile, identity_of, model_folder_name
+from app.engine.prefix_disk import NO_DISK, Content, Disk, DiskFile, identity_of, model_folder_name
 from app.engine.prefix_index import (
     BLOCK_TOKENS,
     PIECE_BYTES,
     ROWS,
     SHORTEST_TOKENS,
     STATE,
+    Name,
     Piece,
     Shelf,
     Trail,
@@ -45,6 +47,8 @@ NEAR_TOKENS = 16
 """Distance in tokens after a checkpoint within which a prompt's end gets none: rereading is cheaper than a copy."""
 UNBOUND_BYTES = 1 << 30
 """Limit in bytes until `bound` is called."""
+FETCH_SECONDS = 0.005
+"""Longest wait, in seconds, for files that are read ahead, before others step again."""
 CLOSE_SECONDS = 5.0
 Arrays = dict[str, mx.array]
 
@@ -83,6 +87,8 @@ class PrefixCache:
         self._identity = identity
         self._drafters = drafters or {}
         self._memory: Shelf[Arrays] = Shelf(UNBOUND_BYTES if most_bytes is None else most_bytes)
+        self._ahead_of, self._ahead = "", dict[Name, Content]()
+        """Request whose files are read ahead, and their contents."""
 
     @property
     def nbytes(self) -> int:
@@ -111,22 +117,43 @@ class PrefixCache:
         """
         if not self.limit_bytes:
             return 0
-        self.disk.collect()
-        bound = [name for name, drafter in drafters.items() if drafter.taps]
         contents = None
         while contents is None:  # a file may vanish in between: retry without it
-            lines = self._lines(request, target, drafters)
-            length = self._agreed(lines[""], [lines[name] for name in bound])
-            if length < SHORTEST_TOKENS:
+            lines, length = self._reusable(request, target, drafters)
+            if not length:
                 return 0
             contents = self._contents(lines, length)
+        self._ahead_of, self._ahead = "", {}
         for name, (kept, arrays) in contents.items():
             if kept:
                 lines[name].runner.claim_once(request.id, reservation(len(request.prompt_tokens), request.max_tokens))
                 _put(lines[name].runner, request.id, kept, arrays)
-        for name in bound:
-            drafters[name].resume(request.id, length, contents[""][1][-1].get(f"features {name}"))
+        for name, drafter in drafters.items():
+            if drafter.taps:
+                drafter.resume(request.id, length, contents[""][1][-1].get(f"features {name}"))
         return length
+
+    def fetch(self, request: Request, target: Runner, drafters: Mapping[str, Drafter]) -> bool:
+        """Begin to read the files that `restore` would use, in other threads; return whether they are read.
+        Waits for at most `FETCH_SECONDS`."""
+        if not self.limit_bytes:
+            return True
+        if self._ahead_of != request.id:
+            lines, length = self._reusable(request, target, drafters)
+            pieces = [piece for name in lines for piece in self._pieces(lines, name, length)[1]] if length else []
+            reads = {piece.name: self.disk.read_ahead(piece) for piece in pieces if piece.name not in self._memory}
+            self._ahead_of = request.id
+            self._ahead = {name: content for name, content in reads.items() if content is not None}
+        return not wait(self._ahead.values(), FETCH_SECONDS).not_done
+
+    def _reusable(
+        self, request: Request, target: Runner, drafters: Mapping[str, Drafter]
+    ) -> tuple[dict[str, Line], int]:
+        """Return the lines of a prompt and the length to restore; 0 if it is not worth it."""
+        self.disk.collect()
+        lines = self._lines(request, target, drafters)
+        length = self._agreed(lines[""], [lines[name] for name, drafter in drafters.items() if drafter.taps])
+        return lines, length if length >= SHORTEST_TOKENS else 0
 
     def _lines(self, request: Request, target: Runner, drafters: Mapping[str, Drafter]) -> dict[str, Line]:
         """Return the line of each model by method; the target's has the empty name."""
@@ -145,7 +172,7 @@ class PrefixCache:
         """Return the root key of an owner's chains for a model, one for each quantisation of the target's row.
         A feature drafter's entry for a token depends on the next token too, so its chain is keyed by the tokens shifted
         by one, and `first` seeds the root."""
-        bits = target.caches.table.bits.get(request.id)
+        bits = target.quantisation.bits_of(len(request.prompt_tokens))
         form = [f"{bits}-bit"] if bits else []
         start = root(self._identity, request.owner, self._drafters.get(name, name), *form)
         return chained(start, first) if first else start
@@ -173,11 +200,8 @@ class PrefixCache:
         """Return each line's positions to restore and their arrays, marked as used; None if a piece was lost."""
         contents = {}
         tokens = dict.fromkeys(self.found_tokens, 0)
-        for name, line in lines.items():
-            kept = length if not name else self._usable(line, length)
-            pieces = list(line.path.pieces[: -(-kept // BLOCK_TOKENS)])
-            if line.runner.needs_snapshots and kept:
-                pieces.append(next(states_within(self._shelves, line.path, line.start, kept))[1])
+        for name in lines:
+            kept, pieces = self._pieces(lines, name, length)
             arrays: list[Arrays] = []
             for piece in pieces:
                 tier = "memory" if piece.name in self._memory else "disk"
@@ -194,9 +218,18 @@ class PrefixCache:
             self.found_tokens[tier] += count
         return contents
 
+    def _pieces(self, lines: Mapping[str, Line], name: str, length: int) -> tuple[int, list[Piece]]:
+        """Return how many of `length` positions one line restores, and the pieces that hold them."""
+        line = lines[name]
+        kept = self._usable(line, length) if name else length
+        pieces = list(line.path.pieces[: -(-kept // BLOCK_TOKENS)])
+        if line.runner.needs_snapshots and kept:
+            pieces.append(next(states_within(self._shelves, line.path, line.start, kept))[1])
+        return kept, pieces
+
     def _load(self, piece: Piece) -> Arrays | None:
         """Load a piece from disk into memory."""
-        arrays = self.disk.read(piece)
+        arrays = self.disk.read(piece, self._ahead.pop(piece.name, None))
         if arrays is not None:
             self._keep(piece, arrays)
         return arrays
@@ -313,6 +346,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Clear the memory tier; the disk tier is untouched."""
         self._memory.clear()
+        self._ahead_of, self._ahead = "", {}
 
     def close(self) -> None:
         """Clear the memory tier once pending writes to disk are done, or after `CLOSE_SECONDS`."""

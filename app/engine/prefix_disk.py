@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -45,7 +46,12 @@ BEGIN = b'{"__metadata__":{"sha256":"'
 DIGEST = slice(8 + len(BEGIN), 8 + len(BEGIN) + 64)
 MOST_HEADER_BYTES = 1 << 20
 
+READERS = 2
+"""Threads that read files ahead."""
+
 Arrays = Mapping[str, mx.array]
+Content = Future[bytes]
+"""A whole file's bytes, empty if it is damaged; or the OSError of reading it."""
 _NAMES = {
     mx.float32: ("F32", np.float32),
     mx.float16: ("F16", np.float16),
@@ -110,6 +116,7 @@ class Disk:
         self._work: queue.SimpleQueue[Callable[[], _Written | None]] = queue.SimpleQueue()
         self._done: deque[_Written] = deque()
         self._thread: threading.Thread | None = None
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="prefix-reader")
         if folder is not None:
             self._open(folder)
 
@@ -142,21 +149,26 @@ class Disk:
                 self._add(piece, DiskFile(path, status.st_mtime, status.st_size))
         self._tidy()
 
-    def read(self, piece: Piece) -> dict[str, mx.array] | None:
-        """Return a piece's arrays exactly as written; None, forgetting the piece, if its file is missing or damaged."""
+    def read_ahead(self, piece: Piece) -> Content | None:
+        """Begin to read and check a piece's file in another thread, for `read`; None if there is none."""
+        kept_file = self.shelf.get(piece.name)
+        return self._readers.submit(_whole, kept_file.path) if kept_file is not None else None
+
+    def read(self, piece: Piece, content: Content | None = None) -> dict[str, mx.array] | None:
+        """Return a piece's arrays exactly as written; None, forgetting the piece, if its file is missing or damaged.
+        `content` is what `read_ahead` returned for it; without it, the file is read here."""
         kept_file = self.shelf.get(piece.name)
         if kept_file is None:
             return None
         try:
-            with os.fdopen(open_own(kept_file.path), "rb") as file:
-                content = file.read()
+            content_bytes = content.result() if content is not None else _whole(kept_file.path)
+            arrays = decoded(content_bytes, piece)
+            if arrays is None:
+                _logger.warning("a damaged file of a kept prefix is removed")
         except OSError as error:
             _logger.info("a kept prefix is gone (%s)", error.strerror)
-            content = b""
-        arrays = decoded(content, piece)
+            arrays = None
         if arrays is None:
-            if content:
-                _logger.warning("a damaged file of a kept prefix is removed")
             self.shelf.remove(piece.name)
         return arrays
 
@@ -300,10 +312,17 @@ def encoded(piece: Piece, arrays: Arrays) -> tuple[bytes, list[memoryview]]:
     return len(header).to_bytes(8, "little") + header, buffers
 
 
+def _whole(path: Path) -> bytes:
+    """Read a file and check its checksum; return its bytes, or none if it is damaged. Raises OSError."""
+    with os.fdopen(open_own(path), "rb") as file:
+        content = file.read()
+    is_whole = content.startswith(BEGIN, 8) and _digest([content]) == content[DIGEST]
+    return content if is_whole else b""
+
+
 def decoded(content: bytes, piece: Piece) -> dict[str, mx.array] | None:
-    """Return the arrays of a whole file, or None unless it holds `piece` undamaged."""
-    digest = content[DIGEST]
-    if not content[8:].startswith(BEGIN) or _digest([content]) != digest:
+    """Return the arrays of an undamaged file, or None unless it holds `piece`."""
+    if not content:
         return None
     size = 8 + int.from_bytes(content[:8], "little")
     entries = msgspec.json.decode(content[8:size])

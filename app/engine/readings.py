@@ -1,6 +1,7 @@
-"""Results of a forward other than tokens: log probabilities, and embeddings of prompts."""
+"""Results of a forward other than tokens: log probabilities, embeddings of prompts, and the seconds of its parts."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
@@ -10,6 +11,7 @@ import mlx.core as mx
 
 from app.core.errors import ModelUnavailable
 from app.core.request import Request
+from app.core.statistics import Parts
 from app.core.step import TokenLogprobs
 from app.engine.runner import AloneRunner, Forward, Runner
 from app.models.drafters.config import FINAL
@@ -112,3 +114,23 @@ class Pooling:
         pooled = pooled / count
         values: list[float] = (pooled / mx.maximum(mx.linalg.norm(pooled), 1e-12)).tolist()  # type: ignore[assignment]
         return tuple(values)
+
+
+class StepTimer:
+    """Times the parts of a decode step, if asked: the device is then waited for at the end of each."""
+
+    def __init__(self, *, is_timed: bool) -> None:
+        self._ends = {"begun": time.perf_counter()} if is_timed else None
+
+    def end(self, part: str, arrays: Callable[[], Sequence[Any]] = list) -> None:
+        """Record the end of a part, once its `arrays` are evaluated."""
+        if self._ends is not None:
+            mx.eval(arrays())
+            self._ends[part] = time.perf_counter()
+
+    def parts(self) -> Parts | None:
+        """Return the seconds of each part; None for a step that is not timed."""
+        if (ends := self._ends) is None:
+            return None
+        drafted, verified = ends["drafted"] - ends["begun"], ends["verified"] - ends["launched"]
+        return Parts(drafted, verified, ends["rewound"] - ends["verified"])

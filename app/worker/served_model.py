@@ -55,6 +55,8 @@ class ServedModel:
         self._open: set[str] = set()
         self._promised: list[RowSize] = []
         """Expected sizes of the rows for which the pool has reserved memory."""
+        self._is_fetching = False
+        """Whether the next request waits for files that are being read."""
 
     def line_of(self, owner: str) -> int:
         """Return the number of choices of one owner that wait for the engine."""
@@ -177,7 +179,7 @@ class ServedModel:
         if failure is not None:
             events += self._recover(scheduler, failure)
         self._settle(events)
-        return plan is not None or bool(events)
+        return plan is not None or bool(events) or self._is_fetching
 
     def _recover(self, scheduler: Scheduler, error: Exception) -> list[TokenEvent]:
         """Recover from a failed step: its requests fail, unless memory ran out, when they continue with less of it."""
@@ -244,8 +246,10 @@ class ServedModel:
     def _admit(self, scheduler: Scheduler, engine: EnginePort) -> list[TokenEvent]:
         """Give free rows to waiting requests; a request that the engine cannot take fails alone."""
         events: list[TokenEvent] = []
+        self._is_fetching = False
         while not self._pool.holds and (request := scheduler.next_admission()) is not None:
-            if not self._reserve([*scheduler.expected, scheduler.expected_of(request)]):
+            self._is_fetching = not engine.fetch(request)
+            if self._is_fetching or not self._reserve([*scheduler.expected, scheduler.expected_of(request)]):
                 break
             try:
                 cached_tokens = engine.admit(request)

@@ -224,6 +224,8 @@ class Driver:
     """Of the steps that verified drafts, the most rows."""
 
     def admit(self, request: Request) -> None:
+        if self.chance.random() < 0.5:
+            self.engine.fetch(request)
         cached = self.engine.admit(request)
         assert 0 <= cached < len(request.prompt_tokens)
         self.live[request.id] = Live(request, list(request.prompt_tokens), cached)

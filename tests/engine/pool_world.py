@@ -34,6 +34,9 @@ class FakeEngine:
     measured: Sequence[StepCost] = ()
     on_progress: Callable[[], None] = lambda: None
 
+    def fetch(self, request: Request) -> bool:
+        return True
+
     def admit(self, request: Request) -> int:
         return 0
 

@@ -96,6 +96,21 @@ def test_a_flipped_bit_is_found_and_never_served(tmp_path: Path, flips: int) -> 
     assert same(Disk(tmp_path, 1 << 20).read(piece), arrays_of(piece, 20))
 
 
+def test_what_is_read_ahead_is_what_is_read_and_damage_is_found_there_too(tmp_path: Path) -> None:
+    pieces = chain(3)
+    written(Disk(tmp_path, 1 << 20), pieces)
+    paths = [tmp_path / "model" / f"rows-{piece.key.hex()}.safetensors" for piece in pieces]
+    disk = Disk(tmp_path, 1 << 20)
+    paths[1].write_bytes(paths[1].read_bytes()[:-1])
+    paths[2].unlink()
+    contents = [disk.read_ahead(piece) for piece in pieces]
+    read = [disk.read(piece, content) for piece, content in zip(pieces, contents, strict=True)]
+    assert read[0] is not None
+    assert same(read[0], arrays_of(pieces[0]))
+    assert read[1:] == [None, None]
+    assert [disk.read_ahead(piece) is None for piece in pieces] == [False, True, True], "these are forgotten"
+
+
 def test_a_file_in_the_place_of_another_is_not_believed(tmp_path: Path) -> None:
     mine, other = chain(1, "me")[0], chain(1, "you")[0]
     written(Disk(tmp_path, 1 << 20), [mine, other])

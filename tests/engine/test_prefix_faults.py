@@ -1,13 +1,14 @@
 """A prefix cache that fails costs nobody an answer: the same tokens, no row left, and one line in the log."""
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.core.request import Request, SamplingParameters, SpeculationRequest
-from app.engine import prefix_cache
+from app.engine import prefix_cache, prefix_disk
 from app.engine.engine import Engine
 from app.engine.prefix_disk import Disk
 from app.scheduler.scheduler import Scheduler
@@ -25,6 +26,8 @@ def answer(engine: Engine, name: str) -> tuple[int, ...]:
     scheduler.submit(Request(id=name, prompt_tokens=PROMPT, max_tokens=12, sampling=sampling, speculation=wish))
     request = scheduler.next_admission()
     assert request is not None
+    while not engine.fetch(request):
+        pass
     scheduler.admitted(name, engine.admit(request))
     told: list[int] = []
     while (plan := scheduler.plan()) is not None:
@@ -33,6 +36,29 @@ def answer(engine: Engine, name: str) -> tuple[int, ...]:
     for released, tokens in scheduler.drain_released():
         engine.release(released, tokens)
     return tuple(told)
+
+
+def test_what_is_on_disk_is_read_by_other_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    target, draft = models("qwen3", quantised=False)
+    disk = Disk(tmp_path / "prefixes", 1 << 30)
+    engine = build(target, draft=draft, prefix_bytes=1 << 30, disk=disk)
+    wanted = answer(engine, "first")
+    disk.flush(60)
+    engine.prefixes.clear()
+    real, may_read, readers = prefix_disk._whole, threading.Event(), set[threading.Thread]()
+
+    def read(path: Path) -> bytes:
+        readers.add(threading.current_thread())
+        may_read.wait(60)
+        return real(path)
+
+    monkeypatch.setattr(prefix_disk, "_whole", read)
+    assert not engine.fetch(Request(id="again", prompt_tokens=PROMPT, max_tokens=12))
+    may_read.set()
+    assert answer(engine, "again") == wanted
+    assert sum(engine.prefixes.found_tokens.values()) > 0
+    assert readers
+    assert threading.current_thread() not in readers
 
 
 def fails(*_arguments: Any, **_options: Any) -> Any:
@@ -44,9 +70,11 @@ def fails(*_arguments: Any, **_options: Any) -> Any:
     ("owner", "broken"),
     [
         (prefix_cache.PrefixCache, "restore"),
+        (prefix_cache.PrefixCache, "fetch"),
         (prefix_cache.PrefixCache, "keeps"),
         (prefix_cache.PrefixCache, "store"),
         (Disk, "read"),
+        (Disk, "read_ahead"),
         (Disk, "write"),
         (Disk, "used"),
         (prefix_cache, "_put"),
@@ -65,7 +93,7 @@ def test_an_answer_is_the_same_whatever_of_the_cache_fails(
     engine = build(target, draft=draft, prefix_bytes=1 << 30, disk=disk)
     wanted = answer(engine, "first")
     disk.flush(60)
-    if broken == "read":
+    if broken.startswith("read"):
         engine.prefixes.clear()  # what it finds is on disk
     real = getattr(owner, broken)
     monkeypatch.setattr(prefix_cache.PrefixCache, "clear", fails)

@@ -52,6 +52,9 @@ class TimedEngine:
     def clock(self) -> float:
         return self.now
 
+    def fetch(self, request: Request) -> bool:
+        return True
+
     def admit(self, request: Request) -> int:
         assert request.id.startswith(REQUEST_ID)
         assert request.id not in self.cached

@@ -105,6 +105,9 @@ class ScriptedEngine:
     prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     freed: list[str] = field(default_factory=list)
 
+    def fetch(self, request: Request) -> bool:
+        return True
+
     def admit(self, request: Request) -> int:
         assert request.id not in self.rows, "admitted twice"
         assert len(self.rows) < self.limits.max_rows

@@ -58,6 +58,9 @@ class ScriptedEngine:
         self._chains: dict[str, bytes] = {}
         self._prefixes: Shelf[None] = Shelf(PREFIX_BYTES)
 
+    def fetch(self, request: Request) -> bool:
+        return True
+
     def admit(self, request: Request) -> int:
         prompt = self._tokenizer.decode(list(request.prompt_tokens), skip_special_tokens=False)
         text = self._speak(prompt, self._folder)

@@ -43,6 +43,14 @@ class FakeEngine:
         self.rows: set[str] = set()
         self.fail_next = ""
         self.steps = 0
+        self.on_disk: set[str] = set()
+        """Requests whose prompts are still read from disk."""
+        self.reads = 0
+
+    def fetch(self, request: Request) -> bool:
+        is_there = request.id.partition("#")[0] not in self.on_disk
+        self.reads += not is_there
+        return is_there
 
     def admit(self, request: Request) -> int:
         if b"!" in bytes(request.prompt_tokens):

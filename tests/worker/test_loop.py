@@ -199,6 +199,21 @@ def test_choices_that_find_no_room_in_the_line_are_refused_before_the_load(pair:
     assert (pair.text("first"), pair.leases) == ("abc", 0)
 
 
+def test_a_prompt_that_is_read_from_disk_holds_up_no_stream(pair: Pair) -> None:
+    pair.say(pair.ask("running", max_tokens=40))
+    pair.settle(6)
+    engine = pair.pool.engine("m")
+    assert isinstance(engine, FakeEngine)
+    engine.on_disk = {"kept"}
+    pair.say(pair.ask("kept", max_tokens=3))
+    pair.settle()
+    assert (len(pair.text("running")), pair.text("kept")) == (40, "")
+    assert engine.reads > 50, "it asks in every turn, also with nothing else to do"
+    engine.on_disk = set()
+    pair.settle()
+    assert pair.text("kept") == "abc"
+
+
 def test_another_policy_forgets_no_cost_that_requests_have_taught(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BreakableScheduler, "costs", (StepCost("ngram", 1, 3, 0.01, is_learnt=True),))
     for number, policy in enumerate(("auto", "single")):
