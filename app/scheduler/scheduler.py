@@ -33,7 +33,7 @@ from app.core.step import (
 from app.models.footprint import RowSize
 from app.scheduler.governor import DraftChoice
 from app.scheduler.prefill import SMALLEST_CHUNK_TOKENS, ChunkSizes, plan_prefill
-from app.scheduler.sequence import USUAL_ANSWER_TOKENS, Sequence, impossible
+from app.scheduler.sequence import USUAL_ANSWER_TOKENS, Sequence, expected_size, impossible
 from app.scheduler.speculation import Speculation
 
 LONGEST_RETRY_SECONDS = 60
@@ -189,11 +189,8 @@ class Scheduler:
     def expected_of(self, request: Request) -> RowSize:
         """Return the expected length of a request that does not run: the head of the queue, or one not even queued."""
         head = self._queue.head()
-        sequence = head if head and head.request is request else self._begun(request)
-        return sequence.expected(self._limits.max_context_tokens)
-
-    def _begun(self, request: Request) -> Sequence:
-        return Sequence(request, self._clock(), self._usual_answer_tokens)
+        generated = head.counters.generated if head and head.request is request else 0
+        return expected_size(request, generated, self._usual_answer_tokens, self._limits.max_context_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -216,7 +213,8 @@ class Scheduler:
             request = msgspec.structs.replace(request, checkpoints=())
         if not (self._queue or self._active):  # idle: lift the limits that a lack of memory set
             self._rows, self._chunk_tokens = self._limits.max_rows, self._limits.prefill_chunk_tokens
-        self._queue.push(self._begun(request), rows=self._limits.max_rows)
+        sequence = Sequence(request, self._clock(), self._usual_answer_tokens)
+        self._queue.push(sequence, rows=self._limits.max_rows)
 
     def next_admission(self) -> Request | None:
         """Return the head of the queue if a row is free for it; rows not drained yet are not free."""

@@ -115,6 +115,13 @@ CONFIDENCE_TOKENS = 5
 """Maximum weight of all earlier tokens together in the confidence, in tokens."""
 
 
+def expected_size(request: Request, generated: int, usual_answer_tokens: int, max_context_tokens: int) -> RowSize:
+    """Return the expected final length of a request: its prompt and a usual answer, plus another for each exceeded."""
+    usual = usual_answer_tokens * (1 + generated // usual_answer_tokens)
+    length = len(request.prompt_tokens)
+    return RowSize(min(length + min(request.max_tokens, usual), max_context_tokens), length)
+
+
 @dataclass(slots=True)
 class Sequence:
     """Mutable state of one request between `submit` and its terminal event. Times are seconds of the injected clock."""
@@ -175,10 +182,8 @@ class Sequence:
         return not begun and self.uncached_tokens <= CARRY_LIMIT_TOKENS and not self.request.scores_prompt
 
     def expected(self, max_context_tokens: int) -> RowSize:
-        """Return its expected final length: the prompt and a usual answer, plus another for each exceeded."""
-        usual = self.usual_answer_tokens * (1 + self.counters.generated // self.usual_answer_tokens)
-        answer = min(self.request.max_tokens, usual)
-        return RowSize(min(self.prompt_length + answer, max_context_tokens), self.prompt_length)
+        """Return its expected final length."""
+        return expected_size(self.request, self.counters.generated, self.usual_answer_tokens, max_context_tokens)
 
     @property
     def can_wait(self) -> bool:

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.core.step import DecodeRow, StepCost
+from app.core.request import Request
+from app.core.step import DecodeRow, EngineLimits, StepCost
 from app.models.draft_lengths import LONGEST_DRAFT
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
+from app.scheduler.scheduler import Scheduler
 from tests.scheduler.scripted import Loop, ScriptedEngine, build, check_against_naive, some_request
 
 LENGTH = 12
@@ -83,6 +85,22 @@ class Held:
 
     def forced(self, output: Sequence[int]) -> tuple[()]:
         return ()
+
+
+def test_a_grammar_is_begun_once_however_often_its_request_is_measured() -> None:
+    class Counted(Held):
+        begun = 0
+
+        def begin(self) -> "Held":
+            self.begun += 1
+            return self
+
+    counted, scheduler = Counted(), Scheduler(EngineLimits(max_context_tokens=64, max_rows=1))
+    request = Request(id="a", prompt_tokens=(1, 2, 3), max_tokens=5, constraint=counted)
+    sizes = [scheduler.expected_of(request)]
+    scheduler.submit(request)
+    assert [*sizes, scheduler.expected_of(request)] == [(8, 3)] * 2
+    assert counted.begun == 1
 
 
 def test_who_names_a_length_gets_all_that_is_forced_behind_it() -> None:
