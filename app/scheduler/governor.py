@@ -6,7 +6,7 @@ Its decisions are pure: no clock and no I/O. Tokens never depend on them, so a w
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from math import sqrt
 from typing import NamedTuple
@@ -89,6 +89,25 @@ class _Estimate(NamedTuple):
     def loss(self, rate: float) -> float:
         """Return what a step of it probably loses where `rate` is earned."""
         return max(NOISE, self.seconds + self.reading - self.tokens / rate)
+
+
+class _Belief(NamedTuple):
+    """Expectations of one row and method: tokens of a step by number of drafts, the doubt about them (1: nothing is
+    known), and the most drafts."""
+
+    tokens: Sequence[float]
+    doubt: float
+    most: int
+
+    def likely(self, drafts: int) -> float:
+        """Return the expected tokens of a step with `drafts` drafts."""
+        return self.tokens[min(self.most, drafts)]
+
+    def hoped(self, drafts: int) -> float:
+        """Return the same if what is not known goes well."""
+        drafts = min(self.most, drafts)
+        right = self.tokens[drafts]
+        return right + self.doubt * (1 + drafts - right)
 
 
 class _Judgement(NamedTuple):
@@ -231,56 +250,56 @@ class Governor:
             self._memo, self._current[methods] = (key, judgement), judgement.option
         return self._memo[1]
 
+    def _weigh(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Mapping[Option, _Estimate]:
+        """Return what each option promises, plain decoding among them; what a new text may not risk is left out."""
+        self._offering |= {name for row in drafting for name in row.offered}
+        is_new = not any(row.request_id in self._known_requests for row in drafting)
+        estimates = {OFF: _Estimate(rows, rows)}
+        for method in methods:
+            for option, estimate in self._estimates(method, rows, drafting):
+                # The kind of a new text is unknown: it risks the credit, or little by what earlier texts had accepted.
+                wasted = estimate.seconds * (1 - estimate.tokens / (rows * (1 + option.num_draft_tokens)))
+                if not is_new or estimate.seconds <= 1 + CREDIT_STEPS or wasted <= TRIAL_GAIN:
+                    estimates[option] = estimate
+        return estimates
+
+    def _estimates(self, method: str, rows: int, drafting: Sequence[Drafting]) -> Iterator[tuple[Option, _Estimate]]:
+        """Yield each draft length of a method with what it promises; none if it can draft for no row."""
+        longest = [self._longest_draft(method, row) for row in drafting]
+        if not any(longest):
+            return
+        beliefs = [self._belief(method, row, most) for row, most in zip(drafting, longest, strict=True)]
+        context, certain = max(row.context_tokens for row in drafting), min(row.forced for row in drafting)
+        curves, plain = (self.costs.curves(name, rows, context) for name in (method, PLAIN))
+        first = sum(belief.tokens[1] - 1 for belief in beliefs) / len(beliefs)
+        reading = self._reading_steps(method, drafting)
+        most = max(longest) if self.costs.knows_drafting(method) else min(max(longest), certain + 1)
+        for option in _options(method, most, draft_lengths(self._cheap_tokens, rows)):
+            length, beside = option.num_draft_tokens, float(rows - len(drafting))
+            likely = sum((belief.likely(length) for belief in beliefs), start=beside)
+            hoped = sum((belief.hoped(length) for belief in beliefs), start=beside)
+            asks = length > certain  # forced tokens need no drafter
+            read = asks * reading * likely / (rows * RECENT_TOKENS)
+            cycle, at_best = (curves if asks else plain).cycle(length)
+            yield option, _Estimate(likely / (cycle + read), likely, cycle, hoped / (at_best + read), first, reading)
+
     def _longest_draft(self, method: str, row: Drafting) -> int:
         """Return how many tokens a method may draft for a row; an offer, if it makes any, follows forced tokens."""
         offered = row.offered.get(method, Offer()) if method in self._offering else None
         most = max(row.forced, self._longest.get(method, LONGEST_DRAFT))
         return min(row.most_drafts, most if offered is None else row.forced + len(offered.tokens))
 
-    def _options_of(self, method: str, longest: Sequence[int], certain: int, rows: int) -> Sequence[Option]:
-        """Return the options of a method to weigh; one that was never timed drafts a single token first."""
-        most = max(longest) if self.costs.knows_drafting(method) else min(max(longest), certain + 1)
-        return _options(method, most, draft_lengths(self._cheap_tokens, rows))
+    def _belief(self, method: str, row: Drafting, most: int) -> _Belief:
+        tokens, weight = self._history.outlook(method, row)
+        # Offers need no trial: what there is to know of them is known.
+        doubt = 0.0 if method in self._offering else FIRST_WEIGHT / (FIRST_WEIGHT + weight)
+        return _Belief(tokens, doubt, most)
 
-    def _weigh(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Mapping[Option, _Estimate]:
-        self._offering |= {name for row in drafting for name in row.offered}
-        estimates = {OFF: _Estimate(rows, rows)}
-        is_new = not any(row.request_id in self._known_requests for row in drafting)
-        context, certain = max(row.context_tokens for row in drafting), min(row.forced for row in drafting)
-        free = self.costs.curves(PLAIN, rows, context)
-        for method in methods:
-            longest = [self._longest_draft(method, row) for row in drafting]
-            if not any(longest):
-                continue
-            beliefs, first, unread = [], 0.0, 0
-            for row, most in zip(drafting, longest, strict=True):
-                tokens, weight = self._history.outlook(method, row)
-                # Offers need no trial: what there is to know of them is known.
-                doubt = 0.0 if method in self._offering else FIRST_WEIGHT / (FIRST_WEIGHT + weight)
-                beliefs.append((tokens, doubt, most))
-                first += (tokens[1] - 1) / len(drafting)
-                unread += self._history.unread(method, row)
-            curves = self.costs.curves(method, rows, context)
-            taken, tokens_read = self._reading[method]
-            reading = max(0.0, taken.value) / max(1.0, tokens_read.value) * unread
-            for option in self._options_of(method, longest, certain, rows):
-                likely = hoped = float(rows - len(drafting))
-                length = option.num_draft_tokens
-                for tokens, doubt, most in beliefs:
-                    drafts = min(most, length)
-                    right = tokens[drafts]
-                    likely += right
-                    hoped += right + doubt * (1 + drafts - right)
-                # Forced tokens need no drafter.
-                asks = length > certain
-                read = asks * reading * likely / (rows * RECENT_TOKENS)
-                cycle, at_best = (curves if asks else free).cycle(length)
-                rate, hope = likely / (cycle + read), hoped / (at_best + read)
-                # The kind of a new text is unknown: it risks the credit, or little by what earlier texts had accepted.
-                wasted = cycle * (1 - likely / (rows * (1 + length)))
-                if not is_new or cycle <= 1 + CREDIT_STEPS or wasted <= TRIAL_GAIN:
-                    estimates[option] = _Estimate(rate, likely, cycle, hope, first, reading)
-        return estimates
+    def _reading_steps(self, method: str, drafting: Sequence[Drafting]) -> float:
+        """Return the plain steps that a drafter takes to read what it has not read of these texts."""
+        taken, tokens_read = self._reading[method]
+        unread = sum(self._history.unread(method, row) for row in drafting)
+        return max(0.0, taken.value) / max(1.0, tokens_read.value) * unread
 
 
 def _slower(option: Option, estimate: _Estimate) -> Reason:
