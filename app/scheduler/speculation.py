@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 from app.core.reason import Reason
 from app.core.request import Request, SpeculationRequest
 from app.core.statistics import Parts
-from app.core.step import DecodeRow, EngineLimits, StepCost, StepResult
+from app.core.step import DecodeRow, EngineLimits, RowOutcome, StepCost, StepResult
 from app.models.draft_lengths import LONGEST_DRAFT
 from app.scheduler.costs import PLAIN
 from app.scheduler.estimates import Drafting, DraftObservation
@@ -163,39 +163,40 @@ def _drafting(sequence: Sequence, most_drafts: int = LONGEST_DRAFT) -> Drafting:
 def _observation(
     planned: Mapping[str, DecodeRow], running: Mapping[str, Sequence], result: StepResult
 ) -> StepObservation:
-    """Return what the governor may learn from a step.
-
-    An undrafted row without a reason delivered an earlier plain forward; if it was to draft, nothing was launched and
-    the step took no time. A row that read its prompt shows nothing either: it fed the whole prompt, and its drafter had
-    no features yet. Forced drafts are not credited to a drafter, and a rejected one (the text can be spelled
-    differently) shows nothing about later ones.
-    """
-    drafts, typical = [], True
-    for outcome in result.outcomes:
-        row, sequence = planned.get(outcome.sequence_id), running.get(outcome.sequence_id)
-        reads = row is not None and row.computed < row.prompt_length - 1
-        if row and sequence and (outcome.drafted or (outcome.why_not_drafted and not reads)):
-            led = outcome.drafted - outcome.appended
-            counts = row.num_draft_tokens, led, min(led, outcome.accepted)
-            asked, drafted, accepted = (count - min(led, sequence.forced) for count in counts)
-            own = DraftObservation(row.method, asked, drafted, accepted, _drafting(sequence))
-            drafts.append(own if asked > 0 and accepted >= 0 else DraftObservation())
-            typical &= accepted >= 0
-        else:
-            drafts.append(DraftObservation())
-            typical &= not row or not row.num_draft_tokens
-        typical &= not reads
-    whole, led = (
-        max((outcome.drafted - without * outcome.appended for outcome in result.outcomes), default=0)
-        for without in (0, 1)
-    )
+    """Return what the governor may learn from a step."""
+    rows = [
+        _observed(outcome, planned.get(outcome.sequence_id), running.get(outcome.sequence_id))
+        for outcome in result.outcomes
+    ]
+    whole = max((outcome.drafted for outcome in result.outcomes), default=0)
+    by_drafters = max((outcome.drafted - outcome.appended for outcome in result.outcomes), default=0)
     return StepObservation(
-        rows=len(drafts),
+        rows=len(rows),
         width=result.width,
         seconds=result.seconds,
-        appended=whole - led,
+        appended=whole - by_drafters,
         draft_seconds=result.parts.draft_seconds if result.parts else None,
-        drafts=tuple(drafts),
-        typical=typical,
+        drafts=tuple(draft for draft, _ in rows),
+        typical=all(is_typical for _, is_typical in rows),
         context_tokens=max((len(row.tokens) for row in planned.values()), default=0),
     )
+
+
+def _observed(outcome: RowOutcome, row: DecodeRow | None, sequence: Sequence | None) -> tuple[DraftObservation, bool]:
+    """Return what a row shows about its drafter, and whether its time is representative."""
+    if row is None:
+        return DraftObservation(), True
+    reads = row.computed < row.prompt_length - 1  # it fed the whole prompt, and its drafter had no features yet
+    drafts_or_says_why = outcome.drafted or (outcome.why_not_drafted and not reads)
+    if sequence is None or not drafts_or_says_why:
+        # It delivered an earlier plain forward; if it was to draft, nothing was launched and the step took no time.
+        return DraftObservation(), not reads and not row.num_draft_tokens
+    # Forced drafts are no merit of the drafter, and a rejected one (a text can be spelled differently) shows nothing
+    # about those after it.
+    by_drafter = outcome.drafted - outcome.appended
+    forced = min(by_drafter, sequence.forced)
+    asked, accepted = row.num_draft_tokens - forced, min(by_drafter, outcome.accepted) - forced
+    is_typical = accepted >= 0 and not reads
+    if asked <= 0 or accepted < 0:
+        return DraftObservation(), is_typical
+    return DraftObservation(row.method, asked, by_drafter - forced, accepted, _drafting(sequence)), is_typical
