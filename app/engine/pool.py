@@ -165,7 +165,8 @@ class EnginePool:
             return False
         promised = entry.footprint.rows_bytes(rows)
         if promised > entry.rows_bytes:
-            others = [other for other in self._entries.values() if other not in self._victims() and other is not entry]
+            evictable = self._victims()
+            others = [other for other in self._entries.values() if other not in evictable and other is not entry]
             held = sum(other.footprint.fixed_bytes + other.row_bytes_held for other in others)
             needed = entry.footprint.fixed_bytes + max(promised, entry.cache_bytes)
             if held + needed > self._ceiling_bytes and any(other.rows_bytes for other in self._entries.values()):

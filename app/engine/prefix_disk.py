@@ -232,10 +232,8 @@ class Disk:
 
     def _tidy(self) -> None:
         self.shelf.make_room(0)
-        oldest = self.shelf.oldest()
-        while oldest and self._clock() - oldest[0][1].used_at > self._most_seconds:
-            self.shelf.remove(oldest[0][0].name)
-            oldest = self.shelf.oldest()
+        while (oldest := self.shelf.oldest()) and self._clock() - oldest[1].used_at > self._most_seconds:
+            self.shelf.remove(oldest[0].name)
 
     def _rest(self, error: str) -> None:
         """Pause writing for `RETRY_SECONDS`."""

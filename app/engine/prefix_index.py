@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 BLOCK_TOKENS = 256
@@ -128,9 +127,10 @@ class Shelf(Generic[Content]):
         for name in list(self._held):
             self.remove(name)
 
-    def oldest(self) -> list[tuple[Piece, Content]]:
-        """Return the least recently used piece and its content, as a list of at most one."""
-        return [(held.piece, held.content) for held in islice(self._held.values(), 1)]
+    def oldest(self) -> tuple[Piece, Content] | None:
+        """Return the least recently used piece and its content; None if there is none."""
+        held = next(iter(self._held.values()), None)
+        return (held.piece, held.content) if held is not None else None
 
 
 class Trail(NamedTuple):

@@ -2,11 +2,10 @@
 
 import { api, attempt, bytes, component, data, live, t, toast } from "./core.js";
 import { candidateRow, offerRow } from "./draft_words.js";
-import { draftsCall, memoryWords, paysAddress } from "./model_words.js";
+import { becameWords, draftsCall, memoryWords, paysAddress } from "./model_words.js";
 
 const POLICIES = { "": () => "", single: () => t("drafts.policy_single_text"), auto: () => t("drafts.policy_auto_text"), off: () => t("drafts.policy_off_text") };
 const RULES = { "": () => "", coupled: () => t("drafts.coupled_text"), strict: () => t("drafts.strict_text"), rejection: () => t("drafts.rejection_text") };
-const BECAME = { loaded: () => t("drafts.felt_now"), in_use: () => t("drafts.felt_later"), not_loaded: () => t("drafts.felt_load") };
 
 component("drafts", () => ({
   view: null,
@@ -170,7 +169,7 @@ component("drafts", () => ({
     this.isBusy = true;
     try {
       const { became } = await api("PUT", draftsCall(data.model.id), this.wanted());
-      toast(BECAME[became](), "good");
+      toast(becameWords(became), "good");
       this.saved = JSON.stringify(this.wanted());
       await this.read();
     } catch (error) {

@@ -12,6 +12,14 @@ const POLICIES = {
 };
 export const policyWords = (policy) => POLICIES[policy]?.() ?? policy;
 
+// When a choice for a model takes effect.
+const BECAME = {
+  loaded: () => t("drafts.felt_now"),
+  in_use: () => t("drafts.felt_later"),
+  not_loaded: () => t("drafts.felt_load"),
+};
+export const becameWords = (became) => BECAME[became]();
+
 const STATES = {
   available: { tone: "", words: () => t("model.available") },
   loading: { tone: "busy", words: () => t("model.loading") },

@@ -1,7 +1,7 @@
 // Does it pay? Begins and follows a measurement, draws it, says what it recommends, and applies it.
 
 import { api, attempt, component, confirm, data, live, moment, number, t, toast } from "./core.js";
-import { times } from "./model_words.js";
+import { becameWords, times } from "./model_words.js";
 import { plot } from "./pays_chart.js";
 import {
   adviceWords, answerOf, batchOf, cellWords, changeLines, changeRow, disturbedNow, doubtsOf, historyRow, leftWords, notesOf,
@@ -9,7 +9,6 @@ import {
 } from "./pays_words.js";
 
 const MEASUREMENTS = "/admin/api/measurements";
-const FELT = { loaded: () => t("drafts.felt_now"), in_use: () => t("drafts.felt_later"), not_loaded: () => t("drafts.felt_load") };
 
 component("pays", () => ({
   kept: [],
@@ -211,7 +210,7 @@ component("pays", () => ({
     this.isBusy = true;
     await attempt(async () => {
       const { became } = await api("POST", `${MEASUREMENTS}/${this.opened}/apply`, body);
-      toast(FELT[became](), "good");
+      toast(becameWords(became), "good");
       await this.read();
     });
     this.isBusy = false;

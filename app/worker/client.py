@@ -163,7 +163,15 @@ class WorkerClient(Supervisor):
     def unit(self, model_id: str) -> ModelSpecification | None:
         """Return the unit that a model is in memory as, or on its way there as; None if it is neither.
 
-        A unit in use is not replaced; any other is, by the one that was last asked for. Safe in other threads.
+        | in memory | asked for or loading | unit                                          |
+        |-----------|----------------------|-----------------------------------------------|
+        | in use    | any                  | the one in memory: it is not replaced         |
+        | idle      | yes                  | the one last asked for, which will replace it |
+        | idle      | no                   | the one in memory                             |
+        | no        | yes                  | the one last asked for                        |
+        | no        | no                   | None                                          |
+
+        Safe in other threads.
         """
         loaded = self.loaded().get(model_id)
         if (loaded is None or not loaded.leases) and (model_id in self.in_flight or model_id in self.progress):
