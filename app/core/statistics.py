@@ -1,7 +1,7 @@
 """Statistics of a request, from the step to the API: counters, seconds by phase, why it drafted as it did."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -29,6 +29,9 @@ class Parts(NamedTuple):
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     rewind_seconds: float = 0.0
+
+
+NO_PARTS = Parts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,37 @@ class MethodStatistics:
 def added_positions(counts: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """Add up counts by position."""
     return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals of steps, drafts and acceptances, added up one decode step of one row at a time.
+
+    A stop token counts as generated, as in vLLM and mlx-lm, although the client never gets it. Drafts past the end of a
+    sequence are not counted.
+    """
+
+    generated: int = 0
+    close_calls: int = 0
+    replayed_tokens: int = 0
+    _by_method: dict[str, MethodStatistics] = field(default_factory=dict)
+
+    def count_step(self, *, kept: int, drafted: int, accepted: int, method: str, parts: Parts = NO_PARTS) -> None:
+        """Add one decode step that gained `kept` tokens, the first `accepted` of them out of `drafted` drafts."""
+        self.generated += kept
+        name = method if drafted else "off"
+        known = self._by_method.get(name) or MethodStatistics(name)
+        self._by_method[name] = known.after(drafted, accepted, parts)
+
+    @property
+    def by_method(self) -> tuple[MethodStatistics, ...]:
+        """Statistics by method, in order of first use; `off` counts the steps without drafts."""
+        return tuple(self._by_method.values())
+
+    @property
+    def has_drafted(self) -> bool:
+        """Whether a step verified at least one draft."""
+        return bool(self._by_method.keys() - {"off"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,44 +6,11 @@ from typing import NamedTuple
 
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
-from app.core.statistics import Decision, MethodStatistics, Parts, Statistics
+from app.core.statistics import Counters, Decision, Parts, Statistics
 from app.core.step import FinishReason, Offer, RowOutcome, TokenEvent, TokenLogprobs
 from app.models.footprint import RowSize
 from app.scheduler.costs import PLAIN, Average
 from app.scheduler.estimates import Drafting, DraftObservation, Kind
-
-NO_PARTS = Parts()
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals of steps, drafts and acceptances, added up one decode step of one row at a time.
-
-    A stop token counts as generated, as in vLLM and mlx-lm, although the client never gets it. Drafts past the end of a
-    sequence are not counted.
-    """
-
-    generated: int = 0
-    close_calls: int = 0
-    replayed_tokens: int = 0
-    _by_method: dict[str, MethodStatistics] = field(default_factory=dict)
-
-    def count_step(self, *, kept: int, drafted: int, accepted: int, method: str, parts: Parts = NO_PARTS) -> None:
-        """Add one decode step that gained `kept` tokens, the first `accepted` of them out of `drafted` drafts."""
-        self.generated += kept
-        name = method if drafted else PLAIN
-        known = self._by_method.get(name) or MethodStatistics(name)
-        self._by_method[name] = known.after(drafted, accepted, parts)
-
-    @property
-    def by_method(self) -> tuple[MethodStatistics, ...]:
-        """Statistics by method, in order of first use; `off` counts the steps without drafts."""
-        return tuple(self._by_method.values())
-
-    @property
-    def has_drafted(self) -> bool:
-        """Whether a step verified at least one draft."""
-        return bool(self._by_method.keys() - {PLAIN})
 
 
 @dataclass(slots=True)

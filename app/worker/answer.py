@@ -10,9 +10,8 @@ from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import MEASUREMENT, Accepted, Cancel, Delta, Event, Finished, Generate, TokenText, failed_frame
 from app.core.reason import NO_REASON
 from app.core.request import Notice, Request
-from app.core.statistics import MethodStatistics, Statistics
+from app.core.statistics import Counters, MethodStatistics, Statistics
 from app.core.step import FinishReason, TokenEvent, TokenLogprobs
-from app.scheduler.sequence import Counters
 from app.text.calls import ids_of
 from app.text.dialect import NO_DIALECT
 from app.text.grammar import calls_by_grammar, thinks
