@@ -3,8 +3,9 @@
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from fastapi import Request
 
@@ -18,6 +19,10 @@ from app.serving.sse import KeptFrames
 from app.settings import Settings
 from app.worker.client import WorkerClient
 from app.worker.request_stream import RequestStream
+
+MOST_REST_SECONDS = 0.5
+"""Longest rest of a `PacedThread`, in seconds, after what took longer."""
+Result = TypeVar("Result")
 
 
 class Activity:
@@ -73,6 +78,33 @@ class Activity:
                 )
 
 
+class PacedThread:
+    """Runs one function at a time in a thread, and rests after each for as long as it took.
+
+    So work that keeps the interpreter to itself leaves the event loop half of the time.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="paced")
+        self._took_seconds = 0.0
+
+    async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Return the result of `function`, or raise its error, as soon as it is known."""
+        running = asyncio.get_running_loop().run_in_executor(self._thread, self._timed, function, *arguments)
+        self._thread.submit(self._rest)
+        return await running
+
+    def _timed(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        began = time.perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            self._took_seconds = time.perf_counter() - began
+
+    def _rest(self) -> None:
+        time.sleep(min(MOST_REST_SECONDS, self._took_seconds))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """The collaborators of every endpoint. All times are in seconds."""
@@ -84,8 +116,8 @@ class Context:
     measurements: Measurements = field(default_factory=Measurements)
     journal: Journal = field(default_factory=Journal)
     clock: Clock = time.monotonic
-    parser: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="bodies"))
-    """Thread in which large bodies are parsed, one at a time."""
+    parser: PacedThread = field(default_factory=PacedThread)
+    """Thread in which large bodies are parsed."""
     started_at: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds; also `created` of every model, because a folder does not record when its model was made."""
     replies: dict[str, KeptFrames] = field(default_factory=dict)

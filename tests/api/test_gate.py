@@ -1,10 +1,15 @@
 """Host, Origin and header caps on every route (reliability H2–H4, B7)."""
 
+import asyncio
+
 import pytest
 from fastapi.routing import iter_route_contexts
 from starlette.types import Receive, Scope, Send
 
-from app.serving.gate import Gate
+from app.core.errors import InvalidRequest
+from app.serving import context as serving_context
+from app.serving.context import PacedThread
+from app.serving.gate import Gate, parse_json
 from tests.api.fakes import Site, chat_body, make_site
 
 pytestmark = pytest.mark.anyio
@@ -206,3 +211,28 @@ async def test_websockets_are_refused(site: Site) -> None:
 
     await site.app({"type": "websocket", "path": "/", "headers": []}, receive, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+async def test_what_needs_the_interpreter_rests_after_each_piece_and_what_fails_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(serving_context.time, "sleep", lambda seconds: done.append(seconds >= 0))
+    thread = PacedThread()
+
+    def fails() -> None:
+        done.append("fails")
+        raise KeyError("x")
+
+    ended = await asyncio.gather(
+        thread.run(done.append, "first"), thread.run(fails), thread.run(done.append, "last"), return_exceptions=True
+    )
+    assert [type(end) for end in ended] == [type(None), KeyError, type(None)]
+    assert done[:5] == ["first", True, "fails", True, "last"]
+
+
+def test_an_object_of_too_many_members_is_refused_before_they_are_looked_at() -> None:
+    members = ",".join(f'"k{number}":0' for number in range(10_001))
+    with pytest.raises(InvalidRequest, match="more than 10,000 members"):
+        parse_json(f"{{{members}}}".encode())
+    assert parse_json(f"{{{members.rpartition(',')[0]}}}".encode())["k9999"] == 0
