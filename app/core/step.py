@@ -218,7 +218,8 @@ class EnginePort(Protocol):
         """Run one forward. All caches commit or none: on an exception the rows of the plan are unusable."""
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
-        """Free the row; `tokens` (prompt and sent output) may be kept for the prefix cache. Unknown ids are fine."""
+        """Free the row, and what was fetched for it. `tokens` (prompt and sent output) may be kept for the prefix
+        cache; unknown ids are fine."""
 
     # --- for the pool: its bytes, and how to free them --------------------------------------------------------
 

@@ -215,12 +215,14 @@ def composed_if_few(
     queries: mx.array, keys: mx.array, values: mx.array, cache: Any, *, scale: float, mask: Any, sinks: mx.array | None
 ) -> mx.array:
     """Leave one query and whole chunks of a prompt to mlx's kernels, and compose the rest."""
-    if 1 < queries.shape[2] <= COMPOSED_QUERIES and sinks is None:
-        return composed(queries, keys, values, scale, mask)
+    if 1 < queries.shape[2] <= COMPOSED_QUERIES:
+        return composed(queries, keys, values, scale, mask, sinks)
     return _whole(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
 
 
-def composed(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any) -> mx.array:
+def composed(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: mx.array | None = None
+) -> mx.array:
     """Compute attention of two products and a softmax; heads that share keys are one product's rows."""
     rows, heads, width, _ = queries.shape
     key_heads, context = keys.shape[1:3]
@@ -230,10 +232,13 @@ def composed(queries: mx.array, keys: mx.array, values: mx.array, scale: float, 
     if isinstance(mask, str):
         mask = causal_mask(width, context)
     if mask is not None:
-        if mask.ndim > 2:  # [rows, one or all heads, width, context]
-            mask = mask.reshape(len(mask), -1, shape[2] if mask.shape[1] > 1 else 1, *mask.shape[2:])
+        mask_rows, mask_heads, *rest = (1,) * (4 - mask.ndim) + mask.shape  # one or all of each
+        mask = mask.reshape(mask_rows, -1, shape[2] if mask_heads > 1 else 1, *rest)
         scores = mx.where(mask, scores, mx.finfo(scores.dtype).min) if mask.dtype == mx.bool_ else scores + mask
-    weights = mx.softmax(scores, axis=-1, precise=True).reshape(rows, key_heads, -1, context)
+    if sinks is not None:  # one more score for each head, whose weight goes nowhere
+        sink = mx.broadcast_to(sinks.reshape(1, key_heads, -1, 1, 1), (*shape[:4], 1))
+        scores = mx.concatenate([scores, sink.astype(scores.dtype)], axis=-1)
+    weights = mx.softmax(scores, axis=-1, precise=True)[..., :context].reshape(rows, key_heads, -1, context)
     return (weights @ values).reshape(rows, heads, width, -1)
 
 

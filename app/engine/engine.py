@@ -156,6 +156,7 @@ class Engine:
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         request = self._requests.pop(request_id, None)
         if request is None:
+            self.prefixes.drop_fetched(request_id)
             return
         if self._ahead is not None:  # keep what was launched for the others
             self._ahead = self._ahead.only([name for name in self._ahead.sequence_ids if name != request_id])

@@ -123,7 +123,7 @@ class PrefixCache:
             if not length:
                 return 0
             contents = self._contents(lines, length)
-        self._ahead_of, self._ahead = "", {}
+        self.drop_fetched(request.id)
         for name, (kept, arrays) in contents.items():
             if kept:
                 lines[name].runner.claim_once(request.id, reservation(len(request.prompt_tokens), request.max_tokens))
@@ -145,6 +145,11 @@ class PrefixCache:
             self._ahead_of = request.id
             self._ahead = {name: content for name, content in reads.items() if content is not None}
         return not wait(self._ahead.values(), FETCH_SECONDS).not_done
+
+    def drop_fetched(self, request_id: str) -> None:
+        """Drop what was read ahead for a request."""
+        if self._ahead_of == request_id:
+            self._ahead_of, self._ahead = "", {}
 
     def _reusable(
         self, request: Request, target: Runner, drafters: Mapping[str, Drafter]

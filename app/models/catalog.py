@@ -199,7 +199,7 @@ class CatalogModel:
 
     @property
     def problem(self) -> str:
-        """Its name with the reason why it cannot be loaded, in one line; empty when nothing is known to be wrong."""
+        """Name and reason why it cannot be loaded, in one line; empty when nothing is known to be wrong."""
         return self.reason and f'model "{self.id}": {self.reason}'
 
     @property
@@ -214,7 +214,7 @@ class CatalogModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer, as read from its files."""
+        """Tokenizer, as read from the folder's files."""
         return Tokenizer(self.path, self.tokenizers)
 
     @property

@@ -84,7 +84,8 @@ class PacedThread:
     So work that keeps the interpreter to itself leaves the event loop half of the time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rest: Callable[[float], None] = time.sleep) -> None:
+        self._rest_for = rest
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paced")
         self._took_seconds = 0.0
 
@@ -102,7 +103,7 @@ class PacedThread:
             self._took_seconds = time.perf_counter() - began
 
     def _rest(self) -> None:
-        time.sleep(min(MOST_REST_SECONDS, self._took_seconds))
+        self._rest_for(min(MOST_REST_SECONDS, self._took_seconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

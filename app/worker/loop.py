@@ -179,7 +179,7 @@ class Loop:
             leases = len(command.requests)
             served = self._served.get(model_id)
             line = served.line_of(command.requests[0].owner) if served is not None else 0
-            if line and line + leases > command.model.queue_limit:
+            if line and line + leases > command.model.queue_limit:  # what is too much alone, the scheduler refuses
                 message = f"{line} requests wait for {model_id} to be loaded; try again in a moment"
                 raise QueueFull(message, retry_after_seconds=LOADING_RETRY_SECONDS)
         for _ in range(leases):

@@ -158,6 +158,8 @@ class ServedModel:
                 _logger.exception("the scheduler could not cancel")
                 events = self._fail_all(error)
             self._settle(events)
+            if self._engine is not None:
+                self._engine.release(request_id, ())  # what was fetched for it, if it had no row yet
 
     def step(self) -> bool:
         """Admit, plan, step, commit, report. False if there was nothing to plan."""

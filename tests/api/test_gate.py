@@ -7,7 +7,6 @@ from fastapi.routing import iter_route_contexts
 from starlette.types import Receive, Scope, Send
 
 from app.core.errors import InvalidRequest
-from app.serving import context as serving_context
 from app.serving.context import PacedThread
 from app.serving.gate import Gate, parse_json
 from tests.api.fakes import Site, chat_body, make_site
@@ -213,12 +212,9 @@ async def test_websockets_are_refused(site: Site) -> None:
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
-async def test_what_needs_the_interpreter_rests_after_each_piece_and_what_fails_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_needs_the_interpreter_rests_after_each_piece_and_what_fails_too() -> None:
     done: list[object] = []
-    monkeypatch.setattr(serving_context.time, "sleep", lambda seconds: done.append(seconds >= 0))
-    thread = PacedThread()
+    thread = PacedThread(rest=lambda seconds: done.append(seconds >= 0))
 
     def fails() -> None:
         done.append("fails")

@@ -67,6 +67,7 @@ def mask_of(kind: str, width: int, heads: int, context: int) -> Any:
         "ragged": visible,
         "window": (places >= mx.arange(context)) & (places < mx.arange(context) + 100),
         "every key": ragged(1, context),
+        "heads alone": mx.random.normal((heads, width, context)),
         "added": mx.where(visible, 0.0, -1e9),
         "by head": mx.where(visible, mx.random.normal((2, heads, width, context)), -1e9),
         "sinks": "causal",
@@ -97,7 +98,9 @@ def test_pieces_are_equal_to_all_at_once(kind: str, group: int, width: int) -> N
     assert asked == [(width, group, context, size)]
 
 
-@pytest.mark.parametrize("kind", ["causal", "ragged", "window", "every key", "added", "by head", "none"])
+@pytest.mark.parametrize(
+    "kind", ["causal", "ragged", "window", "every key", "heads alone", "added", "by head", "none", "sinks"]
+)
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize("width", [2, 16, COMPOSED_QUERIES])
 def test_few_queries_are_composed_to_what_mlx_computes(kind: str, group: int, width: int) -> None:
@@ -106,8 +109,9 @@ def test_few_queries_are_composed_to_what_mlx_computes(kind: str, group: int, wi
     queries = mx.random.normal((2, 2 * group, width, size))
     keys, values = mx.random.normal((2, 2, 2, context, size))
     mask = mask_of(kind, width, 2 * group, context)
-    whole = scaled_dot_product_attention(queries, keys, values, None, scale=0.25, mask=mask)
-    assert float(mx.max(mx.abs(composed(queries, keys, values, 0.25, mask) - whole))) < 1e-5
+    sinks = mx.random.normal((2 * group,)) if kind == "sinks" else None
+    whole = scaled_dot_product_attention(queries, keys, values, None, scale=0.25, mask=mask, sinks=sinks)
+    assert float(mx.max(mx.abs(composed(queries, keys, values, 0.25, mask, sinks) - whole))) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])

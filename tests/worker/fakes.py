@@ -46,6 +46,7 @@ class FakeEngine:
         self.on_disk: set[str] = set()
         """Requests whose prompts are still read from disk."""
         self.reads = 0
+        self.released: list[str] = []
 
     def fetch(self, request: Request) -> bool:
         is_there = request.id.partition("#")[0] not in self.on_disk
@@ -75,6 +76,7 @@ class FakeEngine:
         return RowOutcome(row.sequence_id, emitted, len(row.tokens) + drafts, drafts, drafts, logprobs, row.method)
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
+        self.released.append(request_id.partition("#")[0])
         self.rows.discard(request_id)
 
 

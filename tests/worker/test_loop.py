@@ -204,9 +204,12 @@ def test_a_prompt_that_is_read_from_disk_holds_up_no_stream(pair: Pair) -> None:
     pair.settle(6)
     engine = pair.pool.engine("m")
     assert isinstance(engine, FakeEngine)
-    engine.on_disk = {"kept"}
-    pair.say(pair.ask("kept", max_tokens=3))
+    engine.on_disk = {"left", "kept"}
+    pair.say(pair.ask("left", max_tokens=3))
+    pair.settle(3)
+    pair.say(Cancel(id="left"), pair.ask("kept", max_tokens=3))
     pair.settle()
+    assert "left" in engine.released, "nothing that was read for it is held"
     assert (len(pair.text("running")), pair.text("kept")) == (40, "")
     assert engine.reads > 50, "it asks in every turn, also with nothing else to do"
     engine.on_disk = set()
