@@ -35,10 +35,15 @@ NAMES = re.compile(
 )
 MARKED = re.compile(rf"{re.escape(OPEN)}(?:(?!{re.escape(OPEN)}).)*?{re.escape(CLOSE)}", re.DOTALL)
 BARE = """(marks) => {
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-    for (const mark of marks) node.data = node.data.replaceAll(mark, "");
-  }
+  const strip = () => {
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+      for (const mark of marks) if (node.data.includes(mark)) node.data = node.data.replaceAll(mark, "");
+    }
+  };
+  strip();
+  // What the page refreshes comes with its marks again.
+  new MutationObserver(strip).observe(document.body, { subtree: true, childList: true, characterData: true });
 }"""
 
 
