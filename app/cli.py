@@ -183,10 +183,10 @@ def launch(
     force: Annotated[bool, typer.Option(help="Even where the model's context is too short for the agent.")] = False,
 ) -> None:
     """Run a coding agent on a model here; start the server if none runs. What follows `--` is the agent's."""
+    from app.coding_agents import as_text
     from app.command.launch import agent_of, begin, prepare
     from app.command.server import given
     from app.command.service import start
-    from app.core.coding_agents import as_text
 
     with reported_errors():
         chosen = agent_of(agent)

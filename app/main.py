@@ -37,12 +37,13 @@ from app.admin.templating import Pages, read_assets
 from app.admin.updates import Updates
 from app.api import chat, completions, control, embeddings, messages, ollama, rerank, responses, tokens
 from app.api.kept_responses import KeptResponses
-from app.core import descriptors, setting_texts
+from app.core import setting_texts
 from app.core.errors import ServerRuns, StoreUnavailable
 from app.core.messages import Accepted, Delta, Finished, Heartbeat, LoadProgress, TextWork
-from app.core.server_file import RunningServer, held_home
 from app.hub.hub_files import HubToken
 from app.i18n import Catalogs
+from app.machine import descriptors
+from app.machine.server_file import RunningServer, held_home
 from app.models.catalog import FolderCatalog, default_catalog
 from app.models.pairing import Speedups
 from app.serving.auth import ENTRIES, ENTRY_SECONDS, Door, Lockout, OneTimeCodes, authorize

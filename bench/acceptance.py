@@ -24,12 +24,12 @@ from transformers import AutoTokenizer
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep, RowOutcome
 from app.core.unit import DraftSpecification, ModelSpecification
-from app.engine.acceptance import MODES
 from app.engine.drafters import LoadedUnit
 from app.engine.engine import Engine
-from app.engine.loader import load_unit
-from app.engine.opening import open_engine
-from app.engine.prefix_cache import PrefixCache
+from app.engine.loading.loader import load_unit
+from app.engine.loading.opening import open_engine
+from app.engine.prefix.cache import PrefixCache
+from app.engine.sampling.acceptance import MODES
 
 DEMO_MODELS = Path(__file__).resolve().parents[1] / "app" / "demo_models"
 PROMPTS = (
@@ -134,7 +134,7 @@ def expected(unit: LoadedUnit, texts: Sequence[tuple[int, list[int]]], temperatu
     for prompt, text in texts:
         tokens = mx.array([text])
         logits = [model(tokens)[0, prompt - 1 : -1].astype(mx.float32) for model in (unit.target, unit.drafts[0].model)]
-        target, draft = (np.array(mx.softmax(one / temperature, axis=-1), dtype=np.float64) for one in logits)
+        target, draft = (np.array(mx.softmax(scores / temperature, axis=-1), dtype=np.float64) for scores in logits)
         rejection.extend(np.minimum(target, draft).sum(axis=-1))
         for p, q in zip(target, draft, strict=True):
             likely = np.argsort(-np.minimum(p, q))[:64]
@@ -189,7 +189,7 @@ def main() -> None:
             engine = Engine(parts.runner, parts.drafters, parts.limits, PrefixCache(0), acceptance=mode)
             counts, texts = measure(engine, prompts, tokenizer.eos_token_id, temperature, args)
             pairs = [list(zip(text, wanted, strict=False)) for (_, text), (_, wanted) in zip(texts, plain, strict=True)]
-            parted = sum(any(one != other for one, other in pair) for pair in pairs)
+            parted = sum(any(token != other for token, other in pair) for pair in pairs)
             print(f"| {temperature:g} | {mode} | {counts.cells()} | {parted} |", flush=True)
 
 

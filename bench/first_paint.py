@@ -56,8 +56,8 @@ def main() -> None:
                 response = client.get(page)
                 seconds.append(time.perf_counter() - began)
             times = {"first": seconds[0], "median": statistics.median(seconds), "worst": max(seconds)}
-            told = ", ".join(f"{name} {1000 * each:.0f} ms" for name, each in times.items())
-            print(f"{page}: {response.status_code}, {told}, {len(response.content) / 1000:.0f} kB")
+            timings = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in times.items())
+            print(f"{page}: {response.status_code}, {timings}, {len(response.content) / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -81,8 +81,8 @@ def main() -> None:
         server.communicate()
     p99 = added[int(0.99 * len(added))]
     figures = {"median": statistics.median(added), "p99": p99, "worst": added[-1]}
-    told = ", ".join(f"{name} {1000 * each:.1f} ms" for name, each in figures.items())
-    print(f"{len(added)} requests of {CLIENTS} clients, {STEPS} tokens each, all whole: added {told}")
+    timings = ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in figures.items())
+    print(f"{len(added)} requests of {CLIENTS} clients, {STEPS} tokens each, all whole: added {timings}")
     sys.exit(p99 > BOUND_SECONDS)
 
 

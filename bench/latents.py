@@ -15,7 +15,7 @@ prepare()
 import mlx.core as mx  # noqa: E402
 from mlx_lm.models import deepseek_v3  # noqa: E402
 
-from app.engine import attention  # noqa: E402
+from app.engine.caches import attention  # noqa: E402
 from app.engine.runner import Runner  # noqa: E402
 from tests.engine.tiny_families import configuration  # noqa: E402
 
@@ -52,12 +52,12 @@ def main() -> int:
             for way, attention.LATENT_QUERIES in WAYS.items():
                 seen[way].append(verify(runner, width))
         runner.release("a")
-        seconds = {way: statistics.median(each[0] for each in told) for way, told in seen.items()}
+        seconds = {way: statistics.median(measured[0] for measured in runs) for way, runs in seen.items()}
         ratio = statistics.median(
             new[0] / old[0] for old, new in zip(seen["keys and values"], seen["latents"], strict=True)
         )
-        peaks = {way: max(each[1] for each in told) / 1e6 for way, told in seen.items()}
-        old, new = (told[-1][2] for told in seen.values())
+        peaks = {way: max(measured[1] for measured in runs) / 1e6 for way, runs in seen.items()}
+        old, new = (runs[-1][2] for runs in seen.values())
         distance = float(mx.max(mx.abs(old - new)) / mx.max(mx.abs(old)))
         cells = "   ".join(f"{seconds[way]:8.3f} {peaks[way]:8.0f}" for way in WAYS)
         print(f"{context:7}  {width:5}  {cells}   {ratio:.3f}   {distance:.1e}", flush=True)

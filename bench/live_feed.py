@@ -45,11 +45,11 @@ def server(furnish: Callable[[Path], None] = lambda _home: None) -> Iterator[tup
                 process.wait(30)
 
 
-async def look(client: httpx2.AsyncClient, topics: str, told: list[int]) -> None:
+async def look(client: httpx2.AsyncClient, topics: str, sizes: list[int]) -> None:
     """Act as one tab: read until cancelled, and count bytes."""
     async with client.stream("GET", f"/admin/api/live?topics={topics}", timeout=None) as response:
         async for chunk in response.aiter_bytes():
-            told.append(len(chunk))  # noqa: PERF401 - read by the other task as it grows
+            sizes.append(len(chunk))  # noqa: PERF401 - read by the other task as it grows
 
 
 async def generate(client: httpx2.AsyncClient) -> None:
@@ -66,10 +66,10 @@ async def measure(
 ) -> tuple[float, float]:
     """Return the share of one core that the server used, and the bytes per second for one tab."""
     topics = ",".join(set(TOPICS_OF_A_PAGE) & set((await client.get("/admin/api/live/topics")).json()["topics"]))
-    told: list[int] = []
-    looking = [asyncio.create_task(look(client, topics, told)) for _ in range(tabs)]
+    sizes: list[int] = []
+    looking = [asyncio.create_task(look(client, topics, sizes)) for _ in range(tabs)]
     await asyncio.sleep(2)
-    told.clear()
+    sizes.clear()
     before, began = process.cpu_times(), time.perf_counter()
     await asyncio.sleep(seconds)
     after, passed = process.cpu_times(), time.perf_counter() - began
@@ -77,7 +77,7 @@ async def measure(
         task.cancel()
     await asyncio.gather(*looking, return_exceptions=True)
     used = (after.user + after.system) - (before.user + before.system)
-    return used / passed, sum(told) / max(tabs, 1) / passed
+    return used / passed, sum(sizes) / max(tabs, 1) / passed
 
 
 async def main(seconds: float) -> None:

@@ -86,10 +86,10 @@ def main() -> None:
     for slots, spent in masks.items():
         mean = statistics.mean(spent)
         worst = max(worst, mean / step)
-        told = (
+        figures = (
             f"mean {1000 * mean:.2f} ms, median {1000 * statistics.median(spent):.2f} ms, worst {1000 * max(spent):.2f}"
         )
-        print(f"{slots} slots: {told} ms; {mean / step:.2%} of a step of {1000 * step:.0f} ms")
+        print(f"{slots} slots: {figures} ms; {mean / step:.2%} of a step of {1000 * step:.0f} ms")
     sys.exit(worst > BOUND)
 
 

@@ -52,9 +52,13 @@ class Scale:
 
 def as_svg(report: Report, title: str) -> str:
     """Draw the plot, with the range of each speed; cells of other contexts, or without drafting, are left out."""
-    cells = [each for each in report.cells if each.context == MAIN.context and any(map(_drafts, each.settings))]
+    cells = [
+        candidate
+        for candidate in report.cells
+        if candidate.context == MAIN.context and any(map(_drafts, candidate.settings))
+    ]
     cells.sort(key=lambda cell: cell.rows)
-    methods = sorted({each.method for cell in cells for each in cell.settings if _drafts(each)})
+    methods = sorted({figures.method for cell in cells for figures in cell.settings if _drafts(figures)})
     columns = 1 if len(cells) < 2 else 2
     width = PANEL_WIDTH * columns
     legend = list(_legend(methods, width))
@@ -82,17 +86,19 @@ def _drafts(figures: Figures) -> int:
 
 
 def _panel(cell: CellReport, methods: Sequence[str]) -> Iterator[str]:
-    lengths = tuple(sorted({each.num_draft_tokens for each in cell.settings if _drafts(each)}))
-    highest = max(each.fastest for each in cell.settings)
+    lengths = tuple(sorted({figures.num_draft_tokens for figures in cell.settings if _drafts(figures)}))
+    highest = max(figures.fastest for figures in cell.settings)
     step = _nice_step(highest)
     scale = Scale(lengths, step * math.ceil(highest / step))
     yield f'<text class="panel" x="{LEFT}" y="20">{cell.rows} {"request" if cell.rows == 1 else "requests"}</text>'
     yield from _axes(scale, step)
     for setting, kind in ((PLAIN, "plain"), (GOVERNOR, "governor")):
-        if (found := cell.find(setting.name)) is not None:
-            yield f'<path class="{kind}" d="M{LEFT} {scale.y(found.tokens_per_second):.1f}H{PANEL_WIDTH - RIGHT}"/>'
+        if (measured := cell.find(setting.name)) is not None:
+            yield f'<path class="{kind}" d="M{LEFT} {scale.y(measured.tokens_per_second):.1f}H{PANEL_WIDTH - RIGHT}"/>'
     for number, method in enumerate(methods):
-        yield from _line(sorted((each for each in cell.settings if each.method == method), key=_drafts), scale, number)
+        yield from _line(
+            sorted((figures for figures in cell.settings if figures.method == method), key=_drafts), scale, number
+        )
 
 
 def _axes(scale: Scale, step: float) -> Iterator[str]:
@@ -114,11 +120,11 @@ def _line(line: Sequence[Figures], scale: Scale, number: int) -> Iterator[str]:
     if not line:
         return
     colour = f"var(--line-{number % COLOURS})"
-    places = [(scale.x(each.num_draft_tokens), scale.y(each.tokens_per_second)) for each in line]
+    places = [(scale.x(figures.num_draft_tokens), scale.y(figures.tokens_per_second)) for figures in line]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     yield f'<polyline class="line" stroke="{colour}" points="{path}"/>'
-    for each, (x, y) in zip(line, places, strict=True):
-        yield f'<path stroke="{colour}" d="M{x:.1f} {scale.y(each.slowest):.1f}V{scale.y(each.fastest):.1f}"/>'
+    for measured, (x, y) in zip(line, places, strict=True):
+        yield f'<path stroke="{colour}" d="M{x:.1f} {scale.y(measured.slowest):.1f}V{scale.y(measured.fastest):.1f}"/>'
         yield _mark(x, y, number, colour)
 
 

@@ -87,12 +87,12 @@ def trace(engine: Engine, method: str, prompt: Sequence[int], count: int, sampli
 
 def confidences(engine: Engine, prompt: Sequence[int], count: int, sampling: SamplingParameters) -> list[int]:
     """Return the target's confidence at each position, in thousandths."""
-    text, told = Text(engine, "confidences", prompt, sampling), list[float]()
+    text, values = Text(engine, "confidences", prompt, sampling), list[float]()
     text.read()
-    while len(told) < count:
-        told += text.step("off", 0).confidences
+    while len(values) < count:
+        values += text.step("off", 0).confidences
     text.end()
-    return [round(1_000 * each) for each in told]
+    return [round(1_000 * value) for value in values]
 
 
 def record(model: LoadedModel) -> Iterator[dict[str, Any]]:
@@ -216,7 +216,7 @@ def main() -> None:
             workloads += record(model)
         model.close()
     order = [workload.name for workload in WORKLOADS]
-    workloads = sorted(workloads, key=lambda each: order.index(each["name"])) or kept.get("workloads", [])
+    workloads = sorted(workloads, key=lambda workload: order.index(workload["name"])) or kept.get("workloads", [])
     TRACES.write_text(json.dumps({"models": models, "workloads": workloads}, indent=0) + "\n")
 
 

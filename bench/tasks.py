@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from app.core.request import Request, SamplingParameters
 from app.engine.engine import Engine
-from app.engine.opening import open_engine
+from app.engine.loading.opening import open_engine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "demo_models"))
 from samples import Sample
@@ -45,7 +45,7 @@ SIDES = (
 def asked(sample: Sample) -> Sequence[dict[str, Any]]:
     """Return the messages before the first answer if the sample has tools, or else before the last one."""
     if sample.tools:
-        return sample.messages[: next(at for at, one in enumerate(sample.messages) if one["role"] == "assistant")]
+        return sample.messages[: next(at for at, turn in enumerate(sample.messages) if turn["role"] == "assistant")]
     return sample.messages[:-1]
 
 
@@ -73,12 +73,12 @@ def measure(side: Side, tasks: Sequence[str], prompts: int) -> dict[str, Counts]
         DEMO_MODELS / side.target, DEMO_MODELS / side.draft, "draft_model" if side.method == "ngram" else side.method
     )
     engine, tokenizer = open_engine(unit), AutoTokenizer.from_pretrained(DEMO_MODELS / side.target)
-    found = {}
+    by_task = {}
     for task in tasks:
-        found[task] = count_task(engine, tokenizer, side, task, prompts)
+        by_task[task] = count_task(engine, tokenizer, side, task, prompts)
         print(f"{side.method}: {task}", file=sys.stderr, flush=True)
     engine.close()
-    return found
+    return by_task
 
 
 def cell(counts: Counts) -> str:
@@ -88,9 +88,9 @@ def cell(counts: Counts) -> str:
     return f"{1 + counts.accepted / counts.cycles:.2f} ({counts.first_accepted / counts.cycles:.0%})"
 
 
-def mean(found: dict[str, Counts]) -> str:
+def mean(by_task: dict[str, Counts]) -> str:
     """Format the mean over the tasks in which something was drafted."""
-    drafted = [counts for counts in found.values() if counts.cycles]
+    drafted = [counts for counts in by_task.values() if counts.cycles]
     tokens = sum(1 + counts.accepted / counts.cycles for counts in drafted) / len(drafted)
     first = sum(counts.first_accepted / counts.cycles for counts in drafted) / len(drafted)
     return f"**{tokens:.2f}** ({first:.0%})"
@@ -103,12 +103,12 @@ def main() -> None:
     arguments = parser.parse_args()
     tasks = (*TASKS, "follow-ups", "tool calls")
     sides = [side for side in SIDES if not arguments.method or side.method in arguments.method]
-    found = [measure(side, tasks, arguments.prompts) for side in sides]
+    results = [measure(side, tasks, arguments.prompts) for side in sides]
     print("| task | " + " | ".join(f"`{side.method}`, {side.drafts} drafts" for side in sides) + " |")
     print("|---|" + "---:|" * len(sides))
     for task in tasks:
-        print(f"| {task} | " + " | ".join(cell(each[task]) for each in found) + " |")
-    print("| **mean** | " + " | ".join(mean(each) for each in found) + " |")
+        print(f"| {task} | " + " | ".join(cell(result[task]) for result in results) + " |")
+    print("| **mean** | " + " | ".join(mean(result) for result in results) + " |")
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ class Watched:
 
 
 def run(
-    told: str,
+    name: str,
     *,
     rows: int = ROWS,
     prompt: int = 4,
@@ -114,8 +114,8 @@ def run(
             for row in range(rows)
         )
     )
-    seconds = [1000 * each for each in watched.seconds]
-    print(f"| {told} | {rows} | {seconds[0]:.0f} | {statistics.median(seconds):.0f} | {max(seconds):.0f} |", flush=True)
+    seconds = [1000 * pause for pause in watched.seconds]
+    print(f"| {name} | {rows} | {seconds[0]:.0f} | {statistics.median(seconds):.0f} | {max(seconds):.0f} |", flush=True)
     return max(watched.seconds)
 
 
@@ -125,14 +125,14 @@ def main() -> int:
         TokenTable(pieces=pieces(), stop_token_ids=frozenset({VOCABULARY_SIZE - 1}), vocabulary_size=VOCABULARY_SIZE)
     )
     print("| what | rows | first step, ms | median, ms | longest, ms |\n|---|---:|---:|---:|---:|")
-    longest = [run(told, **sampling) for told, sampling in SAMPLINGS.items()]
+    longest = [run(name, **sampling) for name, sampling in SAMPLINGS.items()]
     longest.append(run("prompts of 512 tokens, scored", prompt=512, scores_prompt=True, top_logprobs=20))
     run("penalties over 20,000 tokens", rows=1, prompt=LONG_PROMPT, **SAMPLINGS["penalties"])
-    for told, wish in GRAMMARS.items():
+    for label, wish in GRAMMARS.items():
         asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
         grammar = answer_grammar(asked, NO_DIALECT)
         constraint = AnswerConstraint(vocabulary, vocabulary.enforce(grammar.text), None) if grammar else None
-        longest.append(run(told, constraint=constraint, temperature=1.0))
+        longest.append(run(label, constraint=constraint, temperature=1.0))
     return int(max(longest) > BOUND_SECONDS)
 
 

@@ -32,7 +32,7 @@ class Campaign:
 
     console: Console
     chance: random.Random
-    found: dict[Attack, Findings] = field(default_factory=dict)
+    findings: dict[Attack, Findings] = field(default_factory=dict)
     remembered: dict[str, list[Memory]] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
 
@@ -44,36 +44,41 @@ class Campaign:
                 await server.start()
                 await self._take_turns(leg, attacks, time.monotonic() + seconds, server, hub)
             finally:
-                await server.stop()
+                ended_by_itself = await server.stop()
+                quiet = self.findings.setdefault(QUIET, Findings())
+                quiet.expect(ended_by_itself, f"the server of the leg {leg} had to be killed at its end")
 
     async def _take_turns(
         self, leg: str, attacks: tuple[Attack, ...], ends_at: float, server: Server, hub: StandInHub
     ) -> None:
         spent: dict[str, float] = {}
-        first = [QUIET] * (0 if self.found else FIRST_QUIET_TURNS)
+        first = [QUIET] * (0 if self.findings else FIRST_QUIET_TURNS)
         while time.monotonic() < ends_at or len(spent) < len(attacks):
             attack, began = first.pop() if first else next_attack(attacks, spent), time.monotonic()
-            found = await take_turn(attack, server, hub, self.chance)
-            self.found.setdefault(attack, Findings()).add(found)
+            findings = await take_turn(attack, server, hub, self.chance)
+            self.findings.setdefault(attack, Findings()).add(findings)
             for process, memory in server.memory().items():
                 self.remembered.setdefault(f"{leg}: {process}", []).append(memory)
             spent[attack.name] = spent.get(attack.name, 0.0) + time.monotonic() - began
-            self._tell(attack, found)
+            self._tell(attack, findings)
 
-    def _tell(self, attack: Attack, found: Findings) -> None:
+    def _tell(self, attack: Attack, result: Findings) -> None:
         times = ", ".join(
-            f"{what} {max(each).seconds:.2f} s {max(each).about}".strip() for what, each in found.times.items()
+            f"{what} {max(measured).seconds:.2f} s {max(measured).about}".strip()
+            for what, measured in result.times.items()
         )
         minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
-        told = f"{minutes:3d}:{seconds:02d} {attack.name}: {found.tried} tried, {len(found.failures)} failed, {times}"
-        self.console.print("\n       ".join([told, *found.failures[:3]]), markup=False, highlight=False, soft_wrap=True)
+        line = f"{minutes:3d}:{seconds:02d} {attack.name}: {result.tried} tried, {len(result.failures)} failed, {times}"
+        self.console.print(
+            "\n       ".join([line, *result.failures[:3]]), markup=False, highlight=False, soft_wrap=True
+        )
 
     def conclude(self) -> int:
         """Print the tables and the broken promises; return the exit code."""
-        quiet = self.found.get(QUIET, Findings()).times.get(SILENCE, ())
-        slow = slowness([each.seconds for each in quiet])
-        self.console.print(as_table(self.found, slow), memory_table(self.remembered))
-        broken = verdict(self.found, self.remembered, slow)
+        quiet = self.findings.get(QUIET, Findings()).times.get(SILENCE, ())
+        slow = slowness([timed.seconds for timed in quiet])
+        self.console.print(as_table(self.findings, slow), memory_table(self.remembered))
+        broken = verdict(self.findings, self.remembered, slow)
         for line in broken:
             self.console.print(f"Broken: {line}", markup=False, highlight=False, soft_wrap=True)
         return 1 if broken else 0
@@ -90,7 +95,7 @@ def list_attacks() -> Table:
 async def run(campaign: Campaign, legs: dict[str, tuple[Attack, ...]], minutes: float) -> None:
     """Run every leg for its share of the time."""
     for leg, attacks in legs.items():
-        share = SHARES[leg] / sum(SHARES[each] for each in legs)
+        share = SHARES[leg] / sum(SHARES[other] for other in legs)
         await campaign.attack(leg, attacks, share * minutes * MINUTE_SECONDS)
 
 

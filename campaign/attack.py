@@ -29,7 +29,7 @@ class Arena:
     key: str
     hub: StandInHub
     chance: random.Random
-    found: Findings
+    findings: Findings
     steps: list[tuple[float, str]] = field(default_factory=list)
     """Steps of the attack, each with the moment at which it began."""
 
@@ -64,45 +64,45 @@ def next_attack(attacks: Sequence[Attack], spent_seconds: Mapping[str, float]) -
 
 async def take_turn(attack: Attack, server: Server, hub: StandInHub, chance: random.Random) -> Findings:
     """Take one turn and return its findings. A server that had to be restarted first is a failure."""
-    found = Findings()
+    findings = Findings()
     if not await server.is_ready(READY_SECONDS):
-        found.failures.append(f"the server is not ready after {READY_SECONDS:.0f} s, and is started anew")
+        findings.failures.append(f"the server is not ready after {READY_SECONDS:.0f} s, and is started anew")
         await server.stop()
         await server.start()
     try:
         await server.revoke_keys()  # of earlier turns: there may be 200
         async with honest_stream(server.address, await server.new_key()) as honest:
             if await honest.speaks():
-                await strike(attack, Arena(server, await server.new_key(), hub, chance, found), honest)
+                await strike(attack, Arena(server, await server.new_key(), hub, chance, findings), honest)
             else:
-                found.failures.append(f"the honest stream does not begin: {honest.last}")
-        found.failures += await released(server)
+                findings.failures.append(f"the honest stream does not begin: {honest.last}")
+        findings.failures += await released(server)
     except (RuntimeError, httpx2.TransportError) as error:
-        found.failures.append(f"the turn broke off: {error!r}")
-    return found
+        findings.failures.append(f"the turn broke off: {error!r}")
+    return findings
 
 
 async def strike(attack: Attack, arena: Arena, honest: HonestStream) -> None:
     """Run the attack itself while the honest stream is observed."""
-    found, since = arena.found, time.monotonic()
+    findings, since = arena.findings, time.monotonic()
     arena.server.new_tracebacks()
     try:
         async with asyncio.timeout(TURN_SECONDS):
             await attack.turn(arena)
     except TimeoutError:
-        found.failures.append(f"not over after {TURN_SECONDS:.0f} s")
+        findings.failures.append(f"not over after {TURN_SECONDS:.0f} s")
     finally:
         seconds, began = honest.silence(since, time.monotonic())
-        found.took(SILENCE, seconds, next((step for moment, step in reversed(arena.steps) if moment <= began), ""))
+        findings.took(SILENCE, seconds, next((step for moment, step in reversed(arena.steps) if moment <= began), ""))
     ends = [end for end in honest.ends(since) if not end.startswith(attack.may_end)]
-    found.failures += [f"the honest stream: {end}" for end in ends[:1]]
-    found.expect(not (many := arena.server.new_tracebacks()), f"{many} tracebacks in the log")
+    findings.failures += [f"the honest stream: {end}" for end in ends[:1]]
+    findings.expect(not (many := arena.server.new_tracebacks()), f"{many} tracebacks in the log")
 
 
 async def released(server: Server) -> list[str]:
-    """Release models from quarantine for the next attack, and return why they were there."""
+    """Release models from quarantine for the next attack; return why they were there, or why that is not known."""
     if not await server.is_ready(READY_SECONDS):
-        return []
+        return [f"the server is not ready {READY_SECONDS:.0f} s after the turn"]
     blamed = (await server.call("GET", "/api/status"))["quarantined"]
     for model in blamed:
         await server.call("POST", "/api/release", {"model": model})

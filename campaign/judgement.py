@@ -116,18 +116,18 @@ def slowness(quiet: Sequence[float]) -> float:
 
 def missed(promises: Mapping[str, Promise], times: Mapping[str, Sequence[Timed]], slow: float) -> list[str]:
     """List the promises of seconds that do not hold on a machine slower by `slow`."""
-    found = []
+    problems = []
     for what, promise in promises.items():
         own = times.get(what) or (Timed(0.0),)
         for name, timed, promised in (
-            ("median", Timed(median(each.seconds for each in own)), promise.median_seconds),
+            ("median", Timed(median(measured.seconds for measured in own)), promise.median_seconds),
             ("worst", max(own), promise.worst_seconds),
         ):
             if timed.seconds > promised * slow:
                 about = f" ({timed.about})" if timed.about else ""
                 allowed = f"promised {promised:g} s, allowed here {promised * slow:.2f} s"
-                found.append(f"{what}, {name}: {timed.seconds:.2f} s{about}, {allowed}")
-    return found
+                problems.append(f"{what}, {name}: {timed.seconds:.2f} s{about}, {allowed}")
+    return problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,6 @@ class Memory:
 
 def growth_bytes(samples: Sequence[Memory]) -> int:
     """Return the growth of a process since half of its time; 0 if it is flat or has too few samples."""
-    own = [each.resident_bytes for each in samples if each.process_id == samples[-1].process_id]
+    own = [sample.resident_bytes for sample in samples if sample.process_id == samples[-1].process_id]
     half, end = own[(len(own) - 1) // 2], own[-1]
     return end - half if len(own) >= LEAST_SAMPLES and end - half > GROWTH_SHARE * half + GROWTH_BYTES else 0

@@ -68,5 +68,5 @@ def chosen_legs(names: Sequence[str]) -> dict[str, tuple[Attack, ...]]:
     known = [attack.name for attacks in LEGS.values() for attack in attacks]
     if unknown := sorted(set(names) - set(known)):
         raise ValueError(f"no attack is called {', '.join(unknown)}; there are {', '.join(dict.fromkeys(known))}")
-    wanted = {leg: [each for each in attacks if each.name in names or not names] for leg, attacks in LEGS.items()}
+    wanted = {leg: [attack for attack in attacks if attack.name in names or not names] for leg, attacks in LEGS.items()}
     return {leg: tuple(dict.fromkeys([QUIET, *attacks])) for leg, attacks in wanted.items() if attacks}

@@ -57,8 +57,8 @@ class Server:
             "PACELINE_PREFIX_CACHE_MEMORY": str(PREFIX_BYTES),
             "PACELINE_PREFIX_CACHE_DISK": "0.1",
         }
-        for each in (self.home, self.downloads):
-            each.mkdir(parents=True)
+        for place in (self.home, self.downloads):
+            place.mkdir(parents=True)
         self._tracebacks = 0
         self._process: asyncio.subprocess.Process | None = None
 
@@ -73,12 +73,12 @@ class Server:
             signal_to(self._process, signal.SIGKILL)
             await self._process.wait()
 
-    async def stop(self) -> None:
-        """Shut it down, and kill the processes that are left."""
+    async def stop(self) -> bool:
+        """Shut it down, and kill the processes that are left; return whether it ended by itself, and in time."""
         family = self.family()
-        if self._process is not None:
-            await end(self._process)
+        code = await end(self._process) if self._process is not None else 0
         kill_all(family)
+        return code != -signal.SIGKILL
 
     def family(self) -> list[psutil.Process]:
         """Return the server and all its descendants."""
@@ -90,17 +90,17 @@ class Server:
 
     def worker(self) -> psutil.Process | None:
         """Return the process that runs the models, or None while there is none."""
-        return next((each for each in self.family() if "app.worker.process" in _words(each)), None)
+        return next((process for process in self.family() if "app.worker.process" in _words(process)), None)
 
     def memory(self) -> dict[str, Memory]:
         """Return the memory of server, worker, and all text processes together; short-lived processes are left out."""
         held: dict[str, Memory] = {}
-        for each in self.family():
-            words = _words(each)
+        for process in self.family():
+            words = _words(process)
             for name in (role for part, role in ROLES.items() if part in words):
-                before = held.get(name, Memory(each.pid, 0))
+                before = held.get(name, Memory(process.pid, 0))
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    held[name] = Memory(before.process_id, before.resident_bytes + each.memory_info().rss)
+                    held[name] = Memory(before.process_id, before.resident_bytes + process.memory_info().rss)
         return held
 
     def client(self, key: str) -> httpx2.AsyncClient:
@@ -126,8 +126,8 @@ class Server:
 
     async def revoke_keys(self) -> None:
         """Revoke every key that was created through the API."""
-        for each in (await self.call("GET", "/admin/api/keys"))["keys"]:
-            await self.call("DELETE", f"/admin/api/keys/{each['id']}")
+        for key in (await self.call("GET", "/admin/api/keys"))["keys"]:
+            await self.call("DELETE", f"/admin/api/keys/{key['id']}")
 
     async def is_ready(self, seconds: float) -> bool:
         """Return whether it accepts requests within `seconds`."""
@@ -190,9 +190,9 @@ def signal_to(process: asyncio.subprocess.Process, number: signal.Signals) -> No
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
     """Kill the processes that have not ended."""
-    for each in processes:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            each.kill()
+            process.kill()
 
 
 def _words(process: psutil.Process) -> list[str]:

@@ -15,16 +15,16 @@ async def connections(address: str, count: int, receive_bytes: int = 0) -> Async
     opened: list[socket.socket] = []
     try:
         for _ in range(count):
-            each = socket.socket()
-            opened.append(each)
-            each.setblocking(False)  # noqa: FBT003 - the socket module takes it by position only
+            connection = socket.socket()
+            opened.append(connection)
+            connection.setblocking(False)  # noqa: FBT003 - the socket module takes it by position only
             if receive_bytes:
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-            await asyncio.get_running_loop().sock_connect(each, (host, int(port)))
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+            await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
         yield opened
     finally:
-        for each in opened:
-            each.close()
+        for connection in opened:
+            connection.close()
 
 
 def head(method: str, path: str, key: str = "", *more: str) -> bytes:
@@ -45,12 +45,12 @@ async def send(connection: socket.socket, pieces: Iterable[bytes]) -> bool:
 
 async def status(connection: socket.socket, seconds: float) -> int:
     """Return the status of the answer; 0 if the server hung up or did not answer in time."""
-    told = b""
+    received = b""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(seconds):
-            while LINE not in told and (piece := await asyncio.get_running_loop().sock_recv(connection, 4096)):
-                told += piece
-    words = told.split(maxsplit=2)
+            while LINE not in received and (piece := await asyncio.get_running_loop().sock_recv(connection, 4096)):
+                received += piece
+    words = received.split(maxsplit=2)
     return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
 
 

@@ -15,23 +15,23 @@ RETRY_SECONDS = 0.1
 SETTLE_SECONDS = 30.0
 
 
-async def listen(client: httpx2.AsyncClient, body: dict[str, Any], found: Findings, asked: str) -> Sequence[str]:
+async def listen(client: httpx2.AsyncClient, body: dict[str, Any], findings: Findings, asked: str) -> Sequence[str]:
     """Read one stream to its end, count it, and return its ends. A refusal counts as its end."""
     try:
         async with client.stream("POST", CHAT, json=body) as answer:
             if not answer.is_success:
-                found.answered(answer.status_code, answer.headers, await answer.aread(), asked)
+                findings.answered(answer.status_code, answer.headers, await answer.aread(), asked)
                 return ["refused"]
             lines: list[str] = []
             with contextlib.suppress(httpx2.TransportError):
                 async for line in answer.aiter_lines():
                     lines.append(line)  # noqa: PERF401 - keeps the lines before a cut connection
     except httpx2.TransportError as error:
-        found.tried += 1
-        found.failures.append(f"{asked}: no answer ({type(error).__name__})")
+        findings.tried += 1
+        findings.failures.append(f"{asked}: no answer ({type(error).__name__})")
         return []
     ends = ends_of(lines)
-    found.ended(ends, asked)
+    findings.ended(ends, asked)
     return ends
 
 

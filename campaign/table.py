@@ -18,7 +18,7 @@ Found = Mapping[Attack, Findings]
 Remembered = Mapping[str, Sequence[Memory]]
 
 
-def as_table(found: Found, slow: float) -> Table:
+def as_table(by_attack: Found, slow: float) -> Table:
     """Return a table of every attack with its figures."""
     table = Table(title=f"Seconds are {slow:.1f} times those of a quiet machine", title_justify="left")
     table.add_column("Attack")
@@ -26,20 +26,20 @@ def as_table(found: Found, slow: float) -> Table:
         table.add_column(column, justify="right")
     table.add_column("Other times, median / worst, s")
     table.add_column("Promises")
-    for attack, each in found.items():
-        silences = each.times.get(SILENCE, [])
-        others = ", ".join(f"{what} {as_times(times)}" for what, times in each.times.items() if what != SILENCE)
-        verdict = "[red]broken[/]" if broken(attack, each, slow) else "[green]kept[/]"
+    for attack, findings in by_attack.items():
+        silences = findings.times.get(SILENCE, [])
+        others = ", ".join(f"{what} {as_times(times)}" for what, times in findings.times.items() if what != SILENCE)
+        verdict = "[red]broken[/]" if broken(attack, findings, slow) else "[green]kept[/]"
         silence = f"{max(silences).seconds:.2f}" if silences else "–"
         table.add_row(
-            attack.name, str(len(silences)), str(each.tried), str(len(each.failures)), silence, others, verdict
+            attack.name, str(len(silences)), str(findings.tried), str(len(findings.failures)), silence, others, verdict
         )
     return table
 
 
 def as_times(times: Sequence[Timed]) -> str:
     """Format the median and the worst time."""
-    return f"{median(each.seconds for each in times):.2f} / {max(times).seconds:.2f}"
+    return f"{median(timed.seconds for timed in times):.2f} / {max(times).seconds:.2f}"
 
 
 def memory_table(remembered: Remembered) -> Table:
@@ -50,21 +50,21 @@ def memory_table(remembered: Remembered) -> Table:
         table.add_column(column, justify="right")
     for name, samples in remembered.items():
         moments = (samples[0], samples[(len(samples) - 1) // 2], samples[-1])
-        told = [f"{each.resident_bytes / MEGABYTE:.0f}" for each in moments]
-        table.add_row(name, *told)
+        sizes = [f"{moment.resident_bytes / MEGABYTE:.0f}" for moment in moments]
+        table.add_row(name, *sizes)
     return table
 
 
-def broken(attack: Attack, found: Findings, slow: float) -> list[str]:
+def broken(attack: Attack, findings: Findings, slow: float) -> list[str]:
     """List the promises that an attack broke: kinds of failures with their counts, and times."""
-    kinds = Counter(re.sub(r"\d+", "#", failure) for failure in found.failures)
-    examples = {re.sub(r"\d+", "#", failure): failure for failure in reversed(found.failures)}
-    told = [f"{count} × {examples[kind][:MOST_CHARACTERS]}" for kind, count in kinds.most_common(MOST_KINDS)]
+    kinds = Counter(re.sub(r"\d+", "#", failure) for failure in findings.failures)
+    examples = {re.sub(r"\d+", "#", failure): failure for failure in reversed(findings.failures)}
+    shown = [f"{count} × {examples[kind][:MOST_CHARACTERS]}" for kind, count in kinds.most_common(MOST_KINDS)]
     more = [f"{len(kinds) - MOST_KINDS} more kinds"] if len(kinds) > MOST_KINDS else []
-    return [f"{attack.name}: {each}" for each in [*told, *more, *missed(attack.promises, found.times, slow)]]
+    return [f"{attack.name}: {line}" for line in [*shown, *more, *missed(attack.promises, findings.times, slow)]]
 
 
-def verdict(found: Found, remembered: Remembered, slow: float) -> list[str]:
+def verdict(by_attack: Found, remembered: Remembered, slow: float) -> list[str]:
     """List every broken promise; an empty list is success."""
     grown = {name: growth_bytes(samples) for name, samples in remembered.items()}
     leaks = [
@@ -72,4 +72,4 @@ def verdict(found: Found, remembered: Remembered, slow: float) -> list[str]:
         for name, grown_bytes in grown.items()
         if grown_bytes
     ]
-    return [line for attack, each in found.items() for line in broken(attack, each, slow)] + leaks
+    return [line for attack, findings in by_attack.items() for line in broken(attack, findings, slow)] + leaks

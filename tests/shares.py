@@ -18,7 +18,7 @@ def one_in(share: int, *axes: Sequence[Any]) -> list[Any]:
     marks = [(), LANDING, *[(pytest.mark.soak,)] * (share - 2)]
     ways = [[*enumerate(places)] for places in product(*map(range, map(len, axes)))]
     turns = [sum(place for _, place in way) % share for way in ways]
-    first = {each for way, turn in zip(ways, turns, strict=True) if turn == 0 for each in way}
+    first = {value for way, turn in zip(ways, turns, strict=True) if turn == 0 for value in way}
     if len(axes) > 1 and len(first) < sum(map(len, axes)):
         raise ValueError(f"one in {share} leaves out a value of an axis")
     return [

@@ -62,8 +62,8 @@ def write_smollm2(gguf: Path, folder: Path) -> None:
 
 def _name(name: str) -> str:
     stem, kind = name.rsplit(".", 1)
-    if found := re.fullmatch(r"blk\.(\d+)\.(.+)", stem):
-        return f"model.layers.{found[1]}.{LAYER[found[2]]}.{kind}"
+    if match := re.fullmatch(r"blk\.(\d+)\.(.+)", stem):
+        return f"model.layers.{match[1]}.{LAYER[match[2]]}.{kind}"
     return f"{TOP[stem]}.{kind}"
 
 

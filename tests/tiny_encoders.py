@@ -156,8 +156,8 @@ def write_tiny_encoder(
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer_of(kind).save(str(folder / "tokenizer.json"))
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    told = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": CONTEXT_TOKENS, **names}
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": CONTEXT_TOKENS, **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     if pooling is not None:
         told_modules = [
             {"idx": place, "name": str(place), "path": "", "type": f"sentence_transformers.models.{name}"}
@@ -217,7 +217,7 @@ def _modern_states(config: dict[str, Any], weights: Weights, tokens: Sequence[in
         sees_all = layer % 3 == 0
         normed = _norm(x, weights[f"{start}attn_norm.weight"]) if layer else x
         queries, keys, values = np.split(normed @ weights[f"{start}attn.Wqkv.weight"].T, 3, axis=1)
-        queries, keys = (_rotated(each, THETAS[sees_all]) for each in (queries, keys))
+        queries, keys = (_rotated(states, THETAS[sees_all]) for states in (queries, keys))
         reach = len(tokens) if sees_all else REACH
         seen = _attention(queries, keys, values, lambda query, key, reach=reach: abs(query - key) <= reach)
         x = x + seen @ weights[f"{start}attn.Wo.weight"].T
@@ -259,7 +259,7 @@ def _rotated(x: Array, theta: float) -> Array:
         for head in range(HEADS):
             for number in range(half):
                 angle = place * theta ** (-2 * number / size)
-                one, other = head * size + number, head * size + number + half
-                out[place, one] = x[place, one] * math.cos(angle) - x[place, other] * math.sin(angle)
-                out[place, other] = x[place, other] * math.cos(angle) + x[place, one] * math.sin(angle)
+                first, second = head * size + number, head * size + number + half
+                out[place, first] = x[place, first] * math.cos(angle) - x[place, second] * math.sin(angle)
+                out[place, second] = x[place, second] * math.cos(angle) + x[place, first] * math.sin(angle)
     return out

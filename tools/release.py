@@ -105,12 +105,12 @@ def wheels(requirements: Sequence[str], platform: str) -> dict[str, Wheel]:
 
 def wheels_of(report: Mapping[str, Any]) -> dict[str, Wheel]:
     """Out of pip's installation report (version 1)."""
-    found = {}
-    for each in report["install"]:
-        origin = each["download_info"]
-        name = canonicalize_name(str(each["metadata"]["name"]))
-        found[name] = Wheel(name, origin["url"], origin["archive_info"]["hashes"]["sha256"])
-    return found
+    by_name = {}
+    for package in report["install"]:
+        origin = package["download_info"]
+        name = canonicalize_name(str(package["metadata"]["name"]))
+        by_name[name] = Wheel(name, origin["url"], origin["archive_info"]["hashes"]["sha256"])
+    return by_name
 
 
 def formula(url: str, sha256: str, homepage: str, by_platform: Mapping[str, Mapping[str, Wheel]]) -> str:
@@ -118,8 +118,8 @@ def formula(url: str, sha256: str, homepage: str, by_platform: Mapping[str, Mapp
     first, *others = by_platform.values()
     shared = {name for name, wheel in first.items() if all(other.get(name) == wheel for other in others)}
     resources = [first[name].stanza("  ") for name in sorted(shared)]
-    for platform, found in by_platform.items():
-        own = [found[name].stanza("    ") for name in sorted(found.keys() - shared)]
+    for platform, by_name in by_platform.items():
+        own = [by_name[name].stanza("    ") for name in sorted(by_name.keys() - shared)]
         if own:
             resources.append("\n".join([f"  {SYSTEMS[platform][1]} do", "\n\n".join(own), "  end"]))
     oldest = SYSTEMS[next(iter(by_platform))][0]
@@ -197,9 +197,9 @@ def main(words: Sequence[str]) -> int:
             print(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), asked.tag, __version__), end="")
         else:
             lock = list(locked_for_macos((ROOT / "requirements-desktop.lock").read_text(encoding="utf-8")))
-            found = {platform: wheels(lock, platform) for platform in SYSTEMS}
+            by_platform = {platform: wheels(lock, platform) for platform in SYSTEMS}
             sha256 = hashlib.sha256(asked.wheel.read_bytes()).hexdigest()
-            print(formula(asked.url, sha256, asked.homepage, found), end="")
+            print(formula(asked.url, sha256, asked.homepage, by_platform), end="")
     except (NotReady, OSError) as error:
         print(error, file=sys.stderr)
         return 1

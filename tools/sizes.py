@@ -11,8 +11,9 @@ from pathlib import Path
 
 APP = Path(__file__).resolve().parents[1] / "app"
 BUDGETS = {
-    "(app)": 1_600,
-    "core": 2_400,
+    "(app)": 1_800,
+    "core": 1_700,
+    "machine": 700,
     "models": 2_900,
     "engine": 6_700,
     "scheduler": 1_750,

@@ -16,7 +16,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from app.admin.context import Admin, AdminContext
-from app.core.coding_agents import AGENTS, CodingAgent, Place, as_text
+from app.coding_agents import AGENTS, CodingAgent, Place, as_text
 
 FOLDER = Path(__file__).parent / "clients"
 KEY_VARIABLE = "PACELINE_API_KEY"

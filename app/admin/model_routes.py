@@ -16,7 +16,7 @@ from pydantic import Field
 from app.admin.context import Admin, AdminContext
 from app.admin.settings_routes import OPTION_WORDS, sound_models
 from app.core.errors import ModelNotFound
-from app.core.prefix_files import clear_prompts, kept_prompts
+from app.machine.prefix_files import clear_prompts, kept_prompts
 from app.models.drafters import METHOD_NAMES
 from app.serving.auth import SESSION
 from app.serving.document import problems

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from app.admin.context import Admin, AdminContext
 from app.core.errors import StoreUnavailable
 from app.core.reason import reason_object
-from app.core.request import Past
+from app.core.request import OFF, Past
 from app.serving.document import problems
 from app.serving.errors import Rejected
 from app.serving.gate import Body, Sent
@@ -211,7 +211,7 @@ def past_object(past: Past) -> dict[str, Any]:
         "prompt_tokens": _number(usage, "prompt_tokens"),
         "completion_tokens": _number(usage, "completion_tokens"),
         "tokens_per_second": round(_number(_part(past.figures, "timings"), "predicted_per_second"), 1),
-        "method": speculation.get("method", "off"),
+        "method": speculation.get("method", OFF),
         "drafted": drafted,
         "acceptance": round(_number(speculation, "accepted") / drafted, 3) if drafted else None,
         **{name: speculation.get(name) for name in ("reason", "reason_code", "reason_values")},

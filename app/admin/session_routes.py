@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
 from app.core.errors import InvalidRequest
-from app.core.own_files import own_files
+from app.machine.own_files import own_files
 from app.models.safe_files import write_privately
 from app.serving.auth import ADMIN_JSON, COOKIE, ENTRY_SECONDS, VALID_SECONDS, Door, identity_of, is_from_here, place_of
 from app.serving.document import problems

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from app import __version__
-from app.core.installation import newer_version, this_installation
+from app.machine.installation import newer_version, this_installation
 
 Outcome = Literal["", "unreachable", "newer", "latest"]
 """Outcome of the last check; empty: there was none, or none is allowed."""

@@ -25,10 +25,10 @@ from app.api.ignored import ignored, ignored_fields
 from app.api.structured import GUIDED, format_grammar, wished_grammar
 from app.core.errors import InvalidRequest, SpeculationUnavailable
 from app.core.messages import Generate
-from app.core.request import Grammar, Notice, SamplingParameters, SpeculationRequest
+from app.core.request import AUTO, OFF, Grammar, Notice, SamplingParameters, SpeculationRequest
 from app.core.unit import UNSAID, ModelSpecification, Stay
 from app.model_settings import ModelSettings
-from app.models.drafters import AUTO, DRAFT_METHODS, METHOD_NAMES, OFF
+from app.models.drafters import DRAFT_METHODS, METHOD_NAMES
 from app.serving.auth import authorize_operator, identity_of
 from app.serving.context import Context, context_of
 from app.serving.errors import Rejected

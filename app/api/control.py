@@ -24,8 +24,9 @@ from app.api.answer import unless_client_leaves
 from app.api.commands import ModelName
 from app.api.shapes import Model, ModelList
 from app.core.errors import ModelNotFound, ModelUnavailable
-from app.core.prefix_files import clear_prompts
+from app.core.request import OFF
 from app.core.unit import LoadedModel, Stay
+from app.machine.prefix_files import clear_prompts
 from app.models.catalog import CatalogModel
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
@@ -58,7 +59,7 @@ async def load_model(request: Request, body: Sent[LoadBody]) -> dict[str, Any]:
     """Load a model with its drafters and wait for it; leaving cancels the load. `seconds` is how long it took."""
     context = context_of(request)
     context.activity.check_open()
-    draft = "off" if body.draft == "" else body.draft
+    draft = OFF if body.draft == "" else body.draft
     model = await asyncio.to_thread(context.resolver.resolve_load, body.model, draft)
     stay = Stay(pinned=body.pin, idle_seconds=body.ttl)
     loaded = await unless_client_leaves(request, context.worker.load(model, stay))

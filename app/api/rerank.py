@@ -20,7 +20,7 @@ from app.api.commands import TEXT, GenerationBody, json_schema_as, object_of, sh
 from app.api.shapes import Reranking
 from app.core.errors import InvalidRequest
 from app.core.messages import Generate
-from app.core.request import SpeculationRequest
+from app.core.request import OFF, SpeculationRequest
 from app.core.statistics import Statistics
 from app.serving.context import context_of
 from app.serving.document import ANSWERED, success
@@ -82,7 +82,7 @@ async def rerank(request: Request, body: Sent[RerankBody]) -> Response:
             n=1,
             max_tokens=1,
             ignore_end=True,
-            speculation=SpeculationRequest(method="off"),
+            speculation=SpeculationRequest(method=OFF),
         )
         for place, document in enumerate(body.documents)
     ]

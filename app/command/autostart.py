@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from app.core.errors import CommandError
-from app.core.server_file import LOG_FOLDER, START_LOG
+from app.machine.server_file import LOG_FOLDER, START_LOG
 from app.models.safe_files import write_privately
 from app.settings import Settings
 

@@ -26,13 +26,14 @@ from app import __version__
 from app.command.config import opened
 from app.command.listing import models_on_disk
 from app.command.loaded import bytes_text
-from app.core import descriptors
 from app.core.errors import StoreUnavailable
-from app.core.host import Pressure, chip_name, memory_pressure, wired_limit_mb
-from app.core.installation import DISTRIBUTION, newer_version, this_installation
-from app.core.server_file import read_server
+from app.core.messages import Pressure
 from app.core.setting_texts import local_url
 from app.core.unit import DraftSpecification, ModelSpecification
+from app.machine import descriptors
+from app.machine.host import chip_name, memory_pressure, wired_limit_mb
+from app.machine.installation import DISTRIBUTION, newer_version, this_installation
+from app.machine.server_file import read_server
 from app.models.footprint import unit_footprint
 from app.serving.awake import CAFFEINATE
 from app.serving.live_settings import LiveSettings

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from app.coding_agents import AGENTS, NO_KEY, CodingAgent, Place
 from app.command.chat import choose_model
 from app.command.server import Server, asked_server
-from app.core.coding_agents import AGENTS, NO_KEY, CodingAgent, Place
 from app.core.errors import CommandError
-from app.core.server_file import RunningServer
+from app.machine.server_file import RunningServer
 from app.models.safe_files import write_privately
 from app.settings import Settings
 

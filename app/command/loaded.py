@@ -12,7 +12,7 @@ from rich.text import Text
 
 from app.command.server import running_server
 from app.core.errors import CommandError
-from app.core.prefix_files import KeptPrompts, clear_prompts, kept_prompts
+from app.machine.prefix_files import KeptPrompts, clear_prompts, kept_prompts
 from app.model_settings import SPECULATION, ModelSettings
 from app.settings import Settings
 

@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import SecretStr
 
 from app.core.errors import CommandError, InvalidSetting
-from app.core.server_file import read_server
 from app.core.setting_texts import local_url, reachable
+from app.machine.server_file import read_server
 from app.model_settings import ModelSettings
 from app.settings import Settings, read_settings
 from app.store.glance import FILE_NAME, glance

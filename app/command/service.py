@@ -2,8 +2,8 @@
 shell that started it.
 
 There is one for each home: a start holds `start.lock`, so that concurrent starts make one server, and the lock of
-`app/core/server_file.py` shows whether it runs and as which process. A new server has `start.lock` as its input until
-it holds its own lock, so that an abandoned start is not followed by a second one.
+`app/machine/server_file.py` shows whether it runs and as which process. A new server has `start.lock` as its input
+until it holds its own lock, so that an abandoned start is not followed by a second one.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ import msgspec
 from app.command import autostart
 from app.command.server import Server, running_server
 from app.core.errors import CommandError
-from app.core.own_files import open_own, read_own
-from app.core.server_file import (
+from app.machine.own_files import open_own, read_own
+from app.machine.server_file import (
     LOG,
     LOG_FOLDER,
     START_LOCK,

@@ -4,17 +4,20 @@ Server → worker: commands. Worker → server: events. A request id comes back 
 a request (`n` > 1) is one `index`. Exactly one `Finished` per index, or one `Failed` for the whole request.
 """
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from app.core.errors import PacelineError, error_class
-from app.core.host import Pressure
 from app.core.reason import Reason
-from app.core.request import Grammar, Notice, SamplingParameters, SpeculationRequest
+from app.core.request import OFF, Grammar, Notice, SamplingParameters, SpeculationRequest
 from app.core.statistics import Statistics
 from app.core.unit import UNSAID, USUAL_STAY, LoadedModel, ModelSpecification, Stay
 
+Pressure = Literal["normal", "warning", "critical"]
+"""Level of the system's memory pressure."""
+PRESSURES: tuple[Pressure, ...] = get_args(Pressure)
+"""All levels, mildest first."""
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MEASUREMENT = "measurement"
 """Owner of requests that only measure: hundreds of them, logged in detail only at level debug."""
@@ -184,7 +187,7 @@ class Delta(msgspec.Struct, kw_only=True, tag=True):
     drafted: int = 0
     accepted: int = 0
     accepted_spans: tuple[tuple[int, int], ...] = ()
-    method: str = "off"
+    method: str = OFF
     why_not_drafted: Reason | None = None
     """Why its steps draft nothing, or `NO_REASON` if they do; None: unchanged, at first `NO_REASON`."""
     logprobs: tuple[TokenText, ...] = ()

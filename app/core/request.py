@@ -6,6 +6,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+OFF, AUTO = "off", "auto"
+"""Methods besides the drafters' names: plain decoding, and whichever method pays."""
+
 
 class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters by which the next token is drawn from the target's logits.
@@ -30,7 +33,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
 class SpeculationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Speculation as requested. `auto` may fall back and says why; a named method must run or be refused."""
 
-    method: str = "auto"
+    method: str = AUTO
     num_draft_tokens: int | None = None
     """Exact number where a method is named; with `auto`, the maximum."""
     methods: tuple[str, ...] = ()

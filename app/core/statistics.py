@@ -6,6 +6,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from app.core.reason import NO_REASON, Reason, reason_object
+from app.core.request import OFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Decision:
     """
 
     kind: str = "draft"
-    method: str = "off"
+    method: str = OFF
     num_draft_tokens: int = 0
     cost_ratio: float = 1.0
     acceptance: float = 0.0
@@ -99,7 +100,7 @@ class Counters:
     def count_step(self, *, kept: int, drafted: int, accepted: int, method: str, parts: Parts = NO_PARTS) -> None:
         """Add one decode step that gained `kept` tokens, the first `accepted` of them out of `drafted` drafts."""
         self.generated += kept
-        name = method if drafted else "off"
+        name = method if drafted else OFF
         known = self._by_method.get(name) or MethodStatistics(name)
         self._by_method[name] = known.after(drafted, accepted, parts)
 
@@ -111,7 +112,7 @@ class Counters:
     @property
     def has_drafted(self) -> bool:
         """Whether a step verified at least one draft."""
-        return bool(self._by_method.keys() - {"off"})
+        return bool(self._by_method.keys() - {OFF})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ class Statistics:
     @property
     def cycles(self) -> int:
         """Steps that verified at least one draft."""
-        return sum(counters.steps for counters in self.by_method if counters.method != "off")
+        return sum(counters.steps for counters in self.by_method if counters.method != OFF)
 
     @property
     def accepted_per_position(self) -> tuple[int, ...]:
@@ -170,7 +171,7 @@ class Statistics:
     def methods(self) -> tuple[str, ...]:
         """Methods that ran, in order of first use; `off` only when nothing ever drafted."""
         names = tuple(counters.method for counters in self.by_method)
-        return tuple(name for name in names if name != "off") or names
+        return tuple(name for name in names if name != OFF) or names
 
     @classmethod
     def side_by_side(cls, usages: Sequence["Statistics"], *, choices_per_prompt: int = 1) -> "Statistics":
@@ -237,7 +238,7 @@ class Statistics:
         """
         decision, cycles = self.decision, self.cycles
         return {
-            "method": "+".join(method for method in self.methods if method != "off") or "off",
+            "method": "+".join(method for method in self.methods if method != OFF) or OFF,
             **reason_object(self.reason or no_drafter),
             "decision": decision
             and {

@@ -8,11 +8,10 @@ prefill, a prefix hit, rejected drafts and carried-over tokens are all `computed
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from app.core.prefix_files import PrefixState
 from app.core.reason import NO_REASON, Reason
-from app.core.request import Request
+from app.core.request import OFF, Request
 from app.core.statistics import Parts, Statistics
 
 
@@ -47,7 +46,7 @@ class DecodeRow:
     prompt_length: int
     computed: int
     remaining: int
-    method: str = "off"
+    method: str = OFF
     num_draft_tokens: int = 0
     most_draft_tokens: int = 0
     forced: tuple[tuple[int, ...], ...] = ()
@@ -97,7 +96,7 @@ class RowOutcome:
     drafted: int = 0
     accepted: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
-    method: str = "off"
+    method: str = OFF
     why_not_drafted: Reason = NO_REASON
     confidences: tuple[float, ...] = ()
     error: str = ""
@@ -166,7 +165,7 @@ class TokenEvent:
     tokens: tuple[int, ...] = ()
     drafted: int = 0
     accepted: int = 0
-    method: str = "off"
+    method: str = OFF
     why_not_drafted: Reason = NO_REASON
     """Why this step drafted nothing."""
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -197,6 +196,14 @@ class EngineLimits:
     """Token counts just before a forward gets dearer on this chip; empty where they are unknown."""
     stops_at_checkpoints: bool = False
     """Whether prefill stops at the checkpoints of a request, where caches that cannot be trimmed are copied."""
+
+
+class PrefixState(NamedTuple):
+    """Bytes of the prefix cache on disk, tokens restored by tier (`memory`, `disk`), and why nothing is written now."""
+
+    disk_bytes: int = 0
+    found_tokens: Mapping[str, int] = {}
+    trouble: str = ""
 
 
 class EnginePort(Protocol):

@@ -21,9 +21,9 @@ import msgspec
 from app import __version__
 from app.command.autostart import steady_python, usual_home
 from app.core.errors import CommandError, ModelUnavailable
-from app.core.installation import version_order
-from app.core.own_files import read_kept
 from app.i18n import Words
+from app.machine.installation import version_order
+from app.machine.own_files import read_kept
 from app.models.safe_files import read_file, write_privately
 from app.settings import Settings
 

@@ -22,12 +22,12 @@ from typing import cast
 from app.command import autostart
 from app.command.server import Server, running_server
 from app.core.errors import CommandError
-from app.core.installation import this_installation
-from app.core.own_files import open_own
-from app.core.server_file import is_served
 from app.desktop.menu import Seen, face, news, tray_state
 from app.desktop.tray import Tray
 from app.i18n import Catalogs, Words
+from app.machine.installation import this_installation
+from app.machine.own_files import open_own
+from app.machine.server_file import is_served
 from app.settings import Settings
 
 LOCK_NAME = "menubar.lock"

@@ -20,10 +20,10 @@ from app.command.loaded import bytes_text
 from app.command.service import stop
 from app.core.download import MARKER, PARTIAL, PARTIAL_LOCK, PARTIAL_NAME
 from app.core.errors import CommandError
-from app.core.installation import this_installation
-from app.core.own_files import ANY, own_files, own_folders, read_kept
-from app.core.prefix_files import GROWING_NAME, KEPT_NAME
 from app.desktop import bundle
+from app.machine.installation import this_installation
+from app.machine.own_files import ANY, own_files, own_folders, read_kept
+from app.machine.prefix_files import GROWING_NAME, KEPT_NAME
 from app.models.safe_files import write_privately
 from app.settings import PREFIXES, Settings
 

@@ -18,9 +18,9 @@ import msgspec
 from app.command.server import NoServer, Server, running_server
 from app.command.service import ENTRY, open_page, setup_address, start
 from app.core.errors import CommandError
-from app.core.own_files import read_kept
 from app.desktop.bundle import DIALOG, ICONS
 from app.desktop.menubar import has_screen
+from app.machine.own_files import read_kept
 from app.models.safe_files import write_privately
 from app.settings import Settings
 

@@ -9,9 +9,18 @@ from typing import cast
 
 import mlx.core as mx
 
-from app.core.prefix_files import PrefixState
 from app.core.request import Request
-from app.core.step import DecodeRow, EngineLimits, PrefillRow, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
+from app.core.step import (
+    DecodeRow,
+    EngineLimits,
+    PrefillRow,
+    PrefillStep,
+    PrefixState,
+    RowOutcome,
+    StepCost,
+    StepPlan,
+    StepResult,
+)
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.encoders import Encoder, pooled

@@ -14,9 +14,8 @@ from typing import Any
 import mlx.core as mx
 
 from app.core.dispensable import Dispensable
-from app.core.prefix_files import PrefixState
 from app.core.reason import NO_REASON, Reason
-from app.core.request import Request
+from app.core.request import OFF, Request
 from app.core.step import (
     DecodeRow,
     DecodeStep,
@@ -24,23 +23,24 @@ from app.core.step import (
     Offer,
     PrefillRow,
     PrefillStep,
+    PrefixState,
     RowOutcome,
     StepCost,
     StepPlan,
     StepResult,
 )
 from app.engine import memory
-from app.engine.acceptance import MODES, Verified, accept
+from app.engine.caches.lanes import reservation
 from app.engine.constraints import Constraints
 from app.engine.drafters import Drafter, Outcome, Proposal
 from app.engine.drafters.registry import Drafters
 from app.engine.feeding import Launched, feed, feed_drafts
-from app.engine.lanes import reservation
-from app.engine.prefix_cache import PrefixCache, checkpoints_of
+from app.engine.prefix.cache import PrefixCache, checkpoints_of
 from app.engine.readings import Pooling, Scores, StepTimer, score
 from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, TokenCounts, adjust, draw, penalises
-from app.engine.strict import PlainRows
+from app.engine.sampling.acceptance import MODES, Verified, accept
+from app.engine.sampling.strict import PlainRows
 
 SLOW_SECONDS = 1.0
 """Duration of a step, in seconds, above which the next one is evaluated in parts; so is a prefill of `LONG_TOKENS`."""
@@ -371,7 +371,7 @@ class Engine:
             drafted=drafted,
             accepted=len(stays) - 1,
             logprobs=() if top is None else scores.read(place, len(stays), top),
-            method=row.method if drafted else "off",
+            method=row.method if drafted else OFF,
             why_not_drafted=reason,
             confidences=scores.confidences(place, len(stays)),
             error=self._constraints.failure(row, emitted),

@@ -1,7 +1,7 @@
 """Memory that a model needs, that the machine has, and that mlx holds now. All sizes are in bytes.
 
 Admission is ours (`mx.set_memory_limit` is no cap): this module accounts for memory and bounds mlx's cache of freed
-buffers. Estimates are made in `app/models/footprint.py`, wiring is in `app/engine/wiring.py`.
+buffers. Estimates are made in `app/models/footprint.py`, wiring is in `app/engine/loading/wiring.py`.
 """
 
 import gc
@@ -14,9 +14,9 @@ import mlx.core as mx
 import psutil
 
 from app.core.errors import InsufficientMemory, InvalidRequest
-from app.core.host import GIGABYTE, ceiling_from
 from app.core.setting_texts import parse_size
 from app.core.unit import ModelSpecification
+from app.machine.host import GIGABYTE, ceiling_from
 from app.models.footprint import Footprint, unit_footprint
 
 LIMIT_VARIABLE = "PACELINE_MEMORY_LIMIT"

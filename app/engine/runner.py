@@ -15,13 +15,13 @@ from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from app.core.request import WHOLE, Quantisation
-from app.engine.attention import attach as attach_attention
-from app.engine.attention import attend_for, packed_queries_for
-from app.engine.lanes import Selection, SlotTable
+from app.engine.caches.attention import attach as attach_attention
+from app.engine.caches.attention import attend_for, packed_queries_for
+from app.engine.caches.lanes import Selection, SlotTable
+from app.engine.caches.recording import Recording, attach, recording
+from app.engine.caches.rollback import MARGIN_TOKENS, Caches, UnknownCacheError, make_caches
 from app.engine.layers import Taps
 from app.engine.memory import gpu_architecture
-from app.engine.recording import Recording, attach, recording
-from app.engine.rollback import MARGIN_TOKENS, Caches, UnknownCacheError, make_caches
 from app.models.footprint import SHARED_TOKENS
 
 PROBE = (((1, 2, 3, 4, 5, 6, 7, 8, 9, 10), (5, 6, 8, 9, 10)), ((21, 22, 23, 24, 25, 26), (0, 4, 5, 6, 6)))

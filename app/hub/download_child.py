@@ -6,7 +6,7 @@ be killed at any moment: what has arrived is kept, and the next process resumes 
 
 import sys
 
-from app.core.lifeline import end_with_parent
+from app.machine.lifeline import end_with_parent
 
 if __name__ == "__main__":
     JOB = sys.stdin.buffer.readline()

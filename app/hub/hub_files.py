@@ -31,7 +31,7 @@ from huggingface_hub.errors import (
 from app import __version__
 from app.core.download import LARGEST_COUNT
 from app.core.errors import HubProblem, InvalidRequest
-from app.core.own_files import read_own
+from app.machine.own_files import read_own
 from app.models.encoders import POOLING_FILE
 from app.models.safe_files import printable, write_privately
 

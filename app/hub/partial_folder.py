@@ -21,8 +21,8 @@ import msgspec
 
 from app.core.download import MARKER, PARTIAL, PARTIAL_NAME
 from app.core.errors import HubProblem
-from app.core.own_files import make_own_folder, open_own, own_folders, read_kept
 from app.hub.hub_files import COMMIT, RepositoryFile
+from app.machine.own_files import make_own_folder, open_own, own_folders, read_kept
 
 INCOMPLETE = ".incomplete"
 BLOCK_BYTES = 1 << 20

@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from app.core.errors import DiskUnavailable, ModelUnavailable
-from app.core.own_files import read_kept
+from app.machine.own_files import read_kept
 from app.models.safe_files import DOWNLOAD_AGAIN, read_file, write_privately
 
 MAX_TOKENIZER_BYTES = 128 * 1024 * 1024

@@ -12,11 +12,11 @@ from math import ceil
 from statistics import fmean
 from typing import NamedTuple
 
+from app.core.request import OFF
 from app.core.step import StepCost
 from app.models.draft_lengths import draft_lengths
 from app.models.drafters import AT_ONCE_METHODS
 
-PLAIN = "off"
 STALE_STEPS = 1_024
 """Steps after which an unmeasured cost is forgotten, or falls back to its cost at load at the current pace."""
 MEMORY = 20
@@ -173,8 +173,8 @@ class CostTable:
         """Yield what longer contexts add to one shape of each class, and to drafting for one row."""
         for (doublings, width), extra in sorted(self._extras.items()):
             drafts, context = (1 << width) - 1, SHORT_TOKENS << (doublings - 1)
-            seconds = self.curves(PLAIN, 1).forward.at(drafts) + extra.value
-            yield StepCost(PLAIN, 1, drafts, seconds, context_tokens=context, is_learnt=True)
+            seconds = self.curves(OFF, 1).forward.at(drafts) + extra.value
+            yield StepCost(OFF, 1, drafts, seconds, context_tokens=context, is_learnt=True)
         for (doublings, method), slowdown in sorted(self._slowdowns.items()):
             drafts = max((shape.drafts for shape in self._drafts if shape[:2] == (method, 1)), default=1)
             seconds = slowdown.value * self.curves(method, 1).drafting.at(drafts)
@@ -189,7 +189,7 @@ class CostTable:
         """
         self._step += 1
         self._untimed = self._untimed + 1 if draft_seconds is None else 0
-        warm = self._previous == PLAIN if shape.method == PLAIN else shape in self._seen
+        warm = self._previous == OFF if shape.method == OFF else shape in self._seen
         self._previous = shape.method if seconds > 0 else ""
         self._seen.add(shape)
         if seconds <= 0:
@@ -270,7 +270,7 @@ class CostTable:
 
     def knows_plain(self, rows: int, samples: int) -> bool:
         """Return whether plain steps of `rows` rows have `samples` samples here, or were measured before this load."""
-        known = self._forwards.get(Shape(PLAIN, rows, 0))
+        known = self._forwards.get(Shape(OFF, rows, 0))
         return known is not None and (known.weight >= samples or known.origin > 0)
 
     def knows_context(self, context: int) -> bool:
@@ -278,7 +278,7 @@ class CostTable:
         extras = {width: cost for (length, width), cost in self._extras.items() if length == _doublings(context)}
         if 0 in extras and extras[0].weight >= 2:
             return True
-        return max((cost.value for cost in extras.values()), default=0.0) < NOISE * self.curves(PLAIN, 1).plain
+        return max((cost.value for cost in extras.values()), default=0.0) < NOISE * self.curves(OFF, 1).plain
 
     def curves(self, method: str, rows: int, context: int = 0) -> Curves:
         """Return the known costs as curves, cached because drawing them takes longer than a step should."""
@@ -289,7 +289,7 @@ class CostTable:
             extras = {drafts: rows * self._extra(doublings, _width(drafts)) for drafts in points}
             slowed = {drafts: max(seconds / 2, seconds + extras[drafts]) for drafts, seconds in points.items()}
             forward = Curve.through(slowed, beyond=BEYOND, steps=bool(self._cheap_tokens))
-            plain = forward.at(0) if method == PLAIN else self.curves(PLAIN, rows, context).plain
+            plain = forward.at(0) if method == OFF else self.curves(OFF, rows, context).plain
             drafting = self._drafting(method, rows, self._slowdown(doublings, method))
             self._drawn[method, rows, doublings] = Curves(drafting, forward, plain)
         return self._drawn[method, rows, doublings]
@@ -329,7 +329,7 @@ class CostTable:
         for shape, cost in self._forwards.items():
             own, wide = shape.method == method, shape.drafts > 0
             seconds = self._now(cost) or (0.0 if wide else cost.value)
-            if seconds and shape.rows == rows and (own or wide or shape.method == PLAIN):
+            if seconds and shape.rows == rows and (own or wide or shape.method == OFF):
                 known.append((own, -seconds, shape.drafts))
         return {drafts: -seconds for _, seconds, drafts in sorted(known)}  # the last one counts: own, else cheapest
 

@@ -8,9 +8,10 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
+from app.core.request import OFF
 from app.core.step import Offer
 from app.models.draft_lengths import LONGEST_DRAFT
-from app.scheduler.costs import PLAIN, Average
+from app.scheduler.costs import Average
 
 FIRST_WEIGHT, MEMORY = 3.0, 256.0
 """Weight of the prior, and maximum weight of all earlier cycles together, in cycles."""
@@ -71,7 +72,7 @@ class DraftObservation(NamedTuple):
     of the same proposal observed before.
     """
 
-    method: str = PLAIN
+    method: str = OFF
     asked: int = 0
     drafted: int = 0
     accepted: int = 0

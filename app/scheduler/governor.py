@@ -12,10 +12,11 @@ from math import sqrt
 from typing import NamedTuple
 
 from app.core.reason import NO_REASON, Reason
+from app.core.request import OFF
 from app.core.statistics import Decision
 from app.core.step import Offer, StepCost
 from app.models.draft_lengths import LONGEST_DRAFT, draft_lengths
-from app.scheduler.costs import INTERVAL_STEPS, MEMORY, NOISE, PLAIN, Average, CostTable, Shape
+from app.scheduler.costs import INTERVAL_STEPS, MEMORY, NOISE, Average, CostTable, Shape
 from app.scheduler.estimates import FIRST_WEIGHT, RECENT_TOKENS, AcceptanceHistory, Drafting, DraftObservation
 
 PLAIN_STEPS = 3
@@ -37,13 +38,13 @@ class Option(NamedTuple):
     num_draft_tokens: int
 
 
-OFF = Option(PLAIN, 0)
+PLAIN = Option(OFF, 0)
 
 
 class DraftChoice(NamedTuple):
     """Method and draft length of one row, and why."""
 
-    method: str = PLAIN
+    method: str = OFF
     num_draft_tokens: int = 0
     why: Decision = Decision()
     refusal: Reason = NO_REASON
@@ -159,14 +160,14 @@ class Governor:
         context = max(row.context_tokens for row in drafting)
         # No forward is cheaper than a plain one: where one seems so, a pause was mistaken for the plain cost.
         known = self.costs.knows_context(context) and estimates[option].seconds >= 1 - NOISE
-        if self._take_plain_measurement(estimates[option].rate / estimates[OFF].rate, known=known):
-            option, refusal = OFF, Reason("measuring")
+        if self._take_plain_measurement(estimates[option].rate / estimates[PLAIN].rate, known=known):
+            option, refusal = PLAIN, Reason("measuring")
         elif trial := next((affordable for loss, affordable in trials if loss <= self._credit_steps), None):
             self._trial = estimates[trial].seconds + estimates[trial].reading, estimates[option].rate
             option, kind = trial, "probe"
-        elif option == OFF:
-            refusal = Reason("no_match") if rival == OFF else _slower(rival, estimates[rival])
-        weighed = rival if option == OFF else option
+        elif option == PLAIN:
+            refusal = Reason("no_match") if rival == PLAIN else _slower(rival, estimates[rival])
+        weighed = rival if option == PLAIN else option
         why = estimates[weighed]
         return DraftChoice(*option, Decision(refusal.code or kind, *weighed, why.seconds, why.acceptance), refusal)
 
@@ -175,7 +176,7 @@ class Governor:
         Forced drafts cost no drafting, and are accepted wherever all before them are."""
         method, length = option = Option(choice.method, choice.num_draft_tokens)
         rate = self._judged(rows, drafting, methods).estimates[option].rate
-        cycle = self.costs.curves(PLAIN, rows, max(row.context_tokens for row in drafting)).cycle
+        cycle = self.costs.curves(OFF, rows, max(row.context_tokens for row in drafting)).cycle
         outlooks = [self._history.outlook(method, row)[0] for row in drafting]
         standing = sum(tokens[length] - tokens[length - 1] for tokens in outlooks)
         gains = {length + more: more * standing for more in range(LONGEST_DRAFT - length + 1)}
@@ -198,7 +199,7 @@ class Governor:
             self._credit_steps -= max(NOISE, (seconds if widest.drafted else 1.0) - (step.rows + accepted) / rate)
         self._steps_since_plain = self._steps_since_plain + 1 if widest.asked else 0
         # A step whose drafter had nothing to propose is not a plain step: nothing could be launched ahead of it.
-        shape, spared = Shape(widest.method if widest.asked else PLAIN, step.rows, step.width - 1), 0.0
+        shape, spared = Shape(widest.method if widest.asked else OFF, step.rows, step.width - 1), 0.0
         if step.appended:  # as if all had been drafted
             drafting = self.costs.curves(shape.method, step.rows, step.context_tokens).drafting
             spared = drafting.at(shape.drafts) - drafting.at(shape.drafts - step.appended)
@@ -246,7 +247,7 @@ class Governor:
         context = max(row.context_tokens for row in drafting)
         key = (rows, methods, seen, context // INTERVAL_STEPS, self.costs.version)
         if not self._memo or self._memo[0] != key:
-            judgement = _judgement(self._current.get(methods, OFF), self._weigh(rows, drafting, methods))
+            judgement = _judgement(self._current.get(methods, PLAIN), self._weigh(rows, drafting, methods))
             self._memo, self._current[methods] = (key, judgement), judgement.option
         return self._memo[1]
 
@@ -254,7 +255,7 @@ class Governor:
         """Return what each option promises, plain decoding among them; what a new text may not risk is left out."""
         self._offering |= {name for row in drafting for name in row.offered}
         is_new = not any(row.request_id in self._known_requests for row in drafting)
-        estimates = {OFF: _Estimate(rows, rows)}
+        estimates = {PLAIN: _Estimate(rows, rows)}
         for method in methods:
             for option, estimate in self._estimates(method, rows, drafting):
                 # The kind of a new text is unknown: it risks the credit, or little by what earlier texts had accepted.
@@ -270,7 +271,7 @@ class Governor:
             return
         beliefs = [self._belief(method, row, most) for row, most in zip(drafting, longest, strict=True)]
         context, certain = max(row.context_tokens for row in drafting), min(row.forced for row in drafting)
-        curves, plain = (self.costs.curves(name, rows, context) for name in (method, PLAIN))
+        curves, plain = (self.costs.curves(name, rows, context) for name in (method, OFF))
         first = sum(belief.tokens[1] - 1 for belief in beliefs) / len(beliefs)
         reading = self._reading_steps(method, drafting)
         most = max(longest) if self.costs.knows_drafting(method) else min(max(longest), certain + 1)
@@ -316,12 +317,12 @@ def _options(method: str, most: int, lengths: tuple[int, ...]) -> Sequence[Optio
 
 def _judgement(current: Option, estimates: Mapping[Option, _Estimate]) -> _Judgement:
     """Judge which option is best by more than noise, and which may gain most for what they probably lose."""
-    if current not in estimates or estimates[current].rate < estimates[OFF].rate:
-        current = OFF
+    if current not in estimates or estimates[current].rate < estimates[PLAIN].rate:
+        current = PLAIN
     rival = max(
-        (candidate for candidate in estimates if candidate != OFF),
+        (candidate for candidate in estimates if candidate != PLAIN),
         key=lambda candidate: estimates[candidate].rate,
-        default=OFF,
+        default=PLAIN,
     )
     option = rival if estimates[rival].rate > (1 + NOISE) * estimates[current].rate else current
     rate = estimates[option].rate

@@ -15,7 +15,7 @@ import msgspec
 from app.core.clock import Clock
 from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable, context_overflow
 from app.core.reason import Reason
-from app.core.request import Request, SpeculationRequest
+from app.core.request import AUTO, OFF, Request, SpeculationRequest
 from app.core.statistics import Parts
 from app.core.step import (
     DecodeRow,
@@ -120,7 +120,7 @@ def _check_speculation(request: Request, *, limits: EngineLimits, policy: str) -
     wish = request.speculation
     if wish.num_draft_tokens is not None and wish.num_draft_tokens < 0:
         raise InvalidRequest("num_draft_tokens must not be negative", parameter="num_draft_tokens")
-    named = {"auto": wish.methods, "off": ()}.get(wish.method, (wish.method,))
+    named = {AUTO: wish.methods, OFF: ()}.get(wish.method, (wish.method,))
     if named and (wish.policy or policy) == "off":
         raise SpeculationUnavailable(
             f"speculation is switched off for this model (policy 'off'), so {' and '.join(named)} cannot run"
@@ -328,7 +328,7 @@ class Scheduler:
                     prompt_length=sequence.prompt_length,
                     computed=sequence.computed,
                     remaining=remaining,
-                    method=choice.method if drafts else "off",
+                    method=choice.method if drafts else OFF,
                     num_draft_tokens=drafts,
                     most_draft_tokens=min(choice.most_draft_tokens, remaining - 1),
                 )

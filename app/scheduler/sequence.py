@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from app.core.reason import NO_REASON, Reason
-from app.core.request import Request
+from app.core.request import OFF, Request
 from app.core.statistics import Counters, Decision, Parts, Statistics
 from app.core.step import FinishReason, Offer, RowOutcome, TokenEvent, TokenLogprobs
 from app.models.footprint import RowSize
-from app.scheduler.costs import PLAIN, Average
+from app.scheduler.costs import Average
 from app.scheduler.estimates import Drafting, DraftObservation, Kind
 
 
@@ -216,7 +216,7 @@ class Sequence:
             tokens=outcome.emitted[:shown],
             drafted=drafted,
             accepted=min(accepted, shown),
-            method=outcome.method if drafted else PLAIN,
+            method=outcome.method if drafted else OFF,
             why_not_drafted=NO_REASON if drafted else refusal,
             logprobs=outcome.logprobs[:shown],
             finish_reason=finish_reason,

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 
 from app.core.reason import Reason
-from app.core.request import Request, SpeculationRequest
+from app.core.request import OFF, Request, SpeculationRequest
 from app.core.statistics import Parts
 from app.core.step import DecodeRow, EngineLimits, RowOutcome, StepCost, StepResult
 from app.models.draft_lengths import LONGEST_DRAFT
-from app.scheduler.costs import PLAIN
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
 from app.scheduler.sequence import Sequence
@@ -22,7 +21,7 @@ def allowed_methods(
     """Return the methods that may draft for a request beside `others`, best first; if none, the choice says why."""
     wish = request.speculation
     policy = wish.policy or policy
-    if wish.method == PLAIN:
+    if wish.method == OFF:
         return (), _refused("asked")
     if policy == "off":
         return (), _refused("policy_off")
@@ -47,7 +46,7 @@ class Splitter:
 
     def split(self, result: StepResult, method: str, draft_seconds: float) -> Parts:
         """Return the parts of a step; `draft_seconds` is what its drafting usually takes."""
-        if method == PLAIN:
+        if method == OFF:
             return Parts(verify_seconds=result.seconds)
         if result.parts:
             rest = result.seconds - result.parts.draft_seconds
@@ -138,7 +137,7 @@ class Speculation:
             curves = self._governor.costs.curves(widest.method, step.rows, step.context_tokens)
             drafting = curves.drafting.at(widest.drafted)
         self._governor.observe(step)
-        return self._splitter.split(result, widest.method if widest.drafted else PLAIN, drafting)
+        return self._splitter.split(result, widest.method if widest.drafted else OFF, drafting)
 
     def look_back(self, running: Mapping[str, Sequence], result: StepResult) -> None:
         """Learn what earlier offers would have been worth, and record the new ones."""

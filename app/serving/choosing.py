@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from app.core.errors import ModelNotFound, SpeculationUnavailable
+from app.core.request import OFF
 from app.core.unit import DraftSpecification
 from app.model_settings import ModelSettings
 from app.models.catalog import CatalogModel, FolderCatalog
-from app.models.drafters import DRAFT_METHODS, DRAFT_MODEL, OFF, TEXT_METHODS
+from app.models.drafters import DRAFT_METHODS, DRAFT_MODEL, TEXT_METHODS
 from app.models.pairing import Speedups, default_draft, refusal, suits
 from app.serving.live_settings import UNSET, LiveSettings
 from app.speculative_config import SpeculativeConfig

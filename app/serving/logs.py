@@ -25,8 +25,8 @@ from typing import Any
 
 import msgspec
 
-from app.core.own_files import open_own
-from app.core.server_file import LOG, LOG_FOLDER, START_LOG
+from app.machine.own_files import open_own
+from app.machine.server_file import LOG, LOG_FOLDER, START_LOG
 
 HIDDEN = "…"
 MAX_CHARACTERS = 8_000

@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
 from app.core.clock import Clock
-from app.core.host import PRESSURES
-from app.core.messages import Delta, Event, Heartbeat, TextWork
+from app.core.messages import PRESSURES, Delta, Event, Heartbeat, TextWork
 from app.core.statistics import Statistics
 from app.worker.client import WorkerClient
 

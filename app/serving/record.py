@@ -12,7 +12,7 @@ import msgspec
 
 from app.core.errors import CONTEXT_OVERFLOW, PacelineError
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
-from app.core.request import Past
+from app.core.request import OFF, Past
 from app.core.statistics import MethodStatistics, Statistics
 from app.serving.measurements import Measurements
 from app.worker.request_stream import StreamEvent
@@ -48,7 +48,7 @@ class Record:
         self.model_id = commands[0].model.id
         self.choices = sum(command.n for command in commands)
         self.prompt_tokens = self.tokens = self.drafted = self.accepted_tokens = 0
-        self.method = "off"
+        self.method = OFF
         self.why_not_drafted = commands[0].model.no_drafter
         self.outcome = ""
         self._journal = journal

@@ -14,12 +14,12 @@ import msgspec
 
 from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
 from app.core.messages import KeepModels, LoadProgress
-from app.core.request import SpeculationRequest
+from app.core.request import OFF, SpeculationRequest
 from app.core.unit import UNSAID, USUAL_STAY, DraftSpecification, LoadedModel, ModelSpecification, Stay
 from app.model_settings import ModelSettings, split_profile
 from app.models.catalog import CatalogModel, FolderCatalog
 from app.models.config_values import context_tokens
-from app.models.drafters import DRAFT_METHODS, OFF, TEXT_METHODS
+from app.models.drafters import DRAFT_METHODS, TEXT_METHODS
 from app.models.pairing import NOT_MEASURED
 from app.serving.choosing import Chooser, Chosen, Measured
 from app.serving.live_settings import LiveSettings

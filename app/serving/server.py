@@ -19,7 +19,7 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.core import descriptors
+from app.machine import descriptors
 from app.serving.connection import DeadlineProtocol
 from app.serving.context import Activity
 

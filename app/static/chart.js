@@ -46,17 +46,17 @@ function drawn({ x: [low, high], top, xTicks, yTicks, series, xWords = "", yWord
     svg.append(make("text", { x: right + 8, y: up(y) + 4 }, other));
   }
   for (const [x, words] of xTicks) svg.append(make("text", { x: across(x), y: bottom + 18, "text-anchor": "middle" }, words));
-  for (const each of series) {
-    const places = each.points.map(([x, y]) => [across(x).toFixed(1), up(y).toFixed(1)]);
+  for (const line of series) {
+    const places = line.points.map(([x, y]) => [across(x).toFixed(1), up(y).toFixed(1)]);
     if (!places.length) continue;
     const path = `M${places.join("L")}`;
     const [[start], [end]] = [places[0], places.at(-1)];
-    if (each.isArea) svg.append(make("path", { d: `${path}L${end},${bottom}L${start},${bottom}Z`, fill: each.colour, opacity: 0.13 }));
-    svg.append(stroke("path", each, { d: path }));
-    for (const [x, , slowest, fastest] of each.points) {
-      if (fastest > slowest) svg.append(stroke("path", { ...each, dash: "none" }, { "stroke-width": 1, d: bar(across(x), up(slowest), up(fastest)) }));
+    if (line.isArea) svg.append(make("path", { d: `${path}L${end},${bottom}L${start},${bottom}Z`, fill: line.colour, opacity: 0.13 }));
+    svg.append(stroke("path", line, { d: path }));
+    for (const [x, , slowest, fastest] of line.points) {
+      if (fastest > slowest) svg.append(stroke("path", { ...line, dash: "none" }, { "stroke-width": 1, d: bar(across(x), up(slowest), up(fastest)) }));
     }
-    if (each.hasDots) svg.append(...places.map(([cx, cy]) => make("circle", { cx, cy, r: 4, fill: each.colour })));
+    if (line.hasDots) svg.append(...places.map(([cx, cy]) => make("circle", { cx, cy, r: 4, fill: line.colour })));
   }
   return svg;
 }
@@ -68,15 +68,15 @@ const stroke = (name, { colour, dash = "none" }, more) =>
 
 // What each line is, with its colour and its dashes.
 function legend(series) {
-  const named = series.filter((each) => each.label);
+  const named = series.filter((line) => line.label);
   if (!named.length) return [];
   const list = document.createElement("ul");
   list.className = "legend";
-  for (const each of named) {
+  for (const line of named) {
     const sample = make("svg", { width: 28, height: 10, "aria-hidden": "true" });
-    sample.append(stroke("line", each, { x1: 0, x2: 28, y1: 5, y2: 5 }));
+    sample.append(stroke("line", line, { x1: 0, x2: 28, y1: 5, y2: 5 }));
     const item = document.createElement("li");
-    item.append(sample, each.label);
+    item.append(sample, line.label);
     list.append(item);
   }
   return [list];

@@ -155,7 +155,7 @@ const page = {
     const { key } = this.current;
     const [problems, all] = [[], [...this.files]];
     for (const file of files) {
-      const room = MAX_FILE_CHARACTERS - all.reduce((sum, each) => sum + each.text.length, 0);
+      const room = MAX_FILE_CHARACTERS - all.reduce((sum, attached) => sum + attached.text.length, 0);
       const read = file.size > 4 * room ? null : await readFile(file).catch(() => ({ text: null }));
       if (read === null || read.text?.length > room) {
         problems.push(t("chat.file_large", { name: file.name, count: number(MAX_FILE_CHARACTERS) }));
@@ -169,7 +169,7 @@ const page = {
     byId("draft").focus();
   },
   detach(file) {
-    this.files = this.files.filter((each) => each !== file);
+    this.files = this.files.filter((attached) => attached !== file);
     this.keepDraft();
     byId("draft").focus();
   },

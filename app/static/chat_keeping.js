@@ -25,7 +25,8 @@ async function send(number, version, waiting) {
 export const keeping = {
   // The conversation as it is in this page, if it is.
   known(number) {
-    return [this.current, ...this.running].find((each) => each.id === number && each.turns.length);
+    const conversations = [this.current, ...this.running];
+    return conversations.find((conversation) => conversation.id === number && conversation.turns.length);
   },
   keep(conversation, message) {
     const { id: number, version, title, model = "", options = {} } = conversation;
@@ -180,7 +181,7 @@ export const keeping = {
     await this.readList();
     if (Number(location.hash.slice(1)) !== this.current.id) await this.openNamed(); // it could not be read before
     const { current } = this;
-    const listed = this.conversations.find((each) => each.id === current.id);
+    const listed = this.conversations.find((heading) => heading.id === current.id);
     if (current.version && listed?.version !== current.version) await this.refresh(current);
   },
 };

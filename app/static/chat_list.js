@@ -71,7 +71,7 @@ export const list = {
   },
   // One of them as it is now, where it belongs.
   noteHeading(heading) {
-    this.conversations = [heading, ...this.conversations.filter((each) => each.id !== heading.id)];
+    this.conversations = [heading, ...this.conversations.filter((listed) => listed.id !== heading.id)];
   },
   find() {
     clearTimeout(this.finding);
@@ -126,7 +126,7 @@ export const list = {
   enter(conversation) {
     this.keepDraft();
     this.keepShown();
-    this.running = this.running.filter((each) => isAlive(each) && each.key !== this.current.key);
+    this.running = this.running.filter((other) => isAlive(other) && other.key !== this.current.key);
     if (isAlive(this.current)) this.running.push(this.current);
     this.current = conversation;
     this.isListOpen = false;
@@ -144,7 +144,7 @@ export const list = {
   },
   enterOptions({ options, model }) {
     if (options) this.form = formOf(options);
-    if (this.models.some((each) => each.id === model)) this.model = model;
+    if (this.models.some((listed) => listed.id === model)) this.model = model;
   },
   // The address names the open conversation, so that a reload finds it.
   remember() {
@@ -186,9 +186,9 @@ export const list = {
   },
   // They are gone from the store: their replies need no more writing.
   forget(number) {
-    for (const each of [this.current, ...this.running].filter(({ id }) => !number || id === number)) {
-      each.isDeleted = true;
-      this.stop(each);
+    for (const conversation of [this.current, ...this.running].filter(({ id }) => !number || id === number)) {
+      conversation.isDeleted = true;
+      this.stop(conversation);
     }
     if (this.current.isDeleted) this.begin();
   },

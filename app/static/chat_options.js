@@ -78,8 +78,8 @@ function namesOf(text) {
 // What an answer is held to; a schema may come as OpenAI wraps it.
 function formatOf({ format: type, json_schema: text = "" }) {
   if (type !== "json_schema") return { type };
-  const found = parsed(text);
-  const schema = found?.schema && !found.type ? found.schema : found;
+  const entered = parsed(text);
+  const schema = entered?.schema && !entered.type ? entered.schema : entered;
   return { type, json_schema: { name: "answer", schema } };
 }
 function heldTo(options) {

@@ -35,8 +35,8 @@ const names = () => [...new Set([...Object.keys(localStorage), ...held.keys()])]
 // The entries of one conversation, or of all; what another tab still writes is not among them.
 export function entries(number = "") {
   const wanted = names().filter((name) => !number || name.startsWith(nameOf(number, "")));
-  const found = wanted.map((name) => ({ ...JSON.parse(textOf(name)), text: textOf(name) }));
-  return found.filter((entry) => entry.until < Date.now());
+  const unsaved = wanted.map((name) => ({ ...JSON.parse(textOf(name)), text: textOf(name) }));
+  return unsaved.filter((entry) => entry.until < Date.now());
 }
 
 export const isLeftToOthers = () => names().length > entries().length;

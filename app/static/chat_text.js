@@ -51,14 +51,14 @@ export class Reply {
 
   // Places in the whole content, with their methods: what the store keeps.
   get spans() {
-    const found = [];
+    const spans = [];
     let at = 0;
     for (const { text, method } of this.pieces) {
       const end = at + Array.from(text).length;
-      if (method) found.push([at, end, method]);
+      if (method) spans.push([at, end, method]);
       at = end;
     }
-    return found;
+    return spans;
   }
 
   get methods() {

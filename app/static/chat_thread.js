@@ -266,7 +266,7 @@ export const thread = {
   },
   // For a page that goes away. A reply that nothing came of yet can be asked for again.
   keepUnfinished(conversation) {
-    for (const message of conversation.turns.filter((each) => runs.get(each.id)?.id)) {
+    for (const message of conversation.turns.filter((turn) => runs.get(turn.id)?.id)) {
       Object.assign(message, { status: "stopped", figures: { ...message.figures, stopped: true } });
       this.keepAndSend(conversation, message);
     }
@@ -293,15 +293,15 @@ export const thread = {
 
   // The versions of a turn: a reply that brought nothing counts only while it is looked at.
   versionsOf(message) {
-    const versions = this.current.turns.filter((each) => each.parent === message.parent);
-    return versions.filter((each) => each.id === message.id || each.status === "writing" || isSaid(each));
+    const versions = this.current.turns.filter((turn) => turn.parent === message.parent);
+    return versions.filter((turn) => turn.id === message.id || turn.status === "writing" || isSaid(turn));
   },
   hasVersions(message) {
     return this.versionsOf(message).length > 1;
   },
   versionWords(message) {
     const versions = this.versionsOf(message);
-    return t("chat.version", { at: number(versions.findIndex((each) => each.id === message.id) + 1), count: number(versions.length) });
+    return t("chat.version", { at: number(versions.findIndex((turn) => turn.id === message.id) + 1), count: number(versions.length) });
   },
   isFirstVersion(message) {
     return this.versionsOf(message)[0]?.id === message.id;
@@ -312,7 +312,7 @@ export const thread = {
   // Shows the version before or after; the focus stays on the button that was pressed, while it can be pressed again.
   turnTo(message, step) {
     const versions = this.versionsOf(message);
-    const next = versions[versions.findIndex((each) => each.id === message.id) + step];
+    const next = versions[versions.findIndex((turn) => turn.id === message.id) + step];
     if (!next) return;
     choose(this.current, next.id);
     this.announcement = this.versionWords(next);

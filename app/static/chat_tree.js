@@ -16,12 +16,12 @@ export function newNumber() {
 export const turnOf = (conversation, id) => conversation.turns.find((turn) => turn.id === id);
 
 function byParent(turns) {
-  const found = new Map();
+  const followers = new Map();
   for (const turn of turns) {
-    if (found.has(turn.parent)) found.get(turn.parent).push(turn);
-    else found.set(turn.parent, [turn]);
+    if (followers.has(turn.parent)) followers.get(turn.parent).push(turn);
+    else followers.set(turn.parent, [turn]);
   }
-  return found;
+  return followers;
 }
 
 // The turns on screen, and the choices that keep them there when others come.
@@ -30,7 +30,7 @@ export function arrange(conversation) {
   const line = [];
   for (let at = ""; followers.has(at); at = line.at(-1).id) {
     const turns = followers.get(at);
-    const turn = turns.find((each) => each.id === conversation.chosen[at]) ?? turns.at(-1);
+    const turn = turns.find((follower) => follower.id === conversation.chosen[at]) ?? turns.at(-1);
     conversation.chosen[at] = turn.id;
     line.push(turn);
   }

@@ -56,7 +56,7 @@ const relative = new Intl.RelativeTimeFormat(language, { numeric: "auto" });
 export function ago(unixSeconds) {
   const past = Date.now() / 1000 - unixSeconds;
   const steps = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
-  const [size, name] = steps.find(([each]) => Math.abs(past) >= each) ?? steps[3];
+  const [size, name] = steps.find(([stepSeconds]) => Math.abs(past) >= stepSeconds) ?? steps[3];
   return relative.format(-Math.round(past / size), name);
 }
 const time = new Intl.DateTimeFormat(language, { timeStyle: "medium" });

@@ -39,12 +39,12 @@ export const sizeWords = (count) => (count ? bytes(count) : t("downloads.size_un
 // One download as its row shows it.
 export function downloadRow(download) {
   const { repository, state, done_bytes: done, total_bytes: total } = download;
-  const told = STATES[state === "running" && STATES[download.phase] ? download.phase : state];
+  const shownState = STATES[state === "running" && STATES[download.phase] ? download.phase : state];
   const isActive = ["queued", "running", "paused"].includes(state);
   return {
     ...download,
-    tone: told.tone,
-    stateWords: told.words(),
+    tone: shownState.tone,
+    stateWords: shownState.words(),
     share: total ? done / total : 0,
     hasBar: isActive && total > 0,
     amountWords: amountWords(state, done, total),
@@ -77,17 +77,17 @@ function paceWords({ state, phase, bytes_per_second: rate, seconds_left: left })
 }
 
 // One repository of a search as its row shows it.
-export const foundRow = (found) => ({
-  ...found,
-  methodWords: found.method ? t("downloads.drafter", { method: methodWords(found.method) }) : "",
+export const foundRow = (result) => ({
+  ...result,
+  methodWords: result.method ? t("downloads.drafter", { method: methodWords(result.method) }) : "",
   factWords: [
-    t("downloads.count_downloads", { count: number(found.downloads) }),
-    t("downloads.count_likes", { count: number(found.likes) }),
-    found.modified_at ? t("downloads.updated", { ago: ago(found.modified_at) }) : "",
-    found.licence ? t("downloads.licence", { licence: found.licence }) : "",
-    ...found.tags,
+    t("downloads.count_downloads", { count: number(result.downloads) }),
+    t("downloads.count_likes", { count: number(result.likes) }),
+    result.modified_at ? t("downloads.updated", { ago: ago(result.modified_at) }) : "",
+    result.licence ? t("downloads.licence", { licence: result.licence }) : "",
+    ...result.tags,
   ].filter(Boolean).join(" · "),
-  lookWords: t("downloads.look_named", { repository: found.repository }),
+  lookWords: t("downloads.look_named", { repository: result.repository }),
   details: null,
   problem: "",
   isLooking: false,

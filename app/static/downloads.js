@@ -134,7 +134,7 @@ component("pairs", () => ({
     try {
       const wanted = pair.missing.map((repository) => `/admin/api/hub/repository?id=${encodeURIComponent(repository)}`);
       const details = await Promise.all(wanted.map((address) => api("GET", address)));
-      const total = details.reduce((sum, each) => sum + each.total_bytes, 0);
+      const total = details.reduce((sum, repository) => sum + repository.total_bytes, 0);
       const free = details[0].free_bytes;
       if (total > free) toast(t("downloads.no_room", { amount: bytes(total - free) }), "bad");
       else if (await confirm(pairQuestion(pair, total, free))) await order(pair);

@@ -28,51 +28,56 @@ function gain(measured) {
   return { gainTone, gainWords: times(measured.ratio), measuredWords: `${speed} · ${length}`, acceptedWords };
 }
 
-export function candidateRow(each, { view, chosen }) {
-  const isText = each.origin === "text";
-  const name = ORIGINS[each.origin]?.(each.method) ?? each.id;
+export function candidateRow(candidate, { view, chosen }) {
+  const isText = candidate.origin === "text";
+  const name = ORIGINS[candidate.origin]?.(candidate.method) ?? candidate.id;
   const alone = view.model.footprint;
-  const isCrowded = !each.has_room && !isText && alone.fits;
-  const tokens = TOKENS[each.tokens];
+  const isCrowded = !candidate.has_room && !isText && alone.fits;
+  const tokens = TOKENS[candidate.tokens];
   return {
-    ...each,
-    ...gain(each.measured),
+    ...candidate,
+    ...gain(candidate.measured),
     name,
-    methodWords: methodWords(each.method),
-    frame: each.in_use ? "used" : "",
-    useWords: each.in_use ? (view.model.state === "loaded" ? t("drafts.in_use") : t("drafts.is_planned")) : "",
+    methodWords: methodWords(candidate.method),
+    frame: candidate.in_use ? "used" : "",
+    useWords: candidate.in_use ? (view.model.state === "loaded" ? t("drafts.in_use") : t("drafts.is_planned")) : "",
     tokensTone: tokens.tone,
     tokensWords: tokens.words(),
-    fitWords: each.tokens === "other" ? t("drafts.tokens_other") : t("drafts.no_fit"),
-    isUnusual: !each.is_usual && !each.refusal,
-    memoryWords: isText ? t("drafts.no_memory") : bytes(each.extra.total_bytes),
-    memoryParts: isText ? "" : memoryWords(each.extra),
-    rollbackWords: isText ? t("drafts.no_rollback") : cacheWords(each.rollback),
-    rollbackTitle: cacheTitle(each.rollback),
-    liveWords: liveWords(view.counts[each.method]),
-    roomWords: isCrowded ? t("drafts.no_room", { total: bytes(alone.total_bytes + each.extra.total_bytes), ceiling: bytes(view.ceiling_bytes) }) : "",
-    unavailableWords: reasonWords(each.unavailable),
-    isChosen: chosen[each.method] === each.id,
-    cannotChoose: !each.has_room,
-    canAttach: !isText && each.has_room,
+    fitWords: candidate.tokens === "other" ? t("drafts.tokens_other") : t("drafts.no_fit"),
+    isUnusual: !candidate.is_usual && !candidate.refusal,
+    memoryWords: isText ? t("drafts.no_memory") : bytes(candidate.extra.total_bytes),
+    memoryParts: isText ? "" : memoryWords(candidate.extra),
+    rollbackWords: isText ? t("drafts.no_rollback") : cacheWords(candidate.rollback),
+    rollbackTitle: cacheTitle(candidate.rollback),
+    liveWords: liveWords(view.counts[candidate.method]),
+    roomWords: isCrowded
+      ? t("drafts.no_room", {
+          total: bytes(alone.total_bytes + candidate.extra.total_bytes),
+          ceiling: bytes(view.ceiling_bytes),
+        })
+      : "",
+    unavailableWords: reasonWords(candidate.unavailable),
+    isChosen: chosen[candidate.method] === candidate.id,
+    cannotChoose: !candidate.has_room,
+    canAttach: !isText && candidate.has_room,
     chooseWords: t("drafts.choose_named", { name }),
     attachWords: t("drafts.attach_named", { name }),
   };
 }
 
-export function offerRow(each, download) {
+export function offerRow(offer, download) {
   const isComing = ["queued", "running", "paused"].includes(download?.state);
   return {
-    ...each,
-    name: each.repository || t("drafts.inside"),
-    methodWords: methodWords(each.method),
-    sizeWords: each.size_bytes ? t("drafts.about", { size: bytes(each.size_bytes) }) : "",
-    canDownload: Boolean(each.repository),
-    hint: each.repository ? "" : t("drafts.inside_original"),
-    roomWords: each.has_room ? "" : t("drafts.no_room_published"),
+    ...offer,
+    name: offer.repository || t("drafts.inside"),
+    methodWords: methodWords(offer.method),
+    sizeWords: offer.size_bytes ? t("drafts.about", { size: bytes(offer.size_bytes) }) : "",
+    canDownload: Boolean(offer.repository),
+    hint: offer.repository ? "" : t("drafts.inside_original"),
+    roomWords: offer.has_room ? "" : t("drafts.no_room_published"),
     isComing,
     fraction: download?.total_bytes ? download.done_bytes / download.total_bytes : 0,
     actionWords: isComing ? t("drafts.coming") : t("drafts.download"),
-    actionLabel: t("drafts.download_named", { name: each.repository }),
+    actionLabel: t("drafts.download_named", { name: offer.repository }),
   };
 }

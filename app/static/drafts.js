@@ -31,7 +31,8 @@ component("drafts", () => ({
       if (ended) this.read();
     });
     live("state", (state) => {
-      const unit = JSON.stringify(state.models.filter((each) => each.id === data.model.id).map((each) => [each.state, each.draft_ids, each.methods]));
+      const models = state.models.filter((model) => model.id === data.model.id);
+      const unit = JSON.stringify(models.map((model) => [model.state, model.draft_ids, model.methods]));
       if (this.units && unit !== this.units) this.read();
       this.units = unit;
     });
@@ -56,21 +57,21 @@ component("drafts", () => ({
     return Boolean(this.view) && !this.isNoMain;
   },
   get rows() {
-    const told = { view: this.view, chosen: this.chosen };
-    return this.view.candidates.map((each) => candidateRow(each, told));
+    const picker = { view: this.view, chosen: this.chosen };
+    return this.view.candidates.map((candidate) => candidateRow(candidate, picker));
   },
   get fitting() {
-    return this.rows.filter((each) => !each.refusal);
+    return this.rows.filter((row) => !row.refusal);
   },
   get refused() {
-    return this.rows.filter((each) => each.refusal);
+    return this.rows.filter((row) => row.refusal);
   },
   get refusedWords() {
     return t.n("drafts.refused", this.refused.length);
   },
   get offers() {
-    const coming = (each) => this.downloads.find((download) => download.repository === each.repository);
-    return this.view.published.map((each) => offerRow(each, coming(each)));
+    const coming = (offer) => this.downloads.find((download) => download.repository === offer.repository);
+    return this.view.published.map((offer) => offerRow(offer, coming(offer)));
   },
   get isChoosing() {
     return this.who === "chosen";
@@ -88,7 +89,7 @@ component("drafts", () => ({
     return this.view.elsewhere.length ? t("drafts.elsewhere", { names: this.view.elsewhere.join(", ") }) : "";
   },
   get chosenWords() {
-    const names = this.rows.filter((each) => each.isChosen).map((each) => each.name);
+    const names = this.rows.filter((row) => row.isChosen).map((row) => row.name);
     return this.who === "chosen" ? names.join(", ") || t("drafts.none_chosen") : "";
   },
   get policyWords() {
@@ -102,8 +103,8 @@ component("drafts", () => ({
     return footprint ? memoryWords(footprint) : t("core.none");
   },
   get extraWords() {
-    const used = this.rows.filter((each) => (this.who === "chosen" ? each.isChosen : each.in_use));
-    return bytes(used.reduce((sum, each) => sum + each.extra.total_bytes, 0));
+    const used = this.rows.filter((row) => (this.who === "chosen" ? row.isChosen : row.in_use));
+    return bytes(used.reduce((sum, row) => sum + row.extra.total_bytes, 0));
   },
   get ceilingWords() {
     return this.view.ceiling_bytes ? bytes(this.view.ceiling_bytes) : t("core.none");
@@ -127,8 +128,10 @@ component("drafts", () => ({
     if (this.view && this.saved !== JSON.stringify(this.wanted())) return void (this.view = view);
     const isSaved = ({ id, method }) => (choice.drafts === null || !id || choice.drafts.includes(id)) && (choice.methods === null || choice.methods.includes(method));
     this.who = choice.drafts === null && choice.methods === null ? "usual" : "chosen";
-    const ticked = view.candidates.filter((each) => (this.who === "usual" || choice.drafts === null ? each.in_use : true) && isSaved(each));
-    this.chosen = Object.fromEntries(ticked.map((each) => [each.method, each.id]));
+    const ticked = view.candidates.filter(
+      (candidate) => (this.who === "usual" || choice.drafts === null ? candidate.in_use : true) && isSaved(candidate),
+    );
+    this.chosen = Object.fromEntries(ticked.map((candidate) => [candidate.method, candidate.id]));
     this.length = choice.num_draft_tokens ? "fixed" : "governor";
     this.tokens = choice.num_draft_tokens ?? 4;
     this.policy = choice.policy ?? "";
@@ -137,15 +140,15 @@ component("drafts", () => ({
     this.saved = JSON.stringify(this.wanted());
   },
   takeDownloads(value) {
-    const done = (list) => list.filter((each) => each.state === "done").length;
+    const done = (list) => list.filter((download) => download.state === "done").length;
     const had = this.downloads;
     this.downloads = value.downloads;
     if (done(value.downloads) > done(had) && had.length) this.read();
   },
 
-  choose(each, event) {
-    const { [each.method]: _, ...others } = this.chosen;
-    this.chosen = event.target.checked ? { ...others, [each.method]: each.id } : others;
+  choose(candidate, event) {
+    const { [candidate.method]: _, ...others } = this.chosen;
+    this.chosen = event.target.checked ? { ...others, [candidate.method]: candidate.id } : others;
   },
   wanted() {
     const isOwn = this.who === "chosen" && this.policy !== "off";
@@ -177,17 +180,19 @@ component("drafts", () => ({
     }
     this.isBusy = false;
   },
-  async attach(each) {
+  async attach(candidate) {
     this.isBusy = true;
     await attempt(async () => {
-      const { measuring } = await api("POST", "/admin/api/drafts/attach", { model: data.model.id, draft: each.id });
-      toast(measuring ? t("drafts.attached", { name: each.name }) : t("drafts.attached_only", { name: each.name }), "good");
+      const body = { model: data.model.id, draft: candidate.id };
+      const { measuring } = await api("POST", "/admin/api/drafts/attach", body);
+      const { name } = candidate;
+      toast(measuring ? t("drafts.attached", { name }) : t("drafts.attached_only", { name }), "good");
       await this.read();
     });
     this.isBusy = false;
   },
-  async download(each) {
-    const body = { repository: each.repository, drafts_for: data.model.id };
-    await attempt(() => api("POST", "/admin/api/downloads", body), t("drafts.is_coming", { name: each.repository }));
+  async download(offer) {
+    const body = { repository: offer.repository, drafts_for: data.model.id };
+    await attempt(() => api("POST", "/admin/api/downloads", body), t("drafts.is_coming", { name: offer.repository }));
   },
 }));

@@ -95,10 +95,10 @@ component("sessions", () => ({
   async load() {
     try {
       const { sessions } = await api("GET", "/admin/api/session");
-      this.rows = sessions.map((each) => ({
-        ...each,
-        browserWords: each.browser || t("sessions.unknown"),
-        seenWords: t("sessions.seen", { ago: ago(each.seen_at) }),
+      this.rows = sessions.map((session) => ({
+        ...session,
+        browserWords: session.browser || t("sessions.unknown"),
+        seenWords: t("sessions.seen", { ago: ago(session.seen_at) }),
       }));
       this.problem = "";
     } catch (error) {

@@ -23,7 +23,7 @@ const lineOf = (line) => {
     clock: clock.format(moment),
     datetime: moment.toISOString(),
     ...parted(line),
-    found: `${line.text}\n${line.trace}`.toLowerCase(),
+    searchable: `${line.text}\n${line.trace}`.toLowerCase(),
   };
 };
 
@@ -52,7 +52,7 @@ component("logs", () => ({
     const wanted = this.text.toLowerCase();
     return this.lines.filter(
       (line) =>
-        LEVELS.indexOf(line.level) >= lowest && line.logger.startsWith(this.logger) && line.found.includes(wanted),
+        LEVELS.indexOf(line.level) >= lowest && line.logger.startsWith(this.logger) && line.searchable.includes(wanted),
     );
   },
   // The last ones; the rest of them when asked for, so that no page stands still to draw lines that nobody reads.

@@ -41,10 +41,10 @@ function parse(lines, code, depth) {
     }
     const readers = depth < MAX_DEPTH ? READERS : [readParagraph];
     for (const read of readers) {
-      const found = read(lines, at, code, depth);
-      if (!found) continue;
-      nodes.push(found[0]);
-      at = found[1];
+      const block = read(lines, at, code, depth);
+      if (!block) continue;
+      nodes.push(block[0]);
+      at = block[1];
       break;
     }
   }
@@ -90,10 +90,10 @@ function readList(lines, at, code, depth) {
   let isLoose = false;
   let next = at;
   while (next < lines.length) {
-    const found = ITEM.exec(lines[next]);
-    if (!found || kindOf(found[2]) !== kindOf(mark) || RULE.test(lines[next])) break;
-    const end = endOfItem(lines, next, found);
-    const content = parse(contentOf(lines.slice(next, end), found), code, depth + 1);
+    const item = ITEM.exec(lines[next]);
+    if (!item || kindOf(item[2]) !== kindOf(mark) || RULE.test(lines[next])) break;
+    const end = endOfItem(lines, next, item);
+    const content = parse(contentOf(lines.slice(next, end), item), code, depth + 1);
     items.push(content.nodes);
     next = behindBlanks(lines, end);
     isLoose ||= content.isLoose || (next > end && next < lines.length && kindOf(ITEM.exec(lines[next])?.[2] ?? "") === kindOf(mark));
@@ -106,8 +106,8 @@ function readList(lines, at, code, depth) {
 const indentOf = ([, indent, mark, space]) => indent.length + mark.length + (space.length >= 1 && space.length <= 4 ? space.length : 1);
 
 // An item goes on with what is indented below it, and with the rest of its paragraph.
-function endOfItem(lines, at, found) {
-  const indent = indentOf(found);
+function endOfItem(lines, at, item) {
+  const indent = indentOf(item);
   for (let end = at + 1; ; ) {
     const next = behindBlanks(lines, end);
     if (next === lines.length) return end;
@@ -117,10 +117,10 @@ function endOfItem(lines, at, found) {
   }
 }
 
-function contentOf(lines, found) {
-  const indent = indentOf(found);
+function contentOf(lines, item) {
+  const indent = indentOf(item);
   const rest = lines.slice(1).map((line) => line.slice(Math.min(indent, Math.max(0, line.search(/\S/)))));
-  return [lines[0].slice(found[0].length).replace(TASK, (_, done) => (done === " " ? "☐ " : "☑ ")), ...rest];
+  return [lines[0].slice(item[0].length).replace(TASK, (_, done) => (done === " " ? "☐ " : "☑ ")), ...rest];
 }
 
 const tight = (nodes) => nodes.flatMap((node) => (node.tagName === "P" ? [...node.childNodes] : [node]));

@@ -34,9 +34,9 @@ export function inline(text, inLink = false) {
   const ends = endsOf(text);
   const line = new Line();
   let at = 0;
-  for (let found = pieces.exec(text); found; found = pieces.exec(text)) {
-    line.text(text.slice(at, found.index));
-    at = pieces.lastIndex = take(line, text, found, ends, inLink);
+  for (let piece = pieces.exec(text); piece; piece = pieces.exec(text)) {
+    line.text(text.slice(at, piece.index));
+    at = pieces.lastIndex = take(line, text, piece, ends, inLink);
   }
   line.text(text.slice(at));
   return line.end();
@@ -55,16 +55,16 @@ function endsOf(text) {
 }
 
 // Adds what was found to the line; answers where to read on.
-function take(line, text, found, ends, inLink) {
-  const [whole, escaped, ticks, bracket, angled, bare, marks, , entity] = found;
-  const next = found.index + whole.length;
+function take(line, text, piece, ends, inLink) {
+  const [whole, escaped, ticks, bracket, angled, bare, marks, , entity] = piece;
+  const next = piece.index + whole.length;
   if (escaped) line.text(escaped);
   else if (entity) line.text(ENTITIES[entity]);
   else if (ticks) return takeCode(line, text, ticks, next, ends.ticks);
   else if (bracket) return takeLink(line, text, bracket, next, inLink ? -1 : ends.brackets.get(next - 1));
   else if (angled) line.add(...link(angled, [angled]));
-  else if (bare) return takeAddress(line, bare, found.index, inLink);
-  else if (marks) line.mark(marks, text[found.index - 1] ?? " ", text[next] ?? " ");
+  else if (bare) return takeAddress(line, bare, piece.index, inLink);
+  else if (marks) line.mark(marks, text[piece.index - 1] ?? " ", text[next] ?? " ");
   else line.add(make("br"));
   return next;
 }
@@ -116,14 +116,14 @@ class Line {
     let left = canClose ? this.close(sign, marks.length) : marks.length;
     if (!left) return;
     this.pieces.push(sign.repeat(left));
-    const waiting = this.open.reduce((sum, each) => sum + each.left, left);
+    const waiting = this.open.reduce((sum, mark) => sum + mark.left, left);
     if (canOpen && waiting <= MAX_OPEN) this.open.push({ sign, left, at: this.pieces.length - 1 });
   }
 
   // Wraps what stands since the nearest open mark of this sign, as often as both have marks left.
   close(sign, count) {
     while (count) {
-      const index = this.open.findLastIndex((each) => each.sign === sign);
+      const index = this.open.findLastIndex((mark) => mark.sign === sign);
       if (index < 0) return count;
       const opener = this.open[index];
       const used = sign === "~" ? 2 : Math.min(2, count, opener.left);

@@ -3,7 +3,7 @@
 import { bytes, number, t } from "./core.js";
 
 // One method, or several joined by "+", by the name that each method gives itself; `method.auto` and `method.off` too.
-export const methodWords = (method) => method.split("+").map((each) => t.or(`method.${each}`, each)).join(" + ");
+export const methodWords = (method) => method.split("+").map((name) => t.or(`method.${name}`, name)).join(" + ");
 
 const POLICIES = {
   single: () => t("drafts.policy_single"),
@@ -36,9 +36,9 @@ const FAMILIES = {
   alone: () => [t("cache.alone"), t("cache.alone_title")],
   apart: () => [t("cache.apart"), t("cache.apart_title")],
 };
-const told = (families) => families.map((family) => FAMILIES[family]?.() ?? [family, ""]);
-export const cacheWords = (families) => told(families).map(([words]) => words).join(" + ") || t("core.none");
-export const cacheTitle = (families) => told(families).map(([, title]) => title).join(" ");
+const familyWords = (families) => families.map((family) => FAMILIES[family]?.() ?? [family, ""]);
+export const cacheWords = (families) => familyWords(families).map(([words]) => words).join(" + ") || t("core.none");
+export const cacheTitle = (families) => familyWords(families).map(([, title]) => title).join(" ");
 
 // The parts of what a model would take, against the ceiling.
 export const memoryWords = (footprint) =>
@@ -53,7 +53,7 @@ export const tooLargeWords = (footprint) =>
 
 const PARAMETERS = [[1e9, "B"], [1e6, "M"], [1e3, "K"]];
 export function parameterWords(count) {
-  const [scale, letter] = PARAMETERS.find(([each]) => count >= each) ?? [1, ""];
+  const [scale, letter] = PARAMETERS.find(([power]) => count >= power) ?? [1, ""];
   return count ? `${number(count / scale, count / scale < 10 ? 1 : 0)}${letter}` : "";
 }
 export const bitWords = (bits) => (bits ? t("model.bits", { bits }) : "");
@@ -74,9 +74,9 @@ export const settingsCall = (id) => `/admin/api/models/${path(id)}/settings`;
 
 // What the live topic `state` says of one model, or null.
 export function liveStateOf(state, id) {
-  const loading = state.loading.find((each) => each.id === id);
+  const loading = state.loading.find((model) => model.id === id);
   if (loading) return { state: "loading", fraction: loading.fraction };
-  const loaded = state.models.find((each) => each.id === id);
+  const loaded = state.models.find((model) => model.id === id);
   if (!loaded) return null;
   return { state: loaded.state === "ready" ? "loaded" : loaded.state, fraction: 1, loaded };
 }

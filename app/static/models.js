@@ -81,7 +81,9 @@ component("models", () => ({
   get shown() {
     const wanted = this.filter.trim().toLowerCase().split(/\s+/);
     const fits = (text) => wanted.every((word) => text.includes(word));
-    return this.rows.filter((each) => KINDS[this.kind](each) && fits(`${each.id} ${each.alias} ${each.model_type}`.toLowerCase()));
+    return this.rows.filter(
+      (model) => KINDS[this.kind](model) && fits(`${model.id} ${model.alias} ${model.model_type}`.toLowerCase()),
+    );
   },
   get summary() {
     if (!this.isRead) return "";

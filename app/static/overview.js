@@ -22,8 +22,8 @@ function ceiling(highest) {
 
 // Tokens per second over the last minutes; the last place is the minute up to now.
 function byMinutes({ tokens }, minutes, count) {
-  const recent = tokens.slice(-60).reduce((sum, each) => sum + each, 0);
-  return [...minutes.slice(1 - count), recent].map((each) => each / 60);
+  const recent = tokens.slice(-60).reduce((sum, perSecond) => sum + perSecond, 0);
+  return [...minutes.slice(1 - count), recent].map((perMinute) => perMinute / 60);
 }
 const RANGES = {
   minutes: { period: 1, speeds: (pace) => smooth(pace.tokens) },

@@ -53,10 +53,10 @@ component("pays", () => ({
     return this.report.cells;
   },
   get cell() {
-    return this.shownCells.find((each) => each.rows === this.shownRows) ?? this.shownCells[0] ?? null;
+    return this.shownCells.find((cell) => cell.rows === this.shownRows) ?? this.shownCells[0] ?? null;
   },
   get cells() {
-    return this.shownCells.map((each) => ({ ...each, words: cellWords(each), isShown: each === this.cell }));
+    return this.shownCells.map((cell) => ({ ...cell, words: cellWords(cell), isShown: cell === this.cell }));
   },
   get hasCells() {
     return this.shownCells.length > 0;
@@ -64,7 +64,7 @@ component("pays", () => ({
   get settings() {
     if (!this.cell) return [];
     const shown = this.isWhole ? this.cell.settings : telling(this.cell);
-    return shown.map((each) => settingRow(each, this.cell));
+    return shown.map((setting) => settingRow(setting, this.cell));
   },
   get hasMore() {
     return Boolean(this.cell) && telling(this.cell).length < this.cell.settings.length;
@@ -106,8 +106,9 @@ component("pays", () => ({
     return this.elsewhere.length && this.changes.length ? t("drafts.elsewhere", { names: this.elsewhere.join(", ") }) : "";
   },
   get plotWords() {
-    const told = this.settings.filter((each) => each.method !== "off").map((each) => `${each.words}: ${times(each.ratio)}`);
-    return t("pays.plot", { settings: told.join("; ") });
+    const drafting = this.settings.filter((setting) => setting.method !== "off");
+    const gains = drafting.map((setting) => `${setting.words}: ${times(setting.ratio)}`);
+    return t("pays.plot", { settings: gains.join("; ") });
   },
   get rows() {
     return this.kept.map((row) => historyRow(row, this.opened));
@@ -198,13 +199,14 @@ component("pays", () => ({
   applyRecommended() {
     return this.apply({});
   },
-  canPick(each) {
-    return this.isFinal && !each.isInUse;
+  canPick(setting) {
+    return this.isFinal && !setting.isInUse;
   },
-  async pick(each) {
-    const wording = { title: each.pickWords, text: changeLines(each.changes), action: t("pays.apply_these") };
+  async pick(setting) {
+    const wording = { title: setting.pickWords, text: changeLines(setting.changes), action: t("pays.apply_these") };
     if (!(await confirm(wording))) return;
-    await this.apply({ method: each.method, num_draft_tokens: each.num_draft_tokens || null, rows: this.cell.rows });
+    const { method, num_draft_tokens: length } = setting;
+    await this.apply({ method, num_draft_tokens: length || null, rows: this.cell.rows });
   },
   async apply(body) {
     this.isBusy = true;

@@ -10,24 +10,30 @@ const APART = 0.07;
 
 // Round ratios up to the top, 1.0× among them: at most six.
 function ratios(most) {
-  const step = [0.25, 0.5, 1, 2, 5, 10, 20, 50].find((each) => most / each <= 6) ?? most / 2;
+  const step = [0.25, 0.5, 1, 2, 5, 10, 20, 50].find((ratio) => most / ratio <= 6) ?? most / 2;
   return Array.from({ length: Math.floor(most / step) + 1 }, (_, count) => count * step);
 }
 
 // Lengths lie as far apart as their logarithms; methods of one length beside one another, so that their spreads can be told apart.
 function shape(cell) {
-  const drafting = cell.settings.filter((each) => each.num_draft_tokens);
-  const lengths = [...new Set(drafting.map((each) => each.num_draft_tokens))].sort((one, other) => one - other);
-  const methods = [...new Set(drafting.map((each) => each.method))];
+  const drafting = cell.settings.filter((setting) => setting.num_draft_tokens);
+  const lengths = [...new Set(drafting.map((setting) => setting.num_draft_tokens))].sort((low, high) => low - high);
+  const methods = [...new Set(drafting.map((setting) => setting.method))];
   const ends = lengths.length ? [Math.log2(lengths[0]) - EDGE, Math.log2(lengths.at(-1)) + EDGE] : [0, 1];
-  const find = (method) => cell.settings.find((each) => each.method === method);
+  const find = (method) => cell.settings.find((setting) => setting.method === method);
   const across = (method) => (find(method) ? ends.map((place) => [place, find(method).tokens_per_second]) : []);
   const along = (method, at) => drafting
-    .filter((each) => each.method === method)
-    .map((each) => [Math.log2(each.num_draft_tokens) + APART * (at - (methods.length - 1) / 2), each.tokens_per_second, each.slowest, each.fastest])
-    .sort(([one], [other]) => one - other);
+    .filter((setting) => setting.method === method)
+    .map((setting) => [
+      Math.log2(setting.num_draft_tokens) + APART * (at - (methods.length - 1) / 2),
+      setting.tokens_per_second,
+      setting.slowest,
+      setting.fastest,
+    ])
+    .sort(([place], [other]) => place - other);
   const plain = find("off").tokens_per_second;
-  const top = Math.max(1, ...cell.settings.map((each) => (each.num_draft_tokens ? each.fastest : each.tokens_per_second))) * 1.05;
+  const tops = cell.settings.map((setting) => (setting.num_draft_tokens ? setting.fastest : setting.tokens_per_second));
+  const top = Math.max(1, ...tops) * 1.05;
   return {
     x: ends,
     top,
@@ -41,7 +47,7 @@ function shape(cell) {
       ...methods.map((method, at) => (
         { label: methodWords(method), colour: COLOURS[at % COLOURS.length], hasDots: true, points: along(method, at) }
       )),
-    ].filter((each) => each.points.length),
+    ].filter((line) => line.points.length),
   };
 }
 

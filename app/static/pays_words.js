@@ -10,7 +10,7 @@ export function settingWords({ method, num_draft_tokens: length }) {
 }
 
 export const isAlone = (cell) => cell.rows === 1 && cell.context <= 128;
-const bestOf = (cell) => cell.settings.find((each) => each.name === cell.best);
+const bestOf = (cell) => cell.settings.find((setting) => setting.name === cell.best);
 
 // One cell in a sentence.
 function verdictWords(cell) {
@@ -18,8 +18,8 @@ function verdictWords(cell) {
   if (cell.verdict === "plain") return t("pays.plain_wins");
   if (cell.verdict === "none") return t("pays.nothing");
   const best = bestOf(cell);
-  const told = { setting: settingWords(best), method: methodWords(best.used), gain: times(best.ratio) };
-  return best.method === "auto" && best.used ? t("pays.governor_wins", told) : t("pays.method_wins", told);
+  const values = { setting: settingWords(best), method: methodWords(best.used), gain: times(best.ratio) };
+  return best.method === "auto" && best.used ? t("pays.governor_wins", values) : t("pays.method_wins", values);
 }
 
 export function answerOf(report) {
@@ -27,15 +27,15 @@ export function answerOf(report) {
   return cell ? verdictWords(cell) : t("pays.nothing");
 }
 export function batchOf(report) {
-  const cell = report.cells.find((each) => each.rows > 1 && each.context <= 128);
+  const cell = report.cells.find((batch) => batch.rows > 1 && batch.context <= 128);
   return cell && cell.verdict !== "none" ? t("pays.batch", { count: number(cell.rows), verdict: verdictWords(cell) }) : "";
 }
 
 // What there is to do: nothing, where nothing is clear, or where it is done.
 export function adviceWords({ choice, advice, cells }) {
-  if (!advice || advice.changes.length || !cells.some((each) => each.verdict !== "none")) return "";
+  if (!advice || advice.changes.length || !cells.some((cell) => cell.verdict !== "none")) return "";
   if (choice === null) return t("pays.keep");
-  const kept = cells.flatMap((cell) => cell.settings).find((each) => each.name === advice.kept);
+  const kept = cells.flatMap((cell) => cell.settings).find((setting) => setting.name === advice.kept);
   return kept ? t("pays.kept", { setting: settingWords(kept) }) : t("pays.in_use_already");
 }
 
@@ -44,7 +44,7 @@ const DOUBTS = {
   unsteady: (amount) => t("pays.unsteady", { share: share(amount) }),
   disturbed: (amount) => t.n("pays.disturbed", amount),
 };
-export const doubtsOf = (report) => report.doubts.map((each) => DOUBTS[each.kind](each.amount));
+export const doubtsOf = (report) => report.doubts.map((doubt) => DOUBTS[doubt.kind](doubt.amount));
 
 const listed = (values) => values.join(", ") || t("pays.value_none");
 const VALUES = {
@@ -57,30 +57,31 @@ const VALUES = {
 };
 export function changeRow({ name, old, new: fresh }) {
   const { name: title, unset, words } = VALUES[name];
-  const value = (each) => (each === null ? unset() : words(each));
+  const value = (raw) => (raw === null ? unset() : words(raw));
   return { name, title: title(), words: t("pays.change", { old: value(old), new: value(fresh) }) };
 }
-export const changeLines = (changes) => changes.map((each) => changeRow(each)).map((each) => `${each.title}: ${each.words}`).join("\n");
+export const changeLines = (changes) =>
+  changes.map((change) => changeRow(change)).map((row) => `${row.title}: ${row.words}`).join("\n");
 
 // Nothing where there is none, as after a single round.
 const range = (low, high, write) => (write(low) === write(high) ? "" : t("pays.range", { low: write(low), high: write(high) }));
 const speed = (value) => number(value, value < 100 ? 1 : 0);
 
-export function settingRow(each, cell) {
-  const words = settingWords(each);
-  const isMixed = each.method === "auto" && each.used;
-  const isPlain = each.method === "off";
+export function settingRow(setting, cell) {
+  const words = settingWords(setting);
+  const isMixed = setting.method === "auto" && setting.used;
+  const isPlain = setting.method === "off";
   return {
-    ...each,
-    words: isMixed ? t("pays.mostly", { setting: words, method: methodWords(each.used) }) : words,
-    frame: each.name === cell.best ? "best" : "",
-    isInUse: each.changes?.length === 0,
-    speedWords: speed(each.tokens_per_second),
-    speedRange: range(each.slowest, each.fastest, speed),
-    ratioWords: isPlain ? t("core.none") : times(each.ratio),
-    ratioRange: isPlain ? "" : range(each.low, each.high, (value) => number(value, 2)),
-    acceptedWords: each.acceptance === null ? t("core.none") : percent(each.acceptance),
-    cycleWords: each.tokens_per_cycle === null ? t("core.none") : number(each.tokens_per_cycle, 2),
+    ...setting,
+    words: isMixed ? t("pays.mostly", { setting: words, method: methodWords(setting.used) }) : words,
+    frame: setting.name === cell.best ? "best" : "",
+    isInUse: setting.changes?.length === 0,
+    speedWords: speed(setting.tokens_per_second),
+    speedRange: range(setting.slowest, setting.fastest, speed),
+    ratioWords: isPlain ? t("core.none") : times(setting.ratio),
+    ratioRange: isPlain ? "" : range(setting.low, setting.high, (value) => number(value, 2)),
+    acceptedWords: setting.acceptance === null ? t("core.none") : percent(setting.acceptance),
+    cycleWords: setting.tokens_per_cycle === null ? t("core.none") : number(setting.tokens_per_cycle, 2),
     pickWords: t("pays.pick_named", { setting: words }),
   };
 }
@@ -88,8 +89,12 @@ export function settingRow(each, cell) {
 // No drafting, the governor, the best length of each method, and what a cell speaks for or is in use.
 export function telling(cell) {
   const tops = new Map();
-  for (const each of cell.settings) if (!(tops.get(each.method)?.ratio > each.ratio)) tops.set(each.method, each);
-  return cell.settings.filter((each) => tops.get(each.method) === each || each.name === cell.best || each.changes?.length === 0);
+  for (const setting of cell.settings) {
+    if (!(tops.get(setting.method)?.ratio > setting.ratio)) tops.set(setting.method, setting);
+  }
+  return cell.settings.filter(
+    (setting) => tops.get(setting.method) === setting || setting.name === cell.best || setting.changes?.length === 0,
+  );
 }
 export const cellWords = (cell) => t.n(cell.context > 128 ? "pays.rows_long" : "pays.rows_count", cell.rows, { tokens: number(cell.context) });
 

@@ -45,7 +45,7 @@ component("request", () => ({
   request: data.request,
 
   init() {
-    live("requests", (now) => this.refresh(now.recent.find((each) => each.id === this.request.id)));
+    live("requests", (now) => this.refresh(now.recent.find((request) => request.id === this.request.id)));
   },
 
   get runs() {
@@ -67,7 +67,7 @@ component("request", () => ({
 
   get phases() {
     const { total, ...known } = this.figures.seconds;
-    const rest = total - Object.values(known).reduce((sum, each) => sum + each, 0);
+    const rest = total - Object.values(known).reduce((sum, length) => sum + length, 0);
     return pieces(PHASES, { ...known, other: rest > total / 100 ? rest : 0 });
   },
   get parts() {
@@ -85,12 +85,14 @@ component("request", () => ({
     });
   },
   get methods() {
-    return Object.entries(this.figures.speculation.methods).map(([name, each]) => ({
-      ...each,
+    return Object.entries(this.figures.speculation.methods).map(([name, counts]) => ({
+      ...counts,
       name,
       words: methodWords(name),
-      kept: each.drafted ? `${number(each.accepted)} (${percent(each.accepted / each.drafted)})` : t("core.none"),
-      per_cycle: each.cycles ? 1 + each.accepted / each.cycles : 0,
+      kept: counts.drafted
+        ? `${number(counts.accepted)} (${percent(counts.accepted / counts.drafted)})`
+        : t("core.none"),
+      per_cycle: counts.cycles ? 1 + counts.accepted / counts.cycles : 0,
     }));
   },
 

@@ -6,7 +6,7 @@ import { callerWords, requestWords } from "./running.js";
 const ADDRESS = "/admin/api/requests";
 const FINE = ["stop", "length", "tool_calls"];
 
-const seen = new Set([...data.page.requests, ...data.now.recent].map((each) => each.id));
+const seen = new Set([...data.page.requests, ...data.now.recent].map((request) => request.id));
 
 function passes(request, model, outcome) {
   if (model && request.model !== model) return false;
@@ -51,14 +51,14 @@ component("requests", () => ({
   take(now) {
     this.running = now.running;
     this.open = now.open;
-    const newer = new Map(now.recent.map((each) => [each.id, each]));
-    this.rows = this.rows.map((each) => newer.get(each.id) ?? each);
-    const fresh = now.recent.filter((each) => !seen.has(each.id));
-    fresh.forEach((each) => seen.add(each.id));
+    const newer = new Map(now.recent.map((request) => [request.id, request]));
+    this.rows = this.rows.map((row) => newer.get(row.id) ?? row);
+    const fresh = now.recent.filter((request) => !seen.has(request.id));
+    fresh.forEach((request) => seen.add(request.id));
     if (fresh.length > 1 && fresh.length === now.recent.length) return this.read();
     this.total += fresh.length;
-    this.rows = [...fresh.filter((each) => passes(each, this.model, this.outcome)), ...this.rows];
-    const unknown = fresh.map((each) => each.model).filter((name) => !this.models.includes(name));
+    this.rows = [...fresh.filter((request) => passes(request, this.model, this.outcome)), ...this.rows];
+    const unknown = fresh.map((request) => request.model).filter((name) => !this.models.includes(name));
     if (!unknown.length) return null;
     return (this.models = [...new Set([...this.models, ...unknown])].sort());
   },

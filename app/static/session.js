@@ -46,9 +46,9 @@ const form = (path, body, next = wanted) => ({
   },
 
   async submit() {
-    const found = this.check?.();
-    if (found) this.refuse(...found);
-    if (found || this.isBusy) return;
+    const mistake = this.check?.();
+    if (mistake) this.refuse(...mistake);
+    if (mistake || this.isBusy) return;
     this.problem = "";
     this.isBusy = true;
     try {

@@ -63,7 +63,7 @@ export const settingRow = (own) => Object.defineProperties({
   dropWords: (entry) => t("settings.remove_entry", { entry }),
 
   drop(entry) {
-    this.value = this.entries.filter((each) => each !== entry).join("\n");
+    this.value = this.entries.filter((other) => other !== entry).join("\n");
     return this.save();
   },
 

@@ -17,7 +17,7 @@ const placeRow = ({ source, folder, count, bytes: size }) => ({
 });
 
 component("welcome", () => ({
-  found: data.found.map(placeRow),
+  places: data.found.map(placeRow),
   problem: "",
   reachWords: "",
   nextAddress: data.next ? `/admin/welcome?step=${data.next}` : "/admin/",
@@ -33,8 +33,8 @@ component("welcome", () => ({
   },
 
   async look() {
-    const { found } = await api("GET", ADDRESS).catch(() => ({ found: null }));
-    if (found) this.found = found.map(placeRow);
+    const { found: places } = await api("GET", ADDRESS).catch(() => ({ found: null }));
+    if (places) this.places = places.map(placeRow);
   },
 
   // That the hub cannot be reached is said before anybody orders.

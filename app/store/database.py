@@ -29,7 +29,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 from sqlmodel import SQLModel
 
 from app.core.errors import StoreUnavailable
-from app.core.own_files import open_own, own_files
+from app.machine.own_files import open_own, own_files
 from app.store import stored_json
 from app.store.glance import LOCKED_DOWN
 from app.store.tables import TABLES

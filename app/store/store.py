@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session
 
 from app.core.errors import StoreUnavailable
-from app.core.installation import this_installation
+from app.machine.installation import this_installation
 from app.store import database, glance
 from app.store.glance import LOCKED_DOWN
 from app.store.tables import SettingRow

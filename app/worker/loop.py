@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 
 from app.core.clock import Clock
 from app.core.errors import PacelineError, QueueFull
-from app.core.host import PRESSURES, Pressure, memory_pressure
 from app.core.messages import (
+    PRESSURES,
     Cancel,
     ClearPrefixes,
     Event,
@@ -23,12 +23,14 @@ from app.core.messages import (
     LoadProgress,
     ModelLoaded,
     ModelUnloaded,
+    Pressure,
     Snapshot,
     UnloadModel,
     failed_frame,
     short_text,
 )
-from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, PoolEvent
+from app.engine.loading.pool import EnginePool, Evicted, Loaded, LoadFailed, PoolEvent
+from app.machine.host import memory_pressure
 from app.worker.channel import CrashNote
 from app.worker.served_model import KeepCosts, OpenScheduler, ServedModel
 from app.worker.text_thread import TextThread

@@ -6,18 +6,18 @@ its parent, and they exit with it.
 """
 
 # ruff: noqa: E402 - what follows imports mlx and mlx_lm
-from app.core import descriptors, lifeline
+from app.machine import descriptors, lifeline
 
 if __name__ == "__main__":
     lifeline.end_with_parent()
 
-from app.core.bare_mlx_lm import bare_mlx_lm
 from app.engine import platform
+from app.worker.bare_mlx_lm import bare_mlx_lm
 
 PREPARATION = platform.prepare()
 bare_mlx_lm(tokenizers=False)
 with descriptors.kept_limit():
-    from app.engine.pool import EnginePool, open_pool
+    from app.engine.loading.pool import EnginePool, open_pool
 
 import argparse
 import faulthandler
@@ -27,7 +27,6 @@ import math
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -40,9 +39,9 @@ from app.core.request import SpeculationRequest
 from app.core.step import EnginePort
 from app.core.unit import ModelSpecification
 from app.engine import memory
-from app.engine.prefix_cache import CLOSE_SECONDS
-from app.engine.prefix_disk import Disk
-from app.engine.warm_up import CostFiles
+from app.engine.loading.warm_up import CostFiles
+from app.engine.prefix.cache import CLOSE_SECONDS
+from app.engine.prefix.disk import Disk
 from app.scheduler.scheduler import Scheduler
 from app.worker.channel import CrashNote, WorkerChannel
 from app.worker.loop import Loop
@@ -166,4 +165,6 @@ def _run_or_die(work: Callable[[], None]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    logging.shutdown()
+    os._exit(code)  # past the destructors of libraries: OpenBLAS's waits for a thread that may never wake

@@ -15,7 +15,7 @@ from app.core.errors import InsufficientMemory, PacelineError
 from app.core.messages import LoadModel, short_text
 from app.core.step import EnginePort, FinishReason, StepCost, StepPlan, TokenEvent
 from app.core.unit import LoadedModel, ModelSpecification
-from app.engine.pool import EnginePool
+from app.engine.loading.pool import EnginePool
 from app.models.footprint import RowSize
 from app.scheduler.scheduler import Scheduler
 from app.worker.text_thread import TextThread

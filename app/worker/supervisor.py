@@ -195,6 +195,8 @@ class Supervisor:
         self._stopping = False
         self._drain_seconds: float | None = None
         """Seconds that running requests may take in a worker that is to end, for a stop or a renewal; else None."""
+        self._drained_at = math.inf
+        """When it is ended by signals if it has not ended by itself."""
         self._began = time.monotonic()
         self._lost_at = self._pause_seconds = 0.0
         self._usual_start_seconds = 2.0
@@ -303,6 +305,7 @@ class Supervisor:
         """Cut a drain under way short: the second Shutdown means now."""
         if self.draining and self._greeted and self._child is not None:
             self._child.send(Shutdown())
+            self._leave_seconds(self._timing.stop_seconds)
 
     # --- the one task -----------------------------------------------------------------------------------------
 
@@ -368,7 +371,8 @@ class Supervisor:
         code = None
         if self._greeted:
             child.send(Shutdown(drain_seconds=drain_seconds))
-            code = await child.wait(drain_seconds + self._timing.stop_seconds)
+            self._drained_at = time.monotonic() + drain_seconds + self._timing.stop_seconds
+            code = await self._outlast(child)
         if code is None:
             steps = ((signal.SIGTERM, self._timing.reap_seconds),) if self._greeted else ()
             code = await child.end(*steps)
@@ -376,6 +380,25 @@ class Supervisor:
         self.last_exit = Reason(why, {"code": exit_name(code)})
         self._pause_seconds = 0.0
         self._on_exit(self.last_exit)
+
+    async def _outlast(self, child: Child) -> int | None:
+        """Return the exit code of a worker that drains; None if its time is over, if it hangs, or if it does not end
+        although nothing of it is awaited any more."""
+        looked = time.monotonic()
+        while (left := self._drained_at - time.monotonic()) > 0:
+            code = await child.wait(min(left, self._timing.look_seconds))
+            now = time.monotonic()
+            is_awaited = bool(self.in_flight)
+            if code is not None or self._watchdog.look(now - looked, in_flight=is_awaited):
+                return code
+            if not is_awaited:
+                self._leave_seconds(self._timing.stop_seconds)
+            looked = now
+        return None
+
+    def _leave_seconds(self, seconds: float) -> None:
+        """Give a worker that drains at most these seconds from now on."""
+        self._drained_at = min(self._drained_at, time.monotonic() + seconds)
 
     def _lose(self, cause: Reason, blamed: str) -> None:
         """Handle the loss of the worker: report it, then record the crash of the model to blame, `blamed`, if any."""

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from app.core.request import SpeculationRequest
 from app.engine.engine import Engine
-from app.engine.prefix_disk import NO_DISK, Disk
+from app.engine.prefix.disk import NO_DISK, Disk
 from app.text.template import TextModel
 from bench.comparison.cases import Bench, Case
 from bench.comparison.measure import CaseResult, Check, Contender, Sample, Series
@@ -98,13 +98,13 @@ def contender_of(setting: Setting, text: TextModel, system_words: int) -> Conten
             next(young)
             pairs = list(islice(zip(young, aged, strict=False), COMPARED_TURNS))
         later = [*middle, *(late for _, late in pairs)]
-        new = sum(one.new_tokens for one in later)
+        new = sum(later_turn.new_tokens for later_turn in later)
         notes = {
             "tokens": len(later[-1].prompt),
             "turns 2 to 4 ms": 1_000 * median(early.first_token_seconds for early, _ in pairs),
             "ratio": median(late.first_token_seconds / early.first_token_seconds for early, late in pairs),
-            "read": sum(one.read_tokens for one in later) / new,
-            "read by the drafter": sum(one.drafter_tokens for one in later) / new,
+            "read": sum(later_turn.read_tokens for later_turn in later) / new,
+            "read by the drafter": sum(later_turn.drafter_tokens for later_turn in later) / new,
         }
         return Sample(1_000 * median(late.first_token_seconds for _, late in pairs), notes)
 
@@ -117,7 +117,7 @@ def run_agent_session(bench: Bench) -> CaseResult:
         text = agent_text(Path(folder))
     contenders = [contender_of(setting, text, SYSTEM_WORDS * bench.tokens) for setting in SETTINGS]
     series = tuple(bench.measure(*contenders).values())
-    of = {family: [one for one in series if one.name.startswith(f"{family},")] for family in FAMILIES}
+    of = {family: [entry for entry in series if entry.name.startswith(f"{family},")] for family in FAMILIES}
     waits = (Check(f"turn 25 / turn 2, {family}", most(of[family], "ratio"), 1.3, "at most") for family in FAMILIES)
     reads = (Check(f"tokens {note} / new", most(series, note), 1.1, "at most") for note in READS)
     return CaseResult("agent_session", SUMMARY, "ms", series, (*waits, *reads))
@@ -128,7 +128,7 @@ READS = ("read", "read by the drafter")
 
 def most(series: Sequence[Series], note: str) -> float:
     """Return the largest median of a note."""
-    return max(one.median_notes()[note] for one in series)
+    return max(entry.median_notes()[note] for entry in series)
 
 
 AGENT_CASES = (Case("agent_session", SUMMARY, run_agent_session),)

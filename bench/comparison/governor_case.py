@@ -134,8 +134,8 @@ class Turns:
             answered.tokens += run.tokens
             answered.seconds += run.seconds
             answered.texts += run.texts.values()
-            for one in (method for statistics in run.statistics for method in statistics.by_method):
-                answered.steps[one.method] = answered.steps.get(one.method, 0) + one.steps
+            for entry in (method for statistics in run.statistics for method in statistics.by_method):
+                answered.steps[entry.method] = answered.steps.get(entry.method, 0) + entry.steps
         return answered
 
 
@@ -155,23 +155,23 @@ def run_governor_ten(bench: Bench) -> CaseResult:
     quick = bench.tokens < QUICK_BELOW_TOKENS
     models = {name: LoadedModel(name) for name in DRAFTERS}
     most_tokens = bench.tokens if quick else LONGEST_ANSWER_TOKENS
-    turns = [Turns(each, models[each.model], most_tokens=most_tokens, quick=quick) for each in WORKLOADS]
-    fixed = [each.model.settings(QUICK_LENGTHS if quick else FIXED_LENGTHS) for each in turns]
-    for each, settings in zip(turns, fixed, strict=True):
+    turns = [Turns(workload, models[workload.model], most_tokens=most_tokens, quick=quick) for workload in WORKLOADS]
+    fixed = [turn.model.settings(QUICK_LENGTHS if quick else FIXED_LENGTHS) for turn in turns]
+    for current, settings in zip(turns, fixed, strict=True):
         for setting in settings:
-            bench.progress(f"{each.name}: warm-up of {setting.name}")
-            each.warm_up(setting)
-    swept = take_all(turns, fixed, bench.rounds, lambda told: bench.progress(f"sweep: {told}"))
+            bench.progress(f"{current.name}: warm-up of {setting.name}")
+            current.warm_up(setting)
+    swept = take_all(turns, fixed, bench.rounds, lambda message: bench.progress(f"sweep: {message}"))
     sweeps = [rates_of(answers) for answers in swept]
     single = best_single(sweeps)
     # The governor does not warm up: its first steps count.
-    rivals = [[*dict.fromkeys((best_single([each]), where_loaded(single, each))), GOVERNOR] for each in sweeps]
+    rivals = [[*dict.fromkeys((best_single([sweep]), where_loaded(single, sweep))), GOVERNOR] for sweep in sweeps]
     answers = take_all(turns, rivals, TURNS_A_ROUND * bench.rounds, bench.progress)
     for model in models.values():
         model.close()
     rates = [
-        Rates(each.name, sweep, rates_of(answered))
-        for each, sweep, answered in zip(turns, sweeps, answers, strict=True)
+        Rates(turn.name, sweep, rates_of(answered))
+        for turn, sweep, answered in zip(turns, sweeps, answers, strict=True)
     ]
     verdict = judge(rates)
     checks = (
@@ -180,7 +180,7 @@ def run_governor_ten(bench: Bench) -> CaseResult:
         Check(f"geometric mean / {verdict.single.name}", verdict.lead, LEAD),
     )
     everything = list(zip(rates, swept, answers, strict=True))
-    series = [one for rate, _, answered in everything for one in series_of(rate, answered[GOVERNOR])]
+    series = [measured for rate, _, answered in everything for measured in series_of(rate, answered[GOVERNOR])]
     notes = {key: value for rate, *answered in everything for key, value in notes_of(rate, *answered)}
     return CaseResult("governor_ten", TEN_SUMMARY, TOKENS_PER_SECOND, tuple(series), checks, notes)
 
@@ -191,10 +191,10 @@ def take_all(
     """Take one round after another over all workloads, with one turn of every setting in each."""
     taken: list[dict[Setting, list[Answered]]] = [{} for _ in turns]
     for number in range(rounds):
-        for each, everyone, answers in zip(turns, settings, taken, strict=True):
-            progress(f"{each.name}: round {number + 1} of {rounds}")
+        for turn, everyone, answers in zip(turns, settings, taken, strict=True):
+            progress(f"{turn.name}: round {number + 1} of {rounds}")
             for setting in rotated(everyone, number * len(everyone) // rounds):
-                answers.setdefault(setting, []).append(each.take(setting))
+                answers.setdefault(setting, []).append(turn.take(setting))
     return [*taken]
 
 
@@ -205,7 +205,7 @@ def rotated(settings: Sequence[Setting], by: int) -> list[Setting]:
 
 def rates_of(answers: Answers) -> Taken:
     """Return the rates alone."""
-    return {setting: tuple(one.tokens_per_second for one in answered) for setting, answered in answers.items()}
+    return {setting: tuple(answer.tokens_per_second for answer in answered) for setting, answered in answers.items()}
 
 
 def series_of(rates: Rates, governor: Sequence[Answered]) -> tuple[Series, Series]:
@@ -224,7 +224,9 @@ def series_of(rates: Rates, governor: Sequence[Answered]) -> tuple[Series, Serie
 def notes_of(rates: Rates, swept: Answers, answers: Answers) -> list[tuple[str, float]]:
     """Return every median, the ratios, and the share of turns with plain decoding's texts (last bits may differ)."""
     expected = swept[PLAIN][0].texts
-    same = [one.texts == expected for each in (swept, answers) for answered in each.values() for one in answered]
+    same = [
+        answer.texts == expected for taken in (swept, answers) for answered in taken.values() for answer in answered
+    ]
     best, own = rates.rounds[rates.best], rates.rounds[GOVERNOR]
     return [
         *((f"{rates.name} / {setting.name}", median(values)) for setting, values in rates.sweep.items()),

@@ -16,9 +16,9 @@ from app.core.step import DecodeStep, StepCost, StepResult
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine.drafters import LoadedUnit
 from app.engine.engine import Engine
-from app.engine.loader import load_unit
-from app.engine.opening import open_engine
-from app.engine.warm_up import warm_up
+from app.engine.loading.loader import load_unit
+from app.engine.loading.opening import open_engine
+from app.engine.loading.warm_up import warm_up
 from app.scheduler.scheduler import Scheduler
 from app.serving.sweep.worker_side import DecodeClock
 from bench.comparison.measure import Sample
@@ -51,9 +51,9 @@ class Run:
 
     def notes(self) -> dict[str, float]:
         """Return acceptance and tokens per step, if anything was drafted."""
-        drafted = sum(one.drafted for one in self.statistics)
-        accepted = sum(one.accepted for one in self.statistics)
-        steps = sum(one.steps for one in self.statistics)
+        drafted = sum(answer.drafted for answer in self.statistics)
+        accepted = sum(answer.accepted for answer in self.statistics)
+        steps = sum(answer.steps for answer in self.statistics)
         if not drafted:
             return {}
         return {"acceptance": accepted / drafted, "tokens per step": self.tokens / steps}

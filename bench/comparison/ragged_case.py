@@ -6,7 +6,7 @@ from time import perf_counter
 
 import mlx.core as mx
 
-from app.engine.lanes import reservation
+from app.engine.caches.lanes import reservation
 from app.engine.runner import Runner
 from bench.comparison.caches_alone import CHUNK_TOKENS, CachesAlone
 from bench.comparison.cases import Bench, Case
@@ -85,7 +85,7 @@ def run_ragged_memory(bench: Bench) -> CaseResult:
         rows.read("other guest", SHORT_TOKENS[1])
     long, short = (Contender(f"joining {tokens:,} tokens", rows.come_and_go) for tokens, rows in hosts.items())
     series = bench.measure(long, short)
-    taken = [series[one.name].median_notes()["megabytes taken"] for one in (long, short)]
+    taken = [series[contender.name].median_notes()["megabytes taken"] for contender in (long, short)]
     ratio = paired_ratio(series[long.name], series[short.name])
     checks = (
         *bytes_checks,

@@ -14,8 +14,8 @@ from app.engine.drafters.registry import Drafters
 from app.engine.engine import Engine
 from app.engine.few_rows import use_fast_products
 from app.engine.layers import Target
+from app.engine.loading.opening import open_engine
 from app.engine.memory import on_cpu
-from app.engine.opening import open_engine
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
 from app.models.drafters.formats import DFlashConfig

@@ -82,7 +82,7 @@ def run_best_of_both(bench: Bench) -> CaseResult:
 
 def _against_the_better(series: dict[str, Series], clients: int) -> Check:
     rivals = (series[f"mlx-lm, {kind} × {clients}"] for kind in ("draft", "plain"))
-    rival = max(rivals, key=lambda each: each.median)
+    rival = max(rivals, key=lambda entry: entry.median)
     return Check(f"paceline / {rival.name}", paired_ratio(series[f"paceline × {clients}"], rival), 1.1)
 
 

@@ -35,9 +35,9 @@ class Workload:
         """Return its requests as tokens."""
         rendered = [
             text.render_chat(
-                [{"role": ("user", "assistant")[turn % 2], "content": said} for turn, said in enumerate(each)]
+                [{"role": ("user", "assistant")[turn % 2], "content": said} for turn, said in enumerate(conversation)]
             )[0]
-            for each in self.conversations
+            for conversation in self.conversations
         ]
         chooser = random.Random(self.name)
         noise = [chooser.randrange(SPECIAL_TOKENS, vocabulary_size) for _ in range(self.noise_tokens)]

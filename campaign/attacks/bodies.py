@@ -64,14 +64,14 @@ LARGE_SHARE, WHOLE_SHARE = 0.05, 0.4
 def operations(document: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
     """Return method, path and field names of each route that changes something."""
     shapes = document.get("components", {}).get("schemas", {})
-    found = []
+    listed = []
     for path, methods in document["paths"].items():
         for method in sorted(set(methods) & set(METHODS) if path not in LEFT_OUT else ()):
             content = methods[method].get("requestBody", {}).get("content", {}).get("application/json", {})
             shape = content.get("schema", {})
             shape = shapes.get(shape.get("$ref", "").rpartition("/")[2], shape)
-            found.append((method.upper(), path, sorted(shape.get("properties", {}))))
-    return found
+            listed.append((method.upper(), path, sorted(shape.get("properties", {}))))
+    return listed
 
 
 def hostile(chance: random.Random, fields: list[str]) -> bytes:
@@ -101,9 +101,9 @@ async def hostile_bodies(arena: Arena) -> None:
                     answer = await admin.request(
                         method, path, content=content, headers={"content-type": "application/json"}
                     )
-                    arena.found.answered(answer.status_code, answer.headers, answer.content, asked)
+                    arena.findings.answered(answer.status_code, answer.headers, answer.content, asked)
                 except httpx2.TransportError as error:
-                    arena.found.tried += 1
-                    arena.found.failures.append(f"{asked}: no answer ({type(error).__name__})")
+                    arena.findings.tried += 1
+                    arena.findings.failures.append(f"{asked}: no answer ({type(error).__name__})")
 
         await asyncio.gather(*(send() for _ in range(CLIENTS)))

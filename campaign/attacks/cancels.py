@@ -51,14 +51,14 @@ async def hang_up(arena: Arena, client: httpx2.AsyncClient) -> None:
     try:
         answer = await asyncio.wait_for(asking, arena.chance.uniform(0, LATEST_SECONDS))
     except (httpx2.TransportError, TimeoutError):
-        arena.found.tried += 1
+        arena.findings.tried += 1
     else:
-        arena.found.answered(answer.status_code, answer.headers, answer.content, "a request that was not given up")
+        arena.findings.answered(answer.status_code, answer.headers, answer.content, "a request that was not given up")
 
 
 async def reset(arena: Arena, _client: httpx2.AsyncClient) -> None:
     """Reset the connection like a crashing client, sometimes in the middle of the request."""
-    arena.found.tried += 1
+    arena.findings.tried += 1
     async with connections(arena.server.address, 1) as (connection,):
         content = json.dumps(body(arena)).encode()
         whole = head("POST", CHAT, arena.key, f"Content-Length: {len(content)}") + content
@@ -73,15 +73,15 @@ async def never_read(arena: Arena) -> None:
     content = json.dumps(long_chat("Tell a story.", 3000, n=4, logprobs=True, top_logprobs=20)).encode()
     whole = head("POST", CHAT, arena.key, f"Content-Length: {len(content)}") + content
     async with connections(arena.server.address, NON_READERS, RECEIVE_BYTES) as opened:
-        for each in opened:
-            await send(each, [whole])
+        for connection in opened:
+            await send(connection, [whole])
         most, ends_at = before, time.monotonic() + HELD_SECONDS
         while time.monotonic() < ends_at:
             await asyncio.sleep(0.5)
             most = max(most, server_bytes(arena))
-    arena.found.tried += NON_READERS
+    arena.findings.tried += NON_READERS
     grown = (most - before) >> 20
-    arena.found.expect(most - before <= MOST_BYTES, f"answers that nobody reads took {grown} MB of the server")
+    arena.findings.expect(most - before <= MOST_BYTES, f"answers that nobody reads took {grown} MB of the server")
     await nothing_is_left(arena)
 
 
@@ -94,4 +94,4 @@ async def nothing_is_left(arena: Arena) -> None:
     """Expect that no request is open except the honest one."""
     async with arena.server.client(arena.server.admin_key) as admin:
         left = await settled(admin, HONEST)
-    arena.found.expect(left <= HONEST, f"{left - HONEST} requests are open that everybody has left")
+    arena.findings.expect(left <= HONEST, f"{left - HONEST} requests are open that everybody has left")

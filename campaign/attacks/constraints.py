@@ -202,15 +202,15 @@ async def hold_to(arena: Arena, client: httpx2.AsyncClient, constraint: Constrai
     try:
         answer = await client.post(CHAT, json=body, timeout=ANSWER_SECONDS)
     except httpx2.ReadTimeout:  # only others must not wait
-        arena.found.tried += 1
+        arena.findings.tried += 1
         return
     except httpx2.TransportError as error:
-        arena.found.failures.append(f"{constraint.name}: no answer ({type(error).__name__})")
+        arena.findings.failures.append(f"{constraint.name}: no answer ({type(error).__name__})")
         return
-    arena.found.answered(answer.status_code, answer.headers, answer.content, constraint.name)
+    arena.findings.answered(answer.status_code, answer.headers, answer.content, constraint.name)
     if answer.is_success:
         choice = answer.json()["choices"][0]
-        told = choice["message"]["content"] or ""
-        kept = choice["finish_reason"] != "stop" or constraint.holds(told)
-        arena.found.expect(kept, f"{constraint.name}: `stop` with {told[:60]!r}, which does not keep to it")
-    arena.found.expect(before == arena.server.worker(), f"{constraint.name}: the worker ended")
+        text = choice["message"]["content"] or ""
+        kept = choice["finish_reason"] != "stop" or constraint.holds(text)
+        arena.findings.expect(kept, f"{constraint.name}: `stop` with {text[:60]!r}, which does not keep to it")
+    arena.findings.expect(before == arena.server.worker(), f"{constraint.name}: the worker ended")

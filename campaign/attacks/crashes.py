@@ -41,18 +41,18 @@ async def kill_server(arena: Arena) -> None:
     """SIGKILL the server while settings, keys and conversations are written and chats run; then restart it."""
     written, server = Written(), arena.server
     async with server.client(server.admin_key) as admin:
-        writers = [asyncio.create_task(each(admin, written)) for each in (settings, keys, conversations, chats)]
+        writers = [asyncio.create_task(write(admin, written)) for write in (settings, keys, conversations, chats)]
         await asyncio.sleep(arena.chance.uniform(*WRITE_SECONDS))
         children = server.family()[1:]
         killed_at = time.monotonic()
         await server.kill()
         await asyncio.gather(*writers)
-    arena.found.took(GONE, await gone_seconds(children, killed_at))
-    arena.found.failures += torn_files(server.home)
-    arena.found.tried += 1
+    arena.findings.took(GONE, await gone_seconds(children, killed_at))
+    arena.findings.failures += torn_files(server.home)
+    arena.findings.tried += 1
     await server.start()
     async with server.client(server.admin_key) as admin:
-        arena.found.failures += await lost(admin, written)
+        arena.findings.failures += await lost(admin, written)
 
 
 async def settings(admin: httpx2.AsyncClient, written: Written) -> None:
@@ -120,38 +120,38 @@ def _runs(process: psutil.Process) -> bool:
 
 async def lost(admin: httpx2.AsyncClient, written: Written) -> list[str]:
     """List the acknowledged writes that are missing."""
-    found = []
+    problems = []
     values = (await admin.get("/admin/api/settings")).json()
-    limit = next(each["value"] for each in values["settings"] if each["name"] == "history_limit")
+    limit = next(setting["value"] for setting in values["settings"] if setting["name"] == "history_limit")
     if written.setting and not written.setting <= limit <= written.sent:
-        found.append(f"a setting is {limit}, {written.setting} was acknowledged")
-    present = {str(each["id"]) for each in (await admin.get("/admin/api/keys")).json()["keys"]}
-    found += [f"key {each} is lost" for each in written.keys - present]
+        problems.append(f"a setting is {limit}, {written.setting} was acknowledged")
+    present = {str(key["id"]) for key in (await admin.get("/admin/api/keys")).json()["keys"]}
+    problems += [f"key {key} is lost" for key in written.keys - present]
     for number, turns in written.turns.items():
         answer = await admin.get(f"/admin/api/conversations/{number}")
-        there = {each["id"] for each in answer.json()["turns"]} if answer.is_success else set()
-        found += [f"turn {each} of a conversation is lost" for each in turns - there]
-    return found
+        there = {turn["id"] for turn in answer.json()["turns"]} if answer.is_success else set()
+        problems += [f"turn {turn} of a conversation is lost" for turn in turns - there]
+    return problems
 
 
 def torn_files(home: Path) -> list[str]:
     """List the torn files in the home of a stopped server, without changing it."""
-    found = []
+    problems = []
     for path in sorted(home.rglob("*")):
         if path.suffix == ".json" and not is_json(path):
-            found.append(f"{path.name} is torn")
+            problems.append(f"{path.name} is torn")
         if path.suffix == ".safetensors" and not is_safetensors(path):
-            found.append(f"{path.name} is torn")
+            problems.append(f"{path.name} is torn")
         if "damaged" in path.name:
-            found.append(f"{path.name} was set aside")
+            problems.append(f"{path.name} was set aside")
     with tempfile.TemporaryDirectory() as folder:
         for path in home.glob(f"{FILE_NAME}*"):
             shutil.copy(path, folder)
         store = Store(Path(folder) / FILE_NAME)
         with contextlib.closing(store):
             if said := store.start():
-                found.append(f"the store is torn: {said}")
-    return found
+                problems.append(f"the store is torn: {said}")
+    return problems
 
 
 def is_json(path: Path) -> bool:
@@ -169,7 +169,7 @@ def is_safetensors(path: Path) -> bool:
     try:
         (length,) = struct.unpack("<Q", content[:SAFETENSORS_HEADER_BYTES])
         header = json.loads(content[SAFETENSORS_HEADER_BYTES : SAFETENSORS_HEADER_BYTES + length])
-        ends = [each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"]
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     except (struct.error, ValueError, KeyError, TypeError):
         return False
     return bool(len(content) == SAFETENSORS_HEADER_BYTES + length + max(ends, default=0))

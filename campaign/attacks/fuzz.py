@@ -46,5 +46,5 @@ async def fuzz(arena: Arena) -> None:
     for line in answers.read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(ValueError):  # the last line may be half written
             status, headers, body, asked = json.loads(line)
-            arena.found.answered(status, headers, body.encode(), asked)
-    arena.found.expect(arena.found.tried, "schemathesis asked for nothing")
+            arena.findings.answered(status, headers, body.encode(), asked)
+    arena.findings.expect(arena.findings.tried, "schemathesis asked for nothing")

@@ -23,9 +23,9 @@ async def hoard_responses(arena: Arena) -> None:
         kept = await ask(arena, other, "mine", 1)
         shares = [RESPONSES // CLIENTS] * CLIENTS
         await asyncio.gather(*(hoard(arena, client, share) for share in shares))
-        found = await other.get(f"{KEPT}/{kept}")
-        arena.found.answered(found.status_code, found.headers, found.content, "a kept response")
-        arena.found.expect(found.is_success, f"the response of another key is gone: {found.status_code}")
+        answer = await other.get(f"{KEPT}/{kept}")
+        arena.findings.answered(answer.status_code, answer.headers, answer.content, "a kept response")
+        arena.findings.expect(answer.is_success, f"the response of another key is gone: {answer.status_code}")
 
 
 async def hoard(arena: Arena, client: httpx2.AsyncClient, count: int) -> None:
@@ -40,7 +40,7 @@ async def ask(arena: Arena, client: httpx2.AsyncClient, value: str, values: int)
     metadata = {f"k{number}": value for number in range(values)}
     body = {"model": MODEL, "input": "hello", "max_output_tokens": 1, "store": True, "metadata": metadata}
     answer = await client.post(KEPT, json=body)
-    arena.found.answered(answer.status_code, answer.headers, answer.content, "POST /v1/responses")
+    arena.findings.answered(answer.status_code, answer.headers, answer.content, "POST /v1/responses")
     return str(answer.json()["id"]) if answer.is_success else ""
 
 
@@ -52,10 +52,10 @@ async def hoard_conversations(arena: Arena) -> None:
             body = {"version": 0, "turns": turns, "begin": {"title": f"Conversation {number}"}}
             address = f"/admin/api/conversations/{arena.chance.getrandbits(52)}/turns"
             answer = await admin.post(address, json=body)
-            arena.found.answered(answer.status_code, answer.headers, answer.content, "a new conversation")
+            arena.findings.answered(answer.status_code, answer.headers, answer.content, "a new conversation")
             if answer.status_code == FULL:
                 await arena.server.call("DELETE", "/admin/api/conversations")
         began = time.monotonic()
         answer = await admin.get("/admin/api/conversations", params={"search": "words"})
-        arena.found.took("list of conversations", time.monotonic() - began)
-        arena.found.answered(answer.status_code, answer.headers, answer.content, "the list of conversations")
+        arena.findings.took("list of conversations", time.monotonic() - began)
+        arena.findings.answered(answer.status_code, answer.headers, answer.content, "the list of conversations")

@@ -26,7 +26,7 @@ Told = dict[str, Any]
 class LyingRepository(Repository):
     """A repository with false information."""
 
-    lie: Callable[[Told], Any] = field(default=lambda told: told)
+    lie: Callable[[Told], Any] = field(default=lambda truth: truth)
 
     def information(self, *, blobs: bool = False) -> Any:
         """Return the hub's information after the lie."""
@@ -35,12 +35,12 @@ class LyingRepository(Repository):
 
 def with_files(**values: Any) -> Callable[[Told], Any]:
     """Return a lie that changes the values of every file."""
-    return lambda told: told | {"siblings": [each | values for each in told["siblings"]]}
+    return lambda truth: truth | {"siblings": [file | values for file in truth["siblings"]]}
 
 
 def with_more(*names: str, size: int = 10) -> Callable[[Told], Any]:
     """Return a lie that adds files that do not exist."""
-    return lambda told: told | {"siblings": told["siblings"] + [{"rfilename": name, "size": size} for name in names]}
+    return lambda truth: truth | {"siblings": truth["siblings"] + [{"rfilename": name, "size": size} for name in names]}
 
 
 LIES: dict[str, Callable[[Told], Any]] = {
@@ -59,13 +59,13 @@ LIES: dict[str, Callable[[Told], Any]] = {
     ),
     "files within files": with_more("config.json/config.json", "model.safetensors/x"),
     "names that are numbers": with_files(rfilename=7),
-    "a commit that climbs": lambda told: told | {"sha": "../../../evil"},
-    "no commit": lambda told: told | {"sha": None},
-    "another identity": lambda told: told | {"id": "../evil", "modelId": "../evil"},
-    "no list of files": lambda told: told | {"siblings": {"a": 1}},
-    "no object": lambda _told: ["nothing"],
-    "null": lambda _told: None,
-    "an endless object": lambda told: told | {"config": json.loads('{"a":' * 900 + "1" + "}" * 900)},
+    "a commit that climbs": lambda truth: truth | {"sha": "../../../evil"},
+    "no commit": lambda truth: truth | {"sha": None},
+    "another identity": lambda truth: truth | {"id": "../evil", "modelId": "../evil"},
+    "no list of files": lambda truth: truth | {"siblings": {"a": 1}},
+    "no object": lambda _truth: ["nothing"],
+    "null": lambda _truth: None,
+    "an endless object": lambda truth: truth | {"config": json.loads('{"a":' * 900 + "1" + "}" * 900)},
 }
 
 
@@ -87,8 +87,8 @@ async def redirected(arena: Arena) -> None:
         await believe(arena, Repository(new_name(arena), files, elsewhere=elsewhere.address), "files elsewhere")
     finally:
         elsewhere.close()
-    told = [each for each in elsewhere.seen if each.authorization]
-    arena.found.expect(not told, "files elsewhere: the token was told to another host")
+    leaked = [request for request in elsewhere.seen if request.authorization]
+    arena.findings.expect(not leaked, "files elsewhere: the token was told to another host")
 
 
 def new_name(arena: Arena) -> str:
@@ -104,9 +104,9 @@ async def believe(arena: Arena, false: Repository, name: str) -> None:
     async with arena.server.client(arena.server.admin_key) as admin:
         await ended(arena, admin, false.id, name, LIE_SECONDS)
         state = await ended(arena, admin, true.id, name, TRUTH_SECONDS)
-    arena.found.expect(state == "done", f"{name}: the next download is {state or 'not there'}")
-    stray = [each.name for each in arena.server.folder.rglob("*evil*")]
-    arena.found.expect(not stray, f"{name}: outside of its folder: {stray[:3]}")
+    arena.findings.expect(state == "done", f"{name}: the next download is {state or 'not there'}")
+    stray = [path.name for path in arena.server.folder.rglob("*evil*")]
+    arena.findings.expect(not stray, f"{name}: outside of its folder: {stray[:3]}")
 
 
 async def ended(arena: Arena, admin: httpx2.AsyncClient, repository: str, name: str, seconds: float) -> str:
@@ -115,19 +115,19 @@ async def ended(arena: Arena, admin: httpx2.AsyncClient, repository: str, name: 
     deadline, state = time.monotonic() + seconds, ""
     while True:
         listed = (await ask(arena, admin, "GET", ROUTE, name)).get("downloads", [])
-        found = next((each for each in listed if each["repository"] == repository), None)
-        state = found["state"] if found else ""
-        if found is None or state in FINISHED or time.monotonic() > deadline:
+        download = next((entry for entry in listed if entry["repository"] == repository), None)
+        state = download["state"] if download else ""
+        if download is None or state in FINISHED or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.2)
-    if found is not None:
-        await ask(arena, admin, "POST", f"{ROUTE}/{found['id']}/cancel", name, {})
-        await ask(arena, admin, "DELETE", f"{ROUTE}/{found['id']}", name)
+    if download is not None:
+        await ask(arena, admin, "POST", f"{ROUTE}/{download['id']}/cancel", name, {})
+        await ask(arena, admin, "DELETE", f"{ROUTE}/{download['id']}", name)
     return state
 
 
 async def ask(arena: Arena, admin: httpx2.AsyncClient, method: str, path: str, name: str, body: Any = None) -> Any:
     """Make one call and judge it; return its answer, or {} if it failed."""
     answer = await admin.request(method, path, json=body)
-    arena.found.answered(answer.status_code, answer.headers, answer.content, f"{name}: {method} {path}")
+    arena.findings.answered(answer.status_code, answer.headers, answer.content, f"{name}: {method} {path}")
     return answer.json() if answer.is_success else {}

@@ -33,21 +33,21 @@ async def damaged_store(arena: Arena) -> None:
     home.mkdir()
     fill(home / FILE_NAME)
     damage = arena.chance.choice((damage_bytes, damage_pages, damage_value, damage_value, damage_protection))
-    told = f"{damage.__name__}: {damage(home / FILE_NAME, arena.chance)}"
-    arena.begin(told)
-    arena.found.tried += 1
+    description = f"{damage.__name__}: {damage(home / FILE_NAME, arena.chance)}"
+    arena.begin(description)
+    arena.findings.tried += 1
     environment = {name: value for name, value in arena.server.environment.items() if name != "PACELINE_API_KEY"}
     environment["PACELINE_HOME"] = str(home)
     try:
         process, address = await launch(environment, home / "log")
     except RuntimeError as error:
-        arena.found.failures.append(f"{told}: {error}")
+        arena.findings.failures.append(f"{description}: {error}")
         return
     async with httpx2.AsyncClient(trust_env=False) as anybody:
         answer = await anybody.get(f"{address}/v1/models", timeout=ANSWER_SECONDS)
-    arena.found.expect(answer.status_code == 401, f"{told}: open without a key ({answer.status_code})")
+    arena.findings.expect(answer.status_code == 401, f"{description}: open without a key ({answer.status_code})")
     code = await end(process)
-    arena.found.expect(code == 0, f"{told}: `serve` ended with {code}")
+    arena.findings.expect(code == 0, f"{description}: `serve` ended with {code}")
 
 
 def fill(path: Path) -> None:

@@ -85,17 +85,17 @@ async def expensive_requests(arena: Arena) -> None:
         name = f"{make.__name__} {'with' if key else 'without'} a key"
         arena.begin(name)
         async with connections(arena.server.address, CONNECTIONS) as opened:
-            told = await asyncio.gather(*(ask(each, make(key)) for each in opened))
-        arena.found.tried += len(told)
-        arena.found.expect(max(told) < 500, f"{name}: {max(told)}")
+            statuses = await asyncio.gather(*(ask(connection, make(key)) for connection in opened))
+        arena.findings.tried += len(statuses)
+        arena.findings.expect(max(statuses) < 500, f"{name}: {max(statuses)}")
 
 
 async def ask(connection: socket.socket, pieces: Iterable[bytes]) -> int:
     """Send a request, and return the status of its answer; 0 if there is none."""
     sending = asyncio.create_task(send(connection, pieces))
-    told = await status(connection, ANSWER_SECONDS)
+    code = await status(connection, ANSWER_SECONDS)
     sending.cancel()
-    return told
+    return code
 
 
 async def half_requests(arena: Arena) -> None:
@@ -108,17 +108,17 @@ async def half_requests(arena: Arena) -> None:
         arena.client() as client,
     ):
         arena.begin("half heads and bodies")
-        for each in halves:
-            await send(each, [b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nA: "])
-        for each in bodies:
-            await send(each, [head("POST", CHAT, arena.key, "Content-Length: 100") + b"{"])
+        for connection in halves:
+            await send(connection, [b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nA: "])
+        for connection in bodies:
+            await send(connection, [head("POST", CHAT, arena.key, "Content-Length: 100") + b"{"])
         arena.begin("a request beside half ones")
         began = time.monotonic()
         answer = await client.get("/v1/models")
-        arena.found.answered(answer.status_code, answer.headers, answer.content, "a request beside half ones")
-        arena.found.expect(answer.is_success, f"a request beside half ones: {answer.status_code}")
-        arena.found.took("answer beside", time.monotonic() - began)
+        arena.findings.answered(answer.status_code, answer.headers, answer.content, "a request beside half ones")
+        arena.findings.expect(answer.is_success, f"a request beside half ones: {answer.status_code}")
+        arena.findings.took("answer beside", time.monotonic() - began)
         arena.begin("half requests end")
-        closed = await asyncio.gather(*(is_closed(each, CLOSED_SECONDS) for each in [*halves, *bodies]))
-    arena.found.tried += IDLE + len(closed)
-    arena.found.expect(all(closed), f"{closed.count(False)} of {len(closed)} half requests were left open")
+        closed = await asyncio.gather(*(is_closed(half, CLOSED_SECONDS) for half in [*halves, *bodies]))
+    arena.findings.tried += IDLE + len(closed)
+    arena.findings.expect(all(closed), f"{closed.count(False)} of {len(closed)} half requests were left open")

@@ -28,7 +28,7 @@ async def streams(
 ) -> AsyncGenerator[asyncio.Future[list[Sequence[str]]]]:
     """Start long streams and enter the block at a random moment; wait for their ends behind it."""
     listening = [
-        listen(client, long_chat(f"Tell story {row}.", LONG_TOKENS), arena.found, asked) for row in range(count)
+        listen(client, long_chat(f"Tell story {row}.", LONG_TOKENS), arena.findings, asked) for row in range(count)
     ]
     together = asyncio.gather(*listening)
     try:
@@ -37,7 +37,7 @@ async def streams(
         async with asyncio.timeout(STOP_SECONDS):
             await together
     except TimeoutError:
-        arena.found.failures.append(f"{asked}: streams without an end after {STOP_SECONDS:.0f} s")
+        arena.findings.failures.append(f"{asked}: streams without an end after {STOP_SECONDS:.0f} s")
     finally:
         together.cancel()
 
@@ -46,9 +46,9 @@ async def came_back(arena: Arena, client: httpx2.AsyncClient, since: float) -> N
     """Time the first token of a request that waits for the new worker."""
     await released(arena.server)  # the only model in the worker is rightly quarantined after three ends in five minutes
     try:
-        arena.found.took(BACK, await first_token_seconds(client, since, BACK_SECONDS))
+        arena.findings.took(BACK, await first_token_seconds(client, since, BACK_SECONDS))
     except TimeoutError:
-        arena.found.failures.append(f"no token {BACK_SECONDS:.0f} s after the worker's end")
+        arena.findings.failures.append(f"no token {BACK_SECONDS:.0f} s after the worker's end")
 
 
 async def kill_worker(arena: Arena) -> None:
@@ -56,7 +56,7 @@ async def kill_worker(arena: Arena) -> None:
     async with arena.client() as client, streams(arena, client, STREAMS, "a stream of a killed worker"):
         worker = arena.server.worker()
         if worker is None:
-            arena.found.failures.append("there is no worker to kill")
+            arena.findings.failures.append("there is no worker to kill")
             return
         killed_at = time.monotonic()
         worker.kill()
@@ -88,13 +88,13 @@ async def suspend_all(arena: Arena) -> None:
         finally:
             send(reversed(family), signal.SIGCONT)
         for ends in await all_of_them:
-            arena.found.expect(ends == ["done"], f"a stream of a suspended server ended with {ends}")
+            arena.findings.expect(ends == ["done"], f"a stream of a suspended server ended with {ends}")
     after = arena.server.worker()
-    arena.found.expect(before == after, "a suspended worker was replaced")
+    arena.findings.expect(before == after, "a suspended worker was replaced")
 
 
 def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
     """Send a signal to each process."""
-    for each in processes:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            each.send_signal(number)
+            process.send_signal(number)

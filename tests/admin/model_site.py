@@ -50,19 +50,19 @@ class PacedWorker(FakeWorker):
         held = LoadedModel(
             unit=model,
             state="ready",
-            methods=tuple(each for each in methods if not model.methods or each in model.methods),
+            methods=tuple(method for method in methods if not model.methods or method in model.methods),
             longest_drafts={"dflash": 7},
             cache_families=("trim",),
             max_context_tokens=4096,
         )
-        others = tuple(each for each in self.snapshot.models if each.id != model.id)
+        others = tuple(other for other in self.snapshot.models if other.id != model.id)
         self.snapshot = Snapshot(models=(*others, held))
         return await super().load(model, stay)
 
     async def unload(self, model_id: str) -> None:
         if self.in_use:
             raise ModelInUse("it is in use", retry_after_seconds=1)
-        self.snapshot = Snapshot(models=tuple(each for each in self.snapshot.models if each.id != model_id))
+        self.snapshot = Snapshot(models=tuple(model for model in self.snapshot.models if model.id != model_id))
         await super().unload(model_id)
 
     async def paced(self, command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
@@ -105,9 +105,9 @@ class ModelSite:
         """Measure, wait, and read the kept result."""
         await self.call("POST", "/admin/api/measurements", {"model": DEMO, "minutes": 60, **wishes}, status=202)
         await self.admin.measuring.wait()
-        found = await self.call("GET", f"/admin/api/measurements?model={DEMO}")
-        assert found["last"]["outcome"] == "done", found["last"]
-        row: dict[str, Any] = found["measurements"][0]
+        answer = await self.call("GET", f"/admin/api/measurements?model={DEMO}")
+        assert answer["last"]["outcome"] == "done", answer["last"]
+        row: dict[str, Any] = answer["measurements"][0]
         return row
 
 

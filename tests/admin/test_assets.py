@@ -58,15 +58,15 @@ async def test_only_addresses_of_this_version_are_kept(page: str) -> None:
 
 
 def test_any_change_of_any_file_or_name_is_another_version() -> None:
-    one = Assets({"a.js": b"1", "b.js": b"2"})
+    assets = Assets({"a.js": b"1", "b.js": b"2"})
     changes = (
         {"a.js": b"1", "b.js": b"3"},
         {"a.js": b"2", "b.js": b"1"},
         {"a.js": b"1"},
         {"a.js": b"1", "c.js": b"2"},
     )
-    assert len({one.version, *(Assets(change).version for change in changes)}) == 5
-    assert Assets({"b.js": b"2", "a.js": b"1"}).version == one.version
+    assert len({assets.version, *(Assets(change).version for change in changes)}) == 5
+    assert Assets({"b.js": b"2", "a.js": b"1"}).version == assets.version
 
 
 def test_a_template_cannot_name_a_file_that_is_not_there() -> None:
@@ -130,7 +130,7 @@ async def test_nothing_else_can_be_asked_for(path: str) -> None:
 
     await site.app(scope, receive, send)  # type: ignore[arg-type]
     assert sent[0]["status"] == 404
-    assert b"import" not in b"".join(bytes(each.get("body", b"")) for each in sent)  # type: ignore[arg-type]
+    assert b"import" not in b"".join(bytes(message.get("body", b"")) for message in sent)  # type: ignore[arg-type]
 
 
 def loaded_by(template: Path) -> set[str]:

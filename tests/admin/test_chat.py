@@ -87,11 +87,11 @@ async def test_a_conversation_is_made_read_renamed_and_deleted(site: SignInSite)
     assert (made.status_code, made.json()["version"]) == (200, 1)
     assert (await client.patch(PATH, json={"title": "Greeting"})).json()["title"] == "Greeting"
     assert (await client.patch(PATH, json={"options": {"seed": 7}})).status_code == 200
-    found = (await client.get(PATH)).json()
-    assert (found["title"], found["model_id"], found["options"]) == ("Greeting", "demo-main", {"seed": 7})
-    assert {name: found["turns"][1][name] for name in REPLY} == REPLY
+    stored = (await client.get(PATH)).json()
+    assert (stored["title"], stored["model_id"], stored["options"]) == ("Greeting", "demo-main", {"seed": 7})
+    assert {name: stored["turns"][1][name] for name in REPLY} == REPLY
     listed = (await client.get(ALL)).json()["conversations"]
-    assert [(each["title"], each["version"]) for each in listed] == [("Greeting", found["version"])]
+    assert [(entry["title"], entry["version"]) for entry in listed] == [("Greeting", stored["version"])]
     assert (await client.get(ALL, params={"search": "WORLD"})).json()["conversations"] == listed
     assert (await client.get(ALL, params={"search": "nothing"})).json()["conversations"] == []
     assert (await delete(client, PATH)).json() == {"deleted": 1}
@@ -221,18 +221,18 @@ async def test_other_tabs_are_told_of_every_change(site: SignInSite) -> None:
     client = await site.signed_in()
     listener = site.admin.live.join(["conversations"])
 
-    async def told() -> bool:
+    async def is_notified() -> bool:
         await site.admin.live.tick()
         return bool(listener.take())
 
-    assert await told()
-    assert not await told()
+    assert await is_notified()
+    assert not await is_notified()
     await added(client, QUESTION)
-    assert await told()
+    assert await is_notified()
     await client.patch(PATH, json={"title": "Greeting"})
-    assert await told()
+    assert await is_notified()
     await client.get(PATH)
-    assert not await told()
+    assert not await is_notified()
     await delete(client, PATH)
-    assert await told()
+    assert await is_notified()
     site.admin.live.leave(listener)

@@ -26,7 +26,7 @@ NAMES = (*HOSTILE, "org/plain-model", "모델 ¥", "a: b # c", "- x", "${HOME}")
 
 def code(id: str, name: str, *, has_key: bool) -> str:  # noqa: A002
     target = ClientTarget(base_url=BASE, model=name, has_key=has_key, context_tokens=4096)
-    return next(each.write(target) for each in SNIPPETS if each.id == id)
+    return next(snippet.write(target) for snippet in SNIPPETS if snippet.id == id)
 
 
 @pytest.mark.parametrize("has_key", [False, True])
@@ -43,27 +43,27 @@ class TestQuoting:
 
     def test_agents(self, name: str, *, has_key: bool) -> None:
         target = ClientTarget(base_url=BASE, model=name, has_key=has_key)
-        for each in AGENT_SNIPPETS:
-            assert shlex.split(each.write(target)) == ["paceline", "launch", each.id, "--model", name]
-            by_hand = each.by_hand(target)
+        for snippet in AGENT_SNIPPETS:
+            assert shlex.split(snippet.write(target)) == ["paceline", "launch", snippet.id, "--model", name]
+            by_hand = snippet.by_hand(target)
             assert BASE.removesuffix("/v1") in by_hand
             assert target.literal_key in by_hand
             words = shlex.split(by_hand[by_hand.index("export ") :])
-            assert each.agent.program in words
+            assert snippet.agent.program in words
             if "--model" in words:
                 assert words[words.index("--model") + 1].removeprefix("openai/") == name
 
     def test_python(self, name: str, *, has_key: bool) -> None:
         for id in PYTHON:  # noqa: A001
             text = code(id, name, has_key=has_key)
-            given = {each.arg: each.value for each in ast.walk(ast.parse(text)) if isinstance(each, ast.keyword)}
+            given = {node.arg: node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.keyword)}
             assert ast.literal_eval(given["model"]) == name
             assert ast.literal_eval(given["base_url"]) == BASE
             assert (f'os.environ["{KEY_VARIABLE}"]' in text) == has_key
 
     def test_javascript(self, name: str, *, has_key: bool) -> None:
         text = code("javascript", name, has_key=has_key)
-        (line,) = (each for each in text.splitlines() if each.startswith("  model: "))
+        (line,) = (code_line for code_line in text.splitlines() if code_line.startswith("  model: "))
         assert json.loads(line.removeprefix("  model: ").removesuffix(",")) == name
         assert (f"process.env.{KEY_VARIABLE}" in text) == has_key
 
@@ -81,12 +81,12 @@ class TestQuoting:
 
 
 def test_every_snippet_is_looked_at() -> None:
-    assert {each.id for each in SNIPPETS} == {*SHELL, *PYTHON, *YAML, "javascript", "zed", "apps"}
+    assert {snippet.id for snippet in SNIPPETS} == {*SHELL, *PYTHON, *YAML, "javascript", "zed", "apps"}
     assert "YOUR-KEY" in code("apps", "m", has_key=True)
     assert f"Model     {NAMES[0]}" in code("apps", NAMES[0], has_key=False)
 
 
-async def told(wanted: str = "", **site: Any) -> dict[str, Any]:
+async def connection(wanted: str = "", **site: Any) -> dict[str, Any]:
     made = make_site(**site)
     made.worker.snapshot = Snapshot(models=tuple(loaded(name) for name in ("b", "c", "d")))
     response = await made.client.get("/admin/api/connect", params={"model": wanted}, headers=OWN)
@@ -98,16 +98,16 @@ MODELS = (model("a"), model("b"), model("c", drafter="dflash"), model("d", reaso
 
 
 async def test_a_model_in_memory_comes_first_and_drafters_and_broken_ones_never() -> None:
-    answer = await told(api_key="k", models=MODELS)
+    answer = await connection(api_key="k", models=MODELS)
     assert (answer["model"], answer["models"]) == ("b", ["b", "a"])
-    assert (await told(api_key="k", models=MODELS, default_model="a"))["model"] == "a"
-    assert (await told("a", api_key="k", models=MODELS))["model"] == "a"
+    assert (await connection(api_key="k", models=MODELS, default_model="a"))["model"] == "a"
+    assert (await connection("a", api_key="k", models=MODELS))["model"] == "a"
 
 
 async def test_a_model_that_is_not_here_is_never_written() -> None:
-    answer = await told("<b>evil", api_key="k", models=MODELS)
+    answer = await connection("<b>evil", api_key="k", models=MODELS)
     assert "evil" not in json.dumps(answer)
-    assert (await told(api_key="k", models=()))["model"] == "MODEL"
+    assert (await connection(api_key="k", models=()))["model"] == "MODEL"
 
 
 async def test_the_code_is_for_the_address_that_the_browser_used() -> None:
@@ -115,7 +115,7 @@ async def test_the_code_is_for_the_address_that_the_browser_used() -> None:
     response = await site.client.get("/admin/api/connect", headers=OWN | {"host": "studio.local:99"})
     answer = response.json()
     assert answer["base_url"] == "http://studio.local:99/v1"
-    assert all(answer["base_url"] in each["code"] for each in answer["snippets"])
+    assert all(answer["base_url"] in snippet["code"] for snippet in answer["snippets"])
 
 
 async def test_the_page_shows_the_same_code_and_a_key_is_never_in_it() -> None:
@@ -124,8 +124,8 @@ async def test_the_page_shows_the_same_code_and_a_key_is_never_in_it() -> None:
     page = (await site.client.get("/admin/connect", headers=own)).text
     answer = (await site.client.get("/admin/api/connect", headers=own)).json()
     assert answer["needs_key"] is True
-    assert [each["id"] for each in (*answer["snippets"], *answer["agents"])] == [
-        found for found in re.findall(r'<code id="([\w-]+)"', page) if found != "address"
+    assert [snippet["id"] for snippet in (*answer["snippets"], *answer["agents"])] == [
+        identity for identity in re.findall(r'<code id="([\w-]+)"', page) if identity != "address"
     ]
     assert "k-very-secret" not in page + json.dumps(answer)
 

@@ -96,8 +96,8 @@ async def site(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_search_sizes_download_and_delete(site: DownloadSite) -> None:
-    found = await site.call("GET", "/admin/api/hub/search?q=tiny")
-    assert [(each["repository"], each["is_here"]) for each in found["results"]] == [(ID, False)]
+    answer = await site.call("GET", "/admin/api/hub/search?q=tiny")
+    assert [(result["repository"], result["is_here"]) for result in answer["results"]] == [(ID, False)]
     details = await site.call("GET", f"/admin/api/hub/repository?id={ID}")
     assert details["total_bytes"] == sum(map(len, model_files().values()))
     assert details["free_bytes"] > details["total_bytes"]
@@ -105,7 +105,7 @@ async def test_search_sizes_download_and_delete(site: DownloadSite) -> None:
     body = {"repository": ID, "revision": details["commit"], "drafts_for": "demo-main"}
     assert (await site.call("POST", "/admin/api/downloads", body, 202))["state"] == "running"
     await site.until("done")
-    assert [(each.repository, each.drafts_for) for each in site.arrived] == [(ID, "demo-main")]
+    assert [(model.repository, model.drafts_for) for model in site.arrived] == [(ID, "demo-main")]
     assert (await site.call("GET", f"/admin/api/hub/repository?id={ID}"))["is_here"]
     assert (await site.call("GET", "/admin/api/downloads"))["downloads"][0]["state"] == "done"
     await site.call("DELETE", f"/admin/api/files/{ID}", {})
@@ -220,7 +220,7 @@ async def test_a_token_is_told_to_the_hub_that_it_is_for_and_to_no_other(
     await site.call("GET", "/admin/api/hub/search?q=tiny")
     await site.call("POST", "/admin/api/downloads", {"repository": ID}, 202)
     await site.until("done")
-    assert {each.authorization for each in site.hub.seen} == {""}
+    assert {request.authorization for request in site.hub.seen} == {""}
     site.downloads.token.write("", "")
     assert (site.downloads.token.read(""), site.downloads.token.origin("")) == ("hf_of_other_tools", "hugging_face")
     (site.home / "hub_token").write_text("hf_as_once_written")

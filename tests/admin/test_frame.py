@@ -37,9 +37,9 @@ async def get(site: Site, path: str = "/admin/", **headers: str) -> httpx2.Respo
 
 
 def script_data(page: str, name: str = "data") -> Any:
-    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    return json.loads(found.group(1))
+    match = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    return json.loads(match.group(1))
 
 
 async def test_the_address_of_the_server_leads_to_the_dashboard() -> None:
@@ -132,7 +132,7 @@ async def test_pages_have_no_inline_script_style_or_handler() -> None:
     for path in ("/admin/", "/admin/connect"):
         page = (await get(site, path)).text
         assert re.findall(r"<style|\sstyle=|\son\w+=|javascript:", page) == []
-        inline = [each for each in re.findall(r"<script[^>]*>", page) if "src=" not in each]
+        inline = [tag for tag in re.findall(r"<script[^>]*>", page) if "src=" not in tag]
         assert inline == [f'<script type="application/json" id="{name}">' for name in ("data", "words")]
 
 

@@ -23,6 +23,6 @@ async def test_conversations_give_back_what_was_put_in() -> None:
         assert (
             await client.post(path + "/turns", json={"version": 0, "turns": [turn], "begin": begin})
         ).status_code == 200
-        found = (await client.get(path)).json()
-        assert (found["title"], found["options"]) == (title, {"system": text})
-        assert {name: found["turns"][0][name] for name in turn} == turn
+        conversation = (await client.get(path)).json()
+        assert (conversation["title"], conversation["options"]) == (title, {"system": text})
+        assert {name: conversation["turns"][0][name] for name in turn} == turn

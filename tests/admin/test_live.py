@@ -115,8 +115,8 @@ async def test_a_stream_ends_soon_after_its_session() -> None:
         return now[0] < 10
 
     now = [0.0]
-    told = [frame async for frame in while_welcome(frames(), is_welcome, lambda: now[0])]
-    assert b"".join(told) == b"012345", "asked at 6 seconds, and again when five more had passed, at 12"
+    received = [frame async for frame in while_welcome(frames(), is_welcome, lambda: now[0])]
+    assert b"".join(received) == b"012345", "asked at 6 seconds, and again when five more had passed, at 12"
 
 
 def test_a_topic_is_registered_once(feed: LiveFeed) -> None:
@@ -142,7 +142,7 @@ async def test_the_stream_tells_the_worker_and_ends_with_the_server() -> None:
         seen = []
         async for line in events(port, "worker,state"):
             seen.append(line)
-            if line.startswith("data: ") and sum(each.startswith("data: ") for each in seen) == 2:
+            if line.startswith("data: ") and sum(seen_line.startswith("data: ") for seen_line in seen) == 2:
                 assert {"event: worker", "event: state"} <= set(seen)
                 server.stop()
         assert len(site.app.state.admin.live) == 0

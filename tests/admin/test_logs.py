@@ -55,7 +55,7 @@ async def test_the_file_has_what_the_filter_leaves(site: Site, logger: logging.L
     logger.error("two of chatcmpl-%s", "a" * 24)
     response = await site.client.get("/admin/api/logs/download", params={"level": "error"}, headers=OWN)
     assert "attachment" in response.headers["content-disposition"]
-    (line,) = [json.loads(each) for each in response.text.splitlines()]
+    (line,) = [json.loads(text) for text in response.text.splitlines()]
     assert (line["level"], line["request"]) == ("error", f"chatcmpl-{'a' * 24}")
 
 
@@ -76,7 +76,7 @@ async def test_the_live_topic_tells_the_last_lines(site: Site, logger: logging.L
     for number in range(150):
         logger.info("line %d", number)
     await feed.tick()
-    told = dict((topic, json.loads(value)) for topic, value in tab.take())["logs"]  # noqa: C402
-    assert told["last"] == 150
-    assert [line["number"] for line in told["lines"]] == list(range(51, 151))
+    logs = dict((topic, json.loads(value)) for topic, value in tab.take())["logs"]  # noqa: C402
+    assert logs["last"] == 150
+    assert [line["number"] for line in logs["lines"]] == list(range(51, 151))
     feed.leave(tab)

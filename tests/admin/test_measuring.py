@@ -22,8 +22,8 @@ def site(tmp_path: Path) -> ModelSite:
 
 
 def cell(row: dict[str, Any], rows: int) -> dict[tuple[str, int], dict[str, Any]]:
-    found = next(each for each in row["report"]["cells"] if each["rows"] == rows)
-    return {(each["method"], each["num_draft_tokens"]): each for each in found["settings"]}
+    measured = next(entry for entry in row["report"]["cells"] if entry["rows"] == rows)
+    return {(setting["method"], setting["num_draft_tokens"]): setting for setting in measured["settings"]}
 
 
 async def test_every_method_is_compared_with_plain_decoding_alone_and_four_at_once(site: ModelSite) -> None:
@@ -83,7 +83,7 @@ async def test_the_recommendation_is_listed_applied_and_nothing_else(site: Model
     site.admin.serving.live.change_model(DEMO, {**other, "policy": "single"}, "test")
     row = await site.measured()
     listed = row["report"]["advice"]["changes"]
-    assert {each["name"]: (each["old"], each["new"]) for each in listed} == {
+    assert {change["name"]: (change["old"], change["new"]) for change in listed} == {
         "drafts": (None, ["demo-draft"]),
         "methods": (None, ["draft_model"]),
         "policy": ("single", "auto"),
@@ -105,7 +105,7 @@ async def test_the_setting_in_use_is_the_one_that_changes_nothing(site: ModelSit
     body = {"method": "dflash", "num_draft_tokens": 7}
     await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", body)
     (row,) = (await site.call("GET", f"/admin/api/measurements?model={DEMO}"))["measurements"]
-    assert [key for key, each in cell(row, 1).items() if not each["changes"]] == [("dflash", 7)]
+    assert [key for key, setting in cell(row, 1).items() if not setting["changes"]] == [("dflash", 7)]
 
 
 async def test_where_nothing_differs_nothing_is_recommended(site: ModelSite) -> None:
@@ -217,7 +217,7 @@ async def test_drafters_without_room_are_left_out_and_named(site: ModelSite) -> 
     candidates = (await site.call("GET", f"/admin/api/drafts/{DEMO}"))["candidates"]
     alone = site.admin.models.footprint(site.catalog.find(DEMO))
     assert alone is not None
-    dflash = next(each["extra"] for each in candidates if each["id"] == "demo-assistant-dflash")
+    dflash = next(candidate["extra"] for candidate in candidates if candidate["id"] == "demo-assistant-dflash")
     peak = max(alone.peak_bytes, dflash["peak_bytes"]) - alone.peak_bytes
     room = alone.total_bytes + dflash["weights_bytes"] + dflash["cache_bytes"] + peak + 1000
     site.worker.ready_info = type(site.worker.ready_info)(process_id=1, device="x (cpu)", memory_ceiling_bytes=room)

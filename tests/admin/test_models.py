@@ -29,23 +29,23 @@ def site(tmp_path: Path) -> ModelSite:
 
 
 async def models(site: ModelSite) -> dict[str, dict[str, Any]]:
-    found = await site.call("GET", "/admin/api/models")
-    return {each["id"]: each for each in found["models"]}
+    answer = await site.call("GET", "/admin/api/models")
+    return {model["id"]: model for model in answer["models"]}
 
 
 async def drafts(site: ModelSite, model: str = DEMO) -> dict[str, Any]:
-    found: dict[str, Any] = await site.call("GET", f"/admin/api/drafts/{model}")
-    return found
+    view: dict[str, Any] = await site.call("GET", f"/admin/api/drafts/{model}")
+    return view
 
 
 def candidate(view: dict[str, Any], name: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(each for each in view["candidates"] if each["id"] == name)
-    return found
+    match: dict[str, Any] = next(entry for entry in view["candidates"] if entry["id"] == name)
+    return match
 
 
 async def test_everything_on_disk_is_listed_with_what_it_is_and_what_it_takes(site: ModelSite) -> None:
-    found = await models(site)
-    demo, hybrid, drafter = found[DEMO], found["demo-hybrid"], found["demo-assistant-dflash"]
+    listed = await models(site)
+    demo, hybrid, drafter = listed[DEMO], listed["demo-hybrid"], listed["demo-assistant-dflash"]
     assert (demo["state"], demo["kind"], demo["families"], demo["context"]) == ("available", "main", ["trim"], 4096)
     assert hybrid["families"] == ["trim", "snapshot"]
     assert demo["drafts"] == [{"id": "demo-assistant-dflash", "method": "dflash"}]
@@ -138,7 +138,7 @@ async def test_pin_alias_and_default_are_settings_that_stay(site: ModelSite) -> 
 
 async def test_the_picker_ranks_what_fits_and_says_why_the_rest_does_not(site: ModelSite) -> None:
     view = await drafts(site)
-    assert [each["method"] for each in view["candidates"]][:4] == ["dflash", "eagle3", "draft_model", "ngram"]
+    assert [entry["method"] for entry in view["candidates"]][:4] == ["dflash", "eagle3", "draft_model", "ngram"]
     used = candidate(view, "demo-assistant-dflash")
     assert (used["in_use"], used["tokens"], used["rollback"], used["measured"]) == (True, "borrowed", ["trim"], None)
     assert used["extra"]["cache_bytes"] > 0
@@ -192,12 +192,12 @@ async def test_a_choice_is_stored_as_the_same_settings_that_everybody_sees(site:
         "acceptance": "rejection",
     }
     assert await site.call("PUT", f"/admin/api/drafts/{DEMO}", body) == {"model": DEMO, "became": "not_loaded"}
-    told = await site.call("GET", f"/admin/api/models/{DEMO}/settings")
-    assert {row["name"]: row["value"] for row in told["settings"] if row["value"] is not None} == body
+    answer = await site.call("GET", f"/admin/api/models/{DEMO}/settings")
+    assert {row["name"]: row["value"] for row in answer["settings"] if row["value"] is not None} == body
     again = make_model_site(site.admin.serving.settings.home)
     view = await drafts(again)
     assert {name: value for name, value in view["choice"].items() if value is not None} == body
-    assert {each["method"] for each in view["candidates"] if each["in_use"]} == {"draft_model", "ngram"}
+    assert {entry["method"] for entry in view["candidates"] if entry["in_use"]} == {"draft_model", "ngram"}
     unit = again.admin.serving.resolver.resolve(DEMO)
     assert ([draft.id for draft in unit.drafts], unit.num_draft_tokens, unit.policy) == (["demo-draft"], 5, "auto")
     await again.call("PUT", f"/admin/api/drafts/{DEMO}", {})
@@ -212,7 +212,7 @@ async def test_a_loaded_model_gets_a_choice_at_once_unless_it_is_used(site: Mode
     site.worker.in_use = True
     chosen = await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"drafts": []})
     assert chosen["became"] == "in_use"
-    assert [each.id for each in site.admin.serving.resolver.resolve(DEMO).drafts] == ["demo-draft"]
+    assert [draft.id for draft in site.admin.serving.resolver.resolve(DEMO).drafts] == ["demo-draft"]
     site.worker.in_use = False
     assert (await site.call("POST", "/admin/api/models/reload", {"model": DEMO}))["became"] == "loaded"
     assert not site.worker.snapshot.models[0].draft_ids
@@ -280,13 +280,13 @@ async def test_what_may_be_downloaded_is_offered_until_it_is_here(tmp_path: Path
     main = replace(embedded.find(DEMO), id="mlx-community/Qwen3-8B-4bit", parameter_count=8_000_000_000)
     site = make_model_site(tmp_path, catalog=Listed(embedded, main))  # type: ignore[arg-type]
     view = await drafts(site, main.id)
-    offered = {each["repository"]: each for each in view["published"]}
+    offered = {entry["repository"]: entry for entry in view["published"]}
     assert offered["z-lab/Qwen3-8B-DFlash-b16"]["method"] == "dflash"
     assert offered["mlx-community/Qwen3-0.6B-4bit"]["has_room"]
     here = replace(embedded.find("demo-draft"), id="mlx-community/Qwen3-0.6B-4bit")
     site = make_model_site(tmp_path, catalog=Listed(embedded, main, here))  # type: ignore[arg-type]
     view = await drafts(site, main.id)
-    assert "mlx-community/Qwen3-0.6B-4bit" not in {each["repository"] for each in view["published"]}
+    assert "mlx-community/Qwen3-0.6B-4bit" not in {entry["repository"] for entry in view["published"]}
     assert candidate(view, "mlx-community/Qwen3-0.6B-4bit")["tokens"] == "same"
 
 
@@ -394,7 +394,7 @@ async def test_earlier_prompts_are_counted_and_forgotten(site: ModelSite) -> Non
     folder = site.admin.serving.settings.prefixes_path / "demo-0123"
     folder.mkdir(parents=True)
     (folder / f"rows-{1:064x}.safetensors").write_bytes(bytes(5000))
-    found = await site.call("GET", "/admin/api/prefixes")
-    assert (found["disk_bytes"], found["memory_bytes"], found["trouble"]) == (5000, 0, "")
+    answer = await site.call("GET", "/admin/api/prefixes")
+    assert (answer["disk_bytes"], answer["memory_bytes"], answer["trouble"]) == (5000, 0, "")
     assert await site.call("POST", "/admin/api/prefixes/clear") == {"freed_bytes": 5000}
     assert not folder.exists()

@@ -82,16 +82,16 @@ async def test_the_state_names_worker_memory_models_loads_and_quarantine(site: S
     assert loaded["unavailable"]["eagle3"]["reason"] == "no drafter fits"
     assert (state["running"], state["waiting"], state["open_requests"]) == (1, 2, 0)
     assert state["loading"] == [{"id": "org/other", "phase": "weights", "fraction": 0.25}]
-    told = {"reason": "exited with code 3, see the log", "reason_code": "exit_code", "reason_values": {"code": 3}}
-    assert state["quarantined"] == [{"id": "bad", **told}]
+    failure = {"reason": "exited with code 3, see the log", "reason_code": "exit_code", "reason_values": {"code": 3}}
+    assert state["quarantined"] == [{"id": "bad", **failure}]
 
 
 async def test_the_page_has_the_same_state_at_once(site: Site) -> None:
     data = script_data((await get(site)).text)
-    told = (await site.client.get("/admin/api/state", headers=OWN)).json()
-    assert data["state"] == told["state"]
+    answer = (await site.client.get("/admin/api/state", headers=OWN)).json()
+    assert data["state"] == answer["state"]
     assert {"worker", "state", "pace", "minutes"} <= set(data["topics"])
-    assert data["minutes"] == told["minutes"]
+    assert data["minutes"] == answer["minutes"]
 
 
 async def test_the_menu_bar_gets_its_models_even_while_the_store_cannot_be_read(
@@ -101,8 +101,8 @@ async def test_the_menu_bar_gets_its_models_even_while_the_store_cannot_be_read(
         raise StoreUnavailable("the disk is gone")
 
     monkeypatch.setattr(RequestHistory, "last_models", refuse)
-    told = (await get(site, "/admin/api/menu")).json()
-    assert "demo-main" in told["models"]
+    menu = (await get(site, "/admin/api/menu")).json()
+    assert "demo-main" in menu["models"]
 
 
 async def test_the_pace_is_what_the_worker_told(site: Site) -> None:

@@ -83,8 +83,8 @@ async def test_a_running_request_tells_its_phase_and_how_far_it_is(site: Site) -
     await site.worker.wait_asked()
 
     async def now() -> Any:
-        (found,) = (await ask(site, "requests"))["running"]
-        return found
+        (running,) = (await ask(site, "requests"))["running"]
+        return running
 
     name = site.worker.commands[0].id
     assert ((await now())["phase"], (await now())["progress"]) == ("queued", None)
@@ -95,14 +95,14 @@ async def test_a_running_request_tells_its_phase_and_how_far_it_is(site: Site) -
     assert (await now())["phase"] == "queued"
     held = loaded("demo-main", reading={f"{name}#0": 10, "another#0": 3})
     site.worker.snapshot = Snapshot(models=(held,))
-    told = await now()
-    assert (told["phase"], told["progress"], told["read_tokens"], told["prompt_tokens"]) == ("prefill", 0.25, 10, 40)
+    view = await now()
+    assert (view["phase"], view["progress"], view["read_tokens"], view["prompt_tokens"]) == ("prefill", 0.25, 10, 40)
     await steps.go(Delta(id=name, index=0, text="a", tokens=4, drafted=4, accepted=3, method="draft_model"))
-    told = await now()
-    assert (told["phase"], told["progress"], told["method"], told["acceptance"]) == ("decode", 0.4, "draft_model", 0.75)
+    view = await now()
+    assert (view["phase"], view["progress"], view["method"], view["acceptance"]) == ("decode", 0.4, "draft_model", 0.75)
     await steps.go(Delta(id=name, index=0, text="b", tokens=1, why_not_drafted=Reason("batched")))
-    told = await now()
-    assert (told["reason_code"], told["method"], told["completion_tokens"]) == ("batched", "off", 5)
+    view = await now()
+    assert (view["reason_code"], view["method"], view["completion_tokens"]) == ("batched", "off", 5)
     full = (await ask(site, f"requests/{name}"))["request"]
     assert full["figures"]["asked"]["max_tokens"] == 10
     page = await get(site, f"/admin/requests/{name}")
@@ -152,7 +152,7 @@ async def test_errors_and_clients_that_leave_are_outcomes(site: Site) -> None:
         await site.worker.wait_cancelled()
         del reader
     listed = (await ask(site, "requests"))["requests"]
-    assert [each["outcome"] for each in listed] == ["cancelled", "model_unavailable", "model_unavailable"]
+    assert [entry["outcome"] for entry in listed] == ["cancelled", "model_unavailable", "model_unavailable"]
     assert listed[1]["completion_tokens"] == 1
     failed = (await ask(site, "requests", params={"outcome": "failed"}))["requests"]
     assert len(failed) == 2
@@ -172,7 +172,7 @@ async def test_a_running_request_is_cancelled_and_its_client_told(site: Site, st
     assert response.status_code == (200 if stream else 499)
     assert '"code":"cancelled"' in response.text
     await site.worker.wait_cancelled()
-    assert [each["outcome"] for each in (await ask(site, "requests"))["requests"]] == ["cancelled"]
+    assert [entry["outcome"] for entry in (await ask(site, "requests"))["requests"]] == ["cancelled"]
     again = await site.client.post(f"/admin/api/requests/{name}/cancel", json={}, headers=OWN)
     assert (again.status_code, again.json()["error"]["code"]) == (409, "not_running")
 
@@ -183,11 +183,11 @@ async def test_pages_and_filters(site: Site) -> None:
     first = await ask(site, "requests", params={"count": 2})
     second = await ask(site, "requests", params={"count": 2, "before": first["next"]})
     third = await ask(site, "requests", params={"count": 2, "before": second["next"]})
-    names = [each["id"] for page in (first, second, third) for each in page["requests"]]
+    names = [entry["id"] for page in (first, second, third) for entry in page["requests"]]
     assert names == [command.id for command in reversed(site.worker.commands)]
     assert third["next"] == ""
     others = await ask(site, "requests", params={"model": "org/other"})
-    assert {each["model"] for each in others["requests"]} == {"org/other"}
+    assert {entry["model"] for entry in others["requests"]} == {"org/other"}
     assert (await ask(site, "requests", params={"outcome": "cancelled"}))["requests"] == []
     for wrong in ({"count": 0}, {"count": 201}, {"count": "x"}, {"model": "x" * 501}):
         assert (await site.client.get("/admin/api/requests", params=wrong, headers=OWN)).status_code == 400
@@ -249,8 +249,8 @@ async def test_nothing_in_a_request_becomes_markup(site: Site, tmp_path: Path, t
 
 
 def _replace_by_a_folder(path: Path) -> None:
-    for each in path.parent.glob(f"{path.name}*"):
-        each.unlink()
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
     path.mkdir()
 
 

@@ -191,10 +191,10 @@ def test_every_route_is_listed_and_none_is_mounted() -> None:
     contexts = list(iter_route_contexts(closed_site().site.app.routes))
     mounted = [context.path for context in contexts if not context.methods]
     assert mounted == [], "what is mounted does not pass the sign-in: include it as a router"
-    found = {f"{method} {context.path}" for context in contexts for method in context.methods or ()}
-    missing = "".join(f'\n    "{route}": "?",' for route in sorted(found - set(ROUTES)))
+    routes = {f"{method} {context.path}" for context in contexts for method in context.methods or ()}
+    missing = "".join(f'\n    "{route}": "?",' for route in sorted(routes - set(ROUTES)))
     assert missing == "", f"list each new route in ROUTES with who may call it:{missing}"
-    assert set(ROUTES) - found == set(), "take the routes that are gone out of ROUTES"
+    assert set(ROUTES) - routes == set(), "take the routes that are gone out of ROUTES"
 
 
 async def test_nobody_gets_in_without_a_session() -> None:
@@ -234,8 +234,8 @@ async def test_a_wrong_key_is_not_saved_by_a_good_session() -> None:
 async def test_nobody_gets_in_with_a_revoked_key() -> None:
     site = closed_site()
     keys = [site.key("admin"), site.key("inference")]
-    for each in site.accounts.keys.list():
-        assert site.accounts.keys.revoke(each.id)
+    for entry in site.accounts.keys.list():
+        assert site.accounts.keys.revoke(entry.id)
     for key in keys:
         for method, path, access in listed():
             response = await ask(site.browser(), method, path, {"x-api-key": key})

@@ -120,7 +120,7 @@ async def test_every_refusal_is_said_in_the_language_of_the_page(
             if response.status_code == 422 and name not in {"api_key", "home"}:
                 said.add((name, response.json()["error"]["message"]))
     assert len(said) > 40
-    assert [each for each in said if re.search("[a-z]{3} [a-z]{3}", each[1])] == []
+    assert [refusal for refusal in said if re.search("[a-z]{3} [a-z]{3}", refusal[1])] == []
 
 
 async def test_require_key_is_felt_at_the_next_request(site: SignInSite, client: httpx2.AsyncClient) -> None:
@@ -167,8 +167,8 @@ async def test_hostile_values_stay_text(site: SignInSite, client: httpx2.AsyncCl
 
 
 async def test_settings_of_a_model_are_told_changed_and_taken_back(client: httpx2.AsyncClient) -> None:
-    told = (await client.get(MODEL)).json()
-    assert (told["model"], set(by_name(told["settings"]))) == ("demo-main", set(ModelSettings.model_fields))
+    answer = (await client.get(MODEL)).json()
+    assert (answer["model"], set(by_name(answer["settings"]))) == ("demo-main", set(ModelSettings.model_fields))
     changed = (await client.patch(MODEL, json={"temperature": 0.5, "policy": "single"})).json()
     rows = by_name(changed["settings"])
     assert (rows["temperature"]["value"], rows["temperature"]["origin"]) == (0.5, "store")

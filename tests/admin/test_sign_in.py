@@ -245,31 +245,31 @@ async def test_many_guesses_at_once_gain_nothing() -> None:
 
 async def test_signing_out_ends_this_session_and_everywhere_ends_all() -> None:
     site = make_sign_in_site()
-    one, two, three = [await site.signed_in() for _ in range(3)]
-    assert [each["current"] for each in (await one.get("/admin/api/session")).json()["sessions"]].count(True) == 1
-    old = cookie_of(one)
-    response = await post(one, "/admin/api/logout")
+    first, second, third = [await site.signed_in() for _ in range(3)]
+    assert [row["current"] for row in (await first.get("/admin/api/session")).json()["sessions"]].count(True) == 1
+    old = cookie_of(first)
+    response = await post(first, "/admin/api/logout")
     assert 'paceline_session=""' in response.headers["set-cookie"]
     assert not site.accounts.sessions.is_open(old)
-    assert (await two.get("/admin/api/session")).status_code == 200
+    assert (await second.get("/admin/api/session")).status_code == 200
     headers = {"content-type": "application/json"}
-    assert (await two.request("DELETE", "/admin/api/sessions", headers=headers, content=b"{}")).status_code == 200
-    assert (await three.get("/admin/api/session")).status_code == 401
+    assert (await second.request("DELETE", "/admin/api/sessions", headers=headers, content=b"{}")).status_code == 200
+    assert (await third.get("/admin/api/session")).status_code == 401
 
 
 async def test_a_new_password_signs_all_others_out() -> None:
     site = make_sign_in_site()
-    one, two = await site.signed_in(), await site.signed_in()
-    wrong = await post(one, "/admin/api/password", current="not it", password=OTHER_PASSWORD)
+    first, second = await site.signed_in(), await site.signed_in()
+    wrong = await post(first, "/admin/api/password", current="not it", password=OTHER_PASSWORD)
     assert (wrong.status_code, code_of(wrong)) == (403, "wrong_password")
-    short = await post(one, "/admin/api/password", current=PASSWORD, password="short")
+    short = await post(first, "/admin/api/password", current=PASSWORD, password="short")
     assert (short.status_code, code_of(short)) == (400, "password_short")
-    before = cookie_of(one)
-    assert (await post(one, "/admin/api/password", current=PASSWORD, password=OTHER_PASSWORD)).status_code == 200
-    assert cookie_of(one) != before
-    assert (await one.get("/admin/api/session")).status_code == 200
-    assert (await two.get("/admin/api/session")).status_code == 401
-    assert (await post(two, "/admin/api/login", password=PASSWORD)).status_code == 403
+    before = cookie_of(first)
+    assert (await post(first, "/admin/api/password", current=PASSWORD, password=OTHER_PASSWORD)).status_code == 200
+    assert cookie_of(first) != before
+    assert (await first.get("/admin/api/session")).status_code == 200
+    assert (await second.get("/admin/api/session")).status_code == 401
+    assert (await post(second, "/admin/api/login", password=PASSWORD)).status_code == 403
     await site.signed_in(password=OTHER_PASSWORD)
 
 
@@ -280,7 +280,7 @@ async def test_a_key_is_made_shown_once_used_and_revoked() -> None:
     assert made.status_code == 201
     text, key = made.json()["text"], made.json()["key"]
     listed = (await client.get("/admin/api/keys")).json()
-    assert [each["id"] for each in listed["keys"]] == [key["id"]]
+    assert [entry["id"] for entry in listed["keys"]] == [key["id"]]
     assert text not in str(listed)
     program = site.browser(FAR, authorization=f"Bearer {text}")
     assert (await program.get("/admin/api/keys")).json()["keys"][0]["used_at"] == site.time.now
@@ -376,14 +376,14 @@ async def test_what_is_secret_is_in_no_log_page_address_or_list(caplog: pytest.L
     key = made.json()["text"]
     await site.browser(authorization="Bearer wrong-key-value").get("/v1/models")
     await site.browser(authorization=f"Bearer {key}").get("/v1/models")
-    told = [caplog.text]
+    texts = [caplog.text]
     for path in ("/admin/", "/admin/connect", "/admin/login", "/admin/api/keys", "/admin/api/session", "/metrics"):
         for caller in (client, site.browser(), site.browser(authorization=f"Bearer {key}")):
             response = await caller.get(path)
-            told += [response.text, str(response.headers.get("location")), str(response.url)]
+            texts += [response.text, str(response.headers.get("location")), str(response.url)]
     secrets = (PASSWORD, OTHER_PASSWORD, token, first, cookie_of(client), key, "sk-environment-secret")
     tried = ("wrong-token-value", "wrong-password-value", "wrong-key-value")
-    assert [each for each in (*secrets, *tried) if any(each in text for text in told)] == []
+    assert [word for word in (*secrets, *tried) if any(word in text for text in texts)] == []
     assert "A wrong password was tried" in caplog.text
     assert "An API key was created" in caplog.text
 
@@ -519,12 +519,12 @@ async def test_only_the_newest_one_time_addresses_open_anything_and_old_files_go
     home = site.site.context.settings.home
     left, others = home / f"open-{'0' * 16}.html", [home / "open-door.html", home / f"open-{'1' * 16}.html"]
     first, file = await entry_of(site)
-    for each in (left, others[0]):
-        each.write_text("of a server that was killed, or somebody else's", encoding="utf-8")
-        os.utime(each, (0, 0))
+    for old in (left, others[0]):
+        old.write_text("of a server that was killed, or somebody else's", encoding="utf-8")
+        os.utime(old, (0, 0))
     others[1].symlink_to(others[0])
     codes = [(await entry_of(site))[0] for _ in range(8)]
     assert not left.exists()
-    assert all(each.exists() for each in (file, *others))
+    assert all(path.exists() for path in (file, *others))
     assert code_of(await post(site.browser(), "/admin/api/enter", code=first)) == "invalid_entry_code"
     assert (await post(site.browser(), "/admin/api/enter", code=codes[0])).status_code == 200

@@ -22,9 +22,11 @@ class Releases:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._asked, self._told = folder / "asked", folder / "told"
+        self._asked, self._listing = folder / "asked", folder / "told"
         git = folder / "git"
-        git.write_text(f"#!/bin/sh\necho asked >>{shlex.quote(str(self._asked))}\ncat {shlex.quote(str(self._told))}\n")
+        git.write_text(
+            f"#!/bin/sh\necho asked >>{shlex.quote(str(self._asked))}\ncat {shlex.quote(str(self._listing))}\n"
+        )
         git.chmod(0o755)
 
     @property
@@ -37,7 +39,7 @@ class Releases:
         return len(self._asked.read_text().splitlines()) if self._asked.exists() else 0
 
     def tell(self, *versions: str) -> None:
-        self._told.write_text("".join(f"0\trefs/tags/v{version}\n" for version in versions))
+        self._listing.write_text("".join(f"0\trefs/tags/v{version}\n" for version in versions))
 
 
 class Installer:
@@ -141,5 +143,5 @@ async def test_the_state_tells_programs_of_a_newer_version_and_the_command() -> 
     site = make_site(api_key="k")
     updates = site.app.state.admin.updates
     updates.newer = "2.0"
-    told = (await site.client.get("/admin/api/state", headers=OWN)).json()
-    assert (told["newer"], told["update_command"]) == ("2.0", updates.command)
+    state = (await site.client.get("/admin/api/state", headers=OWN)).json()
+    assert (state["newer"], state["update_command"]) == ("2.0", updates.command)

@@ -54,7 +54,7 @@ def test_the_licences_are_whole() -> None:
 def test_a_file_loads_nothing(name: str) -> None:
     text = (VENDOR / name).read_text(encoding="utf-8")
     assert re.findall(LOADING, text) == []
-    found = set(re.findall(r"(?:https?|wss?)://[\w.-]+\.[a-z]+[\w./-]*", text)) - NAMESPACES
-    assert {each for each in found if not any(each.startswith(mention) for mention in MENTIONS)} == set()
+    addresses = set(re.findall(r"(?:https?|wss?)://[\w.-]+\.[a-z]+[\w./-]*", text)) - NAMESPACES
+    assert {address for address in addresses if not any(address.startswith(mention) for mention in MENTIONS)} == set()
     assert "@import" not in text
     assert name.endswith(".js") or "url(" not in text

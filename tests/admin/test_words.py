@@ -105,10 +105,10 @@ def raised_codes() -> set[str]:
         kind = error_class(name)
         if kind is PacelineError and name != "PacelineError":
             continue
-        given = [each.value for each in call.keywords if each.arg == "code"]
+        given = [keyword.value for keyword in call.keywords if keyword.arg == "code"]
         given += call.args[2:3] if kind is Rejected else []
-        codes |= {each.value for each in given if isinstance(each, ast.Constant)}
-        codes |= {getattr(errors, each.id) for each in given if isinstance(each, ast.Name) and each.id.isupper()}
+        codes |= {value.value for value in given if isinstance(value, ast.Constant)}
+        codes |= {getattr(errors, value.id) for value in given if isinstance(value, ast.Name) and value.id.isupper()}
         codes |= set() if given else {kind.code}
     return codes
 
@@ -121,15 +121,15 @@ def test_every_error_has_words_of_its_own_and_the_words_an_error() -> None:
 @pytest.mark.parametrize("language", languages())
 def test_every_error_is_told_in_every_language(language: str) -> None:
     words = read_words(language)
-    told = [said(PacelineError("detail", code=code), words) for code in {*raised_codes(), "never heard of"}]
-    told += [said(HubProblem(problem, "a/b"), words) for problem in PROBLEMS]
-    assert [text for text in told if not SCRIPTS.get(language, re.compile("")).search(text)] == []
+    messages = [said(PacelineError("detail", code=code), words) for code in {*raised_codes(), "never heard of"}]
+    messages += [said(HubProblem(problem, "a/b"), words) for problem in PROBLEMS]
+    assert [text for text in messages if not SCRIPTS.get(language, re.compile("")).search(text)] == []
 
 
 def test_every_reason_that_is_given_has_words() -> None:
     """In English for log, terminal and programs, and in the catalogs, whose keys are the same in every language."""
     makers = [call.args[0] for name, call in calls() if name in {"Reason", "_refused"} and call.args]
-    given = {each.value for each in makers if isinstance(each, ast.Constant)}
+    given = {node.value for node in makers if isinstance(node, ast.Constant)}
     assert len(given) > 20
     assert given <= REASONS.keys()
     assert {key.removeprefix("reason.") for key in ENGLISH if key.startswith("reason.")} == REASONS.keys()
@@ -178,8 +178,8 @@ def test_values_fill_placeholders_and_nothing_else() -> None:
 
 def test_counted_words_take_the_form_of_their_language() -> None:
     entries = {"a.one": "{count} model in {place}", "a.other": "{count} models in {place}"}
-    told = [Words("en", entries).n("a", count, place="memory") for count in (0, 1, 2)]
-    assert told == ["0 models in memory", "1 model in memory", "2 models in memory"]
+    texts = [Words("en", entries).n("a", count, place="memory") for count in (0, 1, 2)]
+    assert texts == ["0 models in memory", "1 model in memory", "2 models in memory"]
     assert Words("fr", {"a.other": "{count}"}).n("a", 1) == "1"
     assert [plural_form(language, 1) for language in ("en", "de", "ko", "ja", "zh-Hans")] == [
         "one",

@@ -81,9 +81,9 @@ def answer(prompt: str, folder: Path) -> str:
     task = re.search(rf"{TASK} (\S+\.txt)", prompt)
     if task is None:
         return dialect.answer(DONE)
-    calls, told = calls_for(prompt, task[1]), prompt.count(dialect.result)
-    if told < len(calls):
-        return dialect.call(*calls[told])
+    calls, answered = calls_for(prompt, task[1]), prompt.count(dialect.result)
+    if answered < len(calls):
+        return dialect.call(*calls[answered])
     if calls or WRONG not in prompt.replace(TASK, ""):
         return dialect.answer(DONE)
     return dialect.answer(f"{Path(task[1]).name}\n```\nHello, {RIGHT}\n```\n")

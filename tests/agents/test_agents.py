@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.api.messages import BILLING_HEADER
-from app.core.coding_agents import AGENTS, NO_KEY, Place
+from app.coding_agents import AGENTS, NO_KEY, Place
 from tests.agents.installed import FOLDERS
 from tests.agents.task import RIGHT, TASK, TEMPLATES, WRONG
 from tests.scripted.folders import CONTEXT_TOKENS
@@ -88,13 +88,15 @@ def test_a_second_session_of_claude_code_finds_the_system_part_of_the_first(
     for begin in ("", "Now, please: "):
         before = len(server.heard)
         mend(server, "claude", template, tmp_path, begin=begin, by_hand=by_hand)
-        firsts.append(next(each for each in server.heard[before:] if b'"tools"' in each.sent))
-    before, body = (json.loads(each.sent) for each in firsts)
-    header, other = (each["system"][0]["text"] for each in (before, body))
+        firsts.append(next(exchange for exchange in server.heard[before:] if b'"tools"' in exchange.sent))
+    before, body = (json.loads(exchange.sent) for exchange in firsts)
+    header, other = (request["system"][0]["text"] for request in (before, body))
     assert header.startswith(BILLING_HEADER) == (header != other) == by_hand
     system = {name: body[name] for name in ("model", "system", "tools")}
     counted = server.client.post("/v1/messages/count_tokens", json=system | {"messages": [USER]}).json()
     lines = firsts[1].answered.decode().splitlines()
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
-    [found] = [event["usage"]["cache_read_input_tokens"] for event in events if event["type"] == "message_delta"]
-    assert found >= SHARE_FOUND * counted["input_tokens"]
+    [cached_tokens] = [
+        event["usage"]["cache_read_input_tokens"] for event in events if event["type"] == "message_delta"
+    ]
+    assert cached_tokens >= SHARE_FOUND * counted["input_tokens"]

@@ -69,7 +69,7 @@ USAGE = Statistics(
 
 
 def token(text: str, logprob: float = -0.5, top: Sequence[tuple[str, float]] = ()) -> TokenText:
-    ranked = tuple((each, value, tuple(each.encode())) for each, value in top)
+    ranked = tuple((candidate, value, tuple(candidate.encode())) for candidate, value in top)
     return TokenText(token=text, token_bytes=tuple(text.encode()), logprob=logprob, top=ranked)
 
 
@@ -78,9 +78,11 @@ async def say_hello(command: Generate) -> AsyncIterator[Accepted | Delta | Finis
     yield Accepted(id=command.id, prompt_tokens=5)
     k = command.sampling.top_logprobs
     tops = [(f"t{rank}", -0.5 - rank) for rank in range(k or 0)]
-    told = [[], []] if k is None else [[token("Hello", top=tops)], [token(", ", top=tops), token("world", top=tops)]]
+    logprobs = (
+        [[], []] if k is None else [[token("Hello", top=tops)], [token(", ", top=tops), token("world", top=tops)]]
+    )
     for index in range(command.n):
-        yield Delta(id=command.id, index=index, text="Hello", tokens=1, logprobs=tuple(told[0]))
+        yield Delta(id=command.id, index=index, text="Hello", tokens=1, logprobs=tuple(logprobs[0]))
         yield Delta(
             id=command.id,
             index=index,
@@ -88,7 +90,7 @@ async def say_hello(command: Generate) -> AsyncIterator[Accepted | Delta | Finis
             tokens=2,
             accepted_spans=((0, 7),),
             method="draft_model",
-            logprobs=tuple(told[1]),
+            logprobs=tuple(logprobs[1]),
         )
         yield Finished(id=command.id, index=index, finish_reason="stop", usage=USAGE)
 
@@ -139,7 +141,7 @@ class FakeWorker:
         on_event: Callable[[StreamEvent | PacelineError], None] = lambda _event: None,
     ) -> RequestStream:
         stream = RequestStream(commands, cancel=self._cancel, on_event=on_event)
-        self._saying |= {each.id: asyncio.create_task(self._say(stream, each)) for each in commands}
+        self._saying |= {command.id: asyncio.create_task(self._say(stream, command)) for command in commands}
         return stream
 
     async def generate(self, command: Generate) -> AsyncGenerator[StreamEvent, None]:
@@ -233,7 +235,7 @@ FOLDERS = Path(tempfile.mkdtemp(prefix="paceline-models-"))
 atexit.register(shutil.rmtree, FOLDERS, ignore_errors=True)
 
 
-def found(name: str) -> CatalogModel:
+def catalog_model(name: str) -> CatalogModel:
     """What lies in `FOLDERS` under this name."""
     return FolderCatalog([FOLDERS]).find(name)
 
@@ -244,7 +246,7 @@ def drafter(method: str, name: str = "") -> CatalogModel:
     if not (FOLDERS / name).exists():
         config, tensors = {"dflash": (DFLASH, DFLASH_TENSORS), "eagle3": (EAGLE3, EAGLE3_TENSORS)}[method]
         write_drafter(FOLDERS / name, config, tensors)
-    return found(name)
+    return catalog_model(name)
 
 
 write_main(FOLDERS / "demo-main")
@@ -253,17 +255,17 @@ write_drafter(FOLDERS / "eagle", {**EAGLE3, "target_hidden_size": 8}, EAGLE3_TEN
 write_model(FOLDERS / "org" / "other", pieces="hgfedcba")
 MODELS = (
     model("broken", reason="the weights are missing: download them again"),
-    found("demo-draft"),
-    found("demo-main"),
-    found("eagle"),
-    found("org/other"),
+    catalog_model("demo-draft"),
+    catalog_model("demo-main"),
+    catalog_model("eagle"),
+    catalog_model("org/other"),
 )
 DRAFTERS = (*MODELS, drafter("dflash"), drafter("eagle3"))
 
 
 class FakeCatalog:
     def __init__(self, models: Sequence[CatalogModel] = MODELS) -> None:
-        self._models = {each.id: each for each in models}
+        self._models = {entry.id: entry for entry in models}
 
     def models(self) -> tuple[CatalogModel, ...]:
         return tuple(self._models.values())

@@ -20,7 +20,7 @@ async def look_for_failures(url: str, model: str, *options: str) -> int:
         stderr=asyncio.subprocess.STDOUT,
     )
     said = (await looking.communicate())[0].decode()
-    found = re.search(r"(\d+) generated", said)
+    match = re.search(r"(\d+) generated", said)
     assert looking.returncode == 0, said
-    assert found is not None, said
-    return int(found.group(1))
+    assert match is not None, said
+    return int(match.group(1))

@@ -219,7 +219,7 @@ async def test_a_profile_brings_what_a_request_leaves_out_on_the_same_engine() -
     assert site.worker.commands[-1].speculation.method == "off", "a length alone turns nothing on"
     missing = (await site.chat(model="demo-main:nothing")).json()["error"]
     assert (missing["code"], "demo-main has no profile nothing" in missing["message"]) == ("model_not_found", True)
-    listed = {each["id"]: each for each in (await site.client.get("/v1/models")).json()["data"]}
+    listed = {entry["id"]: entry for entry in (await site.client.get("/v1/models")).json()["data"]}
     assert listed["demo-main:careful"]["profile_of"] == "demo-main"
     assert (await site.client.get("/v1/models/demo-main:careful")).json() == listed["demo-main:careful"]
     with pytest.raises(InvalidSetting, match="a profile cannot set that"):
@@ -248,9 +248,9 @@ async def test_a_request_may_be_strict_unless_its_model_accepts_by_rejection() -
     assert (await site.chat(speculation={"acceptance": "rejection"})).status_code == 400
     site = make_site(models=DRAFTERS, acceptance="rejection")
     refused = await site.chat(speculation={"acceptance": "strict"})
-    told = refused.json()["error"]
-    assert (refused.status_code, told["code"]) == (400, "speculation_unavailable")
-    assert told["param"] == "speculation.acceptance"
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (400, "speculation_unavailable")
+    assert error["param"] == "speculation.acceptance"
 
 
 async def test_a_drafter_that_is_named_is_the_only_one_that_may_draft() -> None:

@@ -104,7 +104,7 @@ async def test_no_prompt_is_kept_once_it_was_answered(site: Site, streamed: bool
     try:
         await site.chat(stream=streamed)
         asked = [site.worker.commands.pop().id]
-        assert [each.id for each in gc.get_objects() if isinstance(each, Generate) and each.id in asked] == []
+        assert [item.id for item in gc.get_objects() if isinstance(item, Generate) and item.id in asked] == []
     finally:
         gc.enable()
 

@@ -108,8 +108,8 @@ async def score_prompt(command: Generate) -> AsyncIterator[Accepted | Delta | Fi
     yield Accepted(id=command.id, prompt_tokens=3)
     first = TokenText(token="Once", token_bytes=b"Once", logprob=None)  # type: ignore[arg-type]
     yield Delta(id=command.id, index=0, text="Once upon a", tokens=0, logprobs=(first,))
-    behind = (token(" upon", -0.25, [(" upon", -0.25)]), token(" a", -1.5, [(" the", -0.5)]))
-    yield Delta(id=command.id, index=0, text="", tokens=0, logprobs=behind)
+    scores = (token(" upon", -0.25, [(" upon", -0.25)]), token(" a", -1.5, [(" the", -0.5)]))
+    yield Delta(id=command.id, index=0, text="", tokens=0, logprobs=scores)
     if command.max_tokens:
         yield Delta(id=command.id, index=0, text=" time", tokens=1, logprobs=(token(" time", -0.1, [(" time", -0.1)]),))
     yield Finished(id=command.id, index=0, finish_reason="length", usage=USAGE)
@@ -125,16 +125,16 @@ async def test_the_tokens_of_the_prompt_are_scored_with_echo(site: Site, max_tok
         choices = [json.loads(payload)["choices"][0] for payload in frames(response.text)[:-1]]
     else:
         choices = response.json()["choices"]
-    told: dict[str, list[object]] = {}
+    logprobs: dict[str, list[object]] = {}
     for choice in choices:
         for name, values in (choice["logprobs"] or {}).items():
-            told.setdefault(name, []).extend(values)
+            logprobs.setdefault(name, []).extend(values)
     count = 3 + max_tokens
     assert "".join(choice["text"] for choice in choices) == "Once upon a time"[: 16 if max_tokens else 11]
-    assert told["tokens"] == ["Once", " upon", " a", " time"][:count]
-    assert told["token_logprobs"] == [None, -0.25, -1.5, -0.1][:count]
-    assert told["top_logprobs"] == [None, {" upon": -0.25}, {" the": -0.5}, {" time": -0.1}][:count]
-    assert told["text_offset"] == [0, 4, 9, 11][:count]
+    assert logprobs["tokens"] == ["Once", " upon", " a", " time"][:count]
+    assert logprobs["token_logprobs"] == [None, -0.25, -1.5, -0.1][:count]
+    assert logprobs["top_logprobs"] == [None, {" upon": -0.25}, {" the": -0.5}, {" time": -0.1}][:count]
+    assert logprobs["text_offset"] == [0, 4, 9, 11][:count]
     (command,) = site.worker.commands
     assert (command.echo, command.max_tokens, command.sampling.top_logprobs) == (True, max_tokens, 1)
 

@@ -83,7 +83,7 @@ async def test_two_messages_of_the_assistant_in_a_row_are_no_mistake(site: Site)
 
 async def test_a_prompt_without_its_end_cannot_be_asked_for_and_that_is_told(site: Site) -> None:
     answer = (await site.chat(add_generation_prompt=False)).json()
-    assert [each["parameter"] for each in answer["warnings"]] == ["add_generation_prompt"]
+    assert [warning["parameter"] for warning in answer["warnings"]] == ["add_generation_prompt"]
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])

@@ -18,8 +18,8 @@ WHOLE, HALF = ("look", ['{"city": ', '"Oslo"}']), ("look", ['{"city": "Pa'])
 async def whole(site: Site, path: str) -> dict[str, Any]:
     answer = await site.client.post(path, json=BODY)
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    content: dict[str, Any] = answer.json()
+    return content
 
 
 async def events(site: Site, path: str) -> list[dict[str, Any]]:
@@ -47,22 +47,22 @@ async def test_a_streamed_chat_says_that_it_was_cut(site: Site) -> None:
 async def test_a_custom_call_that_was_cut_streams_no_more_than_was_written(site: Site) -> None:
     site.worker.script = calling(("patch", ['{"te']), reason="length", unfinished=0)
     tool = {"type": "custom", "custom": {"name": "patch"}}
-    told = (await site.chat(tools=[tool], stream=True)).text
-    assert '{\\"te' not in told
+    text = (await site.chat(tools=[tool], stream=True)).text
+    assert '{\\"te' not in text
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_message_has_whole_calls_only(site: Site, stream: bool) -> None:
     site.worker.script = calling(WHOLE, HALF, text="I look.", reason="length", unfinished=1)
     if not stream:
-        told = await whole(site, "/v1/messages")
-        assert [block["type"] for block in told["content"]] == ["text", "tool_use"]
-        assert (told["content"][1]["input"], told["stop_reason"]) == ({"city": "Oslo"}, "max_tokens")
+        message = await whole(site, "/v1/messages")
+        assert [block["type"] for block in message["content"]] == ["text", "tool_use"]
+        assert (message["content"][1]["input"], message["stop_reason"]) == ({"city": "Oslo"}, "max_tokens")
         return
     told_of = await events(site, "/v1/messages")
-    starts = [each["content_block"] for each in told_of if each["type"] == "content_block_start"]
+    starts = [event["content_block"] for event in told_of if event["type"] == "content_block_start"]
     assert [block["type"] for block in starts] == ["text", "tool_use"]
-    parts = [each["delta"].get("partial_json") for each in told_of if each["type"] == "content_block_delta"]
+    parts = [event["delta"].get("partial_json") for event in told_of if event["type"] == "content_block_delta"]
     assert [json.loads(part) for part in parts if part] == [{"city": "Oslo"}]
     assert told_of[-2]["delta"]["stop_reason"] == "max_tokens"
 
@@ -92,9 +92,9 @@ async def test_an_item_that_was_cut_says_incomplete(site: Site, stream: bool) ->
     response = told_of[-1]["response"] if stream else await whole(site, "/v1/responses")
     assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
     assert (response["status"], response["output"][1]["arguments"]) == ("incomplete", '{"city": "Pa')
-    done = [each for each in told_of if each["type"] == "response.function_call_arguments.done"]
-    assert [json.loads(each["arguments"]) for each in done] == [{"city": "Oslo"}] * stream
-    closed = [each["item"]["status"] for each in told_of if each["type"] == "response.output_item.done"]
+    done = [event for event in told_of if event["type"] == "response.function_call_arguments.done"]
+    assert [json.loads(event["arguments"]) for event in done] == [{"city": "Oslo"}] * stream
+    closed = [event["item"]["status"] for event in told_of if event["type"] == "response.output_item.done"]
     assert closed == ["completed", "incomplete"] * stream
 
 
@@ -129,15 +129,15 @@ async def test_what_is_no_object_is_an_error_and_never_an_empty_one(site: Site, 
     answer = await site.client.post(path, json=BODY)
     assert answer.status_code == 500
     assert "cannot be read" in answer.text
-    told = json.dumps(await events(site, path))
-    assert ("cannot be read" in told, "tool_use" in told, '"done": true' in told) == (True, False, False)
+    text = json.dumps(await events(site, path))
+    assert ("cannot be read" in text, "tool_use" in text, '"done": true' in text) == (True, False, False)
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
 async def test_control_characters_in_arguments_are_read(site: Site, path: str) -> None:
     site.worker.script = calling(("look", ['{"city": "a\tb\nc"}']))
-    told = json.dumps(await whole(site, path))
-    assert "a\\tb\\nc" in told
+    text = json.dumps(await whole(site, path))
+    assert "a\\tb\\nc" in text
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])

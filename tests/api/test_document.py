@@ -22,7 +22,11 @@ BODILESS = {
 
 
 def operations() -> list[tuple[str, str, dict[str, Any]]]:
-    return [(path, method, each) for path, methods in DOCUMENT["paths"].items() for method, each in methods.items()]
+    return [
+        (path, method, operation)
+        for path, methods in DOCUMENT["paths"].items()
+        for method, operation in methods.items()
+    ]
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def test_every_route_is_in_it_and_says_what_it_does(site: Site) -> None:
 
 
 def test_every_body_has_a_schema() -> None:
-    bare = {path for path, method, each in operations() if method in WITH_BODY and "requestBody" not in each}
+    bare = {path for path, method, operation in operations() if method in WITH_BODY and "requestBody" not in operation}
     assert bare == BODILESS
     for schema in DOCUMENT["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
@@ -52,7 +56,7 @@ def test_every_operation_tells_its_errors_in_the_shape_of_its_clients() -> None:
         assert {"400", "403", "431", "500", "503"} <= statuses, path
         assert ("401" in statuses) == bool(operation["security"]), path
         assert ("415" in statuses) == (method != "get"), path
-        assert all(each["description"] for each in operation["responses"].values()), path
+        assert all(answer["description"] for answer in operation["responses"].values()), path
     shapes = {
         path: DOCUMENT["paths"][path]["post"]["responses"]["400"]["content"]["application/json"]["schema"]["$ref"]
         for path in ("/v1/chat/completions", "/v1/messages", "/api/chat")
@@ -75,9 +79,9 @@ def test_every_operation_tells_its_errors_in_the_shape_of_its_clients() -> None:
 )
 async def test_answers_are_as_it_says(site: Site, path: str, body: dict[str, Any]) -> None:
     response = await site.client.post(path, json=body | {"model": "demo-main"})
-    told = DOCUMENT["paths"][path]["post"]["responses"][str(response.status_code)]["content"]["application/json"]
+    documented = DOCUMENT["paths"][path]["post"]["responses"][str(response.status_code)]["content"]["application/json"]
     assert response.status_code == 200, response.text
-    Draft202012Validator(resolved(told["schema"])).validate(response.json())
+    Draft202012Validator(resolved(documented["schema"])).validate(response.json())
 
 
 async def test_it_is_served_to_whoever_may_call(site: Site) -> None:

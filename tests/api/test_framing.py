@@ -61,7 +61,7 @@ PIECES = st.lists(st.tuples(st.binary(min_size=1, max_size=40), EXTENSIONS), max
 def test_chunks_cut_anywhere_are_the_body_that_h11_reads(
     pieces: list[tuple[bytes, bytes]], trailers: bytes, places: list[int]
 ) -> None:
-    wire = CHUNKED + b"".join(chunk(*each) for each in pieces) + b"0\r\n" + trailers + b"\r\n" + NEXT
+    wire = CHUNKED + b"".join(chunk(*piece) for piece in pieces) + b"0\r\n" + trailers + b"\r\n" + NEXT
     ours, theirs = server(), server(h11.Connection)
     events, expected = read(ours, *cut(wire, places)), read(theirs, wire)
     assert body_of(events) == body_of(expected) == b"".join(payload for payload, _ in pieces)
@@ -71,7 +71,7 @@ def test_chunks_cut_anywhere_are_the_body_that_h11_reads(
 
 def test_all_chunks_that_are_here_are_one_event() -> None:
     events = read(server(), CHUNKED + chunks_of(1, 2000) + END)
-    assert [type(each) for each in events] == [h11.Request, h11.Data, h11.EndOfMessage]
+    assert [type(event) for event in events] == [h11.Request, h11.Data, h11.EndOfMessage]
 
 
 TINY = {
@@ -127,7 +127,7 @@ def test_a_chunk_whose_size_or_end_two_readers_could_see_elsewhere_is_refused(bo
 @pytest.mark.parametrize("trailers", [b"\n", b"a: b\n\n", b"a: b\n\r\n", b"a\rb\r\n\r\n"])
 def test_a_body_does_not_end_at_a_line_end_that_only_some_would_see(trailers: bytes) -> None:
     events = read(server(), CHUNKED + chunk(b"a") + b"0\r\n" + trailers + NEXT)
-    assert [type(each) for each in events] == [h11.Request, h11.Data]
+    assert [type(event) for event in events] == [h11.Request, h11.Data]
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,8 @@ def test_a_tool_that_is_not_strict_is_called_without_the_pattern_and_a_warning_s
     assert said.objects == [("send_email", {"to": "a@b.org"})]
     assert said.warnings == ["pattern_not_enforced"]
     body = {"model": scripted.model(), "messages": [{"role": "user", "content": prompt}], "tools": [tool(to)]}
-    told = scripted.client.post("/v1/chat/completions", json=body | {"tool_choice": "required"}).json()
-    assert f'"send_email" at {pointer}: ' in json.dumps(told["warnings"]).replace('\\"', '"')
+    answer = scripted.client.post("/v1/chat/completions", json=body | {"tool_choice": "required"}).json()
+    assert f'"send_email" at {pointer}: ' in json.dumps(answer["warnings"]).replace('\\"', '"')
 
 
 def test_without_a_demand_nothing_is_enforced_and_nothing_warned_of(scripted: ScriptedServer) -> None:

@@ -65,7 +65,7 @@ SILENT: list[tuple[str, dict[str, Any]]] = [
 async def warned(site: Site, path: str, fields: dict[str, Any]) -> list[str]:
     answer = await site.client.post(path, json={"model": "demo-main", "stream": False} | GOOD[path] | fields)
     assert answer.status_code == 200, answer.text
-    return [each["parameter"] for each in answer.json().get("warnings", ())]
+    return [warning["parameter"] for warning in answer.json().get("warnings", ())]
 
 
 @pytest.mark.parametrize(("path", "fields", "name"), TOLD, ids=[f"{path} {name}" for path, _, name in TOLD])
@@ -97,8 +97,8 @@ async def test_each_kind_is_in_the_log_once(site: Site, caplog: pytest.LogCaptur
 async def test_embeddings_and_reranks_tell_it_as_well(site: Site) -> None:
     for path in ("/v1/embeddings", "/api/embed"):
         body = {"model": "demo-main", "input": ["a", "b"], "late_chunking": True}
-        told = (await site.client.post(path, json=body)).json()
-        assert [each["parameter"] for each in told["warnings"]] == ["late_chunking"]
+        answer = (await site.client.post(path, json=body)).json()
+        assert [warning["parameter"] for warning in answer["warnings"]] == ["late_chunking"]
 
 
 async def test_thousands_of_unknown_fields_fill_neither_the_answer_nor_the_log(

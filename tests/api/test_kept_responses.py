@@ -62,12 +62,12 @@ def test_who_keeps_one_more_in_equal_shares_loses_the_own() -> None:
         keep(kept, "one", f"a{number:02}")
     for number in range(50):
         keep(kept, "two", f"b{number:02}")
-    one = names(kept, "one", *(f"a{number:02}" for number in range(50)))
-    two = names(kept, "two", *(f"b{number:02}" for number in range(50)))
-    assert len(one) == len(two)
+    first = names(kept, "one", *(f"a{number:02}" for number in range(50)))
+    second = names(kept, "two", *(f"b{number:02}" for number in range(50)))
+    assert len(first) == len(second)
     keep(kept, "two", "b50")
-    assert names(kept, "one", *one) == one
-    assert names(kept, "two", *two, "b50") == [*two[1:], "b50"]
+    assert names(kept, "one", *first) == first
+    assert names(kept, "two", *second, "b50") == [*second[1:], "b50"]
 
 
 def test_of_three_who_has_most_gives_way() -> None:
@@ -134,23 +134,23 @@ def caller() -> Callable[[Site, str], httpx2.AsyncClient]:
 async def respond(client: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
     answer = await client.post(PATH, json={"model": "demo-main", "input": "Hi"} | fields)
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    response: dict[str, Any] = answer.json()
+    return response
 
 
 async def test_another_key_pushes_no_response_out(caller: Callable[[Site, str], httpx2.AsyncClient]) -> None:
     site = make_site(require_key=True)
     site.app.state.responses = KeptResponses(most_bytes=200_000)
-    one, two = caller(site, "one"), caller(site, "two")
-    mine = (await respond(one))["id"]
-    theirs = [(await respond(two, instructions="x" * 20_000))["id"] for _ in range(20)]
-    assert (await one.get(f"{PATH}/{mine}")).json()["id"] == mine
-    assert (await two.get(f"{PATH}/{theirs[0]}")).status_code == 404
-    assert (await two.get(f"{PATH}/{theirs[-1]}")).status_code == 200
-    assert (await two.get(f"{PATH}/{mine}")).status_code == 404
-    went_on = await respond(one, previous_response_id=mine)
+    first, second = caller(site, "one"), caller(site, "two")
+    mine = (await respond(first))["id"]
+    theirs = [(await respond(second, instructions="x" * 20_000))["id"] for _ in range(20)]
+    assert (await first.get(f"{PATH}/{mine}")).json()["id"] == mine
+    assert (await second.get(f"{PATH}/{theirs[0]}")).status_code == 404
+    assert (await second.get(f"{PATH}/{theirs[-1]}")).status_code == 200
+    assert (await second.get(f"{PATH}/{mine}")).status_code == 404
+    went_on = await respond(first, previous_response_id=mine)
     assert went_on["previous_response_id"] == mine
-    assert [each["role"] for each in site.worker.commands[-1].messages or ()] == ["user", "assistant", "user"]
+    assert [message["role"] for message in site.worker.commands[-1].messages or ()] == ["user", "assistant", "user"]
 
 
 LARGEST = {f"{number:0{MAX_KEY_CHARACTERS}}": "x" * MAX_VALUE_CHARACTERS for number in range(MAX_PAIRS)}
@@ -181,9 +181,9 @@ async def test_metadata_beyond_openais_bounds_is_refused(site: Site, path: str, 
 
 
 async def test_metadata_within_them_is_kept_and_told(site: Site) -> None:
-    told = await respond(site.client, metadata=LARGEST)
-    assert told["metadata"] == LARGEST
-    assert (await site.client.get(f"{PATH}/{told['id']}")).json() == told
+    response = await respond(site.client, metadata=LARGEST)
+    assert response["metadata"] == LARGEST
+    assert (await site.client.get(f"{PATH}/{response['id']}")).json() == response
     assert (await site.chat(metadata=LARGEST)).status_code == 200
     assert (await respond(site.client, metadata=None))["metadata"] == {}
 

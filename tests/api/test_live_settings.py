@@ -52,14 +52,14 @@ def test_what_is_felt_at_once_is_and_what_waits_for_a_restart_waits() -> None:
 
 def test_values_are_taken_as_text_and_as_json(tmp_path: Path) -> None:
     live = make()
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.mkdir()
+    folder, other = tmp_path / "one", tmp_path / "other"
+    folder.mkdir()
     other.mkdir()
     for name, text, value, plain in (
         ("allowed_hosts", "Studio.local, mac", ("studio.local", "mac"), ["studio.local", "mac"]),
         ("allowed_hosts", ["Mac"], ("mac",), ["mac"]),
-        ("model_dirs", f"{one}:{other}", (one, other), [str(one), str(other)]),
-        ("model_dirs", [str(one)], (one,), [str(one)]),
+        ("model_dirs", f"{folder}:{other}", (folder, other), [str(folder), str(other)]),
+        ("model_dirs", [str(folder)], (folder,), [str(folder)]),
         ("downloads_folder", "/d", Path("/d"), "/d"),
         ("drafts", "a=b,c=off", {"a": "b", "c": "off"}, {"a": "b", "c": "off"}),
         ("keep_texts", "on", True, True),
@@ -153,8 +153,8 @@ def test_settings_of_a_model_that_clash_are_refused(values: dict[str, Any]) -> N
 
 
 def test_every_conflict_names_settings_that_exist() -> None:
-    assert {name for each in CONFLICTS for name in each.names} <= set(Settings.model_fields)
-    assert {name for each in MODEL_CONFLICTS for name in each.names} <= set(ModelSettings.model_fields)
+    assert {name for conflict in CONFLICTS for name in conflict.names} <= set(Settings.model_fields)
+    assert {name for conflict in MODEL_CONFLICTS for name in conflict.names} <= set(ModelSettings.model_fields)
 
 
 def test_an_alias_belongs_to_one_model() -> None:
@@ -203,11 +203,11 @@ def test_what_is_kept_is_read_as_it_was_set(tmp_path: Path) -> None:
 
 async def test_a_change_is_told_on_the_loop_wherever_it_is_made(tmp_path: Path) -> None:
     live = LiveSettings(Settings(), StoredSettings(Store(tmp_path / FILE_NAME)))
-    told: list[str] = []
+    themes: list[str] = []
     felt = asyncio.Event()
 
     def listen() -> None:
-        told.append(live.current.theme)
+        themes.append(live.current.theme)
         felt.set()
 
     unsubscribe = live.subscribe(listen)
@@ -216,11 +216,11 @@ async def test_a_change_is_told_on_the_loop_wherever_it_is_made(tmp_path: Path) 
         async with asyncio.timeout(60):
             await felt.wait()
         felt.clear()
-    assert (told, live.changes) == (["dark", "light"], 2)
+    assert (themes, live.changes) == (["dark", "light"], 2)
     unsubscribe()
     live.change({"theme": "dark"}, "test")
     await asyncio.sleep(0)
-    assert told == ["dark", "light"]
+    assert themes == ["dark", "light"]
 
 
 async def test_a_store_that_cannot_be_written_changes_nothing() -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.core import server_file
 from app.core.setting_texts import local_url
+from app.machine import server_file
 from app.main import run
 from app.serving.server import bind
 from app.settings import Settings

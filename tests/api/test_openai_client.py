@@ -31,7 +31,7 @@ async def test_the_official_client() -> None:
 
 
 async def check_models(client: openai.AsyncOpenAI) -> None:
-    assert "demo-main" in [each.id async for each in client.models.list()]
+    assert "demo-main" in [model.id async for model in client.models.list()]
     assert (await client.models.retrieve("org/other")).id == "org/other"
 
 
@@ -104,17 +104,17 @@ async def test_what_goes_wrong_in_the_server_is_an_internal_server_error(error: 
     site = make_site()
     site.worker.script = failing(error)
     async with served(site) as (port, _), openai.AsyncOpenAI(**at(port)) as client:
-        with pytest.raises(openai.InternalServerError, match=error.message) as told:
+        with pytest.raises(openai.InternalServerError, match=error.message) as raised:
             await client.chat.completions.create(**ASKED)
-    assert (told.value.status_code, told.value.code, told.value.type) == (status, error.code, "server_error")
+    assert (raised.value.status_code, raised.value.code, raised.value.type) == (status, error.code, "server_error")
 
 
 async def test_what_other_web_pages_ask_is_a_permission_denied_error() -> None:
     elsewhere = {"default_headers": {"Origin": "https://elsewhere.example"}}
     async with served(make_site()) as (port, _), openai.AsyncOpenAI(**at(port), **elsewhere) as client:
-        with pytest.raises(openai.PermissionDeniedError) as told:
+        with pytest.raises(openai.PermissionDeniedError) as raised:
             await client.chat.completions.create(**ASKED)
-    assert (told.value.code, told.value.type) == ("cross_origin", "permission_error")
+    assert (raised.value.code, raised.value.type) == ("cross_origin", "permission_error")
 
 
 async def test_a_client_that_waits_no_longer_has_a_timeout_error_and_its_row_is_free() -> None:

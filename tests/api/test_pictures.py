@@ -73,11 +73,11 @@ TEXTS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("block", "text"), TEXTS, ids=[str(block)[:60] for block, _ in TEXTS])
 async def test_documents_that_are_text_are_read(site: Site, block: dict[str, Any], text: str) -> None:
-    for messages, told in ((user(block), f"What is it?\n\n{text}"), (result(block), text)):
+    for messages, content in ((user(block), f"What is it?\n\n{text}"), (result(block), text)):
         body = {"model": "demo-main", "max_tokens": 9, "messages": messages}
         answer = await site.client.post("/v1/messages", json=body)
         assert answer.status_code == 200, answer.text
-        assert (site.worker.commands[-1].messages or [])[0]["content"] == told
+        assert (site.worker.commands[-1].messages or [])[0]["content"] == content
 
 
 BLOCKS: list[dict[str, Any]] = [

@@ -27,13 +27,13 @@ async def ask(site: Site, **fields: Any) -> dict[str, Any]:
     body = {"model": "demo-main", "input": [USER]} | fields
     answer = await site.client.post(PATH, json=body)
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    response: dict[str, Any] = answer.json()
+    return response
 
 
 async def stream(site: Site, **fields: Any) -> list[dict[str, Any]]:
     body = {"model": "demo-main", "input": [USER], "stream": True} | fields
-    return [json.loads(each) for each in frames((await site.client.post(PATH, json=body)).text)]
+    return [json.loads(frame) for frame in frames((await site.client.post(PATH, json=body)).text)]
 
 
 def shown(site: Site) -> dict[str, str]:
@@ -44,13 +44,13 @@ def shown(site: Site) -> dict[str, str]:
 
 async def test_a_custom_tool_is_shown_and_its_call_is_told_as_one(site: Site) -> None:
     site.worker.script = calling(("apply_patch", ['{"input": "*** Begin', ' Patch\\n*** End Patch"}']))
-    told = await ask(site, tools=[PATCH])
+    response = await ask(site, tools=[PATCH])
     assert "start: /.+/s" in shown(site)["apply_patch"]
-    [item] = told["output"]
+    [item] = response["output"]
     assert item["id"].startswith("ctc_")
     wanted = {"type": "custom_tool_call", "status": "completed", "call_id": "call0", "name": "apply_patch"}
     assert item == wanted | {"id": item["id"], "input": "*** Begin Patch\n*** End Patch"}
-    assert told["tools"] == [PATCH]
+    assert response["tools"] == [PATCH]
 
 
 async def test_a_custom_call_streams_as_text(site: Site) -> None:
@@ -73,10 +73,10 @@ async def test_a_custom_call_streams_as_text(site: Site) -> None:
 
 async def test_tools_of_a_namespace_are_shown_by_one_name_and_called_by_theirs(site: Site) -> None:
     site.worker.script = calling(("mcp__files__look", ["{}"]), ("mcp__files__apply_patch", ['{"input": "x"}']))
-    told = await ask(site, tools=[MCP, LOOK])
+    response = await ask(site, tools=[MCP, LOOK])
     assert [*shown(site)] == ["mcp__files__look", "mcp__files__apply_patch", "look"]
     assert shown(site)["mcp__files__look"] == "About files.\n\nLooks."
-    look, patch = told["output"]
+    look, patch = response["output"]
     assert (look["type"], look["namespace"], look["name"]) == ("function_call", "mcp__files__", "look")
     assert (patch["type"], patch["namespace"], patch["input"]) == ("custom_tool_call", "mcp__files__", "x")
     again = [USER, look, {"type": "function_call_output", "call_id": look["call_id"], "output": "seen"}]
@@ -87,9 +87,9 @@ async def test_tools_of_a_namespace_are_shown_by_one_name_and_called_by_theirs(s
 
 async def test_the_default_namespace_is_none(site: Site) -> None:
     site.worker.script = calling(("look", ["{}"]))
-    told = await ask(site, tools=[{"type": "namespace", "name": "functions", "tools": [LOOK]}])
+    response = await ask(site, tools=[{"type": "namespace", "name": "functions", "tools": [LOOK]}])
     assert [*shown(site)] == ["look"]
-    assert told["output"][0]["name"] == "look"
+    assert response["output"][0]["name"] == "look"
 
 
 CHOICES: list[tuple[Any, list[str], str]] = [
@@ -208,12 +208,12 @@ READ: list[tuple[list[dict[str, Any]], str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("items", "name", "given", "result"), READ, ids=[each[0][0]["type"] for each in READ])
+@pytest.mark.parametrize(("items", "name", "given", "result"), READ, ids=[case[0][0]["type"] for case in READ])
 async def test_a_call_of_an_earlier_session_becomes_a_call_and_its_result(
     site: Site, items: list[dict[str, Any]], name: str, given: dict[str, Any], result: str
 ) -> None:
-    told = await ask(site, input=[USER, *items, USER])
-    assert "warnings" not in told
+    response = await ask(site, input=[USER, *items, USER])
+    assert "warnings" not in response
     _, assistant, tool, _ = site.worker.commands[-1].messages or []
     [call] = assistant["tool_calls"]
     assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (name, given)
@@ -244,9 +244,9 @@ LEFT_OUT: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("item", LEFT_OUT, ids=[str(item.get("type")) for item in LEFT_OUT])
 async def test_what_a_model_can_make_nothing_of_is_left_out_and_named(site: Site, item: dict[str, Any]) -> None:
-    told = await ask(site, input=[USER, item, USER])
+    response = await ask(site, input=[USER, item, USER])
     assert [message["role"] for message in site.worker.commands[-1].messages or []] == ["user", "user"]
-    [warning] = told["warnings"]
+    [warning] = response["warnings"]
     assert (warning["code"], warning["parameter"]) == ("left_out_item", "input")
     assert item.get("type", "item_reference") in warning["message"]
 
@@ -267,11 +267,11 @@ async def test_thoughts_and_refusals_of_an_earlier_session_are_read(site: Site) 
 
 async def test_tools_that_items_bring_are_offered(site: Site) -> None:
     more = {"type": "additional_tools", "role": "developer", "tools": [MCP]}
-    found = {"type": "tool_search_output", "call_id": "c", "tools": [LOOK, LOOK]}
+    search_output = {"type": "tool_search_output", "call_id": "c", "tools": [LOOK, LOOK]}
     site.worker.script = calling(("mcp__files__look", ["{}"]))
-    told = await ask(site, tools=[LOOK], input=[USER, more, found])
+    response = await ask(site, tools=[LOOK], input=[USER, more, search_output])
     assert [*shown(site)] == ["look", "mcp__files__look", "mcp__files__apply_patch"]
-    assert told["output"][0]["namespace"] == "mcp__files__"
+    assert response["output"][0]["namespace"] == "mcp__files__"
 
 
 async def test_an_item_that_is_kept_may_be_named_instead_of_sent(site: Site) -> None:
@@ -323,7 +323,7 @@ async def test_a_session_of_codex_goes_on_after_its_own_calls(site: Site) -> Non
 
 
 def test_reading_twice_leaves_the_items_as_they_were() -> None:
-    items = [USER, *(item for each in READ for item in each[0]), *LEFT_OUT]
+    items = [USER, *(item for case in READ for item in case[0]), *LEFT_OUT]
     before = json.dumps(items)
     assert ItemReader(lambda _: None).read(items).messages == ItemReader(lambda _: None).read(items).messages
     assert json.dumps(items) == before

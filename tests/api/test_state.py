@@ -35,7 +35,7 @@ LOADED = loaded(
 
 async def test_models_lists_what_can_answer(site: Site) -> None:
     async def ids(query: str = "") -> list[str]:
-        return [each["id"] for each in (await site.client.get(f"/v1/models{query}")).json()["data"]]
+        return [model["id"] for model in (await site.client.get(f"/v1/models{query}")).json()["data"]]
 
     assert await ids() == ["demo-draft", "demo-main", "org/other"]
     site.worker.quarantined["org/other"] = Reason("exit_killed")
@@ -208,7 +208,7 @@ async def test_ps_tells_clients_of_ollama_what_is_loaded() -> None:
 async def test_v1_names_what_there_is_to_call(site: Site) -> None:
     listed = (await site.client.get("/v1")).json()["data"]
     assert {"GET /v1/models", "POST /v1/chat/completions", "GET /v1/models/{model_id}", "GET /health"} <= set(listed)
-    assert not [each for each in listed if "admin" in each or "static" in each]
+    assert not [route for route in listed if "admin" in route or "static" in route]
 
 
 async def test_status(site: Site) -> None:

@@ -44,15 +44,15 @@ SURFACES = {
 
 
 @pytest.mark.parametrize("path", SURFACES)
-@pytest.mark.parametrize(("wish", "told"), WISHES, ids=[str(wish) for wish, _ in WISHES])
+@pytest.mark.parametrize(("wish", "arguments"), WISHES, ids=[str(wish) for wish, _ in WISHES])
 async def test_every_switch_is_read_everywhere(
-    site: Site, path: str, wish: dict[str, Any], told: dict[str, Any]
+    site: Site, path: str, wish: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
     answer = await site.client.post(path, json={"model": "demo-main", "stream": False} | SURFACES[path] | wish)
     assert answer.status_code == 200, answer.text
     command = site.worker.commands[-1]
-    assert command.template_arguments == told
-    assert command.reasoning_tokens == told.get("thinking_budget")
+    assert command.template_arguments == arguments
+    assert command.reasoning_tokens == arguments.get("thinking_budget")
     assert "warnings" not in answer.json()
 
 
@@ -76,5 +76,5 @@ async def test_what_hides_thoughts_is_told_to_be_ignored(site: Site) -> None:
         ("reasoning.exclude", {"reasoning": {"exclude": True}}),
         ("include_reasoning", {"include_reasoning": False}),
     ):
-        assert [each["parameter"] for each in (await site.chat(**wish)).json()["warnings"]] == [field]
+        assert [warning["parameter"] for warning in (await site.chat(**wish)).json()["warnings"]] == [field]
     assert "warnings" not in (await site.chat(reasoning={"summary": "auto", "effort": "low"})).json()

@@ -43,11 +43,11 @@ async def test_a_call_of_it_is_told_with_its_text(site: Site) -> None:
 
 async def test_it_streams_as_text(site: Site) -> None:
     site.worker.script = calling(("patch", ['{"input": "ab', 'c"', "}"]), ("patch", ['{"text": "other"}']))
-    told = [json.loads(each) for each in frames((await site.chat(tools=[PATCH], stream=True)).text)[:-1]]
-    pieces = [call for each in told for call in each["choices"][0]["delta"].get("tool_calls", ())]
-    texts = ["".join(each["custom"]["input"] for each in pieces if each["index"] == place) for place in (0, 1)]
+    chunks = [json.loads(frame) for frame in frames((await site.chat(tools=[PATCH], stream=True)).text)[:-1]]
+    pieces = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    texts = ["".join(piece["custom"]["input"] for piece in pieces if piece["index"] == place) for place in (0, 1)]
     assert texts == ["abc", "other"], "where it wrote another object with one text, that text"
-    assert [each["id"] for each in pieces if "id" in each] == ["call0", "call1"]
+    assert [piece["id"] for piece in pieces if "id" in piece] == ["call0", "call1"]
 
 
 async def test_calls_of_it_in_the_history_are_those_of_a_function(site: Site) -> None:
@@ -72,7 +72,7 @@ CHOICES: list[tuple[Any, list[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("choice", "shown", "mode"), CHOICES, ids=[str(each[0])[:60] for each in CHOICES])
+@pytest.mark.parametrize(("choice", "shown", "mode"), CHOICES, ids=[str(case[0])[:60] for case in CHOICES])
 async def test_a_choice_is_honoured(site: Site, choice: Any, shown: list[str], mode: str) -> None:
     assert (await site.chat(tools=[PATCH, FUNCTION], tool_choice=choice)).status_code == 200
     assert (names(site), site.worker.commands[-1].tool_choice) == (shown, mode)
@@ -106,7 +106,7 @@ async def test_a_tool_that_somebody_else_runs_is_left_out_and_named(
     answer = await site.client.post(path, json=body | {"tools": tools})
     assert answer.status_code == 200, answer.text
     assert names(site) == ([] if alone else ["look"])
-    [warning] = [each for each in answer.json()["warnings"] if each["parameter"] == "tools"]
+    [warning] = [entry for entry in answer.json()["warnings"] if entry["parameter"] == "tools"]
     assert (warning["code"], kind in warning["message"]) == ("left_out_tool", True)
 
 
@@ -125,7 +125,7 @@ async def test_a_call_of_it_cannot_be_demanded_and_that_is_told(site: Site, path
     answer = await site.client.post(path, json=body | {"tool_choice": choice})
     assert answer.status_code == 200, answer.text
     assert site.worker.commands[-1].tool_choice == "auto"
-    assert "ignored_tool_choice" in [each["code"] for each in answer.json()["warnings"]]
+    assert "ignored_tool_choice" in [warning["code"] for warning in answer.json()["warnings"]]
 
 
 async def test_a_tool_of_anthropics_that_a_client_describes_needs_its_schema(site: Site) -> None:
@@ -146,13 +146,13 @@ async def test_hundreds_of_tools_are_taken(site: Site, path: str) -> None:
 @given(st.text(), st.lists(st.integers(1, 9), max_size=30), st.booleans())
 async def test_the_text_of_a_call_comes_out_however_it_is_cut(text: str, cuts: list[int], ascii_only: bool) -> None:
     arguments = json.dumps({"input": text}) if ascii_only else custom_arguments(text)
-    stream, rest, told = CustomInput(), arguments, ""
+    stream, rest, streamed = CustomInput(), arguments, ""
     for size in cuts:
-        told += stream.feed(rest[:size])
+        streamed += stream.feed(rest[:size])
         rest = rest[size:]
-        assert text.startswith(told)
-    told += stream.feed(rest)
-    assert told + stream.finish() == text == custom_input(arguments)
+        assert text.startswith(streamed)
+    streamed += stream.feed(rest)
+    assert streamed + stream.finish() == text == custom_input(arguments)
 
 
 @pytest.mark.parametrize(

@@ -242,8 +242,8 @@ async def test_without_files_to_open_clients_wait_and_the_log_has_one_line(
         for client in clients:
             client.setblocking(False)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        loop, told = asyncio.get_running_loop(), Told()
-        logging.getLogger("app.serving.server").addHandler(told)
+        loop, handler = asyncio.get_running_loop(), Told()
+        logging.getLogger("app.serving.server").addHandler(handler)
         highest = max(client.fileno() for client in clients)
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
         try:
@@ -251,9 +251,9 @@ async def test_without_files_to_open_clients_wait_and_the_log_has_one_line(
                 await loop.sock_connect(client, ("127.0.0.1", port))
                 await loop.sock_sendall(client, b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
             async with asyncio.timeout(60):
-                await told.event.wait()
+                await handler.event.wait()
         finally:
-            logging.getLogger("app.serving.server").removeHandler(told)
+            logging.getLogger("app.serving.server").removeHandler(handler)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         async with asyncio.timeout(60):
             answers = [await loop.sock_recv(client, 100) for client in clients]
@@ -267,7 +267,7 @@ async def test_without_files_to_open_clients_wait_and_the_log_has_one_line(
 def test_as_many_files_may_be_opened_as_the_system_allows(hard: int, seen: str) -> None:
     asked = (
         f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, {hard}));"
-        "from app.core import descriptors; from app.serving import server; descriptors.raise_limit();"
+        "from app.machine import descriptors; from app.serving import server; descriptors.raise_limit();"
         "import app.worker.process; print(descriptors.limit(), server.max_connections(), server.max_open_requests())"
     )
     command = [sys.executable, "-c", asked]
@@ -341,9 +341,9 @@ async def leave_the_page(port: int) -> str:
     """Ask as the chat page does, and leave after the first word. The answer: the request's id."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(post(json.dumps(chat_body(stream=True)).encode(), **FROM_THE_PAGE))
-    told = await reader.readuntil(b'"one"')
+    received = await reader.readuntil(b'"one"')
     writer.close()
-    return f"chatcmpl-{told.partition(b'chatcmpl-')[2][:24].decode()}"
+    return f"chatcmpl-{received.partition(b'chatcmpl-')[2][:24].decode()}"
 
 
 async def come_again(port: int, request_id: str) -> tuple[int, bytes]:

@@ -21,7 +21,7 @@ def fields(operation: dict[str, Any], schemas: dict[str, Any]) -> str:
         return ""
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     whole = schemas[schema["$ref"].rpartition("/")[2]]
-    parts = [schemas[each["$ref"].rpartition("/")[2]] for each in whole.get("anyOf", ())] or [whole]
+    parts = [schemas[part["$ref"].rpartition("/")[2]] for part in whole.get("anyOf", ())] or [whole]
     names = dict.fromkeys(name for part in parts for name in part.get("properties", ()))
     is_generation = names.keys() >= set(SHARED)
     return quoted(name for name in names if not (is_generation and name in SHARED))
@@ -33,15 +33,15 @@ def quoted(names: Iterable[str]) -> str:
 
 def endpoints_tables() -> str:
     """Every endpoint with what it reads, and what a status means."""
-    told = document(make_site().app)
+    openapi = document(make_site().app)
     rows = ["| Endpoint | What it does | Fields | Ends besides with |\n|---|---|---|---|\n"]
-    for path, operations in told["paths"].items():
+    for path, operations in openapi["paths"].items():
         for method, operation in operations.items():
             if path == "/" or path.startswith(DASHBOARD):
                 continue
             about = operation["description"].partition("\n")[0]
             besides = [status for status in operation["responses"] if int(status) not in {200, 401, 415, *ALWAYS}]
-            read = fields(operation, told["components"]["schemas"])
+            read = fields(operation, openapi["components"]["schemas"])
             rows.append(f"| `{method.upper()} {path}` | {about} | {read} | {', '.join(besides)} |\n")
     rows.append(f"\n`/v1/chat/completions` and `/v1/completions` also read {quoted(SHARED)}.\n")
     rows.append("\nAny request may end with 401 (where keys are required), 415 (where there is a body) and ")

@@ -11,13 +11,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "app"
 
 
+def parsed(folder: Path) -> Iterator[tuple[str, ast.Module]]:
+    """Relative path and syntax tree of every Python file of a folder."""
+    for path in sorted(folder.rglob("*.py")):
+        yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
 @cache
 def modules() -> dict[str, ast.Module]:
     """Relative path -> syntax tree of every Python file of the app."""
-    return {
-        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(PACKAGE.rglob("*.py"))
-    }
+    return dict(parsed(PACKAGE))
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

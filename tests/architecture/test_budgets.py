@@ -50,7 +50,7 @@ def test_names_say_what_things_are() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 named[f"{name}:{node.lineno}"] = words(node.name)
-    assert {place: found & VAGUE_WORDS for place, found in named.items() if found & VAGUE_WORDS} == {}
+    assert {place: parts & VAGUE_WORDS for place, parts in named.items() if parts & VAGUE_WORDS} == {}
 
 
 def test_no_two_classes_share_a_name() -> None:

@@ -31,24 +31,24 @@ def drawing(title: str) -> list[str]:
 @cache
 def definitions() -> dict[str, set[str]]:
     """Return every class, `Class.name` and `name()` of the app, with the files that define it."""
-    found: dict[str, set[str]] = {}
+    files: dict[str, set[str]] = {}
     for file, tree in modules().items():
         for function in functions(tree):
-            found.setdefault(f"{function.name}()", set()).add(file)
+            files.setdefault(f"{function.name}()", set()).add(file)
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 for name in (node.name, *(f"{node.name}.{member}" for member in members(node))):
-                    found.setdefault(name, set()).add(file)
-    return found
+                    files.setdefault(name, set()).add(file)
+    return files
 
 
 def members(node: ast.ClassDef) -> Iterator[str]:
     """Yield the methods of a class, its fields, and the attributes that its methods set."""
-    for each in node.body:
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield each.name
-        elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-            yield each.target.id
+    for statement in node.body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield statement.name
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            yield statement.target.id
     for inner in ast.walk(node):
         if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
             yield inner.attr
@@ -56,13 +56,13 @@ def members(node: ast.ClassDef) -> Iterator[str]:
 
 def mistakes(lines: list[str]) -> list[str]:
     """Return the names that are not defined, and the lines that do not begin with a name of their file."""
-    found = []
+    problems = []
     for line in lines:
         names = NAME.findall(line)
-        found += [name for name in names if name not in definitions()]
+        problems += [name for name in names if name not in definitions()]
         if (file := FILE.search(line)) and f"app/{file.group()}" not in definitions().get((names or [""])[0], ()):
-            found.append(line.strip())
-    return found
+            problems.append(line.strip())
+    return problems
 
 
 @pytest.mark.parametrize("title", DRAWINGS)

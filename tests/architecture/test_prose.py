@@ -5,8 +5,9 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from itertools import chain
 
-from tests.architecture.source import ROOT, modules
+from tests.architecture.source import ROOT, modules, parsed
 
 NEVER = re.compile(r"\b(?:so many|so much|whoever|whom|(?:is|are|was|were) told|tells? (?:us|of))\b", re.IGNORECASE)
 """Turns that are no English of the field: say which quantity, caller or message is meant."""
@@ -15,6 +16,20 @@ NO_NOUN = re.compile(r"(?:so (?:many|much|long)|how|what|of what|whose|when|wher
 
 NO_NAMES = {"told", "found", "each", "one", "behind"}
 """Names that say nothing of a value."""
+BESIDE_THE_APP = ("tests", "bench", "campaign", "tools")
+"""Folders whose values have names of the field too."""
+SCRIPTS = ("app/static/*.js", "app/admin/templates/*.html", "tests/browser/*.js")
+"""Files of the pages: scripts, and templates with their loops."""
+REMARK = re.compile(r"(?<!\S)//[^\n]*|\{#.*?#\}", re.DOTALL)
+"""Comments of a script or of a template."""
+DECLARATION = re.compile(
+    r"\b(?:const|let|var|function|class)\s+([\w$]+|[\[{][^;]*?[\]}](?=\s*(?:=|of\b)))"  # a value, or several at once
+    r"|\b(\w+)\s*=>|\(((?:[^()]|\([^()]*\))*)\)\s*(?:=>|\{)"  # parameters: of an arrow function, of any function
+    r"|\bx-for=\"(.*?)\s+in\b|\{%-?\s*for\s+(.*?)\s+in\b"  # loops of templates
+)
+"""Declarations of a script or of a template; its last group holds their names."""
+BOUND = re.compile(r"(?<![\w.\"'`-])(?:\.\.\.)?(\w+)\b(?![\"'`]|\s*:)")
+"""Names within a declaration, but for the key in `{ key: name }`, which may be the server's."""
 
 
 def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -25,6 +40,15 @@ def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield node.lineno, name
+
+
+def script_identifiers(source: str) -> Iterator[tuple[int, str]]:
+    """Line and name of everything that a script or a template declares."""
+    code = REMARK.sub(lambda remark: "\n" * remark.group().count("\n"), source)
+    for declaration in DECLARATION.finditer(code):
+        group = declaration.lastindex or 0
+        for name in BOUND.finditer(declaration.group(group)):
+            yield code.count("\n", 0, declaration.start(group) + name.start()) + 1, name.group(1)
 
 
 def descriptions(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -50,30 +74,41 @@ def prose(source: str) -> Iterator[tuple[int, str]]:
 
 
 def test_docstrings_and_comments_use_no_turn_that_is_no_english() -> None:
-    found = [
+    problems = [
         f"{name}:{line}: {match.group()}"
         for name in modules()
         for line, text in prose((ROOT / name).read_text(encoding="utf-8"))
         if (match := NEVER.search(text))
     ]
-    assert not found, "\n".join(found)
+    assert not problems, "\n".join(problems)
 
 
 def test_a_description_begins_with_a_noun_or_a_verb() -> None:
-    found = [
+    problems = [
         f"{name}:{line}: {text.splitlines()[0]}"
         for name, tree in modules().items()
         for line, text in descriptions(tree)
         if NO_NOUN.match(text.strip())
     ]
-    assert not found, "\n".join(found)
+    assert not problems, "\n".join(problems)
 
 
 def test_values_have_names_of_the_field() -> None:
     named = [
         f"{name}:{line}: {identifier}"
-        for name, tree in modules().items()
+        for name, tree in chain(modules().items(), *(parsed(ROOT / folder) for folder in BESIDE_THE_APP))
         for line, identifier in identifiers(tree)
+        if identifier.strip("_") in NO_NAMES
+    ]
+    assert not named, "\n".join(named)
+
+
+def test_values_of_scripts_have_names_of_the_field() -> None:
+    named = [
+        f"{path.relative_to(ROOT).as_posix()}:{line}: {identifier}"
+        for pattern in SCRIPTS
+        for path in sorted(ROOT.glob(pattern))
+        for line, identifier in script_identifiers(path.read_text(encoding="utf-8"))
         if identifier.strip("_") in NO_NAMES
     ]
     assert not named, "\n".join(named)

@@ -15,12 +15,12 @@ LOCKS = ("requirements.lock", "requirements-desktop.lock", "requirements-dev.loc
 
 
 def _matches(pattern: re.Pattern[str]) -> list[str]:
-    found = []
+    lines = []
     for path in tracked_files():
         for number, line in enumerate((text_of(path) or "").splitlines(), start=1):
             if match := pattern.search(line):
-                found.append(f"{path.relative_to(ROOT)}:{number}: {match.group()}")
-    return found
+                lines.append(f"{path.relative_to(ROOT)}:{number}: {match.group()}")
+    return lines
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:

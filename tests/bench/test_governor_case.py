@@ -47,11 +47,13 @@ def test_every_method_runs_at_lengths_that_it_can_draft(assistant: LoadedModel) 
 def test_every_setting_says_as_much_and_the_governor_learns_alone(assistant: LoadedModel) -> None:
     workload = Workload("short", alone("Hello, who are you?", "Spell window."))
     turns = [Turns(workload, assistant, most_tokens=12, quick=False)]
-    fixed, told = (PLAIN, Setting("draft_model", 4)), list[str]()
-    swept = take_all(turns, [fixed], 1, told.append)
-    answers = take_all(turns, [(*fixed, GOVERNOR)], 2, told.append)
-    assert told == ["short: round 1 of 1", "short: round 1 of 2", "short: round 2 of 2"]
-    assert len({one.tokens for each in (*swept, *answers) for answered in each.values() for one in answered}) == 1
+    fixed, progress = (PLAIN, Setting("draft_model", 4)), list[str]()
+    swept = take_all(turns, [fixed], 1, progress.append)
+    answers = take_all(turns, [(*fixed, GOVERNOR)], 2, progress.append)
+    assert progress == ["short: round 1 of 1", "short: round 1 of 2", "short: round 2 of 2"]
+    assert (
+        len({answer.tokens for taken in (*swept, *answers) for answered in taken.values() for answer in answered}) == 1
+    )
     assert swept[0][PLAIN][0].shares() == {"plain": 100.0}
     assert assistant.side(GOVERNOR) is assistant.side(GOVERNOR)
     assert assistant.side(PLAIN) is assistant.side(Setting("ngram", 2))

@@ -86,8 +86,8 @@ def test_cases_are_chosen_by_name_in_their_order_and_models_by_what_there_is() -
     assert len(choose_cases([])) == len(CASES)
     with pytest.raises(UnknownCase, match="plain_1"):
         choose_cases(["nothing"])
-    for wrong, told in (({"size": "huge"}, "113M"), ({"bits": 7}, "6, 8")):
-        with pytest.raises(InvalidRequest, match=told):
+    for wrong, message in (({"size": "huge"}, "113M"), ({"bits": 7}, "6, 8")):
+        with pytest.raises(InvalidRequest, match=message):
             run_cases([], rounds=1, quick=True, file=None, console=Console(), **wrong)  # type: ignore[arg-type]
 
 

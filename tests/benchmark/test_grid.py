@@ -6,11 +6,11 @@ from app.serving.sweep.grid import GOVERNOR, GRIDS, MAIN, PLAIN, Cell, Setting, 
 
 
 def test_one_request_with_a_short_prompt_comes_first() -> None:
-    found = cells(GRIDS["full"], max_rows=8, max_context_tokens=100_000, tokens=64)
-    assert found[0] == MAIN == Cell(1, 128)
-    assert {cell.rows for cell in found} == {1, 2, 4, 8}
-    assert {cell.context for cell in found} == {128, 1024, 4096}
-    assert len(found) == len(set(found)) == 12
+    grid = cells(GRIDS["full"], max_rows=8, max_context_tokens=100_000, tokens=64)
+    assert grid[0] == MAIN == Cell(1, 128)
+    assert {cell.rows for cell in grid} == {1, 2, 4, 8}
+    assert {cell.context for cell in grid} == {128, 1024, 4096}
+    assert len(grid) == len(set(grid)) == 12
 
 
 def test_cells_that_a_model_cannot_run_are_left_out() -> None:

@@ -119,7 +119,7 @@ def test_a_speed_divided_by_that_without_drafting_is_the_shown_ratio() -> None:
 def test_a_difference_within_the_noise_is_a_tie_however_the_median_looks() -> None:
     rounds = {("off", 0): [131.0, 240.0, 90.0], ("auto", 0): [150.0, 275.0, 100.0], ("dflash", 4): [140.0, 90.0, 130.0]}
     report = report_of(measured({1: rounds}))
-    assert [each.standing for each in report.cells[0].settings] == ["plain", "tie", "tie"]
+    assert [setting.standing for setting in report.cells[0].settings] == ["plain", "tie", "tie"]
     assert report.choice is None
     (doubt,) = report.doubts
     assert (doubt.kind, round(doubt.amount, 2)) == ("unsteady", 0.83)
@@ -128,7 +128,7 @@ def test_a_difference_within_the_noise_is_a_tie_however_the_median_looks() -> No
 
 def test_one_round_is_a_first_impression_and_says_so() -> None:
     report = report_of(measured({1: {("off", 0): [10.0], ("auto", 0): [12.0], ("ngram", 2): [30.0]}}))
-    assert [each.standing for each in report.cells[0].settings] == ["plain", "tie", "faster"]
+    assert [setting.standing for setting in report.cells[0].settings] == ["plain", "tie", "faster"]
     assert [doubt.kind for doubt in report.doubts] == ["one_round"]
 
 
@@ -194,7 +194,7 @@ def result_sets(draw: st.DrawFn) -> dict[str, Any]:
             pace = draw(st.floats(0.3, 4.0))
             wobble = draw(st.lists(st.floats(0.8, 1.25), min_size=1, max_size=len(plain)))
             settings[method, draw(LENGTH[method])] = [
-                base * pace * each for base, each in zip(plain, wobble, strict=False)
+                base * pace * factor for base, factor in zip(plain, wobble, strict=False)
             ]
         cells[rows] = settings
     results = measured(cells, disturbed=draw(st.integers(0, 3)))
@@ -239,10 +239,13 @@ def test_headline_table_history_and_apply_never_contradict_one_another(results: 
     assert not (advice["changes"] and advice["kept"])
     if report.choice is None:
         assert advice == {"changes": [], "kept": ""}, "a tie changes nothing"
-    for told in (advice["changes"], *(each["changes"] for cell in shown["cells"] for each in cell["settings"])):
-        assert all(change["old"] != change["new"] for change in told)
-        assert is_possible({**current, **{change["name"]: change["new"] for change in told}}), "it can be stored"
-        assert {change["name"] for change in told} <= set(SPECULATION) - {"acceptance"}
+    for changes in (
+        advice["changes"],
+        *(setting["changes"] for cell in shown["cells"] for setting in cell["settings"]),
+    ):
+        assert all(change["old"] != change["new"] for change in changes)
+        assert is_possible({**current, **{change["name"]: change["new"] for change in changes}}), "it can be stored"
+        assert {change["name"] for change in changes} <= set(SPECULATION) - {"acceptance"}
     if report.choice is not None and not advice["kept"]:
         after = {**current, **{change["name"]: change["new"] for change in advice["changes"]}}
         assert as_json(results, after)["advice"]["changes"] == [], "applied twice is applied once"
@@ -251,26 +254,30 @@ def test_headline_table_history_and_apply_never_contradict_one_another(results: 
 def agrees_with_its_table(cell: CellReport) -> None:
     plain = cell.settings[0]
     drafting = cell.settings[1:]
-    for each in cell.settings:
-        assert each.tokens_per_second / plain.tokens_per_second == pytest.approx(each.ratio)
-        assert each.low <= each.ratio * 1.000001
-        assert each.ratio <= each.high * 1.000001
-        assert each.slowest <= each.tokens_per_second * 1.000001
+    for candidate in cell.settings:
+        assert candidate.tokens_per_second / plain.tokens_per_second == pytest.approx(candidate.ratio)
+        assert candidate.low <= candidate.ratio * 1.000001
+        assert candidate.ratio <= candidate.high * 1.000001
+        assert candidate.slowest <= candidate.tokens_per_second * 1.000001
     best = cell.find(cell.best)
     if cell.verdict == "faster":
         assert best is not None
         assert best.standing == "faster"
         assert best.ratio > 1
         assert all(
-            each.ratio <= best.ratio * (1 + cell.noise) * 1.000001 for each in drafting if each.standing == "faster"
+            setting.ratio <= best.ratio * (1 + cell.noise) * 1.000001
+            for setting in drafting
+            if setting.standing == "faster"
         )
     elif cell.verdict == "plain":
         assert best is plain
-        assert all(each.ratio < 1 for each in drafting), "no green row beside a headline that says otherwise"
+        assert all(setting.ratio < 1 for setting in drafting), "no green row beside a headline that says otherwise"
     else:
         assert best is None
-        assert all(each.standing != "faster" for each in drafting)
-        assert all(each.ratio <= (1 + cell.noise) * 1.000001 for each in drafting), "± x % covers what the table shows"
+        assert all(setting.standing != "faster" for setting in drafting)
+        assert all(setting.ratio <= (1 + cell.noise) * 1.000001 for setting in drafting), (
+            "± x % covers what the table shows"
+        )
 
 
 def agrees_with_its_cells(report: Report) -> None:
@@ -282,13 +289,13 @@ def agrees_with_its_cells(report: Report) -> None:
         assert "faster" not in verdicts
         assert "plain" in verdicts
     else:
-        best = [found for cell in report.cells if cell.verdict == "faster" and (found := cell.find(cell.best))]
-        assert {each.method for each in best} & {"auto", *(choice["methods"] or ["auto"])}
+        best = [winner for cell in report.cells if cell.verdict == "faster" and (winner := cell.find(cell.best))]
+        assert {setting.method for setting in best} & {"auto", *(choice["methods"] or ["auto"])}
         if choice.get("policy") == "auto":
             assert any(cell.rows > 1 and cell.verdict == "faster" for cell in report.cells)
     for cell in report.cells:
-        if cell.verdict == "faster" and (found := cell.find(cell.best)):
-            assert f"{found.ratio:.2f}x" in report.text
+        if cell.verdict == "faster" and (winner := cell.find(cell.best)):
+            assert f"{winner.ratio:.2f}x" in report.text
 
 
 def test_the_table_shows_every_setting() -> None:

@@ -79,7 +79,7 @@ def test_little_time_thins_the_grid_and_is_kept(seconds: float) -> None:
 def test_other_cells_stay_around_the_best_length_of_the_first() -> None:
     side = ScriptedSide(dflash_pays)
     sweep = run(side, 60.0)
-    best = next(each for each in ranked(sweep, settings_of(METHODS)) if each.method == "dflash")
+    best = next(setting for setting in ranked(sweep, settings_of(METHODS)) if setting.method == "dflash")
     others = [cell for cell in sweep.measured if cell != MAIN]
     assert others
     assert all(best in sweep.measured[cell] for cell in others)
@@ -105,9 +105,9 @@ def test_the_best_length_of_each_method_comes_first_in_further_cells() -> None:
     sweep = swept(
         {(1, "off", 0): 10, (1, "auto", 0): 40, (1, "dflash", 4): 30, (1, "ngram", 2): 12, (1, "ngram", 4): 9}
     )
-    found = ranked(sweep, settings_of(METHODS))
-    assert found[:5] == [PLAIN, GOVERNOR, Setting("dflash", 4), Setting("ngram", 2), Setting("ngram", 4)]
-    assert set(found) == set(settings_of(METHODS))
+    order = ranked(sweep, settings_of(METHODS))
+    assert order[:5] == [PLAIN, GOVERNOR, Setting("dflash", 4), Setting("ngram", 2), Setting("ngram", 4)]
+    assert set(order) == set(settings_of(METHODS))
 
 
 @pytest.mark.parametrize(("seconds", "settings", "rounds"), [(100.0, 16, 3), (20.0, 6, 3), (6.0, 4, 2), (0.0, 4, 1)])

@@ -46,8 +46,8 @@ def drawn(page: Page, symbol: str, pixels: int) -> bytes:
 
 def argb(page: Page, picture: bytes) -> bytes:
     """A PNG as the four channels that an .icns holds, each packed."""
-    told = page.evaluate(READ_PIXELS, base64.b64encode(picture).decode())
-    red, green, blue, alpha = np.frombuffer(base64.b64decode(told["pixels"]), np.uint8).reshape(-1, 4).T
+    image = page.evaluate(READ_PIXELS, base64.b64encode(picture).decode())
+    red, green, blue, alpha = np.frombuffer(base64.b64decode(image["pixels"]), np.uint8).reshape(-1, 4).T
     return b"ARGB" + b"".join(packed(channel.tobytes()) for channel in (alpha, red, green, blue))
 
 

@@ -27,8 +27,8 @@ READ_PIXELS = """async (encoded) => {
 
 def smaller(picture: bytes, desk: Page) -> bytes:
     """The same PNG with a palette; `desk` is an empty page whose browser reads the pixels."""
-    told = desk.evaluate(READ_PIXELS, base64.b64encode(picture).decode())
-    pixels = np.frombuffer(base64.b64decode(told["pixels"]), np.uint8).reshape(told["height"], told["width"], 4)
+    image = desk.evaluate(READ_PIXELS, base64.b64encode(picture).decode())
+    pixels = np.frombuffer(base64.b64decode(image["pixels"]), np.uint8).reshape(image["height"], image["width"], 4)
     return encode(*with_palette(pixels[:, :, :3]))
 
 

@@ -18,8 +18,8 @@ class Place:
         """Where it is on a server; one request stands for all of them, the latest with drafts."""
         if "{request}" not in self.path:
             return self.path
-        told = server.call("GET", "/admin/api/requests")["requests"]
-        return self.path.format(request=max(told, key=lambda each: each["acceptance"] or 0)["id"])
+        requests = server.call("GET", "/admin/api/requests")["requests"]
+        return self.path.format(request=max(requests, key=lambda request: request["acceptance"] or 0)["id"])
 
 
 PLACES = (

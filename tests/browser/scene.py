@@ -72,7 +72,8 @@ def furnish(server: Server, browser: Browser, measurement: Mapping[str, Any]) ->
     assert ended["last"]["outcome"] == "done", ended
     server.call("POST", "/admin/api/downloads", {"repository": REPOSITORY})
     server.until(
-        "downloads", lambda value: any(each["done_bytes"] >= DOWNLOADED_BYTES // 2 for each in value["downloads"])
+        "downloads",
+        lambda value: any(download["done_bytes"] >= DOWNLOADED_BYTES // 2 for download in value["downloads"]),
     )
     converse(server, browser)
 

@@ -143,10 +143,10 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         photograph(browser, FOLDER)
         browser.close()
-    for each in FOLDER.glob("*.png"):
-        if each.name not in names():
-            each.unlink()
-    size = sum(each.stat().st_size for each in FOLDER.glob("*.png"))
+    for file in FOLDER.glob("*.png"):
+        if file.name not in names():
+            file.unlink()
+    size = sum(picture.stat().st_size for picture in FOLDER.glob("*.png"))
     print(f"{len(names())} pictures, {size / 1e6:.2f} MB, in {FOLDER}")
     assert size < MOST_BYTES
 

@@ -108,12 +108,12 @@ def serving(folder: Path, *, account: bool = True, **environment: str) -> Iterat
     folder.mkdir(parents=True, exist_ok=True)
     log_path = folder / "log"
     process, said = launch(variables, log_path)
-    found = re.search(r"http://127\.0\.0\.1:\d+(?=/admin/\s)", said)
-    assert found, said + log_path.read_text(encoding="utf-8")
+    match = re.search(r"http://127\.0\.0\.1:\d+(?=/admin/\s)", said)
+    assert match, said + log_path.read_text(encoding="utf-8")
     setup = re.search(r"http://\S+/admin/setup#\S+", said)
-    with httpx2.Client(base_url=found[0], timeout=CALL_SECONDS) as client:
+    with httpx2.Client(base_url=match[0], timeout=CALL_SECONDS) as client:
         server = Server(
-            address=found[0],
+            address=match[0],
             setup=setup[0] if setup else "",
             home=folder / "home",
             said=said,

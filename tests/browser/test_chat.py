@@ -55,14 +55,14 @@ def test_a_reply_shows_who_drafted_it_and_what_it_cost_and_is_there_after_a_relo
     chat.get_by_role("button", name="Accepted tokens", exact=True).click()
     expect(chat.locator(f"{REPLIES} mark[data-method=dflash]").first).to_be_visible()
     expect(chat.locator(".legend")).to_contain_text("DFlash")
-    told = figures.text_content()
+    text = figures.text_content()
     is_saved(chat)
     question, reply = kept(server, number_of(chat))
     assert (question["role"], reply["role"]) == ("user", "assistant")
     assert reply["spans"]
     chat.reload()
     expect(chat.locator(f"{REPLIES} mark[data-method=dflash]").first).to_be_visible()
-    assert chat.locator(f"{REPLIES} dl").text_content() == told
+    assert chat.locator(f"{REPLIES} dl").text_content() == text
     expect(chat.get_by_label("Temperature")).to_have_value("0")
     expect(chat.get_by_label("Speculative decoding", exact=True)).to_have_value("dflash")
 
@@ -134,8 +134,8 @@ def test_a_reply_that_breaks_off_says_why_keeps_its_beginning_and_can_be_tried_a
     def break_off(route: Route) -> None:
         begun = {"choices": [{"index": 0, "delta": {"content": "One, "}}]}
         error = {"error": {"message": "The worker ended.", "code": "worker_restarted"}}
-        told = "".join(f"data: {json.dumps(each)}\n\n" for each in (begun, error))
-        route.fulfill(status=200, content_type="text/event-stream", body=told)
+        events = "".join(f"data: {json.dumps(event)}\n\n" for event in (begun, error))
+        route.fulfill(status=200, content_type="text/event-stream", body=events)
 
     chat.route(STREAM, break_off, times=1)
     chat.locator("#draft").fill("Count from 1 to 20.")
@@ -185,8 +185,8 @@ def test_two_conversations_are_answered_at_the_same_time(chat: Page) -> None:
 def test_thoughts_are_folded_and_code_can_be_copied(chat: Page) -> None:
     delta = {"reasoning_content": "Hm.", "content": "See:\n```python\nprint(1)\n```\n"}
     chunk = {"choices": [{"index": 0, "delta": delta}]}
-    told = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
-    chat.route(STREAM, lambda route: route.fulfill(status=200, content_type="text/event-stream", body=told))
+    events = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+    chat.route(STREAM, lambda route: route.fulfill(status=200, content_type="text/event-stream", body=events))
     chat.context.grant_permissions(["clipboard-read", "clipboard-write"])
     ask(chat)
     expect(chat.get_by_text("Hm.")).to_be_hidden()

@@ -337,7 +337,7 @@ def test_a_chat_with_branches_is_usable_by_everybody_at_every_width(server: Serv
         expect(page.locator("#chat-options")).to_be_visible(visible=width >= 1440)
         figures = page.locator(f"{REPLIES} dl > div:visible")
         if width < 1440:
-            assert len({box["y"] for each in figures.all() if (box := each.bounding_box())}) == 1, "one line"
+            assert len({box["y"] for figure in figures.all() if (box := figure.bounding_box())}) == 1, "one line"
         check([*look(page, *LAYOUT_CALLS), *axe(page)])
 
 

@@ -84,14 +84,14 @@ def test_pick_measure_apply_chat_and_see_it_again(own: Server, visitor: Visitor)
     reply = page.locator('article[data-role="assistant"]').last
     acceptance = reply.locator("dl div", has=page.get_by_text(words("figure.acceptance"), exact=True)).locator("dd")
     expect(acceptance).to_have_text(re.compile(r"^[1-9]\d?\d?%$"))
-    told = acceptance.inner_text()
+    text = acceptance.inner_text()
     page.get_by_role("button", name=words("chat.tokens"), exact=True).click()
     expect(reply.locator('mark[data-method="draft_model"]').first).to_be_visible()
     expect(page.locator(".legend mark")).to_have_text(words("method.draft_model"))
 
     page.reload()
     is_settled(page)
-    expect(acceptance).to_have_text(told)
+    expect(acceptance).to_have_text(text)
     expect(reply.locator('mark[data-method="draft_model"]').first).to_be_visible()
 
     page.goto(f"/admin/drafts/{MODEL}")
@@ -118,5 +118,5 @@ def test_a_drafter_that_does_not_fit_says_why(server: Server, visitor: Visitor) 
     page.locator("summary").last.click()
     refused = page.locator("article.candidate.no")
     expect(refused.first).to_be_visible()
-    for each in refused.all():
-        assert len(each.locator("p.small").last.inner_text()) > 20
+    for entry in refused.all():
+        assert len(entry.locator("p.small").last.inner_text()) > 20

@@ -31,17 +31,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @contextlib.contextmanager
 def opened(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> Iterator[tuple[Path, str]]:
     """The file that a chromium of its own was started with, and where that can be talked to; it ends with this."""
-    script, told, profile = folder / "browser", folder / "told", folder / "profile"
-    os.mkfifo(told)
+    script, pipe, profile = folder / "browser", folder / "told", folder / "profile"
+    os.mkfifo(pipe)
     start = f"exec {CHROMIUM} --headless --no-sandbox --remote-debugging-port=0 --user-data-dir={profile}"
-    script.write_text(f'#!/bin/sh\necho "$$ $1" > {told}\n{start} "$1" 2> {folder / "said"}\n', encoding="utf-8")
+    script.write_text(f'#!/bin/sh\necho "$$ $1" > {pipe}\n{start} "$1" 2> {folder / "said"}\n', encoding="utf-8")
     script.chmod(0o755)
     monkeypatch.setenv("BROWSER", f"{script} %s &")  # does not wait for it
     monkeypatch.setattr("webbrowser._tryorder", None)
-    found = running_server(read_settings(home=server.home))
-    assert found is not None
-    open_page(found, to)
-    number, _, word = told.read_text(encoding="utf-8").strip().partition(" ")
+    running = running_server(read_settings(home=server.home))
+    assert running is not None
+    open_page(running, to)
+    number, _, word = pipe.read_text(encoding="utf-8").strip().partition(" ")
     process = psutil.Process(int(number))
     try:
         yield Path(word.removeprefix("file://")), listens_at(folder / "said", process)
@@ -92,12 +92,12 @@ def test_a_browser_is_signed_in_once_and_no_list_of_processes_log_or_history_sho
 
 
 def test_what_serve_opens_by_itself_shows_no_code_to_the_list_of_processes(tmp_path: Path) -> None:
-    told, browser = tmp_path / "told", tmp_path / "browser"
-    os.mkfifo(told)
-    browser.write_text(f'#!/bin/sh\necho "$1" > {told}\n', encoding="utf-8")
+    pipe, browser = tmp_path / "told", tmp_path / "browser"
+    os.mkfifo(pipe)
+    browser.write_text(f'#!/bin/sh\necho "$1" > {pipe}\n', encoding="utf-8")
     browser.chmod(0o755)
     with serving(tmp_path / "state", account=False, PACELINE_OPEN="1", BROWSER=str(browser)) as fresh:
-        word = told.read_text(encoding="utf-8").strip()  # once the browser was started
+        word = pipe.read_text(encoding="utf-8").strip()  # once the browser was started
         assert word.startswith("file://")
         assert "#" not in word
         page = Path(word.removeprefix("file://"))

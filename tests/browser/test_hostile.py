@@ -54,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def kept(server: Server, title: str, messages: list[dict[str, Any]]) -> Iterator[int]:
     """A conversation that is in the store for a while."""
     number = 1 + secrets.randbits(40)
-    turns = [{"id": f"t{at}", "parent": f"t{at - 1}" if at else "", **each} for at, each in enumerate(messages)]
+    turns = [{"id": f"t{at}", "parent": f"t{at - 1}" if at else "", **message} for at, message in enumerate(messages)]
     begin = {"title": title[:200], "options": {"system": title}}
     server.call("POST", f"{ALL}/{number}/turns", {"version": 0, "turns": turns, "begin": begin})
     yield number
@@ -63,7 +63,7 @@ def kept(server: Server, title: str, messages: list[dict[str, Any]]) -> Iterator
 
 def exported(folder: Path, title: str, messages: list[dict[str, Any]]) -> Path:
     """A file as the page writes it."""
-    turns = [{"id": f"t{at}", "parent": f"t{at - 1}" if at else "", **each} for at, each in enumerate(messages)]
+    turns = [{"id": f"t{at}", "parent": f"t{at - 1}" if at else "", **message} for at, message in enumerate(messages)]
     whole = {
         "format": "paceline.conversation",
         "form": 1,
@@ -184,9 +184,9 @@ def test_replies_and_errors_stay_texts_while_they_stream(server: Server, visitor
         text = next(texts)
         choice = {"index": 0, "delta": {"content": text}, "accepted_spans": [[0, 3]], "method": text[:60]}
         call = {"index": 0, "delta": {"reasoning_content": text, "tool_calls": [{"function": {"name": text}}]}}
-        frames = [{"model": text, "choices": [each]} for each in (choice, call)]
-        told = [*frames, {"error": {"message": text, "code": text}}]
-        body = "".join(f"data: {json.dumps(each)}\n\n" for each in told)
+        frames = [{"model": text, "choices": [part]} for part in (choice, call)]
+        events = [*frames, {"error": {"message": text, "code": text}}]
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
         route.fulfill(status=200, content_type="text/event-stream", body=body)
 
     page.route(STREAM, answer)

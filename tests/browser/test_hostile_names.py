@@ -31,7 +31,7 @@ WORKING = f"<img src=x onerror={ALERT}>"
 
 def as_folder(text: str) -> str:
     """The nearest name that a folder may have: without `/`, control characters and surrogates, not too long."""
-    named = "".join(each for each in text.replace("/", "\N{FRACTION SLASH}") if each.isprintable())
+    named = "".join(character for character in text.replace("/", "\N{FRACTION SLASH}") if character.isprintable())
     return named.encode("utf-8", "ignore")[:NAME_BYTES].decode("utf-8", "ignore").strip(" .")
 
 
@@ -83,10 +83,10 @@ def test_names_of_models_stay_text_on_every_page_that_lists_them(server: Server,
     visit = visitor(server)
     page = visit.open("/admin/models")
     page.locator("#kind").select_option("all")
-    ids = {each["id"] for each in server.call("GET", "/admin/api/models")["models"]}
+    ids = {model["id"] for model in server.call("GET", "/admin/api/models")["models"]}
     assert len(ids & set(NAMES)) > 50, "most hostile names are names of folders, too"
     expect(page.locator("tbody tr")).to_have_count(len(ids))
-    listed = {each.strip() for each in page.locator("tbody th > a").all_text_contents()}
+    listed = {label.strip() for label in page.locator("tbody th > a").all_text_contents()}
     assert ids <= listed
     check(page)
     for path in ("/admin/", "/admin/chat", "/admin/connect", "/admin/requests"):
@@ -117,7 +117,7 @@ def test_settings_and_keys_stay_text(server: Server, visitor: Visitor) -> None:
     keys = server.call("GET", "/admin/api/keys")["keys"]
     assert len(keys) > 50
     expect(page.locator("#keys .list > li")).to_have_count(len(keys))
-    assert page.locator("#keys .list b").all_text_contents() == [each["name"] for each in keys]
+    assert page.locator("#keys .list b").all_text_contents() == [key["name"] for key in keys]
     check(page)
 
 
@@ -144,20 +144,20 @@ def test_lines_of_the_log_stay_text_as_they_come(server: Server, visitor: Visito
         }
         for at, text in enumerate(HOSTILE.values())
     ]
-    told = json.dumps({"last": first + len(lines), "lines": lines})
+    body = json.dumps({"last": first + len(lines), "lines": lines})
     page = visitor(server).open("/admin/connect")
     page.route(
         re.compile("/admin/api/live[?]"),
-        lambda route: route.fulfill(content_type="text/event-stream", body=f"event: logs\ndata: {told}\n\n"),
+        lambda route: route.fulfill(content_type="text/event-stream", body=f"event: logs\ndata: {body}\n\n"),
     )
     page.route(
-        re.compile("/admin/api/logs[?]"), lambda route: route.fulfill(content_type="application/json", body=told)
+        re.compile("/admin/api/logs[?]"), lambda route: route.fulfill(content_type="application/json", body=body)
     )
     page.goto("/admin/logs")
     page.locator("#level").select_option("error")
     expect(page.locator(".lines .line.error")).to_have_count(len(lines))
     shown = page.locator(".lines .line.error .said").all_text_contents()
-    assert [each.strip() for each in shown] == [text.strip() for text in HOSTILE.values()]
+    assert [line.strip() for line in shown] == [text.strip() for text in HOSTILE.values()]
     check(page)
 
 
@@ -165,10 +165,10 @@ def test_what_the_hub_says_stays_text_and_what_is_no_name_is_not_offered(server:
     page = visitor(server).open("/admin/downloads")
     page.locator("#query").fill("evil")
     page.keyboard.press("Enter")
-    found = page.locator("#search-title ~ ul > li")
-    expect(found.first).to_be_visible()
-    assert ALERT in " ".join(found.all_text_contents())
+    entries = page.locator("#search-title ~ ul > li")
+    expect(entries.first).to_be_visible()
+    assert ALERT in " ".join(entries.all_text_contents())
     results = server.call("GET", "/admin/api/hub/search?q=evil")["results"]
     assert results
-    assert all(re.fullmatch(r"evil/model-\d+", each["repository"]) for each in results)
+    assert all(re.fullmatch(r"evil/model-\d+", result["repository"]) for result in results)
     check(page)

@@ -26,21 +26,21 @@ def desk(browser: Browser) -> Iterator[Page]:
 
 def pixels(desk: Page, picture: bytes) -> Any:
     """Rows of red, green, blue and alpha, as the browser reads them."""
-    told = desk.evaluate(READ_PIXELS, base64.b64encode(picture).decode())
-    return np.frombuffer(base64.b64decode(told["pixels"]), np.uint8).reshape(told["height"], told["width"], 4)
+    image = desk.evaluate(READ_PIXELS, base64.b64encode(picture).decode())
+    return np.frombuffer(base64.b64decode(image["pixels"]), np.uint8).reshape(image["height"], image["width"], 4)
 
 
 def elements(container: bytes) -> dict[str, bytes]:
     """What an .icns holds, by its type, as the format is documented."""
     assert container[:4] == b"icns"
     assert struct.unpack(">I", container[4:8]) == (len(container),)
-    found, place = {}, 8
+    by_kind, place = {}, 8
     while place < len(container):
         kind, length = container[place : place + 4].decode(), struct.unpack(">I", container[place + 4 : place + 8])[0]
-        found[kind] = container[place + 8 : place + length]
+        by_kind[kind] = container[place + 8 : place + length]
         place += length
     assert place == len(container)
-    return found
+    return by_kind
 
 
 def unpacked(content: bytes) -> bytes:
@@ -79,14 +79,14 @@ def test_the_images_of_the_menu_bar_are_black_ink_of_both_sizes(desk: Page) -> N
 
 def test_no_two_states_look_alike(desk: Page) -> None:
     ink = {state: pixels(desk, (FOLDER / f"{state}.png").read_bytes())[:, :, 3] / 255 for state in STATES}
-    for one, other in itertools.combinations(STATES, 2):
-        assert abs(ink[one] - ink[other]).mean() > FAINTEST, (one, other)
+    for first, other in itertools.combinations(STATES, 2):
+        assert abs(ink[first] - ink[other]).mean() > FAINTEST, (first, other)
 
 
 def test_what_is_committed_is_what_the_source_draws_and_small(desk: Page) -> None:
     files = draw(desk)
-    assert {each.name for each in FOLDER.iterdir()} == {*files, "icons.svg"}
-    assert sum(each.stat().st_size for each in FOLDER.iterdir()) < MOST_BYTES
-    for name in (each for each in files if each.endswith(".png")):
-        there, drawn = (pixels(desk, each).astype(int) for each in ((FOLDER / name).read_bytes(), files[name]))
+    assert {file.name for file in FOLDER.iterdir()} == {*files, "icons.svg"}
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) < MOST_BYTES
+    for name in (file for file in files if file.endswith(".png")):
+        there, drawn = (pixels(desk, picture).astype(int) for picture in ((FOLDER / name).read_bytes(), files[name]))
         assert abs(there - drawn).mean() < 1, name

@@ -29,7 +29,11 @@ NAMES = re.compile(
     + "|".join(
         map(
             re.escape,
-            (device_name(), *(each.name for each in SNIPPETS), *(each.agent.title for each in AGENT_SNIPPETS)),
+            (
+                device_name(),
+                *(snippet.name for snippet in SNIPPETS),
+                *(snippet.agent.title for snippet in AGENT_SNIPPETS),
+            ),
         )
     )
 )
@@ -63,9 +67,9 @@ def test_nothing_is_untranslated_and_longer_words_find_room(server: Server, visi
 
 def is_translated(text: str) -> bool:
     """Whether a text comes from the catalog, or is only a number, a date or a name."""
-    while (told := MARKED.sub("", text)) != text:
-        text = told
-    return FROM_INTL.fullmatch(NAMES.sub("", told)) is not None
+    while (unmarked := MARKED.sub("", text)) != text:
+        text = unmarked
+    return FROM_INTL.fullmatch(NAMES.sub("", unmarked)) is not None
 
 
 def test_a_browser_chooses_its_language_for_itself(server: Server, visitor: Visitor) -> None:

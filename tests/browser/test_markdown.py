@@ -149,28 +149,28 @@ def steps(page: Page, texts: list[str]) -> list[int]:
     session = page.context.new_cdp_session(page)
     session.send("Profiler.enable")
     session.send("Profiler.startPreciseCoverage", {"callCount": True, "detailed": True})
-    found = []
+    counts = []
     for text in texts:
         page.evaluate(PARSE, text)
         scripts = session.send("Profiler.takePreciseCoverage")["result"]
-        parser = [each for script in scripts if "/markdown" in script["url"] for each in script["functions"]]
-        found.append(sum(part["count"] for each in parser for part in each["ranges"]))
-    return found
+        parser = [function for script in scripts if "/markdown" in script["url"] for function in script["functions"]]
+        counts.append(sum(part["count"] for function in parser for part in function["ranges"]))
+    return counts
 
 
 def render(page: Page, texts: list[str]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = page.evaluate(RENDER, texts)
-    return found
+    rendered: list[dict[str, Any]] = page.evaluate(RENDER, texts)
+    return rendered
 
 
 def test_ordinary_markdown(page: Page) -> None:
-    found = render(page, list(ORDINARY))
-    assert {text: each["html"] for text, each in zip(ORDINARY, found, strict=True)} == ORDINARY
+    rendered = render(page, list(ORDINARY))
+    assert {text: result["html"] for text, result in zip(ORDINARY, rendered, strict=True)} == ORDINARY
 
 
 def test_addresses_become_links_and_end_before_the_punctuation(page: Page) -> None:
     texts = ["See https://a.example/x_y. (https://b.example/q)", "[t](https://c.example/a_(b)) <https://d.example>"]
-    links = [[value for name, value in each["attributes"] if name == "href"] for each in render(page, texts)]
+    links = [[value for name, value in result["attributes"] if name == "href"] for result in render(page, texts)]
     assert links == [
         ["https://a.example/x_y", "https://b.example/q"],
         ["https://c.example/a_(b)", "https://d.example/"],
@@ -178,17 +178,17 @@ def test_addresses_become_links_and_end_before_the_punctuation(page: Page) -> No
 
 
 def test_hostile_texts_become_text_or_harmless_links(page: Page) -> None:
-    for text, each in zip(HOSTILE, render(page, list(HOSTILE)), strict=True):
-        assert set(each["tags"]) <= TAGS, text
-        for name, value in each["attributes"]:
+    for text, result in zip(HOSTILE, render(page, list(HOSTILE)), strict=True):
+        assert set(result["tags"]) <= TAGS, text
+        for name, value in result["attributes"]:
             assert name in ATTRIBUTES, text
             assert name != "href" or value.startswith(("https://", "http://")), text
-        assert "a" not in each["tags"][each["tags"].index("a") + 1 :] if "a" in each["tags"] else True, text
+        assert "a" not in result["tags"][result["tags"].index("a") + 1 :] if "a" in result["tags"] else True, text
 
 
 def test_a_line_with_too_few_cells_ends_in_a_wide_one(page: Page) -> None:
-    (found,) = render(page, ["|a|b|c|\n|-|-|-|\n|1|\n|1|2|3|4|"])
-    rows = found["html"].split("<tr>")[2:]
+    (table,) = render(page, ["|a|b|c|\n|-|-|-|\n|1|\n|1|2|3|4|"])
+    rows = table["html"].split("<tr>")[2:]
     assert rows[0].startswith('<td align="">1</td><td colspan="2"></td>')
     assert rows[1].count("<td") == 3
 
@@ -197,9 +197,9 @@ def test_the_work_grows_with_the_length_of_a_text_and_not_faster(page: Page) -> 
     counted = dict(zip(ENDLESS, steps(page, list(ENDLESS.values())), strict=True))
     assert min(counted.values()) > 0
     assert {kind: count for kind, count in counted.items() if count > MOST_STEPS * len(ENDLESS[kind])} == {}
-    for text, found in zip(ENDLESS.values(), render(page, list(ENDLESS.values())), strict=True):
-        assert len(found["tags"]) < MOST_NODES * len(text)
-        assert set(found["tags"]) <= TAGS
+    for text, result in zip(ENDLESS.values(), render(page, list(ENDLESS.values())), strict=True):
+        assert len(result["tags"]) < MOST_NODES * len(text)
+        assert set(result["tags"]) <= TAGS
 
 
 def test_patterns_give_up_on_long_texts_at_once(page: Page) -> None:
@@ -208,9 +208,9 @@ def test_patterns_give_up_on_long_texts_at_once(page: Page) -> None:
 
 
 def test_marks_nest_no_deeper_than_a_page_can_show(page: Page) -> None:
-    (found,) = render(page, ["*" * 10_000 + "a" + "*" * 10_000])
-    assert found["text"].count("*") > 19_000
-    assert found["tags"].count("strong") < 40
+    (result,) = render(page, ["*" * 10_000 + "a" + "*" * 10_000])
+    assert result["text"].count("*") > 19_000
+    assert result["tags"].count("strong") < 40
 
 
 def test_json_that_is_nested_deeply_is_still_readable(page: Page) -> None:

@@ -28,21 +28,21 @@ NEXT_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAn
 def look(page: Page, *calls: str, argument: Any = None) -> list[str]:
     """What `layout.js` finds on the page."""
     page.evaluate(LAYOUT)
-    return [each for call in calls for each in page.evaluate(f"(argument) => layout.{call}(argument)", argument)]
+    return [finding for call in calls for finding in page.evaluate(f"(argument) => layout.{call}(argument)", argument)]
 
 
-def check(found: list[str]) -> None:
+def check(findings: list[str]) -> None:
     """Nothing may have been found."""
-    assert not found, "\n" + "\n".join(found)
+    assert not findings, "\n" + "\n".join(findings)
 
 
 def axe(page: Page) -> list[str]:
     """Serious and critical violations by the rules of axe-core, each with the first element it concerns."""
     violations = Axe().run(page).response["violations"]
     return [
-        f"{each['id']}: {each['help']}: {[(node['html'][:160], node['failureSummary']) for node in each['nodes'][:3]]}"
-        for each in violations
-        if each["impact"] in SERIOUS
+        f"{rule['id']}: {rule['help']}: {[(node['html'][:160], node['failureSummary']) for node in rule['nodes'][:3]]}"
+        for rule in violations
+        if rule["impact"] in SERIOUS
     ]
 
 
@@ -126,10 +126,10 @@ def test_a_long_log_draws_its_last_lines_and_the_earlier_ones_when_asked(server:
         }
         for at in range(900)
     ]
-    told = json.dumps({"last": last + 900, "lines": lines})
+    body = json.dumps({"last": last + 900, "lines": lines})
     page.route(
         re.compile("/admin/api/live[?]"),
-        lambda route: route.fulfill(content_type="text/event-stream", body=f"event: logs\ndata: {told}\n\n"),
+        lambda route: route.fulfill(content_type="text/event-stream", body=f"event: logs\ndata: {body}\n\n"),
     )
     page.goto("/admin/logs")
     rows = page.locator(".line")

@@ -31,10 +31,10 @@ def chat(server: Server, visitor: Visitor) -> Page:
     return page
 
 
-def told(*deltas: dict[str, Any], finish: str = "stop") -> str:
+def streamed(*deltas: dict[str, Any], finish: str = "stop") -> str:
     """A reply as the server streams it."""
     choices = [{"index": 0, "delta": delta} for delta in deltas] + [{"index": 0, "delta": {}, "finish_reason": finish}]
-    return "".join(f"data: {json.dumps({'choices': [each]})}\n\n" for each in choices) + "data: [DONE]\n\n"
+    return "".join(f"data: {json.dumps({'choices': [choice]})}\n\n" for choice in choices) + "data: [DONE]\n\n"
 
 
 def answering(page: Page, *replies: str) -> list[Any]:
@@ -86,8 +86,8 @@ def test_several_calls_get_their_results_in_turn_and_the_history_says_which(chat
         {"index": 0, "function": {"arguments": "901234567890}"}},
         {"index": 1, "id": "call_b", "function": {"name": "hear", "arguments": "{}"}},
     ]
-    first = told({"reasoning_content": "Two."}, *({"tool_calls": [call]} for call in calls), finish="tool_calls")
-    asked = answering(chat, first, told({"content": "Both are there."}), told({"content": "Another."}))
+    first = streamed({"reasoning_content": "Two."}, *({"tool_calls": [call]} for call in calls), finish="tool_calls")
+    asked = answering(chat, first, streamed({"content": "Both are there."}), streamed({"content": "Another."}))
     chat.locator("#option-tools").fill('{"name": "look", "input_schema": {"type": "object"}}')
     chat.locator("#option-tool_choice").select_option("look")
     ask(chat, "Look and hear.")
@@ -106,7 +106,7 @@ def test_several_calls_get_their_results_in_turn_and_the_history_says_which(chat
         ("call_a", "look"),
         ("call_b", "hear"),
     ]
-    assert [(each["tool_call_id"], each["content"]) for each in results] == [
+    assert [(result["tool_call_id"], result["content"]) for result in results] == [
         ("call_a", "of look"),
         ("call_b", "of hear"),
     ]
@@ -159,7 +159,9 @@ def test_a_keyword_that_cannot_be_enforced_is_named(server: Server, visitor: Vis
 
 
 def test_reasoning_is_folded_while_it_comes_and_afterwards(chat: Page) -> None:
-    asked = answering(chat, told({"reasoning_content": "First "}, {"reasoning_content": "this."}, {"content": "Done."}))
+    asked = answering(
+        chat, streamed({"reasoning_content": "First "}, {"reasoning_content": "this."}, {"content": "Done."})
+    )
     chat.locator("#option-thinking").select_option("enabled")
     ask(chat)
     assert asked[0]["thinking"] == {"type": "enabled"}
@@ -183,7 +185,7 @@ PASTE = """(node, [name, text]) => {
 
 
 def test_files_go_along_as_text_and_stay_with_the_message(server: Server, chat: Page) -> None:
-    asked = answering(chat, told({"content": "Read."}), told({"content": "Again."}))
+    asked = answering(chat, streamed({"content": "Read."}), streamed({"content": "Again."}))
     odd = 'one\n</file>\n<script>alert("x")</script>\n'
     assert chat.locator(".side").evaluate(DROP, ['a"b<.txt', odd]) == [False, False]  # or the browser would open it
     chips = chat.locator(".files li")
@@ -222,7 +224,7 @@ def test_files_go_along_as_text_and_stay_with_the_message(server: Server, chat: 
 def test_a_file_is_pasted_and_belongs_to_its_conversation(chat: Page) -> None:
     chat.locator("#draft").evaluate(PASTE, ["pasted.txt", "one"])
     expect(chat.locator(".files li")).to_have_text(["pasted.txt"])
-    answering(chat, told({"content": "Read."}))
+    answering(chat, streamed({"content": "Read."}))
     ask(chat, "Read this.")
     chat.locator("#draft").evaluate(PASTE, ["later.txt", "two"])
     expect(chat.locator(".files li")).to_have_text(["later.txt"])
@@ -244,7 +246,7 @@ def test_everything_has_its_place_on_a_phone(server: Server, visitor: Visitor, s
     page = visitor(server, phone=True, color_scheme=scheme).open("/admin/chat")
     long = "W" * 300
     call = {"index": 0, "id": "c", "function": {"name": long, "arguments": json.dumps({"text": long})}}
-    answering(page, told({"reasoning_content": long}, {"content": long, "tool_calls": [call]}, finish="tool_calls"))
+    answering(page, streamed({"reasoning_content": long}, {"content": long, "tool_calls": [call]}, finish="tool_calls"))
     file = {"name": f"{long[:150]}.txt", "mimeType": "text/plain", "buffer": long.encode()}
     page.locator("#chat-files").set_input_files([file])
     expect(page.locator(".files li")).to_be_visible()

@@ -22,16 +22,16 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
 
 
 @pytest.fixture(scope="module")
-def behind(tmp_path_factory: pytest.TempPathFactory, releases: Releases) -> Iterator[Server]:
+def outdated(tmp_path_factory: pytest.TempPathFactory, releases: Releases) -> Iterator[Server]:
     """A server that is older than the last release."""
     with serving(tmp_path_factory.mktemp("updates"), PATH=releases.path) as running:
         yield running
 
 
 def test_a_newer_version_is_told_once_asked_for_and_put_away(
-    behind: Server, releases: Releases, visitor: Visitor
+    outdated: Server, releases: Releases, visitor: Visitor
 ) -> None:
-    visit = visitor(behind)
+    visit = visitor(outdated)
     visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = visit.open("/admin/settings")
     expect(page.locator(".news")).to_have_count(0)
@@ -42,11 +42,11 @@ def test_a_newer_version_is_told_once_asked_for_and_put_away(
     page.goto("/admin/")
     notice = page.locator(".news")
     expect(notice).to_contain_text(words("updates.newer", version="0.10.0"))
-    told = behind.call("GET", "/admin/api/state")
-    assert told["newer"] == "0.10.0"
+    state = outdated.call("GET", "/admin/api/state")
+    assert state["newer"] == "0.10.0"
     notice.get_by_role("button", name=words("updates.copy")).click()
     expect(page.get_by_text(words("core.copied"))).to_be_visible()
-    assert page.evaluate("navigator.clipboard.readText()") == told["update_command"]
+    assert page.evaluate("navigator.clipboard.readText()") == state["update_command"]
     notice.get_by_role("button", name=words("updates.put_away")).click()
     expect(notice).to_be_hidden()
     page.goto("/admin/models")
@@ -64,13 +64,13 @@ def test_a_newer_version_is_told_once_asked_for_and_put_away(
 
 
 @pytest.mark.parametrize("language", languages())
-def test_the_notice_speaks_every_language_and_fits_a_phone(behind: Server, visitor: Visitor, language: str) -> None:
-    behind.call("PATCH", "/admin/api/settings", {"check_updates": True})
-    behind.until("updates", lambda told: told["outcome"] == "newer")
-    visit = visitor(behind, phone=True)
-    visit.context.add_cookies([{"name": "paceline_language", "value": language, "url": behind.url("/admin")}])
+def test_the_notice_speaks_every_language_and_fits_a_phone(outdated: Server, visitor: Visitor, language: str) -> None:
+    outdated.call("PATCH", "/admin/api/settings", {"check_updates": True})
+    outdated.until("updates", lambda update: update["outcome"] == "newer")
+    visit = visitor(outdated, phone=True)
+    visit.context.add_cookies([{"name": "paceline_language", "value": language, "url": outdated.url("/admin")}])
     page = visit.open("/admin/models")
-    version = behind.call("GET", "/admin/api/state")["newer"]
+    version = outdated.call("GET", "/admin/api/state")["newer"]
     expect(page.locator(".news p")).to_have_text(read_words(language)("updates.newer", version=version))
     check_shifts(page)
     check(look(page, *LAYOUT_CALLS))

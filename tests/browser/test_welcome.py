@@ -25,7 +25,7 @@ STEPS = ("language", "folders", "models")
 @pytest.fixture(scope="module")
 def hub() -> Iterator[StandInHub]:
     with stand_in_hub() as hub:
-        for repository in {each for main, draft, _ in PAIRS for each in (main, draft) if each}:
+        for repository in {name for main, draft, _ in PAIRS for name in (main, draft) if name}:
             hub.add(repository, model_files(2000), config={"model_type": "qwen3"})
         yield hub
 
@@ -71,8 +71,8 @@ def at(page: Page, step: str) -> None:
 
 
 def left(server: Server) -> list[str]:
-    told: list[str] = server.call("GET", "/admin/api/welcome")["left"]
-    return told
+    steps: list[str] = server.call("GET", "/admin/api/welcome")["left"]
+    return steps
 
 
 def fits(page: Page) -> None:
@@ -102,8 +102,8 @@ def test_the_whole_way_by_keyboard(
         choose_language(page, language)
         press(page, words("welcome.next"))
         at(page, "folders")
-        found = page.locator("main li:visible", has=page.get_by_text(words("welcome.lm_studio"), exact=True))
-        expect(found).to_contain_text(re.compile(rf"{re.escape(words.n('welcome.models_found', 1))} · \d"))
+        entry = page.locator("main li:visible", has=page.get_by_text(words("welcome.lm_studio"), exact=True))
+        expect(entry).to_contain_text(re.compile(rf"{re.escape(words.n('welcome.models_found', 1))} · \d"))
         fits(page)
         press(page, words("welcome.skip"), "link")
         at(page, "models")

@@ -71,7 +71,7 @@ def test_every_constraint_can_be_sent_and_no_empty_text_keeps_to_one_that_wants_
 def test_every_choice_keeps_to_its_constraint() -> None:
     for seed in range(20):
         chance = random.Random(seed)
-        made = next(each for each in CONSTRAINTS if each.__name__ == "many_choices")(chance)
+        made = next(constraint for constraint in CONSTRAINTS if constraint.__name__ == "many_choices")(chance)
         assert made.holds(made.fields["structured_outputs"]["choice"][seed])
 
 

@@ -56,10 +56,10 @@ def test_a_stream_has_the_ends_that_it_told() -> None:
 
 
 def test_a_stream_without_an_end_and_one_with_two_are_failures() -> None:
-    found = Findings()
+    findings = Findings()
     for ends in (["done"], ["error"], [], ["error", "done"]):
-        found.ended(ends, "a stream")
-    assert (found.tried, found.failures) == (4, ["a stream: 0 ends (cut)", "a stream: 2 ends (error, done)"])
+        findings.ended(ends, "a stream")
+    assert (findings.tried, findings.failures) == (4, ["a stream: 0 ends (cut)", "a stream: 2 ends (error, done)"])
 
 
 def test_silence_is_between_chunks_of_one_stream() -> None:
@@ -90,7 +90,7 @@ def test_a_promise_of_seconds_is_for_the_median_and_for_the_worst() -> None:
     promises = {"first token": Promise(10.0, 5.0)}
 
     def missed_by(*seconds: float, slow: float = 1.0) -> list[str]:
-        return missed(promises, {"first token": [Timed(each, f"kill {each:g}") for each in seconds]}, slow)
+        return missed(promises, {"first token": [Timed(duration, f"kill {duration:g}") for duration in seconds]}, slow)
 
     assert missed_by(1.0, 4.0, 9.0) == []
     assert missed_by(6.0, 6.0, 9.0) == ["first token, median: 6.00 s, promised 5 s, allowed here 5.00 s"]
@@ -117,10 +117,14 @@ def test_memory_leaks_where_the_second_half_of_a_life_adds_to_it() -> None:
 
 
 def test_findings_of_turns_add_up() -> None:
-    one, other = Findings(1, ["a"]), Findings(2, ["b"])
-    one.took(SILENCE, 0.1)
+    findings, other = Findings(1, ["a"]), Findings(2, ["b"])
+    findings.took(SILENCE, 0.1)
     other.took(SILENCE, 0.3, "long constant")
     other.took("first token", 4.0)
-    one.add(other)
+    findings.add(other)
     silences = [Timed(0.1), Timed(0.3, "long constant")]
-    assert (one.tried, one.failures, one.times) == (3, ["a", "b"], {SILENCE: silences, "first token": [Timed(4.0)]})
+    assert (findings.tried, findings.failures, findings.times) == (
+        3,
+        ["a", "b"],
+        {SILENCE: silences, "first token": [Timed(4.0)]},
+    )

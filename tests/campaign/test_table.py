@@ -19,12 +19,14 @@ MEGABYTE = 1 << 20
 
 
 def timed(*seconds: float) -> list[Timed]:
-    return [Timed(each) for each in seconds]
+    return [Timed(duration) for duration in seconds]
 
 
-def shown(found: dict[Attack, Findings], slow: float = 1.0) -> str:
+def shown(findings: dict[Attack, Findings], slow: float = 1.0) -> str:
     console = Console(width=160, file=StringIO(), record=True)
-    console.print(as_table(found, slow), memory_table({"server": [Memory(1, 7 * MEGABYTE), Memory(1, 9 * MEGABYTE)]}))
+    console.print(
+        as_table(findings, slow), memory_table({"server": [Memory(1, 7 * MEGABYTE), Memory(1, 9 * MEGABYTE)]})
+    )
     return console.export_text()
 
 
@@ -34,12 +36,12 @@ def cells(text: str, name: str) -> list[str]:
 
 
 def test_no_failure_and_kept_times_are_a_good_end() -> None:
-    found = {
+    findings = {
         LOUD: Findings(5, [], {SILENCE: timed(0.1, 0.4)}),
         KILLS: Findings(2, [], {SILENCE: timed(9.0), BACK: timed(1.0, 3.0)}),
     }
-    assert verdict(found, {}, 1.0) == []
-    text = shown(found)
+    assert verdict(findings, {}, 1.0) == []
+    text = shown(findings)
     assert "broken" not in text
     assert cells(text, "loud") == ["loud", "2", "5", "0", "0.40", "", "kept"]
     assert cells(text, "kills") == ["kills", "1", "2", "0", "9.00", "first token 2.00 / 3.00", "kept"]
@@ -47,21 +49,21 @@ def test_no_failure_and_kept_times_are_a_good_end() -> None:
 
 
 def test_failures_are_told_by_kind_with_an_example_of_each() -> None:
-    found = {LOUD: Findings(9, ["route 1: 500", "route 2: 500", "torn"])}
-    assert verdict(found, {}, 1.0) == ["loud: 2 × route 1: 500", "loud: 1 × torn"]
-    assert "broken" in shown(found)
+    findings = {LOUD: Findings(9, ["route 1: 500", "route 2: 500", "torn"])}
+    assert verdict(findings, {}, 1.0) == ["loud: 2 × route 1: 500", "loud: 1 × torn"]
+    assert "broken" in shown(findings)
 
 
 def test_more_kinds_than_are_shown_are_counted() -> None:
-    found = {LOUD: Findings(9, [f"failure of kind {letter}" for letter in "abcdefghij"])}
-    assert verdict(found, {}, 1.0)[-1] == "loud: 2 more kinds"
+    findings = {LOUD: Findings(9, [f"failure of kind {letter}" for letter in "abcdefghij"])}
+    assert verdict(findings, {}, 1.0)[-1] == "loud: 2 more kinds"
 
 
 def test_a_slow_machine_is_allowed_more_and_both_figures_are_told() -> None:
-    found = {LOUD: Findings(1, [], {SILENCE: timed(0.9)})}
-    assert verdict(found, {}, 2.0) == []
-    assert verdict(found, {}, 1.5) == ["loud: silence, worst: 0.90 s, promised 0.5 s, allowed here 0.75 s"]
-    assert "1.5 times those" in shown(found, 1.5)
+    findings = {LOUD: Findings(1, [], {SILENCE: timed(0.9)})}
+    assert verdict(findings, {}, 2.0) == []
+    assert verdict(findings, {}, 1.5) == ["loud: silence, worst: 0.90 s, promised 0.5 s, allowed here 0.75 s"]
+    assert "1.5 times those" in shown(findings, 1.5)
 
 
 def test_a_leak_is_a_broken_promise() -> None:
@@ -77,7 +79,7 @@ def test_each_attack_has_a_turn_before_any_has_a_second_one() -> None:
 
 
 def test_whoever_names_attacks_gets_these_and_quiet_turns() -> None:
-    assert {leg: [each.name for each in attacks] for leg, attacks in chosen_legs(["hubs", "stores"]).items()} == {
+    assert {leg: [attack.name for attack in attacks] for leg, attacks in chosen_legs(["hubs", "stores"]).items()} == {
         "costs": ["quiet", "hubs"],
         "crashes": ["quiet", "stores"],
     }

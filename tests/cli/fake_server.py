@@ -28,7 +28,7 @@ def handler_of(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
             streamed = isinstance(content, list)
             payload = content if isinstance(content, bytes) else json.dumps(content).encode()
             if streamed:
-                payload = "".join(f"data: {each}\n\n" for each in (*map(json.dumps, content), "[DONE]")).encode()
+                payload = "".join(f"data: {event}\n\n" for event in (*map(json.dumps, content), "[DONE]")).encode()
             self.send_response(status)
             self.send_header("Content-Type", "text/event-stream" if streamed else "application/json")
             self.send_header("Content-Length", str(len(payload)))

@@ -14,7 +14,7 @@ import pytest
 from app.command import autostart, service
 from app.command.autostart import Agent, agent_of, environment_of, launch_agent, steady_python, systemd_unit
 from app.core.errors import CommandError
-from app.core.server_file import is_served
+from app.machine.server_file import is_served
 from app.settings import Settings, read_settings
 
 DOCUMENTED = {
@@ -117,11 +117,11 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Told
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
-    def told() -> Told:
+    def calls() -> Told:
         file = tmp_path / "told"
         return [line.split() for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
-    return told
+    return calls
 
 
 def as_mac(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_it_is_installed_as_often_as_one_likes_and_undone_completely(
     agent.start()
     assert autostart.uninstall(settings)
     assert files_below(tmp_path) - {"told"} == before
-    words = [each[1] if is_mac else each[2] for each in system()]
+    words = [call[1] if is_mac else call[2] for call in system()]
     once = ["bootout", "bootstrap"] if is_mac else ["daemon-reload", "enable", "restart"]
     ending = (
         ["bootstrap", "kickstart", "bootout"]
@@ -167,11 +167,11 @@ def test_a_server_of_the_systems_gets_its_options_by_the_command_that_made_it_so
 ) -> None:
     settings = settings_of(tmp_path / "home")
     autostart.install(settings, autostart.written(settings, ()))
-    told = system()
+    calls = system()
     for begin in (service.start, service.restart):
         with pytest.raises(CommandError, match="`paceline service install` with options changes how"):
             begin(settings, ("--port=9",), lambda _text: None)
-    assert system() == told
+    assert system() == calls
 
 
 def test_what_the_system_refuses_is_told_and_leaves_nothing(
@@ -216,7 +216,11 @@ def test_the_system_starts_it_keeps_it_alive_and_stops_it(tmp_path: Path, monkey
     try:
         server, _ = service.install(settings, (), lambda _text: None)
         os.kill(server.pid, 9)
-        while not is_served(settings.home) or (found := autostart_server(settings)) is None or found == server.pid:
+        while (
+            not is_served(settings.home)
+            or (process_id := autostart_server(settings)) is None
+            or process_id == server.pid
+        ):
             pass
         service.stop(settings, lambda _text: None)
         assert not is_served(settings.home), "a stop is no crash"
@@ -225,7 +229,7 @@ def test_the_system_starts_it_keeps_it_alive_and_stops_it(tmp_path: Path, monkey
 
 
 def autostart_server(settings: Settings) -> int | None:
-    from app.core.server_file import read_server
+    from app.machine.server_file import read_server
 
-    found = read_server(settings.home)
-    return None if found is None else found.pid
+    server = read_server(settings.home)
+    return None if server is None else server.pid

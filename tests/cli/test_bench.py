@@ -9,7 +9,7 @@ import pytest
 
 from app.command.bench import measured, own_server
 from app.command.server import Server
-from app.core.server_file import RunningServer, held_home
+from app.machine.server_file import RunningServer, held_home
 from app.serving.sweep.report import report_object
 from app.settings import Settings
 from app.store.rows import KeptMeasurements, StoredSettings
@@ -52,7 +52,9 @@ def test_a_model_is_measured_shown_and_kept_by_a_server_of_its_own(
     document = json.loads(file.read_text(encoding="utf-8"))
     assert document["report"]["text"] in result.stdout
     assert document["options"]["prompts"] == ["Count from 1 to 20."]
-    assert {"off", "auto", "draft_model", "ngram"} <= {each["method"] for each in document["cells"][0]["settings"]}
+    assert {"off", "auto", "draft_model", "ngram"} <= {
+        setting["method"] for setting in document["cells"][0]["settings"]
+    }
     assert document["versions"]["mlx-lm"]
     assert document["machine"]["cores"] >= 1
     store = Store(Path(environment["PACELINE_HOME"]) / FILE_NAME)

@@ -54,7 +54,7 @@ def test_accepted_spans_are_marked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speculation", "told"),
+    ("speculation", "ending"),
     [
         ({"method": "off", "reason": "two requests ran"}, "no drafting · two requests ran"),
         (
@@ -63,9 +63,9 @@ def test_accepted_spans_are_marked() -> None:
         ),
     ],
 )
-def test_the_numbers_say_why(speculation: dict[str, Any], told: str) -> None:
+def test_the_numbers_say_why(speculation: dict[str, Any], ending: str) -> None:
     reply = Reply(timings={"predicted_n": 12, "predicted_per_second": 40.0}, speculation=speculation)
-    assert summary_of(reply) == f"12 tokens · 40.0 tokens/s · {told}"
+    assert summary_of(reply) == f"12 tokens · 40.0 tokens/s · {ending}"
 
 
 class ScriptedServer:
@@ -110,8 +110,8 @@ def test_a_person_gives_the_results_of_calls_and_the_reply_goes_on() -> None:
     question, reply, *results = server.asked[1]
     assert question["content"] == "What is there?"
     assert reply["reasoning_content"] == "Two."
-    assert [each["function"]["arguments"] for each in reply["tool_calls"]] == ['{"at": 1}'] * 2
-    assert [(each["tool_call_id"], each["content"]) for each in results] == [
+    assert [tool_call["function"]["arguments"] for tool_call in reply["tool_calls"]] == ['{"at": 1}'] * 2
+    assert [(result["tool_call_id"], result["content"]) for result in results] == [
         ("call_0", "nothing"),
         ("call_1", "a bell"),
     ]
@@ -157,7 +157,7 @@ def test_schema_and_tools_come_from_files_and_what_they_are_not_is_said(tmp_path
     tools.write_text('[{"name": "look"}, {"type": "function", "function": {"name": "hear"}}]')
     held = held_to(schema, tools)
     assert held["response_format"]["json_schema"]["schema"] == {"type": "object"}
-    assert [each["function"]["name"] for each in held["tools"]] == ["look", "hear"]
+    assert [tool["function"]["name"] for tool in held["tools"]] == ["look", "hear"]
     assert held_to(None, None) == {}
     odd.write_text("[1")
     with pytest.raises(CommandError, match=r"odd\.json holds no JSON"):

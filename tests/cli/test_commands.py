@@ -160,7 +160,7 @@ def test_earlier_prompts_are_listed_and_forgotten_without_a_server(environment: 
     assert all(word in table for word in ("big", "4.0 MB", "a-b", "2.0 kB"))
     kept = json.loads(run(environment, "cache", "list", "--json").stdout)
     assert kept["size_bytes"] == 4_002_000
-    assert {each["model"]: each["files"] for each in kept["models"]} == {"big": 2, "a-b": 1}
+    assert {model["model"]: model["files"] for model in kept["models"]} == {"big": 2, "a-b": 1}
     assert "4.0 MB on disk are free" in run(environment, "cache", "clear").stdout
     assert not any(folder.iterdir())
 

@@ -20,7 +20,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from app.cli import application
-from app.core.installation import this_installation
+from app.machine.installation import this_installation
 from app.store.accounts import Accounts
 from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
@@ -167,8 +167,8 @@ def run(environment: Mapping[str, str], command: tuple[str, ...]) -> Result:
 
 def entries(folder: Path) -> dict[str, bytes]:
     """What lies there, apart from what SQLite and we put beside it."""
-    kept = (each for each in sorted(folder.rglob("*")) if each.is_file() and not each.name.endswith(("-shm", ".lock")))
-    return {str(each.relative_to(folder)): each.read_bytes() for each in kept}
+    kept = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.endswith(("-shm", ".lock")))
+    return {str(file.relative_to(folder)): file.read_bytes() for file in kept}
 
 
 @pytest.mark.parametrize("state", one_in(3, [*DAMAGED]))
@@ -231,17 +231,17 @@ def test_serve_starts_locked_down_with_the_damaged_store_aside(
         command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stdout is not None
-        found = (re.search(r"http://127\.0\.0\.1:\d+/v1", line) for line in process.stdout)
-        address = next((each[0] for each in found if each), "")
+        matches = (re.search(r"http://127\.0\.0\.1:\d+/v1", line) for line in process.stdout)
+        address = next((match[0] for match in matches if match), "")
         assert httpx2.get(f"{address}/models", trust_env=False, timeout=60).status_code == 401
         process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=60)
+        _, output = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "is set aside as" in told
-    assert "locked down" in told
-    assert "Traceback" not in told
+    assert "is set aside as" in output
+    assert "locked down" in output
+    assert "Traceback" not in output
     after = entries(path.parent)
     aside = {re.sub(r"\.damaged-\d+-\d+", "", name): content for name, content in after.items() if "damaged-" in name}
     kept = {name: content for name, content in before.items() if name.startswith(FILE_NAME) and "reserve" not in name}
     assert {name: {**after, **aside}.get(name) for name in kept} == kept, "nothing is lost"
-    assert [each for each in path.parent.iterdir() if "damaged-" in each.name]
+    assert [file for file in path.parent.iterdir() if "damaged-" in file.name]

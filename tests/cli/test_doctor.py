@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from app.cli import application
 from app.command import doctor
-from app.core.host import Pressure, chip_name
-from app.core.server_file import RunningServer, held_home
+from app.core.messages import Pressure
+from app.machine.host import chip_name
+from app.machine.server_file import RunningServer, held_home
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings, read_settings
 from tests.cli.fake_server import FakeServer
@@ -170,8 +171,8 @@ def test_a_mac_says_whether_it_stays_awake(tmp_path: Path, monkeypatch: pytest.M
     assert (missing.level, bool(missing.action)) == ("warn", True)
     (tmp_path / "caffeinate").write_text("")
     (tmp_path / "caffeinate").chmod(0o755)
-    (found,) = doctor.check_sleep(read_settings(), is_mac=True)
-    assert found.level == "ok"
+    (finding,) = doctor.check_sleep(read_settings(), is_mac=True)
+    assert finding.level == "ok"
     (off,) = doctor.check_sleep(read_settings(prevent_sleep=False), is_mac=True)
     assert "PACELINE_PREVENT_SLEEP is off" in off.message
     assert list(doctor.check_sleep(read_settings(), is_mac=False)) == []

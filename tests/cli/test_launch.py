@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.coding_agents import AGENTS, Place
+from app.coding_agents import AGENTS, Place
 
 STAND_IN = """#!/bin/sh
 printf '%s\\n' "$0 $*"

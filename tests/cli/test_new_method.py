@@ -122,7 +122,7 @@ def test_a_method_is_one_file_and_one_line_elsewhere(tree: Path, client: httpx2.
     plain = answer(client.post("/v1/chat/completions", json={**body, "speculation": {"method": "off"}}))
     assert said["choices"][0]["message"] == plain["choices"][0]["message"]
     picker = answer(client.get(f"/admin/api/drafts/{DEMO}"))
-    candidate = next(each for each in picker["candidates"] if each["id"] == DRAFT)
+    candidate = next(entry for entry in picker["candidates"] if entry["id"] == DRAFT)
     assert (candidate["method"], candidate["refusal"], candidate["in_use"]) == ("echo", "", True)
     answer(client.put(f"/admin/api/drafts/{DEMO}", json={"drafts": [DRAFT], "methods": ["echo"]}))
     assert "methods echo" in listed(tree)[DEMO]["chosen"], "a setting names it"

@@ -127,4 +127,4 @@ def test_ctrl_c_pauses_and_the_same_command_goes_on(alone: Mapping[str, str], hu
     assert FolderCatalog([folder_of(alone)]).models() == ()
     assert pull(alone, ID).exit_code == 0
     assert hub.gets("model.safetensors")[-1].range.startswith("bytes=")
-    assert [each.id for each in FolderCatalog([folder_of(alone)]).models()] == [ID]
+    assert [model.id for model in FolderCatalog([folder_of(alone)]).models()] == [ID]

@@ -20,8 +20,8 @@ import pytest
 from app.command import service
 from app.command.service import log_lines, readable, start, status, status_lines, stop, words_of
 from app.core.errors import CommandError
-from app.core.installation import this_installation
-from app.core.server_file import (
+from app.machine.installation import this_installation
+from app.machine.server_file import (
     FILE_NAME,
     LOCK_NAME,
     LOG,
@@ -66,9 +66,9 @@ def said(environment: Mapping[str, str], *words: str, code: int = 0) -> str:
 
 
 def running(home: Path) -> RunningServer:
-    found = read_server(home)
-    assert found is not None
-    return found
+    server = read_server(home)
+    assert server is not None
+    return server
 
 
 @pytest.mark.parametrize("count", [8, pytest.param(50, marks=pytest.mark.soak)])
@@ -107,7 +107,7 @@ def test_a_stop_lets_a_stream_finish_and_says_that_it_waits(environment: Mapping
     server = running(home)
     question = {"role": "user", "content": "Count from 1 to 150."}
     body = {"model": "demo-assistant", "messages": [question], "stream": True, "max_tokens": 1500}
-    told: list[str] = []
+    messages: list[str] = []
     settings = read_settings(home=home)
     with (
         ThreadPoolExecutor(1) as threads,
@@ -115,10 +115,10 @@ def test_a_stop_lets_a_stream_finish_and_says_that_it_waits(environment: Mapping
     ):
         lines = answer.iter_lines()
         next(line for line in lines if '"content"' in line)
-        stopping = threads.submit(stop, settings, told.append)
+        stopping = threads.submit(stop, settings, messages.append)
         text = "".join(lines)
         assert stopping.result(timeout=60) == server
-    assert "Waiting for 1 request to finish" in told
+    assert "Waiting for 1 request to finish" in messages
     assert text.endswith("data: [DONE]")
     assert '"error"' not in text
     assert not is_served(home)
@@ -148,7 +148,7 @@ def test_a_start_while_it_stops_waits_for_the_end_and_starts_another(
 def test_a_stop_is_over_although_another_server_comes_at_once(environment: Mapping[str, str], home: Path) -> None:
     said(environment, "start", "--port", "0")
     program = (
-        "import contextlib, sys, time, pathlib; from app.core.server_file import ServerRuns, held_home\n"
+        "import contextlib, sys, time, pathlib; from app.machine.server_file import ServerRuns, held_home\n"
         "while True:\n"
         "    with contextlib.suppress(ServerRuns), held_home(pathlib.Path(sys.argv[1])): time.sleep(60); break"
     )
@@ -180,7 +180,7 @@ def test_a_server_that_never_listens_is_named_and_ended_by_force(
     for name in ("KILL_SECONDS", "HANG_SECONDS"):
         monkeypatch.setattr(service, name, 0.3)
     program = (
-        "import sys, time, pathlib; from app.core.server_file import held_home\n"
+        "import sys, time, pathlib; from app.machine.server_file import held_home\n"
         "with held_home(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", program, str(home)]
@@ -250,8 +250,8 @@ def test_ctrl_c_leaves_what_goes_on_and_says_so(
         pressed.setattr("app.command.service.time.sleep", press)
         with pytest.raises(CommandError, match="goes on starting"):
             start(settings, ("--port=0",), lambda _text: None)
-    told = said(environment, "start", "--port", "0")
-    assert "Paceline runs already at" in told, "the start that was left is waited for, not repeated"
+    output = said(environment, "start", "--port", "0")
+    assert "Paceline runs already at" in output, "the start that was left is waited for, not repeated"
     with monkeypatch.context() as pressed:
         pressed.setattr("app.command.service.time.sleep", press)
         with pytest.raises(CommandError, match="goes on stopping"):
@@ -268,8 +268,8 @@ def test_a_restart_repeats_the_options_and_takes_new_ones(environment: Mapping[s
     second = running(home)
     assert second.words == first.words
     assert second.pid != first.pid
-    told = json.loads(said(environment, "status", "--json"))
-    assert (told["address"], told["pid"], told["models"]) == (second.address, second.pid, [])
+    report = json.loads(said(environment, "status", "--json"))
+    assert (report["address"], report["pid"], report["models"]) == (second.address, second.pid, [])
     said(environment, "restart", "--port", "0")
     assert running(home).words == ("--port=0",)
     commands = said({**environment, "PACELINE_PORT": "1"}, "ps")
@@ -330,16 +330,16 @@ def test_the_log_is_read_from_its_end_and_followed_into_its_next_file(tmp_path: 
     log = folder / LOG
 
     def line(number: int) -> str:
-        told = {
+        record = {
             "time": "2026-01-01T00:00:00.000+00:00",
             "level": "info",
             "logger": "paceline",
             "text": f"line {number}",
         }
-        return json.dumps(told) + "\n"
+        return json.dumps(record) + "\n"
 
     log.write_text("".join(map(line, range(5000))), encoding="utf-8")
-    assert [each.rpartition(" ")[2] for each in log_lines(tmp_path, 2)] == ["4998", "4999"]
+    assert [logged.rpartition(" ")[2] for logged in log_lines(tmp_path, 2)] == ["4998", "4999"]
     assert len(list(log_lines(tmp_path, 9000))) == 5000
     assert list(log_lines(tmp_path, 0)) == []
     assert readable(b"no line of ours") == "no line of ours"

@@ -62,16 +62,16 @@ def measured(model: Any, tasks: list[ConfigurableTask], **settings: Any) -> dict
     """Every score of every task, and what was written."""
     none = TaskManager(include_defaults=False)  # thousands of files of others are not read
     settings |= {"task_manager": none, "bootstrap_iters": 0, "log_samples": True, "verbosity": "ERROR"}
-    found = simple_evaluate(model, tasks=tasks, **settings)
+    evaluation = simple_evaluate(model, tasks=tasks, **settings)
     scores = {
         f"{name} {metric}": value
-        for name, results in found["results"].items()
+        for name, results in evaluation["results"].items()
         for metric, value in results.items()
         if isinstance(value, float)
     }
     texts = {
         name: [sample["resps"][0][0] for sample in samples]
-        for name, samples in found["samples"].items()
+        for name, samples in evaluation["samples"].items()
         if isinstance(samples[0]["resps"][0][0], str)
     }
     return scores | texts

@@ -23,28 +23,28 @@ def told_by(script: str, url: str) -> dict[str, Any]:
 
 
 def test_openai_chats_parses_calls_runs_tools_responds_embeds_and_names_errors(both: Both[dict[str, Any]]) -> None:
-    told = both(lambda url: told_by("openai.mjs", url))
-    assert told["chat"]["text"] == told["chat"]["streamed"] != ""
-    assert told["chat"]["usage"][0] == told["chat"]["usage"][1] > 0
-    assert set(told["parsed"]) == {"first_name", "age_in_years"}
-    assert told["calls"] == {"call": ["get_weather", {"city": "Oslo"}], "streamed": {"city": "Oslo"}}
-    assert (told["ran"]["seen"], "4 degrees" in told["ran"]["text"]) == (["Oslo"], True)
-    responses = told["responses"]
-    assert responses["text"] == responses["streamed"] == told["chat"]["text"]
-    assert responses["parsed"] == told["parsed"]
+    report = both(lambda url: told_by("openai.mjs", url))
+    assert report["chat"]["text"] == report["chat"]["streamed"] != ""
+    assert report["chat"]["usage"][0] == report["chat"]["usage"][1] > 0
+    assert set(report["parsed"]) == {"first_name", "age_in_years"}
+    assert report["calls"] == {"call": ["get_weather", {"city": "Oslo"}], "streamed": {"city": "Oslo"}}
+    assert (report["ran"]["seen"], "4 degrees" in report["ran"]["text"]) == (["Oslo"], True)
+    responses = report["responses"]
+    assert responses["text"] == responses["streamed"] == report["chat"]["text"]
+    assert responses["parsed"] == report["parsed"]
     assert (responses["kinds"][0], responses["kinds"][-1]) == ("response.created", "response.completed")
-    assert (told["embeddings"], told["models"]) == ([1, 1], True)
-    assert told["errors"] == {"missing": [True, "model_not_found"], "wrong": [True, "temperature"], "gone": True}
+    assert (report["embeddings"], report["models"]) == ([1, 1], True)
+    assert report["errors"] == {"missing": [True, "model_not_found"], "wrong": [True, "temperature"], "gone": True}
 
 
 def test_ai_generates_texts_and_objects_and_runs_tools(both: Both[dict[str, Any]]) -> None:
-    told = both(lambda url: told_by("ai.mjs", url))
-    assert told["chat"]["text"] == told["chat"]["streamed"] != ""
-    assert told["chat"]["usage"][0] == told["chat"]["usage"][1] > 0
-    assert set(told["object"]["object"]) == {"first_name", "age_in_years"}
-    assert (told["object"]["streamed"], told["object"]["grew"]) == (told["object"]["object"], True)
-    tools = told["tools"]
+    report = both(lambda url: told_by("ai.mjs", url))
+    assert report["chat"]["text"] == report["chat"]["streamed"] != ""
+    assert report["chat"]["usage"][0] == report["chat"]["usage"][1] > 0
+    assert set(report["object"]["object"]) == {"first_name", "age_in_years"}
+    assert (report["object"]["streamed"], report["object"]["grew"]) == (report["object"]["object"], True)
+    tools = report["tools"]
     assert tools["results"] == tools["streamedResults"] == RAIN
     assert "4 degrees" in tools["text"] == tools["streamed"]
     assert {"tool-input-delta", "tool-call", "tool-result", "text-delta"} <= set(tools["kinds"])
-    assert (told["embedding"], told["errors"]) == (1, [True, 404, False])
+    assert (report["embedding"], report["errors"]) == (1, [True, 404, False])

@@ -45,7 +45,7 @@ def test_langchain_chats_calls_tools_and_parses(both: Both[list[Any]]) -> None:
             model.with_structured_output(Person, method=method).invoke("Describe a person.")
             for method in ("json_schema", "function_calling")
         ]
-        assert all(isinstance(each, Person) for each in parsed)
+        assert all(isinstance(person, Person) for person in parsed)
         vectors = langchain_openai.OpenAIEmbeddings(
             base_url=f"{url}/v1", api_key=pydantic.SecretStr("none"), model=MODEL, check_embedding_ctx_length=False
         ).embed_documents(["one", "two"])

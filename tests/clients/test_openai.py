@@ -93,13 +93,15 @@ def test_logprobs_add_up_to_the_text(both: Both[list[str]]) -> None:
         logprobs = chat.choices[0].logprobs
         assert logprobs is not None
         content = logprobs.content or []
-        assert "".join(each.token for each in content).startswith(str(chat.choices[0].message.content))
-        assert all(each.top_logprobs[0].logprob >= each.logprob for each in content)
+        assert "".join(token.token for token in content).startswith(str(chat.choices[0].message.content))
+        assert all(token.top_logprobs[0].logprob >= token.logprob for token in content)
         legacy = client_of(url).completions.create(model=MODEL, prompt="one two", max_tokens=0, echo=True, logprobs=1)
-        told = legacy.choices[0].logprobs
-        assert told is not None
-        assert "".join(told.tokens or []) == "one two"
-        return [each.token for each in content] + [f"{each:.3f}" for each in (told.token_logprobs or [])[1:]]
+        legacy_logprobs = legacy.choices[0].logprobs
+        assert legacy_logprobs is not None
+        assert "".join(legacy_logprobs.tokens or []) == "one two"
+        return [token.token for token in content] + [
+            f"{logprob:.3f}" for logprob in (legacy_logprobs.token_logprobs or [])[1:]
+        ]
 
     assert both(talk)
 
@@ -131,11 +133,11 @@ def test_a_response_and_the_next_one(both: Both[list[str]]) -> None:
 
 def test_embeddings_are_equal_as_numbers_and_as_base64(both: Both[list[list[str]]]) -> None:
     def talk(url: str) -> list[list[str]]:
-        found = client_of(url).embeddings
-        packed = found.create(model=MODEL, input=["one", "two"])  # this client asks for base64 by itself
-        plain = found.create(model=MODEL, input=["one", "two"], encoding_format="float")
-        assert [each.embedding for each in packed.data] == [pytest.approx(each.embedding) for each in plain.data]
-        return [[f"{number:.4f}" for number in each.embedding] for each in plain.data]
+        embeddings = client_of(url).embeddings
+        packed = embeddings.create(model=MODEL, input=["one", "two"])  # this client asks for base64 by itself
+        plain = embeddings.create(model=MODEL, input=["one", "two"], encoding_format="float")
+        assert [item.embedding for item in packed.data] == [pytest.approx(item.embedding) for item in plain.data]
+        return [[f"{number:.4f}" for number in item.embedding] for item in plain.data]
 
     assert both(talk)
 
@@ -149,10 +151,10 @@ def test_embeddings_are_equal_as_numbers_and_as_base64(both: Both[list[list[str]
     ],
 )
 def test_errors_are_of_the_clients_own_classes(servers: tuple[Server, Server], error: Any, changes: Any) -> None:
-    with pytest.raises(error) as told:
+    with pytest.raises(error) as raised:
         client_of(servers[0].url).chat.completions.create(**{"model": MODEL, "messages": COUNT} | changes)
-    assert told.value.code
-    assert told.value.type == "invalid_request_error"
+    assert raised.value.code
+    assert raised.value.type == "invalid_request_error"
 
 
 def test_a_stream_that_is_left_frees_its_row(servers: tuple[Server, Server]) -> None:
@@ -177,7 +179,7 @@ def test_async_clients_share_one_connection(both: Both[list[str]]) -> None:
         texts = [""] * 6
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
 
-            async def one(place: int) -> None:
+            async def chat_once(place: int) -> None:
                 chat = await client.chat.completions.create(
                     model=MODEL, messages=COUNT, seed=place, temperature=0.9, max_tokens=16
                 )
@@ -185,7 +187,7 @@ def test_async_clients_share_one_connection(both: Both[list[str]]) -> None:
 
             async with anyio.create_task_group() as group:
                 for place in range(6):
-                    group.start_soon(one, place)
+                    group.start_soon(chat_once, place)
         return texts
 
     assert both(lambda url: anyio.run(ask, url))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.server_file import RunningServer, held_home
+from app.machine.server_file import RunningServer, held_home
 from app.settings import Settings, read_settings
 from tests.cli.fake_server import FakeServer, running_server
 from tests.desktop.test_menu import menu

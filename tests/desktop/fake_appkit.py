@@ -308,12 +308,12 @@ class NSLocale(NSObject):
         return ["ko-KR", "en-US"]
 
 
-FOUNDATION = {each.__name__: each for each in (NSObject, NSTimer, NSRunLoop, NSLocale)} | {
+FOUNDATION = {kind.__name__: kind for kind in (NSObject, NSTimer, NSRunLoop, NSLocale)} | {
     "NSRunLoopCommonModes": "kCFRunLoopCommonModes"
 }
 APPKIT = {
-    each.__name__: each
-    for each in (
+    kind.__name__: kind
+    for kind in (
         NSApplication,
         NSEvent,
         NSFont,

@@ -65,13 +65,13 @@ def screen_with_tray(*tint: str) -> Iterator[Screen]:
     """On a display of its own."""
     if not all(map(shutil.which, PROGRAMS)):
         pytest.fail(f"{MISSING} xvfb trayer xdotool libxcb-cursor0")
-    told, tells = os.pipe()
+    reader, writer = os.pipe()
     with ExitStack() as stack:
         # Without -noreset it starts anew, and ends the tray, when the first one to ask has left.
-        server = ["Xvfb", "-displayfd", str(tells), "-screen", "0", "640x400x24", "-nolisten", "tcp", "-noreset"]
-        stack.enter_context(ended(server, pass_fds=(tells,)))
-        os.close(tells)
-        with os.fdopen(told) as number:
+        server = ["Xvfb", "-displayfd", str(writer), "-screen", "0", "640x400x24", "-nolisten", "tcp", "-noreset"]
+        stack.enter_context(ended(server, pass_fds=(writer,)))
+        os.close(writer)
+        with os.fdopen(reader) as number:
             screen = Screen(f":{number.readline().strip()}")
         stack.enter_context(ended([*TRAY, *tint], env=screen.environment))
         screen.until(lambda: bool(screen.do("search", "--class", "trayer")))

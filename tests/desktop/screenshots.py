@@ -43,11 +43,11 @@ def take(picture: Path) -> None:
         height = 30 + tray._menu.sizeHint().height()
         pictures.append(QApplication.primaryScreen().grabWindow(0).copy(QRect(640 - WIDTH, 0, WIDTH, height)))
         tray._menu.hide()
-    whole = QPixmap(WIDTH, sum(each.height() for each in pictures))
+    whole = QPixmap(WIDTH, sum(part.height() for part in pictures))
     painter, top = QPainter(whole), 0
-    for each in pictures:
-        painter.drawPixmap(0, top, each)
-        top += each.height()
+    for state_picture in pictures:
+        painter.drawPixmap(0, top, state_picture)
+        top += state_picture.height()
     painter.end()
     assert whole.save(str(picture))
 

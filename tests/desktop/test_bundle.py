@@ -64,7 +64,7 @@ def test_the_information_has_the_types_that_apple_documents(tmp_path: Path) -> N
     written(tmp_path)
     read = plistlib.loads((tmp_path / NAME / INFORMATION).read_bytes())
     assert {key: type(value) for key, value in read.items()} == DOCUMENTED
-    assert all(isinstance(each, str) for value in read.values() if isinstance(value, list) for each in value)
+    assert all(isinstance(item, str) for value in read.values() if isinstance(value, list) for item in value)
 
 
 def test_the_information_names_what_is_in_the_bundle(tmp_path: Path) -> None:
@@ -78,10 +78,10 @@ def test_the_information_names_what_is_in_the_bundle(tmp_path: Path) -> None:
     assert set(read["CFBundleIdentifier"]) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-.")
 
 
-@pytest.mark.parametrize(("version", "told"), [("1.2.0", "1.2.0"), ("1.3.0rc1", "1.3.0"), ("2.0.0.dev3", "2.0.0")])
-def test_a_version_is_told_as_three_numbers(version: str, told: str) -> None:
+@pytest.mark.parametrize(("version", "number"), [("1.2.0", "1.2.0"), ("1.3.0rc1", "1.3.0"), ("2.0.0.dev3", "2.0.0")])
+def test_a_version_is_told_as_three_numbers(version: str, number: str) -> None:
     read = information(version, ("en",))
-    assert (read["CFBundleShortVersionString"], read["CFBundleVersion"]) == (told, told)
+    assert (read["CFBundleShortVersionString"], read["CFBundleVersion"]) == (number, number)
 
 
 def program(path: Path, *lines: str) -> Path:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from app.core.server_file import is_served, read_server
 from app.desktop.bundle import LAUNCHER, NAME
 from app.desktop.menu import face
 from app.desktop.menubar import look
 from app.i18n import read_words
+from app.machine.server_file import is_served, read_server
 from app.settings import read_settings
 
 SECONDS = 60
@@ -62,7 +62,7 @@ def test_a_double_click_starts_the_server_and_opens_the_dashboard(
     assert servers[0] is not None
     assert servers[0] == servers[1]
     opened = (tmp_path / "opened").read_text().splitlines()
-    assert [each.partition("/open")[0] for each in opened] == [Path(environment["PACELINE_HOME"]).as_uri()] * 2
+    assert [address.partition("/open")[0] for address in opened] == [Path(environment["PACELINE_HOME"]).as_uri()] * 2
 
 
 def test_the_window_starts_the_server_which_outlives_it(environment: Mapping[str, str], tmp_path: Path) -> None:
@@ -82,12 +82,12 @@ def test_the_menu_understands_what_a_real_server_says(environment: Mapping[str, 
     shown = face(seen, read_words())
     assert shown.state == "ready"
     memory, load = shown.entries[2:4]
-    assert [each.title for each in memory.children] == ["demo-assistant"]
-    assert [(each.title, each.action) for each in memory.children[0].children] == [
+    assert [entry.title for entry in memory.children] == ["demo-assistant"]
+    assert [(entry.title, entry.action) for entry in memory.children[0].children] == [
         ("demo-draft", ""),
         ("Pin", "unpin demo-assistant"),
         ("Unload", "unload demo-assistant"),
     ]
-    assert "load demo-hybrid" in [each.action for each in load.children]
+    assert "load demo-hybrid" in [entry.action for entry in load.children]
     assert {"tokens_per_second", "acceptance"} <= set(seen.pace)
     assert {"restarts", "last_exit", "ready"} <= set(seen.worker)

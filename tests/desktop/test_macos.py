@@ -64,7 +64,7 @@ def item() -> fake_appkit.NSStatusItem:
 
 
 def titles() -> list[str]:
-    return [each.title or "–" for each in item().menu.items]
+    return [entry.title or "–" for entry in item().menu.items]
 
 
 def run(tray: Any, *steps: Callable[[], object], chosen: Callable[[str], None] = lambda _action: None) -> None:
@@ -79,8 +79,14 @@ def test_each_state_has_a_template_image_for_both_densities(tray: Any) -> None:
         image = item().button().image
         assert image.is_template
         assert image.size == (18.0, 18.0)
-        assert [Path(each.path).name for each in image.representations] == [f"{state}.png", f"{state}@2x.png"]
-        assert all(Path(each.path).is_file() and each.size == (18.0, 18.0) for each in image.representations)
+        assert [Path(representation.path).name for representation in image.representations] == [
+            f"{state}.png",
+            f"{state}@2x.png",
+        ]
+        assert all(
+            Path(representation.path).is_file() and representation.size == (18.0, 18.0)
+            for representation in image.representations
+        )
 
 
 def test_the_menu_shows_lines_ticks_and_what_is_below(tray: Any) -> None:
@@ -88,7 +94,7 @@ def test_the_menu_shows_lines_ticks_and_what_is_below(tray: Any) -> None:
     assert titles() == ["No requests", "–", "Models in memory", "Start at login", "Quit"]
     said, line, models, autostart, _ = item().menu.items
     assert (said.is_enabled, line.is_separator, autostart.state) == (False, True, 1)
-    assert [each.title for each in models.below.items] == ["demo-assistant"] if models.below else None
+    assert [entry.title for entry in models.below.items] == ["demo-assistant"] if models.below else None
     assert not item().menu.is_automatic
 
 
@@ -168,7 +174,7 @@ def test_what_other_threads_hand_over_is_done_in_the_loop_also_while_the_menu_is
     assert done == [threading.get_ident()]
     loop = fake_appkit.NSRunLoop.main
     assert loop.modes == ["kCFRunLoopCommonModes"]
-    assert [(each.repeats, each.is_valid) for each in loop.timers] == [(True, False)]
+    assert [(timer.repeats, timer.is_valid) for timer in loop.timers] == [(True, False)]
 
 
 def test_what_fails_in_the_loop_is_logged_and_the_next_thing_is_done(
@@ -202,14 +208,14 @@ def test_text_goes_to_the_pasteboard_and_languages_come_from_the_system(tray: An
 
 
 def test_a_notification_gets_its_words_as_arguments(tray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = tmp_path / "told"
-    os.mkfifo(told)
+    pipe = tmp_path / "told"
+    os.mkfifo(pipe)
     program = tmp_path / "osascript"
-    program.write_text(f'#!/bin/sh\nfor word; do printf "[%s]" "$word"; done >{told}\n')
+    program.write_text(f'#!/bin/sh\nfor word; do printf "[%s]" "$word"; done >{pipe}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     tray.notify("Worker restarted", 'He said "x" & do shell script "id"')
-    assert told.read_text().endswith('[-e][end run][Worker restarted][He said "x" & do shell script "id"]')
+    assert pipe.read_text().endswith('[-e][end run][Worker restarted][He said "x" & do shell script "id"]')
 
 
 def test_the_whole_menu_bar_shows_a_server_and_does_what_is_chosen(
@@ -219,10 +225,10 @@ def test_the_whole_menu_bar_shows_a_server_and_does_what_is_chosen(
     bar = MenuBar(settings, tray, read_words("ko"), lambda _server, _to: None)
 
     def unload() -> None:
-        memory = next(each for each in item().menu.items if each.title == "메모리에 있는 모델")
+        memory = next(entry for entry in item().menu.items if entry.title == "메모리에 있는 모델")
         below = memory.below.items[0].below if memory.below else None
         assert below is not None
-        next(each for each in below.items if each.title == "언로드").clicked()
+        next(entry for entry in below.items if entry.title == "언로드").clicked()
 
     def once(is_so: Callable[[], object], deed: Callable[[], None]) -> Callable[[], None]:
         """A step that comes again until it is so."""
@@ -236,7 +242,7 @@ def test_the_whole_menu_bar_shows_a_server_and_does_what_is_chosen(
         return step
 
     def is_unloaded() -> bool:
-        return ("POST", "/api/unload", {"model": "demo-assistant"}) in [each[:3] for each in served.requests]
+        return ("POST", "/api/unload", {"model": "demo-assistant"}) in [request[:3] for request in served.requests]
 
     fake_appkit.NSApplication.shared.steps = [
         once(lambda: titles()[0] == "준비됨", unload),
@@ -253,7 +259,7 @@ def test_the_fake_has_what_the_stubs_say_and_no_other_file_imports_appkit() -> N
         constants = [node.target.id for node in stub.body if isinstance(node, ast.AnnAssign | ast.Name)]
         assert {*(kind.name for kind in kinds), *constants} == set(there)
         for kind in kinds:
-            methods = [each.name for each in kind.body if isinstance(each, ast.FunctionDef)]
-            assert [each for each in methods if not callable(getattr(there[kind.name], each, None))] == []
+            methods = [member.name for member in kind.body if isinstance(member, ast.FunctionDef)]
+            assert [method for method in methods if not callable(getattr(there[kind.name], method, None))] == []
     users = [path.name for path in PACKAGE.rglob("*.py") if "import AppKit" in path.read_text(encoding="utf-8")]
     assert users == ["macos.py"]

@@ -36,12 +36,12 @@ RENEWED = {**WORKER, "restarts": 1, "last_exit": {"reason": "it was killed", "re
 
 
 def titles(seen: Seen) -> list[str]:
-    return [each.title for each in face(seen, WORDS).entries if each.title]
+    return [entry.title for entry in face(seen, WORDS).entries if entry.title]
 
 
 def actions(entries: tuple[MenuEntry, ...]) -> set[str]:
-    return {each.action for each in entries if each.action} | {
-        action for each in entries for action in actions(each.children)
+    return {entry.action for entry in entries if entry.action} | {
+        action for entry in entries for action in actions(entry.children)
     }
 
 
@@ -89,8 +89,8 @@ def test_a_newer_version_is_an_entry_and_told_once() -> None:
 
 def test_what_is_loaded_is_offered_in_the_servers_order_and_only_a_handful() -> None:
     many = dataclasses.replace(READY, models=("z", "demo-assistant", *"abcdefghi"))
-    load = next(each for each in face(many, WORDS).entries if each.title == "Load a model")
-    assert [each.title for each in load.children] == ["z", *"abcdefg"]
+    load = next(entry for entry in face(many, WORDS).entries if entry.title == "Load a model")
+    assert [entry.title for entry in load.children] == ["z", *"abcdefg"]
 
 
 def test_what_can_be_done_fits_the_situation() -> None:
@@ -116,16 +116,16 @@ def test_a_pinned_model_and_start_at_login_are_ticked_and_can_be_undone() -> Non
     seen = dataclasses.replace(READY, state=state(models=[{**MODEL, "pinned": True}]), starts_at_login=True)
     entries = face(seen, WORDS).entries
     assert {"unpin demo-assistant", "logout"} <= actions(entries)
-    ticked = [each.title for entry in entries for each in (entry, *entry.children) if each.is_checked]
+    ticked = [item.title for entry in entries for item in (entry, *entry.children) if item.is_checked]
     assert ticked == ["Start at login"]
     model = entries[2].children[0]
-    assert [each.title for each in model.children if each.is_checked] == ["Pin"]
+    assert [item.title for item in model.children if item.is_checked] == ["Pin"]
     assert model.children[0] == MenuEntry("demo-draft")
 
 
 def test_the_menu_keeps_its_shape_while_only_numbers_change() -> None:
     other = dataclasses.replace(BUSY, pace={"tokens_per_second": 7.0, "acceptance": 0.5})
-    shapes = [[each.shape for each in face(seen, WORDS).entries] for seen in (READY, BUSY, other)]
+    shapes = [[entry.shape for entry in face(seen, WORDS).entries] for seen in (READY, BUSY, other)]
     assert shapes[0] == shapes[1] == shapes[2]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from app.core.errors import CommandError
-from app.core.server_file import RunningServer, held_home
 from app.desktop.menubar import MenuBar, look, only_one, show_menu_bar
 from app.desktop.tray import Face
 from app.i18n import read_words
+from app.machine.server_file import RunningServer, held_home
 from app.settings import Settings
 from tests.cli.fake_server import FakeServer, running_server
 from tests.desktop.test_menu import actions, menu, state
@@ -24,7 +24,7 @@ class FakeTray:
 
     def __init__(self) -> None:
         self.faces: list[Face] = []
-        self.told: list[str] = []
+        self.notices: list[str] = []
         self.copied: list[str] = []
         self.opened: list[str] = []
         self._changed = threading.Condition()
@@ -50,7 +50,7 @@ class FakeTray:
             self._changed.notify_all()
 
     def notify(self, title: str, text: str) -> None:
-        self.told.append(text)
+        self.notices.append(text)
 
     def copy(self, text: str) -> None:
         self.copied.append(text)
@@ -124,15 +124,15 @@ def test_a_key_that_is_made_for_it_is_copied_and_named(settings: Settings, serve
 
     def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
         choose("copy_key")
-        tray.until(lambda: tray.told)
+        tray.until(lambda: tray.notices)
 
     tray = play(settings, story)
     assert tray.copied == ["pl-secret"]
     ((path, body),) = asked(served)
     assert (path, body["scope"]) == ("/admin/api/keys", "inference")
     assert body["name"].startswith("Menu bar, 2")
-    assert body["name"] in tray.told[0]
-    assert "pl-secret" not in tray.told[0]
+    assert body["name"] in tray.notices[0]
+    assert "pl-secret" not in tray.notices[0]
 
 
 @pytest.mark.parametrize(("used_at", "revoked"), [(None, ["/admin/api/keys/7"]), (1.0, [])])
@@ -146,7 +146,7 @@ def test_another_key_takes_the_place_of_one_that_nobody_used(
     def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
         for count in (1, 2):
             choose("copy_key")
-            tray.until(lambda expected=count: len(tray.told) == expected)
+            tray.until(lambda expected=count: len(tray.notices) == expected)
 
     play(settings, story)
     assert [path for method, path, _, _ in served.requests if method == "DELETE"] == revoked
@@ -157,11 +157,11 @@ def test_the_command_that_updates_is_copied_and_told(settings: Settings, served:
 
     def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
         choose("update")
-        tray.until(lambda: tray.told)
+        tray.until(lambda: tray.notices)
 
     tray = play(settings, story)
     assert tray.copied == ["brew upgrade paceline"]
-    assert "brew upgrade paceline" in tray.told[0]
+    assert "brew upgrade paceline" in tray.notices[0]
 
 
 def test_a_server_that_comes_back_on_another_port_is_followed(settings: Settings, fake: FakeServer) -> None:
@@ -210,7 +210,7 @@ while not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.01)
 pathlib.Path({str(said)!r}).write_text(sys.argv[1])"""
     tray = play(settings, story, program)
     assert said.read_text() == "start"
-    assert tray.told == []
+    assert tray.notices == []
 
 
 def test_a_server_that_no_longer_starts_at_login_runs_on(settings: Settings, served: FakeServer) -> None:
@@ -233,7 +233,7 @@ def test_what_a_command_could_not_do_is_told_once_and_shown_until_the_next_one(s
 
     shown: list[str] = []
     tray = play(settings, story, "import sys; sys.exit('first\\nport 8710 is taken')")
-    assert tray.told == ["port 8710 is taken"]
+    assert tray.notices == ["port 8710 is taken"]
     assert shown == ["port 8710 is taken"]
 
 
@@ -249,7 +249,7 @@ def test_a_server_that_ends_by_itself_is_told(settings: Settings, fake: FakeServ
         tray.until(lambda: tray.faces[-1].state == "stopped")
 
     tray = play(settings, story)
-    assert tray.told == ["The server ended. Start it again from the menu."]
+    assert tray.notices == ["The server ended. Start it again from the menu."]
 
 
 def test_quit_leaves_the_server_and_quit_all_stops_it_first(settings: Settings) -> None:

@@ -63,7 +63,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     home = tmp_path / "home"
-    for name in (*(each for names in OWN.values() for each in names), *STRANGERS):
+    for name in (*(own for names in OWN.values() for own in names), *STRANGERS):
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_bytes(b"12345678")
     return home
@@ -83,8 +83,8 @@ def there(home: Path) -> set[str]:
 
 def test_it_lists_what_is_there_with_sizes_and_changes_nothing(home: Path) -> None:
     before = there(home)
-    told = json.loads(run("--json").stdout)
-    assert {each["name"]: each["size_bytes"] for each in told["parts"]} == {
+    report = json.loads(run("--json").stdout)
+    assert {part["name"]: part["size_bytes"] for part in report["parts"]} == {
         name: 8 * len(own) for name, own in OWN.items()
     }
     listed = run("--all", "--dry-run")

@@ -74,7 +74,7 @@ def test_the_window_enters_by_a_one_time_address_of_the_page_that_was_asked_for(
 ) -> None:
     view = FakeWebView()
     opening.open(view, "/admin/chat")
-    assert [each[:3] for each in fake.requests] == [("POST", "/admin/api/entry", {"to": "/admin/chat"})]
+    assert [request[:3] for request in fake.requests] == [("POST", "/admin/api/entry", {"to": "/admin/chat"})]
     assert (view.shown[0]["title"], view.shown[0]["url"]) == ("Paceline", ADDRESS)
     assert opening.in_browser == []
 

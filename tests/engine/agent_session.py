@@ -12,7 +12,7 @@ from typing import Any
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import PrefillStep
 from app.engine.engine import Engine
-from app.engine.prefix_disk import NO_DISK, Disk
+from app.engine.prefix.disk import NO_DISK, Disk
 from app.scheduler.scheduler import Scheduler
 from app.text.template import TextModel
 from tests.engine.driving import build
@@ -188,4 +188,4 @@ def drafter_lengths(engine: Engine, request_id: str) -> dict[str, int]:
 def shared(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """How many tokens both begin with."""
     pairs = zip(first, second, strict=False)
-    return next((n for n, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+    return next((n for n, (token, other) in enumerate(pairs) if token != other), min(len(first), len(second)))

@@ -22,8 +22,8 @@ def fits(counts: NDArray[np.int64], probabilities: Floats) -> bool:
     small = expected < 5
     observed = [*counts[~small], counts[small].sum()]
     wanted = [*expected[~small], expected[small].sum()]
-    cells = [(one, other) for one, other in zip(observed, wanted, strict=True) if other >= 1]
-    statistic = sum((one - other) ** 2 / other for one, other in cells)
+    cells = [(count, other) for count, other in zip(observed, wanted, strict=True) if other >= 1]
+    statistic = sum((count - other) ** 2 / other for count, other in cells)
     freedom = len(cells) - 1
     spread = 2 / (9 * freedom)
     return bool(statistic < freedom * (1 - spread + 3.0902 * math.sqrt(spread)) ** 3)

@@ -21,8 +21,8 @@ from app.engine.drafters.features import FeatureDrafter
 from app.engine.drafters.ngram import Ngram
 from app.engine.drafters.registry import Drafters
 from app.engine.engine import SLOW_SECONDS, Engine
-from app.engine.prefix_cache import PrefixCache
-from app.engine.prefix_disk import NO_DISK, Disk
+from app.engine.prefix.cache import PrefixCache
+from app.engine.prefix.disk import NO_DISK, Disk
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow, adjust, draw
 from app.models.draft_lengths import LONGEST_DRAFT
@@ -42,7 +42,7 @@ class Unpacked:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
         kept = self.inner.update_and_fetch(keys, values)
-        return tuple(mx.dequantize(*each, group_size=32, bits=self.inner.bits) for each in kept)
+        return tuple(mx.dequantize(*packed, group_size=32, bits=self.inner.bits) for packed in kept)
 
 
 def quantised_caches(model: nn.Module, bits: int, kind: Callable[[int], Any] = Unpacked) -> list[Any]:
@@ -194,12 +194,12 @@ class Live:
     request: Request
     tokens: list[int]
     computed: int = 0
-    told: int = 0
+    output_tokens: int = 0
     accepted: int = 0
 
     @property
     def done(self) -> bool:
-        return self.told >= self.request.max_tokens
+        return self.output_tokens >= self.request.max_tokens
 
     @property
     def output(self) -> list[int]:
@@ -236,7 +236,9 @@ class Driver:
         self.finished[name] = sequence
 
     def step(self) -> None:
-        prefilling = [s for s in self.live.values() if not s.told and len(s.tokens) - s.computed > self.ride_tokens]
+        prefilling = [
+            s for s in self.live.values() if not s.output_tokens and len(s.tokens) - s.computed > self.ride_tokens
+        ]
         decoding = [s for s in self.live.values() if s not in prefilling]
         if prefilling and (not decoding or self.chance.random() < 0.5):
             self._prefill(self.chance.sample(prefilling, self.chance.randint(1, len(prefilling))))
@@ -269,7 +271,7 @@ class Driver:
             assert outcome.accepted <= outcome.drafted
             assert len(outcome.emitted) == outcome.accepted + 1
             sequence.tokens.extend(outcome.emitted)
-            sequence.told += len(outcome.emitted)
+            sequence.output_tokens += len(outcome.emitted)
             sequence.computed = outcome.computed
             sequence.accepted += outcome.accepted
             assert sequence.computed < len(sequence.tokens)
@@ -277,7 +279,7 @@ class Driver:
                 self.leave(outcome.sequence_id)
 
     def _row(self, sequence: Live, *, speculate: bool) -> DecodeRow:
-        remaining = sequence.request.max_tokens - sequence.told
+        remaining = sequence.request.max_tokens - sequence.output_tokens
         wanted = self.chance.randint(0, self.longest_draft) if speculate else 0
         return DecodeRow(
             sequence_id=sequence.request.id,
@@ -285,7 +287,9 @@ class Driver:
             prompt_length=len(sequence.request.prompt_tokens),
             computed=sequence.computed,
             remaining=remaining,
-            method=self.chance.choice([each for each in self.methods if each == sequence.request.id] or self.methods),
+            method=self.chance.choice(
+                [method for method in self.methods if method == sequence.request.id] or self.methods
+            ),
             num_draft_tokens=min(wanted, remaining - 1),
             most_draft_tokens=min(LONGEST_DRAFT, remaining - 1),
         )

@@ -10,8 +10,8 @@ import pytest
 from mlx import nn
 
 from app.core.errors import ModelUnavailable
+from app.engine.caches.rollback import UnknownCacheError
 from app.engine.layers import Taps, Target
-from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner
 from app.models.config_values import text_part
 from app.models.drafters import FEATURE_METHODS, MTP, read_drafter
@@ -102,8 +102,8 @@ def _is_readable(model: nn.Module, family: str) -> bool:
     caught = taps.take()
     if set(caught) != {0, FINAL} or target.embed(mx.array([[1]])).shape[-1] != caught[0].shape[-1]:
         return False
-    told = target.logits(caught[FINAL])
-    return bool(mx.max(mx.abs(told - logits[..., : told.shape[-1]])) < 1e-3 * mx.max(mx.abs(logits)))
+    final_logits = target.logits(caught[FINAL])
+    return bool(mx.max(mx.abs(final_logits - logits[..., : final_logits.shape[-1]])) < 1e-3 * mx.max(mx.abs(logits)))
 
 
 def _has_head(config: Mapping[str, Any]) -> bool:

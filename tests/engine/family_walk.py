@@ -15,10 +15,10 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from app.core.request import Request, SamplingParameters
 from app.core.step import EngineLimits
+from app.engine.caches.rollback import UnknownCacheError
 from app.engine.drafters.registry import Drafters
 from app.engine.engine import Engine
-from app.engine.prefix_cache import PrefixCache
-from app.engine.rollback import UnknownCacheError
+from app.engine.prefix.cache import PrefixCache
 from app.engine.runner import AloneRunner, Runner
 from tests.engine.driving import Driver, Scripted, build
 
@@ -93,14 +93,14 @@ def walk(model: nn.Module, *, seed: int = 0) -> Walk:
                     seen.cached = driver.live[name].computed
             driver.step()
     seen.wrong = [name for name, truth in truths.items() if driver.finished[name].output != truth.output]
-    seen.accepted = sum(one.accepted for one in driver.finished.values())
+    seen.accepted = sum(sequence.accepted for sequence in driver.finished.values())
     return seen
 
 
 def _engine(model: nn.Module, truths: dict[str, Truth]) -> Engine:
     """As `open_engine` makes it, with a drafter that knows what comes."""
-    told = {name: truth.output for name, truth in truths.items()}
-    scripted = Scripted(told, HIGHEST_TOKEN, lambda cycle: (cycle * 7) % 5)
+    outputs = {name: truth.output for name, truth in truths.items()}
+    scripted = Scripted(outputs, HIGHEST_TOKEN, lambda cycle: (cycle * 7) % 5)
     try:
         engine = build(
             model, scripted=scripted, prefix_bytes=1 << 30, max_rows=len(PROMPTS), shared_tokens=SHARED_TOKENS

@@ -8,12 +8,11 @@ from mlx import nn
 
 from app.core.errors import ModelUnavailable
 from app.core.messages import KeepModels
-from app.core.prefix_files import PrefixState
 from app.core.request import Request
-from app.core.step import EngineLimits, StepCost, StepPlan, StepResult
+from app.core.step import EngineLimits, PrefixState, StepCost, StepPlan, StepResult
 from app.core.unit import ModelSpecification, Stay
 from app.engine.drafters import LoadedUnit
-from app.engine.pool import EnginePool, PoolEvent
+from app.engine.loading.pool import EnginePool, PoolEvent
 from app.models.footprint import Footprint
 
 SIZES = {"a": 3, "b": 4, "c": 5, "d": 9, "huge": 11}
@@ -58,7 +57,7 @@ class FakeEngine:
     def close(self) -> None:
         assert self.id in self.world.open
         self.world.open.remove(self.id)
-        self.world.told.append(f"close {self.id}")
+        self.world.actions.append(f"close {self.id}")
 
 
 class World:
@@ -73,7 +72,7 @@ class World:
         self.broken: dict[str, Exception] = {}
         self.unopenable: set[str] = set()
         self.reclaimed = 0
-        self.told: list[str] = []
+        self.actions: list[str] = []
         """Which engines were closed and what the device was asked to wire, in order."""
         self.row_bytes = self.position_bytes = 0
 
@@ -111,10 +110,10 @@ class World:
         self.reclaimed += 1
 
     def settle(self) -> None:
-        self.told.append("settle")
+        self.actions.append("settle")
 
     def set_limit(self, size: int) -> None:
-        self.told.append(f"wire {size}")
+        self.actions.append(f"wire {size}")
 
     def pool(self, ceiling: int = CEILING, **options: Any) -> EnginePool:
         return EnginePool(

@@ -49,7 +49,7 @@ def alone(family: str, quantised: bool, head_size: int, bits: int, packed: bytes
 class Outcome:
     """What a schedule did, so that a test can demand that drafts really were verified."""
 
-    told: int
+    output_tokens: int
     accepted: int
     cancelled: int
     widest: int
@@ -109,7 +109,7 @@ def run_schedule(
     requests = [
         random_request(chance, f"r{index}", longest=longest) for index in range(sequences or chance.randint(1, 4))
     ]
-    requests = [replace(each, sampling=replace(each.sampling, **sampling)) for each in requests]
+    requests = [replace(original, sampling=replace(original.sampling, **sampling)) for original in requests]
     truth = {}
     for request in requests:
         bits = quantisation.bits_of(len(request.prompt_tokens))
@@ -146,7 +146,7 @@ def run_schedule(
     assert engine.runner.caches.nbytes == 0
     assert engine.cache_bytes == 0
     return Outcome(
-        told=sum(len(sequence.output) for sequence in driver.finished.values()),
+        output_tokens=sum(len(sequence.output) for sequence in driver.finished.values()),
         accepted=sum(sequence.accepted for sequence in driver.finished.values()),
         cancelled=cancelled,
         widest=driver.widest,

@@ -64,7 +64,7 @@ def twinned(model: nn.Module) -> nn.Module:
 
 def decode(engine: Engine, request: Request, method: str, drafts: Callable[[], int]) -> Answer:
     """Its answer, alone, with as many drafts in each step as `drafts` says."""
-    tokens, prompt, told = list(request.prompt_tokens), len(request.prompt_tokens), Answer([])
+    tokens, prompt, answer = list(request.prompt_tokens), len(request.prompt_tokens), Answer([])
     computed = engine.admit(request)
     if computed < prompt - 1:
         engine.step(PrefillStep((PrefillRow(request.id, tokens, computed, prompt - 1),)))
@@ -75,17 +75,17 @@ def decode(engine: Engine, request: Request, method: str, drafts: Callable[[], i
         for outcome in engine.step(DecodeStep((row,))).outcomes:
             tokens.extend(outcome.emitted)
             computed = outcome.computed
-            told.accepted += outcome.accepted
-            told.close_calls += outcome.replayed > 0
-            told.replayed += outcome.replayed
+            answer.accepted += outcome.accepted
+            answer.close_calls += outcome.replayed > 0
+            answer.replayed += outcome.replayed
     engine.release(request.id, tokens[:computed])
-    told.tokens = tokens[prompt:]
-    return told
+    answer.tokens = tokens[prompt:]
+    return answer
 
 
 def study(engine: Engine, method: str, prompts: int) -> Study:
     """Random prompts and ways to sample; drafts of all lengths, and now and then none."""
-    found = Study(OPENBLAS)
+    result = Study(OPENBLAS)
     for index in range(prompts):
         chance = random.Random(index)
         prompt = tuple(chance.randrange(VOCABULARY) for _ in range(chance.randint(2, 40)))
@@ -100,13 +100,13 @@ def study(engine: Engine, method: str, prompts: int) -> Study:
         plain = decode(engine, _under("coupled", request), method, lambda: 0)
         coupled = decode(engine, _under("coupled", request), method, drafts)
         strict = decode(engine, _under("strict", request), method, drafts)
-        found.coupled_parted += coupled.tokens != plain.tokens
-        found.strict_parted += strict.tokens != plain.tokens
-        found.tokens += len(strict.tokens)
-        found.accepted += strict.accepted
-        found.close_calls += strict.close_calls
-        found.replayed += strict.replayed
-    return found
+        result.coupled_parted += coupled.tokens != plain.tokens
+        result.strict_parted += strict.tokens != plain.tokens
+        result.tokens += len(strict.tokens)
+        result.accepted += strict.accepted
+        result.close_calls += strict.close_calls
+        result.replayed += strict.replayed
+    return result
 
 
 def _under(acceptance: str, request: Request) -> Request:

@@ -7,7 +7,7 @@ import pytest
 
 from app.core.request import SpeculationRequest
 from app.engine.engine import Engine
-from app.engine.prefix_disk import Disk
+from app.engine.prefix.disk import Disk
 from app.text.template import TextModel
 from tests.engine.agent_session import DRAFTERS, FAMILIES, TURNS, Session, Turn, agent_text, engine_of
 from tests.shares import LANDING, one_in
@@ -94,12 +94,12 @@ def test_the_same_holds_for_a_context_of_8_000_tokens(text: TextModel, family: s
 )
 def test_a_turn_drafts_and_says_what_it_would_without_a_cache(text: TextModel, family: str, drafter: str) -> None:
     wish = SpeculationRequest(method=drafter, num_draft_tokens=4)
-    found, missed = (turns_of(text, engine_of(family, drafter, prefix_bytes=size), wish) for size in (1 << 30, 0))
-    assert all(turn.cached_tokens for turn in found[1:])
+    cached, missed = (turns_of(text, engine_of(family, drafter, prefix_bytes=size), wish) for size in (1 << 30, 0))
+    assert all(turn.cached_tokens for turn in cached[1:])
     assert not any(turn.cached_tokens for turn in missed)
-    for one, other in zip(found, missed, strict=True):
-        assert (one.output, one.cycles, one.accepted) == (other.output, other.cycles, other.accepted)
-    assert sum(turn.cycles for turn in found) > 5
+    for hit, other in zip(cached, missed, strict=True):
+        assert (hit.output, hit.cycles, hit.accepted) == (other.output, other.cycles, other.accepted)
+    assert sum(turn.cycles for turn in cached) > 5
 
 
 def test_a_prompt_longer_than_the_cache_keeps_what_fits(text: TextModel) -> None:

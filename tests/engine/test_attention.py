@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.models import qwen3
 from mlx_lm.models.base import scaled_dot_product_attention
 
-from app.engine.attention import (
+from app.engine.caches.attention import (
     COMPOSED_QUERIES,
     Attend,
     attach,
@@ -139,7 +139,7 @@ def test_a_model_verifies_and_goes_on_alike_in_each_form(form: str) -> None:
         runner = Runner(model)
         runner.caches.table.attend = attend
         rows = {"a": 40, "b": 33}
-        told = []
+        outputs = []
         for name, length in rows.items():
             runner.claim(name)
             _, forward = runner.forward([name], mx.arange(length)[None], [length])
@@ -147,8 +147,8 @@ def test_a_model_verifies_and_goes_on_alike_in_each_form(form: str) -> None:
         for keep in ([3, 9], [9, 1]):
             logits, forward = runner.forward(list(rows), mx.arange(18).reshape(2, 9), [9, 9])
             runner.commit(forward, keep)
-            told.append(logits)
-        return mx.concatenate(told)
+            outputs.append(logits)
+        return mx.concatenate(outputs)
 
     assert float(mx.max(mx.abs(verify(attend) - verify(attend_for(""))))) < 1e-4
     assert set(asked) == {40, 33, 9}

@@ -7,7 +7,7 @@ from mlx_lm.models import qwen3_moe
 from app.core.unit import ModelSpecification
 from app.engine.drafters import LoadedUnit
 from app.engine.layers import cheap_tokens_of
-from app.engine.opening import open_engine
+from app.engine.loading.opening import open_engine
 from app.models.draft_lengths import cheap_tokens
 from tests.tiny import tiny_config, tiny_model
 
@@ -28,23 +28,23 @@ def unit(family: str, mode: str, config: dict[str, object]) -> LoadedUnit:
     return LoadedUnit(ModelSpecification(id=family, path=""), model, config, 0, 512, 64)
 
 
-def found(loaded: LoadedUnit, architecture: str) -> tuple[int, ...]:
+def cheap_tokens_on(loaded: LoadedUnit, architecture: str) -> tuple[int, ...]:
     return cheap_tokens_of(loaded.target, loaded.config, architecture)
 
 
 @pytest.mark.parametrize("mode", ["affine", "mxfp4"])
 @pytest.mark.parametrize("architecture", [M1, M4])
 def test_the_mode_is_that_of_the_weights(architecture: str, mode: str) -> None:
-    told = found(unit("qwen3", mode, {"num_experts_per_tok": 8}), architecture)
-    assert told == cheap_tokens(architecture, mode=mode), "a dense model has no experts, whatever its config names"
+    tokens = cheap_tokens_on(unit("qwen3", mode, {"num_experts_per_tok": 8}), architecture)
+    assert tokens == cheap_tokens(architecture, mode=mode), "a dense model has no experts, whatever its config names"
 
 
 def test_experts_are_those_of_the_config_nested_or_not() -> None:
     wanted = cheap_tokens(M4, mode="affine", experts_per_token=8)
-    assert found(unit("qwen3_moe", "affine", {"num_experts_per_tok": 8}), M4) == wanted
-    assert found(unit("qwen3_moe", "affine", {"text_config": {"moe_topk": 8}}), M4) == wanted
+    assert cheap_tokens_on(unit("qwen3_moe", "affine", {"num_experts_per_tok": 8}), M4) == wanted
+    assert cheap_tokens_on(unit("qwen3_moe", "affine", {"text_config": {"moe_topk": 8}}), M4) == wanted
 
 
 def test_weights_that_are_not_quantised_and_a_cpu_have_none() -> None:
-    assert found(unit("qwen3", "", {}), M4) == ()
+    assert cheap_tokens_on(unit("qwen3", "", {}), M4) == ()
     assert open_engine(unit("qwen3", "affine", {})).limits.cheap_tokens == ()

@@ -139,8 +139,8 @@ def naive_answer(model: nn.Module, grammar: str, sampling: SamplingParameters, m
 def run(engine: Engine, requests: Sequence[Request], *, seed: int = 0, methods: Sequence[str] = ("ngram",)) -> Driver:
     """Random steps until all are done; a text ends at its END."""
     driver = Driver(engine, random.Random(seed), methods)
-    for each in requests:
-        driver.admit(each)
+    for admitted in requests:
+        driver.admit(admitted)
     while driver.live:
         driver.step()
         for name, live in list(driver.live.items()):
@@ -178,13 +178,13 @@ def test_rows_with_and_without_a_grammar_share_a_batch() -> None:
         Request(id=f"free{seed}", prompt_tokens=PROMPT, max_tokens=24, sampling=SamplingParameters(seed=seed))
         for seed in range(2)
     ]
-    alone = {each.id: run(build(target, draft=draft, vocabulary=112), [each]).finished[each.id].output for each in free}
+    alone = {lone.id: run(build(target, draft=draft, vocabulary=112), [lone]).finished[lone.id].output for lone in free}
     driver = run(build(target, draft=draft, vocabulary=112), [*held, *free], seed=3, methods=("draft_model", "ngram"))
-    for each in held:
-        sampling = each.sampling
-        assert answer(driver, each.id) == naive_answer(target, grammar, sampling)
-    for each in free:
-        assert driver.finished[each.id].output[:24] == alone[each.id][:24] or END in alone[each.id]
+    for row in held:
+        sampling = row.sampling
+        assert answer(driver, row.id) == naive_answer(target, grammar, sampling)
+    for row in free:
+        assert driver.finished[row.id].output[:24] == alone[row.id][:24] or END in alone[row.id]
 
 
 def test_reasoning_is_free_and_the_answer_behind_it_is_held() -> None:
@@ -345,7 +345,7 @@ def tokens_per_cycle(engine: Engine, asked: Request, truth: Sequence[int], *meth
     loop.run(asked)
     assert loop.output("a") == [token for token in truth if token != END]
     statistics = loop.end("a").statistics
-    return statistics.completion_tokens / sum(each.steps for each in statistics.by_method)
+    return statistics.completion_tokens / sum(method.steps for method in statistics.by_method)
 
 
 @pytest.mark.parametrize(

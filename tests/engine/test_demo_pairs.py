@@ -10,8 +10,8 @@ import pytest
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine.engine import Engine
-from app.engine.loader import load_unit
-from app.engine.opening import open_engine
+from app.engine.loading.loader import load_unit
+from app.engine.loading.opening import open_engine
 from app.scheduler.scheduler import Scheduler
 from app.text.constraint import AnswerConstraint, Vocabulary
 from app.text.template import TextModel
@@ -65,7 +65,7 @@ def cycles(engine: Engine, request: Request) -> tuple[list[int], int, int]:
     loop.run(request)
     loop.free()
     statistics = loop.end(request.id).statistics
-    return loop.output(request.id), statistics.completion_tokens, sum(each.steps for each in statistics.by_method)
+    return loop.output(request.id), statistics.completion_tokens, sum(method.steps for method in statistics.by_method)
 
 
 @pytest.mark.parametrize(("method", "length"), one_in(3, [*PAIRS], [*LEAST_GAIN]))

@@ -15,7 +15,7 @@ from app.core.step import PrefillRow, PrefillStep
 from app.core.unit import ModelSpecification
 from app.engine import memory
 from app.engine.encoder_engine import EncoderEngine
-from app.engine.pool import EnginePool, LoadFailed, open_pool
+from app.engine.loading.pool import EnginePool, LoadFailed, open_pool
 from app.models.encoders import BATCH_ROWS
 from app.models.footprint import SHARED_CHUNK_TOKENS
 from app.scheduler.scheduler import Scheduler
@@ -61,7 +61,7 @@ def read(
     scheduler = Scheduler(engine.limits)
     for name, (text, pooling) in enumerate(zip(texts, poolings, strict=True)):
         scheduler.submit(Request(id=str(name), prompt_tokens=tuple(text), max_tokens=1, embeds=pooling))
-    found: dict[str, Any] = {}
+    embeddings: dict[str, Any] = {}
     steps = 0
     while scheduler.has_work:
         while request := scheduler.next_admission():
@@ -69,10 +69,10 @@ def read(
         if plan := scheduler.plan():
             steps += 1
             for event in scheduler.commit(engine.step(plan)):
-                found[event.request_id] = np.array(event.embedding)
+                embeddings[event.request_id] = np.array(event.embedding)
         for name, tokens in scheduler.drain_released():
             engine.release(name, tokens)
-    return [found[str(name)] for name in range(len(texts))], steps
+    return [embeddings[str(name)] for name in range(len(texts))], steps
 
 
 def vectors(config: Mapping[str, Any], texts: Sequence[Sequence[int]], poolings: Sequence[str]) -> list[Any]:
@@ -91,7 +91,7 @@ def test_vectors_are_those_of_plain_numpy_whatever_is_read_beside_them(tmp_path:
         assert np.abs(alone - truth).max() < CLOSE
         assert np.abs(vector - alone).max() < CLOSE
         assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
-    assert min(np.abs(one - other).max() for one, other in pairwise(wanted)) > 100 * CLOSE
+    assert min(np.abs(first - other).max() for first, other in pairwise(wanted)) > 100 * CLOSE
 
 
 @pytest.mark.parametrize(("kind", "prefix"), [("bert", "bert."), ("roberta", "roberta."), ("modernbert", "model.")])
@@ -141,8 +141,8 @@ def test_packed_weights_give_the_vectors_of_what_they_unpack_to(tmp_path: Path, 
         parts = [stored[f"{name}.{part}"] for part in ("weight", "scales", "biases")]
         weights[f"{name}.weight"] = np.array(mx.dequantize(*parts, group_size=32, bits=4), dtype=np.float64)
     texts = texts_of((3, 21, 40))
-    found, _ = read(opened(folder)[1], texts, POOLINGS)
-    for text, pooling, vector in zip(texts, POOLINGS, found, strict=True):
+    embeddings, _ = read(opened(folder)[1], texts, POOLINGS)
+    for text, pooling, vector in zip(texts, POOLINGS, embeddings, strict=True):
         assert np.abs(vector - embedding_of(config_of(kind), weights, text, pooling)).max() < CLOSE
 
 
@@ -170,13 +170,13 @@ def test_a_text_fills_the_context_and_one_token_more_is_refused(tmp_path: Path) 
 def test_a_long_forward_tells_after_each_layer_that_it_goes_on(tmp_path: Path, kind: str) -> None:
     """Else an encoder of a gigabyte on a slow machine would be taken for one that hangs, and answers beside it end."""
     pool, quick = opened(write_tiny_encoder(tmp_path / kind, kind))
-    unit, texts, told = pool._entries["encoder"].unit, texts_of((9, 30)), list[str]()
+    unit, texts, reports = pool._entries["encoder"].unit, texts_of((9, 30)), list[str]()
     assert unit is not None
     slow = EncoderEngine(quick._encoder, unit, slow_seconds=0.0)
-    slow.on_progress = lambda: told.append("on")
+    slow.on_progress = lambda: reports.append("on")
     vectors, _ = read(slow, texts, ["mean"] * 2)
-    assert len(told) >= LAYERS
-    assert all(np.array_equal(*each) for each in zip(vectors, read(quick, texts, ["mean"] * 2)[0], strict=True))
+    assert len(reports) >= LAYERS
+    assert all(np.array_equal(*pair) for pair in zip(vectors, read(quick, texts, ["mean"] * 2)[0], strict=True))
 
 
 def test_a_device_without_memory_is_told_and_the_next_text_is_read(
@@ -241,9 +241,9 @@ def test_an_encoder_and_a_model_that_answers_make_way_for_one_another(tmp_path: 
     answers = ModelSpecification(
         id="qwen3", path=str(write_tiny_model(tmp_path / "qwen3", "qwen3")), max_rows=1, max_context_tokens=128
     )
-    pool = open_pool(max(memory.footprint(each).total_bytes for each in (encoder, answers)) + 1)
-    for each in (encoder, answers, encoder):
-        pool.acquire(each)
+    pool = open_pool(max(memory.footprint(model).total_bytes for model in (encoder, answers)) + 1)
+    for wanted in (encoder, answers, encoder):
+        pool.acquire(wanted)
         drain(pool)
-        pool.release(each.id)
-        assert [model.id for model in pool.snapshot()] == [each.id]
+        pool.release(wanted.id)
+        assert [model.id for model in pool.snapshot()] == [wanted.id]

@@ -12,12 +12,12 @@ from app.core.reason import Reason
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeRow, DecodeStep, EngineLimits, Offer, PrefillRow, PrefillStep
 from app.core.unit import ModelSpecification
+from app.engine.caches.rollback import UnknownCacheError, make_caches
 from app.engine.drafters import LoadedUnit
 from app.engine.drafters.ngram import Ngram
 from app.engine.drafters.registry import Drafters, open_drafters
 from app.engine.engine import Engine
-from app.engine.prefix_cache import PrefixCache
-from app.engine.rollback import UnknownCacheError, make_caches
+from app.engine.prefix.cache import PrefixCache
 from app.engine.runner import AloneRunner, Runner
 from app.models.draft_lengths import DRAFT_LENGTHS
 from tests.engine.driving import Driver, build, naive

@@ -17,7 +17,7 @@ from tests.tiny import FAMILIES, related_draft, tiny_model
 @pytest.mark.parametrize(("family", "method"), one_in(3, FAMILIES, ["draft_model", "ngram", "scripted"]))
 def test_random_schedules_say_what_the_naive_loop_says(family: str, method: str) -> None:
     outcomes = [run_schedule(family, seed, methods=(method,)) for seed in range(4)]
-    assert sum(outcome.told for outcome in outcomes) > 0
+    assert sum(outcome.output_tokens for outcome in outcomes) > 0
 
 
 @pytest.mark.parametrize(
@@ -134,11 +134,11 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
     whole = [*prompt, *outcome.emitted]
     logits = target(mx.array([whole]))[0].astype(mx.float32)
     normalised = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    for place, (token, told) in enumerate(zip(outcome.emitted, outcome.logprobs, strict=True)):
+    for place, (token, score) in enumerate(zip(outcome.emitted, outcome.logprobs, strict=True)):
         expected = normalised[len(prompt) - 1 + place]
-        assert told.logprob == pytest.approx(float(expected[token]), abs=1e-4)
-        assert told.top[0][1] == pytest.approx(float(mx.max(expected)), abs=1e-4)
-        assert [value for _, value in told.top] == sorted((value for _, value in told.top), reverse=True)
+        assert score.logprob == pytest.approx(float(expected[token]), abs=1e-4)
+        assert score.top[0][1] == pytest.approx(float(mx.max(expected)), abs=1e-4)
+        assert [value for _, value in score.top] == sorted((value for _, value in score.top), reverse=True)
 
 
 def test_the_target_tells_how_sure_it_was_of_every_token_drafted_or_not() -> None:
@@ -148,7 +148,7 @@ def test_the_target_tells_how_sure_it_was_of_every_token_drafted_or_not() -> Non
     truth = {name: naive(target, prompt, 24, wish) for name, wish in wishes.items()}
     engine = build(target, scripted=Scripted(truth, VOCABULARY, SCRIPTS["ragged"]))
     known, computed = {name: [*prompt] for name in wishes}, dict.fromkeys(wishes, 4)
-    told: dict[str, list[float]] = {name: [] for name in wishes}
+    confidences: dict[str, list[float]] = {name: [] for name in wishes}
     for name, wish in wishes.items():
         engine.admit(Request(id=name, prompt_tokens=prompt, max_tokens=24, sampling=wish))
         engine.step(PrefillStep((PrefillRow(name, prompt, 0, 4),)))
@@ -160,12 +160,12 @@ def test_the_target_tells_how_sure_it_was_of_every_token_drafted_or_not() -> Non
         for outcome in engine.step(DecodeStep(tuple(rows))).outcomes:
             known[outcome.sequence_id] += outcome.emitted
             computed[outcome.sequence_id] = outcome.computed
-            told[outcome.sequence_id] += outcome.confidences
+            confidences[outcome.sequence_id] += outcome.confidences
     for name, tokens in known.items():
         chances = mx.softmax(target(mx.array([tokens]))[0].astype(mx.float32), axis=-1)
         expected = [float(chances[len(prompt) - 1 + place, token]) for place, token in enumerate(tokens[len(prompt) :])]
         assert len(expected) > 6, "some drafts were accepted"
-        assert told[name] == pytest.approx(expected, abs=1e-4)
+        assert confidences[name] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(1000, marks=LANDING)])

@@ -12,8 +12,8 @@ from mlx import nn
 from mlx_lm.models import deepseek_v3
 from mlx_lm.models.base import scaled_dot_product_attention
 
-from app.engine import attention
-from app.engine.attention import LATENT_QUERIES, absorbed, attend_for, in_pieces
+from app.engine.caches import attention
+from app.engine.caches.attention import LATENT_QUERIES, absorbed, attend_for, in_pieces
 from app.engine.runner import Runner
 from tests.engine.tiny_families import configuration, families, family_model
 from tests.shares import one_in
@@ -43,7 +43,7 @@ def verify(model: nn.Module, *, shared_tokens: int = 1024) -> mx.array:
     """Logits of three forwards of two rows with prompts of uneven lengths: five tokens, three behind those that stayed,
     and one."""
     runner = Runner(model, shared_tokens=shared_tokens)
-    told = []
+    outputs = []
     for name, length in ROWS.items():
         runner.claim(name, reserve_tokens=length)
         _, forward = runner.forward([name], mx.arange(1, length + 1)[None], [length])
@@ -53,12 +53,12 @@ def verify(model: nn.Module, *, shared_tokens: int = 1024) -> mx.array:
         tokens = mx.array([[7 + place + len(name) for place in range(width)] for name in names])
         logits, forward = runner.forward(names, tokens, [width] * 2, record=True)
         runner.commit(forward, [keep[name] for name in names])
-        told += [logits[names.index(name)] for name in ROWS]
-    return mx.concatenate(told)
+        outputs += [logits[names.index(name)] for name in ROWS]
+    return mx.concatenate(outputs)
 
 
-def distance(told: mx.array, wanted: mx.array) -> float:
-    return float(mx.max(mx.abs(told - wanted)) / mx.max(mx.abs(wanted)))
+def distance(actual: mx.array, wanted: mx.array) -> float:
+    return float(mx.max(mx.abs(actual - wanted)) / mx.max(mx.abs(wanted)))
 
 
 @pytest.mark.parametrize(("family", "shared_tokens"), one_in(2, [*OWN, *BORROWED], [1024, 40]))
@@ -66,11 +66,11 @@ def test_a_verify_says_what_it_says_with_all_keys_and_values(
     family: str, shared_tokens: int, widths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = family_model(family)
-    told = verify(model, shared_tokens=shared_tokens)
+    actual = verify(model, shared_tokens=shared_tokens)
     assert {5, 3} <= set(widths)
     widths.clear()
     monkeypatch.setattr(attention, "LATENT_QUERIES", 0)
-    assert distance(told, verify(model, shared_tokens=shared_tokens)) <= 1e-4
+    assert distance(actual, verify(model, shared_tokens=shared_tokens)) <= 1e-4
     assert widths == []
 
 
@@ -84,10 +84,10 @@ def latent_model(**sizes: int) -> nn.Module:
 def test_packed_weights_are_read_alike(widths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     model = latent_model(num_hidden_layers=2)
     nn.quantize(model, group_size=32, bits=4, class_predicate=lambda path, _: path.endswith(("embed_q", "unembed_out")))
-    told = verify(model)
+    actual = verify(model)
     assert widths
     monkeypatch.setattr(attention, "LATENT_QUERIES", 0)
-    assert distance(told, verify(model)) <= 1e-4
+    assert distance(actual, verify(model)) <= 1e-4
 
 
 def test_a_verify_takes_less_memory_than_the_keys_of_its_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,20 +124,20 @@ def test_all_heads_read_latents_at_once_where_no_kernel_does(monkeypatch: pytest
 
     def whole(queries: mx.array, *arguments: Any, **keywords: Any) -> mx.array:
         asked.append(tuple(queries.shape))
-        told: mx.array = scaled_dot_product_attention(queries, *arguments, **keywords)
-        return told
+        output: mx.array = scaled_dot_product_attention(queries, *arguments, **keywords)
+        return output
 
     monkeypatch.setattr(attention, "_whole", whole)
     queries, latents = mx.random.normal((2, 4, 1, 16)), mx.random.normal((2, 1, 30, 16))
     mask = mx.random.normal((2, 4, 1, 30))
-    told = [
+    outputs = [
         attention.attention(
             queries, latents, latents, SimpleNamespace(attend=attend, latent_reader=object()), scale=0.25, mask=mask
         )
         for attend in (attend_for(""), in_pieces)
     ]
     assert asked == [(2, 1, 4, 16), (2, 4, 1, 16)]
-    assert distance(*told) < 1e-5
+    assert distance(*outputs) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])

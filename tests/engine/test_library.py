@@ -12,7 +12,7 @@ def test_the_program_in_the_document_streams_an_answer_and_says_what_drafts_brou
     (program,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    answer, told = ran.stdout.rsplit("\n", 2)[:2]
+    answer, summary = ran.stdout.rsplit("\n", 2)[:2]
     assert "18, 19, 20" in answer
-    accepted, drafted = map(int, re.fullmatch(r"stop: (\d+) of (\d+) drafts accepted", told).groups())  # type: ignore[union-attr]
+    accepted, drafted = map(int, re.fullmatch(r"stop: (\d+) of (\d+) drafts accepted", summary).groups())  # type: ignore[union-attr]
     assert drafted >= accepted > 10

@@ -21,7 +21,7 @@ from app.core.errors import ModelUnavailable
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
-from app.engine.loader import load_unit
+from app.engine.loading.loader import load_unit
 from tests.tiny import FAMILIES, tiny_model, write_tiny_model
 
 SMALL_SLICE_BYTES = 4096

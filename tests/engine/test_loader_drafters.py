@@ -16,8 +16,8 @@ from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.drafters.mtp import MtpModel, _layer
 from app.engine.drafters.registry import REGISTRY
-from app.engine.loader import load_unit
-from app.engine.opening import open_engine
+from app.engine.loading.loader import load_unit
+from app.engine.loading.opening import open_engine
 from app.models.drafters.formats import MtpConfig
 from app.models.folder import inspect_folder
 from tests.engine.published import (
@@ -119,7 +119,7 @@ def test_a_head_is_loaded_from_its_folder_or_from_inside_the_checkpoint(tmp_path
         id="main", path=inside.path, drafts=(DraftSpecification("main", inside.path, "mtp"),), max_rows=2
     )
     loaded = load(spec)
-    parts = [dict(tree_flatten(each.drafts[0].model.parameters())) for each in (unit, loaded)]
+    parts = [dict(tree_flatten(source.drafts[0].model.parameters())) for source in (unit, loaded)]
     assert parts[0].keys() == parts[1].keys()
     assert all(mx.array_equal(value, parts[1][name]) for name, value in parts[0].items())
     assert loaded.weights_bytes == unit.weights_bytes <= memory.footprint(spec).total_bytes
@@ -134,7 +134,7 @@ def test_experts_and_norms_of_a_head_become_what_mlx_lm_keeps(tmp_path: Path, *,
     tensors = published_experts(wanted, fused=fused)
     if centred:
         tensors = {name: value - 1.0 if "norm" in name else value for name, value in tensors.items()}
-    folders = [write_mtp(tmp_path / name, each) for name, each in (("a", wanted), ("b", tensors))]
+    folders = [write_mtp(tmp_path / name, weights) for name, weights in (("a", wanted), ("b", tensors))]
     plain, stacked = (
         dict(tree_flatten(MtpModel.load(inspect_folder(folder), config).parameters())) for folder in folders
     )

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from app.core import host
 from app.core.errors import ModelUnavailable
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
-from app.engine.lanes import reservation
+from app.engine.caches.lanes import reservation
 from app.engine.runner import Runner
+from app.machine import host
 from app.models import footprint
 from app.models.config_values import DEFAULT_CONTEXT_TOKENS, context_tokens
 from app.models.folder import inspect_folder
@@ -235,7 +235,7 @@ def test_what_rows_are_promised_covers_their_caches_however_they_come_and_go(
         runner.settle()
         lengths[name] += 1024 if known else 0  # what the scheduler expects of a long answer
         assert runner.caches.nbytes <= max(
-            before, promised.rows_bytes([footprint.RowSize(each) for each in lengths.values()])
+            before, promised.rows_bytes([footprint.RowSize(length) for length in lengths.values()])
         )
 
     for name, tokens in (("long", 700), ("short", 5), ("second", 300), ("third", 20)):
@@ -283,8 +283,8 @@ def test_an_answer_longer_than_reserved_grows_and_a_later_row_gets_its_own_room(
 def test_drafts_of_many_rows_are_provided_for_where_chunks_of_prompts_are_shorter(tmp_path: Path) -> None:
     """Of eight rows 136 tokens are verified at once, and each of them passes the widest layer."""
     folder = write_tiny_model(tmp_path / "tiny", "qwen3")
-    one, eight = (
+    one_row, eight_rows = (
         footprint.main_footprint(specification(folder, max_rows=rows, prefill_chunk_tokens=16), widen=False).peak_bytes
         for rows in (1, 8)
     )
-    assert eight == pytest.approx(8 * one, rel=0.01)
+    assert eight_rows == pytest.approx(8 * one_row, rel=0.01)

@@ -83,8 +83,8 @@ def test_it_says_what_the_plain_search_says_while_the_text_grows(
 ) -> None:
     drafter = Ngram(shortest, shortest + more)
     for length in range(1, len(text) + 1, step):
-        told = drafts_of(drafter, "a", text[:length])
-        assert told == naive_continuation([text[:length]], text[:length], 6, shortest, shortest + more)
+        drafts = drafts_of(drafter, "a", text[:length])
+        assert drafts == naive_continuation([text[:length]], text[:length], 6, shortest, shortest + more)
 
 
 @settings(deadline=None, max_examples=200)
@@ -100,8 +100,8 @@ def test_a_search_through_several_texts_never_reaches_from_one_into_the_next(
     whole = Text(shortest)
     for text in texts:
         whole.extend([*text, END])
-    told = whole.continuation(known, 5, shortest + more)
-    assert list(told.tokens) == naive_continuation(texts, known, 5, shortest, shortest + more)
+    continuation = whole.continuation(known, 5, shortest + more)
+    assert list(continuation.tokens) == naive_continuation(texts, known, 5, shortest, shortest + more)
 
 
 def test_the_most_frequent_continuation_wins_over_the_latest() -> None:
@@ -112,11 +112,11 @@ def test_the_most_frequent_continuation_wins_over_the_latest() -> None:
 def test_an_offer_knows_what_was_just_said_and_how_much_of_it_matches() -> None:
     drafter = Ngram()
     start(drafter, "a")
-    told = [5, 1, 2, 3, 4, 6, 5, 1]
-    assert drafter.offer("a", told, (2,), 3) == Offer((3, 4, 6), 3)
-    assert drafter.offer("a", told, (2, 3), 2) == Offer((4, 6), 4)
-    assert drafter.offer("a", told, (9,), 3) == Offer()
-    assert drafter.offer("a", [*told, 2], (), 1) == Offer((3,), 3), "nothing of it was kept"
+    tokens = [5, 1, 2, 3, 4, 6, 5, 1]
+    assert drafter.offer("a", tokens, (2,), 3) == Offer((3, 4, 6), 3)
+    assert drafter.offer("a", tokens, (2, 3), 2) == Offer((4, 6), 4)
+    assert drafter.offer("a", tokens, (9,), 3) == Offer()
+    assert drafter.offer("a", [*tokens, 2], (), 1) == Offer((3,), 3), "nothing of it was kept"
 
 
 def test_of_a_request_that_it_does_not_follow_it_can_tell_nothing() -> None:

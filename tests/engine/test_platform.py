@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import app.engine.pool
+import app.engine.loading.pool
 from app.engine.platform import prepare, versions
 
 WIRING = {"set_wired_limit", "maybe_set_recommended_wired_limit", "wired_limit"}
@@ -45,14 +45,14 @@ def test_a_fresh_process_is_prepared_before_mlx(probe: str) -> None:
 
 def test_nothing_we_import_wires_memory_at_import() -> None:
     modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in {"app", "mlx_lm"}}
-    assert {"app.engine.pool", "mlx_lm.utils", "mlx_lm.generate"} <= modules.keys()
+    assert {"app.engine.loading.pool", "mlx_lm.utils", "mlx_lm.generate"} <= modules.keys()
     sources = [Path(module.__file__) for module in modules.values() if module.__file__]
     assert [path for path in sources if WIRING & set(calls_at_import(path))] == []
 
 
 def test_only_the_file_that_wires_weights_uses_what_wires() -> None:
     """mlx-lm's generators wire when they run, so the engine never imports them."""
-    for path in Path(app.engine.pool.__file__).parent.rglob("*.py"):
+    for path in Path(app.engine.loading.pool.__file__).parent.rglob("*.py"):
         wiring = WIRING - {"set_wired_limit"} if path.name == "wiring.py" else WIRING
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):

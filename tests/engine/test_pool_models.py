@@ -16,9 +16,9 @@ from app.core.request import Request
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
-from app.engine.loader import load_unit
-from app.engine.opening import open_engine
-from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, open_pool
+from app.engine.loading.loader import load_unit
+from app.engine.loading.opening import open_engine
+from app.engine.loading.pool import EnginePool, Evicted, Loaded, LoadFailed, open_pool
 from tests.engine.pool_world import drain
 from tests.shares import LANDING
 from tests.tiny import write_tiny_model
@@ -68,17 +68,17 @@ def test_after_the_last_release_and_unload_every_byte_is_back(
     memory.release()
     before = mx.get_active_memory()
     pool = open_pool(10**9)
-    told, idle = [], []
+    outputs, idle = [], []
     for _ in range(3):
         pool.acquire(spec)
         events = drain(pool)
         assert isinstance(events[-1], Loaded), events
-        told.append(use(pool, family))
+        outputs.append(use(pool, family))
         assert mx.get_active_memory() - before > pool.snapshot()[0].weights_bytes
         pool.release(family)
         pool.unload(family)
         idle.append((mx.get_active_memory(), mx.get_cache_memory()))
-    assert told[0] == told[1] == told[2]
+    assert outputs[0] == outputs[1] == outputs[2]
     assert idle[0] == idle[1] == idle[2]
     assert 0 <= idle[0][0] - before < 256, "only scalars of compiled functions may outlive a model"
     assert idle[0][1] == 0

@@ -10,7 +10,7 @@ import pytest
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeStep, PrefillRow, PrefillStep, StepPlan
 from app.engine.engine import Engine
-from app.engine.prefix_index import BLOCK_TOKENS, SHORTEST_TOKENS
+from app.engine.prefix.index import BLOCK_TOKENS, SHORTEST_TOKENS
 from app.scheduler.scheduler import Scheduler
 from tests.engine.driving import build
 from tests.engine.schedules import models
@@ -90,9 +90,9 @@ def test_the_longest_own_beginning_is_found_however_long_the_prompts_are(family:
             known = chance.choice(said)[1]
             cut = chance.choice([len(known), chance.randint(0, len(known))])
             prompt = [*known[:cut], *prompt][: 5 * BLOCK_TOKENS]
-        found = read_prompt(engine, str(number), prompt, owner=owner)
+        cached = read_prompt(engine, str(number), prompt, owner=owner)
         usable = [usable_tokens(family, known, prompt) for who, known in said if who == owner]
-        assert found == max((size for size in usable if size >= SHORTEST_TOKENS), default=0)
+        assert cached == max((size for size in usable if size >= SHORTEST_TOKENS), default=0)
         said.append((owner, prompt[:-1]))
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from app.core.prefix_files import clear_prompts, kept_prompts
-from app.engine import prefix_disk
-from app.engine.prefix_disk import DAY_SECONDS, Disk, model_folder_name
-from app.engine.prefix_index import ROWS, STATE, Piece, root
+from app.engine.prefix import disk as prefix_disk
+from app.engine.prefix.disk import DAY_SECONDS, Disk, model_folder_name
+from app.engine.prefix.index import ROWS, STATE, Piece, root
+from app.machine.prefix_files import clear_prompts, kept_prompts
 
 PATIENCE_SECONDS = 60.0
 
@@ -42,11 +42,12 @@ def written(disk: Disk, pieces: list[Piece], size: int = 500) -> None:
     disk.flush(PATIENCE_SECONDS)
 
 
-def same(found: dict[str, mx.array] | None, wanted: dict[str, mx.array]) -> bool:
-    if found is None or found.keys() != wanted.keys():
+def same(actual: dict[str, mx.array] | None, wanted: dict[str, mx.array]) -> bool:
+    if actual is None or actual.keys() != wanted.keys():
         return False
     return all(
-        found[name].dtype == each.dtype and bool(mx.array_equal(found[name], each)) for name, each in wanted.items()
+        actual[name].dtype == array.dtype and bool(mx.array_equal(actual[name], array))
+        for name, array in wanted.items()
     )
 
 
@@ -266,7 +267,7 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 import mlx.core as mx
-from app.engine.prefix_disk import Disk
+from app.engine.prefix.disk import Disk
 from tests.engine.test_prefix_disk import arrays_of, chain
 disk = Disk(Path(sys.argv[1]), 1 << 30)
 told = 0
@@ -297,18 +298,18 @@ def test_a_kill_at_any_moment_loses_at_most_the_last_block_and_never_serves_a_wr
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."}
         ) as child:
             assert child.stdout is not None
-            told = [*map(int, child.stdout.read().split())][-1]
+            reported = [*map(int, child.stdout.read().split())][-1]
         assert child.returncode == -signal.SIGKILL
         disk = Disk(folder, 1 << 30)
-        found = [disk.read(piece) for piece in chain(told + 2)]
-        there = next(place for place, each in enumerate(found) if each is None)
-        assert all(each is None for each in found[there:]), "a chain, without holes"
+        blocks = [disk.read(piece) for piece in chain(reported + 2)]
+        there = next(place for place, block in enumerate(blocks) if block is None)
+        assert all(block is None for block in blocks[there:]), "a chain, without holes"
         assert all(
-            same(each, arrays_of(piece, 20_000)) for each, piece in zip(found[:there], chain(there), strict=True)
+            same(block, arrays_of(piece, 20_000)) for block, piece in zip(blocks[:there], chain(there), strict=True)
         )
-        assert told <= there <= told + 1
+        assert reported <= there <= reported + 1
         assert not list(folder.rglob("*.part"))
-        lost.append(told + 1 - there)
+        lost.append(reported + 1 - there)
     print(f"{kills} kills: {sum(lost)} lost the block under way, none any other")
 
 

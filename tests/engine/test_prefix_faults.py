@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from app.core.request import Request, SamplingParameters, SpeculationRequest
-from app.engine import prefix_cache, prefix_disk
 from app.engine.engine import Engine
-from app.engine.prefix_disk import Disk
+from app.engine.prefix import cache as prefix_cache
+from app.engine.prefix import disk as prefix_disk
+from app.engine.prefix.disk import Disk
 from app.scheduler.scheduler import Scheduler
 from tests.engine.driving import build
 from tests.engine.schedules import models
@@ -29,13 +30,13 @@ def answer(engine: Engine, name: str) -> tuple[int, ...]:
     while not engine.fetch(request):
         pass
     scheduler.admitted(name, engine.admit(request))
-    told: list[int] = []
+    output: list[int] = []
     while (plan := scheduler.plan()) is not None:
         for event in scheduler.commit(engine.step(plan)):
-            told += event.tokens
+            output += event.tokens
     for released, tokens in scheduler.drain_released():
         engine.release(released, tokens)
-    return tuple(told)
+    return tuple(output)
 
 
 def test_what_is_on_disk_is_read_by_other_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

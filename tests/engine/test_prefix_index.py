@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from app.engine.prefix_index import BLOCK_TOKENS, ROWS, STATE, Piece, Shelf, chained, root, states_within, walk
+from app.engine.prefix.index import BLOCK_TOKENS, ROWS, STATE, Piece, Shelf, chained, root, states_within, walk
 
 
 def keep(shelf: Shelf[str], start: bytes, tokens: tuple[int, ...], nbytes: int = 1) -> list[Piece]:

@@ -16,18 +16,18 @@ from tests.tiny import tiny_model
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_next"])
 def test_a_probe_reports_after_each_forward(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    told: list[str] = []
+    events: list[str] = []
     forward = Runner.forward
 
     def counted(self: Runner, *given: Any, **options: Any) -> Any:
-        told.append("forward")
+        events.append("forward")
         return forward(self, *given, **options)
 
     monkeypatch.setattr(Runner, "forward", counted)
-    Runner(tiny_model(family), on_progress=lambda: told.append("progress"))
-    assert told.count("forward") >= len(PROBE_REJECTS)
-    assert told[: len(PROBE)] == ["progress"] * len(PROBE)
-    assert "forward forward" not in " ".join(told)
+    Runner(tiny_model(family), on_progress=lambda: events.append("progress"))
+    assert events.count("forward") >= len(PROBE_REJECTS)
+    assert events[: len(PROBE)] == ["progress"] * len(PROBE)
+    assert "forward forward" not in " ".join(events)
 
 
 @pytest.mark.parametrize(

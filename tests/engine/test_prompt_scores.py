@@ -12,7 +12,7 @@ from app.core.request import Request, SamplingParameters
 from app.core.step import PrefillRow, PrefillStep, TokenLogprobs
 from app.engine.drafters.registry import Drafters
 from app.engine.engine import Engine
-from app.engine.prefix_cache import PrefixCache
+from app.engine.prefix.cache import PrefixCache
 from app.engine.runner import AloneRunner
 from app.scheduler.scheduler import Scheduler
 from tests.engine.driving import build, naive
@@ -52,18 +52,18 @@ def plain_scores(model: nn.Module, prompt: Sequence[int]) -> list[list[float]]:
     """Log softmax of one forward over everything, for each token but the first."""
     logits: Any = model(mx.array([list(prompt)]))
     logits = logits[0].astype(mx.float32)
-    told: Any = (logits - mx.logsumexp(logits, axis=-1, keepdims=True)).tolist()
-    return told[:-1]  # type: ignore[no-any-return]
+    logprobs: Any = (logits - mx.logsumexp(logits, axis=-1, keepdims=True)).tolist()
+    return logprobs[:-1]  # type: ignore[no-any-return]
 
 
-def check(model: nn.Module, prompt: Sequence[int], told: Sequence[TokenLogprobs], top: int = TOP) -> None:
+def check(model: nn.Module, prompt: Sequence[int], scores: Sequence[TokenLogprobs], top: int = TOP) -> None:
     expected = plain_scores(model, prompt)
-    assert len(told) == len(expected) == len(prompt) - 1
-    for token, each, row in zip(prompt[1:], told, expected, strict=True):
-        assert each.logprob == pytest.approx(row[token], abs=1e-3)
+    assert len(scores) == len(expected) == len(prompt) - 1
+    for token, score, row in zip(prompt[1:], scores, expected, strict=True):
+        assert score.logprob == pytest.approx(row[token], abs=1e-3)
         best = sorted(row, reverse=True)[:top]
-        assert [value for _, value in each.top] == pytest.approx(best, abs=1e-3)
-        assert [row[other] for other, _ in each.top] == pytest.approx(best, abs=1e-3)
+        assert [value for _, value in score.top] == pytest.approx(best, abs=1e-3)
+        assert [row[other] for other, _ in score.top] == pytest.approx(best, abs=1e-3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -18,8 +18,8 @@ from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
-from app.engine.loader import load_unit
-from app.engine.opening import open_engine
+from app.engine.loading.loader import load_unit
+from app.engine.loading.opening import open_engine
 from app.models.footprint import drafter_footprint, main_footprint
 from tests.engine.driving import naive
 from tests.engine.test_demo_pairs import DEMO_MODELS, PAIRS
@@ -68,8 +68,8 @@ def write_shards(folder: Path, weights: Mapping[str, mx.array]) -> None:
         mx.save_safetensors(str(folder / file), mine, metadata={"format": "mlx"})
         index |= dict.fromkeys(mine, file)
     total = sum(value.nbytes for value in weights.values())
-    told = {"metadata": {"total_size": total}, "weight_map": index}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(told))
+    content = {"metadata": {"total_size": total}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
 
 
 def split_up(folder: Path) -> Path:
@@ -135,12 +135,12 @@ def check(folder: Path, draft: Path) -> tuple[LoadedUnit, int]:
     spec = specification(folder, draft)
     unit = load(spec)
     wanted = truth(folder)
-    told, accepted = speculated(unit, "draft_model")
-    assert told == wanted
+    output, accepted = speculated(unit, "draft_model")
+    assert output == wanted
     assert speculated(unit, "ngram")[0] == wanted
     widen = memory.on_cpu()
     expected = main_footprint(spec, widen=widen).weights_bytes + sum(
-        drafter_footprint(one, spec, widen=widen).weights_bytes for one in spec.drafts
+        drafter_footprint(drafter, spec, widen=widen).weights_bytes for drafter in spec.drafts
     )
     assert expected == pytest.approx(unit.weights_bytes, rel=0.05)
     assert not list(folder.rglob("it-ran")) + list(draft.rglob("it-ran"))

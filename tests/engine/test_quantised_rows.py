@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from app.core.request import WHOLE, Quantisation, Request, SamplingParameters
 from app.core.unit import ModelSpecification
-from app.engine.attention import MOST_PACKED_QUERIES, Packed, attention, packed_queries_for
+from app.engine.caches.attention import MOST_PACKED_QUERIES, Packed, attention, packed_queries_for
+from app.engine.caches.lanes import reservation
 from app.engine.engine import Engine
-from app.engine.lanes import reservation
-from app.engine.loader import load_unit
-from app.engine.opening import open_engine
-from app.engine.prefix_disk import Disk
+from app.engine.loading.loader import load_unit
+from app.engine.loading.opening import open_engine
+from app.engine.prefix.disk import Disk
 from app.engine.runner import Runner
 from app.models.footprint import KV_REFUSALS, RowSize, kv_refusal, main_footprint
 from tests.engine.driving import Driver, build, naive, quantised_caches
@@ -45,19 +45,19 @@ def text_of(engine: Engine, family: str, name: str, prompt: tuple[int, ...], *, 
     """Run one greedy request with drafts, and check it against the naive loop; how many tokens it found."""
     driver = Driver(engine, random.Random(1), ("draft_model", "ngram"))
     driver.admit(Request(id=name, prompt_tokens=prompt, max_tokens=count, sampling=GREEDY))
-    found = driver.live[name].computed
+    computed = driver.live[name].computed
     while driver.live:
         driver.step()
     bits = engine.runner.quantisation.bits_of(len(prompt))
     assert driver.finished[name].output == told_alone(family, prompt, count, bits)
-    return found
+    return computed
 
 
 @pytest.mark.parametrize(("method", "family", "bits"), one_in(3, [*METHODS, *FEATURE_METHODS], FAMILIES, [8, 4]))
 def test_drafts_change_no_word_of_quantised_rows_beside_whole_ones(method: str, family: str, bits: int) -> None:
     """Prompts of 1 to 40 tokens; those of 12 and more are quantised."""
     outcome = run_schedule(family, 2, methods=(method,), quantisation=Quantisation(bits, 12), rows=3, sequences=4)
-    assert outcome.told > 0
+    assert outcome.output_tokens > 0
     assert method == "ngram" or outcome.accepted > 0
 
 
@@ -111,12 +111,12 @@ def test_packed_keys_are_read_packed_by_few_queries_on_a_mac_only() -> None:
 @pytest.mark.parametrize("width", [1, 5])
 def test_attention_reads_packed_keys_with_sinks_and_without(width: int, sinks: bool) -> None:
     queries, keys, values = (mx.random.normal((2, heads, size, 64)) for heads, size in ((4, width), (2, 50), (2, 50)))
-    packed = [Packed(tuple(mx.quantize(each, group_size=64, bits=8)), 8) for each in (keys, values)]
+    packed = [Packed(tuple(mx.quantize(array, group_size=64, bits=8)), 8) for array in (keys, values)]
     more = mx.random.normal((4,)) if sinks else None
     mask = None if width == 1 else "causal"
-    told = attention(queries * 1, packed[0], packed[1], None, 0.125, mask, more)
+    output = attention(queries * 1, packed[0], packed[1], None, 0.125, mask, more)
     wanted = attention(queries, packed[0].whole(), packed[1].whole(), None, 0.125, mask, more)
-    assert float(mx.max(mx.abs(told - wanted))) < 1e-5
+    assert float(mx.max(mx.abs(output - wanted))) < 1e-5
     assert float(mx.max(mx.abs(packed[0].whole() - keys))) < 0.03
 
 
@@ -127,9 +127,9 @@ def test_a_quantised_row_takes_its_bits_and_a_scale_and_bias_for_each_group(bits
     """In float32, scales and biases too: 64 bits for each group of 64 or 32."""
     model = tiny_model("qwen3", head_size=size)
     taken = []
-    for each in (0, bits):
+    for row_bits in (0, bits):
         runner = Runner(model)
-        runner.claim("a", 2000, each)
+        runner.claim("a", 2000, row_bits)
         logits, forward = runner.forward(["a"], mx.zeros((1, 300), mx.int32), [300])
         runner.commit(forward, [300])
         mx.eval(logits)

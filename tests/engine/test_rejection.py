@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow
-from app.engine import acceptance
-from app.engine.acceptance import accept
 from app.engine.drafters import Drafter, Proposal
 from app.engine.drafters.draft_model import drawn_behind
 from app.engine.drafters.leads import led, merged
 from app.engine.engine import Engine
-from app.engine.prefix_cache import PrefixCache
-from app.engine.sampling import DRAFT_SALT, SampledRow
+from app.engine.prefix.cache import PrefixCache
+from app.engine.sampling import DRAFT_SALT, SampledRow, acceptance
+from app.engine.sampling.acceptance import accept
 from tests.engine.chi_square import Floats, distribution, fits
 from tests.engine.driving import Driver, build, naive
 from tests.engine.schedules import models
@@ -259,8 +258,8 @@ PROMPTS = ((1, 2, 3), (5, 6, 5, 6, 5, 6), (9, 8, 7, 6))
 @pytest.mark.parametrize("schedule", range(4))
 def test_greedy_requests_say_what_the_naive_loop_says(methods: tuple[str, ...], schedule: int) -> None:
     greedy = SamplingParameters(temperature=0.0)
-    told = answer(greedy, methods=methods, schedule=schedule, rows=3)
-    assert told == [naive(models("qwen3", False)[0], prompt, 24, greedy) for prompt in PROMPTS]
+    outputs = answer(greedy, methods=methods, schedule=schedule, rows=3)
+    assert outputs == [naive(models("qwen3", False)[0], prompt, 24, greedy) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("methods", [("draft_model",), ("draft_model", "ngram")])
@@ -324,8 +323,8 @@ def test_what_is_forced_is_spelled_as_the_drafter_likes(own: list[int], drafts: 
     said = Proposal(mx.array([[*own, 0, 0, 0][:3]], dtype=mx.int32), (len(own),), ("",))
     whole = led(said, [((7, 5, 4), (8, 6))])
     assert whole.tokens is not None
-    told: Any = whole.tokens.tolist()
-    assert told[0][: whole.counts[0]] == drafts
+    tokens: Any = whole.tokens.tolist()
+    assert tokens[0][: whole.counts[0]] == drafts
 
 
 def test_a_forced_draft_leaves_the_distribution_of_the_target_as_it_is() -> None:
@@ -352,7 +351,7 @@ class Listening(Drafter):
         self.salts: set[int] = set()
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
-        self.salts.update(one.salt for one in sampled)
+        self.salts.update(sampled_row.salt for sampled_row in sampled)
         return Proposal(None, (0,) * len(rows), ("it listens",) * len(rows))
 
 

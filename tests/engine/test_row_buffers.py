@@ -8,7 +8,7 @@ from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from app.core.request import Request
-from app.engine.lanes import Lane, SlotTable, reservation
+from app.engine.caches.lanes import Lane, SlotTable, reservation
 from app.engine.runner import Runner
 from tests.engine.driving import build
 from tests.engine.schedules import run_schedule
@@ -101,7 +101,7 @@ def test_rows_that_become_long_leave_the_rectangle_and_say_what_they_would_alone
     }
     for name in texts:
         runner.claim(name)
-    told: dict[str, list[mx.array]] = {name: [] for name in texts}
+    outputs: dict[str, list[mx.array]] = {name: [] for name in texts}
     for step in range(10):
         runner.settle()
         going = [
@@ -112,13 +112,13 @@ def test_rows_that_become_long_leave_the_rectangle_and_say_what_they_would_alone
             continue
         fed = [texts[name][runner.length(name) : runner.length(name) + 4] for name in names]
         width = max(map(len, fed))
-        tokens = mx.array([[*each, *[0] * (width - len(each))] for each in fed])
+        tokens = mx.array([[*piece, *[0] * (width - len(piece))] for piece in fed])
         logits, forward = runner.forward(names, tokens, list(map(len, fed)))
         runner.commit(forward, list(map(len, fed)))
-        for row, (name, each) in enumerate(zip(names, fed, strict=True)):
-            told[name].append(logits[row, : len(each)])
+        for row, (name, part) in enumerate(zip(names, fed, strict=True)):
+            outputs[name].append(logits[row, : len(part)])
     assert runner.caches.table.shared < len(texts), "some have buffers of their own"
-    for name, parts in told.items():
+    for name, parts in outputs.items():
         if parts:
             got = mx.concatenate(parts)
             wanted = naive(model, texts[name])[: len(got)]

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.request import SamplingParameters
-from app.engine.acceptance import count_accepted
 from app.engine.sampling import (
     ACCEPTANCE_SALT,
     DRAFT_SALT,
@@ -24,7 +23,8 @@ from app.engine.sampling import (
     noise_keys,
     unit_noise,
 )
-from app.engine.truncation import truncate
+from app.engine.sampling.acceptance import count_accepted
+from app.engine.sampling.truncation import truncate
 
 
 def row(tokens: list[int] | None = None, prompt_length: int = 0, **parameters: object) -> SampledRow:
@@ -151,18 +151,18 @@ class Read(list[int]):
         self.read: list[int] = []
 
     def __getitem__(self, place: Any) -> Any:
-        found = super().__getitem__(place)
-        self.read += found if isinstance(place, slice) else [found]
-        return found
+        value = super().__getitem__(place)
+        self.read += value if isinstance(place, slice) else [value]
+        return value
 
 
 def penalised_plainly(logits: Sequence[float], seen: Sequence[int], row: SampledRow) -> list[float]:
     """The rule, one token after the other, of a slot that has seen these tokens behind those of the row."""
-    asked, told = row.parameters, list(row.tokens) + list(seen)
+    asked, tokens = row.parameters, list(row.tokens) + list(seen)
     values = []
     for token, value in enumerate(logits):
-        count = told[row.prompt_length :].count(token)
-        penalty = asked.repetition_penalty if token in told else 1.0
+        count = tokens[row.prompt_length :].count(token)
+        penalty = asked.repetition_penalty if token in tokens else 1.0
         less = asked.frequency_penalty * count + asked.presence_penalty * (count > 0)
         values.append((value / penalty if value > 0 else value * penalty) - less)
     return values

@@ -2,8 +2,8 @@
 
 import mlx.core as mx
 
-from app.engine.lanes import select
-from app.engine.rollback import SlotState
+from app.engine.caches.lanes import select
+from app.engine.caches.rollback import SlotState
 
 
 def row(value: float, count: int = 1) -> list[mx.array]:

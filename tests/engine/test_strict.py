@@ -10,9 +10,9 @@ import pytest
 
 from app.core.request import WHOLE, Quantisation, Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
-from app.engine.acceptance import doubtful
 from app.engine.engine import Engine
 from app.engine.sampling import SampledRow, draw
+from app.engine.sampling.acceptance import doubtful
 from tests.engine.driving import build
 from tests.engine.schedules import models, random_sampling
 from tests.engine.strict_study import Study, decode, hesitant_engine, study
@@ -46,28 +46,28 @@ def vague_engine(family: str, *, carry_over: bool = False, quantisation: Quantis
 
 @pytest.mark.parametrize(("family", "dtype"), one_in(2, ["mamba2", "falcon_h1"], [mx.bfloat16, mx.float16]))
 def test_in_half_precision_strict_says_what_plain_decoding_says(family: str, dtype: mx.Dtype) -> None:
-    found = study(hesitant_engine(family, dtype), "draft_model", 3)
-    assert found.strict_parted == 0
-    assert found.close_calls > 0 < found.accepted
+    result = study(hesitant_engine(family, dtype), "draft_model", 3)
+    assert result.strict_parted == 0
+    assert result.close_calls > 0 < result.accepted
 
 
 @pytest.mark.parametrize(
     ("family", "method"), [("qwen3_next", "ngram"), pytest.param("qwen3", "draft_model", marks=LANDING)]
 )
 def test_with_openblas_strict_says_what_plain_decoding_says(family: str, method: str) -> None:
-    found = run_study(family, "float32", method, 4)
-    assert found.strict_parted == 0
-    assert found.accepted > 0
-    assert not found.openblas or found.close_calls > 0
+    result = run_study(family, "float32", method, 4)
+    assert result.strict_parted == 0
+    assert result.accepted > 0
+    assert not result.openblas or result.close_calls > 0
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(("family", "dtype"), [("qwen3_next", "float32"), ("mamba2", "bfloat16")])
 def test_on_500_prompts_strict_never_parts_where_coupled_does(family: str, dtype: str) -> None:
-    found = run_study(family, dtype, "draft_model", 500)
-    assert found.strict_parted == 0
-    assert found.coupled_parted > 0 or not (found.openblas or dtype == "bfloat16")
+    result = run_study(family, dtype, "draft_model", 500)
+    assert result.strict_parted == 0
+    assert result.coupled_parted > 0 or not (result.openblas or dtype == "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_after_a_close_call_the_cache_has_the_bits_of_plain_decoding() -> None:
 def test_log_probabilities_of_a_token_decided_again_are_its_own() -> None:
     engine = hesitant_engine("mamba2", mx.bfloat16)
     sampling = SamplingParameters(temperature=1.0, seed=3, top_logprobs=2)
-    told: dict[str, dict[int, object]] = {}
+    logprobs: dict[str, dict[int, object]] = {}
     for acceptance, drafts in (("coupled", 0), ("strict", 3)):
         tokens, computed = list(range(12)), engine.admit(asked(tuple(range(12)), 30, sampling, acceptance, acceptance))
-        mine = told.setdefault(acceptance, {})
+        mine = logprobs.setdefault(acceptance, {})
         while len(tokens) < 40:
             row = DecodeRow(acceptance, tokens, 12, computed, 42 - len(tokens), "draft_model", drafts)
             (outcome,) = engine.step(DecodeStep((row,))).outcomes
@@ -130,18 +130,18 @@ def test_log_probabilities_of_a_token_decided_again_are_its_own() -> None:
             if not drafts or outcome.replayed:
                 mine[len(tokens)] = outcome.logprobs[-1]
         engine.release(acceptance, ())
-    common = told["strict"].keys() & told["coupled"].keys()
+    common = logprobs["strict"].keys() & logprobs["coupled"].keys()
     assert common
-    assert all(told["strict"][place] == told["coupled"][place] for place in common)
+    assert all(logprobs["strict"][place] == logprobs["coupled"][place] for place in common)
 
 
 def test_where_no_width_moves_a_logit_nothing_is_read_again() -> None:
     target, draft = models("qwen3", False)
     engine = build(target, draft=draft)
     request = asked(tuple(range(30)), 40, SamplingParameters(temperature=0.0), "a", "strict")
-    told = decode(engine, request, "draft_model", lambda: 4)
+    answer = decode(engine, request, "draft_model", lambda: 4)
     assert engine.plain_rows.moved == 0.0
-    assert told.close_calls == 0 < told.accepted
+    assert answer.close_calls == 0 < answer.accepted
 
 
 def replayed(engine: Engine, texts: dict[str, list[int]], computed: dict[str, int], tokens: int) -> int:

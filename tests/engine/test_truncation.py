@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from app.core.request import SamplingParameters
 from app.engine.sampling import SampledRow, draw, gumbel_noise, noise_keys
-from app.engine.truncation import best_of, truncate
+from app.engine.sampling.truncation import best_of, truncate
 
 ROUNDING, ROUNDING_OF_A_TOKEN = 1e-5, 2.0**-26
 """Error of a share of the mass, both summed in float32: half an ulp for each token of each sum, over the four lanes of
@@ -68,20 +68,20 @@ def compare(seed: int, vocabularies: tuple[int, ...]) -> int:
     vocabulary, slots = int(chance.choice(vocabularies)), int(chance.integers(1, 4))
     values = np.stack([[logits_of(kind, chance, vocabulary) for _ in range(slots)] for kind in SHAPES])
     parameters = [random_parameters(chance, vocabulary) for _ in SHAPES]
-    rows = [SampledRow(each, [1] * index, 0) for index, each in enumerate(parameters)]
+    rows = [SampledRow(sampling, [1] * index, 0) for index, sampling in enumerate(parameters)]
     rounding = max(ROUNDING, vocabulary * ROUNDING_OF_A_TOKEN)
     cut = np.array(truncate(mx.array(values), parameters))
     noise = np.array(gumbel_noise(noise_keys(rows, slots), vocabulary))
     drawn: Any = draw(mx.array(values), rows).tolist()
-    for row, each in enumerate(parameters):
+    for row, wish in enumerate(parameters):
         for slot in range(slots):
-            logits, place = values[row, slot], (seed, SHAPES[row], each)
-            fewest, most = (sorted_out(logits, each, slack) for slack in (-rounding, rounding))
+            logits, place = values[row, slot], (seed, SHAPES[row], wish)
+            fewest, most = (sorted_out(logits, wish, slack) for slack in (-rounding, rounding))
             kept = np.isfinite(cut[row, slot])
             assert not (fewest & ~kept).any(), place
             assert not (kept & ~most).any(), place
             perturbed = logits + noise[row, slot]
-            wanted = {int(np.argmax(np.where(one, perturbed, -np.inf))) for one in (fewest, most, kept)}
+            wanted = {int(np.argmax(np.where(mask, perturbed, -np.inf))) for mask in (fewest, most, kept)}
             assert drawn[row][slot] in wanted, place
             if (fewest == most).all():
                 assert len(wanted) == 1

@@ -15,10 +15,10 @@ from app.core.step import DecodeStep, EngineLimits, PrefillStep, RowOutcome, Ste
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.engine import Engine
-from app.engine.loader import load_unit
-from app.engine.opening import open_engine
-from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed
-from app.engine.warm_up import PHASE, REQUEST_ID, warm_up
+from app.engine.loading.loader import load_unit
+from app.engine.loading.opening import open_engine
+from app.engine.loading.pool import EnginePool, Evicted, Loaded, LoadFailed
+from app.engine.loading.warm_up import PHASE, REQUEST_ID, warm_up
 from app.models.draft_lengths import DRAFT_LENGTHS
 from app.scheduler.costs import CostTable
 from tests.engine.pool_world import SIZES, World, drain, specification
@@ -76,9 +76,13 @@ class TimedEngine:
 
     def _decode(self, plan: DecodeStep) -> StepResult:
         rows, row = len(plan.rows), plan.rows[0]
-        assert [each.sequence_id for each in plan.rows] == list(self.cached)
-        assert all(each.computed == self.cached[each.sequence_id] == len(each.tokens) - 1 for each in plan.rows)
-        assert {(each.method, each.num_draft_tokens) for each in plan.rows} == {(row.method, row.num_draft_tokens)}
+        assert [planned.sequence_id for planned in plan.rows] == list(self.cached)
+        assert all(
+            planned.computed == self.cached[planned.sequence_id] == len(planned.tokens) - 1 for planned in plan.rows
+        )
+        assert {(planned.method, planned.num_draft_tokens) for planned in plan.rows} == {
+            (row.method, row.num_draft_tokens)
+        }
         drafted = min(row.num_draft_tokens, self.block)
         self.shapes.append(
             (row.method, row.num_draft_tokens) if rows == 1 else (row.method, row.num_draft_tokens, rows)
@@ -235,12 +239,12 @@ def two_slices() -> Iterator[tuple[str, float]]:
 def test_a_model_is_ready_when_it_is_warm_and_its_engine_knows_the_costs() -> None:
     pool = warming(World(dict(SIZES)), two_slices)
     pool.acquire(specification("a"))
-    told = []
+    events = []
     while pool.loading:
         assert pool.engine("a") is None
         assert pool.snapshot()[0].state == "loading"
-        told += pool.advance()
-    assert told[-3:-1] == [
+        events += pool.advance()
+    assert events[-3:-1] == [
         LoadProgress(model_id="a", phase=PHASE, fraction=0.0),
         LoadProgress(model_id="a", phase=PHASE, fraction=0.5),
     ]

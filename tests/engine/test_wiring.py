@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.errors import ModelUnavailable
-from app.engine.pool import EnginePool, LoadFailed
-from app.engine.wiring import MetalDevice, WirableMemory, Wiring, wirable_from, wirable_memory
+from app.engine.loading.pool import EnginePool, LoadFailed
+from app.engine.loading.wiring import MetalDevice, WirableMemory, Wiring, wirable_from, wirable_memory
 from tests.engine.pool_world import SIZES, World, drain, kept, ready, specification
 
 GB = 10**9
@@ -28,43 +28,43 @@ def test_a_load_ends_with_its_weights_wired_once_the_device_is_settled(world: Wo
     pool = wired(world)
     pool.acquire(specification("a"))
     assert pool.advance() != []
-    assert world.told == []  # half of the weights: nothing yet
+    assert world.actions == []  # half of the weights: nothing yet
     drain(pool)
-    assert world.told == ["settle", "wire 3"]
+    assert world.actions == ["settle", "wire 3"]
 
 
 def test_the_limit_is_that_of_all_models_together(world: World) -> None:
     ready(wired(world), "a", "b")
-    assert world.told == ["settle", "wire 3", "settle", "wire 7"]
+    assert world.actions == ["settle", "wire 3", "settle", "wire 7"]
 
 
 def test_an_evicted_model_is_let_go_before_it_is_freed_and_the_others_are_wired_again(world: World) -> None:
     pool = wired(world)
     ready(pool, "a", "b")
-    world.told.clear()
+    world.actions.clear()
     pool.acquire(specification("c"))
     drain(pool)
-    assert world.told == ["settle", "wire 0", "close a", "settle", "wire 4", "settle", "wire 9"]
+    assert world.actions == ["settle", "wire 0", "close a", "settle", "wire 4", "settle", "wire 9"]
 
 
 def test_nothing_is_wired_while_somebody_may_still_hold_an_evicted_model(world: World) -> None:
     pool = wired(world)
     ready(pool, "a", "b")
-    world.told.clear()
+    world.actions.clear()
     pool.unload("a")
-    assert world.told == ["settle", "wire 0", "close a"]
+    assert world.actions == ["settle", "wire 0", "close a"]
     pool.expire()
-    assert world.told[3:] == ["settle", "wire 4"]
+    assert world.actions[3:] == ["settle", "wire 4"]
 
 
 def test_a_model_that_expires_is_let_go_too(world: World) -> None:
     pool = wired(world)
     ready(pool, "a")
-    world.told.clear()
+    world.actions.clear()
     pool.keep(kept(a=0.0))
     pool.expire()
     pool.expire()
-    assert world.told == ["settle", "wire 0", "close a"]
+    assert world.actions == ["settle", "wire 0", "close a"]
 
 
 @pytest.mark.parametrize("broken", ["reading", "opening"])
@@ -76,7 +76,7 @@ def test_a_load_that_fails_leaves_nothing_wired(world: World, broken: str) -> No
         world.unopenable.add("a")
     pool.acquire(specification("a"))
     assert isinstance(drain(pool)[-1], LoadFailed)
-    assert world.told == ([] if broken == "reading" else ["settle", "wire 3", "settle", "wire 0"])
+    assert world.actions == ([] if broken == "reading" else ["settle", "wire 3", "settle", "wire 0"])
 
 
 def test_a_cancelled_load_leaves_nothing_wired(world: World) -> None:
@@ -86,7 +86,7 @@ def test_a_cancelled_load_leaves_nothing_wired(world: World) -> None:
     pool.release("a")
     pool.cancel_load("a")
     drain(pool)
-    assert world.told == []
+    assert world.actions == []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_machine_that_cannot_wire_is_never_asked_to(world: World) -> None:
     ready(pool, "a", "b")
     pool.unload("a")
     pool.expire()
-    assert world.told == ["close a"]
+    assert world.actions == ["close a"]
 
 
 @pytest.mark.parametrize(("version", "wires"), [("14.7.1", False), ("15.0", True), ("26.1", True), ("", False)])

@@ -18,10 +18,10 @@ from typing import Any, cast
 from huggingface_hub import file_download, hf_api  # noqa: F401 - warm: a life imports them at its first request
 
 from app.admin.downloading import Downloads
-from app.core.lifeline import end_with_parent
 from app.hub import download_child
 from app.hub.download_run import Patience
 from app.hub.hub_files import HubToken
+from app.machine.lifeline import end_with_parent
 from app.settings import Settings
 from app.store.rows import DownloadRows
 from app.store.store import Store

@@ -82,7 +82,7 @@ class Place:
 
     def listed(self) -> list[str]:
         """What the catalog shows."""
-        return [each.id for each in self.catalog.models()]
+        return [model.id for model in self.catalog.models()]
 
     def partial_bytes(self) -> int:
         """How much of anything lies in unfinished folders."""

@@ -81,12 +81,12 @@ class Repository:
 
     def _sibling(self, name: str, *, blobs: bool) -> dict[str, Any]:
         content = self.files[name]
-        told: dict[str, Any] = {"rfilename": self.other_names.get(name, name)}
+        facts: dict[str, Any] = {"rfilename": self.other_names.get(name, name)}
         if blobs:
-            told |= {"size": len(content), "blobId": _sha1(b"blob %d\0" % len(content) + content)}
+            facts |= {"size": len(content), "blobId": _sha1(b"blob %d\0" % len(content) + content)}
             if len(content) >= LARGE_BYTES:
-                told["lfs"] = {"size": len(content), "sha256": digest(content), "pointerSize": 134}
-        return told | self.other_facts.get(name, {})
+                facts["lfs"] = {"size": len(content), "sha256": digest(content), "pointerSize": 134}
+        return facts | self.other_facts.get(name, {})
 
 
 @dataclass
@@ -162,7 +162,7 @@ class StandInHub:
 
     def gets(self, name: str) -> list[Seen]:
         """The requests for the bytes of a file."""
-        return [each for each in self.seen if each.method == "GET" and each.path.endswith(f"/{name}")]
+        return [request for request in self.seen if request.method == "GET" and request.path.endswith(f"/{name}")]
 
     def close(self) -> None:
         """Answer no more, on open connections neither."""
@@ -351,16 +351,16 @@ def _search(repositories: Any, query: dict[str, list[str]]) -> list[dict[str, An
     words = " ".join(query.get("search", [])).lower().split()
     filters = query.get("filter", [])
     kept = [
-        each
-        for each in repositories
-        if all(word in each.id.lower() for word in words)
-        and all(tag in each.tags or tag == each.library for tag in filters)
-        and not each.private
+        repository
+        for repository in repositories
+        if all(word in repository.id.lower() for word in words)
+        and all(tag in repository.tags or tag == repository.library for tag in filters)
+        and not repository.private
     ]
     keys = {"likes": "likes", "lastModified": "modified"}
     key = keys.get(query.get("sort", ["downloads"])[0], "downloads")
-    kept.sort(key=lambda each: getattr(each, key), reverse=True)
-    return [each.information() for each in kept[: int(query.get("limit", ["50"])[0])]]
+    kept.sort(key=lambda repository: getattr(repository, key), reverse=True)
+    return [repository.information() for repository in kept[: int(query.get("limit", ["50"])[0])]]
 
 
 @functools.lru_cache(maxsize=256)

@@ -72,7 +72,7 @@ async def test_a_cut_connection_is_gone_on_with_where_it_was(place: Place, hub: 
     async with place.open(streams=1) as downloads:
         await downloads.add(ID)
         await until_state(downloads, "done")
-    assert [each.range for each in hub.gets("model.safetensors")] == ["", "bytes=70000-", "bytes=100000-"]
+    assert [request.range for request in hub.gets("model.safetensors")] == ["", "bytes=70000-", "bytes=100000-"]
     assert place.listed() == [ID]
 
 
@@ -205,7 +205,7 @@ async def test_a_process_that_hangs_is_restarted_without_the_chunk_store(place: 
     async with place.open(patience=patience, xet_from_bytes=1000) as downloads:
         await downloads.add(ID)
         await until_state(downloads, "done")
-    assert [each.range for each in hub.gets("model.safetensors")] == [""]
+    assert [request.range for request in hub.gets("model.safetensors")] == [""]
 
 
 async def test_a_process_that_hangs_halfway_is_restarted_where_it_was(place: Place, hub: StandInHub) -> None:
@@ -214,7 +214,7 @@ async def test_a_process_that_hangs_halfway_is_restarted_where_it_was(place: Pla
     async with place.open(patience=patience, streams=1, read_timeout_seconds=60) as downloads:
         await downloads.add(ID)
         await until_state(downloads, "done")
-    assert [each.range for each in hub.gets("model.safetensors")] == ["", "bytes=65536-"]
+    assert [request.range for request in hub.gets("model.safetensors")] == ["", "bytes=65536-"]
 
 
 async def test_a_chunk_store_that_fails_gives_way_to_plain_http(place: Place, hub: StandInHub) -> None:
@@ -222,7 +222,7 @@ async def test_a_chunk_store_that_fails_gives_way_to_plain_http(place: Place, hu
     async with place.open(xet_from_bytes=1000) as downloads:
         await downloads.add(ID)
         await until_state(downloads, "done")
-    assert any("xet-read-token" in each.path for each in hub.seen)
+    assert any("xet-read-token" in request.path for request in hub.seen)
 
 
 async def test_so_many_run_at_a_time_and_the_rest_in_their_order(place: Place, hub: StandInHub) -> None:
@@ -333,7 +333,7 @@ async def test_the_token_stays_out_of_rows_views_and_arguments(place: Place, hub
         await downloads.add(ID)
         assert "hf_secret" not in str(await until_state(downloads, "done"))
     assert b"hf_secret" not in place.store_file.read_bytes()
-    assert {each.authorization for each in hub.seen} == {"Bearer hf_secret"}
+    assert {request.authorization for request in hub.seen} == {"Bearer hf_secret"}
 
 
 async def test_a_token_that_the_hub_does_not_know_is_left_out_for_public_repositories(
@@ -342,4 +342,4 @@ async def test_a_token_that_the_hub_does_not_know_is_left_out_for_public_reposit
     async with place.open(token="hf_stale") as downloads:
         await downloads.add(ID)
         await until_state(downloads, "done")
-    assert {each.authorization for each in hub.seen} == {"Bearer hf_stale", ""}
+    assert {request.authorization for request in hub.seen} == {"Bearer hf_stale", ""}

@@ -22,7 +22,7 @@ def hub() -> Iterator[StandInHub]:
 
 
 def names(hub: StandInHub, text: str, **more: str) -> list[str]:
-    return [each.repository for each in search(Hub(hub.address), text, **more)]  # type: ignore[arg-type]
+    return [result.repository for result in search(Hub(hub.address), text, **more)]  # type: ignore[arg-type]
 
 
 def test_mlx_repositories_come_first_then_what_can_be_loaded(hub: StandInHub) -> None:
@@ -52,10 +52,10 @@ def test_results_can_be_sorted(hub: StandInHub) -> None:
 
 def test_a_result_tells_what_a_person_chooses_by(hub: StandInHub) -> None:
     hub.add("a/gated", model_files(), gated="manual", config={"architectures": ["DFlashDraftModel"]})
-    found = search(Hub(hub.address), "gated")[0]
-    assert (found.author, found.gated, found.is_mlx, found.method) == ("a", True, True, "dflash")
-    assert (found.licence, found.downloads, found.likes) == ("apache-2.0", 100, 10)
-    assert found.modified_at == 1790812800.0
+    result = search(Hub(hub.address), "gated")[0]
+    assert (result.author, result.gated, result.is_mlx, result.method) == ("a", True, True, "dflash")
+    assert (result.licence, result.downloads, result.likes) == ("apache-2.0", 100, 10)
+    assert result.modified_at == 1790812800.0
 
 
 def test_details_tell_exact_bytes_of_only_what_would_be_fetched(hub: StandInHub) -> None:

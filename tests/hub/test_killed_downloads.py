@@ -41,9 +41,9 @@ class Forge:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({**self.order, "repository": repository}).encode() + b"\n")
         self.process.stdin.flush()
-        self.pid = self.told(PATIENCE_SECONDS, "pid")["pid"]
+        self.pid = self.receive(PATIENCE_SECONDS, "pid")["pid"]
 
-    def told(self, seconds: float, wanted: str = "end") -> dict[str, Any]:
+    def receive(self, seconds: float, wanted: str = "end") -> dict[str, Any]:
         """The next line of a life that tells of `wanted`, or its end; empty when there is none in that time."""
         assert self.process.stdout is not None
         until = time.monotonic() + seconds
@@ -58,7 +58,7 @@ class Forge:
     def told_before(self, sent_bytes: int) -> dict[str, Any]:
         """Its end, if that comes before the hub has sent so many bytes."""
         while self.hub.sent_bytes < sent_bytes:
-            if end := self.told(LOOK_SECONDS):
+            if end := self.receive(LOOK_SECONDS):
                 return end
         return {}
 
@@ -76,7 +76,7 @@ class Forge:
     def let_live(self, repository: str) -> None:
         """A whole life."""
         self.begin(repository)
-        assert self.told(PATIENCE_SECONDS) == {"end": "done", "problem": ""}
+        assert self.receive(PATIENCE_SECONDS) == {"end": "done", "problem": ""}
 
 
 @contextmanager
@@ -110,10 +110,10 @@ def test_a_killed_download_can_always_be_gone_on_with(tmp_path: Path, kills: int
             hub.add(name, model_files(30_000 + seen))
             forge.begin(name)
             for whom in chance.choice((("both",), ("server",), ("child", "both"))):
-                end = forge.told(PATIENCE_SECONDS, "child") if whom == "child" else {}
+                end = forge.receive(PATIENCE_SECONDS, "child") if whom == "child" else {}
                 wanted = hub.sent_bytes + chance.choice((0, chance.randrange(MODEL_BYTES)))
                 end = forge.told_before(wanted) if "end" not in end else end
-                end = end or forge.told(chance.uniform(0, LONGEST_SECONDS))
+                end = end or forge.receive(chance.uniform(0, LONGEST_SECONDS))
                 assert end in ({}, {"end": "done", "problem": ""})
                 if end:
                     break
@@ -126,5 +126,5 @@ def test_a_killed_download_can_always_be_gone_on_with(tmp_path: Path, kills: int
             forge.let_live(f"paceline-test/model-{number}")
         assert check_visible(forge, hub) == seen + 1
         assert [path for path in (forge.folder / PARTIAL).iterdir() if path.suffix != ".lock"] == []
-        assert any(each.range for each in hub.seen), "some were gone on with in the middle of a file"
+        assert any(request.range for request in hub.seen), "some were gone on with in the middle of a file"
         assert min(killed.values()) >= kills // 10, killed

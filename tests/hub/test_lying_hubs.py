@@ -107,9 +107,9 @@ async def test_a_repository_with_sizes_beyond_all_numbers_costs_the_queue_nothin
         assert {view["repository"]: view["state"] for view in downloads.views()} == {ID: "cancelled", HONEST: "done"}
 
 
-@pytest.mark.parametrize("told", [{"total_bytes": 1 << 63}, {"done_bytes": LARGEST_COUNT + 1}, {"done_bytes": -1}])
-async def test_what_a_process_tells_beyond_all_numbers_is_not_believed(place: Place, told: dict[str, int]) -> None:
-    line = json.dumps(asdict(Download(id=1, repository=ID, state="running", phase="downloading")) | told)
+@pytest.mark.parametrize("values", [{"total_bytes": 1 << 63}, {"done_bytes": LARGEST_COUNT + 1}, {"done_bytes": -1}])
+async def test_what_a_process_tells_beyond_all_numbers_is_not_believed(place: Place, values: dict[str, int]) -> None:
+    line = json.dumps(asdict(Download(id=1, repository=ID, state="running", phase="downloading")) | values)
 
     async def spawn(_job: bytes) -> asyncio.subprocess.Process:
         words = [sys.executable, "-c", f"print({line!r})"]
@@ -131,15 +131,17 @@ def test_whatever_a_hub_says_of_a_repository_is_a_refusal_or_can_be_shown(hub: S
             json.dumps(asdict(inspect_repository(ours, ID)), allow_nan=False).encode()
         hub.faults.answers.append(json.dumps([hub.repositories[ID].information()]).encode())
         with suppress(HubProblem):
-            found = search(ours, "")
-            json.dumps([asdict(each) for each in found], allow_nan=False, ensure_ascii=False).encode()
-            assert all(abs(number) <= LARGEST_COUNT for each in found for number in (each.downloads, each.likes))
+            results = search(ours, "")
+            json.dumps([asdict(result) for result in results], allow_nan=False, ensure_ascii=False).encode()
+            assert all(
+                abs(number) <= LARGEST_COUNT for result in results for number in (result.downloads, result.likes)
+            )
 
 
 @pytest.mark.parametrize("name", ["../../etc", "/etc/x", "..", "a/..", "a/../../b", "a/b/c", "a\n/b", "", "a"])
 def test_what_has_no_name_of_a_repository_is_not_offered(hub: StandInHub, name: str) -> None:
     hub.repositories[ID].other_information = {"id": name}
-    assert [each.repository for each in search(Hub(hub.address), "")] == [HONEST]
+    assert [result.repository for result in search(Hub(hub.address), "")] == [HONEST]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,11 @@ async def test_the_token_goes_to_no_route_that_the_hub_names(
         for file in (place.folder / ID).iterdir():
             file.unlink()
         (place.folder / ID).rmdir()
-        asked = {each.path for each in hub.seen if "/resolve/" not in each.path and each.path != f"/api/models/{ID}"}
+        asked = {
+            request.path
+            for request in hub.seen
+            if "/resolve/" not in request.path and request.path != f"/api/models/{ID}"
+        }
         assert asked == {f"/api/models/{ID}/xet-read-token/{commit}"}
     assert stranger.seen == []
 
@@ -202,9 +208,11 @@ async def test_the_token_goes_to_no_host_that_the_hub_redirects_to(
     async with place.open(xet_from_bytes=1000, token="hf_secret") as downloads:
         await downloads.add(ID)
         await until_state(downloads, "done")
-    assert {each.authorization for each in hub.seen} == {"Bearer hf_secret"}
-    assert {each.authorization for each in stranger.seen} == {""}
-    assert not [each for each in stranger.seen if each.method == "HEAD"], "where the chunk store is, only the hub says"
+    assert {request.authorization for request in hub.seen} == {"Bearer hf_secret"}
+    assert {request.authorization for request in stranger.seen} == {""}
+    assert not [request for request in stranger.seen if request.method == "HEAD"], (
+        "where the chunk store is, only the hub says"
+    )
 
 
 def test_a_hash_of_the_chunk_store_that_is_none_is_not_asked_for(hub: StandInHub) -> None:
@@ -212,9 +220,9 @@ def test_a_hash_of_the_chunk_store_that_is_none_is_not_asked_for(hub: StandInHub
     weights = next(file for file in ours.contents(ID).files if file.name == "model.safetensors")
     assert ours.stored(ID, liar.commit, weights) is None
     liar.xet = frozenset({"model.safetensors"})
-    found = ours.stored(ID, liar.commit, weights)
-    assert found is not None
-    assert found.token_address == f"{hub.address}/api/models/{ID}/xet-read-token/{liar.commit}"
+    stored = ours.stored(ID, liar.commit, weights)
+    assert stored is not None
+    assert stored.token_address == f"{hub.address}/api/models/{ID}/xet-read-token/{liar.commit}"
 
 
 # --- what is kept of downloads is ours by its name ----------------------------------------------------------------
@@ -260,7 +268,7 @@ def test_only_folders_of_commits_are_removed_with_what_has_arrived(tmp_path: Pat
     (folder / f"{flat}@{'2' * 40}").write_bytes(b"a file")
     assert begun_commit(tmp_path, ID) == commit
     remove_partials(tmp_path, ID)
-    assert {each.name for each in folder.iterdir()} == others | {f"{flat}@{'1' * 40}", f"{flat}@{'2' * 40}"}
+    assert {path.name for path in folder.iterdir()} == others | {f"{flat}@{'1' * 40}", f"{flat}@{'2' * 40}"}
 
 
 def test_a_token_that_is_a_pipe_a_link_or_endless_is_none(tmp_path: Path) -> None:

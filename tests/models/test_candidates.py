@@ -17,9 +17,9 @@ def specification(main: CatalogModel) -> ModelSpecification:
     return ModelSpecification(id=main.id, path=str(main.path))
 
 
-def found(main: CatalogModel, catalog: FolderCatalog) -> dict[tuple[str, str], Candidate]:
+def candidates_of(main: CatalogModel, catalog: FolderCatalog) -> dict[tuple[str, str], Candidate]:
     candidates = candidates_for(main, catalog.models(), specification(main), widen=False)
-    return {(each.method, each.id): each for each in candidates}
+    return {(candidate.method, candidate.id): candidate for candidate in candidates}
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def embedded(tmp_path: Path) -> FolderCatalog:
 
 def test_everything_that_could_draft_is_told_with_what_it_takes(embedded: FolderCatalog) -> None:
     main = embedded.find("demo-assistant")
-    candidates = found(main, embedded)
+    candidates = candidates_of(main, embedded)
     for method, name in (("dflash", "demo-assistant-dflash"), ("eagle3", "demo-assistant-eagle3")):
         drafter = candidates[method, name]
         assert (drafter.fits, drafter.is_usual, drafter.tokens, drafter.rollback) == (True, True, "borrowed", ("trim",))
@@ -40,7 +40,7 @@ def test_everything_that_could_draft_is_told_with_what_it_takes(embedded: Folder
     assert draft.footprint.cache_bytes > 0, "its keys and values count"
     refused = candidates["mtp", "demo-hybrid-mtp"]
     assert "cannot run here" in refused.refusal
-    assert main.id not in {each.id for each in candidates.values()}
+    assert main.id not in {candidate.id for candidate in candidates.values()}
 
 
 def test_what_is_told_of_each_adds_up_to_what_the_worker_reserves(embedded: FolderCatalog) -> None:
@@ -48,7 +48,7 @@ def test_what_is_told_of_each_adds_up_to_what_the_worker_reserves(embedded: Fold
     draft = embedded.find("demo-draft")
     alone = specification(main)
     unit = ModelSpecification(id=main.id, path=str(main.path), drafts=(DraftSpecification(draft.id, str(draft.path)),))
-    extra = found(main, embedded)["draft_model", "demo-draft"].footprint
+    extra = candidates_of(main, embedded)["draft_model", "demo-draft"].footprint
     whole = unit_footprint(unit, widen=False)
     assert whole == unit_footprint(alone, widen=False) + extra
     assert whole.total_bytes == whole.weights_bytes + whole.cache_bytes + whole.peak_bytes
@@ -69,7 +69,7 @@ def test_another_tokenizer_is_named_token_by_token(tmp_path: Path) -> None:
     write_model(tmp_path / "main", rows=16)
     write_model(tmp_path / "stranger", pieces="abxdyfgh")
     catalog = FolderCatalog([tmp_path])
-    stranger = found(catalog.find("main"), catalog)["draft_model", "stranger"]
+    stranger = candidates_of(catalog.find("main"), catalog)["draft_model", "stranger"]
     assert stranger.tokens == "other"
     assert "token 2 is 'c' in the main model and 'x' in the draft" in stranger.token_difference
     assert stranger.token_difference in stranger.refusal
@@ -80,7 +80,7 @@ def test_a_broken_folder_is_told_and_breaks_nothing(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     catalog = FolderCatalog([tmp_path])
-    broken = found(catalog.find("main"), catalog)["draft_model", "broken"]
+    broken = candidates_of(catalog.find("main"), catalog)["draft_model", "broken"]
     assert broken.refusal
     assert broken.footprint.total_bytes == 0
 
@@ -88,7 +88,7 @@ def test_a_broken_folder_is_told_and_breaks_nothing(tmp_path: Path) -> None:
 def test_a_state_that_cannot_be_cut_is_a_snapshot(embedded: FolderCatalog) -> None:
     main = replace(embedded.find("demo-assistant"), size_bytes=1 << 40)
     candidates = candidates_for(main, embedded.models(), specification(main), widen=False)
-    hybrid = next(each for each in candidates if each.id == "demo-hybrid")
+    hybrid = next(candidate for candidate in candidates if candidate.id == "demo-hybrid")
     assert hybrid.rollback == ("trim", "snapshot")
 
 
@@ -107,9 +107,9 @@ def test_what_was_measured_to_pay_comes_first_and_what_does_not_fit_last() -> No
         candidate("dflash", "new"),
     ]
     speedups = {("draft_model", "slow"): 0.8, ("draft_model", "quick"): 1.7, ("draft_model", "refused"): 9.0}
-    ranked = rank(main, (replace(each, measured=speedups.get((each.method, each.id))) for each in candidates))
-    assert [each.id or each.method for each in ranked] == ["quick", "new", "ngram", "stranger", "slow", "refused"]
-    assert [each.measured for each in ranked[:2]] == [1.7, None]
+    ranked = rank(main, (replace(entry, measured=speedups.get((entry.method, entry.id))) for entry in candidates))
+    assert [entry.id or entry.method for entry in ranked] == ["quick", "new", "ngram", "stranger", "slow", "refused"]
+    assert [entry.measured for entry in ranked[:2]] == [1.7, None]
 
 
 def test_of_equal_drafters_the_first_one_is_the_one_that_is_chosen_by_itself(tmp_path: Path) -> None:
@@ -118,6 +118,6 @@ def test_of_equal_drafters_the_first_one_is_the_one_that_is_chosen_by_itself(tmp
     write_model(tmp_path / "another", rows=8)
     catalog = FolderCatalog([tmp_path])
     main = catalog.find("demo-main")
-    first, second, *_ = found(main, catalog).values()
+    first, second, *_ = candidates_of(main, catalog).values()
     assert (first.id, second.id) == ("demo-small", "another"), "the same family goes before a smaller one"
     assert first.draft == default_draft(main, catalog.models())

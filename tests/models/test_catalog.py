@@ -93,8 +93,8 @@ def test_the_hugging_face_cache_is_read_through_refs_main(tmp_path: Path) -> Non
     snapshot(tmp_path, "models--gpt2", "c0ffee", main="c0ffee")
     (tmp_path / "models--org--partial" / "snapshots").mkdir(parents=True)
     (tmp_path / "datasets--org--data").mkdir()
-    found = {model.id: model.path for model in FolderCatalog([], [("hugging_face", tmp_path)]).models()}
-    assert found == {
+    paths = {model.id: model.path for model in FolderCatalog([], [("hugging_face", tmp_path)]).models()}
+    assert paths == {
         "org/two": tmp_path / "models--org--two" / "snapshots" / "aaa",
         "org/newest": newest,
         "gpt2": tmp_path / "models--gpt2" / "snapshots" / "c0ffee",
@@ -158,8 +158,8 @@ def test_a_folder_is_inspected_again_only_when_it_changed(tmp_path: Path) -> Non
 )
 def test_the_default_catalog_honours_the_hub_variables(tmp_path: Path, environment: dict[str, str], place: str) -> None:
     snapshot(tmp_path / place, "models--org--name", "abc", main="abc")
-    told = {name: value.format(tmp_path) for name, value in environment.items()}
-    catalog = default_catalog([], environment=told, home=tmp_path / "home")
+    variables = {name: value.format(tmp_path) for name, value in environment.items()}
+    catalog = default_catalog([], environment=variables, home=tmp_path / "home")
     assert catalog.find("org/name").source == "hugging_face"
 
 
@@ -171,17 +171,17 @@ def test_all_folders_of_lm_studio_are_searched(tmp_path: Path) -> None:
     write_model(tmp_path / "elsewhere" / "models" / "org" / "pointed")
     settings = home / ".lmstudio" / "settings.json"
 
-    def found() -> set[str]:
+    def names() -> set[str]:
         models = default_catalog([], environment={}, home=home).models()
         return {model.id for model in models if model.source == "lm_studio"}
 
-    assert found() == {"org/legacy", "org/usual"}
+    assert names() == {"org/legacy", "org/usual"}
     settings.write_text(json.dumps({"downloadsFolder": str(tmp_path / "drive")}))
-    assert found() == {"org/legacy", "org/usual", "org/named"}
+    assert names() == {"org/legacy", "org/usual", "org/named"}
     (home / ".lmstudio-home-pointer").write_text(f"{tmp_path / 'elsewhere'}\n")
-    assert found() == {"org/legacy", "org/usual", "org/named", "org/pointed"}
+    assert names() == {"org/legacy", "org/usual", "org/named", "org/pointed"}
     settings.write_text("{broken")
-    assert found() == {"org/legacy", "org/usual", "org/pointed"}
+    assert names() == {"org/legacy", "org/usual", "org/pointed"}
 
 
 def test_a_folder_is_listed_once_however_many_ways_lead_to_it(tmp_path: Path) -> None:

@@ -19,5 +19,5 @@ def test_every_tensor_of_a_module_is_expected_and_no_other(
 ) -> None:
     write_tiny_model(tmp_path / "main", family)
     write(tmp_path / "drafter")
-    found = catalog(tmp_path)
-    assert refusal(found["main"], found["drafter"]) == ""
+    models = catalog(tmp_path)
+    assert refusal(models["main"], models["drafter"]) == ""

@@ -41,14 +41,14 @@ def reason(root: Path, config: dict[str, Any], tensors: Any, *, d2t: tuple[int, 
     """Why the drafter is refused; "" when it fits."""
     write_main(root / "main", **main)
     write_drafter(root / "draft", config, tensors, d2t=d2t)
-    found = catalog(root)
-    told = refusal(found["main"], found["draft"])
-    assert "\n" not in told
-    assert not told or "; " in told, "it says what to do"
-    assert str(root) not in told
-    assert found["draft"].kind == "drafter"
-    assert "drafter itself" in refusal(found["draft"], found["main"])
-    return told
+    models = catalog(root)
+    message = refusal(models["main"], models["draft"])
+    assert "\n" not in message
+    assert not message or "; " in message, "it says what to do"
+    assert str(root) not in message
+    assert models["draft"].kind == "drafter"
+    assert "drafter itself" in refusal(models["draft"], models["main"])
+    return message
 
 
 def without(tensors: Any, *names: str) -> dict[str, Any]:
@@ -121,8 +121,8 @@ def test_a_truncated_drafter_is_refused(tmp_path: Path) -> None:
     write_main(tmp_path / "main")
     file = write_drafter(tmp_path / "draft", DFLASH, DFLASH_TENSORS) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    found = catalog(tmp_path)
-    assert "model.safetensors is truncated or corrupt" in refusal(found["main"], found["draft"])
+    models = catalog(tmp_path)
+    assert "model.safetensors is truncated or corrupt" in refusal(models["main"], models["draft"])
 
 
 # --- EAGLE-3 ----------------------------------------------------------------------------------------------------
@@ -320,8 +320,8 @@ def test_a_drafter_with_another_tokenizer_beside_it_is_refused(tmp_path: Path) -
 
     def refusal_with(content: str) -> str:
         own.write_text(content)
-        found = catalog(tmp_path)
-        return refusal(found["main"], found["draft"])
+        models = catalog(tmp_path)
+        return refusal(models["main"], models["draft"])
 
     assert refusal_with((main / "tokenizer.json").read_text()) == ""
     assert refusal_with(json.dumps(tokenizer(list("abcdefgh"), {"<another mask>": 9}))) == ""
@@ -342,14 +342,14 @@ def test_the_default_drafter_is_the_best_method_that_fits(tmp_path: Path) -> Non
     write_drafter(tmp_path / "demo-main-mtp", MTP, MTP_TENSORS)
     write_drafter(tmp_path / "demo-main-dflash", DFLASH, DFLASH_TENSORS)
     write_drafter(tmp_path / "demo-main-wrong", {**DFLASH, "num_target_layers": 9}, DFLASH_TENSORS)
-    found = catalog(tmp_path)
-    main = found["demo-main"]
+    models = catalog(tmp_path)
+    main = models["demo-main"]
     for expected in ("demo-main-dflash", "demo-main-mtp", "demo-main-eagle3", "demo-small"):
-        best = default_draft(main, list(found.values()))
+        best = default_draft(main, list(models.values()))
         assert best is not None
         assert best.id == expected
-        del found[expected]
-    assert default_draft(main, list(found.values())) is None
+        del models[expected]
+    assert default_draft(main, list(models.values())) is None
 
 
 def test_a_broken_drafter_is_never_the_default_nor_in_the_way_of_a_sound_one(tmp_path: Path) -> None:
@@ -360,18 +360,18 @@ def test_a_broken_drafter_is_never_the_default_nor_in_the_way_of_a_sound_one(tmp
     (cut / "model.safetensors").write_bytes(b"")
     bare = write_drafter(tmp_path / "demo-main-eagle3-bare", EAGLE3, EAGLE3_TENSORS)
     (bare / "config.json").unlink()
-    found = catalog(tmp_path)
-    assert default_draft(found["demo-main"], list(found.values())) == found["demo-main-eagle3"]
-    assert found["demo-main-eagle3-cut"].method == "eagle3"
+    models = catalog(tmp_path)
+    assert default_draft(models["demo-main"], list(models.values())) == models["demo-main-eagle3"]
+    assert models["demo-main-eagle3-cut"].method == "eagle3"
 
 
 def test_the_default_drafter_may_be_limited_to_methods(tmp_path: Path) -> None:
     write_main(tmp_path / "demo-main")
     write_drafter(tmp_path / "demo-main-eagle3", EAGLE3, EAGLE3_TENSORS)
     write_drafter(tmp_path / "demo-main-dflash", DFLASH, DFLASH_TENSORS)
-    found = catalog(tmp_path)
-    main, models = found["demo-main"], list(found.values())
-    assert default_draft(main, models, ("eagle3", "ngram")) == found["demo-main-eagle3"]
+    by_id = catalog(tmp_path)
+    main, models = by_id["demo-main"], list(by_id.values())
+    assert default_draft(main, models, ("eagle3", "ngram")) == by_id["demo-main-eagle3"]
     assert default_draft(main, models, ("mtp",)) is None
 
 
@@ -379,9 +379,9 @@ def test_a_drafter_is_not_the_default_of_a_model_whose_name_is_farther_from_its_
     write_main(tmp_path / "demo-main")
     write_main(tmp_path / "demo-other")
     write_drafter(tmp_path / "demo-main-dflash", DFLASH, DFLASH_TENSORS)
-    found = catalog(tmp_path)
-    models = list(found.values())
-    main, other, drafter = found["demo-main"], found["demo-other"], found["demo-main-dflash"]
+    by_id = catalog(tmp_path)
+    models = list(by_id.values())
+    main, other, drafter = by_id["demo-main"], by_id["demo-other"], by_id["demo-main-dflash"]
     assert not refusal(other, drafter), "shapes alone do not tell"
     assert default_draft(main, models) == drafter
     assert default_draft(other, models) is None

@@ -37,29 +37,29 @@ def test_a_sound_folder_is_described(tmp_path: Path) -> None:
         safetensors({"embed.weight": ("BF16", (8, 4)), "norm.weight": ("F32", (4,))})
     )
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}<think>"}))
-    found = inspect_folder(folder)
-    assert found.path == folder.resolve()
-    assert (found.model_type, found.drafter) == ("qwen3", "")
-    assert (found.size_bytes, found.parameter_count, found.bits) == (64 + 16, 36, 16)
-    assert (found.context, found.has_chat_template, found.reasons) == (4096, True, True)
-    assert text_number(found.config, *VOCABULARY_KEYS) == 8
-    assert found.tensors["embed.weight"].shape == (8, 4)
-    assert found.tensors["embed.weight"].size_bytes == 64
-    assert found.weight_files == ("model.safetensors",)
+    model = inspect_folder(folder)
+    assert model.path == folder.resolve()
+    assert (model.model_type, model.drafter) == ("qwen3", "")
+    assert (model.size_bytes, model.parameter_count, model.bits) == (64 + 16, 36, 16)
+    assert (model.context, model.has_chat_template, model.reasons) == (4096, True, True)
+    assert text_number(model.config, *VOCABULARY_KEYS) == 8
+    assert model.tensors["embed.weight"].shape == (8, 4)
+    assert model.tensors["embed.weight"].size_bytes == 64
+    assert model.weight_files == ("model.safetensors",)
 
 
 def test_quantised_weights_count_as_the_weights_they_stand_for(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "quantised", quantization={"bits": 4, "group_size": 32})
     packed_weights = {"l.weight": ("U32", (8, 8)), "l.scales": ("F16", (8, 2)), "l.biases": ("F16", (8, 2))}
     (folder / "model.safetensors").write_bytes(safetensors(packed_weights))
-    found = inspect_folder(folder)
-    assert (found.bits, found.parameter_count) == (4, 8 * 64)
+    model = inspect_folder(folder)
+    assert (model.bits, model.parameter_count) == (4, 8 * 64)
 
 
 def test_numbers_are_found_in_the_text_part_of_a_nested_config(tmp_path: Path) -> None:
     config = {"model_type": "gemma3", "text_config": {"vocab_size": 7, "max_position_embeddings": 99}}
-    found = inspect_folder(write_model(tmp_path / "nested", config=config))
-    assert (text_number(found.config, *VOCABULARY_KEYS), found.context) == (7, 99)
+    model = inspect_folder(write_model(tmp_path / "nested", config=config))
+    assert (text_number(model.config, *VOCABULARY_KEYS), model.context) == (7, 99)
 
 
 @pytest.mark.parametrize(
@@ -248,8 +248,8 @@ def test_pipes_and_folders_in_the_place_of_weights_are_refused(tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
 def test_an_encoder_is_told_from_a_model_that_answers(tmp_path: Path, kind: str) -> None:
-    found = inspect_folder(write_tiny_encoder(tmp_path / kind, kind))
-    assert (found.encodes, found.pooling, found.context) == (True, "", CONTEXT_TOKENS)
+    model = inspect_folder(write_tiny_encoder(tmp_path / kind, kind))
+    assert (model.encodes, model.pooling, model.context) == (True, "", CONTEXT_TOKENS)
     assert not inspect_folder(write_model(tmp_path / "small")).encodes
 
 

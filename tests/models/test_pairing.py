@@ -12,8 +12,8 @@ from tests.models.folders import write_model
 
 def model(root: Path, name: str, *, size: int = 0, **options: Any) -> CatalogModel:
     write_model(root / name, **options)
-    found = FolderCatalog([root]).find(name)
-    return replace(found, size_bytes=size) if size else found
+    entry = FolderCatalog([root]).find(name)
+    return replace(entry, size_bytes=size) if size else entry
 
 
 def test_identical_tokenizer_files_fit(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def main(name: str, billions: float = 8, **more: object) -> CatalogModel:
 
 def test_every_repository_has_a_name_that_can_be_downloaded() -> None:
     known = {name for _, _, name in (*FEATURE_DRAFTERS, *SMALL_MODELS)}
-    for name in known | set(SIZES_GB) | {each for pair in PAIRS for each in pair[:2] if each}:
+    for name in known | set(SIZES_GB) | {repository for pair in PAIRS for repository in pair[:2] if repository}:
         assert checked_repository(name) == name
 
 
@@ -35,18 +35,18 @@ def test_every_repository_has_a_name_that_can_be_downloaded() -> None:
     ],
 )
 def test_a_drafter_is_found_by_the_name_of_the_main_model(name: str, drafter: str) -> None:
-    assert drafter in [each.repository for each in published_for(main(name))]
+    assert drafter in [offer.repository for offer in published_for(main(name))]
 
 
 @pytest.mark.parametrize("name", ["Qwen3-40B-4bit", "Qwen3-4bit", "my/Mistral-7B", "Qwen3-8Bits"])
 def test_part_of_a_word_is_not_a_name(name: str) -> None:
-    assert [each for each in published_for(main(name)) if each.method != "draft_model"] == []
+    assert [offer for offer in published_for(main(name)) if offer.method != "draft_model"] == []
 
 
 def test_small_models_stay_small_and_tiny_mains_get_none() -> None:
     def small(billions: float) -> list[str]:
-        found = published_for(main("Qwen3-X", billions))
-        return [each.repository.rpartition("/")[2] for each in found if each.method == "draft_model"]
+        offers = published_for(main("Qwen3-X", billions))
+        return [offer.repository.rpartition("/")[2] for offer in offers if offer.method == "draft_model"]
 
     assert small(3) == []
     assert small(8) == ["Qwen3-0.6B-4bit"]
@@ -55,7 +55,7 @@ def test_small_models_stay_small_and_tiny_mains_get_none() -> None:
 
 
 def test_a_lost_multi_token_head_is_pointed_at_and_drafters_get_nothing() -> None:
-    assert "mtp" in [each.method for each in published_for(main("Qwen3.5-9B-4bit", model_type="qwen3_5"))]
+    assert "mtp" in [offer.method for offer in published_for(main("Qwen3.5-9B-4bit", model_type="qwen3_5"))]
     assert published_for(main("Qwen3-8B-DFlash", drafter="dflash")) == []
 
 

@@ -66,8 +66,8 @@ def test_sixteen_models_with_real_tokenizers_are_paired_by_reading_each_file_onc
         "qwen3-middle": "qwen3-tiny",
     }
     assert kept.stat().st_size < 200_000
-    found = {model.id: model for model in models}
-    foreign = refusal(found["gemma3-large"], found["qwen3-small"])
+    by_id = {model.id: model for model in models}
+    foreign = refusal(by_id["gemma3-large"], by_id["qwen3-small"])
     assert "token 0 is '<pad>' in the main model and '!' in the draft" in foreign
 
 

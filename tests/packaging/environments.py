@@ -46,11 +46,11 @@ def run(home: Path, *words: str, **environment: str) -> str:
 
 def write_hollow_wheels(folder: Path) -> Path:
     """A wheel for each package of this environment, with its metadata alone; returns the folder of them."""
-    for each in metadata.distributions():
-        if each.name != "paceline":
-            needs = [f"Requires-Dist: {need}\n" for need in each.requires or ()]
-            extras = [f"Provides-Extra: {extra}\n" for extra in each.metadata.get_all("Provides-Extra") or ()]
-            write_hollow_wheel(folder, each.name, each.version, "".join(needs + extras))
+    for distribution in metadata.distributions():
+        if distribution.name != "paceline":
+            needs = [f"Requires-Dist: {need}\n" for need in distribution.requires or ()]
+            extras = [f"Provides-Extra: {extra}\n" for extra in distribution.metadata.get_all("Provides-Extra") or ()]
+            write_hollow_wheel(folder, distribution.name, distribution.version, "".join(needs + extras))
     return folder
 
 

@@ -92,6 +92,6 @@ def with_release(home: Path, version: str) -> dict[str, str]:
 def found_installation(installed: Installed, **environment: str) -> tuple[str, str, str]:
     """What `paceline doctor` says: how it was installed, which newer version there is, and what to type for that."""
     findings = json.loads(installed.run("doctor", "--json", **environment))["findings"]
-    found = next(finding for finding in findings if finding["check"] == "paceline")
-    how, _, newer = found["message"].removeprefix(f"{__version__}, ").partition("; ")
-    return how.partition(":")[0], newer, found["action"]
+    entry = next(finding for finding in findings if finding["check"] == "paceline")
+    how, _, newer = entry["message"].removeprefix(f"{__version__}, ").partition("; ")
+    return how.partition(":")[0], newer, entry["action"]

@@ -130,16 +130,19 @@ class ChipTable:
         return drafts * (gigabytes + step.rows * step.context * kilobytes / 1e6) / weights.gigabytes
 
 
-TABLES = tuple(ChipTable(*each) for each in product(CHIPS, MODELS, CONTEXTS))
+TABLES = tuple(ChipTable(*combination) for combination in product(CHIPS, MODELS, CONTEXTS))
 
 
 def fixed_rates_on(table: ChipTable) -> dict[str, dict[Setting, float]]:
     """By workload and setting: tokens for each reading of the weights."""
-    tokens = {each["name"]: sum(request["tokens"] for request in each["requests"]) for each in recorded()["workloads"]}
-    behind = table.context_tokens
+    tokens = {
+        workload["name"]: sum(request["tokens"] for request in workload["requests"])
+        for workload in recorded()["workloads"]
+    }
+    offset = table.context_tokens
     return {
         name: {
-            setting: tokens[name] / sum(sum(table.of(step._replace(context=step.context + behind))) for step in steps)
+            setting: tokens[name] / sum(sum(table.of(step._replace(context=step.context + offset))) for step in steps)
             for setting, steps in settings.items()
         }
         for name, settings in fixed_steps().items()
@@ -156,5 +159,9 @@ def governed_rates_on(table: ChipTable, seed: int) -> dict[str, float]:
         for name, model in recorded()["models"].items()
     }
     workloads = list(recorded()["workloads"])
-    answers = [(each["name"], servers[each["model"]].answer(each, GOVERNOR)) for each in workloads * ROUNDS]
-    return {each["name"]: median(rate for name, rate in answers if name == each["name"]) for each in workloads}
+    answers = [
+        (workload["name"], servers[workload["model"]].answer(workload, GOVERNOR)) for workload in workloads * ROUNDS
+    ]
+    return {
+        workload["name"]: median(rate for name, rate in answers if name == workload["name"]) for workload in workloads
+    }

@@ -51,8 +51,8 @@ ROUNDS = 3
 @cache
 def recorded() -> dict[str, Any]:
     """The whole file."""
-    found: dict[str, Any] = json.loads(TRACES.read_text())
-    return found
+    traces: dict[str, Any] = json.loads(TRACES.read_text())
+    return traces
 
 
 class Step(NamedTuple):
@@ -161,13 +161,13 @@ class TraceEngine:
             return self._plain(rows, rows, Step("off", len(rows), -1 if wanted else 0, context))
         return self._verify(rows, drafted, timed=plan.timed)
 
-    def _plain(self, rows: Sequence[DecodeRow], told: Sequence[DecodeRow], step: Step) -> StepResult:
+    def _plain(self, rows: Sequence[DecodeRow], delivered: Sequence[DecodeRow], step: Step) -> StepResult:
         seconds = self._spend(step)[1]
         if not any(row.num_draft_tokens for row in rows):
             self._ahead = {row.sequence_id for row in rows if row.remaining > 1}
             seconds += self._spend(step._replace(drafts=0))[1] if self._ahead else 0.0
         ran = step.drafts is not None
-        reasons = {row.sequence_id: Reason("no_match") for row in told if row.num_draft_tokens and ran}
+        reasons = {row.sequence_id: Reason("no_match") for row in delivered if row.num_draft_tokens and ran}
         outcomes = (
             RowOutcome(
                 row.sequence_id,
@@ -176,7 +176,7 @@ class TraceEngine:
                 why_not_drafted=reasons.get(row.sequence_id, NO_REASON),
                 confidences=self._confidences(row, 1),
             )
-            for row in told
+            for row in delivered
         )
         return StepResult(tuple(outcomes), seconds=self._noisy(seconds))
 
@@ -220,8 +220,8 @@ class TraceEngine:
         return int(traces[row.method][part][len(row.tokens) - row.prompt_length], 36)
 
     def _confidences(self, row: DecodeRow, count: int) -> tuple[float, ...]:
-        told, place = self.requests[row.sequence_id]["confidences"], len(row.tokens) - row.prompt_length
-        return tuple(value / 1_000 for value in told[place : place + count])
+        confidences, place = self.requests[row.sequence_id]["confidences"], len(row.tokens) - row.prompt_length
+        return tuple(value / 1_000 for value in confidences[place : place + count])
 
     def _offers(self, row: DecodeRow | PrefillRow, emitted: int) -> dict[str, Offer]:
         """Every token of a text is 0, and every wrong draft 1."""
@@ -260,22 +260,22 @@ class Server:
     def answer(self, workload: Mapping[str, Any], setting: Setting) -> float:
         """Tokens per second of decoding."""
         before, requests = self.engine.seconds, workload["requests"]
-        for group in [requests] if workload["together"] else [[each] for each in requests]:
+        for group in [requests] if workload["together"] else [[request] for request in requests]:
             self._run(group, setting)
-        return sum(each["tokens"] for each in requests) / (self.engine.seconds - before)
+        return sum(request["tokens"] for request in requests) / (self.engine.seconds - before)
 
     def _run(self, group: Sequence[Mapping[str, Any]], setting: Setting) -> None:
         scheduler, engine = self.scheduler, self.engine
-        for each in group:
+        for recording in group:
             self._number += 1
             speculation = SpeculationRequest(method=setting.method, num_draft_tokens=setting.drafts or None)
             request = Request(
                 id=f"r{self._number}",
-                prompt_tokens=(0,) * (engine.prefix_tokens + each["prompt"]),
-                max_tokens=each["tokens"],
+                prompt_tokens=(0,) * (engine.prefix_tokens + recording["prompt"]),
+                max_tokens=recording["tokens"],
                 speculation=speculation,
             )
-            engine.requests = {**(engine.requests if len(group) > 1 else {}), request.id: each}
+            engine.requests = {**(engine.requests if len(group) > 1 else {}), request.id: recording}
             scheduler.submit(request)
         while scheduler.has_work:
             while (admitted := scheduler.next_admission()) is not None:
@@ -307,13 +307,13 @@ def settings_of(name: str, lengths: Sequence[int] = FIXED_LENGTHS) -> list[Setti
 @cache
 def fixed_steps() -> dict[str, dict[Setting, list[Step]]]:
     """By workload and setting: what would run, whatever it costs."""
-    found: dict[str, dict[Setting, list[Step]]] = {}
+    by_workload: dict[str, dict[Setting, list[Step]]] = {}
     for workload in recorded()["workloads"]:
         for setting in settings_of(workload["model"], CHIP_LENGTHS):
             engine = TraceEngine(recorded()["models"][workload["model"]])
             Server(engine).answer(workload, setting)
-            found.setdefault(workload["name"], {})[setting] = engine.steps
-    return found
+            by_workload.setdefault(workload["name"], {})[setting] = engine.steps
+    return by_workload
 
 
 @cache
@@ -335,8 +335,12 @@ def governed_rates(seed: int, rounds: int = ROUNDS) -> dict[str, float]:
     if seed:
         chance.shuffle(workloads)
     servers = {name: recorded_server(name, chance) for name in recorded()["models"]}
-    answers = [(each["name"], servers[each["model"]].answer(each, GOVERNOR)) for each in workloads * rounds]
-    return {each["name"]: median(rate for name, rate in answers if name == each["name"]) for each in workloads}
+    answers = [
+        (workload["name"], servers[workload["model"]].answer(workload, GOVERNOR)) for workload in workloads * rounds
+    ]
+    return {
+        workload["name"]: median(rate for name, rate in answers if name == workload["name"]) for workload in workloads
+    }
 
 
 def rates(seeds: Iterable[int], rounds: int = ROUNDS) -> list[Rates]:

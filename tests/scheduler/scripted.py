@@ -126,13 +126,15 @@ class ScriptedEngine:
             return self._prefill(plan)
         assert plan.rows
         outcomes = tuple(self._decode(row) for row in plan.rows if not self._happens(self.missing_rate))
-        appended = {each.sequence_id: each.drafted for each in outcomes if each.appended}
+        appended = {outcome.sequence_id: outcome.drafted for outcome in outcomes if outcome.appended}
         width = max(
             len(row.tokens) - row.computed + max(row.num_draft_tokens, appended.get(row.sequence_id, 0))
             for row in plan.rows
         )
         tokens = {row.sequence_id: row.tokens for row in plan.rows}
-        forced = {each.sequence_id: self.forced([*tokens[each.sequence_id], *each.emitted]) for each in outcomes}
+        forced = {
+            outcome.sequence_id: self.forced([*tokens[outcome.sequence_id], *outcome.emitted]) for outcome in outcomes
+        }
         offers: dict[str, dict[str, Offer]] = {name: {} for name in tokens}
         return StepResult(outcomes, offers=offers, forced=forced, seconds=self.seconds(width), width=width)
 
@@ -200,9 +202,9 @@ class Loop:
 
     def tell(self, events: Sequence[TokenEvent]) -> None:
         for event in events:
-            told = self.events.setdefault(event.request_id, [])
-            assert not any(earlier.finish_reason for earlier in told), "an event after the terminal one"
-            told.append(event)
+            own_events = self.events.setdefault(event.request_id, [])
+            assert not any(earlier.finish_reason for earlier in own_events), "an event after the terminal one"
+            own_events.append(event)
 
     def turn(self) -> None:
         """One turn: free rows, admit, step."""
@@ -254,8 +256,8 @@ def check_against_naive(loop: Loop, request: Request) -> None:
     assert loop.output(request.id) == expected
     assert end.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
     assert end.statistics.completion_tokens == len(expected) + stopped
-    told = [logprob for event in loop.events[request.id] for logprob in event.logprobs]
-    assert [logprob.logprob for logprob in told] == [-float(token) for token in expected]
+    logprobs = [logprob for event in loop.events[request.id] for logprob in event.logprobs]
+    assert [logprob.logprob for logprob in logprobs] == [-float(token) for token in expected]
 
 
 def build(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from app.core.step import Offer, StepCost
 from app.models.draft_lengths import DRAFT_LENGTHS
 from app.scheduler.estimates import Drafting, DraftObservation
-from app.scheduler.governor import OFF, Governor, Option, StepObservation
+from app.scheduler.governor import PLAIN, Governor, Option, StepObservation
 
 PLAIN_SECONDS = 0.020
 MATCHED_TOKENS = 3
@@ -60,22 +60,22 @@ class Machine:
 
     def offers(self, chance: random.Random) -> dict[str, Offer]:
         """What the drafters that look up have now."""
-        found = Offer((0,) * DRAFT_LENGTHS[-1], MATCHED_TOKENS)
-        lookups = {name: each.proposal_rate for name, each in self.drafters.items() if each.looks_up}
-        return {name: found if chance.random() < rate else Offer() for name, rate in lookups.items()}
+        match = Offer((0,) * DRAFT_LENGTHS[-1], MATCHED_TOKENS)
+        lookups = {name: drafter.proposal_rate for name, drafter in self.drafters.items() if drafter.looks_up}
+        return {name: match if chance.random() < rate else Offer() for name, rate in lookups.items()}
 
     def hindsight(self, step: StepObservation, chance: random.Random) -> list[DraftObservation]:
         """What the offers before that step turned out to be worth."""
-        ran, told = step.drafts[0], []
+        ran, observations = step.drafts[0], []
         for name, offer in ran.row.offered.items():
             tokens = 1 + ran.accepted
             if offer.tokens and name == ran.method:
-                told.append(ran._replace(match=MATCHED_TOKENS.bit_length()))
+                observations.append(ran._replace(match=MATCHED_TOKENS.bit_length()))
             elif offer.tokens:
                 hits = self.drafters[name].hits(tokens, chance)
                 tried = min(hits + 1, tokens)
-                told.append(DraftObservation(name, tried, tried, hits, ran.row, MATCHED_TOKENS.bit_length()))
-        return told
+                observations.append(DraftObservation(name, tried, tried, hits, ran.row, MATCHED_TOKENS.bit_length()))
+        return observations
 
     def measured(self) -> tuple[StepCost, ...]:
         """What a warm-up would have found."""
@@ -105,9 +105,9 @@ def governed_seconds(
     machine: Machine, tokens: float, *, governor: Governor, chance: random.Random, request_id: str = "r"
 ) -> float:
     """Seconds of one row that says so many tokens."""
-    seconds, told = 0.0, 0
-    while told < tokens:
-        row = Drafting(request_id, told, machine.offers(chance))
+    seconds, emitted = 0.0, 0
+    while emitted < tokens:
+        row = Drafting(request_id, emitted, machine.offers(chance))
         choice = governor.choose(1, (row,), tuple(machine.drafters))
         timed = choice.num_draft_tokens > 0 and governor.costs.must_time(
             choice.method, rows=1, drafts=choice.num_draft_tokens
@@ -115,7 +115,7 @@ def governed_seconds(
         step = machine.step(Option(choice.method, choice.num_draft_tokens), chance, row=row, timed=timed)
         governor.observe(step)
         governor.look_back(machine.hindsight(step, chance))
-        told += 1 + step.drafts[0].accepted
+        emitted += 1 + step.drafts[0].accepted
         seconds += step.seconds
     return seconds
 
@@ -126,7 +126,7 @@ def governed_rate(machine: Machine, steps: int, seed: int = 0, governor: Governo
     return steps / governed_seconds(machine, steps, governor=governor, chance=random.Random(seed))
 
 
-def fixed_rate(machine: Machine, choice: Option = OFF) -> float:
+def fixed_rate(machine: Machine, choice: Option = PLAIN) -> float:
     """Expected tokens per second when every step makes this choice: exact, not sampled."""
     drafter = machine.drafters.get(choice.method, Drafter(0.0))
     length = min(choice.num_draft_tokens, drafter.block)
@@ -142,7 +142,7 @@ def fixed_seconds(workload: Workload, choice: Option) -> float:
 
 
 def options(machine: Machine) -> list[Option]:
-    return [OFF, *(Option(method, length) for method in machine.drafters for length in range(1, 17))]
+    return [PLAIN, *(Option(method, length) for method in machine.drafters for length in range(1, 17))]
 
 
 def best_fixed_rate(machine: Machine) -> float:
@@ -163,11 +163,11 @@ def workload_seconds(workload: Workload, *, seed: int = 0, warm: bool = True) ->
 def drain(governor: Governor, machine: Machine, count: int) -> list[Option]:
     """The choices of `count` steps of which no draft is accepted."""
 
-    def turn(told: int) -> Option:
-        row = Drafting("r", told)
+    def turn(emitted: int) -> Option:
+        row = Drafting("r", emitted)
         choice = governor.choose(1, (row,), tuple(machine.drafters))
         option = Option(choice.method, choice.num_draft_tokens)
         governor.observe(machine.step(option, random.Random(0), row=row))
         return option
 
-    return [turn(told) for told in range(count)]
+    return [turn(emitted) for emitted in range(count)]

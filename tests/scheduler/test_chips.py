@@ -25,8 +25,8 @@ def ratios(table: ChipTable) -> dict[str, tuple[float, float]]:
 
 @pytest.mark.parametrize("table", one_in(14, TABLES), ids=lambda table: table.name)
 def test_on_a_chip_it_earns_nearly_what_the_best_setting_of_each_text_would(table: ChipTable) -> None:
-    found = ratios(table)
-    assert geometric_mean(ratio for ratio, _ in found.values()) >= 0.9, found
+    by_text = ratios(table)
+    assert geometric_mean(ratio for ratio, _ in by_text.values()) >= 0.9, by_text
 
 
 @pytest.mark.soak

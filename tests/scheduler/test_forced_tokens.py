@@ -60,9 +60,9 @@ def test_what_is_forced_says_nothing_of_a_drafter() -> None:
     """A drafter that is right as often as another one is asked as often, grammar or not."""
     shares = []
     for forced in (held, lambda _: 0):
-        each = engine(right=0, cost=0.3)
-        each.forced = forced
-        rows = [row for row in ask(build(engine=each), method="draft_model")[-60:] if not known(row)]
+        forcing_engine = engine(right=0, cost=0.3)
+        forcing_engine.forced = forced
+        rows = [row for row in ask(build(engine=forcing_engine), method="draft_model")[-60:] if not known(row)]
         shares.append(sum(row.num_draft_tokens > 0 for row in rows) / len(rows))
     assert shares[0] <= shares[1] + 0.1
 
@@ -70,9 +70,9 @@ def test_what_is_forced_says_nothing_of_a_drafter() -> None:
 def test_what_is_forced_behind_the_drafts_says_nothing_of_a_drafter_either() -> None:
     shares = []
     for appended in (4, 0):
-        each = engine(right=0, cost=0.3)
-        each.forced, each.appended = lambda _: 0, appended
-        rows = ask(build(engine=each), method="draft_model")[-40:]
+        forcing_engine = engine(right=0, cost=0.3)
+        forcing_engine.forced, forcing_engine.appended = lambda _: 0, appended
+        rows = ask(build(engine=forcing_engine), method="draft_model")[-40:]
         shares.append(sum(row.num_draft_tokens > 0 for row in rows) / len(rows))
     assert shares[0] <= shares[1] + 0.1
 
@@ -114,7 +114,7 @@ def test_what_is_forced_widens_a_forward_as_far_as_that_pays(cost: float, right:
     """Three drafts cost nothing and bring four tokens a plain step: one more must cost less than a quarter of that. It
     is as likely to stand as all of them."""
     lengths = (1, 2, 3, 5, 7, 15)
-    measured = [StepCost("draft_model", 1, each, 0.01 * (1 + cost * max(0, each - 3))) for each in lengths]
+    measured = [StepCost("draft_model", 1, length, 0.01 * (1 + cost * max(0, length - 3))) for length in lengths]
     governor, row = Governor([StepCost("off", 1, 0, 0.01), *measured]), Drafting("a")
     for _ in range(60):
         governor.observe(StepObservation(1, 4, 0.01, drafts=(DraftObservation("draft_model", 3, 3, right, row),)))
@@ -124,5 +124,5 @@ def test_what_is_forced_widens_a_forward_as_far_as_that_pays(cost: float, right:
 def test_statistics_count_forced_drafts_as_drafts() -> None:
     loop = build(engine=engine(right=0))
     ask(loop, method="draft_model", num_draft_tokens=1)
-    [drafted] = [each for each in loop.end("a").statistics.by_method if each.method == "draft_model"]
+    [drafted] = [method for method in loop.end("a").statistics.by_method if method.method == "draft_model"]
     assert drafted.accepted > 200

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.core.reason import Reason
 from app.core.step import StepCost
 from app.scheduler.estimates import AcceptanceHistory, Drafting, DraftObservation
-from app.scheduler.governor import OFF, DraftChoice, Governor, Option, StepObservation
+from app.scheduler.governor import PLAIN, DraftChoice, Governor, Option, StepObservation
 from tests.scheduler.simulated import (
     PLAIN_SECONDS,
     Drafter,
@@ -116,7 +116,7 @@ def test_ten_mixed_workloads_earn_what_the_best_setting_for_each_would() -> None
     for name, workload in MIXED.items():
         here = options(workload.machines()[0][1])
         best = min(fixed_seconds(workload, option) for option in here)
-        plain = fixed_seconds(workload, OFF)
+        plain = fixed_seconds(workload, PLAIN)
         seconds = sum(workload_seconds(workload, seed=seed) for seed in range(3)) / 3
         shares.append(best / seconds)
         assert shares[-1] >= 0.9, name
@@ -271,8 +271,8 @@ def test_a_plain_choice_is_a_value_and_says_why_with_numbers() -> None:
     assert why.acceptance < 0.3
     numbers = f"costs {why.cost_ratio:.1f}x a plain step, acceptance {why.acceptance:.2f}"
     assert str(choice.refusal) == f"plain is faster: draft_model with draft length 1 {numbers}"
-    told = Reason(choice.refusal.code, {**choice.refusal.values, "count": 1.0})
-    assert str(told) == str(choice.refusal), "behind the worker's channel all numbers are floats"
+    reason = Reason(choice.refusal.code, {**choice.refusal.values, "count": 1.0})
+    assert str(reason) == str(choice.refusal), "behind the worker's channel all numbers are floats"
 
 
 def test_probes_become_rare_while_they_lose_and_take_turns() -> None:
@@ -288,7 +288,7 @@ def test_probes_become_rare_while_they_lose_and_take_turns() -> None:
         return seconds / (plain * len(options)) - 1
 
     early, late = tried[:184], tried[-1_840:]
-    assert sum(option != OFF for option in late) / 10 < sum(option != OFF for option in early) / 2
+    assert sum(option != PLAIN for option in late) / 10 < sum(option != PLAIN for option in early) / 2
     assert 0 < lost(late) <= 0.012
     assert {option.method for option in late} == {"off", *drafters}
 
@@ -430,6 +430,6 @@ def test_the_first_request_beside_a_drafter_as_dear_as_the_target_is_nearly_plai
 ) -> None:
     """Whatever the warm-up timed before its time was over."""
     machine = Machine(COSTS[cost], {"draft_model": Drafter(acceptance, PLAIN_SECONDS)}, noise=0.05)
-    timed = [each for each in machine.measured() if each.method == "off" or each.drafts in known]
+    timed = [step for step in machine.measured() if step.method == "off" or step.drafts in known]
     rates = [governed_rate(machine, 32, seed, Governor(timed)) for seed in range(10)]
     assert fmean(rates) >= 0.9 * fixed_rate(machine)

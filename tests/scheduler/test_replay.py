@@ -28,8 +28,10 @@ def test_who_meets_them_for_the_first_time_loses_little() -> None:
 
 @pytest.mark.parametrize("model", ["demo-assistant", "demo-hybrid"])
 def test_where_nothing_is_accepted_a_recorded_text_loses_at_most_three_percent(model: str) -> None:
-    workload = max((each for each in recorded()["workloads"] if each["model"] == model), key=lambda each: each["name"])
-    request = max(workload["requests"], key=lambda each: each["tokens"])
+    workload = max(
+        (entry for entry in recorded()["workloads"] if entry["model"] == model), key=lambda entry: entry["name"]
+    )
+    request = max(workload["requests"], key=lambda entry: entry["tokens"])
     traces = {
         method: [proposed * 8, "0" * 8 * len(proposed), matched * 8]
         for method, (proposed, _, matched) in request["traces"].items()

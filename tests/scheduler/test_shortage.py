@@ -90,7 +90,7 @@ def test_scores_of_a_prompt_that_is_read_again_are_told_once() -> None:
     scheduler = Scheduler(EngineLimits(4_096, 4, prefill_chunk_tokens=512))
     prompt = tuple(range(1, 601))
     scheduler.submit(Request(id="r", prompt_tokens=prompt, max_tokens=1, scores_prompt=True))
-    told: list[TokenLogprobs] = []
+    logprobs: list[TokenLogprobs] = []
     for shortage in (1, 2, 3, 0):
         admit_all(scheduler)
         for _ in range(shortage or 99):
@@ -102,10 +102,10 @@ def test_scores_of_a_prompt_that_is_read_again_are_told_once() -> None:
             assert isinstance(plan, PrefillStep)
             scores = tuple(TokenLogprobs(-float(token)) for token in row.tokens[row.start + 1 : row.end + 1])
             for event in scheduler.commit(StepResult(prefilled=(("r", row.end),), prompt_logprobs={"r": scores})):
-                told += event.prompt_logprobs
+                logprobs += event.prompt_logprobs
         if shortage:
             assert scheduler.shrink("full") == []
-    assert told == [TokenLogprobs(-float(token)) for token in prompt[1:]]
+    assert logprobs == [TokenLogprobs(-float(token)) for token in prompt[1:]]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -239,11 +239,11 @@ def test_statistics_say_where_the_time_went() -> None:
 
 def test_seconds_of_timed_steps_are_told_and_stand_for_the_others() -> None:
     scheduler = running(max_tokens=40)
-    told = []
+    timed = []
     for _ in range(8):
         plan = scheduler.plan()
         assert isinstance(plan, DecodeStep)
-        told.append(plan.timed)
+        timed.append(plan.timed)
         (row,) = plan.rows
         end = len(row.tokens) + 2
         outcome = RowOutcome("a", (1, 2, 3), end, row.num_draft_tokens, 2, method="draft_model")
@@ -252,7 +252,7 @@ def test_seconds_of_timed_steps_are_told_and_stand_for_the_others() -> None:
     (end_event,) = scheduler.cancel("a")
     (drafts,) = end_event.statistics.by_method
     assert (drafts.method, drafts.steps, drafts.drafted, drafts.accepted) == ("draft_model", 8, 32, 16)
-    assert told == [True, False, False, False, False, False, False, False]
+    assert timed == [True, False, False, False, False, False, False, False]
     assert drafts.draft_seconds == pytest.approx(8 * 0.25)
     assert drafts.verify_seconds == pytest.approx(8 * 0.5)
     assert drafts.rewind_seconds == pytest.approx(8 * 0.125)
@@ -271,10 +271,10 @@ def test_statistics_count_every_position_of_a_proposal() -> None:
     for request in (some_request(name, max_tokens=9, num_draft_tokens=4, method="ngram") for name in ("a", "bb")):
         loop.run(request)
         check_against_naive(loop, request)
-        one = loop.end(request.id).statistics
-        assert one.completion_tokens == 9
-        assert one.drafted > one.accepted == sum(one.accepted_per_position) > 0
-        assert one.accepted_per_position[:2] == (one.cycles, one.cycles - 1)
+        statistics = loop.end(request.id).statistics
+        assert statistics.completion_tokens == 9
+        assert statistics.drafted > statistics.accepted == sum(statistics.accepted_per_position) > 0
+        assert statistics.accepted_per_position[:2] == (statistics.cycles, statistics.cycles - 1)
 
 
 @pytest.mark.parametrize(("stops", "ends"), [(True, [40, 90, 100, 129]), (False, [64, 128, 129])])

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2 as httpx
 
 import app
-from app.core.server_file import RunningServer, held_home
+from app.machine.server_file import RunningServer, held_home
 from app.main import create_app
 from app.models.catalog import FolderCatalog
 from app.serving.live_settings import LiveSettings

@@ -39,7 +39,9 @@ class Said:
     @property
     def objects(self) -> list[tuple[str, Any]]:
         """The calls with their arguments read."""
-        return [(name, json.loads(told) if isinstance(told, str) else told) for name, told in self.calls]
+        return [
+            (name, json.loads(arguments) if isinstance(arguments, str) else arguments) for name, arguments in self.calls
+        ]
 
 
 def ask(
@@ -62,17 +64,17 @@ def ask(
     if not stream:
         return WHOLE[surface](answer.json())
     lines = answer.text.splitlines()
-    told = lines if surface == "ollama" else [line[6:] for line in lines if line.startswith("data: ")]
-    return STREAMED[surface](json.loads(each) for each in told if each and each != "[DONE]")
+    events = lines if surface == "ollama" else [line[6:] for line in lines if line.startswith("data: ")]
+    return STREAMED[surface](json.loads(event) for event in events if event and event != "[DONE]")
 
 
 def _error(body: Any) -> str:
-    found = body["error"]
-    return str(found if isinstance(found, str) else found["message"])
+    error = body["error"]
+    return str(error if isinstance(error, str) else error["message"])
 
 
 def _warnings(body: Mapping[str, Any]) -> list[str]:
-    return [each["code"] for each in body.get("warnings") or ()]
+    return [warning["code"] for warning in body.get("warnings") or ()]
 
 
 # --- requests -------------------------------------------------------------------------------------------------------
@@ -132,19 +134,19 @@ def _messages_body(messages: list[Message], tools: list[Message], max_tokens: in
 
 
 def _ollama_body(messages: list[Message], tools: list[Message], max_tokens: int) -> Message:
-    told = []
+    turns = []
     for message in messages:
-        one: Message = {"role": message["role"], "content": message.get("content") or ""}
+        turn: Message = {"role": message["role"], "content": message.get("content") or ""}
         if message.get("reasoning_content"):
-            one["thinking"] = message["reasoning_content"]
+            turn["thinking"] = message["reasoning_content"]
         if message.get("tool_calls"):
             functions = [call["function"] for call in message["tool_calls"]]
-            one["tool_calls"] = [
-                {"function": {"name": each["name"], "arguments": json.loads(each["arguments"] or "{}")}}
-                for each in functions
+            turn["tool_calls"] = [
+                {"function": {"name": function["name"], "arguments": json.loads(function["arguments"] or "{}")}}
+                for function in functions
             ]
-        told.append(one)
-    return {"messages": told, "options": {"num_predict": max_tokens}} | ({"tools": tools} if tools else {})
+        turns.append(turn)
+    return {"messages": turns, "options": {"num_predict": max_tokens}} | ({"tools": tools} if tools else {})
 
 
 # --- whole answers --------------------------------------------------------------------------------------------------

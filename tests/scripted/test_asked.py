@@ -35,7 +35,7 @@ def wish(surface: str, effort: str) -> dict[str, Any]:
 def test_an_effort_that_a_template_does_not_know_is_told(scripted: ScriptedServer, surface: str, stream: bool) -> None:
     client, model, prompt = scripted.client, scripted.model("openai-gpt-oss-120b"), scripted.play("Hello.")
     known, other = (
-        ask(client, surface, model, prompt, stream=stream, **wish(surface, each)) for each in ("high", "max")
+        ask(client, surface, model, prompt, stream=stream, **wish(surface, effort)) for effort in ("high", "max")
     )
     assert (known.error, known.warnings) == ("", [])
     assert (other.error, other.warnings) == ("", ["other_effort"])
@@ -57,8 +57,8 @@ def test_a_switch_reaches_the_prompt(
     scripted: ScriptedServer, template: str, fields: dict[str, Any], prompt: str
 ) -> None:
     body = {"model": scripted.model(template), "messages": [{"role": "user", "content": "Hi"}]} | fields
-    told = scripted.client.post("/apply-template", json=body).json()
-    assert prompt in told["prompt"], told
+    answer = scripted.client.post("/apply-template", json=body).json()
+    assert prompt in answer["prompt"], answer
 
 
 @pytest.mark.parametrize("surface", SURFACES)
@@ -72,8 +72,8 @@ def respond(scripted: ScriptedServer, template: str, text: str, **fields: Any) -
     body = {"model": scripted.model(template), "input": scripted.play(text), "tools": [PATCH, MCP]} | fields
     answer = scripted.client.post("/v1/responses", json=body)
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    response: dict[str, Any] = answer.json()
+    return response
 
 
 PATCHES = {
@@ -90,8 +90,8 @@ PATCHES = {
 
 @pytest.mark.parametrize("template", PATCHES)
 def test_codex_is_told_a_patch_as_text(scripted: ScriptedServer, template: str) -> None:
-    told = respond(scripted, template, PATCHES[template])
-    [call] = [item for item in told["output"] if item["type"] == "custom_tool_call"]
+    response = respond(scripted, template, PATCHES[template])
+    [call] = [item for item in response["output"] if item["type"] == "custom_tool_call"]
     assert (call["name"], call["input"]) == ("apply_patch", "*** Begin\n*** End")
     result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "Done."}
     after = respond(scripted, template, "It is done.", input=[
@@ -101,8 +101,8 @@ def test_codex_is_told_a_patch_as_text(scripted: ScriptedServer, template: str) 
 
 
 def test_a_tool_of_an_mcp_server_is_called_by_its_own_name(scripted: ScriptedServer) -> None:
-    told = respond(
+    response = respond(
         scripted, "demo", '<tool_call>\n{"name": "mcp__files__look", "arguments": {"at": "a"}}\n</tool_call>'
     )
-    [call] = told["output"]
+    [call] = response["output"]
     assert (call["namespace"], call["name"], call["arguments"]) == ("mcp__files__", "look", '{"at": "a"}')

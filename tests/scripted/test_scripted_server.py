@@ -38,7 +38,9 @@ def test_a_play_is_told_as_it_is_written(scripted: ScriptedServer, surface: str)
 def test_a_call_is_the_same_whole_and_streamed(scripted: ScriptedServer, template: str, surface: str) -> None:
     prompt = f"Paris? {scripted.play(CALLS[template])}"
     model = scripted.model(template)
-    whole, streamed = (ask(scripted.client, surface, model, prompt, [WEATHER], stream=each) for each in (False, True))
+    whole, streamed = (
+        ask(scripted.client, surface, model, prompt, [WEATHER], stream=stream) for stream in (False, True)
+    )
     assert whole.objects == streamed.objects == [("get_weather", {"city": "Paris"})]
     assert (whole.text, whole.finish) == (streamed.text, streamed.finish)
 

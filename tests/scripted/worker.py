@@ -13,15 +13,14 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from app.core.prefix_files import PrefixState
 from app.core.request import Request
-from app.core.step import DecodeRow, EngineLimits, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
+from app.core.step import DecodeRow, EngineLimits, PrefillStep, PrefixState, RowOutcome, StepCost, StepPlan, StepResult
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
-from app.engine.loader import load_unit
-from app.engine.pool import EnginePool
-from app.engine.prefix_index import BLOCK_TOKENS, PIECE_BYTES, ROWS, Piece, Shelf, root, walk
-from app.engine.warm_up import CostFiles
+from app.engine.loading.loader import load_unit
+from app.engine.loading.pool import EnginePool
+from app.engine.loading.warm_up import CostFiles
+from app.engine.prefix.index import BLOCK_TOKENS, PIECE_BYTES, ROWS, Piece, Shelf, root, walk
 from tests.scripted.folders import PLAYS
 
 PREFIX_BYTES = 16_384 * PIECE_BYTES
@@ -74,8 +73,8 @@ class ScriptedEngine:
         return StepResult(tuple(self._decode(row) for row in plan.rows), seconds=0.001)
 
     def _decode(self, row: DecodeRow) -> RowOutcome:
-        told = len(row.tokens) - row.prompt_length
-        emitted = tuple(self._scripts[row.sequence_id][told : told + 1 + row.num_draft_tokens])
+        position = len(row.tokens) - row.prompt_length
+        emitted = tuple(self._scripts[row.sequence_id][position : position + 1 + row.num_draft_tokens])
         drafts = len(emitted) - 1
         return RowOutcome(row.sequence_id, emitted, len(row.tokens) + drafts, drafts, drafts, method=row.method)
 

@@ -56,8 +56,8 @@ def test_events_come_in_anthropics_order(server: Server) -> None:
     with httpx.stream("POST", f"{server.url}/v1/messages", json=body, timeout=60) as answer:
         lines = [line for line in answer.iter_lines() if line]
     names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
-    told = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
-    assert names == [each["type"] for each in told]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert names == [event["type"] for event in events]
     assert [name for name in names if name != "content_block_delta"] == [
         "message_start",
         "content_block_start",
@@ -65,8 +65,8 @@ def test_events_come_in_anthropics_order(server: Server) -> None:
         "message_delta",
         "message_stop",
     ]
-    assert told[1]["content_block"]["type"] == "tool_use"
-    assert told[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert events[1]["content_block"]["type"] == "tool_use"
+    assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
 
 
 @pytest.mark.parametrize("choice", [{"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "get_weather"}])

@@ -64,7 +64,7 @@ Children = Callable[[], list[psutil.Process]]
 def the_new_children() -> Children:
     """Those that this test started: told by their ids, as what they run is not known until they run it."""
     before = set(psutil.Process().children())
-    return lambda: [each for each in psutil.Process().children() if each not in before]
+    return lambda: [child for child in psutil.Process().children() if child not in before]
 
 
 def test_one_child_watches_this_process_until_it_is_let_go(called: Path, children: Children) -> None:

@@ -56,9 +56,9 @@ def measured(client: httpx.Client) -> dict[str, Any]:
     assert call(client, "POST", "/admin/api/measurements", wish)["active"]["model_id"] == MODEL
     with client.stream("GET", "/admin/api/live?topics=measuring") as events:
         for line in events.iter_lines():
-            told: Any = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {"active": True}
-            if not told["active"]:
-                assert told["last"]["outcome"] == "done", told["last"]
+            state: Any = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {"active": True}
+            if not state["active"]:
+                assert state["last"]["outcome"] == "done", state["last"]
                 break
     row: dict[str, Any] = call(client, "GET", f"/admin/api/measurements?model={MODEL}")["measurements"][0]
     return row
@@ -75,23 +75,23 @@ def reply(client: httpx.Client) -> Any:
 def test_a_draft_is_picked_measured_applied_and_seen_in_the_reply(tmp_path: Path) -> None:
     with serving(tmp_path) as client:
         view = call(client, "GET", f"/admin/api/drafts/{MODEL}")
-        assert {each["id"] for each in view["candidates"] if not each["refusal"]} >= {"demo-draft", ""}
+        assert {candidate["id"] for candidate in view["candidates"] if not candidate["refusal"]} >= {"demo-draft", ""}
         row = measured(client)
         (cell,) = row["report"]["cells"]
-        assert {each["method"] for each in cell["settings"]} == {"off", "auto", "draft_model", "ngram"}
-        assert all(each["tokens_per_second"] > 0 for each in cell["settings"])
+        assert {setting["method"] for setting in cell["settings"]} == {"off", "auto", "draft_model", "ngram"}
+        assert all(setting["tokens_per_second"] > 0 for setting in cell["settings"])
         picked = {"method": "draft_model", "num_draft_tokens": 4}
         assert call(client, "POST", f"/admin/api/measurements/{row['id']}/apply", picked)["model"] == MODEL
         first = reply(client)
         assert first["speculation"]["method"] == "draft_model"
         assert first["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
         view = call(client, "GET", f"/admin/api/drafts/{MODEL}")
-        used = next(each for each in view["candidates"] if each["in_use"])
+        used = next(candidate for candidate in view["candidates"] if candidate["in_use"])
         assert used["id"] == "demo-draft"
-        assert used["measured"] in [{name: each[name] for name in used["measured"]} for each in cell["settings"]]
+        assert used["measured"] in [{name: setting[name] for name in used["measured"]} for setting in cell["settings"]]
         assert view["counts"]["draft_model"]["accepted"] > 0
     with serving(tmp_path) as client:
         again = reply(client)
         assert again["speculation"]["method"] == "draft_model"
         assert again["choices"][0]["message"]["content"] == first["choices"][0]["message"]["content"]
-        assert [each["id"] for each in call(client, "GET", "/admin/api/measurements")["measurements"]] == [row["id"]]
+        assert [entry["id"] for entry in call(client, "GET", "/admin/api/measurements")["measurements"]] == [row["id"]]

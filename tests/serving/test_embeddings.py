@@ -60,7 +60,7 @@ def test_formats_and_dimensions(client: openai.OpenAI) -> None:
 def test_more_inputs_than_may_wait_for_a_model_come_back_in_order(client: openai.OpenAI, count: int) -> None:
     texts = [f"text number {number}" for number in range(count)]
     answer = client.embeddings.create(model="attention", input=texts, encoding_format="float")
-    assert [each.index for each in answer.data] == list(range(count))
+    assert [embedding.index for embedding in answer.data] == list(range(count))
     alone = client.embeddings.create(model="attention", input=texts[-1], encoding_format="float")
     assert np.abs(np.array(alone.data[0].embedding) - answer.data[-1].embedding).max() < 1e-5
 

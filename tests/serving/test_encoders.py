@@ -60,7 +60,7 @@ def truth(kind: str, text: str, pooling: str) -> np.ndarray[Any, Any]:
 
 def vectors(client: openai.OpenAI, model: str, texts: Any = TEXTS, **more: Any) -> list[Any]:
     answer = client.embeddings.create(model=model, input=list(texts), encoding_format="float", **more)
-    return [np.array(each.embedding) for each in answer.data]
+    return [np.array(item.embedding) for item in answer.data]
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_texts_get_the_vectors_of_the_model_pooled_as_its_files_or_the_request_s
 ) -> None:
     body = {} if asked is None else {"pooling": asked}
     answer = client.embeddings.create(model=model, input=list(TEXTS), encoding_format="float", extra_body=body)
-    for text, each in zip(TEXTS, answer.data, strict=True):
-        assert np.abs(np.array(each.embedding) - truth(kind, text, pooling)).max() < 2e-4
-    told = answer.model_dump()
-    assert (told["pooling"], told["normalized"], told["model"]) == (pooling, True, model)
+    for text, item in zip(TEXTS, answer.data, strict=True):
+        assert np.abs(np.array(item.embedding) - truth(kind, text, pooling)).max() < 2e-4
+    content = answer.model_dump()
+    assert (content["pooling"], content["normalized"], content["model"]) == (pooling, True, model)
     tokenizer = tokenizer_of(kind)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -140,7 +140,7 @@ def test_anthropics_client_gets_its_own_error(served: Server) -> None:
 def test_lists_say_that_it_makes_embeddings_and_nothing_else(
     served: Server, client: openai.OpenAI, folders: Path, tmp_path: Path
 ) -> None:
-    listed = {each.id: each.model_dump() for each in client.models.list()}
+    listed = {model.id: model.model_dump() for model in client.models.list()}
     first = listed["first"]
     assert (first["kind"], first["capabilities"], first["context_length"]) == (
         "encoder",
@@ -152,14 +152,14 @@ def test_lists_say_that_it_makes_embeddings_and_nothing_else(
     assert shown["capabilities"] == ["embedding"]
     assert shown["model_info"]["bert.context_length"] == CONTEXT_TOKENS
     assert {"first", "plain"} < {
-        each["name"].removesuffix(":latest")
-        for each in httpx.get(f"{served.url}/api/tags", timeout=60).json()["models"]
+        model["name"].removesuffix(":latest")
+        for model in httpx.get(f"{served.url}/api/tags", timeout=60).json()["models"]
     }
     environment = os.environ | {"PACELINE_MODEL_DIRS": str(folders), "PACELINE_HOME": str(tmp_path)}
-    found = subprocess.run(
+    listing = subprocess.run(
         [sys.executable, "-m", "app.cli", "ls", "--json"], env=environment, capture_output=True, check=True
     )
-    rows = {row["id"]: row for row in json.loads(found.stdout)}
+    rows = {row["id"]: row for row in json.loads(listing.stdout)}
     assert (rows["first"]["kind"], rows["first"]["context"], rows["first"]["problem"]) == (
         "encoder",
         CONTEXT_TOKENS,
@@ -204,20 +204,20 @@ def test_texts_are_read_while_another_model_answers(client: openai.OpenAI) -> No
     with ThreadPoolExecutor(9) as threads:
         answer = threads.submit(chat)
         assert begun.wait(60)
-        found = [each.result() for each in [threads.submit(vectors, client, "first") for _ in range(8)]]
+        answers = [pending.result() for pending in [threads.submit(vectors, client, "first") for _ in range(8)]]
         assert answer.result() == alone
-    for each in found:
-        assert max(np.abs(one - other).max() for one, other in zip(each, wanted, strict=True)) < 2e-4
+    for result in answers:
+        assert max(np.abs(vector - other).max() for vector, other in zip(result, wanted, strict=True)) < 2e-4
 
 
 def test_it_leaves_memory_when_it_is_told_to_and_comes_back(served: Server, client: openai.OpenAI) -> None:
     vectors(client, "plain", extra_body={"keep_alive": "5m"})
-    state = {each.id: each.model_dump()["state"] for each in client.models.list()}
+    state = {model.id: model.model_dump()["state"] for model in client.models.list()}
     assert state["plain"] == "loaded"
     vectors(client, "plain", extra_body={"keep_alive": 0})
     gate = threading.Event()
     for _ in range(1200):
-        state = {each.id: each.model_dump()["state"] for each in client.models.list()}
+        state = {model.id: model.model_dump()["state"] for model in client.models.list()}
         if state["plain"] == "available":
             break
         gate.wait(0.05)

@@ -48,7 +48,7 @@ class Broken(RequestHistory):
     def keep(self, requests: Sequence[Past], limit: int) -> None:
         if not self.mended:
             raise StoreUnavailable("no room")
-        self.kept += [each.id for each in requests]
+        self.kept += [request.id for request in requests]
 
     def latest(self, count: int) -> list[Past]:
         raise StoreUnavailable("no room")
@@ -215,9 +215,9 @@ async def test_texts_are_kept_only_where_that_is_switched_on(tmp_path: Path) -> 
         journal = Journal(history(folder), keeps_texts=lambda keeps=keeps: keeps)  # type: ignore[misc]
         run(journal)
         await journal.flush()
-        found = history(folder).find("r")
-        assert found is not None
-        assert (found.prompt, found.reply) == ((SECRET, "word") if keeps else (None, None))
+        row = history(folder).find("r")
+        assert row is not None
+        assert (row.prompt, row.reply) == ((SECRET, "word") if keeps else (None, None))
         assert history(folder).page(count=5)[0].prompt is None
         assert journal.recent[0].prompt is None
         content = b"".join(path.read_bytes() for path in folder.iterdir())
@@ -251,7 +251,7 @@ async def test_many_surplus_requests_go_at_once(tmp_path: Path) -> None:
     past = run(source).past()
     kept.keep([Past(**{**_values(past), "id": f"r{n}", "created_at": float(n)}) for n in range(700)], 1_000)
     kept.keep([], 10)
-    assert [each.id for each in kept.page(count=20)] == [f"r{n}" for n in range(699, 689, -1)]
+    assert [row.id for row in kept.page(count=20)] == [f"r{n}" for n in range(699, 689, -1)]
 
 
 def _values(past: Past) -> dict[str, object]:
@@ -280,11 +280,11 @@ async def test_pages_follow_each_other_and_can_be_narrowed(tmp_path: Path) -> No
     )
     first = kept.page(count=3)
     second = kept.page(count=10, before=first[-1].id)
-    assert [each.id for each in (*first, *second)] == [f"r{n}" for n in range(7, -1, -1)]
+    assert [row.id for row in (*first, *second)] == [f"r{n}" for n in range(7, -1, -1)]
     assert kept.page(count=5, before="nobody") == []
-    assert {each.outcome for each in kept.page(count=9, outcome="fine")} == {"stop", "length"}
-    assert {each.outcome for each in kept.page(count=9, outcome="failed")} == {"queue_full"}
-    assert {each.model_id for each in kept.page(count=9, model_id="m1")} == {"m1"}
+    assert {row.outcome for row in kept.page(count=9, outcome="fine")} == {"stop", "length"}
+    assert {row.outcome for row in kept.page(count=9, outcome="failed")} == {"queue_full"}
+    assert {row.model_id for row in kept.page(count=9, model_id="m1")} == {"m1"}
     assert kept.models() == ["m0", "m1"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from app.command.service import log_lines
 from app.core.errors import CommandError
-from app.core.server_file import LOG, LOG_FOLDER
+from app.machine.server_file import LOG, LOG_FOLDER
 from app.serving.logs import (
     Handed,
     LogRing,
@@ -148,9 +148,9 @@ def test_files_are_private_and_bounded(tmp_path: Path, logger: logging.Logger) -
         logger.info("line %d", number)
     file.close()
     files = sorted((tmp_path / LOG_FOLDER).iterdir())
-    assert [each.name for each in files] == [LOG, *(f"{LOG}.{number}" for number in range(1, 5))]
-    assert sum(each.stat().st_size for each in files) <= 10_000
-    assert {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}
+    assert [log_file.name for log_file in files] == [LOG, *(f"{LOG}.{number}" for number in range(1, 5))]
+    assert sum(log_file.stat().st_size for log_file in files) <= 10_000
+    assert {stat.S_IMODE(log_file.stat().st_mode) for log_file in files} == {0o600}
     assert stat.S_IMODE((tmp_path / LOG_FOLDER).stat().st_mode) == 0o700
 
 
@@ -190,7 +190,7 @@ def test_the_terminal_is_short_and_the_rest_goes_to_ring_and_file(
     ]
     written = [json.loads(line) for line in (tmp_path / LOG_FOLDER / LOG).read_text().splitlines()]
     assert [line["text"] for line in written] == [line.text for line in ring.lines()]
-    assert not [each for each in logging.getLogger().handlers if each is ring]
+    assert not [handler for handler in logging.getLogger().handlers if handler is ring]
 
 
 def test_a_folder_that_cannot_be_written_leaves_the_log_in_memory(tmp_path: Path) -> None:

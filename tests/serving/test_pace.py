@@ -12,7 +12,7 @@ class Clock:
         return self.now
 
 
-def told(tokens: int, drafted: int = 0, accepted: int = 0) -> Delta:
+def delta(tokens: int, drafted: int = 0, accepted: int = 0) -> Delta:
     return Delta(id="r", index=0, text="x", tokens=tokens, drafted=drafted, accepted=accepted)
 
 
@@ -27,10 +27,10 @@ def test_tokens_are_counted_in_the_second_that_told_them() -> None:
     clock = Clock()
     pace = Pace(clock=clock, span_seconds=5)
     for count in (3, 4):
-        pace.on_event(told(count, drafted=4, accepted=3))
+        pace.on_event(delta(count, drafted=4, accepted=3))
     assert pace.course().tokens == (0,) * 5, "the second that runs is not told yet"
     clock.now += 1
-    pace.on_event(told(5))
+    pace.on_event(delta(5))
     pace.on_event(Heartbeat(pending=True))
     clock.now += 1
     course = pace.course()
@@ -43,7 +43,7 @@ def test_tokens_are_counted_in_the_second_that_told_them() -> None:
 def test_once_nothing_runs_any_more_no_acceptance_is_told() -> None:
     clock = Clock()
     pace = Pace(clock=clock, span_seconds=30)
-    pace.on_event(told(9, drafted=4, accepted=4))
+    pace.on_event(delta(9, drafted=4, accepted=4))
     clock.now += 1
     assert pace.course().acceptance == 1.0
     clock.now += SMOOTHED_SECONDS
@@ -53,7 +53,7 @@ def test_once_nothing_runs_any_more_no_acceptance_is_told() -> None:
 def test_what_is_older_than_the_span_is_forgotten() -> None:
     clock = Clock()
     pace = Pace(clock=clock, span_seconds=5)
-    pace.on_event(told(9))
+    pace.on_event(delta(9))
     clock.now += 5
     assert pace.course().tokens == (9, 0, 0, 0, 0)
     clock.now += 1
@@ -65,7 +65,7 @@ def test_what_is_older_than_the_span_is_forgotten() -> None:
 def test_a_clock_that_stands_still_loses_nothing() -> None:
     pace = Pace(clock=Clock(), span_seconds=2)
     for _ in range(100):
-        pace.on_event(told(1))
+        pace.on_event(delta(1))
         pace.course()
     assert sum(pace.course().tokens) == 0
 
@@ -73,8 +73,8 @@ def test_a_clock_that_stands_still_loses_nothing() -> None:
 def test_a_day_is_told_by_its_minutes_and_no_more_is_kept() -> None:
     clock = Clock()
     pace = Pace(clock=clock, span_seconds=5)
-    pace.on_event(told(9))
-    pace.on_event(told(3))
+    pace.on_event(delta(9))
+    pace.on_event(delta(3))
     assert len(pace.minutes()) == 24 * 60
     assert sum(pace.minutes()) == 0, "the minute that runs is not told yet"
     clock.now += 60

@@ -58,14 +58,14 @@ def ask(demo: Server, path: str) -> Any:
 
 def test_a_request_is_in_the_history_with_the_numbers_that_its_client_got(demo: Server) -> None:
     reply = chat(demo).json()
-    found = ask(demo, f"requests/{reply['id']}")["request"]
-    assert found["figures"]["timings"] == reply["timings"]
-    assert found["figures"]["speculation"] == reply["speculation"]
-    assert found["completion_tokens"] == reply["usage"]["completion_tokens"]
-    seconds = found["figures"]["seconds"]
+    entry = ask(demo, f"requests/{reply['id']}")["request"]
+    assert entry["figures"]["timings"] == reply["timings"]
+    assert entry["figures"]["speculation"] == reply["speculation"]
+    assert entry["completion_tokens"] == reply["usage"]["completion_tokens"]
+    seconds = entry["figures"]["seconds"]
     parts = sum(value for name, value in seconds.items() if name != "total")
     assert 0 < seconds["decode"] <= parts <= seconds["total"] * 1.05 + 0.05
-    assert (found["outcome"], found["prompt"], found["reply"]) == (reply["choices"][0]["finish_reason"], None, None)
+    assert (entry["outcome"], entry["prompt"], entry["reply"]) == (reply["choices"][0]["finish_reason"], None, None)
 
 
 def test_one_that_runs_is_seen_and_cancelled(demo: Server) -> None:
@@ -103,16 +103,16 @@ def test_a_cancelled_request_has_the_same_figures_on_its_page_in_the_list_and_in
     logged = dict(part.split("=", 1) for part in lines[0]["text"].split() if "=" in part)
     figures: dict[str, Any] = {}
     while not figures or figures["speculation"]["decision"] is None:  # the worker tells it a moment later
-        found = ask(demo, f"requests/{name}")["request"]
-        figures = found["figures"]
-    assert (logged["finish"], found["outcome"]) == ("cancelled", "cancelled")
+        entry = ask(demo, f"requests/{name}")["request"]
+        figures = entry["figures"]
+    assert (logged["finish"], entry["outcome"]) == ("cancelled", "cancelled")
     assert int(logged["cached"]) == figures["usage"]["cached_tokens"]
-    assert int(logged["completion"]) == figures["usage"]["completion_tokens"] == found["completion_tokens"]
+    assert int(logged["completion"]) == figures["usage"]["completion_tokens"] == entry["completion_tokens"]
     assert int(logged["drafted"]) == figures["speculation"]["drafted"]
     assert float(logged["tokens_per_cycle"]) == figures["speculation"]["tokens_per_cycle"]
     assert float(logged["tokens_per_second"]) == figures["timings"]["predicted_per_second"]
-    assert found["tokens_per_second"] == round(figures["timings"]["predicted_per_second"], 1)
-    assert next(each for each in ask(demo, "requests")["requests"] if each["id"] == name).items() <= found.items()
+    assert entry["tokens_per_second"] == round(figures["timings"]["predicted_per_second"], 1)
+    assert next(row for row in ask(demo, "requests")["requests"] if row["id"] == name).items() <= entry.items()
 
 
 def test_the_log_has_the_line_of_the_worker_with_the_request_and_no_text_of_it_is_on_disk(

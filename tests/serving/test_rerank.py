@@ -49,12 +49,12 @@ def judge(model_folder: Path) -> Any:
 def scores(judge: Any, query: str, instruction: str = INSTRUCTION) -> list[float]:
     network, tokenizer = judge[0], judge[1]
     yes, no = (tokenizer.encode(word, add_special_tokens=False)[0] for word in ("yes", "no"))
-    found = []
+    probabilities = []
     for document in DOCUMENTS:
         tokens = tokenizer.encode(SAID.format(instruction, query, document), add_special_tokens=False)
         logits = network(mx.array([tokens]))[0, -1]
-        found.append(mx.softmax(mx.stack([logits[no], logits[yes]]))[1].item())
-    return found
+        probabilities.append(mx.softmax(mx.stack([logits[no], logits[yes]]))[1].item())
+    return probabilities
 
 
 def ask(server: Server, **body: Any) -> Any:
@@ -66,13 +66,13 @@ def test_documents_come_in_the_order_of_what_the_model_thinks_of_them(server: Se
     wanted = scores(judge, QUERY)
     assert len({round(score, 4) for score in wanted}) == len(DOCUMENTS)
     answer = ask(server, documents=DOCUMENTS).json()
-    told = {each["index"]: each["relevance_score"] for each in answer["results"]}
-    assert [told[place] for place in range(len(DOCUMENTS))] == pytest.approx(wanted, abs=1e-4)
-    assert list(told) == sorted(told, key=lambda place: -wanted[place])
+    by_index = {result["index"]: result["relevance_score"] for result in answer["results"]}
+    assert [by_index[place] for place in range(len(DOCUMENTS))] == pytest.approx(wanted, abs=1e-4)
+    assert list(by_index) == sorted(by_index, key=lambda place: -wanted[place])
     assert answer["usage"]["total_tokens"] > 4 * 60
     other = ask(server, documents=[{"text": text} for text in DOCUMENTS], instruction="Find cats.", top_n=2).json()
     best = sorted(scores(judge, QUERY, "Find cats."), reverse=True)[:2]
-    assert [each["relevance_score"] for each in other["results"]] == pytest.approx(best, abs=1e-4)
+    assert [result["relevance_score"] for result in other["results"]] == pytest.approx(best, abs=1e-4)
     [kept] = ask(server, documents=DOCUMENTS, top_n=1, return_documents=True).json()["results"]
     assert kept["document"]["text"] == DOCUMENTS[kept["index"]]
 

@@ -121,12 +121,12 @@ def test_a_custom_tool_is_called_with_its_text(client: openai.OpenAI) -> None:
     [call] = called.output
     assert (call.type, call.status) == ("custom_tool_call", "completed")  # type: ignore[union-attr]
     assert call.name == "shout"
-    told = [event for event in events if event.type == "response.custom_tool_call_input.delta"]
-    assert "".join(event.delta for event in told) == call.input
+    deltas = [event for event in events if event.type == "response.custom_tool_call_input.delta"]
+    assert "".join(event.delta for event in deltas) == call.input
     result: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "said"}
     assert client.responses.create(**asked | {"input": [result]}, previous_response_id=called.id).output
 
 
 def test_what_is_ignored_is_told_to_its_client(client: openai.OpenAI) -> None:
-    told = client.responses.create(model=MODEL, input="Hi", top_logprobs=3, truncation="auto", max_output_tokens=3)
-    assert [each["parameter"] for each in told.model_dump()["warnings"]] == ["top_logprobs", "truncation"]
+    response = client.responses.create(model=MODEL, input="Hi", top_logprobs=3, truncation="auto", max_output_tokens=3)
+    assert [warning["parameter"] for warning in response.model_dump()["warnings"]] == ["top_logprobs", "truncation"]

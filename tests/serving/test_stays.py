@@ -8,7 +8,7 @@ from tests.serving.conftest import Server
 def seconds_left(server: Server, model: str) -> float | None:
     """Seconds that a model stays, as the server says; None for one that is not ready in memory."""
     models = httpx.get(f"{server.url}/api/status", timeout=60).json()["models"]
-    return next((each["seconds_left"] for each in models if each["id"] == model and each["state"] == "ready"), None)
+    return next((entry["seconds_left"] for entry in models if entry["id"] == model and entry["state"] == "ready"), None)
 
 
 def load(server: Server, model: str, **asked: object) -> None:

@@ -120,7 +120,7 @@ def test_forced_keys_make_more_tokens_of_a_cycle_than_the_same_text_without_them
 
     def written(**changes: Any) -> tuple[str, float]:
         answer = ask(server, asked, model=model, speculation=speculation, **changes)
-        cycles = sum(each["cycles"] for each in answer["speculation"]["methods"].values())
+        cycles = sum(entry["cycles"] for entry in answer["speculation"]["methods"].values())
         return answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"] / cycles
 
     properties = {name: {"type": kind} for name, kind in fields.items()}

@@ -14,11 +14,11 @@ def post(server: Server, path: str, **body: Any) -> httpx.Response:
 
 
 def test_text_becomes_tokens_and_text_again(server: Server) -> None:
-    told = post(server, "/tokenize", content=TEXT).json()
-    assert told["count"] == len(told["tokens"]) > 5
-    assert told["max_model_len"] > 0
-    assert post(server, "/tokenize", prompt=TEXT).json() == told
-    assert post(server, "/detokenize", tokens=told["tokens"]).json()["content"] == TEXT
+    answer = post(server, "/tokenize", content=TEXT).json()
+    assert answer["count"] == len(answer["tokens"]) > 5
+    assert answer["max_model_len"] > 0
+    assert post(server, "/tokenize", prompt=TEXT).json() == answer
+    assert post(server, "/detokenize", tokens=answer["tokens"]).json()["content"] == TEXT
 
 
 def test_a_chat_becomes_the_prompt_of_its_template(server: Server) -> None:

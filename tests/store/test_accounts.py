@@ -76,8 +76,8 @@ def test_the_hash_says_how_it_was_made_and_is_another_each_time(accounts: Accoun
         accounts.set_password(PASSWORD)
         made.append(stored_hash(accounts))
     assert made[0] != made[1]
-    assert all(each.startswith("$argon2id$v=19$m=8,t=1,p=1$") for each in made)
-    assert all(is_hash_of(each, PASSWORD, FAST) for each in made)
+    assert all(hashed.startswith("$argon2id$v=19$m=8,t=1,p=1$") for hashed in made)
+    assert all(is_hash_of(hashed, PASSWORD, FAST) for hashed in made)
 
 
 def test_a_hash_of_an_earlier_paceline_counts_and_is_renewed_at_the_next_sign_in(accounts: Accounts) -> None:
@@ -153,8 +153,8 @@ def test_the_file_knows_no_password_no_session_and_no_key(accounts: Accounts, tm
     key, text = accounts.keys.create("laptop", "admin")
     written = content(tmp_path)
     assert key.hint.encode() in written
-    for each in (PASSWORD, secret, text, text[len(key.hint) :]):
-        assert each.encode() not in written
+    for word in (PASSWORD, secret, text, text[len(key.hint) :]):
+        assert word.encode() not in written
 
 
 def test_a_session_ends_after_seven_days_without_use(accounts: Accounts, time: Time) -> None:
@@ -198,17 +198,17 @@ def test_sessions_are_listed_without_what_opens_them(accounts: Accounts, time: T
     second = accounts.sessions.begin("Safari, macOS")
     listed = accounts.sessions.list()
     own = digest_of(first)
-    assert [(each.browser, each.id == own) for each in listed] == [("Safari, macOS", False), ("Firefox, Linux", True)]
-    assert not [each for each in listed for secret in (first, second) if each.id in secret]
+    assert [(row.browser, row.id == own) for row in listed] == [("Safari, macOS", False), ("Firefox, Linux", True)]
+    assert not [row for row in listed for secret in (first, second) if row.id in secret]
     assert not accounts.sessions.is_open(listed[0].id)
 
 
 def test_one_or_all_browsers_are_signed_out(accounts: Accounts) -> None:
     secrets = [accounts.sessions.begin("Firefox") for _ in range(4)]
     accounts.sessions.end(secrets[0])
-    assert [accounts.sessions.is_open(each) for each in secrets] == [False, True, True, True]
+    assert [accounts.sessions.is_open(secret) for secret in secrets] == [False, True, True, True]
     accounts.sessions.end_all(but=secrets[1])
-    assert [accounts.sessions.is_open(each) for each in secrets] == [False, True, False, False]
+    assert [accounts.sessions.is_open(secret) for secret in secrets] == [False, True, False, False]
     accounts.sessions.end_all()
     assert not accounts.sessions.is_open(secrets[1])
 
@@ -218,7 +218,7 @@ def test_only_so_many_sessions_are_kept(accounts: Accounts, time: Time) -> None:
     for _ in range(MAX_SESSIONS + 3):
         time.now += 1
         secrets.append(accounts.sessions.begin("Firefox"))
-    assert [accounts.sessions.is_open(each) for each in secrets] == [False] * 3 + [True] * MAX_SESSIONS
+    assert [accounts.sessions.is_open(secret) for secret in secrets] == [False] * 3 + [True] * MAX_SESSIONS
 
 
 def test_a_key_is_found_until_it_is_revoked(accounts: Accounts) -> None:
@@ -226,9 +226,9 @@ def test_a_key_is_found_until_it_is_revoked(accounts: Accounts) -> None:
     assert text.startswith("pl-")
     assert len(text) >= 46
     assert (key.name, key.scope, key.hint) == ("my laptop", "inference", text[:7])
-    found = accounts.keys.find(text)
-    assert found is not None
-    assert found.id == key.id
+    row = accounts.keys.find(text)
+    assert row is not None
+    assert row.id == key.id
     for wrong in ("", "pl-", text[:-1], text + "x", text.upper(), key.hint):
         assert accounts.keys.find(wrong) is None
     assert accounts.keys.revoke(key.id)

@@ -103,10 +103,10 @@ def check_start(content: bytes, damage: Damaging = lambda _path: None, *, may_be
             app = create_app(live, store, FakeWorker(), FakeCatalog(MODELS))  # type: ignore[arg-type]
             assert not is_unsafe
             assert may_be_open or app.state.door.is_closed
-            asides = [each for each in path.parent.glob(f"{FILE_NAME}.damaged-*") if each.suffix[:4] != "-wal"]
+            asides = [aside for aside in path.parent.glob(f"{FILE_NAME}.damaged-*") if aside.suffix[:4] != "-wal"]
             assert (store.locked_down, LOCK in notice, bool(asides)) in {(False,) * 3, (True,) * 3}, notice
             has_copy = any(path.parent.glob(f"{FILE_NAME}.before-*"))
-            assert not asides or has_copy or before in {each.read_bytes() for each in asides}
+            assert not asides or has_copy or before in {aside.read_bytes() for aside in asides}
             if not asides:
                 asyncio.run(_check_pages(app))
             return bool(asides)

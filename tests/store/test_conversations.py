@@ -61,14 +61,14 @@ def conversations(store: Store) -> Conversations:
     return Conversations(store, clock=lambda: float(next(ticks)))
 
 
-def found(conversations: Conversations, number: int = NUMBER) -> tuple[ConversationRow, Sequence[MessageRow]]:
+def stored(conversations: Conversations, number: int = NUMBER) -> tuple[ConversationRow, Sequence[MessageRow]]:
     conversation = conversations.find(number)
     assert conversation is not None
     return conversation
 
 
 def contents(conversations: Conversations, number: int = NUMBER) -> dict[str, str]:
-    return {turn.turn: turn.content for turn in found(conversations, number)[1]}
+    return {turn.turn: turn.content for turn in stored(conversations, number)[1]}
 
 
 def begun(conversations: Conversations, *turns: MessageRow, number: int = NUMBER, title: str = "x") -> int:
@@ -81,7 +81,7 @@ def begun(conversations: Conversations, *turns: MessageRow, number: int = NUMBER
 def test_a_conversation_comes_back_whole_and_after_a_restart(conversations: Conversations, store: Store) -> None:
     heading = conversations.add(NUMBER, 0, [QUESTION, REPLY], BEGINNING)
     store.close()
-    conversation, (question, reply) = found(Conversations(Store(store.path)))
+    conversation, (question, reply) = stored(Conversations(Store(store.path)))
     assert conversation == heading
     assert (conversation.title, conversation.model_id) == ("Counting", "demo")
     assert conversation.options == {"temperature": 0.5}
@@ -96,7 +96,7 @@ def test_a_question_that_is_edited_and_a_reply_that_is_made_anew_leave_the_earli
     version = begun(conversations, QUESTION, REPLY)
     again = [Turn("a2", "q1", "assistant", "one"), Turn("q2", "", "user", "edited"), Turn("q3", "a1", "user", "on")]
     assert conversations.add(NUMBER, version, again) is not None
-    assert [(turn.turn, turn.parent) for turn in found(conversations)[1]] == [
+    assert [(turn.turn, turn.parent) for turn in stored(conversations)[1]] == [
         ("q1", ""), ("a1", "q1"), ("a2", "q1"), ("q2", ""), ("q3", "a1"),
     ]  # fmt: skip
 
@@ -123,7 +123,7 @@ def test_a_reply_that_broke_off_is_completed_in_whatever_order_its_pieces_come(c
             heading = conversations.add(number, version, [Turn("a1", "q1", "assistant", piece, figures=figures)])
             assert heading is not None
             version = heading.version
-        reply = found(conversations, number)[1][-1]
+        reply = stored(conversations, number)[1][-1]
         assert (reply.content, reply.figures) == (PIECES[-1], {"drafted": 6}), order
 
 
@@ -138,7 +138,7 @@ def test_a_reply_that_broke_off_in_its_calls_is_completed_by_more_of_them(conver
             heading = conversations.add(number, version, [turn])
             assert heading is not None
             version = heading.version
-        assert found(conversations, number)[1][-1].calls == pieces[-1], order
+        assert stored(conversations, number)[1][-1].calls == pieces[-1], order
 
 
 def test_a_write_of_an_earlier_version_changes_nothing_and_says_so(conversations: Conversations) -> None:
@@ -178,8 +178,8 @@ def test_the_one_that_changed_last_comes_first_and_renaming_moves_nothing(conver
     renamed = conversations.change(2, title="B", options={"seed": 1})
     assert renamed is not None
     assert renamed.version == 2
-    assert [each.title for each in conversations.list()] == ["a", "c", "B"]
-    assert found(conversations, 2)[0].options == {"seed": 1}
+    assert [conversation.title for conversation in conversations.list()] == ["a", "c", "B"]
+    assert stored(conversations, 2)[0].options == {"seed": 1}
 
 
 def test_every_change_gives_another_revision_also_after_a_restart(store: Store) -> None:
@@ -200,7 +200,7 @@ def test_words_are_found_in_titles_and_turns_and_are_only_words(conversations: C
     begun(conversations, Turn("q1", "", "user", "back\\slash"), REPLY, number=2, title="100 % sure_")
 
     def numbers(search: str) -> list[int]:
-        return [each.id for each in conversations.list(search)]
+        return [conversation.id for conversation in conversations.list(search)]
 
     assert numbers("RIVER") == [1]
     assert numbers("1, 2, 3") == numbers("%") == numbers("_") == numbers("\\") == [2]
@@ -245,7 +245,7 @@ def test_windows_that_write_at_once_lose_nothing(conversations: Conversations) -
             try:
                 conversations.add(NUMBER, known, [Turn(f"w{at}", "q1", "assistant", str(at))])
             except StaleVersion:
-                known = found(conversations)[0].version
+                known = stored(conversations)[0].version
             else:
                 return
 
@@ -281,12 +281,12 @@ def test_conversations_of_an_earlier_paceline_become_lines_and_go_on(tmp_path: P
     store = Store(path)
     assert "has a new form" in store.start()
     conversations = Conversations(store)
-    old, turns = found(conversations, 5)
+    old, turns = stored(conversations, 5)
     assert [(turn.turn, turn.parent, turn.content) for turn in turns] == [
         ("m1", "", "one"), ("m3", "m1", "two"), ("m7", "m3", "three"),
     ]  # fmt: skip
     assert (turns[1].spans, turns[1].reasoning, turns[1].figures) == ([[0, 3, "ngram"]], "hm", {"seed": 4})
-    assert [turn.parent for turn in found(conversations, 6)[1]] == [""]
+    assert [turn.parent for turn in stored(conversations, 6)[1]] == [""]
     heading = conversations.add(5, old.version, [Turn("q2", "m7", "assistant", "four")])
     assert heading is not None
     assert list(contents(conversations, 5).values()) == ["one", "two", "three", "four"]

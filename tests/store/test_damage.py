@@ -82,7 +82,7 @@ def check_start(folder: Path, how: str) -> bool:
         return False
     assert "is set aside as" in said, how
     assert "locked down" in said, how
-    assert before in {each.read_bytes() for each in asides if not each.name.endswith(("-wal", "-shm"))} or not before
+    assert before in {aside.read_bytes() for aside in asides if not aside.name.endswith(("-wal", "-shm"))} or not before
     assert StoredSettings(store).settings() == {}, how
     store.close()
     assert "damaged" not in Store(path).start(), "the new file is sound"
@@ -168,7 +168,7 @@ def test_the_new_file_is_private_and_the_old_one_is_whole(tmp_path: Path) -> Non
         store.path.write_bytes(b"damaged" * 1000)
     asides = sorted(tmp_path.glob(f"{FILE_NAME}.damaged-*"))
     assert len(asides) == 2, "two in one second get two names"
-    assert {each.read_bytes() for each in asides} == {b"damaged" * 1000}
+    assert {aside.read_bytes() for aside in asides} == {b"damaged" * 1000}
     Store(tmp_path / FILE_NAME).start()
     assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
 

@@ -88,10 +88,10 @@ def test_a_full_store_refuses_in_words_without_a_path_and_lets_keys_be_revoked(
     store: Store, accounts: Accounts
 ) -> None:
     let_nothing_grow(store)
-    with pytest.raises(StoreUnavailable) as told:
+    with pytest.raises(StoreUnavailable) as raised:
         StoredSettings(store).change_settings({"default_model": "x" * 20_000}, source="test")
-    assert told.value.message == f"{FILE_NAME} cannot be written, because the disk is full: make room, and try again"
-    assert str(store.path) in str(told.value)
+    assert raised.value.message == f"{FILE_NAME} cannot be written, because the disk is full: make room, and try again"
+    assert str(store.path) in str(raised.value)
     assert accounts.keys.revoke(7)
     assert 7 not in {key.id for key in accounts.keys.list()}
     accounts.sessions.end_all()

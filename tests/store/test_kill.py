@@ -56,20 +56,20 @@ for line in sys.stdin:  # each line begins another child, which has every module
 def test_kills_lose_nothing_that_was_said_to_be_kept(tmp_path: Path, kills: int) -> None:
     path = tmp_path / FILE_NAME
     chance = random.Random(9)
-    told = 0
+    reported = 0
     command = [sys.executable, "-c", WRITER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as forks:
         assert forks.stdin is not None
         assert forks.stdout is not None
         assert forks.stdout.readline() == b"0\n", "every module is warm"
         for kill in range(kills):
-            forks.stdin.write(f"{told + 1}\n".encode())
+            forks.stdin.write(f"{reported + 1}\n".encode())
             seconds = chance.uniform(0, LONGEST_SECONDS)
             said = read_until_killed(forks.stdout, seconds, wait_for_number=kill % EARLY > 0)
-            told = max([told, *said])
-            told = check(path, told, most_keys=kill + 1)
+            reported = max([reported, *said])
+            reported = check(path, reported, most_keys=kill + 1)
         forks.stdin.close()
-    assert told >= kills - kills // EARLY
+    assert reported >= kills - kills // EARLY
 
 
 def read_until_killed(lines: IO[bytes], seconds: float, *, wait_for_number: bool) -> list[int]:
@@ -85,7 +85,7 @@ def read_until_killed(lines: IO[bytes], seconds: float, *, wait_for_number: bool
     return [int(line) for line in text.split() if line != b"gone"]
 
 
-def check(path: Path, told: int, *, most_keys: int) -> int:
+def check(path: Path, reported: int, *, most_keys: int) -> int:
     """What a new process finds: a sound file with whole values, none older than what was told. The newest number."""
     store = Store(path)
     assert store.start() == "", "never damaged"
@@ -93,7 +93,7 @@ def check(path: Path, told: int, *, most_keys: int) -> int:
     settings, model = kept.settings(), kept.models().get("big", ModelSettings())
     number = int(settings.get("port", 0))
     assert settings == ({"port": number, "max_rows": number} if number else {}), "one change, all or nothing"
-    assert number >= told
+    assert number >= reported
     assert (model.top_k or 0) <= number
     assert model.alias == (f"a{model.top_k}" if model.top_k is not None else None)
     assert len(Accounts(store).keys.list()) <= most_keys

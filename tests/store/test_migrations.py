@@ -82,9 +82,9 @@ def test_the_copy_is_the_file_as_it_was_and_for_the_owner_only(old: Path) -> Non
 
 def test_the_last_three_copies_are_kept(old: Path) -> None:
     mine = [old.with_name(f"{FILE_NAME}.before-{name}") for name in ("0001.mine", "my-move", "0001")]
-    for each in mine[:2]:
-        each.write_bytes(b"somebody's own")
-        os.utime(each, (0, 0))
+    for copy in mine[:2]:
+        copy.write_bytes(b"somebody's own")
+        os.utime(copy, (0, 0))
     mine[2].symlink_to(mine[0])
     for revision in ("0002", "0003", "0004", "0005"):
         database.back_up(old, revision)
@@ -120,4 +120,4 @@ def test_a_file_of_a_newer_paceline_is_told_and_left_alone(tmp_path: Path) -> No
         with pytest.raises(StoreUnavailable, match=r"newer Paceline .* revision 0999"):
             use()
     assert path.read_bytes() == before
-    assert sorted(each.name for each in tmp_path.iterdir()) == [FILE_NAME, f"{FILE_NAME}.lock", f"{FILE_NAME}.reserve"]
+    assert sorted(item.name for item in tmp_path.iterdir()) == [FILE_NAME, f"{FILE_NAME}.lock", f"{FILE_NAME}.reserve"]

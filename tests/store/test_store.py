@@ -47,9 +47,9 @@ def test_it_takes_the_place_of_what_was_set_before_and_can_be_forgotten(path: Pa
 
 def test_unset_and_an_empty_list_are_two_things(path: Path) -> None:
     kept(path).save_model("empty", ModelSettings(drafts=()), source="test")
-    found = kept(path).models().get("empty")
-    assert found is not None
-    assert (found.drafts, found.methods) == ((), None)
+    settings = kept(path).models().get("empty")
+    assert settings is not None
+    assert (settings.drafts, settings.methods) == ((), None)
 
 
 def test_settings_of_the_server_are_kept_all_or_none(path: Path) -> None:
@@ -110,9 +110,9 @@ def test_measurements_are_listed_from_the_latest(path: Path) -> None:
     for rate in (10, 20):
         kept.keep("big", versions={"mlx": "1"}, machine={"cores": 2}, results={"rate": rate})
     kept.keep("other", versions={}, machine={}, results={})
-    found = kept.of("big")
-    assert [(row.created_at, row.results) for row in found] == [(2.0, {"rate": 20}), (1.0, {"rate": 10})]
-    assert (found[0].versions, found[0].machine) == ({"mlx": "1"}, {"cores": 2})
+    rows = kept.of("big")
+    assert [(row.created_at, row.results) for row in rows] == [(2.0, {"rate": 20}), (1.0, {"rate": 10})]
+    assert (rows[0].versions, rows[0].machine) == ({"mlx": "1"}, {"cores": 2})
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_measurements_are_listed_from_the_latest(path: Path) -> None:
 def test_a_damaged_file_is_told_with_what_to_do_and_left_alone(path: Path, use: Callable[[Path], object]) -> None:
     path.parent.mkdir()
     path.write_bytes(b"no database at all" * 100)
-    with pytest.raises(StoreUnavailable, match="`paceline serve` sets it aside") as told:
+    with pytest.raises(StoreUnavailable, match="`paceline serve` sets it aside") as raised:
         use(path)
-    assert str(path) in str(told.value), "whoever owns the computer is told where it is"
-    assert str(path.parent) not in told.value.message, "and nobody else"
-    assert "\n" not in told.value.message
+    assert str(path) in str(raised.value), "whoever owns the computer is told where it is"
+    assert str(path.parent) not in raised.value.message, "and nobody else"
+    assert "\n" not in raised.value.message
     assert path.read_bytes() == b"no database at all" * 100
 
 
@@ -170,7 +170,7 @@ def test_a_number_that_no_database_holds_is_refused_and_the_store_goes_on(path: 
     with pytest.raises(StoreUnavailable):
         downloads.save([replace(kept, total_bytes=number)])
     downloads.save([replace(kept, total_bytes=5)])
-    assert [each.total_bytes for each in downloads.all()] == [5]
+    assert [download.total_bytes for download in downloads.all()] == [5]
 
 
 def test_two_stores_share_one_file(path: Path) -> None:
@@ -192,10 +192,10 @@ def test_a_folder_that_others_may_write_into_becomes_private_and_that_is_said(pa
 def test_a_folder_of_another_user_is_refused_with_what_to_do(path: Path) -> None:
     path.parent.mkdir()
     for advice in ("set PACELINE_HOME to a folder of your own", f"run `sudo chown -R $(id -un) {path.parent}` if it"):
-        with pytest.raises(StoreUnavailable) as told:
+        with pytest.raises(StoreUnavailable) as raised:
             check_owner(path, user=os.geteuid() + 1)
-        assert f"{path.parent} belongs to another user: {advice}" in str(told.value)
-        assert str(path.parent) not in told.value.message
+        assert f"{path.parent} belongs to another user: {advice}" in str(raised.value)
+        assert str(path.parent) not in raised.value.message
         path.touch()  # a folder in which Paceline was run by sudo
 
 
@@ -203,8 +203,8 @@ def test_a_folder_that_everybody_shares_is_refused_and_left_as_it_is(path: Path)
     path.parent.mkdir()
     path.parent.chmod(0o1777)
     for use in (Store(path).start, Store(path).check):
-        with pytest.raises(StoreUnavailable, match="is shared by everybody") as told:
+        with pytest.raises(StoreUnavailable, match="is shared by everybody") as raised:
             use()
-        assert f"{path.parent} is shared by everybody: set PACELINE_HOME to a folder of your own" in str(told.value)
+        assert f"{path.parent} is shared by everybody: set PACELINE_HOME to a folder of your own" in str(raised.value)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o1777
     assert list(path.parent.iterdir()) == []

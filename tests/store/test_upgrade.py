@@ -78,5 +78,5 @@ def test_the_command_line_reads_it_at_once(tmp_path: Path) -> None:
     shutil.copy(HOMES / "c324348.sqlite3", tmp_path / FILE_NAME)
     environment = {**os.environ, "PACELINE_HOME": str(tmp_path), "COLUMNS": "200"}
     command = [sys.executable, "-m", "app.cli", "ls"]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    assert "temperature 0.25" in told
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert "temperature 0.25" in output

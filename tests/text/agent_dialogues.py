@@ -143,14 +143,14 @@ def word_in(text: str) -> str:
 
 def argument_words(message: Message) -> list[str]:
     """The words of a message's calls whose arguments can be read."""
-    found = []
+    words = []
     for call in message.get("tool_calls", ()):
         try:
             if isinstance(json.loads(call["function"]["arguments"]), dict):
-                found.append(word_in(call["function"]["arguments"]))
+                words.append(word_in(call["function"]["arguments"]))
         except ValueError:
             continue
-    return [word for word in found if word]
+    return [word for word in words if word]
 
 
 def readable(message: Message) -> Message:

@@ -44,8 +44,8 @@ def in_order(text: str, *parts: str) -> bool:
     """Whether all parts are there, each behind the one before."""
     place = 0
     for part in parts:
-        found = text.find(part, place)
-        if found < 0:
+        start = text.find(part, place)
+        if start < 0:
             return False
-        place = found + len(part)
+        place = start + len(part)
     return True

@@ -37,8 +37,8 @@ def said(text: str) -> Message:
 def calls(*arguments: str, content: str | None = None, first: int = 0) -> Message:
     """An assistant that calls the tool once for each of `arguments`."""
     listed = [
-        {"id": f"call{first + index:05}", "type": "function", "function": {"name": "weather", "arguments": each}}
-        for index, each in enumerate(arguments)
+        {"id": f"call{first + index:05}", "type": "function", "function": {"name": "weather", "arguments": text}}
+        for index, text in enumerate(arguments)
     ]
     return {"role": "assistant", "content": content, "tool_calls": listed}
 
@@ -75,15 +75,15 @@ TURNS: tuple[list[Message], ...] = (
 
 def dialogues() -> list[tuple[list[Message], list[Message] | None]]:
     """Messages and tools; those that call tools come with them, and the first turns both ways."""
-    found: list[tuple[list[Message], list[Message] | None]] = []
+    cases: list[tuple[list[Message], list[Message] | None]] = []
     for system in SYSTEMS:
         start = [] if system is None else [{"role": "system", "content": system}]
         for number, turns in enumerate(TURNS):
             uses_tools = any("tool_calls" in message for message in turns)
-            found.append(([*start, *turns], TOOLS if uses_tools else None))
+            cases.append(([*start, *turns], TOOLS if uses_tools else None))
             if number < 2:
-                found.append(([*start, *turns], TOOLS))
-    return found
+                cases.append(([*start, *turns], TOOLS))
+    return cases
 
 
 def variants(messages: list[Message]) -> list[tuple[list[Message], tuple[str, ...]]]:

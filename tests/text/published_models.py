@@ -25,13 +25,13 @@ UNUSABLE = {
 
 def _published() -> dict[str, str]:
     """All templates by name: those of one package, and those inside the published tokenizers that are here."""
-    found = {name: path.read_text(encoding="utf-8") for name, path in chat_templates().items()}
+    templates = {name: path.read_text(encoding="utf-8") for name, path in chat_templates().items()}
     for package in TOKENIZERS:
         file = tokenizer_folder(package.name) / "tokenizer_config.json"
         settings = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         if isinstance(settings.get("chat_template"), str):
-            found[f"tokenizer {package.name}"] = settings["chat_template"]
-    return found
+            templates[f"tokenizer {package.name}"] = settings["chat_template"]
+    return templates
 
 
 TEMPLATES = _published()

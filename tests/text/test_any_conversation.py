@@ -52,11 +52,11 @@ def check(name: str, messages: Sequence[Message], tools: Tools) -> None:
     except InvalidRequest:
         assert name in UNUSABLE
         return
-    told = " ".join(notice.message for notice in rendered.notices if notice.code.endswith("_missing"))
+    missing = " ".join(notice.message for notice in rendered.notices if notice.code.endswith("_missing"))
     for place, message in enumerate(messages):
         words = [word_in((message["content"] or "").rpartition("</think>")[2]), *argument_words(message)]
         is_whole = all(word in rendered.text for word in words)
-        assert is_whole != (f"messages.{place} ({message['role']})" in told), (name, place, codes(rendered))
+        assert is_whole != (f"messages.{place} ({message['role']})" in missing), (name, place, codes(rendered))
         assert is_whole or message["role"] in LEFT_OUT[name][0]
 
 
@@ -93,15 +93,15 @@ def test_any_conversation_can_be_sent_in_the_words_of_every_surface(surface: str
     @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(agent_dialogues())
     def hold(sent: tuple[list[Message], Tools]) -> None:
-        told, tools = sent
+        turns, tools = sent
         if surface in {"messages", "ollama"}:  # where arguments are objects
-            told = [readable(message) for message in told]
+            turns = [readable(message) for message in turns]
             tools = None if tools and any("parameters" not in tool["function"] for tool in tools) else tools
-        told = [*told, {"role": "user", "content": "zq0word"}]  # two answers in a row at the end are refused
-        body = BODIES[surface](told, tools or [], 64) | {"model": "m"}
+        turns = [*turns, {"role": "user", "content": "zq0word"}]  # two answers in a row at the end are refused
+        body = BODIES[surface](turns, tools or [], 64) | {"model": "m"}
         messages, shown = conversation_of(surface, body)
         whole = "\0".join(str(message["content"]) for message in messages)
-        assert all(word_in(message["content"] or "") in whole for message in told)
+        assert all(word_in(message["content"] or "") in whole for message in turns)
         for name in STRICT:
             check(name, messages, shown)
 

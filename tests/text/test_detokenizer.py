@@ -42,22 +42,22 @@ class Told:
     def feed(self, tokens: Sequence[int], accepted: int = 0) -> AnswerPart:
         if not self.stopped:
             self.used += feed_step(self._stream, self._splitter, tokens, accepted)
-        return self._told()
+        return self._take()
 
     def finish(self) -> AnswerPart:
         self._splitter.feed(self._stream.finish(), final=True)
-        return self._told()
+        return self._take()
 
-    def _told(self) -> AnswerPart:
+    def _take(self) -> AnswerPart:
         parts = self._splitter.take()
         assert len(parts) <= 1
         return parts[0] if parts else AnswerPart()
 
 
 def run(model: TextModel, steps: Sequence[Sequence[int]], stop: Sequence[str] = ()) -> tuple[list[AnswerPart], str]:
-    told = Told(model, stop)
-    parts = [told.feed(step, len(step) - 1) for step in steps]
-    parts.append(told.finish())
+    stream = Told(model, stop)
+    parts = [stream.feed(step, len(step) - 1) for step in steps]
+    parts.append(stream.finish())
     return parts, "".join(part.text for part in parts)
 
 
@@ -69,10 +69,10 @@ def test_chunks_add_up_to_the_full_decode_at_every_split(
 ) -> None:
     model = models[name]
     tokens = model.tokenizer.encode(text, add_special_tokens=False)
-    chunks, told = run(model, list(split(tokens, cuts)))
-    assert told == model.table.decode(tokens) == model.tokenizer.decode(tokens, skip_special_tokens=True)
+    chunks, shown = run(model, list(split(tokens, cuts)))
+    assert shown == model.table.decode(tokens) == model.tokenizer.decode(tokens, skip_special_tokens=True)
     if name in {"bytes", "fallback"}:
-        assert told == text
+        assert shown == text
     for chunk in chunks:
         assert "\N{REPLACEMENT CHARACTER}" not in chunk.text
 
@@ -82,31 +82,31 @@ def test_chunks_add_up_to_the_full_decode_at_every_split(
 def test_any_byte_level_tokens_decode_as_the_tokenizer_does(chat: TextModel, data: st.DataObject) -> None:
     size = len(chat.tokenizer)
     tokens = data.draw(st.lists(st.integers(0, size - 1), max_size=30))
-    _, told = run(chat, list(split(tokens, data.draw(st.lists(st.integers(1, 4), max_size=20)))))
-    assert told == chat.tokenizer.decode(tokens, skip_special_tokens=True)
+    _, shown = run(chat, list(split(tokens, data.draw(st.lists(st.integers(1, 4), max_size=20)))))
+    assert shown == chat.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("name", ["bytes", "fallback"])
 def test_every_single_token_step_shows_whole_characters_only(models: dict[str, TextModel], name: str) -> None:
     model = models[name]
     tokens = model.tokenizer.encode(TRICKY, add_special_tokens=False)
-    chunks, told = run(model, [[token] for token in tokens])
-    assert told == TRICKY
+    chunks, shown = run(model, [[token] for token in tokens])
+    assert shown == TRICKY
     assert any(not chunk.text for chunk in chunks[:-1])
 
 
 def test_a_stream_that_ends_inside_a_character_says_so(models: dict[str, TextModel]) -> None:
     for name in ("bytes", "fallback"):
         tokens = models[name].tokenizer.encode("x👍", add_special_tokens=False)[:-1]
-        chunks, told = run(models[name], [tokens])
-        assert told == "x\N{REPLACEMENT CHARACTER}"
+        chunks, shown = run(models[name], [tokens])
+        assert shown == "x\N{REPLACEMENT CHARACTER}"
         assert chunks[0].text == "x"
 
 
 def test_ids_without_a_piece_are_no_text(models: dict[str, TextModel]) -> None:
     for model in models.values():
-        _, told = run(model, [[len(model.tokenizer) + 3, model.vocabulary_size + 10**6]])
-        assert told == ""
+        _, shown = run(model, [[len(model.tokenizer) + 3, model.vocabulary_size + 10**6]])
+        assert shown == ""
 
 
 def test_special_tokens_are_no_text_but_marks_for_parsers_are(chat: TextModel) -> None:
@@ -141,12 +141,12 @@ def test_the_first_complete_stop_string_ends_the_text(
     chat: TextModel, text: str, stop: list[str], cuts: list[int]
 ) -> None:
     tokens = chat.tokenizer.encode(text, add_special_tokens=False)
-    stream, told = Told(chat, stop), ""
+    stream, shown = Told(chat, stop), ""
     expected, stops = cut_at(text, stop)
     for step in split(tokens, cuts):
-        told += stream.feed(step, len(step)).text
-        assert expected.startswith(told)
-    assert told + stream.finish().text == expected
+        shown += stream.feed(step, len(step)).text
+        assert expected.startswith(shown)
+    assert shown + stream.finish().text == expected
     assert stream.stopped == stops
     assert stops or stream.used == len(tokens)
     if stops:
@@ -169,8 +169,8 @@ def test_twenty_thousand_streams_tell_their_text_up_to_its_stop_string(chat: Tex
         tokens = chat.tokenizer.encode(text, add_special_tokens=False)
         cuts = [chance.randint(1, 4) for _ in range(8)]
         stream = Told(chat, stop)
-        told = "".join(stream.feed(step).text for step in split(tokens, cuts)) + stream.finish().text
-        assert (told, stream.stopped) == cut_at(chat.table.decode(tokens), stop)
+        shown = "".join(stream.feed(step).text for step in split(tokens, cuts)) + stream.finish().text
+        assert (shown, stream.stopped) == cut_at(chat.table.decode(tokens), stop)
 
 
 def test_tokens_after_a_stop_string_do_not_count(chat: TextModel) -> None:

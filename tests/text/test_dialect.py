@@ -177,12 +177,12 @@ def test_no_parser_of_mlx_lm_is_left_out() -> None:
     assert {dialect.parser for dialect, *_ in SYNTAX} >= MLX_LM
 
 
-@pytest.mark.parametrize(("dialect", "written", "calls"), [each for each in SYNTAX if each[0].parser in MLX_LM])
+@pytest.mark.parametrize(("dialect", "written", "calls"), [case for case in SYNTAX if case[0].parser in MLX_LM])
 def test_calls_are_those_that_mlx_lm_reads(dialect: Dialect, written: str, calls: Any) -> None:
     module = importlib.import_module(f"{tool_parsers.__name__}.{dialect.parser}")
     bodies = written.split(module.tool_call_start)[1:]
-    found = [module.parse_tool_call(body.partition(module.tool_call_end or "\0")[0], TOOLS) for body in bodies]
-    theirs = [call for each in found for call in (each if isinstance(each, list) else [each])]
+    parsed = [module.parse_tool_call(body.partition(module.tool_call_end or "\0")[0], TOOLS) for body in bodies]
+    theirs = [call for result in parsed for call in (result if isinstance(result, list) else [result])]
     assert [(call["name"], call["arguments"]) for call in theirs] == calls
 
 
@@ -206,7 +206,7 @@ def test_the_calls_of_every_family_are_found_at_every_cut(dialect: Dialect, writ
 
 
 @pytest.mark.parametrize(
-    ("dialect", "written", "calls"), [each for each in SYNTAX if each[0].parser not in {BARE_JSON, "muse_spark"}]
+    ("dialect", "written", "calls"), [case for case in SYNTAX if case[0].parser not in {BARE_JSON, "muse_spark"}]
 )
 def test_reasoning_text_and_calls_come_apart(dialect: Dialect, written: str, calls: Any) -> None:
     answer = f"<think>\nWhat is it?\n</think>\n\nI look.\n\n{written}"
@@ -287,8 +287,8 @@ def test_without_tools_a_call_is_text_and_arguments_come_as_they_are_written() -
 def test_text_behind_a_call_is_told_behind_it() -> None:
     splitter = AnswerSplitter(JSON_DIALECT, tools=TOOLS)
     splitter.feed(f"I look. {JSON_CALL} And then. {JSON_CALL}", final=True)
-    told = [(part.text, [piece.index for piece in part.calls if piece.name]) for part in splitter.take()]
-    assert told == [("I look.", [0]), ("  And then.", [1])]
+    shown = [(part.text, [piece.index for piece in part.calls if piece.name]) for part in splitter.take()]
+    assert shown == [("I look.", [0]), ("  And then.", [1])]
 
 
 @settings(max_examples=300, deadline=None)
@@ -300,7 +300,7 @@ def test_text_behind_a_call_is_told_behind_it() -> None:
 )
 def test_any_text_says_the_same_at_any_cut(text: str, inside: bool, seed: int, bare: bool) -> None:
     dialect = Dialect(parser=BARE_JSON) if bare else JSON_DIALECT
-    told = []
+    outcomes = []
     for pieces in ([text], cuts(text, random.Random(seed))):
         splitter = AnswerSplitter(dialect, inside=inside, tools=TOOLS)
         for piece in pieces:
@@ -308,8 +308,8 @@ def test_any_text_says_the_same_at_any_cut(text: str, inside: bool, seed: int, b
         splitter.feed("", final=True)
         parts = splitter.take()
         texts = "".join(part.text for part in parts), "".join(part.reasoning for part in parts)
-        told.append((*texts, "".join(call.arguments for part in parts for call in part.calls)))
-    assert told[0] == told[1]
+        outcomes.append((*texts, "".join(call.arguments for part in parts for call in part.calls)))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_a_text_without_marks_is_untouched_with_the_spans_of_its_drafts() -> None:

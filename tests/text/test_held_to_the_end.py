@@ -236,7 +236,7 @@ objects = some.builds(
 def hold(examples: int) -> None:
     @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(schema=objects, seed=some.integers(0, 1000))
-    def one(schema: Any, seed: int) -> None:
+    def check_example(schema: Any, seed: int) -> None:
         wish = Grammar(kind="json_schema", text=json.dumps(schema))
         asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
         grammar = answer_grammar(asked, NO_DIALECT)
@@ -245,7 +245,7 @@ def hold(examples: int) -> None:
             return  # it is refused, and why is told
         assert check(held_to_text(grammar.text), schema, seed).failure == ""
 
-    one()
+    check_example()
 
 
 def test_any_patterns_of_names_are_enforced_or_refused() -> None:

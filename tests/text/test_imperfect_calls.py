@@ -71,7 +71,7 @@ class Told:
         return None if index is None else self._calls[index][2]
 
 
-def told(dialect: Dialect, written: str, **options: Any) -> Told:
+def read(dialect: Dialect, written: str, **options: Any) -> Told:
     """At once, letter by letter and in two at every place: the same."""
     whole = Told(dialect, [written], **options)
     for pieces in (list(written), *([written[:place], written[place:]] for place in range(0, len(written), 3))):
@@ -86,16 +86,16 @@ def told(dialect: Dialect, written: str, **options: Any) -> Told:
 
 def test_a_stop_string_inside_reasoning_does_not_end_the_answer() -> None:
     written = "<think>\nLet me see. Question: what?\n</think>\n\nThe answer is 42. Question: next"
-    answer = told(JSON, written, stop=["Question:"])
+    answer = read(JSON, written, stop=["Question:"])
     assert (answer.reasoning, answer.text) == ("Let me see. Question: what?", "The answer is 42. ")
     assert answer.splitter.met == "Question:"
-    inside = told(JSON, "so Question: it\n</think>Yes", stop=["Question:"], inside=True)
+    inside = read(JSON, "so Question: it\n</think>Yes", stop=["Question:"], inside=True)
     assert (inside.reasoning, inside.text, inside.splitter.met) == ("so Question: it", "Yes", "")
 
 
 def test_a_stop_string_in_the_analysis_of_gpt_oss_does_not_end_the_answer() -> None:
     written = "<|channel|>analysis<|message|>END of it<|end|><|start|>assistant<|channel|>final<|message|>Hello END no"
-    answer = told(GPT_OSS, written, stop=["END"])
+    answer = read(GPT_OSS, written, stop=["END"])
     assert (answer.reasoning, answer.text, answer.splitter.met) == ("END of it", "Hello ", "END")
 
 
@@ -108,15 +108,15 @@ def test_a_stop_string_in_the_analysis_of_gpt_oss_does_not_end_the_answer() -> N
     ],
 )
 def test_a_stop_string_inside_arguments_does_not_cut_the_call(dialect: Dialect, written: str) -> None:
-    answer = told(dialect, written, stop=["\n\n", "STOP", "York"])
+    answer = read(dialect, written, stop=["\n\n", "STOP", "York"])
     assert answer.calls == [("get_weather", {"city": "New\n\nYork STOP"})]
     assert not answer.splitter.met
 
 
 def test_a_stop_string_that_would_span_reasoning_and_text_does_not_match() -> None:
-    answer = told(JSON, "<think>so ST</think>OP it", stop=["STOP"])
+    answer = read(JSON, "<think>so ST</think>OP it", stop=["STOP"])
     assert (answer.reasoning, answer.text) == ("so ST", "OP it")
-    around = told(JSON, f"a ST{PARIS_CALL}OP b", stop=["STOP"])
+    around = read(JSON, f"a ST{PARIS_CALL}OP b", stop=["STOP"])
     assert (around.text, around.calls) == ("a STOP b", [PARIS])
 
 
@@ -137,7 +137,7 @@ def test_text_ends_at_the_first_stop_string_with_tools_and_without(text: str, st
 
 
 @pytest.mark.parametrize(
-    ("dialect", "before", "behind"),
+    ("dialect", "before", "after"),
     [
         (JSON, '<tool_call>\n{"name": "write_file", "arguments": ', "}\n</tool_call>"),
         (JSON, '<tool_call>\n[{"arguments": ', ', "name": "write_file"}]\n</tool_call>'),
@@ -161,9 +161,9 @@ def test_text_ends_at_the_first_stop_string_with_tools_and_without(text: str, st
     ],
 )
 def test_arguments_with_control_characters_and_trailing_commas_arrive(
-    dialect: Dialect, before: str, behind: str, written: str, meant: Any
+    dialect: Dialect, before: str, after: str, written: str, meant: Any
 ) -> None:
-    answer = told(dialect, before + written + behind)
+    answer = read(dialect, before + written + after)
     assert (answer.calls, answer.text) == ([("write_file", meant)], "")
 
 
@@ -174,7 +174,7 @@ def test_arguments_that_are_no_object_are_text_and_never_empty_ones(body: str) -
         (JSON, f'<tool_call>\n{{"name": "get_weather", "arguments": {body}}}\n</tool_call>'),
         (MISTRAL, f"[TOOL_CALLS]get_weather[ARGS]{body}"),
     ):
-        answer = told(dialect, written)
+        answer = read(dialect, written)
         assert (answer.calls, answer.ids) == ([], [])
         assert body in answer.text
 
@@ -186,24 +186,24 @@ def test_a_call_whose_arguments_break_off_is_never_whole(broken: str) -> None:
         (MISTRAL, f"[TOOL_CALLS]get_weather[ARGS]{broken}"),
         (GPT_OSS, f"<|channel|>commentary to=functions.get_weather<|message|>{broken}<|call|>"),
     ):
-        answer = told(dialect, written)
+        answer = read(dialect, written)
         assert answer.calls == []
         assert answer.unfinished is not None
         assert answer.splitter.ended, "nothing is told behind it"
 
 
 def test_a_bracket_that_is_missing_before_the_mark_is_added() -> None:
-    answer = told(JSON, '<tool_call>\n{"name": "write_file", "arguments": {"tags": ["a", "b"\n</tool_call>')
+    answer = read(JSON, '<tool_call>\n{"name": "write_file", "arguments": {"tags": ["a", "b"\n</tool_call>')
     assert answer.calls == [("write_file", {"tags": ["a", "b"]})]
-    cut = told(JSON, '<tool_call>\n{"name": "write_file", "arguments": {"tags": ["a", "b"')
+    cut = read(JSON, '<tool_call>\n{"name": "write_file", "arguments": {"tags": ["a", "b"')
     assert (cut.calls, cut.unfinished) == ([], '{"tags": ["a", "b"')
 
 
 def test_a_call_of_gpt_oss_without_a_body_has_no_arguments() -> None:
-    assert told(GPT_OSS, "<|channel|>commentary to=functions.get_weather<|message|><|call|>").calls == [
+    assert read(GPT_OSS, "<|channel|>commentary to=functions.get_weather<|message|><|call|>").calls == [
         ("get_weather", {})
     ]
-    cut = told(GPT_OSS, "<|channel|>commentary to=functions.get_weather<|message|>")
+    cut = read(GPT_OSS, "<|channel|>commentary to=functions.get_weather<|message|>")
     assert (cut.calls, cut.ids, cut.text) == ([], [], "")
 
 
@@ -248,13 +248,13 @@ TAGGED = [(CODER, coder), (GLM, glm), (MINIMAX, minimax)]
 def test_a_parameter_that_does_not_fit_its_type_stays_text(
     dialect: Dialect, write: Any, key: str, written: str, meant: Any
 ) -> None:
-    answer = told(dialect, write("log_event", **{key: written}))
+    answer = read(dialect, write("log_event", **{key: written}))
     assert (answer.calls, answer.text) == ([("log_event", {key: meant})], "")
 
 
 @pytest.mark.parametrize(("dialect", "write"), TAGGED)
 def test_lists_and_objects_that_do_not_parse_stay_text(dialect: Dialect, write: Any) -> None:
-    answer = told(dialect, write("write_file", tags="[a, b", where="{'x': None}"))
+    answer = read(dialect, write("write_file", tags="[a, b", where="{'x': None}"))
     assert answer.calls == [("write_file", {"tags": "[a, b", "where": {"x": None}})]
 
 
@@ -274,7 +274,7 @@ def test_lists_and_objects_that_do_not_parse_stay_text(dialect: Dialect, write: 
     ],
 )
 def test_marks_inside_a_parameter_do_not_end_it(dialect: Dialect, write: Any, code: str) -> None:
-    answer = told(dialect, write("write_file", code=code, tags="[]"))
+    answer = read(dialect, write("write_file", code=code, tags="[]"))
     assert (answer.calls, answer.text) == ([("write_file", {"code": code, "tags": []})], "")
 
 
@@ -306,12 +306,12 @@ UNMARKED = [
 @pytest.mark.parametrize(("dialect", "call", "end"), UNMARKED)
 def test_a_call_without_its_opening_mark_is_a_call(dialect: Dialect, call: str, end: str) -> None:
     for written in (call, f"{call}\n{end}"):
-        answer = told(dialect, f"I will look.\n\n{written}")
+        answer = read(dialect, f"I will look.\n\n{written}")
         assert (answer.text, answer.calls) == ("I will look.", [PARIS])
-    assert told(dialect, f"{call}\n{call}").calls == [PARIS] * 2
-    assert told(dialect, f"plan\n{call}", inside=True).calls == [PARIS]
+    assert read(dialect, f"{call}\n{call}").calls == [PARIS] * 2
+    assert read(dialect, f"plan\n{call}", inside=True).calls == [PARIS]
     nobody = call.replace("get_weather", "no_such_tool")
-    assert (told(dialect, nobody).text, told(dialect, nobody).calls) == (nobody, [])
+    assert (read(dialect, nobody).text, read(dialect, nobody).calls) == (nobody, [])
 
 
 @pytest.mark.parametrize(
@@ -319,11 +319,11 @@ def test_a_call_without_its_opening_mark_is_a_call(dialect: Dialect, call: str, 
 )
 def test_json_that_is_the_whole_answer_is_a_call(written: str) -> None:
     for dialect in (JSON, CODER, MISTRAL, LLAMA):
-        assert told(dialect, written).calls == [PARIS]
-        assert told(dialect, f"<think>hm</think>\n\n{written}").calls == [PARIS]
+        assert read(dialect, written).calls == [PARIS]
+        assert read(dialect, f"<think>hm</think>\n\n{written}").calls == [PARIS]
         for text in (f"Like so: {written}", f"{written}\nThat is it."):
-            assert (told(dialect, text).calls, told(dialect, text).text) == ([], text)
-        assert told(dialect, written, by_grammar=True).text == written
+            assert (read(dialect, text).calls, read(dialect, text).text) == ([], text)
+        assert read(dialect, written, by_grammar=True).text == written
 
 
 def test_json_that_names_no_tool_is_streamed_as_text() -> None:
@@ -346,13 +346,13 @@ def test_json_that_names_no_tool_is_streamed_as_text() -> None:
     ],
 )
 def test_a_call_at_the_end_of_reasoning_is_a_call(dialect: Dialect, call: str) -> None:
-    answer = told(dialect, f"plan: call it\n{call}", inside=True)
+    answer = read(dialect, f"plan: call it\n{call}", inside=True)
     assert (answer.reasoning, answer.calls, answer.text) == ("plan: call it", [PARIS], "")
-    assert told(dialect, f"<think>plan {call}\n{call}").calls == [PARIS] * 2
+    assert read(dialect, f"<think>plan {call}\n{call}").calls == [PARIS] * 2
     for thought in (f"plan {call} or not", call[:-30], call[:12], f"{call}\nor {call[:20]}"):
-        answer = told(dialect, f"plan {thought}", inside=True)
+        answer = read(dialect, f"plan {thought}", inside=True)
         assert (answer.reasoning, answer.calls, answer.text) == (f"plan {thought}".rstrip(), [], "")
-    closed = told(dialect, f"plan {call}</think>\n\nHello", inside=True)
+    closed = read(dialect, f"plan {call}</think>\n\nHello", inside=True)
     assert (closed.reasoning, closed.calls, closed.text) == (f"plan {call}", [], "Hello")
 
 
@@ -383,13 +383,13 @@ def test_a_call_at_the_end_of_reasoning_is_a_call(dialect: Dialect, call: str) -
     ],
 )
 def test_a_call_of_a_tool_that_nobody_offered_is_text(dialect: Dialect, written: str) -> None:
-    answer = told(dialect, written)
+    answer = read(dialect, written)
     assert (answer.text, answer.calls) == (written, [])
 
 
 def test_a_call_behind_an_example_is_still_found() -> None:
     example = '<tool_call>\n{"name": "x", "arguments": {}}\n</tool_call>'
-    answer = told(JSON, f"Like\n{example}\n\n{PARIS_CALL}")
+    answer = read(JSON, f"Like\n{example}\n\n{PARIS_CALL}")
     assert (answer.text, answer.calls) == (f"Like\n{example}", [PARIS])
 
 
@@ -400,15 +400,15 @@ def test_messages_of_gpt_oss_to_nobody_are_text() -> None:
         ("python code", "print(1)"),
         ("browser.search", '{"query": "x"}'),
     ):
-        answer = told(GPT_OSS, f"<|channel|>commentary to={recipient}<|message|>{body}<|end|>{final}")
+        answer = read(GPT_OSS, f"<|channel|>commentary to={recipient}<|message|>{body}<|end|>{final}")
         assert (answer.text, answer.calls) == (f"{body}\n\nHello", [])
-        thought = told(GPT_OSS, f"<|channel|>analysis to={recipient}<|message|>{body}<|call|>{final}")
+        thought = read(GPT_OSS, f"<|channel|>analysis to={recipient}<|message|>{body}<|call|>{final}")
         assert (thought.reasoning, thought.text, thought.calls) == (body, "Hello", [])
 
 
 def test_the_recipient_of_gpt_oss_may_stand_before_its_channel() -> None:
     written = ' to=functions.get_weather<|channel|>commentary json<|message|>{"city": "<|end|>"}<|call|>'
-    assert told(GPT_OSS, written).calls == [("get_weather", {"city": "<|end|>"})]
+    assert read(GPT_OSS, written).calls == [("get_weather", {"city": "<|end|>"})]
 
 
 # --- ids -----------------------------------------------------------------------------------------------------------
@@ -417,26 +417,26 @@ def test_the_recipient_of_gpt_oss_may_stand_before_its_channel() -> None:
 def test_ids_fit_every_template_and_those_of_the_model_are_kept() -> None:
     made = {id_of("") for _ in range(1000)}
     assert len(made) == 1000
-    assert all(len(each) == 9 and each.isascii() and each.isalnum() for each in made)
+    assert all(len(identifier) == 9 and identifier.isascii() and identifier.isalnum() for identifier in made)
     written = '[TOOL_CALLS]get_weather[CALL_ID]abc123DEF[ARGS]{"city": "Paris"}'
-    answer = told(MISTRAL, written)
+    answer = read(MISTRAL, written)
     assert (answer.calls, answer.ids) == ([PARIS], ["abc123DEF"])
     listed = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "XYZ987abc"}]'
-    assert told(MISTRAL, listed).ids == ["XYZ987abc"]
+    assert read(MISTRAL, listed).ids == ["XYZ987abc"]
     kimi = "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:4<|tool_call_argument_begin|>{}"
-    assert told(KIMI, kimi).ids == ["functions.get_weather:4"]
+    assert read(KIMI, kimi).ids == ["functions.get_weather:4"]
 
 
 def test_an_id_that_the_model_writes_again_is_told_as_another_one() -> None:
     """Claude Code takes a second call of one id for one that was broken off, and gives up."""
     written = '[TOOL_CALLS]get_weather[CALL_ID]abc123DEF[ARGS]{"city": "Paris"}'
-    first, second = told(MISTRAL, written + written).ids
+    first, second = read(MISTRAL, written + written).ids
     assert (first, second != first, len(second)) == ("abc123DEF", True, 9)
     before = [{"role": "assistant", "content": None, "tool_calls": [{"id": "abc123DEF", "type": "function"}]}]
-    [again] = told(MISTRAL, written, taken_ids=ids_of(before)).ids
+    [again] = read(MISTRAL, written, taken_ids=ids_of(before)).ids
     assert (again != "abc123DEF", len(again)) == (True, 9)
     listed = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "abc123DEF"}]'
-    assert told(MISTRAL, listed, taken_ids=ids_of([{"role": "user", "content": "Hi"}, *before])).ids != ["abc123DEF"]
+    assert read(MISTRAL, listed, taken_ids=ids_of([{"role": "user", "content": "Hi"}, *before])).ids != ["abc123DEF"]
 
 
 # --- what is cut off -----------------------------------------------------------------------------------------------
@@ -447,7 +447,7 @@ def test_a_call_that_is_cut_anywhere_is_never_told_as_whole(call: str) -> None:
     dialect = JSON if call == PARIS_CALL else MISTRAL
     whole = call.index('"Paris"}') + len('"Paris"}')
     for end in range(len(call)):
-        answer = told(dialect, call[:end])
+        answer = read(dialect, call[:end])
         assert (answer.calls == [PARIS]) == (end >= whole)
         assert answer.calls or answer.unfinished is not None or answer.text == call[:end]
 
@@ -456,7 +456,7 @@ def test_a_call_that_is_cut_anywhere_is_never_told_as_whole(call: str) -> None:
 def test_a_call_of_parameters_that_is_cut_is_text(dialect: Dialect, write: Any) -> None:
     call = write("get_weather", city="Paris", days="3")
     for end in range(0, len(call) - 30, 5):
-        answer = told(dialect, call[:end])
+        answer = read(dialect, call[:end])
         assert (answer.calls, answer.unfinished, answer.text) == ([], None, call[:end])
 
 
@@ -464,14 +464,14 @@ def test_a_call_of_parameters_that_is_cut_is_text(dialect: Dialect, write: Any) 
 
 
 def test_white_space_around_calls_is_as_it_was_written() -> None:
-    assert told(JSON, f"I will check.\n\n{PARIS_CALL}\n\nNow I wait.").text == "I will check.\n\n\n\nNow I wait."
-    assert told(JSON, f"I will check.\n\n{PARIS_CALL}\n").text == "I will check."
-    assert told(JSON, f"I will check.{PARIS_CALL} Now I wait.").text == "I will check. Now I wait."
-    assert told(JSON, f"{PARIS_CALL}\n\nNow I wait.\n").text == "Now I wait.\n"
+    assert read(JSON, f"I will check.\n\n{PARIS_CALL}\n\nNow I wait.").text == "I will check.\n\n\n\nNow I wait."
+    assert read(JSON, f"I will check.\n\n{PARIS_CALL}\n").text == "I will check."
+    assert read(JSON, f"I will check.{PARIS_CALL} Now I wait.").text == "I will check. Now I wait."
+    assert read(JSON, f"{PARIS_CALL}\n\nNow I wait.\n").text == "Now I wait.\n"
     for text in ("Let me look.\n<tool_call>", "Let me look.\n\n<tool_call> it is \n", " \n x \n"):
-        assert told(JSON, text).text == text
+        assert read(JSON, text).text == text
     two = f"{coder('get_weather', city='Paris')}\n{coder('get_weather')}"
-    assert told(CODER, f"Look\n\n{two} !").text == "Look\n\n\n !"
+    assert read(CODER, f"Look\n\n{two} !").text == "Look\n\n\n !"
 
 
 # --- costs ---------------------------------------------------------------------------------------------------------
@@ -511,4 +511,4 @@ def test_json_is_read_letter_by_letter_as_it_is(value: Any, ascii_only: bool, da
 
 def test_a_plain_text_is_untouched() -> None:
     text = f"  {PARIS_CALL} {PARIS_JSON}\n"
-    assert told(NO_DIALECT, text, tools=()).text == text
+    assert read(NO_DIALECT, text, tools=()).text == text

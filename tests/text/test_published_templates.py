@@ -77,9 +77,9 @@ def test_a_published_template_renders_as_in_transformers_unless_that_loses_somet
         except InvalidRequest:
             refused.append(number)
             continue
-        told = set(codes(rendered)) - WARNED
-        if every and told:
-            repairs |= told
+        warned = set(codes(rendered)) - WARNED
+        if every and warned:
+            repairs |= warned
         elif every and rendered.text not in (right or every):
             differing.append(number)
     assert differing == []

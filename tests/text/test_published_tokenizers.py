@@ -46,7 +46,7 @@ def test_prompt_tokens_are_those_of_apply_chat_template(model: TextModel) -> Non
             message["content"] is None or ("tool_calls" in message and not message["content"]) for message in messages
         ):
             continue
-        rendered = [tokens for each, _ in variants(messages) if (tokens := applied(model, each, tools, thinks))]
+        rendered = [tokens for variant, _ in variants(messages) if (tokens := applied(model, variant, tools, thinks))]
         # A template that shows no tools, or not all calls, is told of them in words; transformers drops them.
         tokens, _, notices = model.render_chat(messages, tools if shown else None, thinks)
         if rendered and not {notice.code for notice in notices} & TOLD_OTHERWISE:
@@ -68,10 +68,10 @@ def test_text_comes_out_as_it_went_in_however_its_bytes_are_split(model: TextMod
     assert tokens == model.tokenizer.encode(TEXT)
     assert model.table.decode(tokens) == TEXT == model.tokenizer.decode(tokens, skip_special_tokens=True)
     stream = model.table.open_stream()
-    told = [stream.feed(token) for token in tokens]
-    assert "".join([*told, stream.finish()]) == TEXT
-    assert "" in told
-    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in told)
+    pieces = [stream.feed(token) for token in tokens]
+    assert "".join([*pieces, stream.finish()]) == TEXT
+    assert "" in pieces
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
 
 
 def test_the_server_takes_no_token_for_shorter_than_it_is(model: TextModel) -> None:
@@ -84,9 +84,9 @@ def test_the_server_takes_no_token_for_shorter_than_it_is(model: TextModel) -> N
 def test_every_token_spells_what_the_tokenizer_says(model: TextModel) -> None:
     shown = [token for token in range(0, len(model.table.pieces), 37) if token not in model.table.hidden_token_ids]
     for token in shown:
-        text, found = model.table.token_text(token)
+        text, token_bytes = model.table.token_text(token)
         if "\N{REPLACEMENT CHARACTER}" not in text:
-            assert text == model.tokenizer.decode([token], clean_up_tokenization_spaces=False), found
+            assert text == model.tokenizer.decode([token], clean_up_tokenization_spaces=False), token_bytes
 
 
 def test_a_middle_is_asked_for_in_the_models_own_words(model: TextModel) -> None:

@@ -140,11 +140,11 @@ def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
 
 
 def test_rendering_works_off_the_main_thread(chat: TextModel) -> None:
-    found: list[list[int]] = []
-    thread = threading.Thread(target=lambda: found.append(chat.render_chat(USER)[0]))
+    rendered: list[list[int]] = []
+    thread = threading.Thread(target=lambda: rendered.append(chat.render_chat(USER)[0]))
     thread.start()
     thread.join()
-    assert found == [chat.render_chat(USER)[0]]
+    assert rendered == [chat.render_chat(USER)[0]]
 
 
 def test_completions_begin_with_bos_only_where_the_tokenizer_does_that(tmp_path: Path, chat: TextModel) -> None:
@@ -222,7 +222,7 @@ def test_tokens_as_logprobs_show_them(models: dict[str, TextModel]) -> None:
         model = models[name]
         tokens = model.tokenizer.encode("the 👍", add_special_tokens=False)
         shown = [model.table.token_text(token) for token in tokens]
-        assert b"".join(found for _, found in shown).decode().strip() == "the 👍"
+        assert b"".join(token_bytes for _, token_bytes in shown).decode().strip() == "the 👍"
         assert any(text == "\N{REPLACEMENT CHARACTER}" for text, _ in shown)
     window = models["window"]
     assert window.table.token_text(window.tokenizer.convert_tokens_to_ids("is")) == ("is", b"is")

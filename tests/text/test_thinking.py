@@ -41,14 +41,14 @@ SAID: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "asked", "told", "codes"), SAID, ids=[f"{each[0]} {each[1]}" for each in SAID])
+@pytest.mark.parametrize(("name", "asked", "expected", "codes"), SAID, ids=[f"{case[0]} {case[1]}" for case in SAID])
 def test_a_wish_is_said_as_the_template_knows_it(
-    name: str, asked: dict[str, Any], told: dict[str, Any], codes: list[str]
+    name: str, asked: dict[str, Any], expected: dict[str, Any], codes: list[str]
 ) -> None:
     words = template_words(chat_templates()[name].read_text(encoding="utf-8"))
     assert words is not None
     arguments, notices = fitted(asked, words, thinks=True)
-    assert (arguments, [notice.code for notice in notices]) == (told, codes)
+    assert (arguments, [notice.code for notice in notices]) == (expected, codes)
 
 
 def test_a_model_that_does_not_think_says_so_when_it_should() -> None:

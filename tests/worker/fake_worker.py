@@ -3,6 +3,7 @@
 Run as `python -m tests.worker.fake_worker [--flag] --channel-fd N`. Texts: "words N", "forever", "silent", "kill",
 "abort", "kill idle" (at no model), "stop" (SIGSTOP), "exit N", "garbage", "fail NAME", "environment", "hold"
 (finishes when the worker drains). The load of a model "slow" never ends, that of "once" only where its path is unused.
+With `--lingers`, the process never ends after its drain.
 """
 
 import argparse
@@ -159,13 +160,17 @@ def main() -> int:
     parser.add_argument("--memory-ceiling-bytes", type=int)
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--deaf", action="store_true")
+    parser.add_argument("--lingers", action="store_true")
     parser.add_argument("--crash", action="store_true")
     options = parser.parse_args()
     if options.crash:
         return 7
-    if options.deaf:
+    if options.deaf or options.lingers:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return FakeWorker(socket.socket(fileno=options.channel_fd), options).run()
+    code = FakeWorker(socket.socket(fileno=options.channel_fd), options).run()
+    if options.lingers:
+        threading.Event().wait()
+    return code
 
 
 if __name__ == "__main__":

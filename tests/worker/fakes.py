@@ -6,8 +6,7 @@ from pathlib import Path
 
 from app.core.clock import Clock
 from app.core.errors import InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
-from app.core.host import Pressure
-from app.core.messages import Generate, KeepModels, LoadProgress
+from app.core.messages import Generate, KeepModels, LoadProgress, Pressure
 from app.core.request import Request, SpeculationRequest
 from app.core.step import (
     DecodeRow,
@@ -21,7 +20,7 @@ from app.core.step import (
     TokenLogprobs,
 )
 from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
-from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent
+from app.engine.loading.pool import Evicted, Loaded, LoadFailed, PoolEvent
 from app.models.footprint import RowSize
 from app.scheduler.scheduler import Scheduler
 from app.text.detokenizer import TokenTable
@@ -70,8 +69,8 @@ class FakeEngine:
 
     def _decode(self, row: DecodeRow) -> RowOutcome:
         assert row.sequence_id in self.rows
-        told, drafts = len(row.tokens) - row.prompt_length, row.num_draft_tokens
-        emitted = tuple(self.script[(told + i) % len(self.script)] for i in range(drafts + 1))
+        position, drafts = len(row.tokens) - row.prompt_length, row.num_draft_tokens
+        emitted = tuple(self.script[(position + i) % len(self.script)] for i in range(drafts + 1))
         logprobs = tuple(TokenLogprobs(-0.5, ((token, -0.5), (65, -2.0))) for token in emitted)
         return RowOutcome(row.sequence_id, emitted, len(row.tokens) + drafts, drafts, drafts, logprobs, row.method)
 

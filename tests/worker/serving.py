@@ -38,15 +38,15 @@ async def collect(client: WorkerClient, command: Generate) -> list[StreamEvent]:
 
 async def until(client: WorkerClient, wanted: Callable[[Event], bool]) -> Event:
     """The next event of the worker that is wanted."""
-    found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
 
     def on_event(event: Event) -> None:
-        if wanted(event) and not found.done():
-            found.set_result(event)
+        if wanted(event) and not future.done():
+            future.set_result(event)
 
     unsubscribe = client.subscribe(on_event)
     try:
-        return await asyncio.wait_for(found, DEADLINE_SECONDS)
+        return await asyncio.wait_for(future, DEADLINE_SECONDS)
     finally:
         unsubscribe()
 

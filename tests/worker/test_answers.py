@@ -26,10 +26,10 @@ def reading(dialect: Dialect) -> Callable[[Generate], Reading]:
     """Prompts of a model that speaks so and whose prompt opens its reasoning."""
 
     def read(command: Generate) -> Reading:
-        found = fake_read(command).result()
-        table = msgspec.structs.replace(found.table, dialect=dialect)
+        prompt = fake_read(command).result()
+        table = msgspec.structs.replace(prompt.table, dialect=dialect)
         made: Reading = Future()
-        made.set_result(replace(found, table=table, end=dialect.opening))
+        made.set_result(replace(prompt, table=table, end=dialect.opening))
         return made
 
     return read

@@ -41,7 +41,7 @@ def burst_of(client: WorkerClient) -> Burst:
             times = [child.cpu_times() for child in worker.children(recursive=True)]
             after = worker.cpu_times()
             if (own.children_user, own.children_system) == (after.children_user, after.children_system):
-                running = sum(each.user + each.system for each in times)
+                running = sum(usage.user + usage.system for usage in times)
                 return Burst(own.user + own.system, running + own.children_user + own.children_system)
 
 

@@ -18,7 +18,7 @@ from app.core.messages import Command, Generate, KeepModels, Ready
 from app.core.reason import Reason
 from app.core.unit import DraftSpecification, LoadedModel, ModelSpecification, Stay
 from app.engine.drafters import LoadedUnit
-from app.engine.pool import EnginePool
+from app.engine.loading.pool import EnginePool
 from app.worker.channel import CrashNote
 from app.worker.client import WorkerClient
 from app.worker.loop import Loop

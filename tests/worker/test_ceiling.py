@@ -15,7 +15,7 @@ from app.core.request import Request, SamplingParameters
 from app.core.step import EnginePort, FinishReason, TokenEvent
 from app.core.unit import ModelSpecification
 from app.engine import memory
-from app.engine.pool import EnginePool, open_pool
+from app.engine.loading.pool import EnginePool, open_pool
 from app.models.footprint import Footprint, RowSize, unit_footprint
 from app.scheduler.scheduler import Scheduler
 from app.worker.served_model import ServedModel
@@ -69,7 +69,7 @@ class Machine:
 
     pool: EnginePool
     spec: ModelSpecification
-    told: Told = field(default_factory=Told)
+    records: Told = field(default_factory=Told)
 
     def load(self) -> None:
         """From its end on counts what is held."""
@@ -80,7 +80,7 @@ class Machine:
     def run(self, requests: Sequence[Request], late: Iterator[int]) -> None:
         served = ServedModel(
             open_scheduler=open_scheduler,
-            text_thread=self.told,  # type: ignore[arg-type]  # what it is told is all there is
+            text_thread=self.records,  # type: ignore[arg-type]  # what it is told is all there is
             keep_costs=lambda _spec, _costs: None,
             pool=self.pool,
             model_id=self.spec.id,
@@ -158,16 +158,16 @@ def check_mix(root: Path, seed: int, times_too_many: float) -> int:
     crowd.run(requests, iter(lambda: chance.randint(0, 40), None))
     held = mx.get_peak_memory() - before
     crowd.pool.unload(spec.id)
-    assert crowd.told.refused_for == {}
+    assert crowd.records.refused_for == {}
     assert held <= 1.03 * ceiling_bytes
     lone = Machine(open_pool(100 * ceiling_bytes), spec)
     for request in requests:
         lone.run([request], iter(int, 1))
     lone.pool.unload(spec.id)
-    assert crowd.told.tokens == lone.told.tokens
-    assert {end.finish_reason for end in crowd.told.ends.values()} <= {FinishReason.LENGTH, FinishReason.STOP}
-    assert crowd.told.ends.keys() == {request.id for request in requests}
-    return sum(end.statistics.preemptions for end in crowd.told.ends.values())
+    assert crowd.records.tokens == lone.records.tokens
+    assert {end.finish_reason for end in crowd.records.ends.values()} <= {FinishReason.LENGTH, FinishReason.STOP}
+    assert crowd.records.ends.keys() == {request.id for request in requests}
+    return sum(end.statistics.preemptions for end in crowd.records.ends.values())
 
 
 @pytest.mark.soak

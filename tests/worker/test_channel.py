@@ -41,12 +41,12 @@ def event_examples() -> list[Event]:
 def test_frames_survive_any_split(cuts: list[int]) -> None:
     stream = b"".join(pack(event) for event in event_examples())
     decoder = FrameDecoder()
-    told: list[Event] = []
+    events: list[Event] = []
     position = 0
     for size in [*cuts, len(stream)]:
-        told += [unpack_event(payload) for payload in decoder.feed(stream[position : position + size])]
+        events += [unpack_event(payload) for payload in decoder.feed(stream[position : position + size])]
         position += size
-    assert told == event_examples()
+    assert events == event_examples()
     assert list(decoder.feed(pack(event_examples()[0]))) == [pack(event_examples()[0])[4:]], "nothing was left over"
 
 
@@ -102,12 +102,12 @@ class Peer:
         self.channel = WorkerChannel(end)
         self.commands: list[Command] = []
         self.closed = threading.Event()
-        self.told = threading.Event()
+        self.heard = threading.Event()
         self.thread = self.channel.start(self.obey, self.closed.set)
 
     def obey(self, command: Command) -> None:
         self.commands.append(command)
-        self.told.set()
+        self.heard.set()
 
 
 def test_both_ends_speak_and_the_worker_learns_that_the_server_is_gone() -> None:
@@ -156,8 +156,8 @@ def test_the_server_closes_on_a_bad_frame_after_telling_what_came_before(data: b
         await ServerChannel.open(ours, events.append, reasons.put_nowait)
         theirs.sendall(pack(event_examples()[0]) + data)
         theirs.shutdown(socket.SHUT_WR)
-        told = await asyncio.wait_for(reasons.get(), DEADLINE_SECONDS)
-        assert reason in told
+        message = await asyncio.wait_for(reasons.get(), DEADLINE_SECONDS)
+        assert reason in message
         assert events == event_examples()[:1]
         theirs.close()
 
@@ -178,7 +178,7 @@ def test_a_malformed_command_fails_its_sender_and_nobody_else() -> None:
     peer = Peer(theirs)
     payload = msgspec.msgpack.encode({"type": "Generate", "id": "bad", "model": 5})
     ours.sendall(struct.pack(">I", len(payload)) + payload + pack(Cancel(id="next")))
-    assert peer.told.wait(DEADLINE_SECONDS)
+    assert peer.heard.wait(DEADLINE_SECONDS)
     assert peer.commands == [Cancel(id="next")]
     ours.settimeout(DEADLINE_SECONDS)
     (answer,) = FrameDecoder().feed(ours.recv(4096))

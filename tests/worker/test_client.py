@@ -279,9 +279,9 @@ def test_prompts_of_one_request_share_a_queue_and_an_end() -> None:
             while stream.running:
                 events.append(await stream.next(10))
             assert heard == events
-            told = [event for event in events if isinstance(event, Delta | Finished)]
-            assert sorted({stream.choice(event) for event in told}) == [0, 1, 2, 3]
-            assert sum(isinstance(event, Finished) for event in told) == 4
+            answers = [event for event in events if isinstance(event, Delta | Finished)]
+            assert sorted({stream.choice(event) for event in answers}) == [0, 1, 2, 3]
+            assert sum(isinstance(event, Finished) for event in answers) == 4
             assert await stream.next(0.01) is None
             stream.close()
 

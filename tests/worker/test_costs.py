@@ -10,7 +10,7 @@ import pytest
 from app.core.messages import LoadModel, UnloadModel
 from app.core.step import StepCost
 from app.core.unit import DraftSpecification, ModelSpecification
-from app.engine.warm_up import CostFiles
+from app.engine.loading.warm_up import CostFiles
 from tests.worker.pair import Pair
 
 MACHINE = ("A chip (gpu)", "mlx 0.32.0")

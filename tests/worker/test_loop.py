@@ -388,9 +388,9 @@ def test_a_snapshot_tells_whose_prompt_is_being_read(tmp_path: Path) -> None:
     for _ in range(40):
         pair.now += 1.0
         pair.turn()
-    told = [model.reading for beat in pair.heartbeats() if beat.snapshot for model in beat.snapshot.models]
-    assert {name for reading in told for name in reading} == {"r#0", "r#1"}
-    assert told[-1] == {}
+    readings = [model.reading for beat in pair.heartbeats() if beat.snapshot for model in beat.snapshot.models]
+    assert {name for reading in readings for name in reading} == {"r#0", "r#1"}
+    assert readings[-1] == {}
 
 
 def test_snapshots_are_told_only_when_something_changed(pair: Pair) -> None:

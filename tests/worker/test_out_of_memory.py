@@ -165,7 +165,7 @@ def test_a_prompt_that_there_is_no_memory_to_keep_frees_its_row_and_says_so(
     engine = build(target, draft=related_draft(family, vocabulary_size=256), vocabulary=256, prefix_bytes=1 << 24)
     driver = Driver(engine, random.Random(1), ("draft_model",))
     driver.admit(Request(id="r", prompt_tokens=tuple(range(40)), max_tokens=50))
-    while driver.live["r"].told < 5:
+    while driver.live["r"].output_tokens < 5:
         driver.step()
     device.refuses = lambda _call: True
     driver.leave("r")

@@ -10,16 +10,15 @@ import mlx.core as mx
 import msgspec
 import pytest
 
-from app.core.host import Pressure
-from app.core.messages import Event, Heartbeat, KeepModels
+from app.core.messages import Event, Heartbeat, KeepModels, Pressure
 from app.core.request import Request, SamplingParameters
 from app.core.unit import ModelSpecification, Stay
 from app.engine import memory
 from app.engine.engine import Engine
-from app.engine.loader import load_unit
-from app.engine.opening import open_engine
-from app.engine.pool import EnginePool
-from app.engine.prefix_disk import Disk
+from app.engine.loading.loader import load_unit
+from app.engine.loading.opening import open_engine
+from app.engine.loading.pool import EnginePool
+from app.engine.prefix.disk import Disk
 from app.worker.channel import CrashNote
 from app.worker.loop import RELIEF_SECONDS, Loop, is_relief_due
 from app.worker.thread_commands import Submission
@@ -55,7 +54,7 @@ class Computer:
 
     folder: Path
     pressure: Pressure = "normal"
-    told: Told = field(default_factory=Told)
+    records: Told = field(default_factory=Told)
     events: list[Event] = field(default_factory=list)
     now: float = 0.0
     heard: list[float] = field(default_factory=list)
@@ -72,7 +71,7 @@ class Computer:
         self.loop = Loop(
             pool=self.pool,
             open_scheduler=open_scheduler,
-            text_thread=self.told,  # type: ignore[arg-type]  # what it is told is all there is
+            text_thread=self.records,  # type: ignore[arg-type]  # what it is told is all there is
             send=self.events.append,
             keep_costs=lambda _spec, _costs: None,
             crash_note=CrashNote(),
@@ -100,17 +99,17 @@ class Computer:
         """All at once, until each has ended."""
         for request in requests:
             self.ask(request, model)
-        while not self.told.ends.keys() >= {request.id for request in requests}:
+        while not self.records.ends.keys() >= {request.id for request in requests}:
             self.turn()
-            assert self.told.refused_for == {}
-        return [self.told.tokens[request.id] for request in requests]
+            assert self.records.refused_for == {}
+        return [self.records.tokens[request.id] for request in requests]
 
     @property
     def prefix_bytes(self) -> int:
         return sum(model.prefix_cache_bytes for model in self.pool.snapshot())
 
     @property
-    def found(self) -> dict[str, int]:
+    def found_tokens(self) -> dict[str, int]:
         (model,) = self.pool.snapshot()
         return dict(model.prefix_found_tokens)
 
@@ -131,7 +130,7 @@ def request(name: str, seed: int = 0, tokens: int = 600) -> Request:
 
 def test_pressure_is_heard_once_a_second_however_many_steps_there_are(computer: Computer) -> None:
     computer.ask(request("r"))
-    while "r" not in computer.told.ends:
+    while "r" not in computer.records.ends:
         computer.turn(0.1)
     gaps = [later - earlier for earlier, later in zip(computer.heard, computer.heard[1:], strict=False)]
     assert gaps
@@ -153,8 +152,8 @@ def test_a_warning_halves_what_is_kept_of_prompts_and_the_disk_still_has_them(co
     assert computer.prefix_bytes <= halved / 2
     assert [model.id for model in computer.pool.snapshot()] == ["m"], "the model stays"
     computer.pressure = "normal"
-    assert computer.answer(request("first again")) == [computer.told.tokens["first"]]
-    assert computer.found["disk"] > 0
+    assert computer.answer(request("first again")) == [computer.records.tokens["first"]]
+    assert computer.found_tokens["disk"] > 0
 
 
 def test_in_need_idle_models_go_pinned_ones_stay_and_requests_run_one_by_one(computer: Computer) -> None:
@@ -169,11 +168,11 @@ def test_in_need_idle_models_go_pinned_ones_stay_and_requests_run_one_by_one(com
         computer.turn()
     assert [model.id for model in computer.pool.snapshot()] == ["pinned"]
     assert computer.prefix_bytes == 0
-    again = [msgspec.structs.replace(each, id=f"again {each.id}") for each in crowd]
+    again = [msgspec.structs.replace(member, id=f"again {member.id}") for member in crowd]
     assert computer.answer(*again) == usual, "and nothing fails"
     assert computer.most_running == 1
     computer.pressure = "normal"
-    computer.answer(*(msgspec.structs.replace(each, id=f"last {each.id}") for each in crowd))
+    computer.answer(*(msgspec.structs.replace(member, id=f"last {member.id}") for member in crowd))
     assert computer.most_running > 1
 
 
@@ -183,8 +182,8 @@ def test_the_server_is_told_and_the_log_says_so(computer: Computer, caplog: pyte
     for computer.pressure in heard:
         computer.turn()
         computer.turn()
-    shown = [each.snapshot for each in computer.events if isinstance(each, Heartbeat) and each.snapshot]
-    assert tuple(each.memory_pressure for each in shown) == heard
+    shown = [event.snapshot for event in computer.events if isinstance(event, Heartbeat) and event.snapshot]
+    assert tuple(snapshot.memory_pressure for snapshot in shown) == heard
     assert caplog.text.count("the system is short of memory") == 2
     assert caplog.text.count("the system has memory again") == 1
 
@@ -202,7 +201,7 @@ def test_a_request_that_cannot_be_admitted_leaves_neither_a_row_nor_a_promise_be
     engine.runner.claim = refuse  # type: ignore[method-assign]
     computer.answer(request("refused", tokens=80))
     engine.runner.claim = claim  # type: ignore[method-assign]
-    assert "cannot be had" in computer.told.ends["refused"].error
+    assert "cannot be had" in computer.records.ends["refused"].error
     assert engine.runner.rows == {}
     computer.pool.pressure = "critical"
     assert not computer.pool.holds

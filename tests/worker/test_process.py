@@ -4,7 +4,8 @@ import asyncio
 import dataclasses
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from app.core.errors import InvalidRequest, ModelUnavailable, WorkerGone
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.core.unit import DraftSpecification, ModelSpecification, Stay
+from app.worker.child import WORKER_COMMAND
 from app.worker.client import WorkerClient
 from app.worker.request_stream import StreamEvent
 from app.worker.supervisor import PrefixDisk
@@ -44,10 +46,17 @@ def generate(folder: Path, request_id: str = "r", *, model: str = "main", **chan
 
 
 @asynccontextmanager
-async def working(costs_folder: Path | None = None, prefixes: PrefixDisk | None = None) -> AsyncIterator[WorkerClient]:
+async def working(
+    costs_folder: Path | None = None, prefixes: PrefixDisk | None = None, command: Sequence[str] = WORKER_COMMAND
+) -> AsyncIterator[WorkerClient]:
     timing = dataclasses.replace(QUICK, stop_seconds=5.0)
     client = WorkerClient(
-        costs_folder=costs_folder, wire="auto", prefixes=prefixes, timing=timing, ready_seconds=START_SECONDS
+        command=command,
+        costs_folder=costs_folder,
+        wire="auto",
+        prefixes=prefixes,
+        timing=timing,
+        ready_seconds=START_SECONDS,
     )
     await client.start()
     try:
@@ -74,6 +83,23 @@ def text_of(events: list[StreamEvent], index: int = 0) -> str:
 def finished(events: list[StreamEvent]) -> Finished:
     assert isinstance(events[-1], Finished)
     return events[-1]
+
+
+LINGERS = """
+import atexit, runpy, threading
+atexit.register(threading.Event().wait)
+runpy.run_module("app.worker.process", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_nothing_that_a_library_does_at_the_end_keeps_the_worker_alive(folder: Path) -> None:
+    async def scenario() -> None:
+        async with working(command=(sys.executable, "-c", LINGERS)) as client:
+            assert await collect(client, generate(folder))
+            await client.stop()
+            assert "code 0" in str(client.last_exit)
+
+    asyncio.run(scenario())
 
 
 def test_a_life_of_the_worker(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -129,21 +155,21 @@ async def ask_for_scores(client: WorkerClient, folder: Path) -> None:
     sampling = SamplingParameters(temperature=0.0, top_logprobs=2)
     text = "a prompt that is longer than what may ride along"
     scored = {"text": text, "echo": True, "sampling": sampling}
-    alone, one = [
+    alone, with_token = [
         await collect(client, generate(folder, f"score {tokens}", max_tokens=tokens, **scored)) for tokens in (0, 1)
     ]
-    told = {
+    scores = {
         name: [token for event in events if isinstance(event, Delta) for token in event.logprobs]
-        for name, events in (("alone", alone), ("one", one))
+        for name, events in (("alone", alone), ("one", with_token))
     }
-    assert "".join(token.token for token in told["alone"]) == text_of(alone) == text
-    assert [token.logprob is None for token in told["alone"]] == [True, *[False] * (len(text) - 1)]
-    assert all(len(token.top) == 2 for token in told["alone"][1:])
-    assert told["one"][: len(text)] == told["alone"]
-    assert len(told["one"]) == len(text) + 1, "the token that was asked for is there whatever it is"
+    assert "".join(token.token for token in scores["alone"]) == text_of(alone) == text
+    assert [token.logprob is None for token in scores["alone"]] == [True, *[False] * (len(text) - 1)]
+    assert all(len(token.top) == 2 for token in scores["alone"][1:])
+    assert scores["one"][: len(text)] == scores["alone"]
+    assert len(scores["one"]) == len(text) + 1, "the token that was asked for is there whatever it is"
     usage = finished(alone).usage
     assert (finished(alone).finish_reason, usage.completion_tokens, usage.prompt_tokens) == ("length", 0, len(text))
-    assert usage.cached_tokens == finished(one).usage.cached_tokens == 0
+    assert usage.cached_tokens == finished(with_token).usage.cached_tokens == 0
 
 
 async def ask_together(client: WorkerClient, folder: Path) -> None:
@@ -159,7 +185,7 @@ async def ask_together(client: WorkerClient, folder: Path) -> None:
     assert text_of(stopped) == whole[: whole.index(stop)]
     assert finished(stopped).finish_reason == "stop"
     assert finished(stopped).usage.completion_tokens == whole.index(stop) + len(stop)
-    assert sum(each.steps for each in finished(stopped).usage.by_method) == finished(stopped).usage.steps
+    assert sum(method.steps for method in finished(stopped).usage.by_method) == finished(stopped).usage.steps
 
 
 async def leave_early(client: WorkerClient, folder: Path) -> None:
@@ -169,9 +195,9 @@ async def leave_early(client: WorkerClient, folder: Path) -> None:
         if isinstance(event, Delta):
             break
     await stream.aclose()
-    told = await gone
-    assert isinstance(told, Finished)
-    assert (told.id, told.finish_reason) == ("left", "cancelled")
+    end = await gone
+    assert isinstance(end, Finished)
+    assert (end.id, end.finish_reason) == ("left", "cancelled")
     assert not client.in_flight
 
 
@@ -200,11 +226,11 @@ def test_a_load_warms_up_and_what_it_measured_is_kept(folder: Path, tmp_path: Pa
             short = [
                 finished(await collect(client, generate(folder, str(n), draft=True, max_tokens=2))) for n in range(5)
             ]
-            reasons = {told.usage.reason.code for told in short}
+            reasons = {end.usage.reason.code for end in short}
             assert reasons != {"measuring"}, "a busy machine may spoil a figure, and one is looked at again"
             usage = finished(await collect(client, generate(folder, "r", draft=True, max_tokens=60))).usage
             assert usage.decision is not None
-            assert sum(each.steps for each in usage.by_method) == usage.steps
+            assert sum(method.steps for method in usage.by_method) == usage.steps
 
     asyncio.run(scenario())
 

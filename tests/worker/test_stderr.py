@@ -17,13 +17,13 @@ def anyio_backend() -> str:
 
 
 async def lines_of(script: str) -> list[str]:
-    told: list[str] = []
+    lines: list[str] = []
     child = await Child.spawn(
-        (sys.executable, "-c", script), on_event=lambda _event: None, on_close=lambda _why: None, on_line=told.append
+        (sys.executable, "-c", script), on_event=lambda _event: None, on_close=lambda _why: None, on_line=lines.append
     )
     await child.wait(60)
     await child.end()
-    return told
+    return lines
 
 
 async def test_every_line_arrives_in_order_and_the_end_of_a_process_loses_none() -> None:
@@ -33,11 +33,11 @@ async def test_every_line_arrives_in_order_and_the_end_of_a_process_loses_none()
 
 async def test_bytes_that_are_no_text_and_endless_lines_do_no_harm() -> None:
     size = 3 * MAX_LINE_BYTES
-    told = await lines_of(f"import sys; sys.stderr.buffer.write(b'\\xff\\xfe\\n' + b'x' * {size} + b'\\nend\\n')")
-    assert told[0] == "\ufffd\ufffd"
-    assert told[-1] == "end"
-    assert "".join(told[1:-1]) == "x" * size
-    assert max(map(len, told)) <= 2 * MAX_LINE_BYTES
+    lines = await lines_of(f"import sys; sys.stderr.buffer.write(b'\\xff\\xfe\\n' + b'x' * {size} + b'\\nend\\n')")
+    assert lines[0] == "\ufffd\ufffd"
+    assert lines[-1] == "end"
+    assert "".join(lines[1:-1]) == "x" * size
+    assert max(map(len, lines)) <= 2 * MAX_LINE_BYTES
 
 
 async def test_somebody_who_holds_the_pipe_open_does_not_hold_up_the_end(tmp_path: Path) -> None:

@@ -346,3 +346,32 @@ def test_a_second_renewal_and_a_stop_cut_a_drain_short() -> None:
             await running
 
     asyncio.run(scenario())
+
+
+def test_a_worker_that_does_not_end_once_nothing_is_awaited_is_ended_long_before_its_drain_is_over() -> None:
+    async def scenario() -> None:
+        async with serving("--lingers") as client:
+            held = asyncio.create_task(collect(client, ask("hold")))
+            await until(client, lambda event: isinstance(event, Accepted))
+            first = client.process_id
+            client.renew(3600.0)
+            assert isinstance((await held)[-1], Finished)
+            assert isinstance((await collect(client, ask("words 1", request_id="next")))[-1], Finished)
+            assert client.process_id != first
+            client.renew(3600.0)
+            await client.stop(3600.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_hangs_while_it_drains_is_replaced() -> None:
+    async def scenario() -> None:
+        async with serving(timing=IMPATIENT) as client:
+            stuck = asyncio.create_task(lost(client, "stop"))
+            await until(client, lambda event: isinstance(event, Accepted))
+            client.renew(3600.0)
+            await stuck
+            assert isinstance((await collect(client, ask("words 1", request_id="next")))[-1], Finished)
+            assert client.quarantined == {}
+
+    asyncio.run(scenario())

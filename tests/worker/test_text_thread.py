@@ -153,8 +153,8 @@ def test_a_missing_folder_is_an_unavailable_model(pair: Pair) -> None:
 def test_cancel_ends_every_choice_at_what_was_told(pair: Pair) -> None:
     pair.say(pair.ask(n=2, max_tokens=150))
     pair.settle(8)
-    told = len(pair.text())
-    assert 0 < told < 150
+    length = len(pair.text())
+    assert 0 < length < 150
     pair.say(Cancel(id="r"), Cancel(id="r"), Cancel(id="nobody"))
     pair.settle()
     assert [finished.finish_reason for finished in pair.finished()] == ["cancelled"] * 2
@@ -231,8 +231,8 @@ def test_the_log_has_no_line_for_each_turn_of_a_measurement(pair: Pair, caplog: 
 def test_what_the_text_side_was_busy_with_is_told(pair: Pair) -> None:
     pair.say(pair.ask(), pair.ask("bad", text="€"))
     pair.settle()
-    told = [event.seconds for event in pair.events if isinstance(event, TextWork)]
-    assert told == [{"tokenize": 0.5}, {"render": 0.25}]
+    seconds = [event.seconds for event in pair.events if isinstance(event, TextWork)]
+    assert seconds == [{"tokenize": 0.5}, {"render": 0.25}]
 
 
 class Slow:
@@ -268,10 +268,10 @@ def test_a_client_that_leaves_while_its_prompt_is_read_is_forgotten(tmp_path: Pa
     pair.settle()
     slow.futures[1].set_result(fake_read(pair.ask()).result())
     pair.settle()
-    told = [
+    ends = [
         (event.id, event.index, event.finish_reason) for name in ("waiting", "begun") for event in pair.finished(name)
     ]
-    assert told == [("waiting", 0, "cancelled"), ("waiting", 1, "cancelled"), ("begun", 0, "cancelled")]
+    assert ends == [("waiting", 0, "cancelled"), ("waiting", 1, "cancelled"), ("begun", 0, "cancelled")]
     assert pair.leases == 0
 
 
@@ -311,11 +311,11 @@ def test_a_computer_that_can_start_no_process_fails_a_request_and_no_stream(
 def test_why_nothing_is_drafted_is_told_when_it_changes(pair: Pair) -> None:
     pair.say(pair.ask("a", max_tokens=12, speculation=SpeculationRequest(method="off")))
     pair.settle()
-    told = [event.why_not_drafted for event in pair.of("a") if isinstance(event, Delta)]
-    assert told[0]
-    assert not any(told[1:])
+    reasons = [event.why_not_drafted for event in pair.of("a") if isinstance(event, Delta)]
+    assert reasons[0]
+    assert not any(reasons[1:])
     (finished,) = pair.finished("a")
-    assert told[0] == finished.usage.reason
+    assert reasons[0] == finished.usage.reason
 
 
 def test_a_bias_for_tokens_that_the_model_does_not_have_is_refused_by_name(pair: Pair) -> None:

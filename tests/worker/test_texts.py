@@ -46,9 +46,9 @@ def ask(folder: Path, **changes: object) -> Generate:
 
 
 def read(texts: Texts, command: Generate) -> Prompt:
-    found = texts.read(command).result(WAIT_SECONDS)
-    assert isinstance(found, Prompt), found
-    return found
+    prompt = texts.read(command).result(WAIT_SECONDS)
+    assert isinstance(prompt, Prompt), prompt
+    return prompt
 
 
 def refused(texts: Texts, command: Generate) -> Unread:
@@ -56,9 +56,9 @@ def refused(texts: Texts, command: Generate) -> Unread:
 
 
 def unread(reading: Reading) -> Unread:
-    found = reading.result(WAIT_SECONDS)
-    assert isinstance(found, Unread)
-    return found
+    outcome = reading.result(WAIT_SECONDS)
+    assert isinstance(outcome, Unread)
+    return outcome
 
 
 def test_a_chat_a_text_and_tokens_are_read_by_one_process(texts: Texts, tmp_path: Path) -> None:
@@ -162,11 +162,11 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(texts: Texts
         (chat(folder, "7" * 15_900_000), "15900015 bytes"),
         (ask(folder, messages=hello, tools=tools), " bytes"),
     ):
-        found = refused(texts, command)
-        assert found.error.code == "context_length_exceeded"
-        assert "4096 tokens" in found.error.message
-        assert size in found.error.message
-        assert sum(found.seconds.values()) < 0.3
+        refusal = refused(texts, command)
+        assert refusal.error.code == "context_length_exceeded"
+        assert "4096 tokens" in refusal.error.message
+        assert size in refusal.error.message
+        assert sum(refusal.seconds.values()) < 0.3
     assert processes() == [process]
     assert process.memory_info().rss < before + 200 * 1024 * 1024
 
@@ -177,9 +177,9 @@ def test_tokenizing_stops_beyond_the_context(texts: Texts, tmp_path: Path) -> No
     content = json.loads((folder / "tokenizer.json").read_text())
     content["added_tokens"][0]["content"] = "x" * 10_000
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    found = refused(texts, ask(folder, text="7" * 31_000_000))
-    assert "more than 4096 tokens" in found.error.message
-    assert found.seconds["tokenize"] < 0.5
+    refusal = refused(texts, ask(folder, text="7" * 31_000_000))
+    assert "more than 4096 tokens" in refusal.error.message
+    assert refusal.seconds["tokenize"] < 0.5
     fits = "x" * 10_000 * 30
     assert read(texts, ask(folder, text=fits)).tokens == (256,) * 30
 
@@ -188,7 +188,7 @@ def test_a_request_that_is_forgotten_before_its_turn_is_not_read(texts: Texts, t
     folder = write_folder(tmp_path / "m")
     first, second, third = (texts.read(chat(folder, text)) for text in ("a", "b", "c"))
     assert second.cancel()
-    assert all(isinstance(each.result(WAIT_SECONDS), Prompt) for each in (first, third))
+    assert all(isinstance(reading.result(WAIT_SECONDS), Prompt) for reading in (first, third))
 
 
 def test_a_process_that_was_killed_is_started_again(texts: Texts, tmp_path: Path) -> None:

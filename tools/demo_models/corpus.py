@@ -121,5 +121,5 @@ def load_rows(
         temporary = cache / f"partial-{path.name}"
         np.savez(temporary, tokens=tokens, weights=weights)
         temporary.replace(path)
-    with np.load(path) as found:
-        return found["tokens"][:rows], found["weights"][:rows]
+    with np.load(path) as arrays:
+        return arrays["tokens"][:rows], arrays["weights"][:rows]

@@ -73,11 +73,11 @@ class Attention(nn.Module):
         groups = HEADS // KEY_HEADS
         keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
         query, keys = query.to(values.dtype), keys.to(values.dtype)
-        found = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask[:, None])
-        found = found.transpose(1, 2)
+        attended = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask[:, None])
+        attended = attended.transpose(1, 2)
         if gate is not None:
-            found = found * gate.sigmoid()
-        return self.o_proj(found.reshape(*inputs.shape[:2], -1))
+            attended = attended * gate.sigmoid()
+        return self.o_proj(attended.reshape(*inputs.shape[:2], -1))
 
 
 class Mlp(nn.Module):

@@ -25,10 +25,10 @@ class Target:
     @torch.no_grad()
     def read(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the greedy choice after every position and the features drafters read."""
-        found = self.model(input_ids=tokens, use_cache=False, output_hidden_states=self.features_of == "taps")
-        picks = found.logits.argmax(-1)
+        output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=self.features_of == "taps")
+        picks = output.logits.argmax(-1)
         if self.features_of == "taps":
-            return picks, torch.cat([found.hidden_states[tap + 1] for tap in TAPS], dim=-1)
+            return picks, torch.cat([output.hidden_states[tap + 1] for tap in TAPS], dim=-1)
         return picks, self.final_hidden
 
     def keep_final_hidden(self) -> None:

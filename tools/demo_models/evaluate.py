@@ -69,12 +69,12 @@ def asked_messages(sample: Sample) -> tuple[list[Message], Message]:
 
 def answer_ids(model: Any, tokenizer: Any, prompt: list[int]) -> list[int]:
     """Return the greedy answer, its end of turn included."""
-    found: list[int] = []
+    tokens: list[int] = []
     for token, _ in generate_step(mx.array(prompt), model, max_tokens=LONGEST_ANSWER):
-        found.append(int(token))
-        if found[-1] in tokenizer.eos_token_ids:
+        tokens.append(int(token))
+        if tokens[-1] in tokenizer.eos_token_ids:
             break
-    return found
+    return tokens
 
 
 def is_right(text: str, wanted: Message) -> bool:
@@ -134,7 +134,7 @@ def main() -> None:
         drafter = None if name == "demo-draft" else draft
         results[name] = measure(arguments.folder / name, drafter, arguments.prompts, show=arguments.show)
         if arguments.results:
-            content = {model: {task: asdict(o) for task, o in found.items()} for model, found in results.items()}
+            content = {model: {task: asdict(o) for task, o in outcomes.items()} for model, outcomes in results.items()}
             arguments.results.write_text(json.dumps(content), encoding="utf-8")
     if not arguments.no_table:
         write_table(arguments.folder, results, DRAFTED)
@@ -145,7 +145,7 @@ def stored_results(path: Path | None) -> dict[str, dict[str, Outcome]]:
     if path is None or not path.exists():
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))
-    return {model: {task: Outcome(**found) for task, found in tasks.items()} for model, tasks in content.items()}
+    return {model: {task: Outcome(**values) for task, values in tasks.items()} for model, tasks in content.items()}
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ def greedy_answer(model: torch.nn.Module, prompt: list[int]) -> list[int]:
     answer: list[int] = []
     tokens, cache = torch.tensor([prompt]), None
     while len(answer) < LONGEST_ANSWER:
-        found = model(input_ids=tokens, past_key_values=cache, use_cache=True)
-        cache = found.past_key_values
-        answer.append(int(found.logits[0, -1].argmax()))
+        output = model(input_ids=tokens, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        answer.append(int(output.logits[0, -1].argmax()))
         if answer[-1] in END_TOKENS:
             break
         tokens = torch.tensor([[answer[-1]]])
@@ -80,15 +80,15 @@ def answers_of(folder: Path, model: torch.nn.Module, prompts: int, kept: Path) -
             return stored["answers"]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     template = _compile_jinja_template(template_text())
-    found: dict[str, list[list[list[int]]]] = {}
+    answers: dict[str, list[list[list[int]]]] = {}
     for task in ALL_TASKS:
-        found[task] = []
+        answers[task] = []
         for sample in held_out_samples(task, prompts):
             text = template.render(messages=asked_messages(sample), tools=sample.tools, add_generation_prompt=True)
             prompt = tokenizer.encode(text).ids
-            found[task].append([prompt, greedy_answer(model, prompt)])
-    kept.write_text(json.dumps({"prompts": prompts, "answers": found}), encoding="utf-8")
-    return found
+            answers[task].append([prompt, greedy_answer(model, prompt)])
+    kept.write_text(json.dumps({"prompts": prompts, "answers": answers}), encoding="utf-8")
+    return answers
 
 
 def drafts_for(drafter: torch.nn.Module, target: Target, pair: list[list[int]], count: int) -> Tensor:
@@ -154,13 +154,13 @@ def main() -> None:
     drafter.load_state_dict(saved["model"])
     kept = arguments.out / f"answers-{TARGETS[arguments.drafter]}.json"
     print(f"{arguments.drafter} step {saved['step']}, {arguments.count} drafted")
-    found = table(measure(arguments.drafter, drafter, arguments.models, arguments.prompts, arguments.count, kept))
-    print(found)
+    rows = table(measure(arguments.drafter, drafter, arguments.models, arguments.prompts, arguments.count, kept))
+    print(rows)
     if arguments.write:
-        told = (
+        heading = (
             f"{saved['step']} steps; {arguments.count} tokens drafted each cycle; {arguments.prompts} prompts a task."
         )
-        replace_drafter(arguments.models / "README.md", arguments.drafter, [told, "", *found.splitlines()])
+        replace_drafter(arguments.models / "README.md", arguments.drafter, [heading, "", *rows.splitlines()])
 
 
 if __name__ == "__main__":

@@ -41,11 +41,11 @@ def outputs(drafter: torch.nn.Module, target: Target, tokens: Tensor, anchor: in
     """Return one anchor's inputs and logits; a chain is fed its own choices."""
     picks, features = target.read(tokens)
     anchors = torch.tensor([[anchor]])
-    found = {"tokens": tokens[0], "anchor": torch.tensor(anchor), "features": features[0], "target_picks": picks[0]}
+    arrays = {"tokens": tokens[0], "anchor": torch.tensor(anchor), "features": features[0], "target_picks": picks[0]}
     if isinstance(drafter, DFlash):
         states = dflash_states(drafter, target, features, tokens, anchors)
         slots = torch.tensor([int(tokens[0, anchor]), *[MASK_TOKEN] * (BLOCK - 1)])
-        return found | {"block": slots, "logits": functional.linear(states[0, 0], target.embedding.weight)}
+        return arrays | {"block": slots, "logits": functional.linear(states[0, 0], target.embedding.weight)}
     chain, logits, recycled, fed = Chain(drafter, target, features, tokens, anchors), [], [], []
     headed = chain.first()
     for step in range(CHAIN):
@@ -55,7 +55,7 @@ def outputs(drafter: torch.nn.Module, target: Target, tokens: Tensor, anchor: in
         fed.append(chosen + drafter.d2t[chosen] if isinstance(drafter, Eagle3) else chosen)
         if step + 1 < CHAIN:
             headed = chain.following(fed[-1][None, None])
-    return found | {"logits": torch.stack(logits), "states": torch.stack(recycled), "drafted": torch.stack(fed)}
+    return arrays | {"logits": torch.stack(logits), "states": torch.stack(recycled), "drafted": torch.stack(fed)}
 
 
 def write_parity(name: str, models: Path, path: Path) -> None:
@@ -67,13 +67,13 @@ def write_parity(name: str, models: Path, path: Path) -> None:
     drafter.load_state_dict({key: v.float() if v.is_floating_point() else v for key, v in state.items()})
     drafter.eval()
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
-    found = {}
+    arrays = {}
     for index, prompt in enumerate(PROMPTS[:2]):
         tokens = torch.tensor([tokenizer.encode(prompt).ids])
         for key, value in outputs(drafter, target, tokens, tokens.shape[1] - 1).items():
-            found[f"{key}{index}"] = value.numpy()
+            arrays[f"{key}{index}"] = value.numpy()
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **found)
+    np.savez(path, **arrays)
 
 
 def main() -> None:

@@ -27,13 +27,13 @@ def reference(folder: Path, checkpoint: Path, out: Path) -> None:
     model.load_state_dict({key: published(folder.name, key, value) for key, value in state.items()})
     model.eval()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    found = {}
+    arrays = {}
     with torch.no_grad():
         for index, prompt in enumerate(PROMPTS):
             ids = tokenizer.encode(prompt).ids
-            found[f"ids{index}"] = np.array(ids)
-            found[f"logits{index}"] = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].numpy()
-    np.savez(out, **found)
+            arrays[f"ids{index}"] = np.array(ids)
+            arrays[f"logits{index}"] = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].numpy()
+    np.savez(out, **arrays)
 
 
 def compare(folder: Path, out: Path) -> None:

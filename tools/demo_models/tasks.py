@@ -147,11 +147,11 @@ def task_sample(rng: random.Random, task: str) -> Sample:
 def held_out_samples(task: str, count: int, seed: int = 7) -> list[Sample]:
     """Return held-out conversations of one task, all with different requests."""
     rng = random.Random(f"{seed}:{task}")
-    found: dict[str, Sample] = {}
+    samples: dict[str, Sample] = {}
     for _ in range(20_000):
         sample = task_sample(rng, task)
-        if sample.held_out and sample.prompt_key not in found:
-            found[sample.prompt_key] = sample
-            if len(found) == count:
+        if sample.held_out and sample.prompt_key not in samples:
+            samples[sample.prompt_key] = sample
+            if len(samples) == count:
                 break
-    return list(found.values())
+    return list(samples.values())

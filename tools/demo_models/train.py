@@ -104,11 +104,11 @@ def loss_of(
 
     With `match`, every layer's states follow the teacher's too: the hybrid shares its residual stream.
     """
-    found = model(input_ids=tokens[:, :-1], use_cache=False, output_hidden_states=match > 0)
-    logits = found.logits.float()
+    output = model(input_ids=tokens[:, :-1], use_cache=False, output_hidden_states=match > 0)
+    logits = output.logits.float()
     flat, targets, weight = logits.reshape(-1, logits.shape[-1]), tokens[:, 1:].reshape(-1), weights[:, 1:].reshape(-1)
-    each = functional.cross_entropy(flat, targets, reduction="none")
-    entropy = (each * weight).sum() / weight.sum()
+    losses = functional.cross_entropy(flat, targets, reduction="none")
+    entropy = (losses * weight).sum() / weight.sum()
     if teacher is None:
         return entropy, entropy.item()
     with torch.no_grad():
@@ -118,7 +118,7 @@ def loss_of(
     distance = (divergence * weight).sum() / weight.sum()
     loss = 0.9 * distance + 0.1 * entropy
     if match > 0:
-        pairs = zip(found.hidden_states[1:], wanted.hidden_states[1:], strict=True)
+        pairs = zip(output.hidden_states[1:], wanted.hidden_states[1:], strict=True)
         errors = [((own - other).pow(2).sum(-1) / other.pow(2).sum(-1)).mean() for own, other in pairs]
         loss = loss + match * torch.stack(errors).mean()
     return loss, entropy.item()

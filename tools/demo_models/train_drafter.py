@@ -76,11 +76,11 @@ def all_logits(drafter: nn.Module, target: Target, batch: tuple[Tensor, ...], sl
     if isinstance(drafter, DFlash):
         return functional.linear(dflash_states(drafter, target, features, tokens, anchors), target.embedding.weight)
     chain = Chain(drafter, target, features, tokens, anchors)
-    found = [chain.logits(chain.first())]
+    parts = [chain.logits(chain.first())]
     for step in range(1, slots):
         fed = tokens.gather(1, (anchors + step).clamp(max=tokens.shape[1] - 1))
-        found.append(chain.logits(chain.following(fed)))
-    return torch.stack(found, dim=2)
+        parts.append(chain.logits(chain.following(fed)))
+    return torch.stack(parts, dim=2)
 
 
 class Lesson:
@@ -102,10 +102,10 @@ class Lesson:
             counts = counts & self.drafter.t2d[labels]
             labels = (self.drafter.t2d.cumsum(0) - 1)[labels].clamp(min=0)
         logits = all_logits(self.drafter, self.target, (tokens, features, anchors), self.slots).float()
-        each = functional.cross_entropy(logits.flatten(0, 2), labels.flatten(), reduction="none").view(labels.shape)
+        losses = functional.cross_entropy(logits.flatten(0, 2), labels.flatten(), reduction="none").view(labels.shape)
         weight = counts * self.weights
         right = ((logits.argmax(-1) == labels) & counts).sum((0, 1)) / counts.sum((0, 1)).clamp(min=1)
-        return (each * weight).sum() / weight.sum().clamp(min=1.0), right.tolist()
+        return (losses * weight).sum() / weight.sum().clamp(min=1.0), right.tolist()
 
 
 def begin(drafter: nn.Module, target: Target, rows: Rows) -> None:
@@ -160,8 +160,8 @@ def train(arguments: argparse.Namespace) -> None:
         shares = torch.tensor(right) if step == first else 0.95 * shares + 0.05 * torch.tensor(right)
         if step % 20 == 19:
             pace = (time.monotonic() - started - paused) / (step - first + 1)
-            told = " ".join(f"{share:.2f}" for share in shares.tolist())
-            print(f"{step + 1} loss {loss.item():.4f} right {told} {pace:.2f} s/step", flush=True)
+            rates = " ".join(f"{share:.2f}" for share in shares.tolist())
+            print(f"{step + 1} loss {loss.item():.4f} right {rates} {pace:.2f} s/step", flush=True)
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == arguments.steps:
             store(folder / "checkpoint.pt", drafter, steppers, step + 1)
 

@@ -14,13 +14,13 @@ from app.core.clock import Clock
 from app.core.errors import ModelUnavailable
 from app.core.reason import NO_REASON, Reason
 from app.core.step import DecodeRow
-from app.engine.acceptance import fit_vocabulary
+from app.engine.caches.lanes import reservation
+from app.engine.caches.rollback import UnknownCacheError
 from app.engine.drafters import Drafter, LoadedUnit, Outcome, Proposal
 from app.engine.drafters.leads import Lead
-from app.engine.lanes import reservation
-from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling import SampledRow, adjust, draw
+from app.engine.sampling.acceptance import fit_vocabulary
 
 CATCH_UP_CHUNK_TOKENS = (16, 512)
 """Shortest and longest chunk, in tokens, in which a lag is read."""

@@ -18,9 +18,9 @@ from app.core.errors import ModelUnavailable
 from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DecodeRow
+from app.engine.caches.lanes import reservation
 from app.engine.drafters import Drafter, LoadedUnit, Outcome
 from app.engine.drafters.draft_model import DraftModel
-from app.engine.lanes import reservation
 from app.engine.layers import Target
 from app.engine.runner import Runner, padded
 from app.engine.sampling import SampledRow

@@ -16,9 +16,6 @@ from app.models.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
 from app.models.safe_files import printable
 from app.models.tokenizer_file import Tokenizer
 
-OFF, AUTO = "off", "auto"
-"""Choices other than a method: plain decoding, and whichever method pays."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from app.core.clock import Clock
+from app.core.request import AUTO, OFF
 
 TOKENS = 64
 WARM_UP_TOKENS = 20
@@ -79,10 +80,10 @@ class Setting:
     @property
     def name(self) -> str:
         """Name for display: "no drafting", "governor", "dflash 7"."""
-        return {"off": "no drafting", "auto": "governor"}.get(self.method, f"{self.method} {self.drafts}")
+        return {OFF: "no drafting", AUTO: "governor"}.get(self.method, f"{self.method} {self.drafts}")
 
 
-PLAIN, GOVERNOR = Setting("off"), Setting("auto")
+PLAIN, GOVERNOR = Setting(OFF), Setting(AUTO)
 MAIN = Cell(1, CONTEXTS[0])
 Grid = Literal["one", "several", "full"]
 _FULL = ((1, 0), (4, 0), (1, 1), (8, 0), (2, 0), (1, 2), (4, 1), (8, 1), (2, 1), (4, 2), (8, 2), (2, 2))

@@ -21,11 +21,11 @@ import psutil
 
 from app.core.clock import Clock
 from app.core.errors import PacelineError
-from app.core.host import chip_name
 from app.core.messages import MEASUREMENT, Delta, Finished, Generate
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.core.statistics import Statistics
 from app.core.unit import ModelSpecification
+from app.machine.host import chip_name
 from app.serving.sweep.grid import (
     FEWEST_TOKENS,
     MAIN,

@@ -16,10 +16,10 @@ class Person(pydantic.BaseModel, extra="forbid"):
 
 
 url, model = sys.argv[1:]
-told = {}
+answers = {}
 for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
     client = instructor.from_openai(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0), mode=mode)
     messages = [{"role": "user", "content": "Describe a person."}]
     asked = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 100, "max_retries": 0}
-    told[mode.value] = client.chat.completions.create(response_model=Person, **asked).model_dump()
-print(json.dumps(told))
+    answers[mode.value] = client.chat.completions.create(response_model=Person, **asked).model_dump()
+print(json.dumps(answers))

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from app.core.step import DecodeRow
-from app.engine.acceptance import doubtful
 from app.engine.runner import Runner, padded
 from app.engine.sampling import SampledRow
+from app.engine.sampling.acceptance import doubtful
 
 SAMPLE_PROMPT, SAMPLE_TOKENS, SAMPLE_WIDTHS = 16, 48, (2, 3, 5, 8, 16)
 MARGIN = 8.0

@@ -17,19 +17,19 @@ from operator import attrgetter
 
 from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
-from app.core.host import GIGABYTE, Pressure
-from app.core.messages import KeepModels, LoadProgress
+from app.core.messages import KeepModels, LoadProgress, Pressure
 from app.core.step import EnginePort
 from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.encoder_engine import EncoderEngine
-from app.engine.loader import load_unit
-from app.engine.opening import open_unit
-from app.engine.prefix_disk import NO_DISK, Disk
-from app.engine.resident import Resident
-from app.engine.warm_up import CostFiles, WarmUpSteps
-from app.engine.wiring import Wiring, wirable_memory
+from app.engine.loading.loader import load_unit
+from app.engine.loading.opening import open_unit
+from app.engine.loading.resident import Resident
+from app.engine.loading.warm_up import CostFiles, WarmUpSteps
+from app.engine.loading.wiring import Wiring, wirable_memory
+from app.engine.prefix.disk import NO_DISK, Disk
+from app.machine.host import GIGABYTE
 from app.models.footprint import Footprint, RowSize
 
 RETRY_AFTER_SECONDS = 5

@@ -64,8 +64,8 @@ def server(script: str, folder: Path, packages: Path) -> Iterator[psutil.Popen]:
     try:
         yield process
     finally:
-        for each in (*process.children(recursive=True), process) if process.is_running() else ():
-            each.kill()
+        for member in (*process.children(recursive=True), process) if process.is_running() else ():
+            member.kill()
         process.wait()
 
 
@@ -85,6 +85,6 @@ def test_whatever_it_is_at_it_ends_with_a_killed_server(tmp_path: Path, life: st
         process.kill()
         process.wait()
         _, left = psutil.wait_procs(children, PATIENCE_SECONDS)
-        for each in left:
-            each.kill()
+        for member in left:
+            member.kill()
         assert left == []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.own_files import ANY, MOST_BYTES, make_own_folder, open_own, own_files, own_folders, read_own
+from app.machine.own_files import ANY, MOST_BYTES, make_own_folder, open_own, own_files, own_folders, read_own
 
 NAME = r"ours-[0-9]\.txt"
 

@@ -19,7 +19,7 @@ import msgspec
 
 from app.core.clock import Clock
 from app.core.errors import ModelUnavailable
-from app.core.request import Request, SamplingParameters
+from app.core.request import OFF, Request, SamplingParameters
 from app.core.step import (
     DecodeRow,
     DecodeStep,
@@ -125,7 +125,7 @@ def _shapes(limits: EngineLimits, rows: int) -> list[tuple[str, int]]:
     First plain, then every drafter's shortest proposal, the verify forwards of the other lengths with the cheapest
     drafter (all methods share them), and the longest of the other drafters."""
     lengths, drafters = draft_lengths(limits.cheap_tokens, rows), limits.drafters
-    shapes = [("off", 0), *((method, lengths[0]) for method in drafters)]
+    shapes = [(OFF, 0), *((method, lengths[0]) for method in drafters)]
     if drafters:
         cheapest = next((name for name in drafters if name in TEXT_METHODS), drafters[0])
         shapes += [(cheapest, length) for length in lengths[1:]]
@@ -139,7 +139,7 @@ def _key(cost: StepCost) -> Key:
 
 def _expected_seconds(costs: Mapping[Key, StepCost], method: str, rows: int, drafts: int) -> float:
     """Return an upper bound on a step's seconds, as if both parts grew with every token as with the first draft."""
-    plain = costs.get(("off", 1, 0, 0))
+    plain = costs.get((OFF, 1, 0, 0))
     if plain is None:
         return 0.0
     narrow = max((cost.seconds for cost in costs.values() if (cost.rows, cost.drafts) == (1, 1)), default=0.0)
@@ -195,8 +195,8 @@ class _Batch:
         if not drafts:
             yield from self.catch_up()
             for remaining in (3, 2, 1):  # the first step fills the pipeline, the last one launches nothing ahead
-                result = self._decode("off", 0, remaining=remaining)
-                yield StepCost("off", self.rows, 0, result.seconds) if remaining == 2 else None
+                result = self._decode(OFF, 0, remaining=remaining)
+                yield StepCost(OFF, self.rows, 0, result.seconds) if remaining == 2 else None
             return
         for _ in range(runs):
             yield from self.catch_up()

@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from app.engine.sampling import ACCEPTANCE_SALT, SampledRow, draw, gumbel_noise, noise_keys, shape_logits, unit_noise
-from app.engine.truncation import cuts, may_stay
+from app.engine.sampling.truncation import cuts, may_stay
 
 MODES = ("coupled", "rejection", "strict")
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from app.core.download import MARKER
 from app.core.errors import CommandError
-from app.core.own_files import read_kept
-from app.core.server_file import FILE_NAME, held_home, read_server
 from app.desktop import bundle, removal
 from app.desktop.window import SIZE_FILE, WindowSize, read_size
 from app.hub.partial_folder import read_marker
 from app.i18n import Catalogs
+from app.machine.own_files import read_kept
+from app.machine.server_file import FILE_NAME, held_home, read_server
 from app.models.tokenizer_file import TokenizerCache
 from app.settings import Settings
 
@@ -78,5 +78,5 @@ def test_a_pipe_in_the_place_of_a_kept_file_is_not_opened(tmp_path: Path) -> Non
 def test_any_bytes_are_a_value_of_the_kind_or_nothing(content: bytes) -> None:
     path = Path(os.environ["TMPDIR"]) / "kept.json"
     path.write_bytes(content)
-    found = read_kept(path, dict[str, int], 1000)
-    assert found is None or all(isinstance(each, int) for each in found.values())
+    kept = read_kept(path, dict[str, int], 1000)
+    assert kept is None or all(isinstance(value, int) for value in kept.values())

@@ -16,14 +16,15 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from app.core.prefix_files import PrefixState
 from app.core.request import Request
+from app.core.step import PrefixState
 from app.core.unit import ModelSpecification
+from app.engine.caches.lanes import reservation
+from app.engine.caches.rollback import copied
 from app.engine.drafters import Drafter
-from app.engine.lanes import reservation
 from app.engine.memory import on_cpu
-from app.engine.prefix_disk import NO_DISK, Content, Disk, DiskFile, identity_of, model_folder_name
-from app.engine.prefix_index import (
+from app.engine.prefix.disk import NO_DISK, Content, Disk, DiskFile, identity_of, model_folder_name
+from app.engine.prefix.index import (
     BLOCK_TOKENS,
     PIECE_BYTES,
     ROWS,
@@ -38,7 +39,6 @@ from app.engine.prefix_index import (
     states_within,
     walk,
 )
-from app.engine.rollback import copied
 from app.engine.runner import Runner
 
 SHARE = 0.5

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core import descriptors
-from app.core.host import (
+from app.machine import descriptors
+from app.machine.host import (
     GIGABYTE,
     ceiling_from,
     chip_name,
@@ -42,12 +42,12 @@ class Kernel:
         return 0
 
 
-def told(settings: Mapping[str, bytes]) -> Any:
+def kernel_with(settings: Mapping[str, bytes]) -> Any:
     return lambda name: settings.get(name, b"")
 
 
 def level(number: int) -> Any:
-    return told({"kern.memorystatus_vm_pressure_level": number.to_bytes(4, sys.byteorder)})
+    return kernel_with({"kern.memorystatus_vm_pressure_level": number.to_bytes(4, sys.byteorder)})
 
 
 def test_a_kernel_setting_is_read_in_its_own_length() -> None:
@@ -63,12 +63,12 @@ def test_a_system_without_kernel_settings_has_none() -> None:
 
 
 def test_no_more_files_are_asked_for_than_the_kernel_of_a_mac_allows() -> None:
-    files = told({"kern.maxfilesperproc": (300).to_bytes(4, sys.byteorder)})
-    assert descriptors.attainable(files) == 300 < descriptors.attainable(told({}))
+    files = kernel_with({"kern.maxfilesperproc": (300).to_bytes(4, sys.byteorder)})
+    assert descriptors.attainable(files) == 300 < descriptors.attainable(kernel_with({}))
 
 
 def test_the_chip_of_a_mac_has_its_makers_name() -> None:
-    assert chip_name(told({"machdep.cpu.brand_string": b"Apple M3 Max\0"}), NOWHERE) == "Apple M3 Max"
+    assert chip_name(kernel_with({"machdep.cpu.brand_string": b"Apple M3 Max\0"}), NOWHERE) == "Apple M3 Max"
 
 
 def test_the_chip_of_a_linux_machine_is_named_by_its_cpu_information(tmp_path: Path) -> None:
@@ -76,13 +76,13 @@ def test_the_chip_of_a_linux_machine_is_named_by_its_cpu_information(tmp_path: P
     file.write_text(
         "processor\t: 0\nmodel\t\t: 17\nmodel name\t: AMD EPYC 9454 \nflags\t\t: fpu\n\nmodel name\t: other\n"
     )
-    assert chip_name(told({}), file) == "AMD EPYC 9454"
+    assert chip_name(kernel_with({}), file) == "AMD EPYC 9454"
 
 
 def test_a_chip_that_nobody_names_is_at_least_of_a_kind(tmp_path: Path) -> None:
     (tmp_path / "arm").write_text("processor\t: 0\nBogoMIPS\t: 48.00\nmodel name\t: \n")
-    assert chip_name(told({}), tmp_path / "arm")
-    assert chip_name(told({}), NOWHERE)
+    assert chip_name(kernel_with({}), tmp_path / "arm")
+    assert chip_name(kernel_with({}), NOWHERE)
 
 
 @pytest.mark.parametrize(("number", "pressure"), [(1, "normal"), (2, "warning"), (4, "critical")])
@@ -99,13 +99,13 @@ def test_linux_tells_how_long_something_waits_for_memory(tmp_path: Path, percent
     stalls.write_text(
         f"some avg10={percent} avg60=99.00 avg300=99.00 total=1\nfull avg10=99.00 avg60=0 avg300=0 total=1\n"
     )
-    assert memory_pressure(told({}), stalls) == pressure
+    assert memory_pressure(kernel_with({}), stalls) == pressure
 
 
 def test_where_nobody_tells_of_pressure_there_is_none(tmp_path: Path) -> None:
     (tmp_path / "odd").write_text("nothing of this kind\n")
-    assert memory_pressure(told({}), tmp_path / "odd") == memory_pressure(told({}), NOWHERE) == "normal"
-    assert memory_pressure(told({}), tmp_path) == "normal", "a folder is no file"
+    assert memory_pressure(kernel_with({}), tmp_path / "odd") == memory_pressure(kernel_with({}), NOWHERE) == "normal"
+    assert memory_pressure(kernel_with({}), tmp_path) == "normal", "a folder is no file"
 
 
 @pytest.mark.parametrize(

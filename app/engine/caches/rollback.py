@@ -20,8 +20,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
-from app.engine.attention import Attend, Packed, Parts, Pieces, quantised
-from app.engine.lanes import Lane, Placement, Selection, SlotTable
+from app.engine.caches.attention import Attend, Packed, Parts, Pieces, quantised
+from app.engine.caches.lanes import Lane, Placement, Selection, SlotTable
 from app.models.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS, grown
 
 MARGIN_TOKENS = 96

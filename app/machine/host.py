@@ -6,12 +6,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-Pressure = Literal["normal", "warning", "critical"]
-"""Level of the system's memory pressure."""
-PRESSURES: tuple[Pressure, ...] = get_args(Pressure)
-"""All levels, mildest first."""
+from app.core.messages import Pressure
+
 ReadSetting = Callable[[str], bytes]
 """Reads a kernel setting by name; empty where there is none."""
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from app.core.errors import ServerRuns
-from app.core.own_files import open_own, read_kept, read_own
 from app.core.setting_texts import local_url
+from app.machine.own_files import open_own, read_kept, read_own
 
 FILE_NAME = "server.json"
 LOCK_NAME, START_LOCK = "server.lock", "start.lock"

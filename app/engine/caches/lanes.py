@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from app.engine.attention import Attend, Pieces, attend_for
+from app.engine.caches.attention import Attend, Pieces, attend_for
 from app.models.footprint import SHARED_TOKENS
 
 MASK_FULL = "causal"

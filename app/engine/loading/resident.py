@@ -3,8 +3,7 @@
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from app.core.prefix_files import PrefixState
-from app.core.step import EnginePort
+from app.core.step import EnginePort, PrefixState
 from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
 from app.engine.drafters import LoadedUnit
 from app.models.footprint import Footprint

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from app.core.request import SamplingParameters
 from app.engine.memory import on_cpu
-from app.engine.truncation import draw_kept, truncate
+from app.engine.sampling.truncation import draw_kept, truncate
 
 DRAFT_SALT = 0xA24BAED4963EE407
 ACCEPTANCE_SALT = 0x9FB21C651E98DF25

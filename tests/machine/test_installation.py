@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.installation import Installation, editable_source, installation_of, newer_version, newest_in
+from app.machine.installation import Installation, editable_source, installation_of, newer_version, newest_in
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_every_way_to_install_has_its_own_way_to_update(
 ) -> None:
     if marker:
         (tmp_path / marker).touch()
-    found = installation_of(tmp_path, Path("/my env/python"), installer, None)
-    assert (found.kind, found.update, found.desktop) == (kind, update, desktop)
-    assert "uninstall" in found.remove
+    installation = installation_of(tmp_path, Path("/my env/python"), installer, None)
+    assert (installation.kind, installation.update, installation.desktop) == (kind, update, desktop)
+    assert "uninstall" in installation.remove
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_a_folder_called_like_a_word_of_the_command_keeps_its_name(tmp_path: Pat
 
 def test_a_checkout_is_pulled_and_homebrew_upgrades_its_own(tmp_path: Path) -> None:
     origin = json.dumps({"url": f"file://{tmp_path}/my%20code", "dir_info": {"editable": True}})
-    found = installation_of(tmp_path, Path("python"), "pip", editable_source(origin))
-    assert (found.kind, found.place) == ("checkout", tmp_path / "my code")
-    assert found.update.startswith(f"git -C '{tmp_path}/my code' pull")
-    assert found.desktop == f"make -C '{tmp_path}/my code' desktop"
+    installation = installation_of(tmp_path, Path("python"), "pip", editable_source(origin))
+    assert (installation.kind, installation.place) == ("checkout", tmp_path / "my code")
+    assert installation.update.startswith(f"git -C '{tmp_path}/my code' pull")
+    assert installation.desktop == f"make -C '{tmp_path}/my code' desktop"
     for other in ('{"url": "file:///x", "dir_info": {}}', '{"url": "x", "archive_info": {}}', "", "[]"):
         assert editable_source(other) is None
     cellar = tmp_path / "Cellar/paceline/1.0/libexec"
@@ -99,16 +99,16 @@ def test_each_installer_names_the_newest_version_in_its_own_way(
     place.mkdir(parents=True)
     if marker:
         (place / marker).touch()
-    found = installation_of(place, Path("/env/python"), installer, source)
-    assert newest_in(said, found.answer, "0.9.0") == "0.10.0"
-    assert newest_in(said, found.answer, "0.10.0") == ""
-    assert newest_in(said, found.answer, "0.10.0rc1") == "0.10.0"
-    assert newest_in("", found.answer, "0.9.0") == ""
+    installation = installation_of(place, Path("/env/python"), installer, source)
+    assert newest_in(said, installation.answer, "0.9.0") == "0.10.0"
+    assert newest_in(said, installation.answer, "0.10.0") == ""
+    assert newest_in(said, installation.answer, "0.10.0rc1") == "0.10.0"
+    assert newest_in("", installation.answer, "0.9.0") == ""
 
 
 def asked(*words: str) -> str:
-    found = Installation("pip", Path(), "", "", words, r"^paceline \((\S+)\)")
-    return asyncio.run(newer_version(found, "1.0"))
+    installation = Installation("pip", Path(), "", "", words, r"^paceline \((\S+)\)")
+    return asyncio.run(newer_version(installation, "1.0"))
 
 
 def test_an_answer_counts_whatever_the_exit_code() -> None:
@@ -131,7 +131,7 @@ def test_a_checkout_learns_of_the_tags_of_its_origin_and_fetches_nothing(tmp_pat
     git("-C", "origin", "commit", "-q", "--allow-empty", "-m", "Begin")
     git("clone", "-q", "origin", "mine")
     git("-C", "origin", "tag", "v2.0")
-    found = installation_of(tmp_path, Path(sys.executable), "", tmp_path / "mine")
-    assert asyncio.run(newer_version(found, "1.0")) == "2.0"
-    assert asyncio.run(newer_version(found, "2.0")) == ""
+    installation = installation_of(tmp_path, Path(sys.executable), "", tmp_path / "mine")
+    assert asyncio.run(newer_version(installation, "1.0")) == "2.0"
+    assert asyncio.run(newer_version(installation, "2.0")) == ""
     assert git("-C", "mine", "tag") == ""

@@ -29,9 +29,9 @@ import msgspec
 import numpy as np
 
 from app.core.clock import Clock
-from app.core.own_files import make_own_folder, open_own
-from app.core.prefix_files import GROWING_NAME, KEPT_NAME, prefix_files
-from app.engine.prefix_index import PIECE_BYTES, Name, Piece, Shelf
+from app.engine.prefix.index import PIECE_BYTES, Name, Piece, Shelf
+from app.machine.own_files import make_own_folder, open_own
+from app.machine.prefix_files import GROWING_NAME, KEPT_NAME, prefix_files
 
 FORMAT = "paceline prefix 1"
 SUFFIX, PARTIAL = ".safetensors", ".part"

@@ -6,13 +6,12 @@ Each model has a folder, named after it with a mark behind a dash; its contents 
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
-from app.core.own_files import ANY, own_files, own_folders
+from app.machine.own_files import ANY, own_files, own_folders
 
 KEPT_NAME = r"(?:rows|state)-[0-9a-f]{64}\.safetensors"
 """Pattern of a kept file's name: its kind, and the hash of the text that it stands for."""
@@ -28,14 +27,6 @@ class KeptPrompts:
     files: int
     size_bytes: int
     used_at: float
-
-
-class PrefixState(NamedTuple):
-    """Bytes of the prefix cache on disk, tokens restored by tier (`memory`, `disk`), and why nothing is written now."""
-
-    disk_bytes: int = 0
-    found_tokens: Mapping[str, int] = {}
-    trouble: str = ""
 
 
 def prefix_files(folder: Path, name: str) -> Iterator[tuple[Path, os.stat_result]]:

@@ -4,7 +4,7 @@ import contextlib
 import resource
 from collections.abc import Iterator
 
-from app.core.host import ReadSetting, sysctl, sysctl_number
+from app.machine.host import ReadSetting, sysctl, sysctl_number
 
 WANTED = 8192
 
