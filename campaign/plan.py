@@ -52,15 +52,15 @@ LEGS: dict[str, tuple[Attack, ...]] = {
     ),
     "crashes": (
         QUIET,
-        Attack("worker kills", "SIGKILL of the worker under streams", kill_worker, 4, {BACK: PROMISES[BACK]}, ENDS),
+        Attack("worker kills", "SIGKILL of the worker under streams", kill_worker, 7, {BACK: PROMISES[BACK]}, ENDS),
         Attack("worker stops", "SIGSTOP of the worker under streams", stop_worker, 1, {BACK: PROMISES[BACK]}, ENDS),
         Attack("suspends", "SIGSTOP and SIGCONT of the whole server", suspend_all, 0.5, {}),
-        Attack("server kills", "SIGKILL of the server while it writes", kill_server, 3, {GONE: PROMISES[GONE]}, ENDS),
+        Attack("server kills", "SIGKILL of the server while it writes", kill_server, 3.5, {GONE: PROMISES[GONE]}, ENDS),
         Attack("stores", "damaged bytes and values in the store", damaged_store, 1.5, {}),
     ),
 }
 """Attacks that share a server, by name of the leg."""
-SHARES = {"requests": 0.25, "costs": 0.4, "crashes": 0.35}
+SHARES = {"requests": 0.15, "costs": 0.35, "crashes": 0.5}
 
 
 def chosen_legs(names: Sequence[str]) -> dict[str, tuple[Attack, ...]]:

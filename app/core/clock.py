@@ -1,4 +1,4 @@
-"""A clock type, and a timer that is cheap enough to set and put off for every token."""
+"""A clock type, and a timer that is cheap enough to set again for every token."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Alarm:
         if self._timer is None or self._timer.when() > due_at:
             self._wait_until(due_at)
 
-    def put_off(self) -> None:
+    def disarm(self) -> None:
         """Do not ring until it is set again."""
         self._due_at = None
 

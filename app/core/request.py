@@ -78,7 +78,7 @@ class Constraint(Protocol):
         """Return what must come next, as far as that is known: for each position the usual token, then the others that
         may stand there, because the same text can be spelled in several ways."""
 
-    def forced_behind(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    def forced_after(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """Return how many of `drafts` are allowed, and the usual tokens of what must follow those."""
 
     @property

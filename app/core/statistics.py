@@ -65,7 +65,7 @@ class MethodStatistics:
         )
 
     @classmethod
-    def side_by_side(cls, parts: Sequence["MethodStatistics"]) -> "MethodStatistics":
+    def combined(cls, parts: Sequence["MethodStatistics"]) -> "MethodStatistics":
         """Combine one method's counters of choices: counts add up, seconds are the longest, since they run together."""
         return cls(
             parts[0].method,
@@ -174,7 +174,7 @@ class Statistics:
         return tuple(name for name in names if name != OFF) or names
 
     @classmethod
-    def side_by_side(cls, usages: Sequence["Statistics"], *, choices_per_prompt: int = 1) -> "Statistics":
+    def combined(cls, usages: Sequence["Statistics"], *, choices_per_prompt: int = 1) -> "Statistics":
         """Return the usage of a whole request; the prompt of `choices_per_prompt` neighbours counts once.
 
         Times are the longest of any choice, since choices run side by side, but the first token is the earliest.
@@ -194,7 +194,7 @@ class Statistics:
             close_calls=sum(usage.close_calls for usage in usages),
             replayed_tokens=sum(usage.replayed_tokens for usage in usages),
             by_method=tuple(
-                MethodStatistics.side_by_side([counters for counters in methods if counters.method == name])
+                MethodStatistics.combined([counters for counters in methods if counters.method == name])
                 for name in dict.fromkeys(counters.method for counters in methods)
             ),
             reason=next((usage.reason for usage in usages if usage.reason), NO_REASON),

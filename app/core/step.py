@@ -99,8 +99,8 @@ class RowOutcome:
     method: str = OFF
     why_not_drafted: Reason = NO_REASON
     confidences: tuple[float, ...] = ()
-    error: str = ""
-    """Why the row cannot go on: it ends with this error, the others continue."""
+    dead_end: str = ""
+    """Why the grammar of the row lets nothing follow: it ends with this error, the others continue."""
     embedding: tuple[float, ...] = ()
     """Embedding of the whole prompt, if requested."""
     appended: int = 0
@@ -152,6 +152,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
+    DEAD_END = "dead_end"
+    """The grammar lets nothing follow, or what follows costs more than a step may."""
 
 
 @dataclass(frozen=True, slots=True)

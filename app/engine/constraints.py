@@ -71,7 +71,7 @@ class Constraints:
         appended = [0] * len(rows)
         for place, (held, output) in binding.items():
             if own := drafts[place]:
-                standing, forced = held.forced_behind(output, own)
+                standing, forced = held.forced_after(output, own)
                 more = forced[: max(0, rows[place].most_draft_tokens - standing)]
                 drafts[place], appended[place] = [*own[:standing], *more], len(more)
         counts = tuple(map(len, drafts))

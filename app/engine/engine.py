@@ -374,7 +374,7 @@ class Engine:
             method=row.method if drafted else OFF,
             why_not_drafted=reason,
             confidences=scores.confidences(place, len(stays)),
-            error=self._constraints.failure(row, emitted),
+            dead_end=self._constraints.failure(row, emitted),
             embedding=self._pooling.embedding(row.sequence_id),
             appended=appended,
             replayed=replayed,
@@ -387,6 +387,7 @@ class Engine:
         widths = [size + count for size, count in zip(known, proposal.counts, strict=True)]
         fed, places = feed_drafts(rows, drafts)
         logits, forward = self.runner.forward([row.sequence_id for row in rows], fed, widths, record=True)
+        self._pooling.read(forward)
         if logits.shape[1] != places.shape[1]:
             logits = mx.take_along_axis(logits, places[..., None], axis=1)
         logits = logits.astype(mx.float32)

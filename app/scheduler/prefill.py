@@ -9,7 +9,7 @@ from collections.abc import Collection
 from app.core.step import EngineLimits, PrefillRow, PrefillStep
 from app.models.footprint import SHARED_CHUNK_TOKENS
 from app.scheduler.costs import Average
-from app.scheduler.sequence import Sequence
+from app.scheduler.sequence import LiveSequence
 
 SMALLEST_CHUNK_TOKENS = 64
 FIRST_CHUNK_TOKENS = 512
@@ -25,7 +25,7 @@ SHORTEST_SHARE = 0.5
 """Share of the padded rectangle's width that a prompt must fill to join a longer one."""
 
 
-def plan_prefill(waiting: Collection[Sequence], chunk_tokens: int) -> PrefillStep:
+def plan_prefill(waiting: Collection[LiveSequence], chunk_tokens: int) -> PrefillStep:
     """Plan the oldest prompt's next piece, and others of similar length that fit into the same chunk.
 
     One wide product costs less than several narrow ones, and prompts that came together start together.

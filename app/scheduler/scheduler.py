@@ -33,7 +33,7 @@ from app.core.step import (
 from app.models.footprint import RowSize
 from app.scheduler.governor import DraftChoice
 from app.scheduler.prefill import SMALLEST_CHUNK_TOKENS, ChunkSizes, plan_prefill
-from app.scheduler.sequence import USUAL_ANSWER_TOKENS, Sequence, expected_size, impossible
+from app.scheduler.sequence import USUAL_ANSWER_TOKENS, LiveSequence, expected_size, impossible
 from app.scheduler.speculation import Speculation
 
 LONGEST_RETRY_SECONDS = 60
@@ -49,7 +49,7 @@ class WaitingQueue:
         if limit < 1:
             raise ValueError(f"a queue holds at least one request, not {limit}")
         self._limit = limit
-        self._lines: dict[str, dict[str, Sequence]] = {}
+        self._lines: dict[str, dict[str, LiveSequence]] = {}
         """Non-empty lines by owner, in the order of their turns."""
         self._service_seconds = 0.0
 
@@ -59,7 +59,7 @@ class WaitingQueue:
     def __contains__(self, request_id: str) -> bool:
         return any(request_id in line for line in self._lines.values())
 
-    def push(self, sequence: Sequence, *, rows: int) -> None:
+    def push(self, sequence: LiveSequence, *, rows: int) -> None:
         """Append to the owner's line; `rows` rows serve all lines. Raises `QueueFull` if `limit` wait in it."""
         owner = sequence.request.owner
         if len(self._lines.get(owner, ())) >= self._limit:
@@ -71,16 +71,16 @@ class WaitingQueue:
             )
         self._lines.setdefault(owner, {})[sequence.request.id] = sequence
 
-    def put_back(self, sequence: Sequence) -> None:
+    def put_back(self, sequence: LiveSequence) -> None:
         """Put a sequence back at the head of the queue, before all others: it has been served before."""
         owner, name = sequence.request.owner, sequence.request.id
         self._lines = {owner: {name: sequence, **self._lines.pop(owner, {})}, **self._lines}
 
-    def head(self) -> Sequence | None:
+    def head(self) -> LiveSequence | None:
         """Return the next sequence, without removing it."""
         return next((sequence for line in self._lines.values() for sequence in line.values()), None)
 
-    def take(self, request_id: str) -> Sequence | None:
+    def take(self, request_id: str) -> LiveSequence | None:
         """Remove and return one sequence, wherever it is in the queue; None if it is not waiting."""
         for owner, line in self._lines.items():
             if request_id in line:
@@ -90,8 +90,8 @@ class WaitingQueue:
                 return sequence
         return None
 
-    def serve(self, sequence: Sequence) -> None:
-        """Remove the head; its owner's next turn comes after all other owners'."""
+    def serve(self, sequence: LiveSequence) -> None:
+        """Remove `sequence`, which is the head; its owner's next turn comes after all other owners'."""
         owner = sequence.request.owner
         self.take(sequence.request.id)
         if owner in self._lines:
@@ -158,7 +158,7 @@ class Scheduler:
         self._policy = policy
         self._clock = clock
         self._queue = WaitingQueue(queue_limit)
-        self._active: dict[str, Sequence] = {}
+        self._active: dict[str, LiveSequence] = {}
         self._rows, self._chunk_tokens = limits.max_rows, limits.prefill_chunk_tokens
         self._chunks = ChunkSizes(limits)
         self._released: dict[str, tuple[int, ...]] = {}
@@ -213,7 +213,7 @@ class Scheduler:
             request = msgspec.structs.replace(request, checkpoints=())
         if not (self._queue or self._active):  # idle: lift the limits that a lack of memory set
             self._rows, self._chunk_tokens = self._limits.max_rows, self._limits.prefill_chunk_tokens
-        sequence = Sequence(request, self._clock(), self._usual_answer_tokens)
+        sequence = LiveSequence(request, self._clock(), self._usual_answer_tokens)
         self._queue.push(sequence, rows=self._limits.max_rows)
 
     def next_admission(self) -> Request | None:
@@ -246,7 +246,7 @@ class Scheduler:
         self._take_row(newest)
         return newest.request.id
 
-    def _take_row(self, sequence: Sequence) -> None:
+    def _take_row(self, sequence: LiveSequence) -> None:
         name = sequence.request.id
         self._released[name] = sequence.cached_prefix()
         del self._active[name]
@@ -310,7 +310,7 @@ class Scheduler:
             self._plan = self._plan_decode(decoding) if decoding else None
         return self._plan
 
-    def _plan_decode(self, decoding: list[Sequence]) -> DecodeStep:
+    def _plan_decode(self, decoding: list[LiveSequence]) -> DecodeStep:
         now = self._clock()
         others = len(self._active) - 1
         self._choices = self._speculation.choose(decoding, others=others)
@@ -372,8 +372,8 @@ class Scheduler:
         sequence = self._active.get(outcome.sequence_id)
         if sequence is None or row is None:
             return []
-        if outcome.error:
-            return self.fail(outcome.sequence_id, outcome.error)
+        if outcome.dead_end:
+            return [self._end(sequence, FinishReason.DEAD_END, error=outcome.dead_end)]
         # The last token, at least, is not cached yet.
         if not 0 <= outcome.computed < len(sequence.tokens) + len(outcome.emitted):
             return self.fail(outcome.sequence_id, impossible(outcome.computed, len(sequence.tokens)))
@@ -385,7 +385,7 @@ class Scheduler:
             return [self._end(sequence, event.finish_reason, kept=sequence.cached_prefix(), event=event)]
         return [event] if outcome.emitted else []
 
-    def _note_refusal(self, sequence: Sequence, outcome: RowOutcome, row: DecodeRow) -> Reason:
+    def _note_refusal(self, sequence: LiveSequence, outcome: RowOutcome, row: DecodeRow) -> Reason:
         """Count and return the reason why a step did not draft."""
         firm = reason = self._choices[outcome.sequence_id].refusal
         if not firm and not row.num_draft_tokens:
@@ -398,7 +398,7 @@ class Scheduler:
 
     def _end(
         self,
-        sequence: Sequence,
+        sequence: LiveSequence,
         reason: FinishReason,
         *,
         kept: tuple[int, ...] = (),

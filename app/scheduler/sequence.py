@@ -90,7 +90,7 @@ def expected_size(request: Request, generated: int, usual_answer_tokens: int, ma
 
 
 @dataclass(slots=True)
-class Sequence:
+class LiveSequence:
     """Mutable state of one request between `submit` and its terminal event. Times are seconds of the injected clock."""
 
     request: Request

@@ -1,7 +1,6 @@
 """Chooses how each row of a decode step drafts: the policy says what is allowed, the governor what pays."""
 
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Mapping, Sequence
 
 from app.core.reason import Reason
 from app.core.request import OFF, Request, SpeculationRequest
@@ -10,7 +9,7 @@ from app.core.step import DecodeRow, EngineLimits, RowOutcome, StepCost, StepRes
 from app.models.draft_lengths import LONGEST_DRAFT
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
-from app.scheduler.sequence import Sequence
+from app.scheduler.sequence import LiveSequence
 
 POLICIES = ("auto", "single", "off")
 
@@ -78,10 +77,10 @@ class Speculation:
         """Known step costs on this machine."""
         return self._governor.costs.export()
 
-    def choose(self, decoding: Many[Sequence], *, others: int) -> dict[str, DraftChoice]:
+    def choose(self, decoding: Sequence[LiveSequence], *, others: int) -> dict[str, DraftChoice]:
         """Return a choice per row. Rows left to the governor that may use the same methods get the same one."""
         choices: dict[str, DraftChoice] = {}
-        governed: dict[tuple[str, ...], list[tuple[Sequence, Drafting]]] = {}
+        governed: dict[tuple[str, ...], list[tuple[LiveSequence, Drafting]]] = {}
         for sequence in decoding:
             request = sequence.request
             methods, refusal = allowed_methods(request, policy=self._policy, limits=self._limits, others=others)
@@ -109,7 +108,7 @@ class Speculation:
                 sequence.decision = choice.why
         return choices
 
-    def _length(self, sequence: Sequence) -> tuple[bool, int | None]:
+    def _length(self, sequence: LiveSequence) -> tuple[bool, int | None]:
         """Return whether a method is named, and the drafts asked for: exact if so, else a maximum.
         Tokens that a grammar forces are not guesses and come on top."""
         wish = sequence.request.speculation
@@ -118,7 +117,7 @@ class Speculation:
             is_named, length = wish.method != "auto", wish.num_draft_tokens
         return is_named, length and max(length, min(LONGEST_DRAFT, length + sequence.forced))
 
-    def must_time(self, rows: Many[DecodeRow]) -> bool:
+    def must_time(self, rows: Sequence[DecodeRow]) -> bool:
         """Return whether to wait for the parts of this step one by one, to time them."""
         widest = max(rows, key=lambda row: row.num_draft_tokens)
         if not widest.num_draft_tokens:
@@ -128,7 +127,9 @@ class Speculation:
             widest.method, rows=len(rows), drafts=widest.num_draft_tokens, context=context
         )
 
-    def observe(self, planned: Mapping[str, DecodeRow], running: Mapping[str, Sequence], result: StepResult) -> Parts:
+    def observe(
+        self, planned: Mapping[str, DecodeRow], running: Mapping[str, LiveSequence], result: StepResult
+    ) -> Parts:
         """Learn from a step; return where its seconds went."""
         step = _observation(planned, running, result)
         widest = step.widest
@@ -139,7 +140,7 @@ class Speculation:
         self._governor.observe(step)
         return self._splitter.split(result, widest.method if widest.drafted else OFF, drafting)
 
-    def look_back(self, running: Mapping[str, Sequence], result: StepResult) -> None:
+    def look_back(self, running: Mapping[str, LiveSequence], result: StepResult) -> None:
         """Learn what earlier offers would have been worth, and record the new ones."""
         emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
         for name, offers in result.offers.items():
@@ -153,14 +154,14 @@ class Speculation:
         self._governor.forget(request_id)
 
 
-def _drafting(sequence: Sequence, most_drafts: int = LONGEST_DRAFT) -> Drafting:
+def _drafting(sequence: LiveSequence, most_drafts: int = LONGEST_DRAFT) -> Drafting:
     confidence = sequence.confidence.value if sequence.confidence.weight else None
     offered, forced = sequence.hindsight.offered, sequence.forced
     return Drafting(sequence.request.id, len(sequence.tokens), offered, confidence, forced, most_drafts)
 
 
 def _observation(
-    planned: Mapping[str, DecodeRow], running: Mapping[str, Sequence], result: StepResult
+    planned: Mapping[str, DecodeRow], running: Mapping[str, LiveSequence], result: StepResult
 ) -> StepObservation:
     """Return what the governor may learn from a step."""
     rows = [
@@ -181,7 +182,9 @@ def _observation(
     )
 
 
-def _observed(outcome: RowOutcome, row: DecodeRow | None, sequence: Sequence | None) -> tuple[DraftObservation, bool]:
+def _observed(
+    outcome: RowOutcome, row: DecodeRow | None, sequence: LiveSequence | None
+) -> tuple[DraftObservation, bool]:
     """Return what a row shows about its drafter, and whether its time is representative."""
     if row is None:
         return DraftObservation(), True

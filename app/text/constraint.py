@@ -149,7 +149,7 @@ class AnswerConstraint:
             yield token, *(other for other in others if other != token)
             text = text[len(self._vocabulary.pieces[token]) :]
 
-    def forced_behind(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    def forced_after(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         self._follow(output)
         if self._phase is not Phase.ANSWER or self._matcher is None or self._text is None or self._error:
             return len(drafts), ()

@@ -41,6 +41,11 @@ def calls_by_grammar(command: Generate) -> bool:
     return bool(command.tools) and (command.tool_choice != "auto" or command.grammar is not None)
 
 
+def grammar_parameter(command: Generate) -> str:
+    """Return the field of a request to which a grammar of its answer is due."""
+    return command.grammar.parameter if command.grammar else "tools"
+
+
 def answer_grammar(command: Generate, dialect: Dialect) -> AnswerGrammar | None:
     """Build the grammar of everything that a command enforces; None if it enforces nothing."""
     wanted = command.tool_choice.removeprefix("function:")

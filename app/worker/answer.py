@@ -14,7 +14,7 @@ from app.core.statistics import Counters, MethodStatistics, Statistics
 from app.core.step import FinishReason, TokenEvent, TokenLogprobs
 from app.text.calls import ids_of
 from app.text.dialect import NO_DIALECT
-from app.text.grammar import calls_by_grammar, thinks
+from app.text.grammar import calls_by_grammar, grammar_parameter, thinks
 from app.text.splitter import AnswerPart, AnswerSplitter, ReasoningCount, feed_step
 from app.worker.texts import Prompt, Reading, Unread
 from app.worker.thread_commands import LoopCommand, Submission, choice_id
@@ -95,7 +95,7 @@ class Choice:
         self.closing = self.closing or finish_reason
 
     def feed(self, event: TokenEvent, at: float) -> None:
-        """Send what one event brings; a FAILED one only after `close`."""
+        """Send what one event brings; an error only after `close`."""
         self._embedding = event.embedding or self._embedding
         if not self.closing:
             self._take(event, at)
@@ -306,8 +306,8 @@ class Answer:
         if event.prompt_logprobs and was_closing != "cancelled":
             choice.score_prompt(event.prompt_logprobs)
             return
-        if event.finish_reason is FinishReason.FAILED and was_closing in {"", "length"}:
-            self.fail(PacelineError(f"The model failed: {event.error}", code="step_failed"))
+        if event.finish_reason in {FinishReason.FAILED, FinishReason.DEAD_END} and was_closing in {"", "length"}:
+            self.fail(self._error_of(event))
             return
         choice.feed(event, at)
         if choice.ended:
@@ -315,6 +315,13 @@ class Answer:
             self.ended = not self._open_choices
         if choice.closing and not was_closing and not choice.ended:
             self._post(Cancel(id=choice.id))
+
+    def _error_of(self, event: TokenEvent) -> PacelineError:
+        """Return the error that ends a choice: what its grammar costs, or leads to, is the request's own fault."""
+        if event.finish_reason is FinishReason.DEAD_END:
+            parameter = grammar_parameter(self._command)
+            return InvalidRequest(f"The answer stops: {event.error}", parameter=parameter, code="unsupported_grammar")
+        return PacelineError(f"The model failed: {event.error}", code="step_failed")
 
     def fail(self, error: PacelineError) -> None:
         """End everything with one error."""

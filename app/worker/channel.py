@@ -19,7 +19,7 @@ from typing import Final, cast
 import msgspec
 
 from app.core.errors import InvalidRequest, QueueFull
-from app.core.messages import MAX_FRAME_BYTES, Command, Event, Failed, Generate
+from app.core.messages import MAX_FRAME_BYTES, Command, Event, Failed, Generate, ReadPrompt
 
 MAX_BACKLOG_BYTES: Final = 2 * MAX_FRAME_BYTES
 """Bytes of commands that the worker has not read yet; above it new requests are refused."""
@@ -145,7 +145,7 @@ class ServerChannel(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         full = self._transport.get_write_buffer_size() + len(frame) > MAX_BACKLOG_BYTES
-        if full and isinstance(command, Generate):
+        if full and isinstance(command, Generate | ReadPrompt):
             raise QueueFull("Too many requests wait for the worker; try again.", retry_after_seconds=2)
         self._transport.write(frame)
 

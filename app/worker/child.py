@@ -18,6 +18,8 @@ from app.core.reason import Reason
 from app.worker.channel import NOTE_BYTES, CrashNote, ServerChannel
 
 MAX_LINE_BYTES = 64 * 1024
+KILLED_SECONDS = 10.0
+"""Seconds in which a process ends after SIGKILL, unless the kernel holds it."""
 LAST_WORDS_SECONDS = 1.0
 """Seconds to read what is left in the stderr pipe once the child has ended."""
 WORKER_COMMAND = (sys.executable, "-m", "app.worker.process")
@@ -129,17 +131,17 @@ class Child:
             return await asyncio.wait_for(self._process.wait(), seconds)
         return None
 
-    async def end(self, *steps: tuple[signal.Signals, float]) -> int:
-        """Send each signal and wait its seconds, then SIGKILL the whole group. Returns the exit code."""
+    async def end(self, *steps: tuple[signal.Signals, float]) -> int | None:
+        """Send each signal and wait its seconds, then SIGKILL the whole group. Return the exit code; None for one
+        that is left behind because a call of the kernel holds it."""
         for number, seconds in steps:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.send_signal(number)
                 await self.wait(seconds)
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        code = await self._process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # after a crash, its text processes may still be at work
+        code = await self.wait(KILLED_SECONDS)
         self._lifeline.close()
         self._channel.close()
         if self._listening is not None:

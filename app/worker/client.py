@@ -137,6 +137,8 @@ class WorkerClient(Supervisor):
                 if not await stream.wait_turn(command.n):
                     return
                 await self._prepare(command.model)  # a worker that drains takes no more of a long request
+                if stream.ended:
+                    return
                 self.send(command)
                 self._streams[command.id] = stream
         except PacelineError as error:

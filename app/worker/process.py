@@ -40,7 +40,6 @@ from app.core.step import EnginePort
 from app.core.unit import ModelSpecification
 from app.engine import memory
 from app.engine.loading.warm_up import CostFiles
-from app.engine.prefix.cache import CLOSE_SECONDS
 from app.engine.prefix.disk import Disk
 from app.scheduler.scheduler import Scheduler
 from app.worker.channel import CrashNote, WorkerChannel
@@ -49,6 +48,8 @@ from app.worker.text_thread import TextThread
 from app.worker.texts import Texts
 
 TERMINATE_DRAIN_SECONDS = 10.0
+FLUSH_SECONDS = 4.0
+"""Longest wait, in seconds, for prompts that are still written to disk at the end; the supervisor allows 5."""
 MakePool = Callable[[int, CostFiles], EnginePool]
 """Makes the pool from the memory ceiling in bytes and the known step costs."""
 
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
     disk = Disk(options.prefixes_folder, options.prefixes_bytes, most_days=options.prefixes_days)
     make_pool = make_pool or partial(open_pool, wire=options.wire == "auto", disk=disk)
     _serve(channel, ceiling_bytes, make_pool(ceiling_bytes, costs), costs, CrashNote(options.note_fd))
-    disk.flush(CLOSE_SECONDS)
+    disk.flush(FLUSH_SECONDS)
     return 0
 
 

@@ -141,7 +141,7 @@ class RequestStream:
         while not condition() and not self._late:
             self._changed.clear()
             await self._changed.wait()
-        self._alarm.put_off()
+        self._alarm.disarm()
 
     def _wake_late(self) -> None:
         self._late = True

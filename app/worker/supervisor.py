@@ -196,7 +196,7 @@ class Supervisor:
         self._drain_seconds: float | None = None
         """Seconds that running requests may take in a worker that is to end, for a stop or a renewal; else None."""
         self._drained_at = math.inf
-        """When it is ended by signals if it has not ended by itself."""
+        """Moment at which signals end it if it has not ended by itself."""
         self._began = time.monotonic()
         self._lost_at = self._pause_seconds = 0.0
         self._usual_start_seconds = 2.0
@@ -316,7 +316,7 @@ class Supervisor:
             try:
                 await self._live()
             except Exception as error:
-                _logger.exception("the supervisor stumbled")
+                _logger.exception("the supervisor failed; another worker is started")
                 self._lose(Reason("exit_unwatched", {"detail": str(error)}), "")
             if not self._stopping:
                 self.restarts += 1

@@ -24,7 +24,7 @@ from app.core.errors import PacelineError
 from app.core.messages import Generate, PromptRead, failed_frame, short_text
 from app.core.request import Notice
 from app.text.constraint import Vocabulary
-from app.text.grammar import AnswerGrammar, answer_grammar, check_grammar
+from app.text.grammar import AnswerGrammar, answer_grammar, check_grammar, grammar_parameter
 from app.text.template import ChatPrompt, TextModel
 from app.text.thinking import TemplateWords, fitted, template_words
 
@@ -160,7 +160,7 @@ class Reader:
         self._stages.begin("vocabulary", seconds=VOCABULARY_SECONDS)
         vocabulary = self._vocabulary
         self._stages.begin("grammar", seconds=GRAMMAR_SECONDS)
-        check_grammar(grammar, vocabulary, command.grammar.parameter if command.grammar else "tools")
+        check_grammar(grammar, vocabulary, grammar_parameter(command))
         return grammar
 
     @cached_property

@@ -80,6 +80,8 @@ class TextThread:
         self._inbox: queue.SimpleQueue[TextMessage] = queue.SimpleQueue()
         self._room = threading.Semaphore(DELIVERY_LIMIT)
         self._answers: dict[str, Answer] = {}
+        self._counted: dict[str, Reading] = {}
+        """Readings of prompts whose tokens are wanted and nothing more."""
         self._drain_until: float | None = None
         self._streamed_seconds = 0.0
 
@@ -169,6 +171,8 @@ class TextThread:
                 self._read_prompt(command)
             case Cancel() if command.id in self._answers:
                 self._with_answer(command.id, Answer.cancel)
+            case Cancel() if command.id in self._counted:
+                self._counted.pop(command.id).cancel()
             case Cancel() | LoadModel() | KeepModels() | UnloadModel() | ClearPrefixes():
                 self._post(command)
             case Shutdown():
@@ -177,10 +181,7 @@ class TextThread:
 
     def _generate(self, command: Generate, received_at: float) -> None:
         with _failing(command.id, self._send_failure(command.id)):
-            if self._drain_until is not None:
-                raise _stopping()
-            if sum(not answer.begun for answer in self._answers.values()) >= self._backlog_limit:
-                raise QueueFull("Too many requests wait to be read; try again.", retry_after_seconds=1)
+            self._check_open()
             check_command(command)
             prompt = self._read(command)
             self._answers[command.id] = Answer(command, prompt, received_at, send=self._send, post=self._post)
@@ -188,10 +189,20 @@ class TextThread:
 
     def _read_prompt(self, command: ReadPrompt) -> None:
         with _failing(command.id, self._send_failure(command.id)):
-            reading = self._read(command.prompt)
+            self._check_open()
+            reading = self._counted[command.id] = self._read(command.prompt)
             reading.add_done_callback(lambda reading: self._inbox.put(ReadingDone(command, reading)))
 
+    def _check_open(self) -> None:
+        """Raise WorkerGone once the worker is to end, QueueFull if too many prompts wait to be read."""
+        if self._drain_until is not None:
+            raise _stopping()
+        if len(self._counted) + sum(not answer.begun for answer in self._answers.values()) >= self._backlog_limit:
+            raise QueueFull("Too many requests wait to be read; try again.", retry_after_seconds=1)
+
     def _tell_prompt(self, command: ReadPrompt, reading: Reading) -> None:
+        if self._counted.pop(command.id, None) is None:
+            return  # its client has left
         with _failing(command.id, self._send_failure(command.id)):
             prompt = reading.result()
             self._tell_work(prompt.seconds)
@@ -231,11 +242,14 @@ class TextThread:
         """Return whether a Shutdown is complete: no answer is open, or its deadline ends those that are."""
         if self._drain_until is None:
             return False
-        if (self._answers or not self._inbox.empty()) and self._clock() < self._drain_until:
+        if (self._answers or self._counted or not self._inbox.empty()) and self._clock() < self._drain_until:
             return False
         for answer in self._answers.values():
             answer.fail(_stopping())
+        for request_id in self._counted:
+            self._send(failed_frame(request_id, _stopping()))
         self._answers.clear()
+        self._counted.clear()
         return True
 
 

@@ -48,7 +48,7 @@ def test_an_alarm_that_is_set_earlier_rings_earlier() -> None:
 
 
 def test_an_alarm_that_was_put_off_or_closed_stays_silent_until_it_is_set_again() -> None:
-    put_off = (1.0, Alarm.put_off)
-    assert rings_of((0.0, lambda alarm: alarm.set(2)), put_off, until=10) == []
-    assert rings_of((0.0, lambda alarm: alarm.set(2)), put_off, (5.0, lambda alarm: alarm.set(2)), until=10) == [7.0]
+    disarm = (1.0, Alarm.disarm)
+    assert rings_of((0.0, lambda alarm: alarm.set(2)), disarm, until=10) == []
+    assert rings_of((0.0, lambda alarm: alarm.set(2)), disarm, (5.0, lambda alarm: alarm.set(2)), until=10) == [7.0]
     assert rings_of((0.0, lambda alarm: alarm.set(2)), (1.0, Alarm.close), until=10) == []

@@ -321,8 +321,8 @@ class Secretive(AnswerConstraint):
     def forced(self, output: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         return ()
 
-    def forced_behind(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        return super().forced_behind(output, drafts)[0], ()
+    def forced_after(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        return super().forced_after(output, drafts)[0], ()
 
 
 @dataclass
@@ -413,12 +413,12 @@ def test_what_is_forced_stands_behind_the_drafts_and_in_place_of_the_first_wrong
     held = AnswerConstraint(vocabulary(), vocabulary().enforce(schema_text(CITIZEN)), None)
     begun = vocabulary()(b'{"given_name": ')
     for drafts, kept in ((b'"A', b'"A'), (b'"Axx', b'"A'), (b"x", b"")):
-        count, forced = held.forced_behind(begun, vocabulary()(drafts))
+        count, forced = held.forced_after(begun, vocabulary()(drafts))
         assert count == len(vocabulary()(kept))
         assert (said(forced) == 'da", "year_of_birth":') == (kept == b'"A'), said(forced)
-    assert held.forced_behind(begun, [len(PIECES) + 2]) == (0, ()), "an id that no text has"
+    assert held.forced_after(begun, [len(PIECES) + 2]) == (0, ()), "an id that no text has"
     ended = [*vocabulary()(b'"Bo", "year_of_birth": 7}'), END]
-    assert held.forced_behind(begun, ended) == (len(ended), ())
+    assert held.forced_after(begun, ended) == (len(ended), ())
 
 
 def hold_schemas(examples: int) -> tuple[Counter[str], int]:

@@ -17,6 +17,8 @@ from tests.engine.driving import build
 from tests.engine.schedules import models
 
 PROMPT = tuple(5 * place % 97 for place in range(300))
+SILENCE_SECONDS = 0.5
+"""Longest silence of a stream, in seconds, that is promised whatever happens beside it."""
 
 
 def answer(engine: Engine, name: str) -> tuple[int, ...]:
@@ -108,3 +110,30 @@ def test_an_answer_is_the_same_whatever_of_the_cache_fails(
     assert [record.getMessage() for record in caplog.records] == ["the prefix cache failed; requests go on without it"]
     monkeypatch.undo()
     assert answer(engine, "healed") == wanted
+
+
+def test_a_model_that_leaves_memory_hardly_waits_for_a_slow_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target, draft = models("qwen3", quantised=False)
+    disk = Disk(tmp_path / "prefixes", 1 << 30)
+    engine = build(target, draft=draft, prefix_bytes=1 << 30, disk=disk)
+    may_write, real, waits = threading.Event(), prefix_disk._write, list[float]()
+
+    def write(*arguments: Any) -> Any:
+        may_write.wait()
+        return real(*arguments)
+
+    def flush(seconds: float) -> None:
+        waits.append(seconds)
+        Disk.flush(disk, 0)
+
+    monkeypatch.setattr(prefix_disk, "_write", write)
+    monkeypatch.setattr(disk, "flush", flush)
+    answer(engine, "first")
+    assert disk.pending
+    engine.close()
+    assert sum(waits) < SILENCE_SECONDS
+    may_write.set()
+    Disk.flush(disk, 60)
+    assert not disk.pending

@@ -7,7 +7,7 @@ from app.core.request import Request
 from app.core.statistics import Parts
 from app.core.step import DecodeStep, EngineLimits, FinishReason, PrefillStep, RowOutcome, StepResult, TokenLogprobs
 from app.scheduler.scheduler import Scheduler
-from app.scheduler.sequence import Sequence
+from app.scheduler.sequence import LiveSequence
 from tests.scheduler.scripted import (
     Loop,
     ManualClock,
@@ -138,7 +138,7 @@ def test_a_stop_token_inside_a_block_ends_it_untold_and_everything_behind_it_nev
 
 
 def test_how_sure_the_target_is_of_a_text_follows_its_last_tokens_and_nothing_behind_the_end() -> None:
-    sequence = Sequence(some_request("a", prompt=3, max_tokens=4), 0.0)
+    sequence = LiveSequence(some_request("a", prompt=3, max_tokens=4), 0.0)
     assert not sequence.confidence.weight
     sequence.take(RowOutcome("a", (1,), 3, confidences=(0.5,)), 100, Parts())
     assert sequence.confidence.value == 0.5
@@ -149,7 +149,7 @@ def test_how_sure_the_target_is_of_a_text_follows_its_last_tokens_and_nothing_be
 
 
 def test_how_sure_the_target_was_long_ago_fades() -> None:
-    sequence = Sequence(some_request("a", prompt=3, max_tokens=100), 0.0)
+    sequence = LiveSequence(some_request("a", prompt=3, max_tokens=100), 0.0)
     for place, confidence in enumerate([1.0] * 50 + [0.0] * 10):
         sequence.take(RowOutcome("a", (1,), 3 + place, confidences=(confidence,)), 100, Parts())
     assert sequence.confidence.value == pytest.approx(0.8**10)

@@ -41,6 +41,8 @@ class FakeEngine:
         self.script = script
         self.rows: set[str] = set()
         self.fail_next = ""
+        self.dead_end = ""
+        """Why the grammars of all rows let nothing follow."""
         self.steps = 0
         self.on_disk: set[str] = set()
         """Requests whose prompts are still read from disk."""
@@ -72,7 +74,10 @@ class FakeEngine:
         position, drafts = len(row.tokens) - row.prompt_length, row.num_draft_tokens
         emitted = tuple(self.script[(position + i) % len(self.script)] for i in range(drafts + 1))
         logprobs = tuple(TokenLogprobs(-0.5, ((token, -0.5), (65, -2.0))) for token in emitted)
-        return RowOutcome(row.sequence_id, emitted, len(row.tokens) + drafts, drafts, drafts, logprobs, row.method)
+        computed = len(row.tokens) + drafts
+        return RowOutcome(
+            row.sequence_id, emitted, computed, drafts, drafts, logprobs, row.method, dead_end=self.dead_end
+        )
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         self.released.append(request_id.partition("#")[0])

@@ -225,6 +225,21 @@ def test_the_error_that_a_frame_names_is_raised() -> None:
     asyncio.run(scenario())
 
 
+def test_a_request_whose_client_leaves_before_the_worker_is_ready_never_runs() -> None:
+    async def scenario() -> None:
+        async with serving() as client:
+            accepted = list[str]()
+            client.subscribe(lambda event: accepted.append(event.id), Accepted)
+            stream = client.open([ask("forever", request_id="left")])
+            await asyncio.sleep(0)
+            assert not client.ready
+            stream.close()
+            assert isinstance((await collect(client, ask("words 1", request_id="stays")))[-1], Finished)
+            assert accepted == ["stays"]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("way", ["aclose", "cancel"])
 def test_leaving_early_cancels_in_the_worker(way: str) -> None:
     async def scenario() -> None:

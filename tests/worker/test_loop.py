@@ -21,6 +21,7 @@ from app.core.messages import (
     UnloadModel,
     error_of,
 )
+from app.core.request import Grammar
 from app.core.step import StepCost, StepPlan, StepResult
 from app.core.unit import Stay
 from app.worker.thread_commands import Halt
@@ -124,6 +125,18 @@ def test_a_request_cancelled_while_its_model_loads_leaves_no_lease(pair: Pair) -
     pair.settle()
     assert [finished.finish_reason for finished in pair.finished()] == ["cancelled"] * 2
     assert pair.text("other") == "abcdefghij"
+    assert pair.leases == 0
+
+
+def test_a_grammar_that_lets_nothing_follow_is_the_fault_of_its_request(pair: Pair) -> None:
+    grammar = Grammar(kind="regex", text="a*", parameter="regex")
+    pair.say(pair.ask("held", max_tokens=150, grammar=grammar))
+    pair.settle(8)
+    pair.engine.dead_end = "too much"
+    pair.settle()
+    (failed,) = pair.failed("held")
+    assert (failed.error, failed.code, failed.parameter) == ("InvalidRequest", "unsupported_grammar", "regex")
+    assert failed.message == "The answer stops: too much"
     assert pair.leases == 0
 
 

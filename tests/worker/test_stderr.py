@@ -1,9 +1,11 @@
 """What a worker writes to its stderr reaches the log, its last words too, whatever it looks like."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from app.worker.child import MAX_LINE_BYTES, Child
@@ -45,7 +47,20 @@ async def test_somebody_who_holds_the_pipe_open_does_not_hold_up_the_end(tmp_pat
     os.mkfifo(gate)
     script = (
         "import os, subprocess, sys; print('last words', file=sys.stderr); sys.stderr.flush();"
-        f"subprocess.Popen(['/bin/cat', {str(gate)!r}], stdout=subprocess.DEVNULL); os._exit(0)"
+        f"subprocess.Popen(['/bin/cat', {str(gate)!r}], stdout=subprocess.DEVNULL, start_new_session=True);"
+        "os._exit(0)"
     )
     assert await lines_of(script) == ["last words"]
     os.close(os.open(gate, os.O_WRONLY))
+
+
+async def test_a_crash_leaves_no_process_of_the_worker_at_work() -> None:
+    script = (
+        "import os, subprocess, sys;"
+        "child = subprocess.Popen([sys.executable, '-c', 'while True: pass'], stderr=subprocess.DEVNULL);"
+        "print(child.pid, file=sys.stderr, flush=True); os._exit(3)"
+    )
+    (process_id,) = await lines_of(script)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(process_id)).wait(60)
+    assert not psutil.pid_exists(int(process_id))

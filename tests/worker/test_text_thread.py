@@ -308,6 +308,28 @@ def test_a_computer_that_can_start_no_process_fails_a_request_and_no_stream(
     assert pair.text("running") == "abcdefghij"
 
 
+def test_prompts_that_are_only_counted_wait_and_leave_like_others(tmp_path: Path) -> None:
+    readings = list[Reading]()
+
+    def read(_command: Generate) -> Reading:
+        readings.append(Future())
+        return readings[-1]
+
+    pair = Pair(tmp_path, read=read, backlog_limit=2)
+    pair.say(*(ReadPrompt(id=name, prompt=pair.ask(name)) for name in ("first", "left", "too many")))
+    pair.say(Cancel(id="left"))
+    pair.settle()
+    assert [reading.cancelled() for reading in readings] == [False, True]
+    assert [failed.code for failed in pair.failed("too many")] == ["queue_full"]
+    assert pair.of("left") == []
+    pair.say(Shutdown(drain_seconds=60), ReadPrompt(id="late", prompt=pair.ask("late")))
+    pair.turn()
+    assert [failed.code for failed in pair.failed("late")] == ["stopping"]
+    pair.now += 61
+    assert not pair.turn()
+    assert [failed.code for failed in pair.failed("first")] == ["stopping"]
+
+
 def test_why_nothing_is_drafted_is_told_when_it_changes(pair: Pair) -> None:
     pair.say(pair.ask("a", max_tokens=12, speculation=SpeculationRequest(method="off")))
     pair.settle()

@@ -1,6 +1,6 @@
-"""Prefix cache: computed prompts, kept in blocks (`prefix_index`) for later requests of the same owner.
+"""Prefix cache: computed prompts, kept in blocks (`index.py`) for later requests of the same owner.
 
-There are two tiers, memory and disk (`prefix_disk`, which survives restarts), and two verbs, `restore` and `store`.
+There are two tiers, memory and disk (`disk.py`, which survives restarts), and two verbs, `restore` and `store`.
 Attention layers keep every token, so a row can be restored up to any token that two texts share. Recurrent states and
 sliding windows can be restored only where a state piece was taken: at a prompt's checkpoints, where prefill stops, and
 at the end of an output. Each drafter with a model of its own has its own chains.
@@ -49,7 +49,9 @@ UNBOUND_BYTES = 1 << 30
 """Limit in bytes until `bound` is called."""
 FETCH_SECONDS = 0.005
 """Longest wait, in seconds, for files that are read ahead, before others step again."""
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 0.2
+"""Longest wait, in seconds, for pending writes when a model leaves memory: their memory is free then, but others wait
+with it."""
 Arrays = dict[str, mx.array]
 
 
@@ -339,6 +341,7 @@ class PrefixCache:
 
     def bound(self, left_bytes: int) -> None:
         """Limit memory to the configured size, or else a share of `left_bytes`, and never to more than `left_bytes`."""
+        self.disk.collect()  # frees the memory of what was written for models that have left
         self._memory.limit_bytes = min(
             left_bytes, int(left_bytes * SHARE) if self.most_bytes is None else self.most_bytes
         )
