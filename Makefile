@@ -74,10 +74,10 @@ test-all: test $(VENV)/published-npm $(VENV)/clients/installed ## Run what needs
 	@# One process more: a test with a browser waits for half of its time.
 	@$(PYTEST) --numprocesses $$(($(PROCESSES) + 1)) -m "system and not soak and not agents" $(ARGS)
 
-landing: $(VENV)/published-npm ## Run the share of the soak that each landing runs: three minutes
+landing: $(VENV)/published-npm ## Run the share of the soak that runs before each merge: three minutes
 	@$(PYTEST) -m "soak and landing" $(ARGS)
 
-soak: $(VENV)/published-npm ## Run what only deepens: an hour of random schedules and simulations, then of attacks
+soak: $(VENV)/published-npm ## Run the long random tests: an hour of schedules and simulations, then attacks
 	@$(PYTEST) -m soak $(ARGS)
 	@# Alone: it measures silences.
 	@$(BIN)/python -m campaign --minutes 5

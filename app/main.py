@@ -46,12 +46,13 @@ from app.machine import descriptors
 from app.machine.server_file import RunningServer, held_home
 from app.models.catalog import FolderCatalog, default_catalog
 from app.models.pairing import Speedups
-from app.serving.auth import ENTRIES, ENTRY_SECONDS, Door, Lockout, OneTimeCodes, authorize
+from app.serving.auth import Door, authorize
 from app.serving.awake import Awake, Caffeinate
 from app.serving.choosing import Measured
 from app.serving.context import Activity, Context
 from app.serving.errors import install_error_handlers
 from app.serving.gate import Gate, give_memory_back
+from app.serving.guessing import ENTRIES, ENTRY_SECONDS, Lockout, OneTimeCodes
 from app.serving.journal import Journal
 from app.serving.live_settings import BEYOND_LOOPBACK, OWN_CATALOGS, LiveSettings, Situation
 from app.serving.logs import LogRing, WorkerLines, open_outlets, set_log_level
@@ -236,7 +237,7 @@ Announce = Callable[[str, str, LiveSettings, FolderCatalog], None]
 """Called in a thread once the server is up: with its URL, the URL to choose the first password (empty when there is
 one), the settings and the catalog."""
 Publish = Callable[[str, int, str], None]
-"""Called with host, port and the key for commands of this computer, once the server has them."""
+"""Called with host, port and the key for commands of this computer, once the server listens."""
 
 
 def run(
@@ -337,6 +338,7 @@ async def _serve(
 
     def started() -> None:
         gc.freeze()  # else a full collection now and then stops every stream for 0.1 s
+        publish(settings.host, port, app.state.door.own_key)
         url = f"{setting_texts.local_url(settings.host, port)}/"
         setup = setup_address(app.state.admin, url)
         threading.Thread(target=announce, args=(url, setup, live, catalog), daemon=True).start()
@@ -351,7 +353,6 @@ async def _serve(
     worker.subscribe(awake.on_event, Accepted, Heartbeat, LoadProgress)
     await worker.start()
     try:
-        publish(settings.host, port, app.state.door.own_key)
         await server.serve(sockets=[listener])
     finally:
         await worker.stop()

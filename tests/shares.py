@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 LANDING = (pytest.mark.soak, pytest.mark.landing)
-"""The marks of what only deepens, and is tried by each landing too: the fixed share of the soak."""
+"""The marks of long random tests that run before each merge too: the fixed share of the soak."""
 
 
 def one_in(share: int, *axes: Sequence[Any]) -> list[Any]:

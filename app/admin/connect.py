@@ -115,31 +115,6 @@ def get_connect(request: Request, admin: Admin, model: str = "") -> HTMLResponse
     return admin.pages.render("connect.html", request, area="connect", data={}, **values)
 
 
-@router.get("/admin/api/connect")
-def get_snippets(request: Request, admin: Admin, model: str = "") -> dict[str, Any]:
-    """Return address, models and code."""
-    target, models = _target(admin, request, model)
-    return {
-        "base_url": target.base_url,
-        "model": target.model,
-        "models": models,
-        "needs_key": target.has_key,
-        "snippets": [
-            {"id": snippet.id, "name": snippet.name, "place": snippet.place, "code": snippet.write(target)}
-            for snippet in SNIPPETS
-        ],
-        "agents": [
-            {
-                "id": snippet.id,
-                "name": snippet.agent.title,
-                "code": snippet.write(target),
-                "by_hand": snippet.by_hand(target),
-            }
-            for snippet in AGENT_SNIPPETS
-        ],
-    }
-
-
 def _target(admin: AdminContext, request: Request, wanted: str) -> tuple[ClientTarget, list[str]]:
     """Return the target of the code, and the models to choose from: the default first, then loaded ones."""
     resolver = admin.serving.resolver

@@ -168,7 +168,8 @@ class Downloads:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await loop.run_in_executor(self._threads, call, Hub(endpoint or None, token))
+                hub = Hub(endpoint or None, token, ANSWER_SECONDS, ANSWER_SECONDS)
+                return await loop.run_in_executor(self._threads, call, hub)
         except TimeoutError:
             raise HubProblem("offline") from None
 
@@ -319,7 +320,7 @@ class Downloads:
             if download.state == "done":
                 self._arrived(download)
         except Exception:  # here too the queue must go on
-            _logger.exception("the arrival of %s was not felt everywhere", download.repository)
+            _logger.exception("%s was downloaded, but it could not be listed or attached", download.repository)
         self.fill()
 
     async def _end(self, download_id: int) -> None:

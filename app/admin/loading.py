@@ -14,7 +14,7 @@ from app.admin.measuring import Measuring, Wish
 from app.admin.model_view import ModelView
 from app.core.download import Download
 from app.core.errors import ModelInUse, ModelUnavailable, PacelineError
-from app.core.messages import Event, Heartbeat, ModelLoaded
+from app.core.messages import Event, Heartbeat, ModelLoaded, Snapshot
 from app.serving.auth import SESSION
 from app.serving.context import Context
 
@@ -41,9 +41,11 @@ class Loading:
 
     def on_event(self, event: Event) -> None:
         """Handle one event of the worker, on the event loop: start a waiting change once its model is idle."""
-        if not self._waiting or not isinstance(event, Heartbeat) or event.snapshot is None:
-            return
-        in_use = {model.id for model in event.snapshot.models if model.leases}
+        if isinstance(event, Heartbeat) and event.snapshot is not None:
+            self._renew_idle(event.snapshot)
+
+    def _renew_idle(self, snapshot: Snapshot) -> None:
+        in_use = {model.id for model in snapshot.models if model.leases}
         for model_id in self._waiting - in_use:
             self._waiting.discard(model_id)
             self._begin(self.renew(model_id), f"what changed for {model_id} could not be loaded")
@@ -97,10 +99,13 @@ class Loading:
         if model_id not in self._resolver.loaded():
             return "not_loaded"
         unit = await asyncio.to_thread(lambda: self._resolver.planned(self._resolver.usable(model_id)))
+        before = self._worker.snapshot
         try:
             await self._worker.load(unit)
         except ModelInUse:
             self._waiting.add(model_id)
+            if self._worker.snapshot is not before:  # the last one may have come with the refusal
+                self._renew_idle(self._worker.snapshot)
             return "in_use"
         self._resolver.end_loan(model_id)  # a measurement may have left the very drafters that are chosen now
         return "loaded"

@@ -145,6 +145,7 @@ def families_of(entry: ModelEntry) -> tuple[str, ...]:
 
 
 def _footprint(specification: ModelSpecification, size_bytes: int, widen: bool) -> Footprint | None:  # noqa: ARG001, FBT001
+    """Return the footprint, None where the folder cannot be read; `size_bytes` only tells cached results apart."""
     try:
         return main_footprint(specification, widen=widen)
     except (ModelUnavailable, OSError):

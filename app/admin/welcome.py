@@ -57,7 +57,7 @@ def get_progress(admin: Admin) -> dict[str, Any]:
 
 
 @router.post("/admin/api/welcome")
-async def finish_step(admin: Admin, asked: Sent[DoneBody]) -> dict[str, Any]:
+def finish_step(admin: Admin, asked: Sent[DoneBody]) -> dict[str, Any]:
     """Mark a step as done, or all of them."""
     done = asked.done
     first_run = FirstRun(admin.store)

@@ -181,11 +181,11 @@ class OpenAIRenderer(Renderer):
         """Return the usage chunk without choices, if it was requested."""
         if not self._include_usage:
             return ()
-        total = Statistics.side_by_side(usages, choices_per_prompt=self.n)
+        total = Statistics.combined(usages, choices_per_prompt=self.n)
         return [self._base | {"object": self.chunk_name, "choices": [], "usage": usage_object(total)}]
 
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
-        total = Statistics.side_by_side([choice.usage for choice in finished], choices_per_prompt=self.n)
+        total = Statistics.combined([choice.usage for choice in finished], choices_per_prompt=self.n)
         choices = [self.whole_choice(index, choice) for index, choice in enumerate(finished)]
         named = self._base | {"object": self.whole_name, "choices": choices, "usage": usage_object(total)}
         return named | self._numbers(total) | warnings_object(finished[0].notices)

@@ -116,7 +116,7 @@ class EmbeddingsRenderer(Renderer):
         self._body = body
 
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
-        tokens = Statistics.side_by_side([choice.usage for choice in finished]).prompt_tokens
+        tokens = Statistics.combined([choice.usage for choice in finished]).prompt_tokens
         data = [
             {"object": "embedding", "index": index, "embedding": self._vector(choice.embedding)}
             for index, choice in enumerate(finished)

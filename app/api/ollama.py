@@ -412,7 +412,7 @@ class OllamaEmbeddings(Renderer):
         self._model_id, self._body, self._render_vectors = command.model.id, body, render_vectors
 
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
-        usage = Statistics.side_by_side([choice.usage for choice in finished])
+        usage = Statistics.combined([choice.usage for choice in finished])
         vectors = [written(shortened(choice.embedding, self._body.dimensions)) for choice in finished]
         response = {"model": self._model_id, **self._render_vectors(vectors), **durations(usage)}
         return response | warnings_object(finished[0].notices)

@@ -105,7 +105,7 @@ class RerankRenderer(Renderer):
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
         results = [self._result(index, choice) for index, choice in enumerate(finished)]
         results.sort(key=lambda result: -result["relevance_score"])
-        tokens = Statistics.side_by_side([choice.usage for choice in finished]).prompt_tokens
+        tokens = Statistics.combined([choice.usage for choice in finished]).prompt_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         response = {"id": self.id, "model": self._model_id, "results": results[: self._body.top_n], "usage": usage}
         return response | warnings_object(finished[0].notices)

@@ -340,7 +340,7 @@ def open_page(server: Server, to: str = "/admin/") -> None:
 
     The browser gets a file that leads to an address which works once: no list of processes ever shows that.
     """
-    file = server.call("POST", ENTRY, {"to": to})["file"]
+    file = server.call("POST", ENTRY, {"to": to}, seconds=ANSWER_SECONDS)["file"]
     if not opened(Path(file).as_uri() if file else f"{server.address}{to}"):
         raise CommandError(f"no browser could be opened: open {server.address}{to} yourself")
 
@@ -357,7 +357,9 @@ def opened(address: str) -> bool:
 def setup_address(settings: Settings) -> str:
     """Return the address where the first password is chosen, with a new code; empty once there is one."""
     server = running_server(settings)
-    address = str(server.call("POST", ENTRY, {})["address"]) if server is not None else ""
+    if server is None:
+        return ""
+    address = str(server.call("POST", ENTRY, {}, seconds=ANSWER_SECONDS)["address"])
     return address if "/admin/setup#" in address else ""
 
 

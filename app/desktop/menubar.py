@@ -21,6 +21,7 @@ from typing import cast
 
 from app.command import autostart
 from app.command.server import Server, running_server
+from app.command.service import ANSWER_SECONDS
 from app.core.errors import CommandError
 from app.desktop.menu import Seen, face, news, tray_state
 from app.desktop.tray import Tray
@@ -220,7 +221,7 @@ def look(settings: Settings, *, doing: str = "", problem: str = "") -> Seen:
     if server is None:
         return seen
     try:
-        answer = server.call("GET", MENU)
+        answer = server.call("GET", MENU, seconds=ANSWER_SECONDS)
     except CommandError:
         return seen
     return replace(

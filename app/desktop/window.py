@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self, cast
 import msgspec
 
 from app.command.server import NoServer, Server, running_server
-from app.command.service import ENTRY, open_page, setup_address, start
+from app.command.service import ANSWER_SECONDS, ENTRY, open_page, setup_address, start
 from app.core.errors import CommandError
 from app.desktop.bundle import DIALOG, ICONS
 from app.desktop.menubar import has_screen
@@ -172,7 +172,7 @@ def show(server: Server, home: Path, to: str, view: WebView) -> bool:
 def address_of(server: Server, to: str) -> str:
     """Return the page's address with sign-in; an older server has no such address and will ask for the password."""
     try:
-        return str(server.call("POST", ENTRY, {"to": to})["address"])
+        return str(server.call("POST", ENTRY, {"to": to}, seconds=ANSWER_SECONDS)["address"])
     except CommandError:
         return f"{server.address}{to}"
 

@@ -17,7 +17,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -119,15 +119,24 @@ class Fetch:
         watch = threading.Thread(target=self._watch, daemon=True, name="watch")
         watch.start()
         with ThreadPoolExecutor(max(1, self._job.streams)) as pool:
-            running = [pool.submit(self._fetch, file) for file in files]
-            wait(running, return_when=FIRST_EXCEPTION)
-            self._stop.set()
+            running = [pool.submit(self._fetch_or_stop, file) for file in files]
+        self._stop.set()
         watch.join()
         errors = [error for future in running if (error := future.exception()) and not isinstance(error, Abandoned)]
         if self._no_room is not None:
             raise self._no_room
         if errors:
             raise errors[0]
+
+    def _fetch_or_stop(self, file: RepositoryFile) -> None:
+        """Fetch a file unless another one failed; if this one fails, stop the others."""
+        if self._stop.is_set():
+            raise Abandoned
+        try:
+            self._fetch(file)
+        except Exception:
+            self._stop.set()
+            raise
 
     def _fetch(self, file: RepositoryFile) -> None:
         """Fetch a file, once more after a wrong hash: a crash of the computer or the chunk store may have caused it."""

@@ -10,7 +10,9 @@ the same model. A path that tries to leave its folder condemns the whole reposit
 
 import json
 import logging
+import math
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,12 +159,23 @@ class StoredFile:
 
 
 class Hub:
-    """One endpoint and one token; `endpoint` None is the public hub, or HF_ENDPOINT. Calls block."""
+    """One endpoint and one token; `endpoint` None is the public hub, or HF_ENDPOINT. Calls block.
 
-    def __init__(self, endpoint: str | None = None, token: str | None = None, read_timeout_seconds: float = 30) -> None:
+    All its answers must have come within `answer_seconds`: a hub that sends a byte now and then never meets the timeout
+    of a read.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        token: str | None = None,
+        read_timeout_seconds: float = 30,
+        answer_seconds: float = math.inf,
+    ) -> None:
         self._endpoint = _address(endpoint or constants.ENDPOINT)
         self._token = token or None
         self._timeout = httpx2.Timeout(read_timeout_seconds, connect=min(15.0, read_timeout_seconds))
+        self._late_at = time.monotonic() + answer_seconds
 
     def contents(self, repository: str, revision: str = "") -> Contents:
         """Fetch the list of a repository's files, with sizes and hashes, in one request. Raises `HubProblem`."""
@@ -226,7 +239,7 @@ class Hub:
             "GET", address, params=dict(parameters), headers=self._headers(), timeout=self._timeout
         ) as response:
             _check_status(response)
-            for chunk in response.iter_bytes():
+            for chunk in self._received(response):
                 content += chunk
                 if len(content) > MAX_ANSWER_BYTES:
                     raise ValueError("too long")
@@ -241,9 +254,15 @@ class Hub:
             position = offset if response.status_code == httpx2.codes.PARTIAL_CONTENT else 0
             if position and not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
                 raise Broken
-            for chunk in response.iter_bytes():
+            for chunk in self._received(response):
                 yield position, chunk
                 position += len(chunk)
+
+    def _received(self, response: httpx2.Response) -> Iterator[bytes]:
+        for chunk in response.iter_bytes():
+            if time.monotonic() > self._late_at:
+                raise httpx2.ReadTimeout("its answer takes too long", request=response.request)
+            yield chunk
 
     def _without_stale_token(self, call: Callable[[], Answer]) -> Answer:
         try:

@@ -5,13 +5,11 @@ place only once every file has. So whatever is killed, visible models are comple
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import stat
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ import msgspec
 from app.core.download import MARKER, PARTIAL, PARTIAL_NAME
 from app.core.errors import HubProblem
 from app.hub.hub_files import COMMIT, RepositoryFile
-from app.machine.own_files import make_own_folder, open_own, own_folders, read_kept
+from app.machine.own_files import lock_own, make_own_folder, open_own, own_folders, read_kept
 
 INCOMPLETE = ".incomplete"
 BLOCK_BYTES = 1 << 20
@@ -123,15 +121,8 @@ def repository_lock(downloads: Path, repository: str, wait_seconds: float) -> It
     make_own_folder(folder, 0o755)
     descriptor = open_own(folder / f"{_flat(repository)}.lock", os.O_RDWR | os.O_CREAT)
     try:
-        until = time.monotonic() + wait_seconds
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    raise HubProblem("in_use", repository) from None
-                time.sleep(0.05)
+        if not lock_own(descriptor, wait_seconds):
+            raise HubProblem("in_use", repository)
         yield
     finally:
         os.close(descriptor)

@@ -2,9 +2,11 @@
 Below the given folder no link is followed, and only regular files are opened."""
 
 import errno
+import fcntl
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +17,8 @@ ANY = ".+"
 """Any name, as a pattern."""
 MOST_BYTES = 1 << 20
 """Most bytes that are read of a small file of ours, whatever its size."""
+TRY_SECONDS = 0.05
+"""Interval between two attempts to lock a file, in seconds."""
 Kept = TypeVar("Kept")
 
 
@@ -52,6 +56,20 @@ def open_own(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     os.set_blocking(descriptor, True)  # a child may inherit it
     return descriptor
+
+
+def lock_own(descriptor: int, wait_seconds: float) -> bool:
+    """Lock an open file until it is closed; False if another process keeps it locked for so long. Raises `OSError`."""
+    until = time.monotonic() + wait_seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(TRY_SECONDS)
+        else:
+            return True
 
 
 def read_own(path: Path, max_bytes: int = MOST_BYTES) -> bytes:

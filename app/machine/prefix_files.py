@@ -1,6 +1,7 @@
 """The prefix cache on disk, as seen without loading a model: how much is kept of each model, and how to remove it.
 
-Each model has a folder, named after it with a mark behind a dash; its contents are the worker's (`prefix_disk`).
+Each model has a folder, named after it with a mark behind a dash; its contents are the worker's
+(`app/engine/prefix/disk.py`).
 """
 
 import contextlib

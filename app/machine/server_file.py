@@ -82,7 +82,7 @@ def read_server(home: Path) -> RunningServer | None:
 def held_home(home: Path) -> Iterator[Callable[[RunningServer], None]]:
     """Keep other servers off this home meanwhile; yield the function that records where this one listens.
 
-    A disk that cannot be written, or has no locks, costs the file and nothing else. Raises `ServerRuns`.
+    Where the home is read-only or has no locks, the server runs without the file. Raises `ServerRuns`.
     """
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)

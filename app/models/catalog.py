@@ -78,9 +78,9 @@ class _Search:
             revision = (repository / "refs" / "main").read_text("ascii").strip()
         except (OSError, ValueError):
             revision = ""
-        folder = snapshots / revision
-        if not (revision.isalnum() and folder.is_dir()):
-            folder = max(self._folders(snapshots), key=_modified, default=repository)
+        folder, folders = snapshots / revision, self._folders(snapshots)
+        if folder not in folders:
+            folder = max(folders, key=_modified, default=repository)
         if self._looks_like_model(folder):
             yield FolderCandidate("/".join(repository.name.split("--")[1:]), folder)
 
@@ -98,11 +98,20 @@ class _Search:
         """List names, and whether they are folders."""
         try:
             with os.scandir(folder) as entries:
-                return [(entry.name, _is_folder(entry)) for entry in itertools.islice(entries, MAX_ENTRIES)]
+                return [(entry.name, self._is_folder(entry)) for entry in itertools.islice(entries, MAX_ENTRIES)]
         except (OSError, ValueError) as error:
             if getattr(error, "errno", None) in MOMENTARY:
                 self.unread.append(folder)
             return []
+
+    def _is_folder(self, entry: os.DirEntry[str]) -> bool:
+        """Whether it is a folder, or a link that leads to one."""
+        try:
+            return entry.is_dir()
+        except OSError as error:  # of this link alone
+            if error.errno in MOMENTARY:
+                self.unread.append(Path(entry.path))
+            return False
 
 
 def hugging_face_cache(environment: Mapping[str, str], home: Path) -> Path:
@@ -140,10 +149,6 @@ def _downloads_folder(settings: Path) -> Path | None:
     except ModelUnavailable:
         return None
     return Path(folder).expanduser() if isinstance(folder, str) and folder else None
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and Path(entry.path).is_dir())
 
 
 def _modified(folder: Path) -> int:
@@ -257,21 +262,19 @@ class FolderCatalog:
         with self._lock:
             now = self._clock()
             if self._scanned_at is None or now - self._scanned_at >= self._refresh_seconds:
+                self._scanned_at = now  # beforehand, so that a `refresh` during the scan asks for another one
                 self._models = self._scan()
-                self._scanned_at = now
             return tuple(self._models.values())
 
     def look_in(self, folders: Sequence[Path]) -> None:
-        """Replace the given folders."""
-        with self._lock:
-            if self._folders != tuple(folders):
-                self._folders = tuple(folders)
-                self._scanned_at = None
+        """Replace the given folders; never waits for a scan."""
+        if self._folders != tuple(folders):
+            self._folders = tuple(folders)
+            self.refresh()
 
     def refresh(self) -> None:
-        """Rescan at the next call, whatever the age of the listing: after a download or a deletion."""
-        with self._lock:
-            self._scanned_at = None
+        """Rescan at the next call, whatever the age of the listing: after a download or a deletion. Never waits."""
+        self._scanned_at = None
 
     def find(self, id: str) -> CatalogModel:  # noqa: A002 - the word of the API
         """Return the model `id`, broken or not. Raises `ModelNotFound` with the nearest ids, or `DiskUnavailable`."""

@@ -3,20 +3,11 @@
 There are three kinds of routes: public ones; `/admin…`, for a session or an API key of scope `admin`; and all others,
 for any API key where one is required, of scope `admin` where they change the models in memory. `identity_of` returns
 the caller of a request.
-
-Two things keep guessers out: a one-time code for setting the first password, and pauses between password attempts.
-The code goes to the person who sees the output of `serve`; it works once, within half an hour. The first few attempts
-are free; after that, the pause doubles with each one, per address and overall. An attempt counts before it is checked,
-so that parallel ones gain nothing; attempts during a pause do not prolong it. The number of remembered addresses is
-bounded. Attempts from elsewhere never delay those from this computer.
 """
 
 import asyncio
 import hashlib
-import ipaddress
-import math
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -25,7 +16,6 @@ from urllib.parse import quote
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from app.core.clock import Clock
 from app.core.setting_texts import is_loopback
 from app.serving.errors import Rejected
 from app.store.accounts import Accounts
@@ -206,130 +196,3 @@ def _offered_keys(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
             scheme, _, key = value.partition(b" ")
             keys.append(key.strip() if scheme.lower() == b"bearer" else b"")
     return keys
-
-
-# --- guessing ---------------------------------------------------------------------------------------------------
-
-FREE_ATTEMPTS = 5
-FREE_ATTEMPTS_ALTOGETHER = 30
-LONGEST_PAUSE_SECONDS = 15 * 60
-LONGEST_PAUSE_ALTOGETHER_SECONDS = 60
-FORGET_SECONDS = 24 * 3600
-MAX_ADDRESSES = 1024
-LOOPBACK = "this computer"
-TOKEN_BYTES = 32
-VALID_SECONDS = 30 * 60
-ENTRY_SECONDS, ENTRIES = 60.0, 8
-"""Seconds that a sign-in address for this server's owner works, and most open codes of one kind (entry or set-up)."""
-
-
-@dataclass(slots=True)
-class _Tally:
-    failures: int = 0
-    next_at: float = 0.0
-    seen_at: float = 0.0
-
-
-class Lockout:
-    """Password attempts at one server process. Times are seconds of `clock`."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._altogether = _Tally()
-        self._by_address: OrderedDict[str, _Tally] = OrderedDict()
-        self.guessing = asyncio.Lock()
-        """Serializes guesses, so that they do not occupy threads that other requests need."""
-
-    def begin(self, address: str) -> None:
-        """Count an attempt. Raises `Rejected` (429) if it comes too early."""
-        now = self._clock()
-        place = place_of(address)
-        tally = self._tally(place, now)
-        is_near = place == LOOPBACK
-        wait = max(tally.next_at, 0.0 if is_near else self._altogether.next_at) - now
-        if wait > 0:
-            seconds = math.ceil(wait)
-            raise Rejected(
-                429, f"Too many attempts: try again in {seconds} s.", "too_many_attempts", retry_after_seconds=seconds
-            )
-        _count(tally, now, FREE_ATTEMPTS, LONGEST_PAUSE_SECONDS)
-        if not is_near:
-            self._forget(self._altogether, now)
-            _count(self._altogether, now, FREE_ATTEMPTS_ALTOGETHER, LONGEST_PAUSE_ALTOGETHER_SECONDS)
-
-    def succeed(self, address: str) -> None:
-        """Clear the failures of this address after a correct attempt."""
-        place = place_of(address)
-        self._by_address.pop(place, None)
-        if place != LOOPBACK:
-            self._altogether.failures = max(0, self._altogether.failures - 1)
-
-    def _tally(self, place: str, now: float) -> _Tally:
-        tally = self._by_address.setdefault(place, _Tally(seen_at=now))
-        self._by_address.move_to_end(place)
-        if len(self._by_address) > MAX_ADDRESSES:
-            self._by_address.popitem(last=False)
-        self._forget(tally, now)
-        return tally
-
-    def _forget(self, tally: _Tally, now: float) -> None:
-        if now - tally.seen_at >= FORGET_SECONDS:
-            tally.failures, tally.next_at = 0, 0.0
-
-
-def _count(tally: _Tally, now: float, free: int, longest_seconds: int) -> None:
-    tally.failures += 1
-    tally.seen_at = now
-    over = tally.failures - free
-    tally.next_at = now + min(2.0 ** min(over, 30), longest_seconds) if over >= 0 else 0.0
-
-
-def place_of(address: str) -> str:
-    """Return what counts as one address: this computer, an IPv4 address, or an IPv6 /64, which one customer owns."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return "unknown"
-    mapped = getattr(parsed, "ipv4_mapped", None)
-    parsed = mapped or parsed
-    if parsed.is_loopback:
-        return LOOPBACK
-    return str(parsed) if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))
-
-
-class OneTimeCodes:
-    """Codes that work once, within `valid_seconds`. Only the newest `most` are valid, and only hashes are kept.
-
-    Times are seconds of `clock`.
-    """
-
-    def __init__(self, clock: Clock, *, valid_seconds: float = VALID_SECONDS, most: int = 1) -> None:
-        self._clock = clock
-        self._valid_seconds = valid_seconds
-        self._most = most
-        self._open: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
-        self.in_use = asyncio.Lock()
-        """Allows one set-up at a time."""
-
-    def issue(self, purpose: str = "") -> str:
-        """Return a new code for `purpose`; beyond `most`, the oldest code is revoked."""
-        code = secrets.token_urlsafe(TOKEN_BYTES)
-        self._open[_digest(code)] = (self._clock() + self._valid_seconds, purpose)
-        while len(self._open) > self._most:
-            self._open.popitem(last=False)
-        return code
-
-    def matches(self, code: str) -> bool:
-        """Return whether this is a valid code."""
-        ends_at, _ = self._open.get(_digest(code), (-math.inf, ""))
-        return self._clock() < ends_at
-
-    def spend(self, code: str) -> str | None:
-        """Revoke a code and return its purpose, or None if it was not valid."""
-        is_open = self.matches(code)
-        _, purpose = self._open.pop(_digest(code), (0.0, ""))
-        return purpose if is_open else None
-
-
-def _digest(code: str) -> bytes:
-    return hashlib.sha256(code.encode("utf-8", "surrogateescape")).digest()

@@ -20,7 +20,7 @@ from app.serving.gate import SAFE_METHODS, BodyReader
 
 REFERENCE = "#/components/schemas/{model}"
 STATUSES = {
-    303: "Go on at `Location`: there one signs in.",
+    303: "Redirects to the page to sign in at.",
     400: "Malformed, out of range or impossible; `param` names the field.",
     401: "A valid API key is required, or for the dashboard a session.",
     403: "Not for this key, this host, this address or another page.",
@@ -61,7 +61,7 @@ def shape(name: str, fields: Mapping[str, Any], about: str = "") -> Any:
 
 
 Problem = shape("Problem", {"message": str, "type": str, "code": str}, "`message` is for people, `code` for programs.")
-Error = shape("Error", {"error": Problem}, "As OpenAI tells errors; `param` names the field.")
+Error = shape("Error", {"error": Problem}, "In OpenAI's error format; `param` names the field.")
 AnthropicError = shape("AnthropicError", {"type": str, "error": Problem}, "As Anthropic tells errors.")
 OllamaError = shape("OllamaError", {"error": str}, "As Ollama tells errors.")
 

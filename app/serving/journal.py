@@ -53,8 +53,8 @@ class Journal:
         self.counting = Dispensable("the journal of requests", logger)
         self._period_seconds = period_seconds
         self._running: dict[str, Record] = {}
-        self._unaccounted: deque[Record] = deque(maxlen=RING)
-        """Cancelled requests whose figures the worker has not reported yet."""
+        self._unaccounted: deque[tuple[Record, Past]] = deque(maxlen=RING)
+        """Cancelled requests whose figures the worker has not reported yet, and what was kept of them."""
         self._recent: deque[Past] = deque(maxlen=RING)
         self._pending: deque[Past] = deque(maxlen=PENDING)
         self._wake = asyncio.Event()
@@ -76,12 +76,12 @@ class Journal:
                 if record.model_id == event.model_id:
                     record.on_event(event)
         elif isinstance(event, Finished):
-            for record in list(self._unaccounted):
-                if event.id in {command.id for command in record.commands}:
+            for record, past in list(self._unaccounted):
+                if record.awaits(event):
                     record.account(event)
                     if record.is_accounted:
-                        self._unaccounted.remove(record)
-                        self._keep(record.past())
+                        self._unaccounted.remove((record, past))
+                        self._keep(replace(past, figures=record.figures()))
 
     @property
     def running(self) -> Sequence[Record]:
@@ -113,9 +113,11 @@ class Journal:
         """Unregister a request and keep its record; does nothing if it was not running."""
         if self._running.pop(record.id, None) is None or self._limit() <= 0:
             return
-        if record.outcome == CANCELLED and not record.is_accounted:
-            self._unaccounted.append(record)
-        self._keep(record.past())
+        past = record.past()
+        if record.outcome == CANCELLED and record.awaits_figures:
+            record.forget_prompts()
+            self._unaccounted.append((record, past))
+        self._keep(past)
 
     def _keep(self, past: Past) -> None:
         """Keep a record, replacing an earlier one of the same request."""
@@ -143,6 +145,7 @@ class Journal:
         async with self._writing:
             self._pending.clear()
             self._recent.clear()
+            self._unaccounted.clear()
             if self._history is not None:
                 await asyncio.to_thread(self._history.clear)
 
@@ -182,7 +185,7 @@ class Journal:
         if self._history is None:
             return
         try:
-            self._recent.extend(await asyncio.to_thread(self._history.latest, RING))
+            self._recent.extend(await asyncio.to_thread(self._history.page, count=RING))
         except PacelineError as error:
             logger.warning("the history of requests cannot be read: %s", error.message)
 

@@ -45,12 +45,10 @@ class Record:
         self.key_name, self.is_streamed = key_name, is_streamed
         self.created_at = time.time() if created_at is None else created_at
         """Unix seconds."""
-        self.model_id = commands[0].model.id
+        self.model_id, self.why_not_drafted = commands[0].model.id, commands[0].model.no_drafter
         self.choices = sum(command.n for command in commands)
         self.prompt_tokens = self.tokens = self.drafted = self.accepted_tokens = 0
-        self.method = OFF
-        self.why_not_drafted = commands[0].model.no_drafter
-        self.outcome = ""
+        self.method, self.outcome = OFF, ""
         self._journal = journal
         self._counting = journal.counting
         self._measurements = measurements
@@ -59,14 +57,16 @@ class Record:
         self._cancel: Callable[[PacelineError], None] = _nothing
         self._began = self._clock()
         self._load: tuple[float, float] | None = None
-        self._accepted_at: float | None = None
+        self._accepted_at: dict[str, float] = {}
+        """Time of the acceptance of each prompt, by its id."""
         self._first_token_at: float | None = None
         self._ended_at: float | None = None
         self._tokens_at: dict[tuple[str, int], float] = {}
         """Time of the last tokens of each choice, by prompt id and index."""
         self._by_method: dict[str, MethodStatistics] = {}
+        self._awaited = {(command.id, index) for command in commands for index in range(command.n)}
+        """Choices whose statistics the worker is still to report; `_usages` has those of the others."""
         self._usages: dict[tuple[str, int], Statistics] = {}
-        """Worker statistics of each finished choice, by prompt id and index."""
         self._problem = ""
         self._replies: dict[tuple[str, int], list[str]] = {}
 
@@ -95,9 +95,9 @@ class Record:
             case Accepted():
                 self._measurements.accepted(self.model_id, event.prompt_tokens)
                 self.prompt_tokens += event.prompt_tokens
-                self._accepted_at = self._clock()
+                self._accepted_at[event.id] = self._clock()
             case LoadProgress():
-                if self._accepted_at is None:
+                if not self._accepted_at:
                     now = self._clock()
                     self._load = (self._load[0] if self._load else now, now)
             case PacelineError():
@@ -108,6 +108,7 @@ class Record:
 
     def account(self, event: Finished) -> None:
         """Take the figures of a choice that ended; the worker reports them even after a cancel."""
+        self._awaited.discard((event.id, event.index))
         self._usages[event.id, event.index] = event.usage
         if self.is_accounted:
             self._end(event.finish_reason)
@@ -116,6 +117,20 @@ class Record:
         """End the request as cancelled, unless it has ended already."""
         with self._counting.guarded():
             self._end(CANCELLED)
+
+    def forget_prompts(self) -> None:
+        """Drop the prompts, which may be large, of a request that only waits for its last figures."""
+        self.commands = [
+            Generate(
+                id=command.id,
+                model=command.model,
+                n=command.n,
+                max_tokens=command.max_tokens,
+                sampling=command.sampling,
+                speculation=command.speculation,
+            )
+            for command in self.commands
+        ]
 
     def cancel(self, error: PacelineError) -> None:
         """End the request with an error, which its client gets."""
@@ -146,6 +161,8 @@ class Record:
             self.outcome = outcome
             self._ended_at = self._clock()
             self._cancel = _nothing
+            # a prompt that was not sent yet is never reported
+            self._awaited = {choice for choice in self._awaited if choice[0] in self._accepted_at}
             self._journal.ended(self)
 
     # --- its figures ------------------------------------------------------------------------------------------
@@ -159,17 +176,26 @@ class Record:
     @property
     def is_accepted(self) -> bool:
         """Whether the worker has accepted a prompt of the request."""
-        return self._accepted_at is not None
+        return bool(self._accepted_at)
 
     @property
     def writes(self) -> bool:
         """Whether a token has arrived."""
         return self._first_token_at is not None
 
+    def awaits(self, event: Finished) -> bool:
+        """Whether this choice has not been reported yet."""
+        return (event.id, event.index) in self._awaited
+
+    @property
+    def awaits_figures(self) -> bool:
+        """Whether the worker will report further choices, even after a cancel."""
+        return bool(self._awaited)
+
     @property
     def is_accounted(self) -> bool:
         """Whether the worker has reported every choice; its figures then replace the counters."""
-        return len(self._usages) == self.choices
+        return bool(self._usages) and not self._awaited
 
     @property
     def elapsed_seconds(self) -> float:
@@ -191,7 +217,7 @@ class Record:
         """Return the seconds spent in each phase so far."""
         now = self._now()
         load = self._load[1] - self._load[0] if self._load else 0.0
-        accepted_at = now if self._accepted_at is None else self._accepted_at
+        accepted_at = max(self._accepted_at.values(), default=now)
         first_token_at = now if self._first_token_at is None else self._first_token_at
         waited, prefill, decode = accepted_at - self._began, first_token_at - accepted_at, now - first_token_at
         if self.is_accounted:
@@ -204,7 +230,7 @@ class Record:
         """Return the worker's statistics of all choices; until it has reported them, what was counted here."""
         if self.is_accounted:
             usages = [usage for _, usage in sorted(self._usages.items())]
-            return Statistics.side_by_side(usages, choices_per_prompt=self.commands[0].n)
+            return Statistics.combined(usages, choices_per_prompt=self.commands[0].n)
         now = self._now()
         first = now if self._first_token_at is None else self._first_token_at
         return Statistics(

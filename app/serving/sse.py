@@ -76,7 +76,7 @@ class EventStream(StreamingResponse):
                 async for chunk in self._frames:
                     alarm.set(self._write_timeout_seconds)
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                    alarm.put_off()
+                    alarm.disarm()
             finally:
                 alarm.close()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -257,7 +257,7 @@ class Accounts:
             lock = session.get(SettingRow, LOCKED_DOWN)
             if lock is not None:
                 session.delete(lock)
-        self.sessions.end_all()
+            session.exec(delete(SessionRow))
 
     def is_password(self, password: str) -> bool:
         """Whether this is the password; takes the same time when there is no account. Checks one at a time."""

@@ -5,7 +5,6 @@ anything else at its path. Callers of these functions hold `exclusive`, except f
 """
 
 import contextlib
-import fcntl
 import os
 import re
 import shlex
@@ -29,7 +28,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 from sqlmodel import SQLModel
 
 from app.core.errors import StoreUnavailable
-from app.machine.own_files import open_own, own_files
+from app.machine.own_files import lock_own, open_own, own_files
 from app.store import stored_json
 from app.store.glance import LOCKED_DOWN
 from app.store.tables import TABLES
@@ -46,6 +45,8 @@ NOT_DAMAGE = frozenset({
 LATEST_SECONDS = 253_370_764_800.0
 """Unix seconds at the beginning of the year 9999: no later time can be shown."""
 BUSY_TIMEOUT_MILLISECONDS = 5_000
+LOCK_SECONDS = 10.0
+"""Time in which another process must have opened, made or migrated the file, in seconds."""
 BACKUPS_KEPT = 3
 RESERVE_BYTES = 256 * 1024
 """Bytes of the reserve: several times what a change of keys, sessions or the password takes in the journal."""
@@ -135,7 +136,7 @@ def _examine_tables(file: sqlite3.Connection) -> str:
         raise Damage("it is not a database of Paceline")
     said = [str(row[0]) for row in file.execute("SELECT version_num FROM alembic_version")]
     latest = revisions()[-1]
-    if len(said) == 1 and said[0].isdigit() and int(said[0]) > int(latest):
+    if len(said) == 1 and re.fullmatch(r"[0-9]{4}", said[0]) and said[0] > latest:
         raise NewerRevision(f"it has revision {said[0]}, and this Paceline knows {latest}")
     if len(said) != 1 or said[0] not in revisions():
         raise Damage("its revision is damaged")
@@ -278,15 +279,20 @@ def is_writable_by_others(folder: Path) -> bool:
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Keep out other processes that open, make or migrate this file; its folder is writable only by us from here on."""
+def exclusive(path: Path, wait_seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Keep out other processes that open, make or migrate this file; its folder is writable only by us from here on.
+
+    Raises `StoreUnavailable` when another process does that for longer than `wait_seconds`: it may be suspended.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_owner(path)
     if is_writable_by_others(path.parent):
         path.parent.chmod(0o700)
     descriptor = open_own(_beside(path, ".lock"), os.O_RDWR | os.O_CREAT, PRIVATE)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not lock_own(descriptor, wait_seconds):
+            why = "is being opened by another process of Paceline that does not go on: end it, and try again"
+            raise StoreUnavailable(f"{path.name} {why}", for_owner=f"{path} {why}")
         yield
     finally:
         os.close(descriptor)

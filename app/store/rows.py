@@ -214,10 +214,6 @@ class RequestHistory:
             session.flush()
             _prune(session, limit)
 
-    def latest(self, count: int) -> list[Past]:
-        """Return the last requests, latest first."""
-        return self.page(count=count)
-
     def page(self, *, count: int, before: str = "", model_id: str = "", outcome: str = "") -> list[Past]:
         """Return requests older than `before`, latest first, without texts.
 

@@ -8,7 +8,8 @@ from argon2 import PasswordHasher
 
 from app.admin.context import AdminContext
 from app.main import admin_context, build
-from app.serving.auth import COOKIE, ENTRIES, ENTRY_SECONDS, OneTimeCodes
+from app.serving.auth import COOKIE
+from app.serving.guessing import ENTRIES, ENTRY_SECONDS, OneTimeCodes
 from app.store.accounts import Accounts
 from app.store.store import Store
 from tests.api.fakes import Site, make_site

@@ -86,48 +86,39 @@ def test_every_snippet_is_looked_at() -> None:
     assert f"Model     {NAMES[0]}" in code("apps", NAMES[0], has_key=False)
 
 
-async def connection(wanted: str = "", **site: Any) -> dict[str, Any]:
+async def connection(wanted: str = "", **site: Any) -> tuple[str, list[str]]:
+    """The page, and the models to choose from; the chosen one is the first."""
     made = make_site(**site)
     made.worker.snapshot = Snapshot(models=tuple(loaded(name) for name in ("b", "c", "d")))
-    response = await made.client.get("/admin/api/connect", params={"model": wanted}, headers=OWN)
-    answer: dict[str, Any] = response.json()
-    return answer
+    page = (await made.client.get("/admin/connect", params={"model": wanted}, headers=OWN)).text
+    options = re.findall(r"<option( selected)?>([^<]*)", page)
+    return page, [name for _, name in sorted(options, key=lambda option: not option[0])]
 
 
 MODELS = (model("a"), model("b"), model("c", drafter="dflash"), model("d", reason="no weights"))
 
 
 async def test_a_model_in_memory_comes_first_and_drafters_and_broken_ones_never() -> None:
-    answer = await connection(api_key="k", models=MODELS)
-    assert (answer["model"], answer["models"]) == ("b", ["b", "a"])
-    assert (await connection(api_key="k", models=MODELS, default_model="a"))["model"] == "a"
-    assert (await connection("a", api_key="k", models=MODELS))["model"] == "a"
+    page, models = await connection(api_key="k", models=MODELS)
+    assert (models, "paceline launch claude --model b" in page) == (["b", "a"], True)
+    assert (await connection(api_key="k", models=MODELS, default_model="a"))[1] == ["a", "b"]
+    assert (await connection("a", api_key="k", models=MODELS))[1] == ["a", "b"]
 
 
 async def test_a_model_that_is_not_here_is_never_written() -> None:
-    answer = await connection("<b>evil", api_key="k", models=MODELS)
-    assert "evil" not in json.dumps(answer)
-    assert (await connection(api_key="k", models=()))["model"] == "MODEL"
+    assert "evil" not in (await connection("<b>evil", api_key="k", models=MODELS))[0]
+    assert "paceline launch claude --model MODEL" in (await connection(api_key="k", models=()))[0]
 
 
-async def test_the_code_is_for_the_address_that_the_browser_used() -> None:
-    site = make_site(api_key="k", allowed_hosts=("studio.local",))
-    response = await site.client.get("/admin/api/connect", headers=OWN | {"host": "studio.local:99"})
-    answer = response.json()
-    assert answer["base_url"] == "http://studio.local:99/v1"
-    assert all(answer["base_url"] in snippet["code"] for snippet in answer["snippets"])
-
-
-async def test_the_page_shows_the_same_code_and_a_key_is_never_in_it() -> None:
-    site = make_site(api_key="k-very-secret", models=MODELS)
-    own = {"authorization": "Bearer k-very-secret"}
+async def test_the_code_is_for_the_address_that_the_browser_used_and_holds_no_key() -> None:
+    site = make_site(api_key="k-very-secret", models=MODELS, allowed_hosts=("studio.local",))
+    own = {"authorization": "Bearer k-very-secret", "host": "studio.local:99"}
     page = (await site.client.get("/admin/connect", headers=own)).text
-    answer = (await site.client.get("/admin/api/connect", headers=own)).json()
-    assert answer["needs_key"] is True
-    assert [snippet["id"] for snippet in (*answer["snippets"], *answer["agents"])] == [
-        identity for identity in re.findall(r'<code id="([\w-]+)"', page) if identity != "address"
-    ]
-    assert "k-very-secret" not in page + json.dumps(answer)
+    code = dict(re.findall(r'<code id="([\w-]+)">([^<]*)</code>', page))
+    assert {*code} == {"address", *(snippet.id for snippet in (*SNIPPETS, *AGENT_SNIPPETS))}
+    for name in ("address", *(snippet.id for snippet in SNIPPETS)):
+        assert "http://studio.local:99/v1" in code[name], name
+    assert "k-very-secret" not in page
 
 
 async def test_an_agent_that_needs_a_longer_context_says_so() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.serving.auth import FREE_ATTEMPTS, LOOPBACK, MAX_ADDRESSES, Lockout, place_of
 from app.serving.errors import Rejected
+from app.serving.guessing import FREE_ATTEMPTS, LOOPBACK, MAX_ADDRESSES, Lockout, place_of
 from tests.admin.signing import Time
 
 

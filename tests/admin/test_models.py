@@ -11,7 +11,8 @@ import pytest
 from app.admin.model_routes import SECTIONS
 from app.command.listing import models_at_once
 from app.core.download import Download
-from app.core.messages import Heartbeat, Ready, Snapshot
+from app.core.errors import ModelInUse
+from app.core.messages import Heartbeat, ModelLoaded, Ready, Snapshot
 from app.core.reason import Reason
 from app.model_settings import ModelSettings
 from app.models.catalog import FolderCatalog, default_catalog
@@ -200,7 +201,10 @@ async def test_a_choice_is_stored_as_the_same_settings_that_everybody_sees(site:
     assert {entry["method"] for entry in view["candidates"] if entry["in_use"]} == {"draft_model", "ngram"}
     unit = again.admin.serving.resolver.resolve(DEMO)
     assert ([draft.id for draft in unit.drafts], unit.num_draft_tokens, unit.policy) == (["demo-draft"], 5, "auto")
-    await again.call("PUT", f"/admin/api/drafts/{DEMO}", {})
+    await again.call("PUT", f"/admin/api/drafts/{DEMO}", {"acceptance": None})
+    given = again.admin.serving.live.model(DEMO).given()
+    assert given == {name: value for name, value in body.items() if name != "acceptance"}, "the rest is kept"
+    await again.call("PUT", f"/admin/api/drafts/{DEMO}", dict.fromkeys(body))
     assert again.admin.serving.live.model(DEMO).given() == {}, "nothing is chosen any more"
 
 
@@ -234,6 +238,27 @@ async def test_a_choice_for_a_model_in_use_comes_as_soon_as_no_request_uses_it(s
     assert not resolver.resolve(DEMO).drafts
     on_event(Heartbeat(pending=False, snapshot=Snapshot(models=(used,))))
     assert len(site.worker.loads) == loads + 1, "it came once"
+
+
+async def test_a_choice_comes_too_where_the_last_request_ends_as_the_model_is_said_to_be_in_use(
+    site: ModelSite,
+) -> None:
+    await site.call("POST", "/admin/api/models/load", {"model": DEMO})
+    (used,) = site.worker.snapshot.models
+    load = site.worker.load
+
+    async def refuse_and_end(*values: Any) -> ModelLoaded:
+        site.worker.load = load  # type: ignore[method-assign]
+        site.worker.snapshot = Snapshot(models=(used,))
+        site.admin.loading.on_event(Heartbeat(pending=False, snapshot=site.worker.snapshot))
+        raise ModelInUse("it is in use", retry_after_seconds=1)
+
+    site.worker.load = refuse_and_end  # type: ignore[method-assign]
+    loads = len(site.worker.loads)
+    chosen = await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"drafts": ["demo-draft"]})
+    assert chosen["became"] == "in_use"
+    await site.worker.wait_for(lambda: len(site.worker.loads) > loads)
+    assert site.worker.snapshot.models[0].draft_ids == ("demo-draft",)
 
 
 async def test_conflicts_are_refused_as_everywhere(site: ModelSite) -> None:

@@ -5,15 +5,20 @@ sends a stranger to the sign-in page; `admin` wants a session or a key of scope 
 required, and `operator` one of scope admin there. Paths are templates as the router has them.
 """
 
+import asyncio
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 import httpx2
 import pytest
 from fastapi.routing import iter_route_contexts
+from sqlmodel import Session
 
 from app.core.unit import UNSAID
 from app.serving.auth import COOKIE
+from app.store.store import Store
 from tests.admin.signing import PASSWORD, SignInSite, make_sign_in_site
 
 pytestmark = pytest.mark.anyio
@@ -95,7 +100,6 @@ ROUTES: dict[str, Access] = {
     "PATCH /admin/api/conversations/{conversation_id}": "admin",
     "DELETE /admin/api/conversations/{conversation_id}": "admin",
     "POST /admin/api/conversations/{conversation_id}/turns": "admin",
-    "GET /admin/api/connect": "admin",
     "POST /admin/api/drafts/attach": "admin",
     "GET /admin/api/drafts/{model_id:path}": "admin",
     "PUT /admin/api/drafts/{model_id:path}": "admin",
@@ -316,6 +320,46 @@ async def test_a_key_that_takes_over_the_name_of_a_revoked_one_is_another_owner(
     owners = [command.owner for command in site.site.worker.commands]
     assert len(set(owners)) == 2
     assert not any("laptop" in owner for owner in owners)
+
+
+class WatchedStore(Store):
+    """A store that counts how often an event loop waits for it."""
+
+    waits = 0
+
+    @contextmanager
+    def session(self, *, vital: bool = False) -> Iterator[Session]:
+        self._watch()
+        with super().session(vital=vital) as session:
+            yield session
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        self._watch()
+        with super().reading() as session:
+            yield session
+
+    def _watch(self) -> None:
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
+            self.waits += 1
+
+
+async def test_no_route_lets_all_others_wait_for_the_store() -> None:
+    site = make_sign_in_site(password=None, api_key=SECRET, hub_endpoint="http://127.0.0.1:9", open_store=WatchedStore)
+    store = site.admin.store
+    assert isinstance(store, WatchedStore)
+    client = site.browser(**{"x-api-key": SECRET})
+    for method, path, _ in listed():
+        await ask(client, method, path)
+        assert store.waits == 0, f"{method} {path}"
+    for method, path, body in (
+        ("POST", "/admin/api/welcome", {"done": "language"}),
+        ("POST", "/admin/api/keys", {"name": "laptop", "scope": "admin"}),
+        ("PATCH", "/admin/api/settings", {"theme": "dark"}),
+    ):
+        response = await client.request(method, path, json=body)
+        assert (response.is_success, store.waits) == (True, 0), f"{path} {response.text}"
 
 
 FOREIGN = {

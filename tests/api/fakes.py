@@ -352,7 +352,11 @@ def _empty_home() -> Path:
 
 
 def make_site(
-    *, models: Sequence[CatalogModel] = MODELS, context: dict[str, Any] | None = None, **settings: Any
+    *,
+    models: Sequence[CatalogModel] = MODELS,
+    context: dict[str, Any] | None = None,
+    open_store: Callable[[Path], Store] = Store,
+    **settings: Any,
 ) -> Site:
     worker = FakeWorker()
     if "home" not in settings:
@@ -368,7 +372,7 @@ def make_site(
         activity=Activity(lambda: live.current.max_requests),
         **(context or {}),
     )
-    store = Store(chosen.home / FILE_NAME)
+    store = open_store(chosen.home / FILE_NAME)
     return Site(build(admin_context(made, store)), worker, keeper, made)
 
 

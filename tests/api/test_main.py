@@ -51,6 +51,22 @@ print(calls / packages)
 print([name for name in ("mlx", "mlx_lm", "transformers", "torch", "numpy") if name in sys.modules])
 """
 
+REACHED = """
+import os, signal, socket
+from app.main import _run
+from app.settings import read_settings
+from app.store.store import FILE_NAME, Store
+
+def publish(host, port, _key):
+    with socket.socket() as client:
+        print(client.connect_ex((host, port)))
+
+def announce(*_values):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+settings = read_settings()
+_run(Store(settings.home / FILE_NAME), settings, lambda _settings: None, announce, publish)
+"""
 LARGE_BODIES = """
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -148,6 +164,10 @@ def status_of(address: str, **headers: str) -> int:
 def test_it_serves_and_ends_with_0_on_sigterm(tmp_path: Path) -> None:
     with running(tmp_path) as (_, url):
         assert status_of(f"{url}health/live") == 200
+
+
+def test_what_commands_find_in_its_file_can_be_reached(tmp_path: Path) -> None:
+    assert _run(REACHED, PACELINE_HOME=str(tmp_path / "state"), PACELINE_PORT="0") == "0\n"
 
 
 def test_a_browser_that_stays_in_the_foreground_holds_nothing_up(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The menu bar's process: what it sees of a server, and that each entry does what it says."""
 
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -7,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from app.command.server import running_server as home_server
+from app.command.service import setup_address
 from app.core.errors import CommandError
 from app.desktop.menubar import MenuBar, look, only_one, show_menu_bar
 from app.desktop.tray import Face
+from app.desktop.window import address_of
 from app.i18n import read_words
 from app.machine.server_file import RunningServer, held_home
 from app.settings import Settings
@@ -86,6 +90,21 @@ def test_a_home_without_a_server_is_stopped_and_one_that_answers_tells_its_state
     assert seen.address.endswith(str(fake.port))
     assert seen.state == state()
     assert seen.models == ("demo-assistant", "demo-hybrid")
+
+
+def test_a_server_that_hangs_holds_up_neither_menu_bar_nor_window(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("desktop.menubar", "desktop.window", "command.service"):
+        monkeypatch.setattr(f"app.{module}.ANSWER_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as hanging, held_home(settings.home) as write:
+        write(RunningServer("127.0.0.1", hanging.getsockname()[1], "key"))
+        assert (look(settings).is_served, look(settings).state) == (True, {})
+        server = home_server(settings)
+        assert server is not None
+        assert address_of(server, "/admin/chat") == f"{server.address}/admin/chat", "it asks for the password there"
+        with pytest.raises(CommandError, match="timed out"):
+            setup_address(settings)
 
 
 def asked(fake: FakeServer) -> list[tuple[str, Any]]:

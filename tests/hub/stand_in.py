@@ -111,6 +111,8 @@ class Faults:
     """Repositories whose files wait for `release`."""
     searches_hang: bool = False
     """They wait for `release`."""
+    searches_drip: bool = False
+    """A byte now and then, until `release` is set."""
     xet_hangs: bool = False
     """The chunk store's token never comes."""
     ignores_ranges: bool = False
@@ -226,6 +228,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif not path:
             if self.hub.faults.searches_hang:
                 self.hub.release.wait()
+            if self.hub.faults.searches_drip:
+                self._drip()
+                return
             self._send(_search(self.hub.repositories.values(), query))
         else:
             name, _, revision = path.partition("/revision/")
@@ -290,6 +295,15 @@ class _Handler(BaseHTTPRequestHandler):
             if repository.id in self.hub.faults.held:
                 self.hub.release.wait()
             self._send_body(body)
+
+    def _drip(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(1 << 30))
+        self.end_headers()
+        self.close_connection = True
+        with suppress(OSError):
+            while not self.hub.release.wait(0.01):
+                self.wfile.write(b" ")
 
     def _send_body(self, body: bytes) -> None:
         faults = self.hub.faults

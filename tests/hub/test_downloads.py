@@ -76,6 +76,14 @@ async def test_a_cut_connection_is_gone_on_with_where_it_was(place: Place, hub: 
     assert place.listed() == [ID]
 
 
+async def test_after_a_failure_no_further_file_is_asked_for(place: Place, hub: StandInHub) -> None:
+    hub.faults.statuses.append(404)
+    async with place.open(streams=1) as downloads:
+        await downloads.add(ID)
+        assert (await until(downloads, lambda view: view["state"] == "failed"))["problem"].startswith("not_found")
+    assert len([request for request in hub.seen if "/resolve/" in request.path]) == 1
+
+
 async def test_a_server_that_ignores_ranges_costs_bytes_and_nothing_else(place: Place, hub: StandInHub) -> None:
     hub.faults.cuts.extend([10_000_000, 10_000_000, 70_000])
     hub.faults.ignores_ranges = True

@@ -162,6 +162,14 @@ def test_an_answer_without_an_end_is_not_waited_for(hub: StandInHub) -> None:
         search(Hub(hub.address), "")
 
 
+def test_an_answer_that_never_ends_is_given_up(hub: StandInHub) -> None:
+    hub.faults.searches_drip = True
+    with pytest.raises(HubProblem, match="takes too long"):
+        search(Hub(hub.address, answer_seconds=0.1), "")
+    hub.faults.searches_drip = False
+    assert search(Hub(hub.address, answer_seconds=60), "")
+
+
 @pytest.mark.parametrize(
     "body", [b"[1]", b"5", b'{"error": 5, "errors": 5}', b"{" * 10**6], ids=lambda body: repr(body[:20])
 )

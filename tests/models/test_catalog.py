@@ -1,9 +1,11 @@
 import json
 import os
 import resource
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 import pytest
 
@@ -134,6 +136,47 @@ def test_the_listing_is_refreshed_by_time_and_on_demand(tmp_path: Path) -> None:
     write_model(tmp_path / "third")
     catalog.refresh()
     assert ids(catalog) == ["first", "second", "third"]
+
+
+class SlowDisk(PosixPath):
+    """A folder that `goes_on` lets everybody look into."""
+
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def __fspath__(self) -> str:
+        self.reached.set()
+        assert self.goes_on.wait(60)
+        return super().__fspath__()
+
+
+def test_what_changes_while_the_disk_is_read_waits_for_nothing_and_is_not_lost(tmp_path: Path) -> None:
+    write_model(tmp_path / "slow" / "one")
+    write_model(tmp_path / "other" / "two")
+    catalog = FolderCatalog([SlowDisk(tmp_path / "slow")], clock=Time())
+    with ThreadPoolExecutor() as threads:
+        scan = threads.submit(catalog.models)
+        try:
+            assert SlowDisk.reached.wait(60)
+            threads.submit(catalog.look_in, [tmp_path / "other"]).result(60)
+            threads.submit(catalog.refresh).result(60)
+            assert scan.running()
+        finally:
+            SlowDisk.goes_on.set()
+        assert [model.id for model in scan.result()] == ["one"]
+    assert ids(catalog) == ["two"]
+
+
+def test_a_link_that_cannot_be_followed_hides_no_other_model(tmp_path: Path) -> None:
+    too_long = "x" * 300  # as in a folder without permission, looking raises; unlike there, for root too
+    write_model(tmp_path / "good")
+    (tmp_path / "link").symlink_to(too_long)
+    (tmp_path / "link-to-good").symlink_to(tmp_path / "good")
+    newest = snapshot(tmp_path, "models--org--two", "aaa", main=too_long)
+    (newest.parent / "link").symlink_to(too_long)
+    assert {model.id: model.path for model in FolderCatalog([tmp_path]).models()} == {
+        "good": tmp_path / "good",
+        "org/two": newest,
+    }
 
 
 def test_a_folder_is_inspected_again_only_when_it_changed(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Broken(RequestHistory):
             raise StoreUnavailable("no room")
         self.kept += [request.id for request in requests]
 
-    def latest(self, count: int) -> list[Past]:
+    def page(self, *, count: int, before: str = "", model_id: str = "", outcome: str = "") -> list[Past]:
         raise StoreUnavailable("no room")
 
     def clear(self) -> None:
@@ -94,16 +94,16 @@ def delta(tokens: int = 1, **changes: object) -> Delta:
     return Delta(id="r-0", index=0, text="word", tokens=tokens, **changes)  # type: ignore[arg-type]
 
 
-def finished(index: int = 0, **usage: object) -> Finished:
-    return Finished(id="r", index=index, finish_reason="stop", usage=Statistics(**usage))  # type: ignore[arg-type]
+def finished(index: int = 0, id: str = "r-0", **usage: object) -> Finished:  # noqa: A002
+    return Finished(id=id, index=index, finish_reason="stop", usage=Statistics(**usage))  # type: ignore[arg-type]
 
 
 def run(journal: Journal, name: str = "r", created_at: float = 1.0) -> Record:
     record = opened(journal, name, created_at=created_at)
     record.begin(lambda _error: None)
-    record.on_event(Accepted(id=name, prompt_tokens=5))
+    record.on_event(Accepted(id=f"{name}-0", prompt_tokens=5))
     record.on_event(delta())
-    record.on_event(finished(completion_tokens=1, prompt_tokens=5))
+    record.on_event(finished(id=f"{name}-0", completion_tokens=1, prompt_tokens=5))
     return record
 
 
@@ -182,15 +182,56 @@ async def test_a_cancelled_request_gets_the_figures_that_the_worker_tells_afterw
     assert journal.recent == [past]
 
 
+async def test_a_request_that_was_cancelled_before_all_its_prompts_were_sent_gets_its_figures_too() -> None:
+    journal = Journal(keeps_texts=lambda: True)
+    record = opened(journal, prompts=3)
+    record.begin(lambda _error: None)
+    for name in ("r-0", "r-1"):
+        record.on_event(Accepted(id=name, prompt_tokens=5))
+    record.on_event(finished(id="r-0", completion_tokens=7))
+    record.close()
+    assert {command.text for command in record.commands} == {None}, "nothing large is kept while the rest is waited for"
+    journal.on_event(Finished(id="r-1", index=0, finish_reason="cancelled", usage=Statistics(completion_tokens=2)))
+    (past,) = journal.recent
+    assert past.figures["usage"]["completion_tokens"] == 9
+    journal.on_event(Finished(id="r-1", index=0, finish_reason="cancelled", usage=Statistics(completion_tokens=3)))
+    assert journal.recent == [past], "it came once"
+
+
+async def test_what_was_cancelled_before_it_was_read_is_counted_by_the_clock() -> None:
+    time = Time()
+    journal = Journal(clock=time)
+    record = opened(journal)
+    record.begin(lambda _error: None)
+    time.now += 2
+    record.close()
+    (past,) = journal.recent
+    assert (past.outcome, past.figures["seconds"]["queue"]) == ("cancelled", 2.0)
+    assert past.figures["usage"]["completion_tokens"] == 0
+
+
+async def test_what_is_deleted_stays_deleted_when_figures_come_afterwards(tmp_path: Path) -> None:
+    journal = Journal(history(tmp_path), keeps_texts=lambda: True)
+    record = opened(journal)
+    record.begin(lambda _error: None)
+    record.on_event(Accepted(id="r-0", prompt_tokens=5))
+    record.close()
+    await journal.clear()
+    journal.on_event(Finished(id="r-0", index=0, finish_reason="cancelled", usage=Statistics()))
+    await journal.flush()
+    assert journal.recent == []
+    assert history(tmp_path).count() == 0
+
+
 async def test_several_choices_of_several_prompts_are_one_request() -> None:
     journal = Journal()
     record = opened(journal, prompts=2, n=2)
     record.begin(lambda _error: None)
-    for _ in range(2):
-        record.on_event(Accepted(id="r", prompt_tokens=5))
-    for index in range(4):
+    for name in ("r-0", "r-1"):
+        record.on_event(Accepted(id=name, prompt_tokens=5))
+    for name, index in (("r-0", 0), ("r-1", 1), ("r-0", 1), ("r-1", 0)):
         assert journal.running == [record]
-        record.on_event(finished(index, prompt_tokens=5, completion_tokens=7))
+        record.on_event(finished(index, name, prompt_tokens=5, completion_tokens=7))
     assert journal.running == []
     (past,) = journal.recent
     assert past.figures["usage"]["completion_tokens"] == 28

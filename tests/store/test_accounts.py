@@ -213,6 +213,28 @@ def test_one_or_all_browsers_are_signed_out(accounts: Accounts) -> None:
     assert not accounts.sessions.is_open(secrets[1])
 
 
+class FailingOnce(Store):
+    """A store that takes one change, and no further one."""
+
+    changes = 0
+
+    @contextmanager
+    def session(self, *, vital: bool = False) -> Iterator[Session]:
+        self.changes += 1
+        if self.changes > 1:
+            raise StoreUnavailable("the disk is full")
+        with super().session(vital=vital) as session:
+            yield session
+
+
+def test_a_new_password_and_the_end_of_every_session_are_one_change(accounts: Accounts, time: Time) -> None:
+    accounts.set_up(PASSWORD)
+    secret = accounts.sessions.begin("Firefox")
+    Accounts(FailingOnce(accounts._store.path), clock=time, hasher=FAST).set_password(OTHER)
+    assert accounts.is_password(OTHER)
+    assert not accounts.sessions.is_open(secret)
+
+
 def test_only_so_many_sessions_are_kept(accounts: Accounts, time: Time) -> None:
     secrets = []
     for _ in range(MAX_SESSIONS + 3):

@@ -11,7 +11,7 @@ import pytest
 from app.core.download import Download
 from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
-from app.store.database import check_owner, fill_reserve
+from app.store.database import check_owner, exclusive, fill_reserve
 from app.store.rows import DownloadRows, KeptMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.store.tables import RequestRow
@@ -34,6 +34,14 @@ def test_what_is_set_for_a_model_is_kept_between_starts(path: Path) -> None:
     kept(path).save_model("big", CHOSEN, source="a person")
     assert kept(path).models().get("big") == CHOSEN
     assert kept(path).models().get("other") is None
+
+
+def test_a_process_that_never_lets_go_of_the_file_is_not_waited_for_without_end(path: Path) -> None:
+    with exclusive(path):
+        with pytest.raises(StoreUnavailable, match="another process"), exclusive(path, wait_seconds=0.0):
+            pass
+        assert kept(path).settings() == {}, "nothing is there to be opened"
+    kept(path).change_settings({"theme": "dark"}, source="a person")
 
 
 def test_it_takes_the_place_of_what_was_set_before_and_can_be_forgotten(path: Path) -> None:

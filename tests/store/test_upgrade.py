@@ -60,7 +60,7 @@ def test_downloads_measurements_and_requests_stay(store: Store) -> None:
     (measurement,) = KeptMeasurements(store).of("demo-assistant")
     assert measurement.results["model"] == "demo-assistant"
     assert measurement.versions["mlx"] == "0.32.4"
-    (request,) = RequestHistory(store).latest(5)
+    (request,) = RequestHistory(store).page(count=5)
     assert (request.model_id, request.outcome) == ("demo-assistant", "length")
 
 
