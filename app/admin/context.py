@@ -12,8 +12,8 @@ from app.admin.measuring import Measuring
 from app.admin.model_view import ModelView
 from app.admin.templating import Pages
 from app.admin.updates import Updates
-from app.serving.auth import Lockout, OneTimeCodes
 from app.serving.context import Context
+from app.serving.guessing import Lockout, OneTimeCodes
 from app.serving.logs import LogRing
 from app.serving.measurements import Pace
 from app.store.accounts import Accounts

@@ -42,8 +42,8 @@ router = APIRouter()
 
 
 class ChoiceBody(Body):
-    """Choice of drafters and methods for a model. Absent or null fields are unset; values and conflicts are checked as
-    for all settings."""
+    """Choice of drafters and methods for a model. Absent fields are kept, null ones unset; values and conflicts are
+    checked as for all settings."""
 
     drafts: list[Id] | None = Field(None, max_length=8)
     methods: list[str] | None = Field(None, max_length=8)
@@ -126,14 +126,13 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
 
 @router.put("/admin/api/drafts/{model_id:path}", responses=problems(422, 429))
 async def put_drafts(admin: Admin, body: Sent[ChoiceBody], model_id: str) -> dict[str, Any]:
-    """Set drafters, methods, length, acceptance and policy at once; a loaded model gets them once it is idle."""
+    """Set drafters, methods, length, acceptance or policy at once; a loaded model gets them once it is idle."""
 
     def choose() -> str:
         main = admin.serving.resolver.main(model_id)
         if body.drafts:
             admin.models.check_room(main, admin.models.named(main, admin.models.candidates(main), body.drafts))
-        values = body.model_dump()
-        admin.serving.live.change_model(main.id, {name: values[name] for name in SPECULATION}, SESSION.name)
+        admin.serving.live.change_model(main.id, body.model_dump(exclude_unset=True), SESSION.name)
         return main.id
 
     model = await asyncio.to_thread(choose)

@@ -97,7 +97,7 @@ def render_model(
     except ModelNotFound as error:
         reason = said(error, admin.pages.words(request))
         return admin.pages.render("model_missing.html", request, area="models", data={}, status=404, reason=reason)
-    shown = {"model": model, "topics": admin.live.topics, **data}
+    shown = {"model": model, **data}
     return admin.pages.render(TABS[tab], request, area="models", data=shown, model=model, tab=tab, **values)
 
 

@@ -71,7 +71,6 @@ async def get_root() -> RedirectResponse:
 async def get_overview(request: Request, admin: Admin) -> HTMLResponse:
     """Serve the page."""
     data = {**await get_state(admin), "requests": current_requests(admin), "starter": STARTER}
-    data |= {"topics": admin.live.topics}
     left = await asyncio.to_thread(FirstRun(admin.store).left)
     base_url = f"{request.url.scheme}://{request.headers['host']}/v1"
     return admin.pages.render("overview.html", request, area="overview", data=data, base_url=base_url, left=left)

@@ -24,10 +24,11 @@ from app.admin.context import Admin, AdminContext
 from app.core.errors import InvalidRequest
 from app.machine.own_files import own_files
 from app.models.safe_files import write_privately
-from app.serving.auth import ADMIN_JSON, COOKIE, ENTRY_SECONDS, VALID_SECONDS, Door, identity_of, is_from_here, place_of
+from app.serving.auth import ADMIN_JSON, COOKIE, Door, identity_of, is_from_here
 from app.serving.document import problems
 from app.serving.errors import Rejected
 from app.serving.gate import Body, Sent
+from app.serving.guessing import ENTRY_SECONDS, VALID_SECONDS, place_of
 from app.store.accounts import ABSOLUTE_SECONDS, MIN_CHARACTERS, digest_of
 from app.store.rows import FirstRun
 from app.store.tables import KeyRow, Scope

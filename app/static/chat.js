@@ -213,6 +213,7 @@ const page = {
   leave() {
     this.keepDraft();
     this.keepShown();
+    this.sendChange(this.current);
     for (const conversation of [this.current, ...this.running]) this.keepUnfinished(conversation);
   },
 };

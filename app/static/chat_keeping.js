@@ -14,12 +14,12 @@ const deliveries = new Map(); // by number of the conversation: one call after t
 const versions = new Map(); // by number, also of a conversation that was left while it was being saved
 let retry = 0;
 
+export const mayOutlivePage = (body) => JSON.stringify(body).length < MAX_LAST_CHARACTERS;
 const isWorthKeeping = (message) => message.status !== "writing";
 
 async function send(number, version, waiting) {
   const body = { version, turns: inOrder(waiting.map((entry) => entry.turn)), begin: version ? null : waiting[0].begin };
-  const keepalive = JSON.stringify(body).length < MAX_LAST_CHARACTERS;
-  return api("POST", `${ADDRESS}/${number}/turns`, body, { keepalive });
+  return api("POST", `${ADDRESS}/${number}/turns`, body, { keepalive: mayOutlivePage(body) });
 }
 
 export const keeping = {
@@ -55,7 +55,7 @@ export const keeping = {
     });
     await this.readList();
   },
-  // Everything that waits, whoever wrote it.
+  // Everything that waits, written in any tab.
   async flush() {
     clearTimeout(retry);
     const numbers = new Set(entries().map((entry) => entry.number));
@@ -72,7 +72,7 @@ export const keeping = {
     if (!waiting.length) return;
     try {
       const version = this.known(number)?.version ?? versions.get(number) ?? waiting.at(-1).version;
-      this.acknowledge(number, waiting, await this.sendMerged(number, version, waiting));
+      await this.acknowledge(number, waiting, await this.sendMerged(number, version, waiting));
     } catch (error) {
       if (error.status === 404) return this.revive(number, waiting);
       for (const { turn } of waiting) this.mark(number, turn.id, error);
@@ -80,7 +80,7 @@ export const keeping = {
       if (!error.status || error.status >= 500) this.flushLater();
     }
   },
-  // Whoever wrote in between is merged first.
+  // What another tab wrote in between is merged first.
   async sendMerged(number, version, waiting) {
     try {
       return await send(number, version, waiting);
@@ -92,7 +92,7 @@ export const keeping = {
       return this.sendMerged(number, present.version, waiting);
     }
   },
-  acknowledge(number, waiting, heading) {
+  async acknowledge(number, waiting, heading) {
     for (const entry of waiting) drop(entry);
     versions.set(number, heading.version);
     this.noteHeading(heading);
@@ -100,6 +100,7 @@ export const keeping = {
     if (!conversation) return;
     conversation.version = heading.version;
     this.settle(conversation);
+    await this.sendChange(conversation);
   },
   // What no entry waits for any more is saved, whichever tab sent it.
   settle(conversation) {
@@ -119,7 +120,7 @@ export const keeping = {
     const line = present.turns.map((turn) => this.met(here.get(turn.id), turn));
     const kept = new Set(present.turns.map((turn) => turn.id));
     conversation.turns = [...line, ...conversation.turns.filter((turn) => !kept.has(turn.id))];
-    Object.assign(conversation, { version, title, model, options });
+    Object.assign(conversation, { version, title, model, options }, conversation.change);
     this.settle(conversation);
     arrange(conversation);
   },
@@ -170,7 +171,7 @@ export const keeping = {
       const present = await api("GET", this.path(conversation));
       if (present.version === conversation.version) return;
       this.merge(conversation, present);
-      if (conversation.key === this.current.key && !this.saving) this.enterOptions(present);
+      if (conversation.key === this.current.key && !conversation.change) this.enterOptions(present);
     } catch (error) {
       if (error.status === 404) await this.revive(conversation.id, entries(conversation.id));
     }
@@ -178,10 +179,10 @@ export const keeping = {
   // Something was written, here or elsewhere; or the server is there again.
   async followOthers() {
     await this.flush();
-    await this.readList();
+    const conversations = await this.readList();
     if (Number(location.hash.slice(1)) !== this.current.id) await this.openNamed(); // it could not be read before
     const { current } = this;
-    const listed = this.conversations.find((heading) => heading.id === current.id);
+    const listed = conversations.find((heading) => heading.id === current.id);
     if (current.version && listed?.version !== current.version) await this.refresh(current);
   },
 };

@@ -1,7 +1,7 @@
 // The conversations that are kept: open, search, rename, delete, export, import.
 
-import { ago, api, confirm, t } from "./core.js";
-import { ADDRESS } from "./chat_keeping.js";
+import { ago, api, confirm, latestOnly, t } from "./core.js";
+import { ADDRESS, mayOutlivePage } from "./chat_keeping.js";
 import { byId, formOf } from "./chat_options.js";
 import { entries } from "./chat_outbox.js";
 import { stored, textOf } from "./chat_thread.js";
@@ -9,12 +9,17 @@ import { choose, newNumber } from "./chat_tree.js";
 
 const SEARCH_MS = 250;
 const SHOWN = "paceline.chat.shown"; // by conversation: the last turn of the line on screen
+const beginReading = latestOnly();
+const beginOpening = latestOnly();
 let keys = 0;
 
 // `version` 0: the server has not seen it yet. `messages` is a line of `turns`, on screen but for its first, `hidden` ones.
-const fresh = (id = newNumber()) => ({ key: (keys += 1), id, version: 0, title: "", turns: [], messages: [], hidden: 0, chosen: {} });
+// `change`: model and options that were chosen and are not sent yet.
+const fresh = (id = newNumber()) => ({
+  key: (keys += 1), id, version: 0, title: "", turns: [], messages: [], hidden: 0, chosen: {}, change: null,
+});
 const beforeLast = ({ messages }) => Math.max(0, messages.length - SHOWN_MESSAGES);
-const isAlive = (conversation) => conversation.turns.some((turn) => turn.status === "writing" || turn.unsaved);
+const isAlive = ({ turns, change }) => change || turns.some((turn) => turn.status === "writing" || turn.unsaved);
 const FORM = { format: "paceline.conversation", form: 1 };
 const MAX_FILE_BYTES = 30e6;
 const MAX_NAME_CHARACTERS = 60;
@@ -66,8 +71,11 @@ export const list = {
   },
 
   async readList() {
-    const { conversations } = await api("GET", `${ADDRESS}?search=${encodeURIComponent(this.search.trim().slice(0, 200))}`);
-    Object.assign(this, { conversations, isRead: true });
+    const isLatest = beginReading();
+    const search = encodeURIComponent(this.search.trim().slice(0, 200));
+    const { conversations } = await api("GET", `${ADDRESS}?search=${search}`);
+    if (isLatest()) Object.assign(this, { conversations, isRead: true });
+    return conversations;
   },
   // One of them as it is now, where it belongs.
   noteHeading(heading) {
@@ -90,9 +98,12 @@ export const list = {
   },
 
   begin() {
+    beginOpening();
     this.enter(fresh());
   },
+  // The one that was asked for last, however long the others take.
   async open(id) {
+    const isLatest = beginOpening();
     const known = this.known(id);
     if (known) {
       this.enter(known);
@@ -101,6 +112,7 @@ export const list = {
     await this.attempt(async () => {
       const conversation = fresh(id);
       const present = await this.readOne(conversation);
+      if (!isLatest()) return;
       if (present) this.merge(conversation, present);
       this.adopt(conversation);
       const last = conversation.turns.find((turn) => turn.id === readShown()[id]) ?? conversation.turns.at(-1);
@@ -124,6 +136,7 @@ export const list = {
   },
   // A reply that is being written goes on; its conversation is found again while it does.
   enter(conversation) {
+    this.sendChange(this.current);
     this.keepDraft();
     this.keepShown();
     this.running = this.running.filter((other) => isAlive(other) && other.key !== this.current.key);
@@ -167,7 +180,7 @@ export const list = {
     await this.attempt(() => this.readList());
   },
   async change(conversation, values) {
-    const { version } = await api("PATCH", this.path(conversation), values);
+    const { version } = await api("PATCH", this.path(conversation), values, { keepalive: mayOutlivePage(values) });
     const known = this.known(conversation.id);
     if (known?.version === version - 1) known.version = version;
   },
@@ -187,7 +200,7 @@ export const list = {
   // They are gone from the store: their replies need no more writing.
   forget(number) {
     for (const conversation of [this.current, ...this.running].filter(({ id }) => !number || id === number)) {
-      conversation.isDeleted = true;
+      Object.assign(conversation, { isDeleted: true, change: null });
       this.stop(conversation);
     }
     if (this.current.isDeleted) this.begin();

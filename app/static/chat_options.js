@@ -108,7 +108,6 @@ export const panel = {
   state: null,
   areModelsRead: false,
   isPanelOpen: false,
-  saving: null,
 
   async readModels() {
     const { models } = await api("GET", "/admin/api/models");
@@ -180,17 +179,22 @@ export const panel = {
     this.model = event.target.value;
     this.keepOptions();
   },
-  // Every change is kept with its conversation, a moment later.
+  // Every change is kept with its conversation: a moment later, or when that or the page is left before.
   keepOptions() {
-    clearTimeout(this.saving);
     const { current } = this;
     const change = { model: this.model, options: optionsOf(this.form) };
     Object.assign(current, change);
-    if (!current.version) return;
-    this.saving = setTimeout(async () => {
-      await this.attempt(() => this.change(current, change));
-      this.saving = null;
-    }, SAVE_MS);
+    if (!current.turns.length) return; // its first turn takes them along
+    current.change = change;
+    clearTimeout(this.sending);
+    this.sending = setTimeout(() => this.sendChange(current), SAVE_MS);
+  },
+  // A conversation that the server has not acknowledged yet (version 0) keeps its change until then.
+  async sendChange(conversation) {
+    const { change, version } = conversation;
+    if (!change || !version) return;
+    await this.attempt(() => this.change(conversation, change));
+    if (conversation.change === change) conversation.change = null;
   },
   resetOptions() {
     this.form = empty();

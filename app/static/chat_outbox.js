@@ -1,5 +1,5 @@
 // What the server has not acknowledged yet, in the browser's own storage: one entry for each turn, so that tabs do not
-// overwrite each other. An entry is {number, version, begin, turn, until}; whoever finds one may send it, more than once.
+// overwrite each other. An entry is {number, version, begin, turn, until}; any tab may send it, more than once.
 
 const PREFIX = "paceline.chat.unsaved.";
 const WRITING_MS = 3000; // a tab that writes a reply renews its entry each second: until then it is left to it

@@ -93,13 +93,18 @@ export const thread = {
   },
   // What the line on screen ends with, where that is a call whose result is not there yet.
   get openCall() {
-    return this.isBusy ? null : (this.current.messages.at(-1)?.version, callBefore(this.current.messages));
+    if (this.isBusy) return null;
+    void this.current.messages.at(-1)?.version;
+    return callBefore(this.current.messages);
   },
   get openCallWords() {
     return this.openCall ? t("chat.result_of", { name: this.openCall.name }) : "";
   },
   get usedMethods() {
-    const names = this.current.messages.flatMap((message) => (message.version, replyOf(message).methods));
+    const names = this.current.messages.flatMap((message) => {
+      void message.version;
+      return replyOf(message).methods;
+    });
     return [...new Set(names)].map((name) => ({ name, words: methodWords(name) }));
   },
 
@@ -145,7 +150,7 @@ export const thread = {
   callOf(message) {
     return callBefore(lineTo(this.current, message.id).slice(0, -1));
   },
-  // Whoever is writing goes on with the result that a reply waits for.
+  // The user goes on writing in the field of the result that a reply waits for.
   toResult() {
     whenShown(() => {
       this.follow();

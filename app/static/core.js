@@ -125,6 +125,16 @@ export async function attempt(work, done = "") {
   }
 }
 
+// For calls whose answers may overtake one another: run what it returns as a call begins; what that returns says later
+// whether the call is still the latest.
+export function latestOnly() {
+  let latest = 0;
+  return () => {
+    const number = (latest += 1);
+    return () => number === latest;
+  };
+}
+
 // --- live values ---------------------------------------------------------------------------------------------------
 
 const RETRY_MS = 2000;
@@ -176,9 +186,7 @@ async function checkAndConnect() {
   connect();
 }
 
-document.addEventListener("visibilitychange", () => {
-  if (!document.hidden || handlers.size) connect();
-});
+document.addEventListener("visibilitychange", connect);
 
 // --- messages ------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 // What downloads and repositories are called on a page: states, problems, facts; shared by queue and search.
 
 import { ago, bytes, number, seconds, t } from "./core.js";
-import { methodWords } from "./model_words.js";
+import { methodWords, modelAddress } from "./model_words.js";
 
 const PROBLEMS = {
   offline: (values) => t("downloads.problem_offline", values),
@@ -52,7 +52,7 @@ export function downloadRow(download) {
     problemWords: download.problem ? problemWords(download.problem, repository, download.problem_text) : "",
     draftsForWords: download.drafts_for ? t("downloads.drafts_for", { model: download.drafts_for }) : "",
     whenWords: state === "done" || state === "failed" ? ago(download.changed_at) : "",
-    address: `/admin/models/${repository.split("/").map(encodeURIComponent).join("/")}`,
+    address: modelAddress(repository),
     barWords: t("downloads.bar", { repository }),
     canPause: state === "queued" || state === "running",
     canResume: state === "paused",

@@ -2,10 +2,9 @@
 
 import { api, attempt, bytes, component, confirm, live, t, toast } from "./core.js";
 import { downloadRow, sizeWords } from "./download_words.js";
-import { methodWords } from "./model_words.js";
+import { filesCall, methodWords } from "./model_words.js";
 
 const DOWNLOADS = "/admin/api/downloads";
-const encoded = (repository) => repository.split("/").map(encodeURIComponent).join("/");
 
 component("downloads", () => ({
   rows: [],
@@ -84,9 +83,7 @@ component("downloads", () => ({
     const title = t("downloads.remove_title", row.named);
     const text = t("downloads.remove_text", { size: sizeWords(row.total_bytes) });
     if (!(await confirm({ title, text, action: t("downloads.remove"), tone: "bad" }))) return;
-    const isGone = await attempt(
-      () => api("DELETE", `/admin/api/files/${encoded(row.repository)}`), t("downloads.removed", row.named),
-    );
+    const isGone = await attempt(() => api("DELETE", filesCall(row.repository)), t("downloads.removed", row.named));
     if (isGone) await this.forget(row);
   },
 }));

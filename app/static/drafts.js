@@ -7,6 +7,40 @@ import { becameWords, draftsCall, memoryWords, paysAddress } from "./model_words
 const POLICIES = { "": () => "", single: () => t("drafts.policy_single_text"), auto: () => t("drafts.policy_auto_text"), off: () => t("drafts.policy_off_text") };
 const RULES = { "": () => "", coupled: () => t("drafts.coupled_text"), strict: () => t("drafts.strict_text"), rejection: () => t("drafts.rejection_text") };
 
+// The fields of the form as what is saved fills them in.
+function savedFields({ choice, candidates }) {
+  const who = choice.drafts === null && choice.methods === null ? "usual" : "chosen";
+  const isNamed = (name, names) => names === null || names.includes(name);
+  const isSaved = ({ id, method }) => (!id || isNamed(id, choice.drafts)) && isNamed(method, choice.methods);
+  const ticked = candidates.filter(
+    (candidate) => (who === "usual" || choice.drafts === null ? candidate.in_use : true) && isSaved(candidate),
+  );
+  return {
+    who,
+    chosen: Object.fromEntries(ticked.map((candidate) => [candidate.method, candidate.id])),
+    length: choice.num_draft_tokens ? "fixed" : "governor",
+    tokens: choice.num_draft_tokens ?? 4,
+    policy: choice.policy ?? "",
+    acceptance: choice.acceptance ?? "",
+  };
+}
+// The settings that such fields stand for.
+function choiceOf({ who, chosen, length, tokens, policy, acceptance }) {
+  const isOwn = who === "chosen" && policy !== "off";
+  const methods = Object.keys(chosen);
+  return {
+    drafts: isOwn ? Object.values(chosen).filter(Boolean) : null,
+    methods: isOwn && methods.length ? methods : null,
+    num_draft_tokens: length === "fixed" && policy !== "off" ? tokens : null,
+    policy: policy || null,
+    acceptance: acceptance || null,
+  };
+}
+function changesOf(values, before) {
+  const isChanged = ([name, value]) => JSON.stringify(value) !== JSON.stringify(before[name]);
+  return Object.fromEntries(Object.entries(values).filter(isChanged));
+}
+
 component("drafts", () => ({
   view: null,
   problem: "",
@@ -22,7 +56,7 @@ component("drafts", () => ({
   units: "",
   downloads: [],
   changes: null,
-  saved: "",
+  saved: {},
 
   init() {
     live("measuring", (measuring) => {
@@ -43,7 +77,7 @@ component("drafts", () => ({
       if (this.changes !== null && count !== this.changes) this.read();
       this.changes = count;
     });
-    if (data.topics.includes("downloads")) live("downloads", (value) => this.takeDownloads(value));
+    live("downloads", (value) => this.takeDownloads(value));
     return this.read();
   },
 
@@ -121,23 +155,11 @@ component("drafts", () => ({
       this.problem = error.message;
     }
   },
-  // What is ticked here and not saved yet stays, whatever was saved elsewhere meanwhile.
+  // The fields that were changed here and not saved yet stay; the others become what was saved elsewhere meanwhile.
   take(view) {
-    const { choice } = view;
-    this.measuring = view.measuring;
-    if (this.view && this.saved !== JSON.stringify(this.wanted())) return void (this.view = view);
-    const isSaved = ({ id, method }) => (choice.drafts === null || !id || choice.drafts.includes(id)) && (choice.methods === null || choice.methods.includes(method));
-    this.who = choice.drafts === null && choice.methods === null ? "usual" : "chosen";
-    const ticked = view.candidates.filter(
-      (candidate) => (this.who === "usual" || choice.drafts === null ? candidate.in_use : true) && isSaved(candidate),
-    );
-    this.chosen = Object.fromEntries(ticked.map((candidate) => [candidate.method, candidate.id]));
-    this.length = choice.num_draft_tokens ? "fixed" : "governor";
-    this.tokens = choice.num_draft_tokens ?? 4;
-    this.policy = choice.policy ?? "";
-    this.acceptance = choice.acceptance ?? "";
-    this.view = view;
-    this.saved = JSON.stringify(this.wanted());
+    const saved = savedFields(view);
+    const own = this.view ? changesOf(this.fields, this.saved) : {};
+    Object.assign(this, saved, own, { saved, view, measuring: view.measuring });
   },
   takeDownloads(value) {
     const done = (list) => list.filter((download) => download.state === "done").length;
@@ -150,19 +172,11 @@ component("drafts", () => ({
     const { [candidate.method]: _, ...others } = this.chosen;
     this.chosen = event.target.checked ? { ...others, [candidate.method]: candidate.id } : others;
   },
-  wanted() {
-    const isOwn = this.who === "chosen" && this.policy !== "off";
-    const methods = Object.keys(this.chosen);
-    return {
-      drafts: isOwn ? Object.values(this.chosen).filter(Boolean) : null,
-      methods: isOwn && methods.length ? methods : null,
-      num_draft_tokens: this.isFixed && this.policy !== "off" ? this.tokens : null,
-      policy: this.policy || null,
-      acceptance: this.acceptance || null,
-      prompt_lookup_min: this.view.choice.prompt_lookup_min,
-      prompt_lookup_max: this.view.choice.prompt_lookup_max,
-    };
+  get fields() {
+    const { who, chosen, length, tokens, policy, acceptance } = this;
+    return { who, chosen, length, tokens, policy, acceptance };
   },
+  // Sends what was changed here: the rest may have been saved elsewhere since this page read it.
   async save() {
     this.refusal = "";
     if (this.who === "chosen" && !Object.keys(this.chosen).length && this.policy !== "off") {
@@ -170,10 +184,12 @@ component("drafts", () => ({
       return;
     }
     this.isBusy = true;
+    const { fields } = this;
     try {
-      const { became } = await api("PUT", draftsCall(data.model.id), this.wanted());
+      const changes = changesOf(choiceOf(fields), choiceOf(this.saved));
+      const { became } = await api("PUT", draftsCall(data.model.id), changes);
       toast(becameWords(became), "good");
-      this.saved = JSON.stringify(this.wanted());
+      this.saved = fields;
       await this.read();
     } catch (error) {
       this.refusal = error.message;

@@ -1,8 +1,9 @@
 // Searching the hub: results, what one would cost, and the token.
 
-import { api, attempt, component, data, t, toast } from "./core.js";
+import { api, attempt, component, data, latestOnly, t, toast } from "./core.js";
 import { detailFacts, foundRow, problemWords } from "./download_words.js";
 
+const beginSearch = latestOnly();
 const TOKENS = {
   paceline: () => t("downloads.token_ours"),
   hugging_face: () => t("downloads.token_theirs"),
@@ -17,7 +18,6 @@ component("hub", () => ({
   reachWords: "",
   isSearching: false,
   isSearched: false,
-  asked: 0,
 
   init() {
     this.query = data?.query ?? "";
@@ -26,8 +26,9 @@ component("hub", () => ({
 
   // That the hub cannot be reached is said before anybody has typed.
   async reach() {
+    const isLatest = beginSearch();
     const { problem } = await api("GET", "/admin/api/hub").catch(() => ({ problem: "" }));
-    if (problem && !this.asked) this.reachWords = problemWords(problem);
+    if (problem && isLatest()) this.reachWords = problemWords(problem);
   },
 
   get isEmpty() {
@@ -40,16 +41,16 @@ component("hub", () => ({
   },
 
   async search() {
-    const turn = (this.asked += 1);
+    const isLatest = beginSearch();
     Object.assign(this, { isSearching: true, problem: "", reachWords: "" });
     const parameters = new URLSearchParams({ q: this.query, sort: this.sort });
     try {
       const { results } = await api("GET", `/admin/api/hub/search?${parameters}`);
-      if (turn === this.asked) this.rows = results.map(foundRow);
+      if (isLatest()) this.rows = results.map(foundRow);
     } catch (error) {
-      if (turn === this.asked) Object.assign(this, { rows: [], problem: error.message });
+      if (isLatest()) Object.assign(this, { rows: [], problem: error.message });
     }
-    if (turn === this.asked) Object.assign(this, { isSearching: false, isSearched: true });
+    if (isLatest()) Object.assign(this, { isSearching: false, isSearched: true });
   },
 
   reorder() {

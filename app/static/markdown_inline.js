@@ -128,9 +128,7 @@ class Line {
       const opener = this.open[index];
       const used = sign === "~" ? 2 : Math.min(2, count, opener.left);
       const inner = this.pieces.splice(opener.at + 1);
-      if (!inner.length) {
-        return count;
-      }
+      if (!inner.length) return count;
       const tag = sign === "~" ? "del" : used === 2 ? "strong" : "em";
       this.open.length = index;
       opener.left -= used;

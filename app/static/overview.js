@@ -52,7 +52,6 @@ component("overview", () => ({
   range: Object.hasOwn(RANGES, address("range")) ? address("range") : USUAL,
   requests: data.requests,
   measuring: null,
-  hasJournal: data.topics.includes("requests"),
 
   init() {
     live("state", (state) => (this.state = state));
@@ -60,7 +59,7 @@ component("overview", () => ({
     live("minutes", (minutes) => (this.minutes = minutes));
     this.$watch("range", (range) => keepInAddress({ range: range === USUAL ? "" : range }));
     live("measuring", ({ active }) => (this.measuring = active));
-    if (this.hasJournal) live("requests", (requests) => (this.requests = requests));
+    live("requests", (requests) => (this.requests = requests));
     this.draw = chart(this.$refs.chart, 190);
     for (const name of ["pace", "minutes", "range"]) this.$watch(name, () => this.redraw());
     this.redraw();

@@ -2,9 +2,8 @@
 // button that carries `data-command` is one of its actions, so a page adds one by marking the button that it has.
 
 import { api, attempt, component, t } from "./core.js";
+import { modelAddress } from "./model_words.js";
 
-const MODELS = "/admin/models/";
-const address = (id) => id.split("/").map(encodeURIComponent).join("/");
 const go = (path) => () => location.assign(path);
 const wordsOf = (node) => (node.getAttribute("aria-label") || node.textContent).trim();
 
@@ -22,7 +21,7 @@ function actions() {
 const call = (verb, model, done) => () => attempt(() => api("POST", `/admin/api/models/${verb}`, { model }), done);
 
 function commandsOf({ id, kind, state }) {
-  const page = { id: `page ${id}`, words: id, kind: t("palette.model"), run: go(MODELS + address(id)) };
+  const page = { id: `page ${id}`, words: id, kind: t("palette.model"), run: go(modelAddress(id)) };
   if (kind !== "main") return [page];
   const values = { model: id };
   const chat = { id: `chat ${id}`, words: t("palette.chat", values), kind: t("palette.action"), run: go(`/admin/chat?model=${encodeURIComponent(id)}`) };

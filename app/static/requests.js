@@ -1,17 +1,17 @@
 // Requests: what runs, live, above a list of what ran, which can be narrowed, read further back, and cleared.
 
-import { address, api, attempt, component, confirm, data, keepInAddress, live, number, t } from "./core.js";
-import { callerWords, requestWords } from "./running.js";
+import { address, api, attempt, component, confirm, data, keepInAddress, latestOnly, live, number, t } from "./core.js";
+import { callerWords, isFine, requestWords } from "./running.js";
 
 const ADDRESS = "/admin/api/requests";
-const FINE = ["stop", "length", "tool_calls"];
+const beginFetch = latestOnly();
 
 const seen = new Set([...data.page.requests, ...data.now.recent].map((request) => request.id));
 
 function passes(request, model, outcome) {
   if (model && request.model !== model) return false;
-  if (outcome === "fine") return FINE.includes(request.outcome);
-  if (outcome === "failed") return !FINE.includes(request.outcome) && request.outcome !== "cancelled";
+  if (outcome === "fine") return isFine(request);
+  if (outcome === "failed") return !isFine(request) && request.outcome !== "cancelled";
   return !outcome || request.outcome === outcome;
 }
 
@@ -74,13 +74,16 @@ component("requests", () => ({
 
   async fetch(before, take) {
     this.isBusy = true;
+    const isLatest = beginFetch();
     const asked = new URLSearchParams({ before, model: this.model, outcome: this.outcome });
     try {
       const page = await api("GET", `${ADDRESS}?${asked}`);
+      if (!isLatest()) return;
       take(page);
       this.next = page.next;
       this.problem = "";
     } catch (error) {
+      if (!isLatest()) return;
       this.problem = error.message;
     }
     this.isBusy = false;

@@ -5,6 +5,7 @@ import { methodWords } from "./model_words.js";
 import { reasonWords } from "./reason_words.js";
 
 const FINE = ["stop", "length", "tool_calls"];
+export const isFine = (request) => FINE.includes(request.outcome);
 const OUTCOMES = {
   stop: () => t("requests.stop"),
   length: () => t("requests.length"),
@@ -45,7 +46,7 @@ export const requestWords = {
   outcomeWords: (request) => (OUTCOMES[request.outcome] ?? (() => t("requests.failed")))(),
   reasonWords,
   methodWords: (request) => methodWords(request.method),
-  outcomeTone: (request) => (FINE.includes(request.outcome) ? "good" : request.outcome === "cancelled" ? "" : "bad"),
+  outcomeTone: (request) => (isFine(request) ? "good" : request.outcome === "cancelled" ? "" : "bad"),
 };
 
 // Who asked: a key by its name, and these pages.

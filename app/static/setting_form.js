@@ -1,5 +1,6 @@
 // One row of a form of settings: shows what the schema says and saves a change at once. What cannot be saved has the
-// reason below it: what was typed stays where it is, a switch, a choice or a list goes back. A page adds how it shows, reads and sends a value, and what else it tells.
+// reason below it: what was typed stays where it is; a switch, a choice or a list goes back. A page adds how it shows,
+// reads and sends a value, and words of its own.
 
 import { api, data, live, t } from "./core.js";
 

@@ -9,13 +9,13 @@ import os
 import random
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Locator, Page, Response, Route, expect
 
 from tests.browser.conftest import Visitor
 from tests.browser.server import PASSWORD, Server, serving
@@ -290,6 +290,57 @@ def test_a_conversation_that_is_deleted_while_a_turn_is_on_its_way_stays_deleted
     is_settled(page)
     assert server.call("GET", ALL)["conversations"] == []
     expect(page.locator(".conversations li")).to_have_count(0)
+
+
+def is_change(number: str = "") -> Callable[[Response], bool]:
+    """Whether an answer is that to a change of this conversation."""
+    return lambda answer: answer.request.method == "PATCH" and answer.url.endswith(number)
+
+
+def top_p(server: Server, number: str) -> Any:
+    return server.call("GET", f"{ALL}/{number}")["options"].get("top_p")
+
+
+def test_options_are_kept_when_those_of_another_conversation_follow_at_once(server: Server, chat: Page) -> None:
+    ask(chat, "Count from 1 to 3.")
+    is_saved(chat)
+    first = number_of(chat)
+    button(chat, "New chat").click()
+    ask(chat, "Count from 1 to 4.")
+    is_saved(chat)
+    second = number_of(chat)
+    with chat.expect_response(is_change(second)), chat.expect_response(is_change(first)):
+        chat.locator("#option-top_p").fill("0.5")
+        chat.locator(".conversations li", has_text="1 to 3").locator(".open").click()
+        expect(chat.locator("#chat-title")).to_have_text("Count from 1 to 3.")
+        chat.locator("#option-top_p").fill("0.25")
+    assert (top_p(server, first), top_p(server, second)) == (0.25, 0.5)
+
+
+def test_options_that_are_changed_right_before_the_page_is_left_are_kept(server: Server, chat: Page) -> None:
+    ask(chat, "Count from 1 to 3.")
+    is_saved(chat)
+    number = number_of(chat)
+    chat.locator("#option-top_p").fill("0.5")
+    chat.goto("/admin/")
+    server.until("conversations", lambda _: top_p(server, number) == 0.5)
+
+
+def test_options_that_are_changed_while_the_first_message_is_on_its_way_are_kept(server: Server, chat: Page) -> None:
+    on_their_way: list[Route] = []
+
+    def hold(route: Route) -> None:
+        on_their_way.append(route)
+
+    chat.route(TURNS, hold, times=1)
+    with chat.expect_request(TURNS):
+        send(chat, "Count from 1 to 3.")
+    chat.locator("#option-top_p").fill("0.5")
+    with chat.expect_response(is_change()):
+        on_their_way.pop().continue_()
+    is_saved(chat)
+    assert top_p(server, number_of(chat)) == 0.5
+    expect(chat.locator("#option-top_p")).to_have_value("0.5")
 
 
 def test_an_early_reply_that_is_made_anew_leaves_every_later_turn(server: Server, chat: Page) -> None:

@@ -11,6 +11,7 @@ from playwright.sync_api import expect
 from app.i18n import read_words
 from tests.browser.conftest import Visitor
 from tests.browser.server import MODEL, Server, serving
+from tests.browser.witness import is_settled
 
 words = read_words()
 
@@ -71,7 +72,7 @@ def test_another_tab_follows_what_is_saved_and_keeps_what_is_written_in_it(serve
         server.call("PATCH", "/admin/api/settings", {"queue_limit": None, "max_requests": None})
 
 
-def test_ticks_that_are_not_saved_stay_when_another_tab_saves(server: Server, visitor: Visitor) -> None:
+def test_what_is_not_saved_stays_when_another_tab_saves_and_the_rest_follows(server: Server, visitor: Visitor) -> None:
     visit = visitor(server)
     here, there = visit.open(f"/admin/drafts/{MODEL}"), visit.open(f"/admin/drafts/{MODEL}")
     try:
@@ -79,9 +80,29 @@ def test_ticks_that_are_not_saved_stay_when_another_tab_saves(server: Server, vi
         here.locator("#acceptance").select_option("rejection")
         here.get_by_role("button", name=words("drafts.save")).click()
         expect(here.locator(".toast")).to_have_text(re.compile(".+"))
+        expect(there.locator("#acceptance")).to_have_value("rejection")
         expect(there.locator("#policy")).to_have_value("auto")
     finally:
         server.call("PATCH", f"/admin/api/models/{MODEL}/settings", {"acceptance": None, "policy": None})
+
+
+def test_saving_a_choice_keeps_what_was_saved_unseen_by_this_tab(server: Server, visitor: Visitor) -> None:
+    visit = visitor(server)
+    visit.witness.is_offline = True
+    page = visit.context.new_page()
+    page.route("**/admin/api/live?*", lambda route: route.abort())
+    page.goto(f"/admin/drafts/{MODEL}")
+    is_settled(page)
+    address = f"/admin/api/models/{MODEL}/settings"
+    try:
+        server.call("PATCH", address, {"acceptance": "rejection"})
+        page.locator("#policy").select_option("auto")
+        page.get_by_role("button", name=words("drafts.save")).click()
+        expect(page.locator("#acceptance")).to_have_value("rejection")
+        assert stored(server, "policy", address) == "auto"
+        assert stored(server, "acceptance", address) == "rejection"
+    finally:
+        server.call("PATCH", address, {"acceptance": None, "policy": None})
 
 
 def test_settings_are_found_by_their_words_and_defaults_are_placeholders(server: Server, visitor: Visitor) -> None:
