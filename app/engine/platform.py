@@ -1,22 +1,25 @@
-"""Setup required before mlx is imported, and library versions. This module imports neither mlx nor anything that does.
+"""Setup required before mlx and mlx-lm are imported, and library versions. This module imports nothing of theirs.
 
 On Linux the published mlx wheel links a reference BLAS; loading OpenBLAS with its symbols made global *before* libmlx
 is loaded makes float32 matmuls some 30 times faster (measured). `PACELINE_OPENBLAS=0` turns it off.
 """
 
 import ctypes
+import importlib.util
 import os
 import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from importlib import metadata
 from platform import python_version
+from types import ModuleType
 
 OPENBLAS_LIBRARY = "libopenblas.so.0"
 OPENBLAS_VARIABLE = "PACELINE_OPENBLAS"
 OPENBLAS_PATIENCE = ("OPENBLAS_THREAD_TIMEOUT", "18")
 """Variable and value that let OpenBLAS threads spin 2^18 cycles (0.1 ms) for the next product before they sleep, not
 2^26 (30 ms): the server, its clients and the thread that builds the next forward need those cores (docs/speed.md)."""
+TOKENIZER_MODULE = "mlx_lm.tokenizer_utils"
 REPORTED_DISTRIBUTIONS = ("paceline", "mlx", "mlx-lm")
 
 
@@ -63,3 +66,18 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return known
+
+
+def bare_mlx_lm(*, tokenizers: bool) -> None:
+    """Let `import mlx_lm.…` find its modules without running its `__init__`, which imports mlx, tokenizers and
+    transformers: half of a worker's start. Call it before anything imports mlx-lm.
+
+    Without `tokenizers`, the tokenizer module is a stub whose names are all `object`.
+    """
+    package = ModuleType("mlx_lm")
+    package.__path__ = list(importlib.util.find_spec("mlx_lm").submodule_search_locations or ())  # type: ignore[union-attr]
+    sys.modules["mlx_lm"] = package
+    if not tokenizers:
+        module = ModuleType(TOKENIZER_MODULE)
+        module.TokenizerWrapper = module.load = object  # type: ignore[attr-defined]
+        sys.modules[TOKENIZER_MODULE] = module

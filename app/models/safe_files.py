@@ -63,6 +63,11 @@ def printable(name: str) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name[:200])
 
 
+def escaped(text: str) -> str:
+    """Return `text` with every control character escaped, including those that change the text direction."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 def check_momentary(error: OSError) -> None:
     """Raise `DiskUnavailable` for an error that says nothing about the file."""
     if error.errno in MOMENTARY:

@@ -27,6 +27,7 @@ import msgspec
 
 from app.machine.own_files import open_own
 from app.machine.server_file import LOG, LOG_FOLDER, START_LOG
+from app.models.safe_files import escaped
 
 HIDDEN = "…"
 MAX_CHARACTERS = 8_000
@@ -63,11 +64,6 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
     return text
 
 
-def escape(text: str) -> str:
-    """Return `text` with every control character escaped, including those that change the text direction."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-
-
 @dataclass(frozen=True, slots=True)
 class LogLine:
     """One log line. `trace` is an exception's traceback, with line breaks; `at` is in Unix seconds."""
@@ -92,13 +88,13 @@ def clean_line(record: logging.LogRecord, secrets: Sequence[str] = (), number: i
     trace = ""
     if record.exc_info and record.exc_info[0] is not None:
         lines = "".join(traceback.format_exception(*record.exc_info)).splitlines()
-        trace = "\n".join(escape(line) for line in redact("\n".join(lines), secrets).split("\n"))
+        trace = "\n".join(escaped(line) for line in redact("\n".join(lines), secrets).split("\n"))
     return LogLine(
         number=number,
         at=record.created,
         level=level_of(record.levelno),
-        logger=escape(record.name),
-        text=escape(said[:MAX_CHARACTERS]),
+        logger=escaped(record.name),
+        text=escaped(said[:MAX_CHARACTERS]),
         trace=trace[-MAX_CHARACTERS:],
         request=request.group() if request else "",
     )
@@ -191,7 +187,7 @@ class Plain(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the line, escaped and redacted unless it comes from the worker."""
         line = super().formatMessage(record)
-        return line if hasattr(record, AS_IS) else escape(redact(line))
+        return line if hasattr(record, AS_IS) else escaped(redact(line))
 
 
 class Handed(QueueHandler):

@@ -401,6 +401,5 @@ def check_command(command: Generate) -> None:
         raise InvalidRequest("n must be at least 1.", parameter="n")
     if command.max_tokens is not None and command.max_tokens < (0 if command.echo or command.embeds else 1):
         raise InvalidRequest("max_tokens must be at least 1.", parameter="max_tokens")
-    given = [command.messages is not None, command.text is not None, command.tokens is not None]
-    if sum(given) != 1:
+    if (command.messages, command.text, command.tokens).count(None) != 2:
         raise InvalidRequest("Give exactly one of messages, text and tokens.")

@@ -181,10 +181,6 @@ class WorkerChannel:
         thread.start()
         return thread
 
-    def close(self) -> None:
-        """Close the channel; safe to call twice."""
-        self._end.close()
-
     def _read(self, on_command: Callable[[Command], None], on_close: Callable[[], None]) -> None:
         decoder = FrameDecoder()
         try:

@@ -178,10 +178,7 @@ def exit_name(code: int | None) -> str:
     if code is not None and code >= 0:
         return str(code)
     number = signal.SIGKILL if code is None else -code
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
+    return signal.Signals(number).name if number in {*signal.Signals} else str(number)
 
 
 def describe_exit(code: int | None) -> Reason:

@@ -12,10 +12,9 @@ if __name__ == "__main__":
     lifeline.end_with_parent()
 
 from app.engine import platform
-from app.worker.bare_mlx_lm import bare_mlx_lm
 
 PREPARATION = platform.prepare()
-bare_mlx_lm(tokenizers=False)
+platform.bare_mlx_lm(tokenizers=False)
 with descriptors.kept_limit():
     from app.engine.loading.pool import EnginePool, open_pool
 
@@ -32,7 +31,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from app.core.messages import Ready, Shutdown
 from app.core.request import SpeculationRequest
@@ -41,6 +39,7 @@ from app.core.unit import ModelSpecification
 from app.engine import memory
 from app.engine.loading.warm_up import CostFiles
 from app.engine.prefix.disk import Disk
+from app.models.safe_files import escaped
 from app.scheduler.scheduler import Scheduler
 from app.worker.channel import CrashNote, WorkerChannel
 from app.worker.loop import Loop
@@ -61,8 +60,7 @@ class OneLine(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the escaped line."""
-        line = super().formatMessage(record)
-        return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+        return escaped(super().formatMessage(record))
 
 
 def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Scheduler:
@@ -103,9 +101,7 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
     for descriptor in (options.channel_fd, options.note_fd):
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - a child that outlived this process would hold them open
     channel = WorkerChannel(socket.socket(fileno=options.channel_fd))
-    ceiling_bytes = options.memory_ceiling_bytes
-    if ceiling_bytes is None:
-        ceiling_bytes = memory.ceiling_bytes()
+    ceiling_bytes = options.memory_ceiling_bytes or memory.ceiling_bytes()
     memory.bound_buffer_cache()
     disk = Disk(options.prefixes_folder, options.prefixes_bytes, most_days=options.prefixes_days)
     make_pool = make_pool or partial(open_pool, wire=options.wire == "auto", disk=disk)
@@ -134,10 +130,7 @@ def _serve(
         text_bytes=lambda: texts.nbytes,
     )
 
-    def terminate(_number: int, _frame: FrameType | None) -> None:
-        text_thread.receive(Shutdown(drain_seconds=TERMINATE_DRAIN_SECONDS))
-
-    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, lambda *_: text_thread.receive(Shutdown(drain_seconds=TERMINATE_DRAIN_SECONDS)))
     text = threading.Thread(target=_run_or_die, args=(text_thread.run,), name="text", daemon=True)
     text.start()
     channel.start(text_thread.receive, lifeline.end_group)

@@ -384,16 +384,12 @@ class Supervisor:
     async def _outlast(self, child: Child) -> int | None:
         """Return the exit code of a worker that drains; None if its time is over, if it hangs, or if it does not end
         although nothing of it is awaited any more."""
-        looked = time.monotonic()
-        while (left := self._drained_at - time.monotonic()) > 0:
+        while (left := self._drained_at - (looked := time.monotonic())) > 0:
             code = await child.wait(min(left, self._timing.look_seconds))
-            now = time.monotonic()
-            is_awaited = bool(self.in_flight)
-            if code is not None or self._watchdog.look(now - looked, in_flight=is_awaited):
+            if code is not None or self._watchdog.look(time.monotonic() - looked, in_flight=bool(self.in_flight)):
                 return code
-            if not is_awaited:
+            if not self.in_flight:
                 self._leave_seconds(self._timing.stop_seconds)
-            looked = now
         return None
 
     def _leave_seconds(self, seconds: float) -> None:

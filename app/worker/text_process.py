@@ -6,7 +6,7 @@ memory. It exits with its parent, and never imports mlx.
 """
 
 # ruff: noqa: E402 - what follows imports mlx_lm
-from app.worker.bare_mlx_lm import bare_mlx_lm
+from app.engine.platform import bare_mlx_lm
 
 bare_mlx_lm(tokenizers=True)
 

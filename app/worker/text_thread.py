@@ -240,9 +240,8 @@ class TextThread:
 
     def _drained(self) -> bool:
         """Return whether a Shutdown is complete: no answer is open, or its deadline ends those that are."""
-        if self._drain_until is None:
-            return False
-        if (self._answers or self._counted or not self._inbox.empty()) and self._clock() < self._drain_until:
+        is_busy = bool(self._answers or self._counted or not self._inbox.empty())
+        if self._drain_until is None or (is_busy and self._clock() < self._drain_until):
             return False
         for answer in self._answers.values():
             answer.fail(_stopping())
@@ -254,8 +253,7 @@ class TextThread:
 
 
 def _stopping() -> WorkerGone:
-    message = "The model worker is stopping; send the request again."
-    return WorkerGone(message, code="stopping", retry_after_seconds=5)
+    return WorkerGone("The model worker is stopping; send the request again.", code="stopping", retry_after_seconds=5)
 
 
 @contextmanager

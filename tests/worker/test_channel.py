@@ -139,7 +139,7 @@ def test_both_ends_speak_and_the_worker_learns_that_the_server_is_gone() -> None
         assert await asyncio.to_thread(peer.closed.wait, DEADLINE_SECONDS)
         assert peer.commands == commands
         peer.channel.send(event_examples()[0])  # nobody listens: dropped, no error
-        peer.channel.close()
+        peer.channel._end.close()
 
     asyncio.run(scenario())
 
@@ -170,7 +170,7 @@ def test_the_worker_closes_on_an_oversized_frame() -> None:
     ours.sendall(struct.pack(">I", channel_module.MAX_FRAME_BYTES + 1))
     assert peer.closed.wait(DEADLINE_SECONDS)
     ours.close()
-    peer.channel.close()
+    peer.channel._end.close()
 
 
 def test_a_malformed_command_fails_its_sender_and_nobody_else() -> None:
@@ -186,4 +186,4 @@ def test_a_malformed_command_fails_its_sender_and_nobody_else() -> None:
     assert isinstance(failed, Failed)
     assert (failed.id, failed.error) == ("bad", "InvalidRequest")
     ours.close()
-    peer.channel.close()
+    peer.channel._end.close()

@@ -7,7 +7,7 @@ import pytest
 
 EVERY_MODEL = """
 import importlib, pkgutil, sys
-from app.worker.bare_mlx_lm import bare_mlx_lm
+from app.engine.platform import bare_mlx_lm
 bare_mlx_lm(tokenizers=False)
 import mlx_lm.models, mlx_lm.utils
 for model in pkgutil.iter_modules(mlx_lm.models.__path__):
