@@ -61,6 +61,23 @@ def opened(visit: Visit, path: str = "/admin/chat") -> Page:
     return page
 
 
+@contextlib.contextmanager
+def stopped(worker: int) -> Iterator[None]:
+    """The worker does nothing meanwhile."""
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(worker, signal.SIGCONT)
+
+
+def begin(page: Page) -> None:
+    """Send a question whose answer takes seconds on any machine, since nothing drafts, and wait for its first words."""
+    page.get_by_label("Speculative decoding").select_option(label="No drafting")
+    send(page, "Count from 1 to 400.")
+    expect(page.locator(f"{REPLIES} .body")).to_contain_text("1, 2, 3")
+
+
 def send(page: Page, text: str) -> None:
     page.locator("#draft").fill(text)
     page.locator("#draft").press("Enter")
@@ -98,8 +115,7 @@ def button(page: Page | Locator, name: str) -> Locator:
 
 
 def test_a_message_sent_while_the_server_is_down_is_there_after_its_restart(server: Server, chat: Page) -> None:
-    send(chat, "Count from 1 to 400.")
-    expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2, 3")
+    begin(chat)
     server.kill()
     expect(chat.locator(f"{REPLIES} [role=alert]")).to_contain_text("connection was cut")
     send(chat, "And one more question.")
@@ -126,13 +142,10 @@ def test_a_message_sent_while_the_server_is_down_is_there_after_its_restart(serv
 
 def test_a_reply_goes_on_while_the_page_is_reloaded(server: Server, chat: Page) -> None:
     before = server.call("GET", "/admin/api/requests")["total"]
-    send(chat, "Count from 1 to 400.")
-    expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2, 3")
-    worker = server.worker
-    os.kill(worker, signal.SIGSTOP)
-    chat.reload()
-    expect(chat.locator(WRITING)).to_contain_text("1, 2, 3")
-    os.kill(worker, signal.SIGCONT)
+    begin(chat)
+    with stopped(server.worker):
+        chat.reload()
+        expect(chat.locator(WRITING)).to_contain_text("1, 2, 3")
     expect(chat.locator(f"{REPLIES} footer dl")).to_be_visible(timeout=PATIENCE_MS)
     expect(chat.locator(REPLIES)).to_have_count(1)
     expect(chat.get_by_text("Stopped.")).to_have_count(0)
@@ -145,13 +158,11 @@ def test_a_reply_goes_on_while_the_page_is_reloaded(server: Server, chat: Page) 
 
 def test_a_page_that_is_reloaded_before_its_reply_began_offers_to_ask_again(server: Server, chat: Page) -> None:
     ask(chat, "Count from 1 to 3.")
-    worker = server.worker
-    os.kill(worker, signal.SIGSTOP)
-    send(chat, "Count from 1 to 4.")
-    expect(chat.locator(WRITING)).to_have_count(1)
-    chat.reload()
-    expect(chat.locator(QUESTIONS).last.locator(".body")).to_have_text("Count from 1 to 4.")
-    os.kill(worker, signal.SIGCONT)
+    with stopped(server.worker):
+        send(chat, "Count from 1 to 4.")
+        expect(chat.locator(WRITING)).to_have_count(1)
+        chat.reload()
+        expect(chat.locator(QUESTIONS).last.locator(".body")).to_have_text("Count from 1 to 4.")
     button(chat, "Get a reply").click()
     expect(chat.locator(REPLIES).last.locator("footer dl")).to_be_visible()
     is_saved(chat)
@@ -466,7 +477,7 @@ def session_of(server: Server, page: Page, path: str) -> Any:
 
 def test_a_stopped_reply_is_announced_as_such_and_has_its_figures(server: Server, chat: Page) -> None:
     chat.get_by_label("Speculative decoding", exact=True).select_option("dflash")  # the governor might draft nothing
-    chat.get_by_label("Draft length").fill("4")
+    chat.get_by_label("Draft length").fill("1")
     send(chat, "Count from 1 to 400.")
     expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2, 3, 4, 5, 6, 7, 8, 9, 10")
     chat.keyboard.press("Escape")

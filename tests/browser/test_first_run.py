@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -14,10 +15,10 @@ from tests.browser.witness import is_settled
 words = read_words()
 
 
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Server]:
     """A server that nobody has set up yet."""
-    with serving(tmp_path_factory.mktemp("fresh"), account=False) as running:
+    with serving(tmp_path, account=False) as running:
         yield running
 
 
@@ -67,8 +68,8 @@ def test_a_first_run_leads_from_the_printed_address_to_a_chosen_password(fresh: 
     expect(printed).to_have_url(fresh.url("/admin/"))
 
 
-def test_one_signs_out_and_in_again(fresh: Server, visitor: Visitor) -> None:
-    visit = visitor(fresh, signed_in=False)
+def test_one_signs_out_and_in_again(server: Server, visitor: Visitor) -> None:
+    visit = visitor(server, signed_in=False)
     visit.witness.expects(403)
     page = visit.open("/admin/models")
     expect(page).to_have_url(re.compile("/admin/login"))
@@ -77,7 +78,7 @@ def test_one_signs_out_and_in_again(fresh: Server, visitor: Visitor) -> None:
     expect(page.locator("#problem")).to_have_text(words("login.wrong"))
     expect(page.locator("#password")).to_be_focused()
     submit(page, PASSWORD)
-    expect(page).to_have_url(fresh.url("/admin/models"))
+    expect(page).to_have_url(server.url("/admin/models"))
     page.get_by_role("button", name=words("navigation.leave")).click()
     expect(page).to_have_url(re.compile("/admin/login"))
     page.goto("/admin/")
@@ -85,15 +86,15 @@ def test_one_signs_out_and_in_again(fresh: Server, visitor: Visitor) -> None:
     assert [cookie for cookie in visit.context.cookies() if cookie["value"]] == []
 
 
-def test_the_printed_address_is_worth_nothing_afterwards(fresh: Server, visitor: Visitor) -> None:
-    visit = visitor(fresh, signed_in=False)
+def test_the_printed_address_is_worth_nothing_afterwards(server: Server, visitor: Visitor) -> None:
+    visit = visitor(server, signed_in=False)
     page = visit.context.new_page()
-    page.goto(fresh.setup)
+    page.goto(server.setup)
     expect(page).to_have_url(re.compile("/admin/login"))
 
 
-def test_the_console_tells_the_way(fresh: Server) -> None:
-    assert f"{fresh.address}/v1" in fresh.said
-    assert f"{fresh.address}/admin/" in fresh.said
-    assert fresh.setup in fresh.said
-    assert fresh.setup.partition("#")[2] not in fresh.log.read_text(encoding="utf-8")
+def test_the_console_tells_the_way(server: Server) -> None:
+    assert f"{server.address}/v1" in server.said
+    assert f"{server.address}/admin/" in server.said
+    assert server.setup in server.said
+    assert server.setup.partition("#")[2] not in server.log.read_text(encoding="utf-8")
