@@ -93,6 +93,9 @@ ROUTES = APIRouter(dependencies=[Depends(authorize)])
 for _module in (*ROUTERS, *AREAS):
     ROUTES.include_router(_module.router)
 ROUTES.include_router(chat.router, prefix="/admin/api")  # for the chat page, which has a session and no key
+SWITCH_SECONDS = 0.0005
+"""Longest wait of the event loop, in seconds, for a thread that keeps the interpreter. Python's own is ten times as
+long, and the loop may wait for it after each call to the system: beside hostile bodies, that silences streams."""
 EXIT_UNAVAILABLE = 1
 EXIT_UNSAFE = 2
 
@@ -255,6 +258,7 @@ def run(
     """
     descriptors.raise_limit()
     give_memory_back()
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         with held_home(given.home) as write, contextlib.closing(Store(given.home / FILE_NAME)) as store:
 
