@@ -31,20 +31,13 @@ def hub() -> Iterator[StandInHub]:
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory, hub: StandInHub) -> Iterator[Server]:
-    """A server that nobody has set up yet, where LM Studio has a model."""
+def known(tmp_path_factory: pytest.TempPathFactory, hub: StandInHub) -> Iterator[Server]:
+    """A server that has a password and nothing else, where LM Studio has a model."""
     folder = tmp_path_factory.mktemp("welcome")
     write_model(folder / ".lmstudio" / "models" / "someone" / "tiny")
     with serving(folder, account=False, PACELINE_HUB_ENDPOINT=hub.address) as running:
+        running.set_up()
         yield running
-
-
-@pytest.fixture
-def known(fresh: Server) -> Server:
-    """The same server once it has a password."""
-    if not fresh.cookie:
-        fresh.set_up()
-    return fresh
 
 
 def press(page: Page, name: str, role: str = "button") -> None:
@@ -184,14 +177,15 @@ def go_on_where_it_was_left(page: Page, words: Words) -> None:
 
 
 def test_the_password_is_chosen_in_a_language_that_the_browser_does_not_ask_for(
-    fresh: Server, visitor: Visitor
+    tmp_path: Path, visitor: Visitor
 ) -> None:
-    page = visitor(fresh, signed_in=False).context.new_page()
-    page.goto(fresh.setup)
-    page.locator("#language").select_option("ja")
-    expect(page.locator("h1")).to_have_text(read_words("ja")("setup.welcome"))
-    expect(page.locator("#password")).to_be_visible()
-    page.close()
+    with serving(tmp_path, account=False) as fresh:
+        page = visitor(fresh, signed_in=False).context.new_page()
+        page.goto(fresh.setup)
+        page.locator("#language").select_option("ja")
+        expect(page.locator("h1")).to_have_text(read_words("ja")("setup.welcome"))
+        expect(page.locator("#password")).to_be_visible()
+        page.close()
 
 
 def test_a_folder_that_is_added_is_counted_at_once(known: Server, visitor: Visitor, tmp_path: Path) -> None:
