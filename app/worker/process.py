@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
     parser = argparse.ArgumentParser(prog="paceline worker", description="Started by Paceline itself.")
     parser.add_argument("--channel-fd", type=int, required=True)
     parser.add_argument("--note-fd", type=int, required=True)
-    parser.add_argument("--memory-ceiling-bytes", type=int)
+    parser.add_argument("--memory-ceiling-bytes", dest="ceiling_bytes", type=int, default=memory.ceiling_bytes())
     parser.add_argument("--costs-folder", type=Path)
     parser.add_argument("--prefixes-folder", type=Path)
     parser.add_argument("--prefixes-bytes", type=int, default=0)
@@ -101,11 +101,10 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
     for descriptor in (options.channel_fd, options.note_fd):
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - a child that outlived this process would hold them open
     channel = WorkerChannel(socket.socket(fileno=options.channel_fd))
-    ceiling_bytes = options.memory_ceiling_bytes or memory.ceiling_bytes()
     memory.bound_buffer_cache()
     disk = Disk(options.prefixes_folder, options.prefixes_bytes, most_days=options.prefixes_days)
     make_pool = make_pool or partial(open_pool, wire=options.wire == "auto", disk=disk)
-    _serve(channel, ceiling_bytes, make_pool(ceiling_bytes, costs), costs, CrashNote(options.note_fd))
+    _serve(channel, options.ceiling_bytes, make_pool(options.ceiling_bytes, costs), costs, CrashNote(options.note_fd))
     disk.flush(FLUSH_SECONDS)
     return 0
 

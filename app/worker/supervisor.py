@@ -348,7 +348,8 @@ class Supervisor:
         finally:
             self._ready.clear()
             self._child = None
-            await child.end()
+            if await child.end() is None:
+                _logger.error("process %d does not end: restart the computer if memory runs short", child.process_id)
 
     async def _watch(self) -> Reason:
         """Watch until the channel closes or the worker is to end; return why it hangs, else `NO_REASON`."""
