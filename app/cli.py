@@ -13,12 +13,12 @@ import app.cli_system  # noqa: F401 - registers its subcommands
 from app.cli_frame import (
     Json,
     application,
-    asking_settings,
+    client_settings,
     console,
-    kept_settings,
     live_settings,
     reported_errors,
     show,
+    stored_settings,
 )
 from app.core.errors import PacelineError
 
@@ -69,12 +69,12 @@ def serve(
     acceptance: Acceptance = None,
 ) -> None:
     """Serve the models of this computer over an OpenAI endpoint, in this terminal. Needs no network."""
-    from app.command.server import given
-    from app.command.service import words_of
+    from app.command.server import explicit_settings
+    from app.command.service import option_arguments
     from app.main import run
 
     with reported_errors():
-        wanted = given(
+        settings = explicit_settings(
             model_dirs=model_dir or (),
             drafts=draft or (),
             host=host,
@@ -88,21 +88,21 @@ def serve(
         if draft:
             from app.command.listing import check_named_drafts
 
-            check_named_drafts(settings, given(drafts=draft).drafts)
+            check_named_drafts(settings, explicit_settings(drafts=draft).drafts)
 
     with reported_errors():
-        raise typer.Exit(run(wanted, words=words_of(context.params), check=check, announce=_greet))
+        raise typer.Exit(run(settings, arguments=option_arguments(context.params), check=check, announce=_greet))
 
 
 def _greet(url: str, setup: str, live: "LiveSettings", catalog: "FolderCatalog") -> None:
-    from app.command.listing import greeting, models_at_once
-    from app.command.server import asked_server
+    from app.command.listing import greeting, models_for_greeting
+    from app.command.server import target_server
     from app.command.service import open_page
 
-    console().print(greeting(live.current, models_at_once(catalog, live), url, setup), crop=False)
+    console().print(greeting(live.current, models_for_greeting(catalog, live), url, setup), crop=False)
     try:
         if live.current.open:
-            open_page(asked_server(live.current))
+            open_page(target_server(live.current))
     except PacelineError as error:  # the server runs on without a greeting
         console().print(str(error), highlight=False, markup=False)
 
@@ -110,12 +110,12 @@ def _greet(url: str, setup: str, live: "LiveSettings", catalog: "FolderCatalog")
 @application.command()
 def ls(*, as_json: Json = False) -> None:
     """List the models on disk: kind, size, context, matching drafter and problems. Needs no server."""
-    from app.command.listing import at_a_glance, disk_table, models_on_disk, rows_as_json
-    from app.command.server import given
+    from app.command.listing import disk_table, models_on_disk, peek_live_settings, rows_as_json
+    from app.command.server import explicit_settings
 
     with reported_errors():
-        settings = given()
-        rows = models_on_disk(at_a_glance(settings) or live_settings(settings))
+        settings = explicit_settings()
+        rows = models_on_disk(peek_live_settings(settings) or live_settings(settings))
     show(rows_as_json(rows) if as_json else disk_table(rows))
 
 
@@ -123,12 +123,12 @@ def ls(*, as_json: Json = False) -> None:
 def ps(*, as_json: Json = False) -> None:
     """Show loaded models: state, memory, methods, running and queued requests."""
     from app.command.loaded import loaded_table
-    from app.command.server import asked_server, stored_choices
+    from app.command.server import stored_model_settings, target_server
 
-    settings = asking_settings()
+    settings = client_settings()
     with reported_errors():
-        snapshot = asked_server(settings).call("GET", "/api/status")
-    show(snapshot if as_json else loaded_table(snapshot, stored_choices(settings)))
+        snapshot = target_server(settings).call("GET", "/api/status")
+    show(snapshot if as_json else loaded_table(snapshot, stored_model_settings(settings)))
 
 
 @application.command()
@@ -141,32 +141,32 @@ def load(
 ) -> None:
     """Load a model and its drafters."""
     from app.command.loaded import loaded_text
-    from app.command.server import asked_server
+    from app.command.server import target_server
 
-    server = asked_server(asking_settings())
+    server = target_server(client_settings())
     with reported_errors(), console().status(f"Loading {model}…"):
-        asked = {"model": model, "draft": draft, "pin": pin, "ttl": ttl}
-        answer = server.call("POST", "/api/load", {name: value for name, value in asked.items() if value is not None})
+        request = {"model": model, "draft": draft, "pin": pin, "ttl": ttl}
+        answer = server.call("POST", "/api/load", {name: value for name, value in request.items() if value is not None})
     show(loaded_text(answer))
 
 
 @application.command()
 def unload(model: Model) -> None:
     """Unload a model."""
-    from app.command.server import asked_server
+    from app.command.server import target_server
 
     with reported_errors():
-        was_loaded = asked_server(asking_settings()).call("POST", "/api/unload", {"model": model}).get("was_loaded")
+        was_loaded = target_server(client_settings()).call("POST", "/api/unload", {"model": model}).get("was_loaded")
     console().print(f"{model} {'is unloaded' if was_loaded else 'was not loaded'}.", highlight=False, markup=False)
 
 
 @application.command()
 def release(model: Model) -> None:
     """Release a model that is quarantined because the worker kept crashing on it."""
-    from app.command.server import asked_server
+    from app.command.server import target_server
 
     with reported_errors():
-        asked_server(asking_settings()).call("POST", "/api/release", {"model": model})
+        target_server(client_settings()).call("POST", "/api/release", {"model": model})
     console().print(f"{model} is released and can load again.", highlight=False)
 
 
@@ -184,20 +184,20 @@ def launch(
 ) -> None:
     """Run a coding agent on a model here; start the server if none runs. What follows `--` is the agent's."""
     from app.coding_agents import as_text
-    from app.command.launch import agent_of, begin, prepare
-    from app.command.server import given
+    from app.command.launch import coding_agent, exec_agent, prepare
+    from app.command.server import explicit_settings
     from app.command.service import start
 
     with reported_errors():
-        chosen = agent_of(agent)
-        settings = asking_settings()
+        chosen = coding_agent(agent)
+        settings = client_settings()
         with console().status("") as line:
-            running, _ = start(given(), (), line.update)
-        place, environment = prepare(chosen, settings, running, model, is_forced=force)
+            running, _ = start(explicit_settings(), (), line.update)
+        endpoint, environment = prepare(chosen, settings, running, model, is_forced=force)
         if print_only:
-            typer.echo(as_text(chosen, place, environment, context.args))
+            typer.echo(as_text(chosen, endpoint, environment, context.args))
         else:
-            begin(chosen, place, environment, context.args)
+            exec_agent(chosen, endpoint, environment, context.args)
 
 
 @application.command(epilog="Example: `paceline chat --once 'Count from 1 to 20.'`")
@@ -215,24 +215,24 @@ def chat(
     once: Annotated[str | None, typer.Option(help="Send this prompt, print the reply and exit.")] = None,
 ) -> None:
     """Chat with a model. Accepted draft tokens are marked; speed and acceptance follow each reply."""
-    from app.command.chat import Chat, choose_model, held_to
-    from app.command.server import asked_server
+    from app.command.chat import Chat, choose_model, output_constraints
+    from app.command.server import target_server
 
-    settings = asking_settings()
-    server = asked_server(settings)
+    settings = client_settings()
+    server = target_server(settings)
     with reported_errors():
         chosen = choose_model(server, model or settings.default_model)
-        asked: dict[str, Any] = {"model": chosen, **held_to(schema, tools)}
+        request: dict[str, Any] = {"model": chosen, **output_constraints(schema, tools)}
         if draft:
-            asked["draft_model"] = draft
+            request["draft_model"] = draft
         if temperature is not None:
-            asked["temperature"] = temperature
+            request["temperature"] = temperature
         if not speculation:
-            asked["speculation"] = {"method": "off"}
-        conversation = Chat(server, asked, console(), system=system)
+            request["speculation"] = {"method": "off"}
+        conversation = Chat(server, request, console(), system=system)
         if once is None:
             raise typer.Exit(conversation.converse(input))
-        conversation.say(once)
+        conversation.send_message(once)
 
 
 @application.command(epilog="Example: `paceline bench demo-assistant --json speed.json --apply`")
@@ -248,9 +248,9 @@ def bench(
     """Does drafting pay for MODEL on this computer? Measured by the running server, or by one just for this."""
     from app.command.bench import bench_model
 
-    asked = {"model": model, "prompts": prompt or [], "minutes": minutes, "rounds": rounds, "grid": "full"}
+    request = {"model": model, "prompts": prompt or [], "minutes": minutes, "rounds": rounds, "grid": "full"}
     with reported_errors():
-        bench_model(asked, kept_settings(), screen=console(), json_file=json, apply=apply)
+        bench_model(request, stored_settings(), screen=console(), json_file=json, apply=apply)
 
 
 @application.command(
@@ -261,7 +261,7 @@ def pull(repository: Repository, *, revision: Revision = "") -> None:
     from app.command.pull import pull_model
 
     with reported_errors():
-        pull_model(kept_settings(), repository, revision, console())
+        pull_model(stored_settings(), repository, revision, console())
 
 
 def main() -> None:

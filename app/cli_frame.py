@@ -61,39 +61,39 @@ def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-def kept_settings() -> "Settings":
+def stored_settings() -> "Settings":
     """Return the settings of the environment, completed by the stored ones."""
-    from app.command.server import given
+    from app.command.server import explicit_settings
 
     with reported_errors():
-        return live_settings(given()).current
+        return live_settings(explicit_settings()).current
 
 
 def live_settings(settings: "Settings") -> "LiveSettings":
     """Return `settings` over the stored ones; opens the store."""
-    from app.command.config import opened
+    from app.command.config import open_settings
 
-    with opened(settings) as live:
+    with open_settings(settings) as live:
         return live
 
 
-def asking_settings() -> "Settings":
-    """Return the settings for a command that only asks the server: by a glance at the store, opened only if needed."""
-    from app.command.server import given, known
+def client_settings() -> "Settings":
+    """Return the settings for a client command; the store is opened only if a read-only look does not suffice."""
+    from app.command.server import explicit_settings, peek_settings
 
     with reported_errors():
-        return known(given()) or kept_settings()
+        return peek_settings(explicit_settings()) or stored_settings()
 
 
-def words_of_serve(context: typer.Context) -> tuple[str, ...]:
-    """Return the arguments beyond the command's own options, parsed as `serve` would parse them."""
-    from app.command.service import words_of
+def serve_arguments(context: typer.Context) -> tuple[str, ...]:
+    """Return the remaining arguments, parsed and normalised as options of `serve`."""
+    from app.command.service import option_arguments
 
     command = typer.main.get_command(application).get_command(context, "serve")  # type: ignore[attr-defined]
-    return words_of(command.make_context("serve", list(context.args), parent=context.parent).params)
+    return option_arguments(command.make_context("serve", list(context.args), parent=context.parent).params)
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 

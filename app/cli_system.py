@@ -15,13 +15,13 @@ from app.cli_frame import (
     OPTIONS_OF_SERVE,
     Json,
     application,
-    asking_settings,
+    client_settings,
     console,
     fail,
+    print_text,
     reported_errors,
-    say,
+    serve_arguments,
     show,
-    words_of_serve,
 )
 
 Action = Literal["list", "create", "revoke"]
@@ -44,19 +44,21 @@ def start(
     ] = True,
 ) -> None:
     """Start the server in the background, where it outlives this terminal. Takes the options of `serve`."""
-    from app.command.server import given, running_server
+    from app.command.server import explicit_settings, running_server
     from app.command.service import open_page, setup_address
-    from app.command.service import start as begin
+    from app.command.service import start as start_server
 
-    words = words_of_serve(context)
+    arguments = serve_arguments(context)
     with reported_errors(), console().status("") as line:
-        server, is_new = begin(given(), words, line.update)
-        setup = setup_address(given())
+        server, is_new = start_server(explicit_settings(), arguments, line.update)
+        setup = setup_address(explicit_settings())
     verb = "runs" if is_new else "runs already"
-    say(f"Paceline {verb} at {server.address} (process {server.pid}). `paceline stop` ends it.")
+    print_text(f"Paceline {verb} at {server.address} (process {server.pid}). `paceline stop` ends it.")
     if setup:
-        say(f"Choose a password for the dashboard here (valid once, for 30 minutes):\n{setup}")
-    elif browser and not is_new and sys.stdout.isatty() and (running := running_server(given())) is not None:
+        print_text(f"Choose a password for the dashboard here (valid once, for 30 minutes):\n{setup}")
+    elif (
+        browser and not is_new and sys.stdout.isatty() and (running := running_server(explicit_settings())) is not None
+    ):
         with reported_errors():
             open_page(running)
 
@@ -64,40 +66,40 @@ def start(
 @application.command(rich_help_panel=SERVER)
 def stop(*, force: Annotated[bool, typer.Option("--force", help="Do not wait for running requests.")] = False) -> None:
     """Stop the server of this state folder. Running requests finish first; new ones are refused meanwhile."""
-    from app.command.server import given
-    from app.command.service import stop as end
+    from app.command.server import explicit_settings
+    from app.command.service import stop as stop_server
 
     with reported_errors(), console().status("") as line:
-        server = end(given(), line.update, force=force)
+        server = stop_server(explicit_settings(), line.update, force=force)
     where = f" at {server.address}" if server is not None and server.port else ""
-    say("Paceline does not run." if server is None else f"Paceline{where} is stopped.")
+    print_text("Paceline does not run." if server is None else f"Paceline{where} is stopped.")
 
 
 @application.command(rich_help_panel=SERVER, epilog=LIKE_SERVE, context_settings=OPTIONS_OF_SERVE)
 def restart(context: typer.Context) -> None:
     """Stop the server and start it again, with the options of `serve` that it had, or with new ones."""
-    from app.command.server import given
-    from app.command.service import restart as again
+    from app.command.server import explicit_settings
+    from app.command.service import restart as restart_server
 
-    words = words_of_serve(context)
+    arguments = serve_arguments(context)
     with reported_errors(), console().status("") as line:
-        server = again(given(), words, line.update)
-    say(f"Paceline runs at {server.address} (process {server.pid}).")
+        server = restart_server(explicit_settings(), arguments, line.update)
+    print_text(f"Paceline runs at {server.address} (process {server.pid}).")
 
 
 @application.command(rich_help_panel=SERVER)
 def status(*, as_json: Json = False) -> None:
     """Tell whether the server runs, where, since when and with which models. Exits with 3 if it does not run."""
-    from app.command.server import given
-    from app.command.service import status as look
+    from app.command.server import explicit_settings
+    from app.command.service import status as read_status
     from app.command.service import status_lines
 
     with reported_errors():
-        report = look(given())
+        report = read_status(explicit_settings())
     if as_json:
         show(report)
     else:
-        say("\n".join(status_lines(report)))
+        print_text("\n".join(status_lines(report)))
     raise typer.Exit(0 if report["running"] else EXIT_NOT_RUNNING)
 
 
@@ -108,11 +110,11 @@ def logs(
     count: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 50,
 ) -> None:
     """Print the log of the server, the last lines of it. Needs no server."""
-    from app.command.server import given
+    from app.command.server import explicit_settings
     from app.command.service import log_lines
 
     with reported_errors():
-        for line in log_lines(given().home, count, follow=follow):
+        for line in log_lines(explicit_settings().home, count, follow=follow):
             typer.echo(line)
 
 
@@ -122,22 +124,22 @@ def service(
 ) -> None:
     """Start the server at login, and again after a crash: by launchd on macOS, by systemd on Linux."""
     from app.command import autostart
-    from app.command.server import given
+    from app.command.server import explicit_settings
     from app.command.service import install
 
-    words = words_of_serve(context)
+    arguments = serve_arguments(context)
     with reported_errors(), console().status("") as line:
-        settings = given()
+        settings = explicit_settings()
         if action == "install":
-            server, agent = install(settings, words, line.update)
-            said = f"Paceline runs at {server.address} and starts at login ({agent.path})."
+            server, agent = install(settings, arguments, line.update)
+            message = f"Paceline runs at {server.address} and starts at login ({agent.path})."
         elif action == "uninstall":
             was_there = autostart.uninstall(settings)
-            said = "Paceline is stopped and starts no more at login." if was_there else "It does not start at login."
+            message = "Paceline is stopped and starts no more at login." if was_there else "It does not start at login."
         else:
-            installed = autostart.installed(settings)
-            said = "It does not start at login." if installed is None else f"It starts at login ({installed.path})."
-    say(said)
+            installed = autostart.installed_agent(settings)
+            message = "It does not start at login." if installed is None else f"It starts at login ({installed.path})."
+    print_text(message)
 
 
 @application.command(
@@ -155,12 +157,12 @@ def config(
 ) -> None:
     """Show and change settings of the server or of one model. Each says when a running server applies it."""
     from app.command.config import change, row, rows, table, text_of
-    from app.command.server import given
+    from app.command.server import explicit_settings
 
     if (action != "list") != bool(name) or (action == "set") != (value is not None):
         fail("use `config list`, `config get NAME`, `config set NAME VALUE` or `config unset NAME`")
     with reported_errors():
-        settings = given()
+        settings = explicit_settings()
         if action in {"set", "unset"}:
             console().print(change(settings, name, value, model), highlight=False, markup=False)
         elif action == "get":
@@ -175,10 +177,10 @@ def config(
 def password() -> None:
     """Set or reset the dashboard password and sign out all browsers. Needs no server."""
     from app.command.config import read_password, set_password
-    from app.command.server import given
+    from app.command.server import explicit_settings
 
     with reported_errors():
-        set_password(given(), read_password())
+        set_password(explicit_settings(), read_password())
     console().print("The password is set. All browsers are signed out.", highlight=False)
 
 
@@ -193,10 +195,10 @@ def keys(
     as_json: Json = False,
 ) -> None:
     """List, create or revoke API keys. A new key is shown once. Needs no server."""
-    from app.command.config import account, keys_as_json, keys_table, revoke_key
-    from app.command.server import given
+    from app.command.config import keys_as_json, keys_table, open_accounts, revoke_key
+    from app.command.server import explicit_settings
 
-    with reported_errors(), account(given()) as accounts:
+    with reported_errors(), open_accounts(explicit_settings()) as accounts:
         if action == "create":
             sys.stdout.write(accounts.keys.create(name, scope)[1] + "\n")
         elif action == "revoke":
@@ -220,30 +222,30 @@ def app_(
     folder: Annotated[Path, typer.Option(help="Folder of the app.")] = Path("~/Applications"),
 ) -> None:
     """Put Paceline.app into a folder, for double clicks in the Finder of macOS; it runs this installation."""
-    from app.command.server import given
+    from app.command.server import explicit_settings
     from app.desktop import bundle, removal
     from app.desktop.menubar import has_tray, show_menu_bar
     from app.desktop.window import open_app
     from app.i18n import Catalogs, system_languages
 
-    place = folder.expanduser().absolute()
+    path = folder.expanduser().absolute()
     with reported_errors():
         if action == "open":
-            open_app(given(), show_menu_bar if has_tray() else None)
+            open_app(explicit_settings(), show_menu_bar if has_tray() else None)
             return
         if action == "uninstall":
-            said = bundle.uninstall(place)
-            removal.note_app(given().home, place, is_there=False)
+            message = bundle.uninstall(path)
+            removal.record_app(explicit_settings().home, path, is_there=False)
         else:
             catalogs = Catalogs()
             words = catalogs.words(catalogs.choose(system_languages(os.environ)))
-            this = bundle.this_installation(given(), words)
+            info = bundle.launcher_info(explicit_settings(), words)
             if action == "install":
-                removal.note_app(given().home, place, is_there=True)
-                said = bundle.install(place, this, tuple(catalogs.names))
+                removal.record_app(explicit_settings().home, path, is_there=True)
+                message = bundle.install(path, info, tuple(catalogs.names))
             else:
-                said = bundle.status(place, this)
-    console().print(said, highlight=False, markup=False, soft_wrap=True)
+                message = bundle.status(path, info)
+    console().print(message, highlight=False, markup=False, soft_wrap=True)
 
 
 @application.command(rich_help_panel=COMPUTER)
@@ -253,25 +255,25 @@ def cache(
     """Show what is kept on disk of earlier prompts, or forget all of it. Needs no server."""
     from app.command.loaded import cache_object, cache_table, clear_cache, read_cache
 
-    settings = asking_settings()
+    settings = client_settings()
     with reported_errors():
         if action == "clear":
-            say(clear_cache(settings))
+            print_text(clear_cache(settings))
         else:
-            kept = read_cache(settings)
-            show(cache_object(kept) if as_json else cache_table(kept))
+            cached = read_cache(settings)
+            show(cache_object(cached) if as_json else cache_table(cached))
 
 
 @application.command(rich_help_panel=COMPUTER)
 def menubar() -> None:
     """Show the server in the menu bar (tray of Linux) until it is quit there; the server runs on (extra desktop)."""
-    from app.command.server import given
+    from app.command.server import explicit_settings
     from app.command.service import open_page
     from app.desktop.menubar import show_menu_bar
 
     with reported_errors():
-        if not show_menu_bar(given(), open_page):
-            say("The menu bar of this state folder runs already.")
+        if not show_menu_bar(explicit_settings(), open_page):
+            print_text("The menu bar of this state folder runs already.")
 
 
 @application.command(
@@ -280,11 +282,11 @@ def menubar() -> None:
 )
 def desktop(page: Annotated[DesktopPage, typer.Argument(help="dashboard or chat.")] = "dashboard") -> None:
     """Open the dashboard or the chat in a window of its own; starts the server if none runs."""
-    from app.command.server import given
+    from app.command.server import explicit_settings
     from app.desktop.window import open_window, web_view
 
     with reported_errors():
-        open_window(given(), "/admin/chat" if page == "chat" else "/admin/", web_view(os.environ))
+        open_window(explicit_settings(), "/admin/chat" if page == "chat" else "/admin/", web_view(os.environ))
 
 
 @application.command(
@@ -300,37 +302,37 @@ def uninstall(
     as_json: Json = False,
 ) -> None:
     """Remove what Paceline wrote to this computer: lists it with sizes, and removes what you choose."""
-    from app.command.server import given, known
+    from app.command.server import explicit_settings, peek_settings
     from app.desktop import removal
 
     with reported_errors():
-        settings = known(given()) or given()  # works with an unreadable store, too
-        existing = removal.parts_of(settings)
-        wanted = removal.chosen_parts(existing, [part.name for part in existing] if everything else parts or ())
+        settings = peek_settings(explicit_settings()) or explicit_settings()  # works with an unreadable store, too
+        existing = removal.installed_parts(settings)
+        chosen = removal.chosen_parts(existing, [part.name for part in existing] if everything else parts or ())
         if as_json:
             show(removal.as_json(existing))
             raise typer.Exit
-        say("\n".join(part.text for part in wanted or existing) or "Nothing of Paceline's is here.")
+        print_text("\n".join(part.text for part in chosen or existing) or "Nothing of Paceline's is here.")
         if dry_run:
-            wanted = ()
+            chosen = ()
         elif not (everything or parts) and sys.stdin.isatty():
-            wanted = tuple(part for part in existing if typer.confirm(f"Remove {part.name}?"))
-        elif wanted and not yes:
+            chosen = tuple(part for part in existing if typer.confirm(f"Remove {part.name}?"))
+        elif chosen and not yes:
             typer.confirm("Remove this?", abort=True)
-        if wanted:
+        if chosen:
             with console().status("") as line:
-                said = removal.remove(settings, wanted, line.update)
-            say("\n".join(said))
-        say("\n".join(removal.stays(settings)))
+                report = removal.remove(settings, chosen, line.update)
+            print_text("\n".join(report))
+        print_text("\n".join(removal.untouched_items(settings)))
 
 
 @application.command(rich_help_panel=COMPUTER)
 def doctor(*, as_json: Json = False) -> None:
     """Check this computer and suggest fixes; exits with 1 if something keeps Paceline from working."""
     from app.command.doctor import examine, findings_as_json, findings_table, has_failed
-    from app.command.server import given
+    from app.command.server import explicit_settings
 
     with reported_errors():
-        findings = examine(given())
+        findings = examine(explicit_settings())
     show(findings_as_json(findings) if as_json else findings_table(findings))
     raise typer.Exit(int(has_failed(findings)))

@@ -20,15 +20,15 @@ NO_KEY = "paceline"
 """Placeholder key for a server that asks for none: all agents insist on one."""
 OUTPUT_SHARE = 8
 """Divisor of the context that gives the longest answer, in tokens: agents reserve it before they compact."""
-MOST_OUTPUT_TOKENS = 32_000
+MAX_OUTPUT_TOKENS = 32_000
 """Longest answer that agents ever request, in tokens."""
 TOOL_OUTPUT_TOKENS = 10_000
 """Tokens of one tool's output that Codex keeps by default."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A model on a server, as the agent needs it."""
+class ModelEndpoint:
+    """Address, credentials and context length of a model, for an agent."""
 
     address: str
     model_id: str
@@ -39,7 +39,7 @@ class Place:
     @property
     def output_tokens(self) -> int:
         """Longest answer, in tokens; the rest of the context is left to the conversation."""
-        return min(MOST_OUTPUT_TOKENS, self.context_tokens // OUTPUT_SHARE)
+        return min(MAX_OUTPUT_TOKENS, self.context_tokens // OUTPUT_SHARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,9 @@ class CodingAgent:
     program: str
     install: str
     context_tokens: int
-    environment: Callable[[Place], Mapping[str, str]]
-    flags: Callable[[Place], Sequence[str]] = lambda _place: ()
-    files: Callable[[Place], Mapping[str, Any]] = lambda _place: {}
+    environment: Callable[[ModelEndpoint], Mapping[str, str]]
+    flags: Callable[[ModelEndpoint], Sequence[str]] = lambda _endpoint: ()
+    files: Callable[[ModelEndpoint], Mapping[str, Any]] = lambda _endpoint: {}
     """JSON files, by name, that it reads from a folder of ours."""
     files_variable: str = ""
     """Environment variable that says where they are."""
@@ -60,69 +60,71 @@ class CodingAgent:
     """Value of that variable, relative to the folder; empty: the folder itself."""
 
 
-def _claude(place: Place) -> Mapping[str, str]:
+def _claude(endpoint: ModelEndpoint) -> Mapping[str, str]:
     """Return its variables. By default it assumes a million tokens, and begins each session with another header."""
     limits = {
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(place.context_tokens),
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(place.output_tokens),
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context_tokens),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.output_tokens),
     }
     return {
-        "ANTHROPIC_BASE_URL": place.address,
-        "ANTHROPIC_AUTH_TOKEN": place.key,
+        "ANTHROPIC_BASE_URL": endpoint.address,
+        "ANTHROPIC_AUTH_TOKEN": endpoint.key,
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        **(limits if place.context_tokens else {}),
-        **dict.fromkeys(CLAUDE_MODELS, place.model_id),
+        **(limits if endpoint.context_tokens else {}),
+        **dict.fromkeys(CLAUDE_MODELS, endpoint.model_id),
     }
 
 
-def _codex(place: Place) -> Sequence[str]:
+def _codex(endpoint: ModelEndpoint) -> Sequence[str]:
     values: dict[str, str | int] = {
         "model_provider": "paceline",
         "model_providers.paceline.name": "Paceline",
-        "model_providers.paceline.base_url": f"{place.address}/v1",
+        "model_providers.paceline.base_url": f"{endpoint.address}/v1",
         "model_providers.paceline.wire_api": "responses",
         "model_providers.paceline.env_key": "PACELINE_API_KEY",
         "web_search": "disabled",  # it would run on OpenAI's servers
     }
-    if place.context_tokens:
-        values["model_context_window"] = place.context_tokens
-        values["model_auto_compact_token_limit"] = place.context_tokens - 2 * place.output_tokens
-        values["tool_output_token_limit"] = min(TOOL_OUTPUT_TOKENS, place.output_tokens)
+    if endpoint.context_tokens:
+        values["model_context_window"] = endpoint.context_tokens
+        values["model_auto_compact_token_limit"] = endpoint.context_tokens - 2 * endpoint.output_tokens
+        values["tool_output_token_limit"] = min(TOOL_OUTPUT_TOKENS, endpoint.output_tokens)
     settings = (f"{name}={json.dumps(value)}" for name, value in values.items())
-    return ["--model", place.model_id, *(word for setting in settings for word in ("-c", setting))]
+    return ["--model", endpoint.model_id, *(word for setting in settings for word in ("-c", setting))]
 
 
-def _opencode(place: Place) -> Mapping[str, str]:
-    limit = {"context": place.context_tokens, "output": place.output_tokens}
+def _opencode(endpoint: ModelEndpoint) -> Mapping[str, str]:
+    limit = {"context": endpoint.context_tokens, "output": endpoint.output_tokens}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Paceline",
-        "options": {"baseURL": f"{place.address}/v1", "apiKey": place.key},
-        "models": {place.model_id: {"name": place.model_id, "limit": limit}},
+        "options": {"baseURL": f"{endpoint.address}/v1", "apiKey": endpoint.key},
+        "models": {endpoint.model_id: {"name": endpoint.model_id, "limit": limit}},
     }
-    config = {"provider": {"paceline": provider}, "model": f"paceline/{place.model_id}"}
+    config = {"provider": {"paceline": provider}, "model": f"paceline/{endpoint.model_id}"}
     return {"OPENCODE_CONFIG_CONTENT": json.dumps(config)}
 
 
-def _crush(place: Place) -> Mapping[str, Any]:
-    model = {"id": place.model_id, "name": place.model_id, "context_window": place.context_tokens}
+def _crush(endpoint: ModelEndpoint) -> Mapping[str, Any]:
+    model = {"id": endpoint.model_id, "name": endpoint.model_id, "context_window": endpoint.context_tokens}
     provider = {
         "type": "openai-compat",
-        "base_url": f"{place.address}/v1",
+        "base_url": f"{endpoint.address}/v1",
         "api_key": "$PACELINE_API_KEY",
-        "models": [model | {"default_max_tokens": place.output_tokens}],
+        "models": [model | {"default_max_tokens": endpoint.output_tokens}],
     }
-    chosen = {"provider": "paceline", "model": place.model_id}
+    chosen = {"provider": "paceline", "model": endpoint.model_id}
     config = {"providers": {"paceline": provider}, "models": {"large": chosen, "small": chosen}}
     return {"crush.json": config}
 
 
-def _aider(place: Place) -> Mapping[str, Any]:
+def _aider(endpoint: ModelEndpoint) -> Mapping[str, Any]:
     """Return metadata with which it knows when a chat is too long, and does not look the model up on the web."""
-    limits = {"max_input_tokens": place.context_tokens, "max_output_tokens": place.output_tokens}
+    limits = {"max_input_tokens": endpoint.context_tokens, "max_output_tokens": endpoint.output_tokens}
     costs = {"input_cost_per_token": 0, "output_cost_per_token": 0}
-    return {AIDER_FILE: {f"openai/{place.model_id}": {"litellm_provider": "openai", "mode": "chat"} | limits | costs}}
+    return {
+        AIDER_FILE: {f"openai/{endpoint.model_id}": {"litellm_provider": "openai", "mode": "chat"} | limits | costs}
+    }
 
 
 AGENTS = {
@@ -132,14 +134,14 @@ AGENTS = {
         install="npm install -g @anthropic-ai/claude-code",
         context_tokens=49_152,
         environment=_claude,
-        flags=lambda place: ["--model", place.model_id],
+        flags=lambda endpoint: ["--model", endpoint.model_id],
     ),
     "codex": CodingAgent(
         title="Codex",
         program="codex",
         install="npm install -g @openai/codex",
         context_tokens=32_768,
-        environment=lambda place: {"PACELINE_API_KEY": place.key},
+        environment=lambda endpoint: {"PACELINE_API_KEY": endpoint.key},
         flags=_codex,
     ),
     "opencode": CodingAgent(
@@ -154,8 +156,8 @@ AGENTS = {
         program="aider",
         install="pipx install aider-chat",
         context_tokens=8_192,
-        environment=lambda place: {"OPENAI_API_BASE": f"{place.address}/v1", "OPENAI_API_KEY": place.key},
-        flags=lambda place: ["--model", f"openai/{place.model_id}", "--no-show-model-warnings"],
+        environment=lambda endpoint: {"OPENAI_API_BASE": f"{endpoint.address}/v1", "OPENAI_API_KEY": endpoint.key},
+        flags=lambda endpoint: ["--model", f"openai/{endpoint.model_id}", "--no-show-model-warnings"],
         files=_aider,
         files_variable="AIDER_MODEL_METADATA_FILE",
         files_path=AIDER_FILE,
@@ -165,14 +167,16 @@ AGENTS = {
         program="crush",
         install="npm install -g @charmland/crush",
         context_tokens=32_768,
-        environment=lambda place: {"PACELINE_API_KEY": place.key},
+        environment=lambda endpoint: {"PACELINE_API_KEY": endpoint.key},
         files=_crush,
         files_variable="CRUSH_GLOBAL_CONFIG",
     ),
 }
 
 
-def as_text(agent: CodingAgent, place: Place, environment: Mapping[str, str], arguments: Sequence[str]) -> str:
+def as_text(
+    agent: CodingAgent, endpoint: ModelEndpoint, environment: Mapping[str, str], arguments: Sequence[str]
+) -> str:
     """Return the exports and the command line, quoted for a shell."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    return "\n".join([*exports, shlex.join([agent.program, *agent.flags(place), *arguments])])
+    return "\n".join([*exports, shlex.join([agent.program, *agent.flags(endpoint), *arguments])])

@@ -36,26 +36,26 @@ from app.admin.model_view import ModelView
 from app.admin.templating import Pages, read_assets
 from app.admin.updates import Updates
 from app.api import chat, completions, control, embeddings, messages, ollama, rerank, responses, tokens
-from app.api.kept_responses import KeptResponses
+from app.api.response_store import ResponseStore
 from app.core import setting_texts
 from app.core.errors import ServerRuns, StoreUnavailable
 from app.core.messages import Accepted, Delta, Finished, Heartbeat, LoadProgress, TextWork
 from app.hub.hub_files import HubToken
 from app.i18n import Catalogs
 from app.machine import descriptors
-from app.machine.server_file import RunningServer, held_home
+from app.machine.server_file import RunningServer, lock_home
 from app.models.catalog import FolderCatalog, default_catalog
 from app.models.pairing import Speedups
-from app.serving.auth import Door, authorize
+from app.serving.auth import AccessPolicy, authorize
 from app.serving.awake import Awake, Caffeinate
-from app.serving.choosing import Measured
+from app.serving.choosing import SpeedupLookup
 from app.serving.context import Activity, Context
 from app.serving.errors import install_error_handlers
-from app.serving.gate import Gate, give_memory_back
+from app.serving.gate import Gate, configure_malloc
 from app.serving.guessing import ENTRIES, ENTRY_SECONDS, Lockout, OneTimeCodes
 from app.serving.journal import Journal
-from app.serving.live_settings import BEYOND_LOOPBACK, OWN_CATALOGS, LiveSettings, Situation
-from app.serving.logs import LogRing, WorkerLines, open_outlets, set_log_level
+from app.serving.live_settings import BEYOND_LOOPBACK, USER_LANGUAGES, LiveSettings, SettingsState
+from app.serving.logs import LogRing, WorkerLines, open_log_handlers, set_log_level
 from app.serving.resolver import Resolver, stays
 from app.serving.server import (
     AddressError,
@@ -68,7 +68,7 @@ from app.serving.sweep.report import speedups
 from app.settings import Settings
 from app.store.accounts import Accounts
 from app.store.conversations import Conversations
-from app.store.rows import DownloadRows, KeptMeasurements, RequestHistory, StoredSettings
+from app.store.rows import DownloadRows, RequestHistory, StoredMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 from app.worker.supervisor import PrefixDisk
@@ -119,13 +119,13 @@ def create_app(
     return build(admin_context(context, store, logs))
 
 
-def measured_in(store: Store) -> Measured:
+def measured_in(store: Store) -> SpeedupLookup:
     """Return a function from model id to its drafters' measured speedups; empty where the store cannot be read."""
-    kept = KeptMeasurements(store)
+    measurements = StoredMeasurements(store)
 
     def measured(model_id: str) -> Speedups:
         try:
-            return speedups(row.results for row in kept.of(model_id))
+            return speedups(row.results for row in measurements.of(model_id))
         except StoreUnavailable:
             return {}
 
@@ -134,10 +134,10 @@ def measured_in(store: Store) -> Measured:
 
 def admin_context(context: Context, store: Store, logs: LogRing | None = None) -> AdminContext:
     """Build the dashboard's context: `context` and what the dashboard needs in addition."""
-    kept, models = KeptMeasurements(store), ModelView(context)
-    measuring = Measuring(context, models, kept)
+    measurements, models = StoredMeasurements(store), ModelView(context)
+    measuring = Measuring(context, models, measurements)
     loading = Loading(context, models, measuring)
-    catalogs = Catalogs(context.settings.home / OWN_CATALOGS)
+    catalogs = Catalogs(context.settings.home / USER_LANGUAGES)
     updates = Updates(lambda: context.settings.check_updates)
     return AdminContext(
         serving=context,
@@ -145,20 +145,20 @@ def admin_context(context: Context, store: Store, logs: LogRing | None = None) -
         pages=Pages(read_assets(), catalogs, lambda: context.settings, updates.view),
         live=LiveFeed(closing=lambda: context.activity.draining and len(context.activity) == 0),
         accounts=Accounts(store),
-        setup=OneTimeCodes(context.clock, most=ENTRIES),
-        entries=OneTimeCodes(context.clock, valid_seconds=ENTRY_SECONDS, most=ENTRIES),
+        setup_codes=OneTimeCodes(context.clock, max_open=ENTRIES),
+        entry_codes=OneTimeCodes(context.clock, valid_seconds=ENTRY_SECONDS, max_open=ENTRIES),
         lockout=Lockout(context.clock),
         models=models,
         loading=loading,
         measuring=measuring,
-        kept=kept,
+        stored_measurements=measurements,
         history=RequestHistory(store),
         conversations=Conversations(store),
         downloads=Downloads(
             lambda: context.settings,
             DownloadRows(store),
             HubToken(context.settings.home),
-            arrived=loading.arrived,
+            on_done=loading.on_download_done,
         ),
         updates=updates,
         logs=logs or LogRing(),
@@ -170,7 +170,7 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     """Subscribe every part to the worker and the settings while the server runs, then end everything in order."""
     context = admin.serving
     unsubscribes = [
-        context.worker.subscribe(context.measurements.observe, Heartbeat, TextWork),
+        context.worker.subscribe(context.metrics.observe, Heartbeat, TextWork),
         context.worker.subscribe(admin.pace.on_event, Delta),
         context.worker.subscribe(context.journal.on_event, LoadProgress, Finished),
         context.worker.subscribe(admin.loading.on_event, Heartbeat),
@@ -183,7 +183,7 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     listeners = (
         keep_models,
         context.journal.on_settings_changed,
-        admin.downloads.fill,
+        admin.downloads.start_queued,
         admin.updates.on_settings_changed,
     )
     unsubscribes += [context.live.subscribe(on_settings_changed) for on_settings_changed in listeners]
@@ -218,8 +218,8 @@ def build(admin: AdminContext) -> FastAPI:
         lifespan=lambda _app: listening(admin),
     )
     app.state.context, app.state.admin, app.state.pages = context, admin, admin.pages
-    app.state.responses = KeptResponses()
-    app.state.door = Door(
+    app.state.responses = ResponseStore()
+    app.state.access_policy = AccessPolicy(
         accounts=admin.accounts,
         secret=settings.api_key.get_secret_value() if settings.api_key is not None else None,
         requires_key=lambda: context.settings.require_key or not settings.is_loopback,
@@ -231,7 +231,7 @@ def build(admin: AdminContext) -> FastAPI:
         Gate,
         allowed_hosts=lambda: context.settings.host_names,
         allowed_origins=lambda: context.settings.allowed_origins,
-        answered=context.measurements.answered,
+        on_response=context.metrics.answered,
     )
     return app
 
@@ -244,63 +244,68 @@ Publish = Callable[[str, int, str], None]
 
 
 def run(
-    given: Settings,
+    explicit_settings: Settings,
     *,
-    words: tuple[str, ...] = (),
+    arguments: tuple[str, ...] = (),
     check: Callable[[Settings], None] = lambda _settings: None,
     announce: Announce | None = None,
 ) -> int:
     """Serve until SIGTERM or Ctrl-C. Return the exit code: 0, 1 for something unavailable, 2 for an unsafe address.
 
-    `given` holds the settings of command line and environment, `words` the raw command-line options. Stored settings
-    are read here, and only here, since a damaged store is set aside first. `check` may refuse the combined settings by
-    raising.
+    `explicit_settings` are those of command line and environment, `arguments` the raw command-line options. Stored
+    settings are read here, and only here, since a damaged store is set aside first. `check` may refuse the combined
+    settings by raising.
     """
     descriptors.raise_limit()
-    give_memory_back()
+    configure_malloc()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        with held_home(given.home) as write, contextlib.closing(Store(given.home / FILE_NAME)) as store:
+        with (
+            lock_home(explicit_settings.home) as write,
+            contextlib.closing(Store(explicit_settings.home / FILE_NAME)) as store,
+        ):
 
             def publish(host: str, port: int, key: str) -> None:
-                write(RunningServer(host, port, key, os.getpid(), __version__, time.time(), words))
+                write(RunningServer(host, port, key, os.getpid(), __version__, time.time(), arguments))
 
-            return _run(store, given, check, announce or _announce, publish)
+            return _run(store, explicit_settings, check, announce or _announce, publish)
     except ServerRuns as error:
-        _complain(str(error))
+        _print_error(str(error))
         return EXIT_UNAVAILABLE
 
 
-def open_store(store: Store, given: Settings) -> tuple[str, LiveSettings, bool]:
+def open_store(store: Store, explicit_settings: Settings) -> tuple[str, LiveSettings, bool]:
     """Open the store; return a notice for people, the combined settings, and whether these are unsafe.
 
     A locked-down store is safe: it requires a key, wherever a client connects from. Raises `StoreUnavailable`.
     """
-    notice, kept = store.start(), StoredSettings(store)
-    live = LiveSettings(given, kept)
-    is_unsafe = not store.locked_down and BEYOND_LOOPBACK.clashes(Situation(live.current, kept.has_keys()))
+    notice, stored = store.start(), StoredSettings(store)
+    live = LiveSettings(explicit_settings, stored)
+    is_unsafe = not store.locked_down and BEYOND_LOOPBACK.clashes(SettingsState(live.current, stored.has_keys()))
     return notice, live, is_unsafe
 
 
-def _run(store: Store, given: Settings, check: Callable[[Settings], None], announce: Announce, publish: Publish) -> int:
+def _run(
+    store: Store, explicit_settings: Settings, check: Callable[[Settings], None], announce: Announce, publish: Publish
+) -> int:
     try:
-        notice, live, is_unsafe = open_store(store, given)
+        notice, live, is_unsafe = open_store(store, explicit_settings)
     except StoreUnavailable as error:
-        _complain(str(error))
+        _print_error(str(error))
         return EXIT_UNAVAILABLE
     if notice:
-        _complain(notice)
+        _print_error(notice)
     check(live.current)
     if is_unsafe:
-        _complain(f"{live.current.host}: {BEYOND_LOOPBACK.advice}")
+        _print_error(f"{live.current.host}: {BEYOND_LOOPBACK.advice}")
         return EXIT_UNSAFE
     try:
         listener = bind(live.current.host, live.current.port)
     except AddressError as error:
-        _complain(str(error))
+        _print_error(str(error))
         return EXIT_UNAVAILABLE
-    secrets = (given.api_key.get_secret_value(),) if given.api_key is not None else ()
-    with open_outlets(LogRing(secrets=secrets), given.home) as lines:
+    secrets = (explicit_settings.api_key.get_secret_value(),) if explicit_settings.api_key is not None else ()
+    with open_log_handlers(LogRing(secrets=secrets), explicit_settings.home) as lines:
         if notice:
             logging.getLogger("paceline.store").warning("%s", notice)
         asyncio.run(_serve(live, store, listener, announce, lines, publish))
@@ -310,8 +315,8 @@ def _run(store: Store, given: Settings, check: Callable[[Settings], None], annou
 def setup_address(admin: AdminContext, url: str) -> str:
     """Return the URL to choose the first password, with a new code; empty once there is one, or without loopback."""
     host = admin.serving.settings.host
-    is_near = admin.serving.settings.is_loopback or host in setting_texts.UNSPECIFIED
-    return f"{url}admin/setup#{admin.setup.issue()}" if is_near and not admin.accounts.has_account else ""
+    is_near = admin.serving.settings.is_loopback or host in setting_texts.UNSPECIFIED_ADDRESSES
+    return f"{url}admin/setup#{admin.setup_codes.issue()}" if is_near and not admin.accounts.has_account else ""
 
 
 def _worker(settings: Settings, lines: WorkerLines) -> WorkerClient:
@@ -321,7 +326,7 @@ def _worker(settings: Settings, lines: WorkerLines) -> WorkerClient:
         costs_folder=settings.home / "costs",
         wire=settings.wire,
         prefixes=PrefixDisk(settings.prefixes_path, disk_bytes, settings.prefix_cache_days),
-        on_line=lines.take,
+        on_line=lines.log,
     )
 
 
@@ -330,11 +335,11 @@ async def _serve(
 ) -> None:
     settings, port = live.current, listener.getsockname()[1]
     worker = _worker(settings, lines)
-    catalog = default_catalog(settings.model_folders, kept_in=settings.home)
+    catalog = default_catalog(settings.model_folders, cache_folder=settings.home)
     app = create_app(live, store, worker, catalog, lines.ring)
 
     def on_settings_changed() -> None:
-        catalog.look_in(live.current.model_folders)
+        catalog.set_folders(live.current.model_folders)
         set_log_level(live.current.log_level)
 
     on_settings_changed()
@@ -342,7 +347,7 @@ async def _serve(
 
     def started() -> None:
         gc.freeze()  # else a full collection now and then stops every stream for 0.1 s
-        publish(settings.host, port, app.state.door.own_key)
+        publish(settings.host, port, app.state.access_policy.local_key)
         url = f"{setting_texts.local_url(settings.host, port)}/"
         setup = setup_address(app.state.admin, url)
         threading.Thread(target=announce, args=(url, setup, live, catalog), daemon=True).start()
@@ -368,8 +373,8 @@ def _announce(url: str, setup: str, _live: LiveSettings, catalog: FolderCatalog)
     if setup:
         sys.stdout.write(f"Choose a password for the dashboard (within 30 minutes, once): {setup}\n")
     sys.stdout.flush()
-    catalog.is_looking()
+    catalog.is_reading_tokenizers()
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     sys.stderr.write(f"paceline: {message}\n")

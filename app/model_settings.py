@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from app.core.errors import InvalidSetting
-from app.core.request import WHOLE, Quantisation
+from app.core.request import UNQUANTISED, Quantisation
 from app.models.drafters import DRAFT_METHODS, METHOD_NAMES, NGRAM
 from app.models.footprint import QUANTISED_FROM_TOKENS
 
@@ -26,7 +26,7 @@ class Conflict(Generic[Values]):
     names: tuple[str, ...]
     advice: str
     clashes: Callable[[Values], bool]
-    wording: str = ""
+    translation_key: str = ""
     """Key of the dashboard's text for it; empty: `conflict_` and the first name."""
 
 
@@ -35,8 +35,8 @@ def refuse_conflicts(values: Values, conflicts: Iterable[Conflict[Values]]) -> N
     for conflict in conflicts:
         if conflict.clashes(values):
             message, name = f"{', '.join(conflict.names)}: {conflict.advice}", conflict.names[0]
-            wording = conflict.wording or f"conflict_{name}"
-            raise InvalidSetting(message, code="conflicting_settings", parameter=name, wording=wording)
+            translation_key = conflict.translation_key or f"conflict_{name}"
+            raise InvalidSetting(message, code="conflicting_settings", parameter=name, translation_key=translation_key)
 
 
 logger = logging.getLogger(__name__)
@@ -128,20 +128,20 @@ class ModelSettings(BaseModel):
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> "ModelSettings":
-        """Read stored values, perhaps of another version: names and values that are invalid here are left out."""
+        """Read stored values, possibly of another version; unknown names and invalid values are dropped."""
         known = {name: value for name, value in values.items() if name in cls.model_fields}
         try:
             return cls.model_validate(known)
         except ValidationError as error:
-            strange = {str(detail["loc"][0]) for detail in error.errors()}
-            logger.warning("stored settings of a model are left out: %s", ", ".join(sorted(strange)))
-            return cls.model_validate({name: value for name, value in known.items() if name not in strange})
+            invalid = {str(detail["loc"][0]) for detail in error.errors()}
+            logger.warning("stored settings of a model are left out: %s", ", ".join(sorted(invalid)))
+            return cls.model_validate({name: value for name, value in known.items() if name not in invalid})
 
     @property
     def quantisation(self) -> Quantisation:
         """Quantisation of keys and values, where the model allows it."""
         shortest = QUANTISED_FROM_TOKENS if self.kv_bits_from is None else self.kv_bits_from
-        return Quantisation(self.kv_bits, shortest) if self.kv_bits else WHOLE
+        return Quantisation(self.kv_bits, shortest) if self.kv_bits else UNQUANTISED
 
     def over(self, other: "ModelSettings") -> "ModelSettings":
         """Return these settings, with those of `other` where they are unset."""

@@ -23,7 +23,7 @@ from pydantic import (
 
 from app.core import setting_texts
 from app.core.errors import InvalidSetting, invalid_setting
-from app.speculative_config import SpeculativeConfig, from_setting
+from app.speculative_config import SpeculativeConfig, parse_setting
 
 LANGUAGE = r"^(?:[a-z]{2,3}(?:-[A-Za-z0-9]{2,8})*)?$"
 ADDRESS = r"^(?:https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?)?$"
@@ -56,7 +56,7 @@ def _switch(description: str, section: Section, takes_effect: TakesEffect = "res
     return _setting(default=default, description=description, section=section, takes_effect=takes_effect)
 
 
-SpeculativeText = Annotated[SpeculativeConfig | None, BeforeValidator(from_setting)]
+SpeculativeText = Annotated[SpeculativeConfig | None, BeforeValidator(parse_setting)]
 
 
 class Settings(BaseModel):
@@ -85,13 +85,13 @@ class Settings(BaseModel):
         "127.0.0.1", "Address to listen on; anything other than loopback requires an API key.", "network"
     )
     port: int = _setting(8710, "TCP port to listen on; 0 picks a free one.", "network", ge=0, le=65535)
-    allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(setting_texts.names)] = _setting(
+    allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(setting_texts.parse_names)] = _setting(
         (),
         "Allowed hosts besides 127.0.0.1, localhost and [::1]: the host names that requests may use, separated by ','.",
         "network",
         "now",
     )
-    allowed_origins: Annotated[tuple[str, ...], BeforeValidator(setting_texts.names)] = _setting(
+    allowed_origins: Annotated[tuple[str, ...], BeforeValidator(setting_texts.parse_names)] = _setting(
         (),
         "Allowed origins (CORS) of pages calling /v1, such as https://chat.example, separated by ','; empty: none.",
         "network",
@@ -109,7 +109,7 @@ class Settings(BaseModel):
     drain_seconds: float = _setting(
         30.0, "Shutdown grace period for running requests.", "network", unit="seconds", ge=0, le=3600
     )
-    memory_limit: Annotated[int | None, BeforeValidator(setting_texts.size_bytes)] = _setting(
+    memory_limit: Annotated[int | None, BeforeValidator(setting_texts.parse_optional_size)] = _setting(
         None,
         "Memory limit for models and caches, in bytes or like 24G; empty: derived from the machine.",
         "memory",
@@ -121,7 +121,7 @@ class Settings(BaseModel):
         "Keep model weights resident (wired): where macOS and the memory left allow it (`auto`) or never (`off`).",
         "memory",
     )
-    prefix_cache_memory: Annotated[int | None, BeforeValidator(setting_texts.size_bytes)] = _setting(
+    prefix_cache_memory: Annotated[int | None, BeforeValidator(setting_texts.parse_optional_size)] = _setting(
         None,
         "Memory for earlier prompts of a model, in bytes or like 8G; empty: half of what models leave.",
         "memory",
@@ -135,7 +135,7 @@ class Settings(BaseModel):
     prefix_cache_days: float = _setting(
         14.0, "Days after which an unused earlier prompt leaves the disk.", "memory", ge=0.01, le=3650
     )
-    idle_seconds: Annotated[float | None, BeforeValidator(setting_texts.absent)] = _setting(
+    idle_seconds: Annotated[float | None, BeforeValidator(setting_texts.none_if_empty)] = _setting(
         None,
         "Idle time after which a model is unloaded; empty: one hour.",
         "memory",
@@ -157,13 +157,13 @@ class Settings(BaseModel):
     home: Path = _setting(
         Path("~/.paceline"), "Folder for Paceline's data.", "folders", stored=False, validate_default=True
     )
-    model_dirs: Annotated[tuple[Path, ...], BeforeValidator(setting_texts.folders)] = _setting(
+    model_dirs: Annotated[tuple[Path, ...], BeforeValidator(setting_texts.parse_folders)] = _setting(
         (),
         "Model folders, separated by ':', besides the bundled models and the Hugging Face cache.",
         "folders",
         "now",
     )
-    downloads_folder: Annotated[Path | None, BeforeValidator(setting_texts.folder)] = _setting(
+    downloads_folder: Annotated[Path | None, BeforeValidator(setting_texts.parse_folder)] = _setting(
         None, "Download folder; empty: models in Paceline's data folder.", "folders", "now"
     )
     hub_endpoint: str = _setting(
@@ -187,7 +187,7 @@ class Settings(BaseModel):
         "speculation",
         "reload",
     )
-    num_draft_tokens: Annotated[int | None, BeforeValidator(setting_texts.absent)] = _setting(
+    num_draft_tokens: Annotated[int | None, BeforeValidator(setting_texts.none_if_empty)] = _setting(
         None,
         "Draft length, 1 to 64: exact with one method chosen, else the maximum; empty: automatic (governor).",
         "speculation",
@@ -196,7 +196,7 @@ class Settings(BaseModel):
         ge=1,
         le=64,
     )
-    drafts: Annotated[dict[str, str], BeforeValidator(setting_texts.pairs)] = _setting(
+    drafts: Annotated[dict[str, str], BeforeValidator(setting_texts.parse_pairs)] = _setting(
         {},
         'Drafters by main model: JSON, or "main=draft+other,second=off"; others get the best match.',
         "speculation",
@@ -231,7 +231,7 @@ class Settings(BaseModel):
     @field_validator("home")
     @classmethod
     def _expand_home(cls, home: Path) -> Path:
-        return setting_texts.absolute(str(home))
+        return setting_texts.absolute_path(str(home))
 
     @field_validator("api_key")
     @classmethod
@@ -306,30 +306,32 @@ class Settings(BaseModel):
 
         Stored values are plain JSON values; `model_fields_set` is unchanged. Raises `InvalidSetting`.
         """
-        free = {name: value for name, value in stored.items() if name not in self.model_fields_set}
-        checked = _checked(free)
-        return self.with_values({name: getattr(checked, name) for name in checked.model_fields_set})
+        unset = {name: value for name, value in stored.items() if name not in self.model_fields_set}
+        validated = _validated(unset)
+        return self.with_values({name: getattr(validated, name) for name in validated.model_fields_set})
 
     def with_values(self, values: Mapping[str, Any]) -> "Settings":
         """Return a copy with these checked values; `model_fields_set` is unchanged."""
-        made = Settings.model_construct(_fields_set=set(self.model_fields_set), **{**dict(self), **values})
-        made._command_line = self._command_line  # noqa: SLF001
-        return made
+        settings = Settings.model_construct(_fields_set=set(self.model_fields_set), **{**dict(self), **values})
+        settings._command_line = self._command_line  # noqa: SLF001
+        return settings
 
 
 def read_settings(**overrides: Any) -> Settings:
     """Read the settings from the environment, `overrides` (the command line) first. Raises `InvalidSetting`."""
     variables = {name: f"PACELINE_{name.upper()}" for name in Settings.model_fields}
     environment = {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
-    made = _checked({**environment, **overrides})
-    return made.with_command_line(**{name: getattr(made, name) for name in overrides if name in Settings.model_fields})
+    settings = _validated({**environment, **overrides})
+    return settings.with_command_line(
+        **{name: getattr(settings, name) for name in overrides if name in Settings.model_fields}
+    )
 
 
 def check_setting(name: str, value: Any) -> Any:
     """Return the value to store for a setting, from text or plain JSON; None for None. Raises `InvalidSetting`."""
     if name not in Settings.model_fields:
         raise InvalidSetting(f"there is no setting called {name[:60]}", parameter="name")
-    if not about(name)["stored"]:
+    if not setting_info(name)["stored"]:
         raise InvalidSetting(f"{name} comes from the environment only: set PACELINE_{name.upper()}", parameter=name)
     try:
         return None if value is None else getattr(Settings(**{name: value}), name)
@@ -337,12 +339,12 @@ def check_setting(name: str, value: Any) -> Any:
         raise invalid_setting(error.errors()[0]) from None
 
 
-def about(name: str) -> dict[str, Any]:
-    """Return the schema's facts about a setting beyond its type: `takes_effect`, `section`, `unit` and `stored`."""
+def setting_info(name: str) -> dict[str, Any]:
+    """Return the metadata of a setting: `takes_effect`, `section`, `unit` and `stored`."""
     return cast("dict[str, Any]", Settings.model_fields[name].json_schema_extra)
 
 
-def _checked(values: Mapping[str, Any]) -> Settings:
+def _validated(values: Mapping[str, Any]) -> Settings:
     try:
         return Settings(**values)
     except ValidationError as error:

@@ -37,7 +37,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def _problem(config: SpeculativeConfig) -> str:
-    least, most = config.prompt_lookup_min, config.prompt_lookup_max
+    shortest, longest = config.prompt_lookup_min, config.prompt_lookup_max
     if config.method and config.method not in METHOD_NAMES:
         return f"method: use one of {', '.join(reversed(METHOD_NAMES))}"
     if not (config.method or config.model):
@@ -46,21 +46,21 @@ def _problem(config: SpeculativeConfig) -> str:
         return f"model: the method {config.method} has none"
     if not _within(config.num_speculative_tokens, MAX_DRAFT_TOKENS):
         return f"num_speculative_tokens: give 1 to {MAX_DRAFT_TOKENS}"
-    if config.method != NGRAM.name and (least is not None or most is not None):
+    if config.method != NGRAM.name and (shortest is not None or longest is not None):
         return "prompt_lookup_min and prompt_lookup_max are for the method ngram"
-    if not (_within(least, MAX_LOOKUP_TOKENS) and _within(most, MAX_LOOKUP_TOKENS)):
+    if not (_within(shortest, MAX_LOOKUP_TOKENS) and _within(longest, MAX_LOOKUP_TOKENS)):
         return f"prompt_lookup_min, prompt_lookup_max: give 1 to {MAX_LOOKUP_TOKENS}"
-    if least is not None and most is not None and least > most:
+    if shortest is not None and longest is not None and shortest > longest:
         return "prompt_lookup_min must not be above prompt_lookup_max"
     return ""
 
 
-def _within(number: int | None, most: int) -> bool:
-    return number is None or 1 <= number <= most
+def _within(number: int | None, maximum: int) -> bool:
+    return number is None or 1 <= number <= maximum
 
 
-def from_setting(value: object) -> object:
-    """Return the `SpeculativeConfig` in an object or its JSON text, None for an empty text, else `value` as it is."""
+def parse_setting(value: object) -> object:
+    """Parse an object or its JSON text; None for an empty text. Other values are returned unchanged."""
     if isinstance(value, dict):
         value = json.dumps(value)
     if not isinstance(value, str):

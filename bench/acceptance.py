@@ -114,7 +114,7 @@ def measure(
     drafts: int | None = None,
 ) -> tuple[Counts, list[tuple[int, list[int]]]]:
     """Return the counts, and every text with the length of its prompt before it."""
-    counts, texts, wanted = Counts(), [], args.drafts if drafts is None else drafts
+    counts, texts, draft_count = Counts(), [], args.drafts if drafts is None else drafts
     for seed in range(args.seeds):
         for index, prompt in enumerate(prompts):
             request = Request(
@@ -124,7 +124,7 @@ def measure(
                 stop_token_ids=frozenset({stop}),
                 sampling=SamplingParameters(seed=1000 * seed + index, temperature=temperature),
             )
-            texts.append((len(prompt), answer(engine, request, args.method, wanted, counts)))
+            texts.append((len(prompt), answer(engine, request, args.method, draft_count, counts)))
     return counts, texts
 
 
@@ -188,7 +188,7 @@ def main() -> None:
         for mode in MODES:
             engine = Engine(parts.runner, parts.drafters, parts.limits, PrefixCache(0), acceptance=mode)
             counts, texts = measure(engine, prompts, tokenizer.eos_token_id, temperature, args)
-            pairs = [list(zip(text, wanted, strict=False)) for (_, text), (_, wanted) in zip(texts, plain, strict=True)]
+            pairs = [list(zip(text, other, strict=False)) for (_, text), (_, other) in zip(texts, plain, strict=True)]
             parted = sum(any(token != other for token, other in pair) for pair in pairs)
             print(f"| {temperature:g} | {mode} | {counts.cells()} | {parted} |", flush=True)
 

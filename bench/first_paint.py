@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 from live_feed import KEY, MODEL, server
 
-from app.core.request import Past
+from app.core.request import FinishedRequest
 from app.store.rows import RequestHistory
 from app.store.store import FILE_NAME, Store
 
@@ -30,7 +30,7 @@ def remember(home: Path) -> None:
     store = Store(home / FILE_NAME)
     now = time.time()
     past = [
-        Past(
+        FinishedRequest(
             id=f"chatcmpl-{number:06}",
             endpoint="chat",
             model_id=MODEL,
@@ -41,7 +41,7 @@ def remember(home: Path) -> None:
         )
         for number in range(REQUESTS)
     ]
-    RequestHistory(store).keep(past, limit=10 * REQUESTS)
+    RequestHistory(store).save(past, limit=10 * REQUESTS)
     store.close()
 
 

@@ -26,9 +26,9 @@ async def script(command: Generate) -> AsyncIterator[Accepted | Delta | Finished
     yield Accepted(id=command.id, prompt_tokens=1)
     number = str((command.messages or [])[0]["content"])
     clock = asyncio.get_running_loop().time
-    began = clock()
+    started_at = clock()
     for step in range(1, STEPS + 1):
-        await asyncio.sleep(began + step * STEP_SECONDS - clock())
+        await asyncio.sleep(started_at + step * STEP_SECONDS - clock())
         yield Delta(id=command.id, index=0, text=f"{number} ", tokens=1)
     yield Finished(id=command.id, index=0, finish_reason="stop", usage=USAGE)
 
@@ -43,15 +43,15 @@ async def serve() -> None:
         await asyncio.to_thread(sys.stdin.read)
 
 
-async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> float:
+async def request_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> float:
     """Make a request and return the seconds added. Raises ValueError for a reply that is not its own."""
     message = {"role": "user", "content": str(number)}
     body = json.dumps({"model": "demo-main", "messages": [message], "stream": True})
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
     reply = (await reader.readuntil(b"0\r\n\r\n")).decode()
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started_at
     if reply.count(f'"content":"{number} "') != STEPS or "data: [DONE]" not in reply:
         raise ValueError(f"request {number} got {reply[:300]}")
     return seconds - STEPS * STEP_SECONDS
@@ -63,7 +63,7 @@ async def measure(port: int, requests: int) -> list[float]:
 
     async def client() -> None:
         reader, writer = await asyncio.open_connection(HOST, port)
-        added.extend([await ask(reader, writer, number) for number in numbers])
+        added.extend([await request_answer(reader, writer, number) for number in numbers])
         writer.close()
 
     gc.disable()

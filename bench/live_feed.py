@@ -27,10 +27,10 @@ PAUSE_SECONDS = 0.3
 
 
 @contextlib.contextmanager
-def server(furnish: Callable[[Path], None] = lambda _home: None) -> Iterator[tuple[str, psutil.Process]]:
-    """Run a server of its own; yield its address and process. `furnish` gets its folder before it starts."""
+def server(prepare: Callable[[Path], None] = lambda _home: None) -> Iterator[tuple[str, psutil.Process]]:
+    """Run a server of its own; yield its address and process. `prepare` gets its folder before it starts."""
     with tempfile.TemporaryDirectory() as home:
-        furnish(Path(home))
+        prepare(Path(home))
         environment = os.environ | {"PACELINE_HOME": home, "PACELINE_API_KEY": KEY, "PACELINE_PORT": "0"}
         command = [sys.executable, "-m", "app.cli", "serve"]
         with subprocess.Popen(
@@ -45,7 +45,7 @@ def server(furnish: Callable[[Path], None] = lambda _home: None) -> Iterator[tup
                 process.wait(30)
 
 
-async def look(client: httpx2.AsyncClient, topics: str, sizes: list[int]) -> None:
+async def read_feed(client: httpx2.AsyncClient, topics: str, sizes: list[int]) -> None:
     """Act as one tab: read until cancelled, and count bytes."""
     async with client.stream("GET", f"/admin/api/live?topics={topics}", timeout=None) as response:
         async for chunk in response.aiter_bytes():
@@ -67,17 +67,17 @@ async def measure(
     """Return the share of one core that the server used, and the bytes per second for one tab."""
     topics = ",".join(set(TOPICS_OF_A_PAGE) & set((await client.get("/admin/api/live/topics")).json()["topics"]))
     sizes: list[int] = []
-    looking = [asyncio.create_task(look(client, topics, sizes)) for _ in range(tabs)]
+    readers = [asyncio.create_task(read_feed(client, topics, sizes)) for _ in range(tabs)]
     await asyncio.sleep(2)
     sizes.clear()
-    before, began = process.cpu_times(), time.perf_counter()
+    before, started_at = process.cpu_times(), time.perf_counter()
     await asyncio.sleep(seconds)
-    after, passed = process.cpu_times(), time.perf_counter() - began
-    for task in looking:
+    after, elapsed = process.cpu_times(), time.perf_counter() - started_at
+    for task in readers:
         task.cancel()
-    await asyncio.gather(*looking, return_exceptions=True)
+    await asyncio.gather(*readers, return_exceptions=True)
     used = (after.user + after.system) - (before.user + before.system)
-    return used / passed, sum(sizes) / max(tabs, 1) / passed
+    return used / elapsed, sum(sizes) / max(tabs, 1) / elapsed
 
 
 async def main(seconds: float) -> None:

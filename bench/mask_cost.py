@@ -51,7 +51,7 @@ def mask_seconds(text: TextModel, slots: int) -> list[float]:
     asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
     vocabulary = Vocabulary(text.table)
     grammar = answer_grammar(asked, NO_DIALECT)
-    enforced = vocabulary.enforce(grammar.text) if grammar else None
+    enforced = vocabulary.compile_grammar(grammar.text) if grammar else None
     tokens = text.encode(json.dumps(ANSWER, ensure_ascii=False))
     constraints, spent = Constraints(), []
     held = AnswerConstraint(vocabulary, enforced, None)

@@ -24,7 +24,7 @@ from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, Offer, PrefillRow, PrefillStep, RowOutcome, StepResult
 from app.engine.engine import Engine
 from app.models.draft_lengths import DRAFT_LENGTHS
-from bench.comparison.governor_case import DRAFTERS, LoadedModel, Turns
+from bench.comparison.governor_case import DRAFTERS, LoadedModel, WorkloadRunner
 from bench.comparison.workloads import ASSISTANT, LONGEST_ANSWER_TOKENS, WORKLOADS
 
 TRACES = Path(__file__).resolve().parents[1] / "tests" / "scheduler" / "traces.json"
@@ -34,7 +34,7 @@ PERIOD, TEXT_TOKENS, LONG_TEXT_TOKENS, PLAIN_STEPS = 6, 96, 480, 6
 MORE_TOKENS = LONG_TEXT_TOKENS - TEXT_TOKENS
 
 
-class Text:
+class EngineRequest:
     """One request that an engine runs."""
 
     def __init__(self, engine: Engine, name: str, prompt: Sequence[int], sampling: SamplingParameters) -> None:
@@ -71,7 +71,7 @@ def trace(engine: Engine, method: str, prompt: Sequence[int], count: int, sampli
     """Return a digit per position for drafts proposed and accepted, and for tokens that an offer matches (0: none)."""
     proposed, accepted, matched = [-1] * count, [0] * count, [0] * count
     while -1 in proposed:
-        text = Text(engine, "trace", prompt, sampling)
+        text = EngineRequest(engine, "trace", prompt, sampling)
         text.read()
         while (place := len(text.tokens) - len(prompt)) < count and -1 in proposed:
             if proposed[place] >= 0:
@@ -87,7 +87,7 @@ def trace(engine: Engine, method: str, prompt: Sequence[int], count: int, sampli
 
 def confidences(engine: Engine, prompt: Sequence[int], count: int, sampling: SamplingParameters) -> list[int]:
     """Return the target's confidence at each position, in thousandths."""
-    text, values = Text(engine, "confidences", prompt, sampling), list[float]()
+    text, values = EngineRequest(engine, "confidences", prompt, sampling), list[float]()
     text.read()
     while len(values) < count:
         values += text.step("off", 0).confidences
@@ -101,7 +101,7 @@ def record(model: LoadedModel) -> Iterator[dict[str, Any]]:
     for workload in WORKLOADS:
         if DRAFTERS.get(workload.model) != DRAFTERS[model.name]:
             continue
-        turns = Turns(workload, model, most_tokens=LONGEST_ANSWER_TOKENS, quick=False)
+        turns = WorkloadRunner(workload, model, max_tokens=LONGEST_ANSWER_TOKENS, quick=False)
         requests = []
         for prompts, count in turns.groups:
             for prompt in prompts:
@@ -127,7 +127,7 @@ class Costs:
         for time_of in range(2):
             result = self._step(texts, method, drafts, drafts + 1)
             if time_of and result.width > 1:
-                drafting = result.parts.draft_seconds if result.parts else 0.0
+                drafting = result.phase_seconds.draft_seconds if result.phase_seconds else 0.0
                 self._add((method, rows, result.width - 1), result.seconds - drafting, drafting)
         self._end(texts)
 
@@ -143,22 +143,25 @@ class Costs:
         """Measure drafting one token of a text that the drafter has not read."""
         for length in (TEXT_TOKENS, LONG_TEXT_TOKENS):
             texts = self._texts(1, length)
-            parts = self._step(texts, method, 1, 2).parts
-            seconds = parts.draft_seconds if parts else 0.0
+            phase_seconds = self._step(texts, method, 1, 2).phase_seconds
+            seconds = phase_seconds.draft_seconds if phase_seconds else 0.0
             self._end(texts)
             self.reading.setdefault(method, {}).setdefault(length, []).append(seconds)
 
     def _add(self, shape: tuple[str, int, int], seconds: float, draft_seconds: float) -> None:
         self.shapes.setdefault(shape, []).append((seconds, draft_seconds))
 
-    def _texts(self, rows: int, length: int) -> list[Text]:
+    def _texts(self, rows: int, length: int) -> list[EngineRequest]:
         prompt = [1 + 37 * (place % PERIOD) % 89 for place in range(length)]
-        texts = [Text(self.engine, f"cost-{row}", prompt, SamplingParameters(temperature=0.0)) for row in range(rows)]
+        texts = [
+            EngineRequest(self.engine, f"cost-{row}", prompt, SamplingParameters(temperature=0.0))
+            for row in range(rows)
+        ]
         for text in texts:
             text.read()
         return texts
 
-    def _step(self, texts: Sequence[Text], method: str, drafts: int, remaining: int) -> StepResult:
+    def _step(self, texts: Sequence[EngineRequest], method: str, drafts: int, remaining: int) -> StepResult:
         """Run one step of several rows; whatever is drawn, their texts continue to repeat themselves."""
         rows = tuple(text.row(method, drafts, remaining) for text in texts)
         result = self.engine.step(DecodeStep(rows, timed=True))
@@ -168,7 +171,7 @@ class Costs:
                 text.tokens[place] = text.tokens[place - PERIOD]
         return result
 
-    def _end(self, texts: Sequence[Text]) -> None:
+    def _end(self, texts: Sequence[EngineRequest]) -> None:
         for text in texts:
             text.end()
 
@@ -189,8 +192,8 @@ def costs_of(engine: Engine, rows: Sequence[int], seconds: float) -> dict[str, A
     print(f"{rounds} rounds", file=sys.stderr, flush=True)
     return {
         "steps": [
-            [*shape, *(round(median(part), 6) for part in zip(*parts, strict=True))]
-            for shape, parts in sorted(costs.shapes.items())
+            [*shape, *(round(median(part), 6) for part in zip(*phase_seconds, strict=True))]
+            for shape, phase_seconds in sorted(costs.shapes.items())
         ],
         "reading": {
             method: round((median(known[LONG_TEXT_TOKENS]) - median(known[TEXT_TOKENS])) / MORE_TOKENS, 8)

@@ -24,7 +24,7 @@ from tasks import TASKS, held_out_samples
 
 
 @dataclass(frozen=True)
-class Side:
+class DraftingSetup:
     """A method and the models that it runs on."""
 
     method: str
@@ -33,28 +33,30 @@ class Side:
     draft: str = "demo-draft"
 
 
-SIDES = (
-    Side("dflash", 7, draft="demo-assistant-dflash"),
-    Side("eagle3", 7, draft="demo-assistant-eagle3"),
-    Side("draft_model", 7),
-    Side("ngram", 7),
-    Side("mtp", 3, target="demo-hybrid", draft="demo-hybrid-mtp"),
+SETUPS = (
+    DraftingSetup("dflash", 7, draft="demo-assistant-dflash"),
+    DraftingSetup("eagle3", 7, draft="demo-assistant-eagle3"),
+    DraftingSetup("draft_model", 7),
+    DraftingSetup("ngram", 7),
+    DraftingSetup("mtp", 3, target="demo-hybrid", draft="demo-hybrid-mtp"),
 )
 
 
-def asked(sample: Sample) -> Sequence[dict[str, Any]]:
+def prompt_messages(sample: Sample) -> Sequence[dict[str, Any]]:
     """Return the messages before the first answer if the sample has tools, or else before the last one."""
     if sample.tools:
-        return sample.messages[: next(at for at, turn in enumerate(sample.messages) if turn["role"] == "assistant")]
+        return sample.messages[
+            : next(index for index, turn in enumerate(sample.messages) if turn["role"] == "assistant")
+        ]
     return sample.messages[:-1]
 
 
-def count_task(engine: Engine, tokenizer: Any, side: Side, task: str, prompts: int) -> Counts:
+def count_task(engine: Engine, tokenizer: Any, setup: DraftingSetup, task: str, prompts: int) -> Counts:
     """Count cycles and drafts over the prompts of one task."""
     counts = Counts()
     for index, sample in enumerate(held_out_samples(task, prompts)):
         prompt = tokenizer.apply_chat_template(
-            list(asked(sample)), tools=sample.tools or None, add_generation_prompt=True, return_dict=False
+            list(prompt_messages(sample)), tools=sample.tools or None, add_generation_prompt=True, return_dict=False
         )
         request = Request(
             id=f"{task}-{index}",
@@ -63,20 +65,22 @@ def count_task(engine: Engine, tokenizer: Any, side: Side, task: str, prompts: i
             stop_token_ids=frozenset({tokenizer.eos_token_id}),
             sampling=SamplingParameters(temperature=0.0),
         )
-        answer(engine, request, side.method, side.drafts, counts)
+        answer(engine, request, setup.method, setup.drafts, counts)
     return counts
 
 
-def measure(side: Side, tasks: Sequence[str], prompts: int) -> dict[str, Counts]:
+def measure(setup: DraftingSetup, tasks: Sequence[str], prompts: int) -> dict[str, Counts]:
     """Return the counts of each task."""
     unit = load(
-        DEMO_MODELS / side.target, DEMO_MODELS / side.draft, "draft_model" if side.method == "ngram" else side.method
+        DEMO_MODELS / setup.target,
+        DEMO_MODELS / setup.draft,
+        "draft_model" if setup.method == "ngram" else setup.method,
     )
-    engine, tokenizer = open_engine(unit), AutoTokenizer.from_pretrained(DEMO_MODELS / side.target)
+    engine, tokenizer = open_engine(unit), AutoTokenizer.from_pretrained(DEMO_MODELS / setup.target)
     by_task = {}
     for task in tasks:
-        by_task[task] = count_task(engine, tokenizer, side, task, prompts)
-        print(f"{side.method}: {task}", file=sys.stderr, flush=True)
+        by_task[task] = count_task(engine, tokenizer, setup, task, prompts)
+        print(f"{setup.method}: {task}", file=sys.stderr, flush=True)
     engine.close()
     return by_task
 
@@ -99,13 +103,13 @@ def mean(by_task: dict[str, Counts]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=6, help="of each task")
-    parser.add_argument("--method", action="append", choices=[side.method for side in SIDES])
+    parser.add_argument("--method", action="append", choices=[setup.method for setup in SETUPS])
     arguments = parser.parse_args()
     tasks = (*TASKS, "follow-ups", "tool calls")
-    sides = [side for side in SIDES if not arguments.method or side.method in arguments.method]
-    results = [measure(side, tasks, arguments.prompts) for side in sides]
-    print("| task | " + " | ".join(f"`{side.method}`, {side.drafts} drafts" for side in sides) + " |")
-    print("|---|" + "---:|" * len(sides))
+    setups = [setup for setup in SETUPS if not arguments.method or setup.method in arguments.method]
+    results = [measure(setup, tasks, arguments.prompts) for setup in setups]
+    print("| task | " + " | ".join(f"`{setup.method}`, {setup.drafts} drafts" for setup in setups) + " |")
+    print("|---|" + "---:|" * len(setups))
     for task in tasks:
         print(f"| {task} | " + " | ".join(cell(result[task]) for result in results) + " |")
     print("| **mean** | " + " | ".join(mean(result) for result in results) + " |")

@@ -29,19 +29,19 @@ from tests.scheduler.scripted import Loop
 from tests.tiny import tiny_model
 
 VOCABULARY_SIZE = 151_936
-ROWS, MOST_TOKENS, LONG_PROMPT = 8, 24, 20_000
+ROWS, MAX_TOKENS, LONG_PROMPT = 8, 24, 20_000
 BOUND_SECONDS = 1.5
 """Limit on the longest step on two cores, in seconds; drafting 15 tokens for each row makes the longest ones."""
-_chance = random.Random(7)
+_rng = random.Random(7)
 
 
 def letters(count: int) -> str:
-    return "".join(_chance.choices(string.ascii_lowercase, k=count))
+    return "".join(_rng.choices(string.ascii_lowercase, k=count))
 
 
-def pieces() -> list[bytes]:
+def vocabulary_pieces() -> list[bytes]:
     """Return all bytes, words of two to nine letters, and an end token."""
-    words = dict.fromkeys(letters(2 + place % 8).encode() for place in range(2 * VOCABULARY_SIZE))
+    words = dict.fromkeys(letters(2 + index % 8).encode() for index in range(2 * VOCABULARY_SIZE))
     known = [*(bytes([byte]) for byte in range(256)), *words]
     return [*known[: VOCABULARY_SIZE - 1], b"<end>"]
 
@@ -73,7 +73,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class Watched:
+class TimedEngine:
     """An engine whose steps are timed."""
 
     engine: Engine
@@ -100,13 +100,13 @@ def run(
     """Print the times of the steps of such rows; return the longest, in seconds."""
     target = tiny_model("qwen3", vocabulary_size=VOCABULARY_SIZE)
     engine = build(target, vocabulary=VOCABULARY_SIZE, chunk_tokens=2048, max_context_tokens=2 * LONG_PROMPT)
-    watched = Watched(engine)
-    Loop(Scheduler(engine.limits), watched).run(  # type: ignore[arg-type]
+    timed_engine = TimedEngine(engine)
+    Loop(Scheduler(engine.limits), timed_engine).run(  # type: ignore[arg-type]
         *(
             Request(
                 id=str(row),
-                prompt_tokens=tuple(_chance.randrange(256) for _ in range(prompt)),
-                max_tokens=MOST_TOKENS,
+                prompt_tokens=tuple(_rng.randrange(256) for _ in range(prompt)),
+                max_tokens=MAX_TOKENS,
                 sampling=SamplingParameters(seed=row, **sampling),
                 constraint=constraint,
                 scores_prompt=scores_prompt,
@@ -114,24 +114,26 @@ def run(
             for row in range(rows)
         )
     )
-    seconds = [1000 * pause for pause in watched.seconds]
+    seconds = [1000 * pause for pause in timed_engine.seconds]
     print(f"| {name} | {rows} | {seconds[0]:.0f} | {statistics.median(seconds):.0f} | {max(seconds):.0f} |", flush=True)
-    return max(watched.seconds)
+    return max(timed_engine.seconds)
 
 
 def main() -> int:
     mx.set_default_device(mx.cpu)
     vocabulary = Vocabulary(
-        TokenTable(pieces=pieces(), stop_token_ids=frozenset({VOCABULARY_SIZE - 1}), vocabulary_size=VOCABULARY_SIZE)
+        TokenTable(
+            pieces=vocabulary_pieces(), stop_token_ids=frozenset({VOCABULARY_SIZE - 1}), vocabulary_size=VOCABULARY_SIZE
+        )
     )
     print("| what | rows | first step, ms | median, ms | longest, ms |\n|---|---:|---:|---:|---:|")
     longest = [run(name, **sampling) for name, sampling in SAMPLINGS.items()]
     longest.append(run("prompts of 512 tokens, scored", prompt=512, scores_prompt=True, top_logprobs=20))
     run("penalties over 20,000 tokens", rows=1, prompt=LONG_PROMPT, **SAMPLINGS["penalties"])
-    for label, wish in GRAMMARS.items():
-        asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
-        grammar = answer_grammar(asked, NO_DIALECT)
-        constraint = AnswerConstraint(vocabulary, vocabulary.enforce(grammar.text), None) if grammar else None
+    for label, grammar_request in GRAMMARS.items():
+        command = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=grammar_request)
+        grammar = answer_grammar(command, NO_DIALECT)
+        constraint = AnswerConstraint(vocabulary, vocabulary.compile_grammar(grammar.text), None) if grammar else None
         longest.append(run(label, constraint=constraint, temperature=1.0))
     return int(max(longest) > BOUND_SECONDS)
 

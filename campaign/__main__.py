@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from campaign.attack import Attack, next_attack, take_turn
-from campaign.judgement import SILENCE, Findings, Memory, slowness
+from campaign.judgement import SILENCE, Findings, Memory, measured_slowdown
 from campaign.plan import LEGS, QUIET, SHARES, chosen_legs
 from campaign.server import Server
 from campaign.table import as_table, memory_table, verdict
@@ -31,9 +31,9 @@ class Campaign:
     """Findings so far, and the console to print them on."""
 
     console: Console
-    chance: random.Random
+    rng: random.Random
     findings: dict[Attack, Findings] = field(default_factory=dict)
-    remembered: dict[str, list[Memory]] = field(default_factory=dict)
+    memory_samples: dict[str, list[Memory]] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
 
     async def attack(self, leg: str, attacks: tuple[Attack, ...], seconds: float) -> None:
@@ -51,18 +51,21 @@ class Campaign:
     async def _take_turns(
         self, leg: str, attacks: tuple[Attack, ...], ends_at: float, server: Server, hub: StandInHub
     ) -> None:
-        spent: dict[str, float] = {}
-        first = [QUIET] * (0 if self.findings else FIRST_QUIET_TURNS)
-        while time.monotonic() < ends_at or len(spent) < len(attacks):
-            attack, began = first.pop() if first else next_attack(attacks, spent), time.monotonic()
-            findings = await take_turn(attack, server, hub, self.chance)
+        spent_seconds: dict[str, float] = {}
+        first_attacks = [QUIET] * (0 if self.findings else FIRST_QUIET_TURNS)
+        while time.monotonic() < ends_at or len(spent_seconds) < len(attacks):
+            attack, began = (
+                first_attacks.pop() if first_attacks else next_attack(attacks, spent_seconds),
+                time.monotonic(),
+            )
+            findings = await take_turn(attack, server, hub, self.rng)
             self.findings.setdefault(attack, Findings()).add(findings)
             for process, memory in server.memory().items():
-                self.remembered.setdefault(f"{leg}: {process}", []).append(memory)
-            spent[attack.name] = spent.get(attack.name, 0.0) + time.monotonic() - began
-            self._tell(attack, findings)
+                self.memory_samples.setdefault(f"{leg}: {process}", []).append(memory)
+            spent_seconds[attack.name] = spent_seconds.get(attack.name, 0.0) + time.monotonic() - began
+            self._print_result(attack, findings)
 
-    def _tell(self, attack: Attack, result: Findings) -> None:
+    def _print_result(self, attack: Attack, result: Findings) -> None:
         times = ", ".join(
             f"{what} {max(measured).seconds:.2f} s {max(measured).about}".strip()
             for what, measured in result.times.items()
@@ -76,9 +79,9 @@ class Campaign:
     def conclude(self) -> int:
         """Print the tables and the broken promises; return the exit code."""
         quiet = self.findings.get(QUIET, Findings()).times.get(SILENCE, ())
-        slow = slowness([timed.seconds for timed in quiet])
-        self.console.print(as_table(self.findings, slow), memory_table(self.remembered))
-        broken = verdict(self.findings, self.remembered, slow)
+        slowdown = measured_slowdown([timed.seconds for timed in quiet])
+        self.console.print(as_table(self.findings, slowdown), memory_table(self.memory_samples))
+        broken = verdict(self.findings, self.memory_samples, slowdown)
         for line in broken:
             self.console.print(f"Broken: {line}", markup=False, highlight=False, soft_wrap=True)
         return 1 if broken else 0

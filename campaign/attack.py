@@ -22,13 +22,13 @@ TURN_SECONDS = 240.0
 
 
 @dataclass(frozen=True, slots=True)
-class Arena:
-    """Surroundings of a turn: the server, an attacker's key, a scripted hub, and a random generator."""
+class TurnContext:
+    """Context of a turn: the server, an attacker's key, a scripted hub, and a random generator."""
 
     server: Server
     key: str
     hub: StandInHub
-    chance: random.Random
+    rng: random.Random
     findings: Findings
     steps: list[tuple[float, str]] = field(default_factory=list)
     """Steps of the attack, each with the moment at which it began."""
@@ -48,7 +48,7 @@ class Attack:
 
     name: str
     summary: str
-    turn: Callable[[Arena], Awaitable[None]]
+    turn: Callable[[TurnContext], Awaitable[None]]
     share: float = 1.0
     """Share of the time, relative to the shares of others."""
     promises: Mapping[str, Promise] = field(default_factory=lambda: {SILENCE: PROMISES[SILENCE]})
@@ -62,7 +62,7 @@ def next_attack(attacks: Sequence[Attack], spent_seconds: Mapping[str, float]) -
     return min(attacks, key=lambda attack: spent_seconds.get(attack.name, 0.0) / attack.share)
 
 
-async def take_turn(attack: Attack, server: Server, hub: StandInHub, chance: random.Random) -> Findings:
+async def take_turn(attack: Attack, server: Server, hub: StandInHub, rng: random.Random) -> Findings:
     """Take one turn and return its findings. A server that had to be restarted first is a failure."""
     findings = Findings()
     if not await server.is_ready(READY_SECONDS):
@@ -72,34 +72,38 @@ async def take_turn(attack: Attack, server: Server, hub: StandInHub, chance: ran
     try:
         await server.revoke_keys()  # of earlier turns: there may be 200
         async with honest_stream(server.address, await server.new_key()) as honest:
-            if await honest.speaks():
-                await strike(attack, Arena(server, await server.new_key(), hub, chance, findings), honest)
+            if await honest.wait_for_start():
+                await run_attack(attack, TurnContext(server, await server.new_key(), hub, rng, findings), honest)
             else:
                 findings.failures.append(f"the honest stream does not begin: {honest.last}")
-        findings.failures += await released(server)
+        findings.failures += await release_quarantined(server)
     except (RuntimeError, httpx2.TransportError) as error:
         findings.failures.append(f"the turn broke off: {error!r}")
     return findings
 
 
-async def strike(attack: Attack, arena: Arena, honest: HonestStream) -> None:
+async def run_attack(attack: Attack, context: TurnContext, honest: HonestStream) -> None:
     """Run the attack itself while the honest stream is observed."""
-    findings, since = arena.findings, time.monotonic()
-    arena.server.new_tracebacks()
+    findings, since = context.findings, time.monotonic()
+    context.server.new_tracebacks()
     try:
         async with asyncio.timeout(TURN_SECONDS):
-            await attack.turn(arena)
+            await attack.turn(context)
     except TimeoutError:
         findings.failures.append(f"not over after {TURN_SECONDS:.0f} s")
     finally:
         seconds, began = honest.silence(since, time.monotonic())
-        findings.took(SILENCE, seconds, next((step for moment, step in reversed(arena.steps) if moment <= began), ""))
+        findings.record_time(
+            SILENCE, seconds, next((step for moment, step in reversed(context.steps) if moment <= began), "")
+        )
     ends = [end for end in honest.ends(since) if not end.startswith(attack.may_end)]
     findings.failures += [f"the honest stream: {end}" for end in ends[:1]]
-    findings.expect(not (many := arena.server.new_tracebacks()), f"{many} tracebacks in the log")
+    findings.expect(
+        not (traceback_count := context.server.new_tracebacks()), f"{traceback_count} tracebacks in the log"
+    )
 
 
-async def released(server: Server) -> list[str]:
+async def release_quarantined(server: Server) -> list[str]:
     """Release models from quarantine for the next attack; return why they were there, or why that is not known."""
     if not await server.is_ready(READY_SECONDS):
         return [f"the server is not ready {READY_SECONDS:.0f} s after the turn"]

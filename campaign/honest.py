@@ -25,7 +25,7 @@ PAUSE_SECONDS = 0.1
 BEGIN_SECONDS = 120.0
 
 
-def ask(connection: http.client.HTTPConnection, key: str) -> str:
+def request_answer(connection: http.client.HTTPConnection, key: str) -> str:
     """Request one answer and print its chunks as they come; return the word for its end."""
     body = long_chat("Count from 1 to 4000.", TOKENS, temperature=0, speculation={"method": "off"})
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
@@ -39,11 +39,11 @@ def ask(connection: http.client.HTTPConnection, key: str) -> str:
         if line.startswith(b'data: {"error"'):
             return f"error {line[:300]!r}"
         if line.startswith(b"data: ") and OPENING not in line:
-            tell("chunk")
+            print_event("chunk")
     return "cut"
 
 
-def tell(what: str) -> None:
+def print_event(what: str) -> None:
     print(time.monotonic(), what, flush=True)
 
 
@@ -52,12 +52,12 @@ def main(address: str) -> None:
     key, host = sys.stdin.readline().strip(), address.removeprefix("http://")
     while True:
         with contextlib.closing(http.client.HTTPConnection(host, timeout=BEGIN_SECONDS)) as connection:
-            tell("begin")
+            print_event("begin")
             try:
-                end = ask(connection, key)
+                end = request_answer(connection, key)
             except (OSError, http.client.HTTPException) as error:
                 end = f"cut {error!r}"
-        tell(end)
+        print_event(end)
         if end != "done":
             time.sleep(PAUSE_SECONDS)
 
@@ -66,34 +66,34 @@ class HonestStream:
     """Events of such a process so far, by `time.monotonic`."""
 
     def __init__(self) -> None:
-        self._heard: list[tuple[float, str]] = []
-        self._speaks = asyncio.Event()
+        self._events: list[tuple[float, str]] = []
+        self._started = asyncio.Event()
 
-    def note(self, line: bytes) -> None:
+    def record(self, line: bytes) -> None:
         """Record one line of its output."""
         moment, _, what = line.decode().strip().partition(" ")
-        self._heard.append((float(moment), what))
+        self._events.append((float(moment), what))
         if what == "chunk":
-            self._speaks.set()
+            self._started.set()
 
-    async def speaks(self) -> bool:
+    async def wait_for_start(self) -> bool:
         """Wait for the first chunk, and return whether it came within `BEGIN_SECONDS`."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._speaks.wait(), BEGIN_SECONDS)
-        return self._speaks.is_set()
+            await asyncio.wait_for(self._started.wait(), BEGIN_SECONDS)
+        return self._started.is_set()
 
     def silence(self, since: float, until: float) -> tuple[float, float]:
         """Return the longest silence between two chunks, and the moment at which it began."""
-        return longest_silence(self._heard, since, until)
+        return longest_silence(self._events, since, until)
 
     def ends(self, since: float) -> list[str]:
         """Return the ends of its answers other than `done`."""
-        return [what for moment, what in self._heard if moment >= since and what not in {"begin", "chunk", "done"}]
+        return [what for moment, what in self._events if moment >= since and what not in {"begin", "chunk", "done"}]
 
     @property
     def last(self) -> str:
         """Last event."""
-        return self._heard[-1][1] if self._heard else "nothing"
+        return self._events[-1][1] if self._events else "nothing"
 
 
 @contextlib.asynccontextmanager
@@ -103,16 +103,16 @@ async def honest_stream(address: str, key: str) -> AsyncGenerator[HonestStream, 
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("a pipe that was asked for is missing")
-    heard, lines = HonestStream(), process.stdout
+    stream, lines = HonestStream(), process.stdout
 
     async def listen() -> None:
         async for line in lines:
-            heard.note(line)
+            stream.record(line)
 
     listening = asyncio.create_task(listen())
     process.stdin.write(key.encode() + b"\n")
     try:
-        yield heard
+        yield stream
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

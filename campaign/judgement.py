@@ -14,7 +14,7 @@ QUIET_SECONDS = 0.25
 """Longest silence between two chunks of a stream beside one busy process on two idle cores, in seconds."""
 GROWTH_SHARE, GROWTH_BYTES = 0.10, 16 << 20
 """Growth of a process in the second half of its time that still counts as flat: a share of its memory, plus bytes."""
-LEAST_SAMPLES = 12
+MIN_SAMPLES = 12
 """Samples of a process before its growth is judged: it warms up first."""
 
 
@@ -26,10 +26,10 @@ class Promise:
     median_seconds: float = inf
 
 
-SILENCE, BACK, GONE = "silence", "first token", "children gone"
+SILENCE, FIRST_TOKEN, CHILDREN_GONE = "silence", "first token", "children gone"
 """Names of the times: the honest stream's longest silence in a turn; from a kill to the first token of a waiting
 request; from a kill of the server to the end of its last child."""
-PROMISES = {SILENCE: Promise(0.5), BACK: Promise(10.0, 5.0), GONE: Promise(1.0)}
+PROMISES = {SILENCE: Promise(0.5), FIRST_TOKEN: Promise(10.0, 5.0), CHILDREN_GONE: Promise(1.0)}
 
 
 class Timed(NamedTuple):
@@ -49,22 +49,22 @@ class Findings:
     times: dict[str, list[Timed]] = field(default_factory=dict)
     """Times, by what was timed."""
 
-    def expect(self, holds: object, otherwise: str) -> None:
+    def expect(self, holds: object, message: str) -> None:
         """Record a failure unless `holds`."""
         if not holds:
-            self.failures.append(otherwise)
+            self.failures.append(message)
 
-    def answered(self, status: int, headers: Mapping[str, str], body: bytes, asked: str) -> None:
+    def count_response(self, status: int, headers: Mapping[str, str], body: bytes, description: str) -> None:
         """Count one answer, as a failure if it is an unhandled error."""
         self.tried += 1
-        self.expect(not is_unhandled(status, headers, body), f"{asked}: {status} {body[:160]!r}")
+        self.expect(not is_unhandled(status, headers, body), f"{description}: {status} {body[:160]!r}")
 
-    def ended(self, ends: Sequence[str], asked: str) -> None:
+    def count_stream(self, ends: Sequence[str], description: str) -> None:
         """Count one stream, as a failure unless it has exactly one end."""
         self.tried += 1
-        self.expect(len(ends) == 1, f"{asked}: {len(ends)} ends ({', '.join(ends) or 'cut'})")
+        self.expect(len(ends) == 1, f"{description}: {len(ends)} ends ({', '.join(ends) or 'cut'})")
 
-    def took(self, what: str, seconds: float, about: str = "") -> None:
+    def record_time(self, what: str, seconds: float, about: str = "") -> None:
         """Record a time."""
         self.times.setdefault(what, []).append(Timed(seconds, about))
 
@@ -95,12 +95,12 @@ def ends_of(lines: Iterable[str]) -> list[str]:
     return ends
 
 
-def longest_silence(heard: Iterable[tuple[float, str]], since: float, until: float) -> tuple[float, float]:
+def longest_silence(events: Iterable[tuple[float, str]], since: float, until: float) -> tuple[float, float]:
     """Return the longest time between two chunks of one stream within the given times, in seconds, and the moment at
-    which it began; a stream that has not ended is silent until `until`. `heard` are moments with `chunk`, or another
+    which it began; a stream that has not ended is silent until `until`. `events` are moments with `chunk`, or another
     word where a stream begins or ends."""
     longest, last = (0.0, since), None
-    for moment, what in [*heard, (until, "now")]:
+    for moment, what in [*events, (until, "now")]:
         if last is not None and moment > since and last < until:
             began = max(last, since)
             longest = max(longest, (min(moment, until) - began, began))
@@ -108,24 +108,29 @@ def longest_silence(heard: Iterable[tuple[float, str]], since: float, until: flo
     return longest
 
 
-def slowness(quiet: Sequence[float]) -> float:
-    """Return how many times slower this machine is than a quiet one, at least 1: by the second longest silence of the
-    quiet turns, since promises are about the worst time and a single one proves little."""
+def measured_slowdown(quiet: Sequence[float]) -> float:
+    """Return how many times slower this machine is than a quiet one, at least 1.
+
+    Measured by the second longest silence of the quiet turns: promises are about the worst time, and a single one
+    proves little.
+    """
     return max(1.0, sorted(quiet)[-2] / QUIET_SECONDS) if len(quiet) > 1 else 1.0
 
 
-def missed(promises: Mapping[str, Promise], times: Mapping[str, Sequence[Timed]], slow: float) -> list[str]:
-    """List the promises of seconds that do not hold on a machine slower by `slow`."""
+def missed_time_limits(
+    promises: Mapping[str, Promise], times: Mapping[str, Sequence[Timed]], slowdown: float
+) -> list[str]:
+    """List the exceeded time limits, scaled for a machine slower by `slowdown`."""
     problems = []
     for what, promise in promises.items():
-        own = times.get(what) or (Timed(0.0),)
+        measured_times = times.get(what) or (Timed(0.0),)
         for name, timed, promised in (
-            ("median", Timed(median(measured.seconds for measured in own)), promise.median_seconds),
-            ("worst", max(own), promise.worst_seconds),
+            ("median", Timed(median(measured.seconds for measured in measured_times)), promise.median_seconds),
+            ("worst", max(measured_times), promise.worst_seconds),
         ):
-            if timed.seconds > promised * slow:
+            if timed.seconds > promised * slowdown:
                 about = f" ({timed.about})" if timed.about else ""
-                allowed = f"promised {promised:g} s, allowed here {promised * slow:.2f} s"
+                allowed = f"promised {promised:g} s, allowed here {promised * slowdown:.2f} s"
                 problems.append(f"{what}, {name}: {timed.seconds:.2f} s{about}, {allowed}")
     return problems
 
@@ -140,6 +145,6 @@ class Memory:
 
 def growth_bytes(samples: Sequence[Memory]) -> int:
     """Return the growth of a process since half of its time; 0 if it is flat or has too few samples."""
-    own = [sample.resident_bytes for sample in samples if sample.process_id == samples[-1].process_id]
-    half, end = own[(len(own) - 1) // 2], own[-1]
-    return end - half if len(own) >= LEAST_SAMPLES and end - half > GROWTH_SHARE * half + GROWTH_BYTES else 0
+    sizes = [sample.resident_bytes for sample in samples if sample.process_id == samples[-1].process_id]
+    half, end = sizes[(len(sizes) - 1) // 2], sizes[-1]
+    return end - half if len(sizes) >= MIN_SAMPLES and end - half > GROWTH_SHARE * half + GROWTH_BYTES else 0

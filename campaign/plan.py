@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from campaign.attack import Arena, Attack
+from campaign.attack import Attack, TurnContext
 from campaign.attacks.bodies import hostile_bodies
 from campaign.attacks.cancels import cancel, never_read
 from campaign.attacks.constraints import hostile_constraints
@@ -15,12 +15,12 @@ from campaign.attacks.hubs import lying_hubs
 from campaign.attacks.stores import damaged_store
 from campaign.attacks.wire import expensive_requests, half_requests
 from campaign.attacks.workers import kill_worker, stop_worker, suspend_all
-from campaign.judgement import BACK, GONE, PROMISES
+from campaign.judgement import CHILDREN_GONE, FIRST_TOKEN, PROMISES
 
 QUIET_SECONDS = 5.0
 
 
-async def be_quiet(_arena: Arena) -> None:
+async def be_quiet(_context: TurnContext) -> None:
     """Ask nothing for some seconds while a process takes what an attacker takes of this machine, to measure how slow
     the machine is now."""
     busy = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
@@ -52,10 +52,31 @@ LEGS: dict[str, tuple[Attack, ...]] = {
     ),
     "crashes": (
         QUIET,
-        Attack("worker kills", "SIGKILL of the worker under streams", kill_worker, 7, {BACK: PROMISES[BACK]}, ENDS),
-        Attack("worker stops", "SIGSTOP of the worker under streams", stop_worker, 1, {BACK: PROMISES[BACK]}, ENDS),
+        Attack(
+            "worker kills",
+            "SIGKILL of the worker under streams",
+            kill_worker,
+            7,
+            {FIRST_TOKEN: PROMISES[FIRST_TOKEN]},
+            ENDS,
+        ),
+        Attack(
+            "worker stops",
+            "SIGSTOP of the worker under streams",
+            stop_worker,
+            1,
+            {FIRST_TOKEN: PROMISES[FIRST_TOKEN]},
+            ENDS,
+        ),
         Attack("suspends", "SIGSTOP and SIGCONT of the whole server", suspend_all, 0.5, {}),
-        Attack("server kills", "SIGKILL of the server while it writes", kill_server, 3.5, {GONE: PROMISES[GONE]}, ENDS),
+        Attack(
+            "server kills",
+            "SIGKILL of the server while it writes",
+            kill_server,
+            3.5,
+            {CHILDREN_GONE: PROMISES[CHILDREN_GONE]},
+            ENDS,
+        ),
         Attack("stores", "damaged bytes and values in the store", damaged_store, 1.5, {}),
     ),
 }

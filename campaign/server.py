@@ -19,10 +19,10 @@ from campaign.judgement import Memory
 
 START_SECONDS, END_SECONDS = 120.0, 30.0
 READY, ADDRESS = b"Ctrl-C stops the server", re.compile(rb"http://127\.0\.0\.1:\d+")
-LAST_CHARACTERS = 300
+TAIL_CHARACTERS = 300
 """Characters of the log's end that a failure quotes."""
 CALL_SECONDS = 60.0
-PAUSE_SECONDS = 0.05
+POLL_SECONDS = 0.05
 PREFIX_BYTES = 64 << 20
 """Bytes of the prefix cache in memory: few, so that any growth is a leak."""
 ROLES = {"app.worker.process": "worker", "app.worker.text_process": "text", "serve": "server"}
@@ -57,8 +57,8 @@ class Server:
             "PACELINE_PREFIX_CACHE_MEMORY": str(PREFIX_BYTES),
             "PACELINE_PREFIX_CACHE_DISK": "0.1",
         }
-        for place in (self.home, self.downloads):
-            place.mkdir(parents=True)
+        for directory in (self.home, self.downloads):
+            directory.mkdir(parents=True)
         self._tracebacks = 0
         self._process: asyncio.subprocess.Process | None = None
 
@@ -75,12 +75,12 @@ class Server:
 
     async def stop(self) -> bool:
         """Shut it down, and kill the processes that are left; return whether it ended by itself, and in time."""
-        family = self.family()
-        code = await end(self._process) if self._process is not None else 0
-        kill_all(family)
+        process_tree = self.process_tree()
+        code = await shut_down(self._process) if self._process is not None else 0
+        kill_all(process_tree)
         return code != -signal.SIGKILL
 
-    def family(self) -> list[psutil.Process]:
+    def process_tree(self) -> list[psutil.Process]:
         """Return the server and all its descendants."""
         try:
             server = psutil.Process(self._process.pid if self._process else -1)
@@ -90,18 +90,20 @@ class Server:
 
     def worker(self) -> psutil.Process | None:
         """Return the process that runs the models, or None while there is none."""
-        return next((process for process in self.family() if "app.worker.process" in _words(process)), None)
+        return next(
+            (process for process in self.process_tree() if "app.worker.process" in _command_line(process)), None
+        )
 
     def memory(self) -> dict[str, Memory]:
         """Return the memory of server, worker, and all text processes together; short-lived processes are left out."""
-        held: dict[str, Memory] = {}
-        for process in self.family():
-            words = _words(process)
-            for name in (role for part, role in ROLES.items() if part in words):
-                before = held.get(name, Memory(process.pid, 0))
+        by_role: dict[str, Memory] = {}
+        for process in self.process_tree():
+            command_line = _command_line(process)
+            for name in (role for part, role in ROLES.items() if part in command_line):
+                counted = by_role.get(name, Memory(process.pid, 0))
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    held[name] = Memory(before.process_id, before.resident_bytes + process.memory_info().rss)
-        return held
+                    by_role[name] = Memory(counted.process_id, counted.resident_bytes + process.memory_info().rss)
+        return by_role
 
     def client(self, key: str) -> httpx2.AsyncClient:
         """Return a client with a key, for many requests at once."""
@@ -121,8 +123,8 @@ class Server:
 
     async def new_key(self) -> str:
         """Create an inference key."""
-        made = await self.call("POST", "/admin/api/keys", {"name": secrets.token_hex(8), "scope": "inference"})
-        return str(made["text"])
+        created = await self.call("POST", "/admin/api/keys", {"name": secrets.token_hex(8), "scope": "inference"})
+        return str(created["text"])
 
     async def revoke_keys(self) -> None:
         """Revoke every key that was created through the API."""
@@ -137,7 +139,7 @@ class Server:
                 with contextlib.suppress(httpx2.TransportError):
                     if (await admin.get("/health/ready")).is_success:
                         return True
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
         return False
 
     def new_tracebacks(self) -> int:
@@ -153,26 +155,26 @@ async def launch(environment: dict[str, str], log: Path, port: str = "0") -> tup
         process = await asyncio.create_subprocess_exec(
             *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=errors, start_new_session=True
         )
-    said = b""
+    output = b""
     try:
         async with asyncio.timeout(START_SECONDS):
-            while process.stdout is not None and READY not in said and (line := await process.stdout.readline()):
-                said += line
+            while process.stdout is not None and READY not in output and (line := await process.stdout.readline()):
+                output += line
     except TimeoutError:
         pass
-    address = ADDRESS.search(said)
-    if READY not in said or address is None:
-        code = await end(process)
-        raise RuntimeError(f"`serve` did not get ready and ended with {code}: {last_words(log)}")
+    address = ADDRESS.search(output)
+    if READY not in output or address is None:
+        code = await shut_down(process)
+        raise RuntimeError(f"`serve` did not get ready and ended with {code}: {log_tail(log)}")
     return process, address[0].decode()
 
 
-def last_words(log: Path) -> str:
+def log_tail(log: Path) -> str:
     """Return the end of a log."""
-    return log.read_text(encoding="utf-8", errors="replace").strip()[-LAST_CHARACTERS:]
+    return log.read_text(encoding="utf-8", errors="replace").strip()[-TAIL_CHARACTERS:]
 
 
-async def end(process: asyncio.subprocess.Process) -> int:
+async def shut_down(process: asyncio.subprocess.Process) -> int:
     """Shut a server down, by SIGKILL if it does not end in time; return its exit code."""
     signal_to(process, signal.SIGTERM)
     with contextlib.suppress(TimeoutError):
@@ -195,7 +197,7 @@ def kill_all(processes: Iterable[psutil.Process]) -> None:
             process.kill()
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _command_line(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):

@@ -18,8 +18,8 @@ from app.core.errors import StaleVersion
 from app.models.drafters import TEXT_METHODS
 from app.serving.document import EVENTS, problems, success
 from app.serving.errors import Rejected, error_object, words_for
-from app.serving.gate import Body, Sent
-from app.store.conversations import Beginning, Conversations
+from app.serving.gate import Body, JsonBody
+from app.store.conversations import ConversationHeader, Conversations
 from app.store.tables import ConversationRow, MessageRow, Role
 
 CONVERSATIONS = "/admin/api/conversations"
@@ -80,7 +80,7 @@ class ConversationChange(PageBody):
     options: ConversationOptions | None = None
 
 
-class KeptTimings(Body):
+class StoredTimings(Body):
     """Speed of a reply."""
 
     first_token_ms: Count | None = None
@@ -88,7 +88,7 @@ class KeptTimings(Body):
     predicted_per_second: Count | None = None
 
 
-class KeptSpeculation(Body):
+class StoredSpeculation(Body):
     """Drafted and accepted tokens of a reply."""
 
     method: str = Field("off", max_length=200)
@@ -100,7 +100,7 @@ class KeptSpeculation(Body):
     tokens_per_cycle: Count = 0
 
 
-class KeptProblem(Body):
+class StoredProblem(Body):
     """Why a reply broke off."""
 
     code: str = Field("", max_length=100)
@@ -110,15 +110,15 @@ class KeptProblem(Body):
 class ReplyFigures(Body):
     """Figures shown under a reply."""
 
-    timings: KeptTimings | None = None
-    speculation: KeptSpeculation | None = None
+    timings: StoredTimings | None = None
+    speculation: StoredSpeculation | None = None
     seed: int | None = None
     finish: str | None = Field(None, max_length=60)
     stopped: bool = False
-    problem: KeptProblem | None = None
+    problem: StoredProblem | None = None
 
 
-class KeptCall(Body):
+class StoredCall(Body):
     """A tool that a reply calls."""
 
     id: str = Field("", max_length=200)
@@ -136,7 +136,7 @@ class NewTurn(PageBody):
     content: str = Field(max_length=MAX_MESSAGE_CHARACTERS)
     reasoning: str = Field("", max_length=MAX_MESSAGE_CHARACTERS)
     spans: list[Span] = Field([], max_length=MAX_SPANS)
-    calls: list[KeptCall] = Field([], max_length=MAX_CALLS)
+    calls: list[StoredCall] = Field([], max_length=MAX_CALLS)
     figures: ReplyFigures | None = None
     created_at: float = Field(0, ge=0, le=MAX_TIME)
 
@@ -153,9 +153,9 @@ class NewConversation(PageBody):
     model: ModelId = ""
     options: ConversationOptions = ConversationOptions()
 
-    def beginning(self) -> Beginning:
+    def beginning(self) -> ConversationHeader:
         """Return the form that the store keeps."""
-        return Beginning(self.title, self.model, self.options.model_dump(exclude_none=True))
+        return ConversationHeader(self.title, self.model, self.options.model_dump(exclude_none=True))
 
 
 class NewTurns(PageBody):
@@ -179,10 +179,10 @@ async def get_chat(request: Request, admin: Admin) -> HTMLResponse:
 @router.get("/admin/api/replies/{request_id}", response_class=Response, responses=success(media_type=EVENTS))
 async def follow_reply(admin: Admin, request_id: str) -> Response:
     """Stream a running reply from its beginning, for a page that was reloaded."""
-    kept = admin.serving.replies.get(request_id)
-    if kept is None:
+    frames = admin.serving.replies.get(request_id)
+    if frames is None:
         raise Rejected(404, "This request does not run any more.", "not_running")
-    return kept.response(admin.serving.write_timeout_seconds)
+    return frames.response(admin.serving.write_timeout_seconds)
 
 
 @router.get(CONVERSATIONS)
@@ -190,7 +190,7 @@ def list_conversations(
     admin: Admin, search: Annotated[str, Query(max_length=MAX_TITLE_CHARACTERS)] = ""
 ) -> dict[str, Any]:
     """List conversations, latest first; with `search` those whose title or messages contain it."""
-    return {"conversations": [_heading(conversation) for conversation in admin.conversations.list(search.strip())]}
+    return {"conversations": [_summary(conversation) for conversation in admin.conversations.list(search.strip())]}
 
 
 @router.delete(CONVERSATIONS)
@@ -202,53 +202,55 @@ def delete_conversations(admin: Admin) -> dict[str, Any]:
 @router.get(CONVERSATIONS + "/{conversation_id}")
 def get_conversation(admin: Admin, conversation_id: int) -> dict[str, Any]:
     """Return one conversation with its turns."""
-    return _whole(admin.conversations, conversation_id)
+    return _conversation_object(admin.conversations, conversation_id)
 
 
 @router.patch(CONVERSATIONS + "/{conversation_id}")
-async def change_conversation(admin: Admin, asked: Sent[ConversationChange], conversation_id: int) -> dict[str, Any]:
+async def change_conversation(admin: Admin, body: JsonBody[ConversationChange], conversation_id: int) -> dict[str, Any]:
     """Change a conversation's title, model or options."""
-    options = None if asked.options is None else asked.options.model_dump(exclude_none=True)
+    options = None if body.options is None else body.options.model_dump(exclude_none=True)
 
     def change(number: int) -> Any:
-        return admin.conversations.change(number, title=asked.title, model_id=asked.model, options=options)
+        return admin.conversations.change(number, title=body.title, model_id=body.model, options=options)
 
-    return _heading(await asyncio.to_thread(_existing, conversation_id, change))
+    return _summary(await asyncio.to_thread(_find_conversation, conversation_id, change))
 
 
 @router.delete(CONVERSATIONS + "/{conversation_id}")
 def delete_conversation(admin: Admin, conversation_id: int) -> dict[str, Any]:
     """Delete one conversation."""
-    _existing(conversation_id, lambda number: admin.conversations.delete(number) or None)
+    _find_conversation(conversation_id, lambda number: admin.conversations.delete(number) or None)
     return {"deleted": 1}
 
 
 @router.post(CONVERSATIONS + "/{conversation_id}/turns", responses=problems(409))
-async def add_turns(request: Request, admin: Admin, asked: Sent[NewTurns], conversation_id: int) -> Response:
+async def add_turns(request: Request, admin: Admin, body: JsonBody[NewTurns], conversation_id: int) -> Response:
     """Store turns; 409 with the stored conversation if it has changed since."""
     conversations, words = admin.conversations, words_for(request)
 
-    def keep() -> Response:
-        turns = [turn.turn() for turn in asked.turns]
-        beginning = None if asked.begin is None else asked.begin.beginning()
+    def store() -> Response:
+        turns = [turn.turn() for turn in body.turns]
+        beginning = None if body.begin is None else body.begin.beginning()
         try:
-            kept = _existing(conversation_id, lambda number: conversations.add(number, asked.version, turns, beginning))
-            return JSONResponse(_heading(kept))
+            conversation = _find_conversation(
+                conversation_id, lambda number: conversations.add(number, body.version, turns, beginning)
+            )
+            return JSONResponse(_summary(conversation))
         except StaleVersion as error:
-            present = {"conversation": _whole(conversations, conversation_id)}
-            return JSONResponse(error_object(error, words) | present, error.status)
+            current = {"conversation": _conversation_object(conversations, conversation_id)}
+            return JSONResponse(error_object(error, words) | current, error.status)
 
-    return await asyncio.to_thread(keep)
+    return await asyncio.to_thread(store)
 
 
-def _heading(conversation: ConversationRow) -> dict[str, Any]:
+def _summary(conversation: ConversationRow) -> dict[str, Any]:
     """Return a conversation as one entry of the list."""
     return conversation.model_dump(exclude={"options"})
 
 
-def _whole(conversations: Conversations, conversation_id: int) -> dict[str, Any]:
+def _conversation_object(conversations: Conversations, conversation_id: int) -> dict[str, Any]:
     """Return a whole conversation, as the page reads, exports and imports it. Raises `Rejected` if it is gone."""
-    conversation, rows = _existing(conversation_id, conversations.find)
+    conversation, rows = _find_conversation(conversation_id, conversations.find)
     turns = [
         {
             **row.model_dump(exclude={"id", "conversation_id", "turn"}),
@@ -258,12 +260,12 @@ def _whole(conversations: Conversations, conversation_id: int) -> dict[str, Any]
         }
         for row in rows
     ]
-    return {**_heading(conversation), "options": conversation.options, "turns": turns}
+    return {**_summary(conversation), "options": conversation.options, "turns": turns}
 
 
-def _existing(conversation_id: int, look: Callable[[int], Value | None]) -> Value:
-    """Return what `look` finds. Raises `Rejected` (404) for a conversation that is gone."""
-    value = look(conversation_id) if 0 < conversation_id <= MAX_ID else None
+def _find_conversation(conversation_id: int, find: Callable[[int], Value | None]) -> Value:
+    """Return the result of `find`. Raises `Rejected` (404) for a conversation that does not exist."""
+    value = find(conversation_id) if 0 < conversation_id <= MAX_ID else None
     if value is None:
         raise Rejected(404, "This conversation was deleted.", "conversation_not_found")
     return value

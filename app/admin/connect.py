@@ -16,7 +16,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from app.admin.context import Admin, AdminContext
-from app.coding_agents import AGENTS, CodingAgent, Place, as_text
+from app.coding_agents import AGENTS, CodingAgent, ModelEndpoint, as_text
 
 FOLDER = Path(__file__).parent / "clients"
 KEY_VARIABLE = "PACELINE_API_KEY"
@@ -74,9 +74,9 @@ class AgentSnippet:
     def by_hand(self, target: ClientTarget) -> str:
         """Return the files and the command that start it on another computer, without Paceline."""
         agent, address = self.agent, target.base_url.removesuffix("/v1")
-        place = Place(address, target.model, target.context_tokens, target.literal_key)
-        files = [f"# {name}\n{json.dumps(content, indent=1)}\n" for name, content in agent.files(place).items()]
-        return "\n".join([*files, as_text(agent, place, agent.environment(place), ())])
+        endpoint = ModelEndpoint(address, target.model, target.context_tokens, target.literal_key)
+        files = [f"# {name}\n{json.dumps(content, indent=1)}\n" for name, content in agent.files(endpoint).items()]
+        return "\n".join([*files, as_text(agent, endpoint, agent.environment(endpoint), ())])
 
 
 SNIPPETS = (
@@ -115,17 +115,17 @@ def get_connect(request: Request, admin: Admin, model: str = "") -> HTMLResponse
     return admin.pages.render("connect.html", request, area="connect", data={}, **values)
 
 
-def _target(admin: AdminContext, request: Request, wanted: str) -> tuple[ClientTarget, list[str]]:
+def _target(admin: AdminContext, request: Request, requested: str) -> tuple[ClientTarget, list[str]]:
     """Return the target of the code, and the models to choose from: the default first, then loaded ones."""
     resolver = admin.serving.resolver
-    loaded, first = resolver.loaded(), admin.serving.settings.default_model
-    usable = {model.id: model for model in resolver.models() if model.kind == "main" and not model.problem}
-    names = sorted(usable, key=lambda name: (name != first, name not in loaded))
-    name = wanted if wanted in usable else next(iter(names), NO_MODEL)
+    loaded, default_model = resolver.loaded(), admin.serving.settings.default_model
+    usable_models = {model.id: model for model in resolver.models() if model.kind == "main" and not model.problem}
+    names = sorted(usable_models, key=lambda name: (name != default_model, name not in loaded))
+    name = requested if requested in usable_models else next(iter(names), NO_MODEL)
     target = ClientTarget(
         base_url=f"{request.url.scheme}://{request.headers['host']}/v1",
         model=name,
-        has_key=request.app.state.door.is_closed,
-        context_tokens=(name in usable and usable[name].context) or DEFAULT_CONTEXT_TOKENS,
+        has_key=request.app.state.access_policy.is_key_required,
+        context_tokens=(name in usable_models and usable_models[name].context) or DEFAULT_CONTEXT_TOKENS,
     )
     return target, names

@@ -15,10 +15,10 @@ from app.admin.updates import Updates
 from app.serving.context import Context
 from app.serving.guessing import Lockout, OneTimeCodes
 from app.serving.logs import LogRing
-from app.serving.measurements import Pace
+from app.serving.metrics import Pace
 from app.store.accounts import Accounts
 from app.store.conversations import Conversations
-from app.store.rows import KeptMeasurements, RequestHistory
+from app.store.rows import RequestHistory, StoredMeasurements
 from app.store.store import Store
 
 
@@ -31,14 +31,14 @@ class AdminContext:
     pages: Pages
     live: LiveFeed
     accounts: Accounts
-    setup: OneTimeCodes
-    entries: OneTimeCodes
+    setup_codes: OneTimeCodes
+    entry_codes: OneTimeCodes
     """One-time codes for commands of this computer, each of which opens one page signed in."""
     lockout: Lockout
     models: ModelView
     loading: Loading
     measuring: Measuring
-    kept: KeptMeasurements
+    stored_measurements: StoredMeasurements
     history: RequestHistory
     conversations: Conversations
     downloads: Downloads

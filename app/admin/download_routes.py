@@ -19,10 +19,10 @@ from app.hub.hub_search import Pair, Sort, inspect_repository, recommended, sear
 from app.hub.partial_folder import read_marker, remove_model
 from app.serving.document import HUB, problems
 from app.serving.errors import Rejected
-from app.serving.gate import Body, Sent
+from app.serving.gate import Body, JsonBody
 
-ROOM_SHARE = 1.15
-"""Ratio of the least memory that a model needs to the size of its weights."""
+MEMORY_PER_WEIGHT_BYTE = 1.15
+"""Bytes of memory that a model needs at least, for each byte of its weights."""
 
 Verb = Literal["pause", "resume", "cancel", "retry", "up", "down"]
 
@@ -57,7 +57,7 @@ async def list_downloads(admin: Admin) -> dict[str, Any]:
 
 
 @router.post("/admin/api/downloads", status_code=202)
-async def add_download(admin: Admin, body: Sent[DownloadBody]) -> dict[str, Any]:
+async def add_download(admin: Admin, body: JsonBody[DownloadBody]) -> dict[str, Any]:
     """Queue a repository, or continue the download of it that exists."""
     return await admin.downloads.add(body.repository, body.revision, body.drafts_for)
 
@@ -106,18 +106,18 @@ def remove_files(admin: Admin, model_id: str) -> dict[str, Any]:
 @router.get("/admin/api/hub/search", responses=HUB)
 async def search_hub(admin: Admin, q: str = "", sort: Sort = "downloads", author: str = "") -> dict[str, Any]:
     """Search repositories by words in their names, MLX ones first."""
-    offers = await admin.downloads.ask(lambda hub: search(hub, q, sort=sort, author=author))
-    here = await asyncio.to_thread(
-        lambda: {offer.repository: _commit_here(admin, offer.repository) for offer in offers}
+    offers = await admin.downloads.call_hub(lambda hub: search(hub, q, sort=sort, author=author))
+    downloaded_commits = await asyncio.to_thread(
+        lambda: {offer.repository: _downloaded_commit(admin, offer.repository) for offer in offers}
     )
-    return {"results": [{**asdict(offer), "is_here": bool(here[offer.repository])} for offer in offers]}
+    return {"results": [{**asdict(offer), "is_here": bool(downloaded_commits[offer.repository])} for offer in offers]}
 
 
 @router.get("/admin/api/hub")
 async def get_hub(admin: Admin) -> dict[str, Any]:
     """Check that the hub answers; return the code of the problem, empty if there is none."""
     try:
-        await admin.downloads.ask(lambda hub: hub.listing({"limit": 1}))
+        await admin.downloads.call_hub(lambda hub: hub.list_models({"limit": 1}))
     except HubProblem as error:
         return {"problem": error.reason}
     return {"problem": ""}
@@ -127,15 +127,15 @@ async def get_hub(admin: Admin) -> dict[str, Any]:
 async def get_repository(admin: Admin, id: str, revision: str = "") -> dict[str, Any]:  # noqa: A002 - as the hub calls it
     """Return what would be fetched, how large it is, and whether disk and memory have room for it."""
     ceiling = admin.serving.memory_ceiling_bytes
-    repository, wanted = checked_repository(id), checked_revision(revision)
-    details = await admin.downloads.ask(lambda hub: inspect_repository(hub, repository, wanted))
+    repository, valid_revision = checked_repository(id), checked_revision(revision)
+    details = await admin.downloads.call_hub(lambda hub: inspect_repository(hub, repository, valid_revision))
     return {
         **asdict(details),
         "files": [{"name": name, "size_bytes": size} for name, size in details.files],
-        "free_bytes": await asyncio.to_thread(admin.downloads.free_bytes) - admin.downloads.promised_bytes,
+        "free_bytes": await asyncio.to_thread(admin.downloads.free_bytes) - admin.downloads.pending_bytes,
         "memory_ceiling_bytes": ceiling,
-        "fits_memory": details.weights_bytes * ROOM_SHARE <= ceiling if ceiling else None,
-        "is_here": await asyncio.to_thread(_commit_here, admin, repository) == details.commit,
+        "fits_memory": details.weights_bytes * MEMORY_PER_WEIGHT_BYTE <= ceiling if ceiling else None,
+        "is_here": await asyncio.to_thread(_downloaded_commit, admin, repository) == details.commit,
     }
 
 
@@ -167,13 +167,13 @@ def get_token(admin: Admin) -> dict[str, Any]:
 
 
 @router.put("/admin/api/hub/token")
-async def put_token(admin: Admin, body: Sent[TokenBody]) -> dict[str, Any]:
+async def put_token(admin: Admin, body: JsonBody[TokenBody]) -> dict[str, Any]:
     """Store a token, or remove the stored one."""
     await asyncio.to_thread(admin.downloads.token.write, body.token, admin.downloads.endpoint)
     return await asyncio.to_thread(get_token, admin)
 
 
-def _commit_here(admin: AdminContext, repository: str) -> str:
+def _downloaded_commit(admin: AdminContext, repository: str) -> str:
     """Return the commit of a downloaded repository; empty if it was not downloaded."""
     marker = read_marker(admin.downloads.folder / repository)
     return marker.commit if marker is not None else ""

@@ -17,16 +17,16 @@ from typing import Any, TypeVar
 from app.core.clock import Clock
 from app.core.download import FINISHED, RESERVE_BYTES, Download, DownloadJob
 from app.core.errors import HubProblem, InvalidRequest, StoreUnavailable
-from app.hub.download_run import Patience, Spawn, run_download, spawn_child
+from app.hub.download_run import DownloadTimeouts, Spawn, run_download, spawn_child
 from app.hub.hub_files import Hub, HubToken, checked_repository, checked_revision
-from app.hub.partial_folder import forget_partials
+from app.hub.partial_folder import delete_partials
 from app.settings import Settings
 from app.store.rows import DownloadRows
 
-RANKS = {"running": 0, "queued": 1, "paused": 2}
-SMOOTHING_SECONDS, SHORTEST_SECONDS = 5.0, 0.5
+STATE_RANKS = {"running": 0, "queued": 1, "paused": 2}
+SMOOTHING_SECONDS, MIN_INTERVAL_SECONDS = 5.0, 0.5
 ANSWER_SECONDS = 25.0
-CONVERSATIONS = 4
+MAX_HUB_CALLS = 4
 """Most concurrent calls to the hub."""
 
 Answer = TypeVar("Answer")
@@ -39,27 +39,27 @@ class TransferRate:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._at = clock()
+        self._measured_at = clock()
         self._bytes: int | None = None
         self._rate = 0.0
 
-    def note(self, total_bytes: int) -> None:
+    def record(self, total_bytes: int) -> None:
         """Record the total bytes received. A total below the last one restarts the measurement."""
         now = self._clock()
         if self._bytes is None or total_bytes < self._bytes:
-            self._at, self._bytes = now, total_bytes
+            self._measured_at, self._bytes = now, total_bytes
             return
-        passed = now - self._at
-        if passed < SHORTEST_SECONDS:
+        elapsed = now - self._measured_at
+        if elapsed < MIN_INTERVAL_SECONDS:
             return
-        present = (total_bytes - self._bytes) / passed
-        weight = min(1.0, passed / SMOOTHING_SECONDS) if self._rate else 1.0
-        self._rate += weight * (present - self._rate)
-        self._at, self._bytes = now, total_bytes
+        current_rate = (total_bytes - self._bytes) / elapsed
+        weight = min(1.0, elapsed / SMOOTHING_SECONDS) if self._rate else 1.0
+        self._rate += weight * (current_rate - self._rate)
+        self._measured_at, self._bytes = now, total_bytes
 
     def bytes_per_second(self) -> float:
         """Return the smoothed rate; 0 if nothing has arrived for a while."""
-        return self._rate if self._clock() - self._at < 2 * SMOOTHING_SECONDS else 0.0
+        return self._rate if self._clock() - self._measured_at < 2 * SMOOTHING_SECONDS else 0.0
 
     def seconds_left(self, missing_bytes: int) -> float | None:
         """Return the estimated time left; None while the rate is unknown."""
@@ -68,14 +68,14 @@ class TransferRate:
 
 
 @dataclass(slots=True)
-class Running:
+class RunningDownload:
     """State of a download that exists only while it runs."""
 
     task: "asyncio.Task[None]"
     rate: TransferRate
 
 
-def next_waiting(downloads: Iterable[Download]) -> list[Download]:
+def queued_in_order(downloads: Iterable[Download]) -> list[Download]:
     """Return the queued downloads, the next one first."""
     return sorted(
         (download for download in downloads if download.state == "queued"),
@@ -83,12 +83,12 @@ def next_waiting(downloads: Iterable[Download]) -> list[Download]:
     )
 
 
-def in_order(downloads: Iterable[Download]) -> list[Download]:
+def in_listing_order(downloads: Iterable[Download]) -> list[Download]:
     """Sort downloads as a page lists them: running, queued, paused; then the rest, the latest first."""
 
     def rank(download: Download) -> tuple[int, float, int]:
-        place = RANKS.get(download.state, len(RANKS))
-        return place, download.position if download.state in RANKS else -download.changed_at, download.id
+        state_rank = STATE_RANKS.get(download.state, len(STATE_RANKS))
+        return state_rank, download.position if download.state in STATE_RANKS else -download.changed_at, download.id
 
     return sorted(downloads, key=rank)
 
@@ -96,7 +96,7 @@ def in_order(downloads: Iterable[Download]) -> list[Download]:
 class Downloads:
     """All downloads of this computer, into the folder and from the hub that the settings name.
 
-    `arrived` is called for each completed download; `job` holds further fields of each `DownloadJob`.
+    `on_done` is called for each completed download; `job` holds further fields of each `DownloadJob`.
     """
 
     def __init__(
@@ -105,28 +105,28 @@ class Downloads:
         rows: DownloadRows,
         token: HubToken,
         *,
-        arrived: Callable[[Download], None] = lambda _download: None,
+        on_done: Callable[[Download], None] = lambda _download: None,
         spawn: Spawn = spawn_child,
-        patience: Patience | None = None,
+        timeouts: DownloadTimeouts | None = None,
         reserve_bytes: int = RESERVE_BYTES,
         **job: Any,
     ) -> None:
         self._settings = settings
         self._rows = rows
         self.token = token
-        self._arrived = arrived
+        self._on_done = on_done
         self._spawn = spawn
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or DownloadTimeouts()
         self._reserve_bytes = reserve_bytes
         self._job_fields = job
         self._downloads: dict[int, Download] = {}
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, RunningDownload] = {}
         self._is_open = False
         self._saving: asyncio.Task[None] | None = None
-        self._changing = asyncio.Lock()
-        self._writing = asyncio.Lock()
+        self._change_lock = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._threads = ThreadPoolExecutor(CONVERSATIONS, "hub")
+        self._threads = ThreadPoolExecutor(MAX_HUB_CALLS, "hub")
         """Threads for the hub alone: a hub that hangs must not use up the threads that every request needs."""
 
     async def start(self) -> None:
@@ -138,8 +138,8 @@ class Downloads:
             _logger.warning("Earlier downloads are not known: %s", error.message)
         for download in self._downloads.values():
             if download.state == "running":
-                self._put(download, state="queued")
-        self.fill()
+                self._update(download, state="queued")
+        self.start_queued()
 
     async def stop(self) -> None:
         """Stop the processes; running downloads are stored as running."""
@@ -161,7 +161,7 @@ class Downloads:
         """Address of the hub; empty: HF_ENDPOINT, else the public one."""
         return self._settings().hub_endpoint
 
-    async def ask(self, call: Callable[[Hub], Answer]) -> Answer:
+    async def call_hub(self, call: Callable[[Hub], Answer]) -> Answer:
         """Call the hub in a thread, for at most ANSWER_SECONDS. Raises `HubProblem`."""
         endpoint = self.endpoint
         token = await asyncio.to_thread(self.token.read, endpoint)
@@ -175,15 +175,15 @@ class Downloads:
 
     def free_bytes(self) -> int:
         """Return the free bytes on the disk of the downloads folder, which may not exist yet. May block."""
-        there = next((folder for folder in (self.folder, *self.folder.parents) if folder.is_dir()), Path("/"))
+        existing_folder = next((folder for folder in (self.folder, *self.folder.parents) if folder.is_dir()), Path("/"))
         try:
-            return shutil.disk_usage(there).free
+            return shutil.disk_usage(existing_folder).free
         except OSError:
             return 0
 
     def views(self) -> list[dict[str, Any]]:
         """Return every download as plain values: running, queued, paused, then finished ones."""
-        return [self._view(download) for download in in_order(self._downloads.values())]
+        return [self._view(download) for download in in_listing_order(self._downloads.values())]
 
     def view(self, download_id: int) -> dict[str, Any]:
         """Return one download as plain values. Raises `InvalidRequest`."""
@@ -193,7 +193,7 @@ class Downloads:
         return download_id in self._downloads
 
     @property
-    def promised_bytes(self) -> int:
+    def pending_bytes(self) -> int:
         """Bytes still to arrive of all queued and running downloads."""
         return sum(
             download.missing_bytes for download in self._downloads.values() if download.state in {"queued", "running"}
@@ -206,160 +206,168 @@ class Downloads:
     async def add(self, repository: str, revision: str = "", drafts_for: str = "") -> dict[str, Any]:
         """Queue a repository, or continue the download of it that exists. Raises `InvalidRequest`."""
         repository, revision = checked_repository(repository), checked_revision(revision)
-        async with self._changing:
-            known = next((download for download in self._downloads.values() if download.repository == repository), None)
-            if known is not None and known.state in {"queued", "running"}:
-                return self._view(known)
-            if known is None:
-                fresh = Download(id=0, repository=repository, created_at=time.time(), position=self._last() + 1)
-                known = await asyncio.to_thread(self._rows.add, fresh)
-                self._downloads[known.id] = known
-            if known.state in FINISHED:
-                known = self._put(known, revision="", done_bytes=0, total_bytes=0, position=self._last() + 1)
-            commit = revision or known.revision
-            self._put(known, state="queued", problem="", revision=commit, drafts_for=drafts_for or known.drafts_for)
-            return await self._settle(known.id)
+        async with self._change_lock:
+            download = next(
+                (download for download in self._downloads.values() if download.repository == repository), None
+            )
+            if download is not None and download.state in {"queued", "running"}:
+                return self._view(download)
+            if download is None:
+                new_download = Download(
+                    id=0, repository=repository, created_at=time.time(), position=self._last_position() + 1
+                )
+                download = await asyncio.to_thread(self._rows.add, new_download)
+                self._downloads[download.id] = download
+            if download.state in FINISHED:
+                download = self._update(
+                    download, revision="", done_bytes=0, total_bytes=0, position=self._last_position() + 1
+                )
+            commit = revision or download.revision
+            self._update(
+                download, state="queued", problem="", revision=commit, drafts_for=drafts_for or download.drafts_for
+            )
+            return await self._finish_change(download.id)
 
     async def pause(self, download_id: int) -> dict[str, Any]:
         """Pause a download; its partial files are kept."""
-        async with self._changing:
+        async with self._change_lock:
             download = self._find(download_id, "queued", "running")
-            await self._end(download_id)
+            await self._cancel_task(download_id)
             download = self._downloads[download_id]
             if download.state in {"queued", "running"}:
-                self._put(download, state="paused")
-            return await self._settle(download_id)
+                self._update(download, state="paused")
+            return await self._finish_change(download_id)
 
     async def resume(self, download_id: int) -> dict[str, Any]:
         """Queue a paused, failed or cancelled download again; it continues from its partial files."""
-        async with self._changing:
-            self._put(self._find(download_id, "paused", "failed", "cancelled"), state="queued", problem="")
-            return await self._settle(download_id)
+        async with self._change_lock:
+            self._update(self._find(download_id, "paused", "failed", "cancelled"), state="queued", problem="")
+            return await self._finish_change(download_id)
 
     async def cancel(self, download_id: int) -> dict[str, Any]:
         """Cancel a download and delete its partial files."""
-        async with self._changing:
+        async with self._change_lock:
             self._find(download_id, "queued", "running", "paused", "failed")
-            await self._end(download_id)
+            await self._cancel_task(download_id)
             download = self._downloads[download_id]
             if download.state != "done":
                 await self._forget_partials(download)
-            return await self._settle(download_id)
+            return await self._finish_change(download_id)
 
     async def move(self, download_id: int, *, up: bool) -> dict[str, Any]:
         """Swap places with the previous or the next download in the queue; at its end nothing happens."""
-        async with self._changing:
+        async with self._change_lock:
             download = self._find(download_id, "queued")
-            waiting = next_waiting(self._downloads.values())
+            waiting = queued_in_order(self._downloads.values())
             other = waiting.index(download) + (-1 if up else 1)
             if 0 <= other < len(waiting):
-                self._put(download, position=waiting[other].position)
-                self._put(waiting[other], position=download.position)
-            return await self._settle(download_id)
+                self._update(download, position=waiting[other].position)
+                self._update(waiting[other], position=download.position)
+            return await self._finish_change(download_id)
 
     async def remove(self, download_id: int) -> None:
         """Remove a finished download from the list; a whole model is kept, a failed one's partial files are deleted."""
-        async with self._changing:
+        async with self._change_lock:
             download = self._find(download_id, *FINISHED)
             if download.state == "failed":
-                await asyncio.to_thread(forget_partials, self.folder, download.repository)
-            async with self._writing:
+                await asyncio.to_thread(delete_partials, self.folder, download.repository)
+            async with self._write_lock:
                 await asyncio.to_thread(self._rows.delete, download_id)
                 del self._downloads[download_id]
-            self._tell_change()
+            self._notify_change()
 
-    def fill(self) -> None:
-        """Start queued downloads while there is room for them."""
+    def start_queued(self) -> None:
+        """Start queued downloads, up to the limit on parallel ones."""
         if not self._is_open:
             return
         room = max(0, self._settings().parallel_downloads - len(self._running))
-        for download in next_waiting(self._downloads.values())[:room]:
-            self._put(download, state="running", phase="connecting", problem="")
+        for download in queued_in_order(self._downloads.values())[:room]:
+            self._update(download, state="running", phase="connecting", problem="")
             task = asyncio.create_task(self._run(download.id), name=f"download {download.id}")
-            self._running[download.id] = Running(task, TransferRate(time.monotonic))
+            self._running[download.id] = RunningDownload(task, TransferRate(time.monotonic))
 
     async def _run(self, download_id: int) -> None:
         try:
             job = await self._job(download_id)
-            end = await run_download(job, self._on_event, spawn=self._spawn, patience=self._patience)
+            result = await run_download(job, self._on_event, spawn=self._spawn, timeouts=self._timeouts)
         except Exception as error:  # any error: the queue must go on
-            present = self._downloads[download_id]
-            _logger.exception("the download of %s was interrupted", present.repository)
+            current = self._downloads[download_id]
+            _logger.exception("the download of %s was interrupted", current.repository)
             problem = f"interrupted: {getattr(error, 'strerror', None) or type(error).__name__}"
-            end = replace(present, state="failed", phase="", problem=problem)
-        self._finish(end)
+            result = replace(current, state="failed", phase="", problem=problem)
+        self._finish(result)
         await self._save()
 
     async def _job(self, download_id: int) -> DownloadJob:
         download = self._downloads[download_id]
         others = (self._downloads[other_id] for other_id in self._running if other_id != download_id)
-        promised = sum(other.missing_bytes for other in others)
+        other_pending_bytes = sum(other.missing_bytes for other in others)
         return DownloadJob(
             download=download,
             downloads_folder=str(self.folder),
             token=await asyncio.to_thread(self.token.read, self.endpoint),
             endpoint=self.endpoint,
-            reserve_bytes=self._reserve_bytes + promised,
+            reserve_bytes=self._reserve_bytes + other_pending_bytes,
             **self._job_fields,
         )
 
     def _on_event(self, download: Download) -> None:
         running, before = self._running.get(download.id), self._downloads[download.id]
         if running is not None:
-            running.rate.note(download.done_bytes)
-            self._put(download)
+            running.rate.record(download.done_bytes)
+            self._update(download)
             if (download.revision, download.total_bytes) != (before.revision, before.total_bytes):
                 # after a crash the next server continues with this commit
                 self._saving = asyncio.create_task(self._save(), name="downloads: save")
 
     def _finish(self, download: Download) -> None:
         self._running.pop(download.id, None)
-        self._put(download)
+        self._update(download)
         _logger.info("the download of %s is %s %s", download.repository, download.state, download.problem)
         try:
             if download.state == "done":
-                self._arrived(download)
+                self._on_done(download)
         except Exception:  # here too the queue must go on
             _logger.exception("%s was downloaded, but it could not be listed or attached", download.repository)
-        self.fill()
+        self.start_queued()
 
-    async def _end(self, download_id: int) -> None:
+    async def _cancel_task(self, download_id: int) -> None:
         running = self._running.pop(download_id, None)
         if running is not None:
             running.task.cancel()
             await asyncio.gather(running.task, return_exceptions=True)
-            self._put(self._downloads[download_id], phase="")
+            self._update(self._downloads[download_id], phase="")
 
     async def _forget_partials(self, download: Download) -> None:
         """Mark a stopped download cancelled, or failed if its files cannot be deleted: then it can be cancelled
         again."""
         try:
-            await asyncio.to_thread(forget_partials, self.folder, download.repository)
+            await asyncio.to_thread(delete_partials, self.folder, download.repository)
         except HubProblem as problem:
-            self._put(download, state="failed", problem=problem.problem)
+            self._update(download, state="failed", problem=problem.problem)
         else:
-            self._put(download, state="cancelled", done_bytes=0, problem="")
+            self._update(download, state="cancelled", done_bytes=0, problem="")
 
-    async def _settle(self, download_id: int) -> dict[str, Any]:
-        """Finish a command: start what fits, store the change, return the download's view."""
-        self.fill()
+    async def _finish_change(self, download_id: int) -> dict[str, Any]:
+        """Complete a change: start queued downloads, store the queue, return the download as plain values."""
+        self.start_queued()
         await self._save()
         return self._view(self._downloads[download_id])
 
-    def _put(self, download: Download, **changes: Any) -> Download:
+    def _update(self, download: Download, **changes: Any) -> Download:
         changed = replace(download, **changes, changed_at=time.time())
         self._downloads[download.id] = changed
-        self._tell_change()
+        self._notify_change()
         return changed
 
-    def _tell_change(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+    def _notify_change(self) -> None:
+        event, self._changed = self._changed, asyncio.Event()
+        event.set()
 
     async def _save(self) -> None:
         """Store all downloads. A failed write waits for the next change: the files on disk are what counts."""
         try:
-            async with self._writing:
+            async with self._write_lock:
                 if self._downloads:
                     await asyncio.to_thread(self._rows.save, list(self._downloads.values()))
         except StoreUnavailable as error:
@@ -374,7 +382,7 @@ class Downloads:
             raise InvalidRequest(f"The download is {download.state}: that is possible only while it is {allowed}.")
         return download
 
-    def _last(self) -> int:
+    def _last_position(self) -> int:
         return max((download.position for download in self._downloads.values()), default=0)
 
     def _view(self, download: Download) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
-from app.admin.measuring import Wish
+from app.admin.measuring import MeasurementRequest
 from app.admin.model_routes import render_model
 from app.admin.model_view import sizes
 from app.core.errors import InvalidRequest
@@ -27,13 +27,23 @@ from app.models.footprint import Footprint
 from app.models.pairing import Candidate
 from app.serving.auth import SESSION
 from app.serving.document import problems
-from app.serving.gate import Body, Sent
+from app.serving.gate import Body, JsonBody
 from app.serving.sweep.report import Figures, best_by_drafter, drafting_of, report_object
 from app.store.tables import BenchmarkRow
 
-SHOWN = ("method", "id", "origin", "size_bytes", "tokens", "token_difference", "refusal", "is_usual", "rollback")
-GIVEN = ("environment", "command line")
-DECIDED_ELSEWHERE = ("drafts", "speculative_config", "num_draft_tokens", "policy", "acceptance")
+CANDIDATE_FIELDS = (
+    "method",
+    "id",
+    "origin",
+    "size_bytes",
+    "tokens",
+    "token_difference",
+    "refusal",
+    "is_usual",
+    "rollback",
+)
+EXPLICIT_ORIGINS = ("environment", "command line")
+OVERRIDING_SETTINGS = ("drafts", "speculative_config", "num_draft_tokens", "policy", "acceptance")
 """Server settings that override the choice for a model, if given by environment or command line."""
 MEASUREMENT = "measurement"
 """Author recorded for a setting that a measurement recommended."""
@@ -78,7 +88,7 @@ def get_drafts_page(request: Request, admin: Admin, model_id: str) -> HTMLRespon
 
 
 @router.post("/admin/api/drafts/attach", responses=problems(422, 429))
-async def attach_draft(admin: Admin, body: Sent[AttachBody]) -> dict[str, Any]:
+async def attach_draft(admin: Admin, body: JsonBody[AttachBody]) -> dict[str, Any]:
     """Choose a drafter, load the model with it, and start to measure."""
     model = await asyncio.to_thread(admin.serving.resolver.main, body.model)
     return await admin.loading.attach(model.id, body.draft, measure=body.measure)
@@ -92,12 +102,12 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
     loaded = resolver.loaded().get(main.id)
     candidates, published = [], []
     if main.kind == "main" and not main.problem:
-        best = best_by_drafter(row.results for row in admin.kept.of(main.id))
-        used = _used(admin, main, loaded)
+        best = best_by_drafter(row.results for row in admin.stored_measurements.of(main.id))
+        used = _drafters_in_use(admin, main, loaded)
         for candidate in admin.models.candidates(main, {key: figures.ratio for key, figures in best.items()}):
             key = candidate.method, candidate.id
             candidates.append(_candidate(admin, main, candidate, best.get(key), loaded) | {"in_use": key in used})
-        here = {listed["id"] for listed in candidates}
+        local_ids = {listed["id"] for listed in candidates}
         published = [
             {
                 "method": drafter.method,
@@ -107,46 +117,48 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
                 "has_room": admin.models.has_room(main, Footprint(weights_bytes=drafter.size_bytes)),
             }
             for drafter in published_for(main)
-            if drafter.repository not in here
+            if drafter.repository not in local_ids
         ]
     current = admin.serving.settings
     return {
         "model": admin.models.describe(main),
         "choice": {name: admin.serving.live.model(main.id).given().get(name) for name in SPECULATION},
         "usual": {"policy": current.policy, "acceptance": current.acceptance},
-        "elsewhere": decided_elsewhere(admin),
+        "elsewhere": overriding_settings(admin),
         "ceiling_bytes": admin.serving.memory_ceiling_bytes,
         "methods": list(loaded.methods) if loaded else [],
         "candidates": candidates,
         "published": published,
-        "counts": admin.serving.measurements.drafting(main.id),
+        "counts": admin.serving.metrics.drafting(main.id),
         "measuring": admin.measuring.active,
     }
 
 
 @router.put("/admin/api/drafts/{model_id:path}", responses=problems(422, 429))
-async def put_drafts(admin: Admin, body: Sent[ChoiceBody], model_id: str) -> dict[str, Any]:
+async def put_drafts(admin: Admin, body: JsonBody[ChoiceBody], model_id: str) -> dict[str, Any]:
     """Set drafters, methods, length, acceptance or policy at once; a loaded model gets them once it is idle."""
 
     def choose() -> str:
         main = admin.serving.resolver.main(model_id)
         if body.drafts:
-            admin.models.check_room(main, admin.models.named(main, admin.models.candidates(main), body.drafts))
+            admin.models.check_room(
+                main, admin.models.candidates_named(main, admin.models.candidates(main), body.drafts)
+            )
         admin.serving.live.change_model(main.id, body.model_dump(exclude_unset=True), SESSION.name)
         return main.id
 
     model = await asyncio.to_thread(choose)
-    return {"model": model, "became": await admin.loading.renew(model)}
+    return {"model": model, "became": await admin.loading.reload(model)}
 
 
-def _used(admin: AdminContext, main: CatalogModel, loaded: LoadedModel | None) -> set[tuple[str, str]]:
-    """Return method and id of all that drafts for the model now, or would if it were loaded."""
-    planned = loaded.unit if loaded is not None else admin.serving.resolver.planned(main)
-    if planned.policy == "off":
+def _drafters_in_use(admin: AdminContext, main: CatalogModel, loaded: LoadedModel | None) -> set[tuple[str, str]]:
+    """Return method and id of each drafter in use, or that would be in use if the model were loaded."""
+    unit = loaded.unit if loaded is not None else admin.serving.resolver.planned(main)
+    if unit.policy == "off":
         return set()
-    may = loaded.methods if loaded is not None and loaded.state == "ready" else planned.methods
-    used = {(draft.method, draft.id) for draft in planned.drafts} | {(name, "") for name in TEXT_METHODS}
-    return {drafter for drafter in used if not may or drafter[0] in may}
+    allowed_methods = loaded.methods if loaded is not None and loaded.state == "ready" else unit.methods
+    in_use = {(draft.method, draft.id) for draft in unit.drafts} | {(name, "") for name in TEXT_METHODS}
+    return {drafter for drafter in in_use if not allowed_methods or drafter[0] in allowed_methods}
 
 
 def _candidate(
@@ -154,7 +166,7 @@ def _candidate(
 ) -> dict[str, Any]:
     return {
         "key": f"{candidate.method}:{candidate.id}",
-        **{name: getattr(candidate, name) for name in SHOWN},
+        **{name: getattr(candidate, name) for name in CANDIDATE_FIELDS},
         "extra": sizes(candidate.footprint),
         "has_room": admin.models.has_room(main, candidate.footprint),
         "measured": msgspec.to_builtins(measured),
@@ -169,9 +181,9 @@ def _unavailable(candidate: Candidate, loaded: LoadedModel | None) -> Reason:
     return loaded.unavailable.get(candidate.method, NO_REASON)
 
 
-def decided_elsewhere(admin: AdminContext) -> list[str]:
+def overriding_settings(admin: AdminContext) -> list[str]:
     """Return the server settings that override the choice for a model."""
-    return [name for name in DECIDED_ELSEWHERE if admin.serving.live.origin(name) in GIVEN]
+    return [name for name in OVERRIDING_SETTINGS if admin.serving.live.origin(name) in EXPLICIT_ORIGINS]
 
 
 # --- measurements -----------------------------------------------------------------------------------------------
@@ -184,10 +196,10 @@ def get_pays_page(request: Request, admin: Admin, model_id: str) -> HTMLResponse
 
 
 @router.post("/admin/api/measurements", status_code=202, responses=problems(409))
-async def begin_measurement(admin: Admin, wish: Sent[Wish]) -> dict[str, Any]:
+async def begin_measurement(admin: Admin, body: JsonBody[MeasurementRequest]) -> dict[str, Any]:
     """Start a measurement in the background; one at a time."""
-    main = await asyncio.to_thread(admin.serving.resolver.main, wish.model)
-    admin.measuring.begin(wish.model_copy(update={"model": main.id}))
+    main = await asyncio.to_thread(admin.serving.resolver.main, body.model)
+    admin.measuring.begin(body.model_copy(update={"model": main.id}))
     return admin.measuring.view()
 
 
@@ -207,26 +219,26 @@ def list_measurements(admin: Admin, model: str = "") -> dict[str, Any]:
             **row.model_dump(include={"id", "model_id", "created_at", "versions", "machine", "results"}),
             "report": report_object(row.results, current),
         }
-        for row in admin.kept.of(model_id)
+        for row in admin.stored_measurements.of(model_id)
     ]
-    return {"measurements": rows, "elsewhere": decided_elsewhere(admin), **admin.measuring.view()}
+    return {"measurements": rows, "elsewhere": overriding_settings(admin), **admin.measuring.view()}
 
 
 @router.post("/admin/api/measurements/{number}/apply", responses=problems(422, 429))
-async def apply_measurement(admin: Admin, body: Sent[ApplyBody], number: int) -> dict[str, Any]:
+async def apply_measurement(admin: Admin, body: JsonBody[ApplyBody], number: int) -> dict[str, Any]:
     """Apply the recommendation, or one measured setting, to the model; a loaded one gets it once it is idle."""
-    row = await asyncio.to_thread(admin.kept.find, number)
+    row = await asyncio.to_thread(admin.stored_measurements.find, number)
     if row is None:
         raise HTTPException(404)
     changes = await asyncio.to_thread(_apply, admin, row, body)
-    became = await admin.loading.renew(row.model_id)
-    return {"model": row.model_id, "changes": changes, "became": became}
+    outcome = await admin.loading.reload(row.model_id)
+    return {"model": row.model_id, "changes": changes, "became": outcome}
 
 
 @router.delete("/admin/api/measurements/{number}")
 def delete_measurement(admin: Admin, number: int) -> dict[str, Any]:
     """Delete one measurement."""
-    if not admin.kept.delete(number):
+    if not admin.stored_measurements.delete(number):
         raise HTTPException(404)
     return {"deleted": number}
 
@@ -247,9 +259,9 @@ def _apply(admin: AdminContext, row: BenchmarkRow, body: ApplyBody) -> list[dict
     report = report_object(row.results, drafting_now(admin, row.model_id))
     changes = report["advice"]["changes"]
     if body.method is not None:
-        wanted = (body.method, body.num_draft_tokens or 0)
+        requested = (body.method, body.num_draft_tokens or 0)
         settings = [setting for cell in report["cells"] if cell["rows"] == body.rows for setting in cell["settings"]]
-        measured = [setting for setting in settings if (setting["method"], setting["num_draft_tokens"]) == wanted]
+        measured = [setting for setting in settings if (setting["method"], setting["num_draft_tokens"]) == requested]
         if not measured:
             raise InvalidRequest("This measurement had no such setting.", parameter="method")
         changes = measured[0]["changes"]
@@ -261,7 +273,7 @@ def _apply(admin: AdminContext, row: BenchmarkRow, body: ApplyBody) -> list[dict
 
 def _drafting(admin: AdminContext) -> dict[str, Any]:
     serving = admin.serving
-    return {model.id: serving.measurements.drafting(model.id) for model in serving.worker.snapshot.models}
+    return {model.id: serving.metrics.drafting(model.id) for model in serving.worker.snapshot.models}
 
 
 TOPICS = {"drafting": _drafting, "measuring": lambda admin: admin.measuring.view()}

@@ -18,9 +18,9 @@ from app.core.clock import Clock
 from app.serving.sse import comment
 
 PERIOD_SECONDS = 1.0
-SILENCE_SECONDS = 15.0
+KEEPALIVE_SECONDS = 15.0
 """Interval between comments on a silent stream, in seconds."""
-WELCOME_SECONDS = 5.0
+AUTHORIZATION_CHECK_SECONDS = 5.0
 """Interval between checks that a stream's browser is still signed in, in seconds."""
 
 _logger = logging.getLogger("paceline.live")
@@ -34,36 +34,36 @@ class Listener:
     def __init__(self, topics: Iterable[str]) -> None:
         self.topics = frozenset(topics)
         self._pending: dict[str, bytes] = {}
-        self._news = asyncio.Event()
+        self._has_pending = asyncio.Event()
         self._ended = False
 
     def put(self, topic: str, value: bytes) -> None:
         """Queue the JSON of a topic, in place of an older version that is still pending."""
         self._pending[topic] = value
-        self._news.set()
+        self._has_pending.set()
 
-    def take(self) -> list[tuple[str, bytes]]:
+    def take_pending(self) -> list[tuple[str, bytes]]:
         """Remove and return what is pending: topics with their JSON."""
-        taken, self._pending = list(self._pending.items()), {}
-        return taken
+        pending, self._pending = list(self._pending.items()), {}
+        return pending
 
     def end(self) -> None:
         """Send what is pending, then end the stream."""
         self._ended = True
-        self._news.set()
+        self._has_pending.set()
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Yield events named by their topic, and comments while there are none."""
         yield comment("listening")
         while not (self._ended and not self._pending):
             try:
-                async with asyncio.timeout(SILENCE_SECONDS):
-                    await self._news.wait()
+                async with asyncio.timeout(KEEPALIVE_SECONDS):
+                    await self._has_pending.wait()
             except TimeoutError:
                 yield comment("waiting")
                 continue
-            self._news.clear()
-            for topic, value in self.take():
+            self._has_pending.clear()
+            for topic, value in self.take_pending():
                 yield b"event: " + topic.encode() + b"\ndata: " + value + b"\n\n"
 
 
@@ -137,15 +137,15 @@ class LiveFeed:
             listener.end()
 
 
-async def while_welcome(
-    frames: AsyncGenerator[bytes, None], is_welcome: Callable[[], Awaitable[bool]], clock: Clock = time.monotonic
+async def while_authorized(
+    frames: AsyncGenerator[bytes, None], is_authorized: Callable[[], Awaitable[bool]], clock: Clock = time.monotonic
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the frames until a check before one of them finds that the caller is no longer allowed in."""
-    looked_at = clock()
+    """Yield frames while the caller is authorized, which is checked every `AUTHORIZATION_CHECK_SECONDS`."""
+    checked_at = clock()
     async with contextlib.aclosing(frames):
         async for frame in frames:
-            if clock() - looked_at >= WELCOME_SECONDS:
-                if not await is_welcome():
+            if clock() - checked_at >= AUTHORIZATION_CHECK_SECONDS:
+                if not await is_authorized():
                     return
-                looked_at = clock()
+                checked_at = clock()
             yield frame

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Literal
 
-from app.admin.measuring import Measuring, Wish
+from app.admin.measuring import MeasurementRequest, Measuring
 from app.admin.model_view import ModelView
 from app.core.download import Download
 from app.core.errors import ModelInUse, ModelUnavailable, PacelineError
@@ -18,8 +18,8 @@ from app.core.messages import Event, Heartbeat, ModelLoaded, Snapshot
 from app.serving.auth import SESSION
 from app.serving.context import Context
 
-Reloaded = Literal["loaded", "in_use", "not_loaded"]
-"""Outcome of changed settings: in effect now; once no request uses the model; once it is loaded."""
+ReloadOutcome = Literal["loaded", "in_use", "not_loaded"]
+"""Outcome of a reload: done; pending until no request uses the model; not needed before the next load."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,27 +35,27 @@ class Loading:
         self._models = models
         self._measuring = measuring
         self._tasks: dict[str, asyncio.Task[ModelLoaded]] = {}
-        self._waiting: set[str] = set()
-        """Ids of models whose change waits for the end of their requests."""
+        self._pending_reloads: set[str] = set()
+        """Ids of models to reload once no request uses them."""
         self._background: set[asyncio.Task[None]] = set()
 
     def on_event(self, event: Event) -> None:
         """Handle one event of the worker, on the event loop: start a waiting change once its model is idle."""
         if isinstance(event, Heartbeat) and event.snapshot is not None:
-            self._renew_idle(event.snapshot)
+            self._reload_idle(event.snapshot)
 
-    def _renew_idle(self, snapshot: Snapshot) -> None:
+    def _reload_idle(self, snapshot: Snapshot) -> None:
         in_use = {model.id for model in snapshot.models if model.leases}
-        for model_id in self._waiting - in_use:
-            self._waiting.discard(model_id)
-            self._begin(self.renew(model_id), f"what changed for {model_id} could not be loaded")
+        for model_id in self._pending_reloads - in_use:
+            self._pending_reloads.discard(model_id)
+            self._run_in_background(self.reload(model_id), f"what changed for {model_id} could not be loaded")
 
-    def arrived(self, download: Download) -> None:
+    def on_download_done(self, download: Download) -> None:
         """List a completed download, and attach it if it was requested as a drafter."""
         self._resolver.refresh()
         if download.drafts_for:
-            failed = f"{download.repository} was not attached to {download.drafts_for}"
-            self._begin(self._attach_arrived(download), failed)
+            failure_message = f"{download.repository} was not attached to {download.drafts_for}"
+            self._run_in_background(self._attach_downloaded(download), failure_message)
 
     async def close(self) -> None:
         """Cancel background work, as the server ends."""
@@ -70,7 +70,7 @@ class Loading:
         task = self._tasks.get(unit.id)
         if task is None:
             task = self._tasks[unit.id] = asyncio.get_running_loop().create_task(self._worker.load(unit))
-            task.add_done_callback(lambda done: self._ended(unit.id, done))
+            task.add_done_callback(lambda done: self._load_ended(unit.id, done))
         try:
             loaded = await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -90,12 +90,12 @@ class Loading:
             await self._worker.unload(model)
         return {"model": model, "state": "available"}
 
-    async def renew(self, model_id: str) -> Reloaded:
+    async def reload(self, model_id: str) -> ReloadOutcome:
         """Reload a loaded model whose choices have changed, now or once no request uses it.
 
         Until then requests get the unit that is in memory.
         """
-        self._waiting.discard(model_id)
+        self._pending_reloads.discard(model_id)
         if model_id not in self._resolver.loaded():
             return "not_loaded"
         unit = await asyncio.to_thread(lambda: self._resolver.planned(self._resolver.usable(model_id)))
@@ -103,11 +103,11 @@ class Loading:
         try:
             await self._worker.load(unit)
         except ModelInUse:
-            self._waiting.add(model_id)
+            self._pending_reloads.add(model_id)
             if self._worker.snapshot is not before:  # the last one may have come with the refusal
-                self._renew_idle(self._worker.snapshot)
+                self._reload_idle(self._worker.snapshot)
             return "in_use"
-        self._resolver.end_loan(model_id)  # a measurement may have left the very drafters that are chosen now
+        self._resolver.end_measurement(model_id)  # a measurement may have left the very drafters that are chosen now
         return "loaded"
 
     async def attach(self, model_id: str, draft_id: str, *, measure: bool = True) -> dict[str, Any]:
@@ -116,52 +116,52 @@ class Loading:
         Raises ModelNotFound, SpeculationUnavailable, InsufficientMemory, and what a load raises.
         """
         drafts = await asyncio.to_thread(self._choose, model_id, draft_id)
-        became = await self.renew(model_id)
-        if became == "not_loaded":
+        outcome = await self.reload(model_id)
+        if outcome == "not_loaded":
             await self.load(model_id)
-        begins = measure and not self._measuring.active
-        if begins:
-            self._measuring.begin(Wish(model=model_id, drafts=drafts, grid="one", minutes=1.0))
-        return {"model": model_id, "drafts": drafts, "became": became, "measuring": begins}
+        measures = measure and not self._measuring.active
+        if measures:
+            self._measuring.begin(MeasurementRequest(model=model_id, drafts=drafts, grid="one", minutes=1.0))
+        return {"model": model_id, "drafts": drafts, "became": outcome, "measuring": measures}
 
-    async def _attach_arrived(self, download: Download) -> None:
+    async def _attach_downloaded(self, download: Download) -> None:
         while self._measuring.active:
             await self._measuring.wait()
         await self.attach(download.drafts_for, download.repository)
 
     def _choose(self, model_id: str, draft_id: str) -> list[str]:
-        """Store the choice: the new drafter, and those of the previous ones that use other methods."""
+        """Store the choice: the new drafter, and the previous ones with other methods."""
         main = self._resolver.main(model_id)
         candidates = self._models.candidates(main)
-        (wanted,) = self._models.named(main, candidates, [draft_id], parameter="draft")
-        self._models.check_room(main, [wanted])
+        (chosen,) = self._models.candidates_named(main, candidates, [draft_id], parameter="draft")
+        self._models.check_room(main, [chosen])
         stored = self._settings.model(main.id)
-        stay = {
-            candidate.id for candidate in candidates if candidate.id != draft_id and candidate.method != wanted.method
+        retained = {
+            candidate.id for candidate in candidates if candidate.id != draft_id and candidate.method != chosen.method
         }
-        drafts = [draft_id, *(name for name in stored.drafts or () if name in stay)]
+        drafts = [draft_id, *(name for name in stored.drafts or () if name in retained)]
         changes: dict[str, Any] = {"drafts": tuple(drafts)}
         if stored.policy == "off":
             changes["policy"] = None
-        if stored.methods is not None and wanted.method not in stored.methods:
+        if stored.methods is not None and chosen.method not in stored.methods:
             changes |= {"methods": None, "num_draft_tokens": None}
         self._settings.change_model(main.id, changes, SESSION.name)
         return drafts
 
-    def _begin(self, work: Coroutine[Any, Any, Any], failed: str) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, Any], failure_message: str) -> None:
         """Run `work` in the background; a failure is logged."""
 
         async def run() -> None:
             try:
                 await work
             except PacelineError as error:
-                logger.warning("%s: %s", failed, error.message)
+                logger.warning("%s: %s", failure_message, error.message)
 
         task = asyncio.get_running_loop().create_task(run())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _ended(self, model_id: str, task: asyncio.Task[ModelLoaded]) -> None:
+    def _load_ended(self, model_id: str, task: asyncio.Task[ModelLoaded]) -> None:
         self._tasks.pop(model_id, None)
         with contextlib.suppress(asyncio.CancelledError):
             task.exception()  # the caller may be gone

@@ -25,10 +25,22 @@ from app.models.pairing import Candidate
 from app.serving.context import Context
 from app.serving.errors import Rejected
 from app.serving.gate import Body
-from app.serving.sweep.grid import GRIDS, LENGTHS, TASKS, TOKENS, Ask, Budget, Grid, MeasuredTurn, Sweep, cells, turns
+from app.serving.sweep.grid import (
+    GRIDS,
+    LENGTHS,
+    TASKS,
+    TOKENS,
+    Budget,
+    Grid,
+    MeasuredTurn,
+    Sweep,
+    TurnRequest,
+    cells,
+    turns,
+)
 from app.serving.sweep.report import report_object, report_of, speedups
-from app.serving.sweep.worker_side import WorkerSide, describe_machine, describe_versions
-from app.store.rows import KeptMeasurements
+from app.serving.sweep.worker_side import TurnRunner, describe_machine, describe_versions
+from app.store.rows import StoredMeasurements
 
 Phase = Literal["loading", "measuring", "paused", "restoring"]
 Prompt = Annotated[str, Field(min_length=1, max_length=20_000)]
@@ -37,7 +49,7 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
-class Wish(Body):
+class MeasurementRequest(Body):
     """Order for a measurement. `drafts` absent: the best drafter of each method; `grid`: one request, four as well,
     or all numbers of requests and contexts."""
 
@@ -53,42 +65,42 @@ class Wish(Body):
 class MeasurementJob:
     """The measurement under way."""
 
-    wish: Wish
+    request: MeasurementRequest
     budget: Budget
     phase: Phase = "loading"
     sweep: Sweep = field(default_factory=Sweep)
-    ask: Ask | None = None
+    turn_request: TurnRequest | None = None
     disturbed: int = 0
     """Number of turns abandoned for other requests."""
-    left_out: list[str] = field(default_factory=list)
+    skipped_drafters: list[str] = field(default_factory=list)
     """Reasons why some drafters are not measured."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> dict[str, Any]:
         """Return the job as JSON, with its results so far."""
-        ask = self.ask
+        turn_request = self.turn_request
         return {
-            "model_id": self.wish.model,
+            "model_id": self.request.model,
             "phase": self.phase,
-            "ask": ask
+            "ask": turn_request
             and {
-                "text": ask.text,
-                "rows": ask.cell.rows,
-                "method": ask.setting.method,
-                "drafts": ask.setting.drafts,
-                "round": ask.number + 1,
-                "rounds": ask.rounds,
+                "text": turn_request.text,
+                "rows": turn_request.cell.rows,
+                "method": turn_request.setting.method,
+                "drafts": turn_request.setting.drafts,
+                "round": turn_request.number + 1,
+                "rounds": turn_request.rounds,
             },
             "seconds_left": max(0, round(self.budget.remaining)),
-            "minutes": self.wish.minutes,
+            "minutes": self.request.minutes,
             "disturbed": self.disturbed,
             "report": report_object(self.sweep.results(options={"disturbed": self.disturbed})),
         }
 
 
 @dataclass(frozen=True, slots=True)
-class MeasurementEnd:
-    """End of the last measurement; `number` is that of the stored result, 0 if nothing was stored."""
+class MeasurementOutcome:
+    """Outcome of a measurement; `number` is that of the stored result, 0 if nothing was stored."""
 
     model_id: str
     outcome: Literal["done", "stopped", "failed"]
@@ -96,41 +108,41 @@ class MeasurementEnd:
     problem: str = ""
 
 
-class Stopped(Exception):
+class MeasurementStopped(Exception):
     """The measurement was stopped."""
 
 
 class Measuring:
     """Runs one measurement at a time."""
 
-    def __init__(self, context: Context, models: ModelView, kept: KeptMeasurements) -> None:
+    def __init__(self, context: Context, models: ModelView, stored_measurements: StoredMeasurements) -> None:
         self._worker = context.worker
         self._resolver = context.resolver
         self._activity = context.activity
         self._clock = context.clock
         self._models = models
-        self._kept = kept
+        self._stored_measurements = stored_measurements
         self._task: asyncio.Task[None] | None = None
         self._job: MeasurementJob | None = None
-        self.last: MeasurementEnd | None = None
+        self.last: MeasurementOutcome | None = None
 
     @property
     def active(self) -> str:
         """Id of the model being measured; empty if none is."""
-        return self._job.wish.model if self._job is not None else ""
+        return self._job.request.model if self._job is not None else ""
 
     def view(self) -> dict[str, Any]:
         """Return the value of the live topic `measuring`."""
         return {"active": self._job and self._job.view(), "last": self.last and asdict(self.last)}
 
-    def begin(self, wish: Wish) -> None:
+    def begin(self, request: MeasurementRequest) -> None:
         """Start a measurement. Raises `Rejected` while another one runs, ModelUnavailable when the server is ending."""
         if self._job is not None:
             message = f"{self.active} is being measured: wait until that has ended, or stop it"
             raise Rejected(409, message, "already_measuring")
         self._activity.check_open()
-        logger.info("%s is measured, for at most %g minutes.", wish.model, wish.minutes)
-        self._job = MeasurementJob(wish, Budget(60 * wish.minutes, self._clock))
+        logger.info("%s is measured, for at most %g minutes.", request.model, request.minutes)
+        self._job = MeasurementJob(request, Budget(60 * request.minutes, self._clock))
         self._task = asyncio.get_running_loop().create_task(self._run(self._job), name="measuring")
 
     def stop(self) -> bool:
@@ -145,7 +157,7 @@ class Measuring:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def wait(self) -> MeasurementEnd | None:
+    async def wait(self) -> MeasurementOutcome | None:
         """Wait until the measurement has ended; return how."""
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
@@ -154,35 +166,37 @@ class Measuring:
     # --- one measurement ----------------------------------------------------------------------------------------
 
     async def _run(self, job: MeasurementJob) -> None:
-        model_id = job.wish.model
-        ended = MeasurementEnd(model_id, "failed", problem="Paceline was stopped")
+        model_id = job.request.model
+        outcome = MeasurementOutcome(model_id, "failed", problem="Paceline was stopped")
         try:
-            ended = await self._measure_and_restore(job)
+            outcome = await self._measure_and_restore(job)
         except PacelineError as error:
-            ended = MeasurementEnd(model_id, "failed", problem=error.message)
+            outcome = MeasurementOutcome(model_id, "failed", problem=error.message)
         except Exception:
             logger.exception("a measurement failed")
-            ended = MeasurementEnd(model_id, "failed", problem="internal error: the log of the server has the details")
+            outcome = MeasurementOutcome(
+                model_id, "failed", problem="internal error: the log of the server has the details"
+            )
         finally:
-            self._job, self._task, self.last = None, None, ended
-            logger.info("The measurement of %s is %s. %s", model_id, ended.outcome, ended.problem)
+            self._job, self._task, self.last = None, None, outcome
+            logger.info("The measurement of %s is %s. %s", model_id, outcome.outcome, outcome.problem)
 
-    async def _measure_and_restore(self, job: MeasurementJob) -> MeasurementEnd:
-        main = await asyncio.to_thread(self._resolver.main, job.wish.model)
+    async def _measure_and_restore(self, job: MeasurementJob) -> MeasurementOutcome:
+        main = await asyncio.to_thread(self._resolver.main, job.request.model)
         unit = await asyncio.to_thread(self._choose, job, main)
         before = self._loaded_unit(unit.id)
         try:
             loaded = await self._load(job, unit)
-            job.budget = Budget(60 * job.wish.minutes, self._clock)
+            job.budget = Budget(60 * job.request.minutes, self._clock)
             await self._sweep(job, unit, loaded, chats=main.has_chat_template)
-        except Stopped:
+        except MeasurementStopped:
             job.sweep.interrupted = True
         finally:
             if self._task is not None and not self._task.cancelling():
-                job.phase, job.ask = "restoring", None
+                job.phase, job.turn_request = "restoring", None
                 await self._restore(unit.id, before)
-        number = await asyncio.to_thread(self._keep, job, unit)
-        return MeasurementEnd(unit.id, "stopped" if job.sweep.interrupted else "done", number)
+        number = await asyncio.to_thread(self._store_results, job, unit)
+        return MeasurementOutcome(unit.id, "stopped" if job.sweep.interrupted else "done", number)
 
     def _choose(self, job: MeasurementJob, main: CatalogModel) -> ModelSpecification:
         """Build the unit with the requested drafters, or the best of each method; all methods may run, in batches too.
@@ -190,13 +204,13 @@ class Measuring:
         Raises InsufficientMemory for a model that is too large by itself, and what resolver and candidates raise.
         """
         self._models.check_room(main)
-        alone = self._models.footprint(main)
+        footprint = self._models.footprint(main)
         chosen: list[Candidate] = []
-        for candidate in self._wanted(main, job.wish.drafts):
-            if alone is not None and not self._models.holds(alone + candidate.footprint):
-                job.left_out.append(f"{candidate.id}: no room for it beside the others")
+        for candidate in self._candidates_to_measure(main, job.request.drafts):
+            if footprint is not None and not self._models.fits_alone(footprint + candidate.footprint):
+                job.skipped_drafters.append(f"{candidate.id}: no room for it beside the others")
                 continue
-            alone = alone and alone + candidate.footprint
+            footprint = footprint and footprint + candidate.footprint
             chosen.append(candidate)
         return msgspec.structs.replace(
             self._resolver.planned(main),
@@ -207,23 +221,25 @@ class Measuring:
             num_draft_tokens=None,
         )
 
-    def _wanted(self, main: CatalogModel, drafts: Sequence[str] | None) -> list[Candidate]:
-        """Return one drafter of each method: the named ones, else the first that fits and is usual or was measured.
+    def _candidates_to_measure(self, main: CatalogModel, drafts: Sequence[str] | None) -> list[Candidate]:
+        """Return one drafter of each method: the requested ones, else the first that fits and is usual or was measured.
         Raises SpeculationUnavailable if one cannot be used, or two share a method."""
-        candidates = self._models.candidates(main, speedups(row.results for row in self._kept.of(main.id)))
+        candidates = self._models.candidates(
+            main, speedups(row.results for row in self._stored_measurements.of(main.id))
+        )
         if drafts is None:
-            usual = [
+            selected = [
                 candidate
                 for candidate in candidates
                 if candidate.fits and (candidate.is_usual or candidate.measured is not None)
             ]
         else:
-            usual = self._models.named(main, candidates, drafts)
+            selected = self._models.candidates_named(main, candidates, drafts)
         by_method: dict[str, Candidate] = {}
-        for candidate in usual:
-            other = by_method.setdefault(candidate.method, candidate)
-            if drafts is not None and other is not candidate:
-                message = f"{other.id} and {candidate.id} both draft by {candidate.method}: measure one after the other"
+        for candidate in selected:
+            first = by_method.setdefault(candidate.method, candidate)
+            if drafts is not None and first is not candidate:
+                message = f"{first.id} and {candidate.id} both draft by {candidate.method}: measure one after the other"
                 raise SpeculationUnavailable(message, parameter="drafts")
         return [by_method[method] for method in DRAFT_METHODS if method in by_method]
 
@@ -235,65 +251,67 @@ class Measuring:
     async def _load(self, job: MeasurementJob, specification: ModelSpecification) -> LoadedModel:
         """Load the unit to measure. Requests for the model share it from now on, so that they do not replace it, but
         draft only with the drafters that they had."""
-        await self._wait_alone(job)
+        await self._wait_until_idle(job)
         job.phase = "loading"
-        own = self._loaded_unit(specification.id)
-        if own is None:
-            own = await asyncio.to_thread(self._usual, specification.id)
-        self._resolver.lend(specification, own)
-        await self._until_stopped(job, self._worker.load(specification))
+        request_unit = self._loaded_unit(specification.id)
+        if request_unit is None:
+            request_unit = await asyncio.to_thread(self._planned_unit, specification.id)
+        self._resolver.begin_measurement(specification, request_unit)
+        await self._run_until_stopped(job, self._worker.load(specification))
         loaded = self._resolver.loaded().get(specification.id)
         if loaded is None:
             raise PacelineError(f"{specification.id} was unloaded before it could be measured; try again")
         return loaded
 
-    def _usual(self, model_id: str) -> ModelSpecification:
+    def _planned_unit(self, model_id: str) -> ModelSpecification:
         return self._resolver.planned(self._resolver.usable(model_id))
 
     async def _sweep(self, job: MeasurementJob, unit: ModelSpecification, loaded: LoadedModel, *, chats: bool) -> None:
-        side = WorkerSide(self._worker, unit, job.wish.prompts or TASKS, chats=chats, clock=self._clock)
+        runner = TurnRunner(self._worker, unit, job.request.prompts or TASKS, chats=chats, clock=self._clock)
         methods = {name: loaded.longest_drafts.get(name, max(LENGTHS)) for name in loaded.methods}
-        wanted = cells(
-            GRIDS[job.wish.grid],
+        measured_cells = cells(
+            GRIDS[job.request.grid],
             max_rows=unit.max_rows,
             max_context_tokens=loaded.max_context_tokens,
             tokens=TOKENS,
         )
-        asking = turns(job.sweep, wanted, methods, budget=job.budget, rounds=job.wish.rounds)
+        schedule = turns(job.sweep, measured_cells, methods, budget=job.budget, rounds=job.request.rounds)
         turn: MeasuredTurn | None = None
         while True:
             try:
-                job.ask = ask = asking.send(turn) if turn is not None else next(asking)
+                job.turn_request = turn_request = schedule.send(turn) if turn is not None else next(schedule)
             except StopIteration:
                 return
-            turn = await self._turn(job, side, ask)
+            turn = await self._turn(job, runner, turn_request)
 
-    async def _turn(self, job: MeasurementJob, side: WorkerSide, ask: Ask) -> MeasuredTurn:
+    async def _turn(self, job: MeasurementJob, runner: TurnRunner, turn_request: TurnRequest) -> MeasuredTurn:
         """Measure one turn undisturbed: wait for other requests to end, and repeat a turn that one interrupts."""
         while True:
-            began = self._clock()
-            await self._wait_alone(job)
-            job.budget.extend(self._clock() - began)
+            started_at = self._clock()
+            await self._wait_until_idle(job)
+            job.budget.extend(self._clock() - started_at)
             job.phase = "measuring"
-            began = self._clock()
+            started_at = self._clock()
             try:
-                return await self._until_stopped(job, side.turn(ask), alone=True)
+                return await self._run_until_stopped(job, runner.turn(turn_request), alone=True)
             except TimeoutError:
                 job.disturbed += 1
-                job.budget.extend(self._clock() - began)
+                job.budget.extend(self._clock() - started_at)
 
-    async def _wait_alone(self, job: MeasurementJob) -> None:
+    async def _wait_until_idle(self, job: MeasurementJob) -> None:
         """Wait until no other request is open."""
         if len(self._activity):
             job.phase = "paused"
-            await self._until_stopped(job, self._activity.idle.wait())
+            await self._run_until_stopped(job, self._activity.idle.wait())
 
-    async def _until_stopped(
+    async def _run_until_stopped(
         self, job: MeasurementJob, work: Coroutine[Any, Any, Result], *, alone: bool = False
     ) -> Result:
-        """Return the result of `work`. Raises Stopped; with `alone`, TimeoutError once another request arrives."""
+        """Return the result of `work`. Raises Stopped; with `main_cell`, TimeoutError once another request arrives."""
         working = asyncio.ensure_future(work)
-        waiting: dict[asyncio.Future[Any], type[Exception]] = {asyncio.ensure_future(job.stopping.wait()): Stopped}
+        waiting: dict[asyncio.Future[Any], type[Exception]] = {
+            asyncio.ensure_future(job.stopping.wait()): MeasurementStopped
+        }
         if alone:
             waiting[asyncio.ensure_future(self._activity.busy.wait())] = TimeoutError
         try:
@@ -314,23 +332,25 @@ class Measuring:
                 await self._worker.unload(model_id)
             else:
                 await self._worker.load(before)
-            self._resolver.end_loan(model_id)
+            self._resolver.end_measurement(model_id)
 
-    def _keep(self, job: MeasurementJob, unit: ModelSpecification) -> int:
+    def _store_results(self, job: MeasurementJob, unit: ModelSpecification) -> int:
         """Store the results and return their number; 0 if there is too little to compare."""
         info = self._worker.ready_info
         options = {
-            "minutes": job.wish.minutes,
-            "rounds": job.wish.rounds,
-            "prompts": job.wish.prompts or "built in",
+            "minutes": job.request.minutes,
+            "rounds": job.request.rounds,
+            "prompts": job.request.prompts or "built in",
             "device": info.device if info is not None else "",
             "source": "dashboard",
             "disturbed": job.disturbed,
-            "left_out": job.left_out,
+            "left_out": job.skipped_drafters,
         }
         drafts = {draft.method: draft.id for draft in unit.drafts}
         results = job.sweep.results(model=unit.id, drafts=drafts, options=options)
-        alone = report_of(results).alone
+        alone = report_of(results).main_cell
         if job.sweep.interrupted and (alone is None or alone.verdict == "none"):
             return 0
-        return self._kept.keep(unit.id, versions=describe_versions(), machine=describe_machine(), results=results)
+        return self._stored_measurements.save(
+            unit.id, versions=describe_versions(), machine=describe_machine(), results=results
+        )

@@ -16,12 +16,12 @@ from pydantic import Field
 from app.admin.context import Admin, AdminContext
 from app.admin.settings_routes import OPTION_WORDS, sound_models
 from app.core.errors import ModelNotFound
-from app.machine.prefix_files import clear_prompts, kept_prompts
+from app.machine.prefix_files import cached_prompts, clear_cached_prompts
 from app.models.drafters import METHOD_NAMES
 from app.serving.auth import SESSION
 from app.serving.document import problems
-from app.serving.errors import said
-from app.serving.gate import Body, Sent
+from app.serving.errors import localized_message
+from app.serving.gate import Body, JsonBody
 
 SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("model_settings.replies", (
@@ -33,7 +33,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "drafts", "methods", "num_draft_tokens", "policy", "acceptance", "prompt_lookup_min", "prompt_lookup_max",
     )),
 )  # fmt: skip
-KEPT_WHOLE = {
+KV_REFUSAL_WORDS = {
     "latents": "model_settings.kv_latents",
     "no_positions": "model_settings.kv_no_positions",
     "head_size": "model_settings.kv_head_size",
@@ -64,7 +64,7 @@ def get_model_page(request: Request, admin: Admin, model_id: str) -> HTMLRespons
     """Serve the settings of one model, or of a profile."""
     live, profile = admin.serving.live, ""
     with contextlib.suppress(ModelNotFound):
-        model, profile = admin.serving.resolver.place(model_id)
+        model, profile = admin.serving.resolver.model_and_profile(model_id)
         model_id = model.id
     rows = {row["name"]: row for row in live.describe_model(model_id, profile)}
     return render_model(
@@ -77,7 +77,7 @@ def get_model_page(request: Request, admin: Admin, model_id: str) -> HTMLRespons
         profile=profile,
         profiles=live.profiles(model_id),
         option_words=OPTION_WORDS,
-        kept_whole=KEPT_WHOLE,
+        kept_whole=KV_REFUSAL_WORDS,
         suggestions={"drafts": sound_models(admin, "drafter"), "methods": METHOD_NAMES},
     )
 
@@ -95,10 +95,10 @@ def render_model(
     try:
         model = admin.models.describe(admin.serving.resolver.find(model_id))
     except ModelNotFound as error:
-        reason = said(error, admin.pages.words(request))
+        reason = localized_message(error, admin.pages.words(request))
         return admin.pages.render("model_missing.html", request, area="models", data={}, status=404, reason=reason)
-    shown = {"model": model, **data}
-    return admin.pages.render(TABS[tab], request, area="models", data=shown, model=model, tab=tab, **values)
+    page_data = {"model": model, **data}
+    return admin.pages.render(TABS[tab], request, area="models", data=page_data, model=model, tab=tab, **values)
 
 
 @router.get("/admin/api/models")
@@ -108,22 +108,22 @@ def list_models(admin: Admin) -> dict[str, Any]:
 
 
 @router.post("/admin/api/models/load", responses=problems(409, 429))
-async def load_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
+async def load_model(admin: Admin, body: JsonBody[ModelBody]) -> dict[str, Any]:
     """Load a model and wait for it; the topic `state` shows its progress."""
     return await admin.loading.load(body.model)
 
 
 @router.post("/admin/api/models/unload", responses=problems(409, 429))
-async def unload_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
+async def unload_model(admin: Admin, body: JsonBody[ModelBody]) -> dict[str, Any]:
     """Unload a model, or stop its load. 409 while requests use it."""
     return await admin.loading.unload(body.model)
 
 
 @router.post("/admin/api/models/reload", responses=problems(429))
-async def reload_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
+async def reload_model(admin: Admin, body: JsonBody[ModelBody]) -> dict[str, Any]:
     """Reload a loaded model with its current choices; `in_use`: once no request uses it."""
     model = await asyncio.to_thread(admin.serving.resolver.id_of, body.model)
-    return {"model": model, "became": await admin.loading.renew(model)}
+    return {"model": model, "became": await admin.loading.reload(model)}
 
 
 @router.get("/admin/api/prefixes")
@@ -131,7 +131,7 @@ def list_prefixes(admin: Admin) -> dict[str, Any]:
     """Return the sizes of the prefix cache on disk and in memory, and why nothing is written for the moment."""
     loaded = admin.serving.worker.snapshot.models
     return {
-        "disk_bytes": sum(kept.size_bytes for kept in kept_prompts(admin.serving.settings.prefixes_path)),
+        "disk_bytes": sum(prompts.size_bytes for prompts in cached_prompts(admin.serving.settings.prefixes_path)),
         "memory_bytes": sum(model.prefix_cache_bytes for model in loaded),
         "found_tokens": sum(sum(model.prefix_found_tokens.values()) for model in loaded),
         "trouble": next((model.prefix_trouble for model in loaded if model.prefix_trouble), ""),
@@ -142,30 +142,30 @@ def list_prefixes(admin: Admin) -> dict[str, Any]:
 async def clear_prefixes(admin: Admin) -> dict[str, int]:
     """Clear the prefix cache, in memory and on disk; return the bytes that were on disk."""
     admin.serving.worker.clear_prefixes()
-    return {"freed_bytes": await asyncio.to_thread(clear_prompts, admin.serving.settings.prefixes_path)}
+    return {"freed_bytes": await asyncio.to_thread(clear_cached_prompts, admin.serving.settings.prefixes_path)}
 
 
 @router.post("/admin/api/models/pin", responses=problems(422))
-async def pin_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
+async def pin_model(admin: Admin, body: JsonBody[ModelBody]) -> dict[str, Any]:
     """Keep a model in memory until it is unloaded by hand."""
     # an idle limit would contradict it
-    return await _pinned(admin, body.model, {"pinned": True, "idle_seconds": None})
+    return await _set_pinned(admin, body.model, {"pinned": True, "idle_seconds": None})
 
 
 @router.post("/admin/api/models/unpin", responses=problems(422))
-async def unpin_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
+async def unpin_model(admin: Admin, body: JsonBody[ModelBody]) -> dict[str, Any]:
     """Let an idle model be unloaded again."""
-    return await _pinned(admin, body.model, {"pinned": None})
+    return await _set_pinned(admin, body.model, {"pinned": None})
 
 
-async def _pinned(admin: AdminContext, model_id: str, changes: dict[str, Any]) -> dict[str, Any]:
+async def _set_pinned(admin: AdminContext, model_id: str, changes: dict[str, Any]) -> dict[str, Any]:
     model = await asyncio.to_thread(admin.serving.resolver.find, model_id)
     await asyncio.to_thread(admin.serving.live.change_model, model.id, changes, SESSION.name)
     return {"model": model.id, "pinned": bool(changes["pinned"])}
 
 
 @router.post("/admin/api/models/default", responses=problems(422))
-async def make_default(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
+async def make_default(admin: Admin, body: JsonBody[ModelBody]) -> dict[str, Any]:
     """Make a model the default for requests that name none."""
     model = await asyncio.to_thread(admin.serving.resolver.main, body.model)
     await asyncio.to_thread(admin.serving.live.change, {"default_model": model.id}, SESSION.name)

@@ -17,8 +17,8 @@ from app.models.pairing import NOT_MEASURED, Candidate, Speedups, candidates_for
 from app.serving.context import Context
 from app.serving.resolver import ModelEntry
 
-HALF_PRECISION_SLOW = "(cpu)"
-"""Suffix of the name of a device on which weights become float32."""
+CPU_DEVICE_SUFFIX = "(cpu)"
+"""Suffix of the device name of a CPU, on which weights become float32."""
 
 
 class ModelView:
@@ -33,7 +33,7 @@ class ModelView:
     def listing(self) -> dict[str, Any]:
         """List everything on disk, broken folders with their problem."""
         models = self._context.resolver.models()
-        looking = self._context.resolver.is_looking()
+        looking = self._context.resolver.is_reading_tokenizers()
         return {
             "models": [self.describe(model, looking=looking) for model in models],
             "ceiling_bytes": self._context.memory_ceiling_bytes,
@@ -45,7 +45,7 @@ class ModelView:
         entry, live = self._context.resolver.entry(model, looking=looking), self._context.settings
         ceiling = self._context.memory_ceiling_bytes
         settings, loaded, footprint = entry.settings, entry.loaded, self.footprint(model)
-        fits = footprint is None or self.holds(footprint)
+        fits = footprint is None or self.fits_alone(footprint)
         return entry.as_object() | {
             "method": model.method,
             "parameter_count": model.parameter_count,
@@ -70,20 +70,20 @@ class ModelView:
 
     # --- memory -------------------------------------------------------------------------------------------------
 
-    def holds(self, footprint: Footprint) -> bool:
-        """Whether a footprint fits when nothing else is loaded; an unknown ceiling is no obstacle."""
+    def fits_alone(self, footprint: Footprint) -> bool:
+        """Whether a footprint fits if nothing else is loaded; always True for an unknown ceiling."""
         return not self._context.memory_ceiling_bytes or footprint.total_bytes <= self._context.memory_ceiling_bytes
 
     def footprint(self, main: CatalogModel) -> Footprint | None:
         """Return the footprint of a model without drafters; None for a broken folder, and for a drafter."""
         if main.kind == "drafter" or main.problem:
             return None
-        return self._footprint(self._specification(main), main.size_bytes, self._widens)
+        return self._footprint(self._specification(main), main.size_bytes, self._widens_weights)
 
     def has_room(self, main: CatalogModel, extra: Footprint) -> bool:
         """Whether the model fits together with `extra`."""
         alone = self.footprint(main)
-        return alone is None or self.holds(alone + extra)
+        return alone is None or self.fits_alone(alone + extra)
 
     def check_room(self, main: CatalogModel, drafts: Sequence[Candidate] = ()) -> None:
         """Raise InsufficientMemory if the model with these drafters is larger than the ceiling."""
@@ -91,7 +91,7 @@ class ModelView:
         if alone is None:
             return
         unit = sum((draft.footprint for draft in drafts), alone)
-        if not self.holds(unit):
+        if not self.fits_alone(unit):
             names = " + ".join([main.id, *(draft.id for draft in drafts)])
             needed, ceiling = unit.total_bytes / 1e9, self._context.memory_ceiling_bytes / 1e9
             advice = "choose a smaller drafter" if drafts else "choose a smaller model"
@@ -102,9 +102,9 @@ class ModelView:
     def candidates(self, main: CatalogModel, speedups: Speedups = NOT_MEASURED) -> list[Candidate]:
         """Return every way to draft for `main`, ranked by what was measured and what is usual."""
         models, specification = self._context.resolver.models(), self._specification(main)
-        return candidates_for(main, models, specification, speedups, widen=self._widens)
+        return candidates_for(main, models, specification, speedups, widen=self._widens_weights)
 
-    def named(
+    def candidates_named(
         self, main: CatalogModel, candidates: Sequence[Candidate], names: Sequence[str], *, parameter: str = "drafts"
     ) -> list[Candidate]:
         """Return the candidates of these names. Raises SpeculationUnavailable if one is missing or does not fit."""
@@ -119,9 +119,9 @@ class ModelView:
         return [by_name[name] for name in names]
 
     @property
-    def _widens(self) -> bool:
+    def _widens_weights(self) -> bool:
         info = self._context.worker.ready_info
-        return info is not None and info.device.endswith(HALF_PRECISION_SLOW)
+        return info is not None and info.device.endswith(CPU_DEVICE_SUFFIX)
 
     def _specification(self, main: CatalogModel) -> ModelSpecification:
         """Build the unit whose memory is counted: the model alone, with the rows and quantisation of the settings."""

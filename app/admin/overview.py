@@ -21,15 +21,15 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
-from app.admin.live import while_welcome
+from app.admin.live import while_authorized
 from app.admin.model_routes import ModelBody
-from app.admin.request_routes import NoBody, current_requests
+from app.admin.request_routes import EmptyBody, current_requests
 from app.core.errors import InvalidRequest, StoreUnavailable
 from app.core.reason import reason_object
 from app.core.unit import LoadedModel
-from app.serving.auth import is_let_in
+from app.serving.auth import is_authorized
 from app.serving.document import EVENTS, success
-from app.serving.gate import Body, Sent
+from app.serving.gate import Body, JsonBody
 from app.serving.logs import CAPACITY, LEVELS, line_object
 from app.serving.resolver import loaded_object
 from app.serving.sse import EventStream
@@ -42,7 +42,7 @@ STARTER = "demo-assistant"
 LIVE_TIMEOUT_SECONDS = 30.0
 """Time without a read after which a tab counts as gone, in seconds."""
 LIVE_LINES = 100
-LAST_REQUESTS = 200
+SEARCHED_REQUESTS = 200
 """Number of past requests that are searched for the models used last."""
 FULL_DISK_BYTES = 200_000_000
 """Free bytes below which a disk counts as full: settings and conversations cannot be kept much longer."""
@@ -71,7 +71,7 @@ async def get_root() -> RedirectResponse:
 async def get_overview(request: Request, admin: Admin) -> HTMLResponse:
     """Serve the page."""
     data = {**await get_state(admin), "requests": current_requests(admin), "starter": STARTER}
-    left = await asyncio.to_thread(FirstRun(admin.store).left)
+    left = await asyncio.to_thread(FirstRun(admin.store).remaining)
     base_url = f"{request.url.scheme}://{request.headers['host']}/v1"
     return admin.pages.render("overview.html", request, area="overview", data=data, base_url=base_url, left=left)
 
@@ -79,29 +79,29 @@ async def get_overview(request: Request, admin: Admin) -> HTMLResponse:
 @router.get("/admin/api/state")
 async def get_state(admin: Admin) -> dict[str, Any]:
     """Return a snapshot of the topics `state`, `pace` and `minutes`; and a newer version, with its command."""
-    news = {"newer": admin.updates.newer, "update_command": admin.updates.command}
-    return {"state": server_state(admin), "pace": pace(admin), "minutes": admin.pace.minutes(), **news}
+    update = {"newer": admin.updates.newer, "update_command": admin.updates.command}
+    return {"state": server_state(admin), "pace": pace(admin), "minutes": admin.pace.minutes(), **update}
 
 
 @router.get("/admin/api/menu")
 async def get_menu(admin: Admin) -> dict[str, Any]:
     """Return what the menu bar shows: `state` and `pace`, models that could be loaded, the last used first, a folder
     whose disk is full (empty: none), and a newer version with the command that installs it."""
-    known = await asyncio.to_thread(_on_disk, admin)
-    news = {"newer": admin.updates.newer, "update_command": admin.updates.command}
-    return {"state": server_state(admin), "pace": pace(admin), **known, **news}
+    on_disk = await asyncio.to_thread(_models_on_disk, admin)
+    update = {"newer": admin.updates.newer, "update_command": admin.updates.command}
+    return {"state": server_state(admin), "pace": pace(admin), **on_disk, **update}
 
 
-def _on_disk(admin: AdminContext) -> dict[str, Any]:
-    used: Sequence[str] = ()
+def _models_on_disk(admin: AdminContext) -> dict[str, Any]:
+    recent: Sequence[str] = ()
     with contextlib.suppress(StoreUnavailable):  # an unsorted menu is better than none
-        used = admin.history.last_models(LAST_REQUESTS)
+        recent = admin.history.last_models(SEARCHED_REQUESTS)
     ids = [model.id for model in admin.serving.resolver.models() if model.kind == "main" and not model.problem]
     settings = admin.serving.settings
-    full = (str(folder) for folder in (settings.home, settings.downloads_path) if _is_full(folder))
+    full_folders = (str(folder) for folder in (settings.home, settings.downloads_path) if _is_full(folder))
     return {
-        "models": sorted(ids, key=lambda name: used.index(name) if name in used else len(used)),
-        "full_disk": next(full, ""),
+        "models": sorted(ids, key=lambda name: recent.index(name) if name in recent else len(recent)),
+        "full_disk": next(full_folders, ""),
     }
 
 
@@ -113,21 +113,21 @@ def _is_full(folder: Path) -> bool:
 
 
 @router.post("/admin/api/worker/restart")
-async def restart_worker(admin: Admin, _body: Sent[NoBody]) -> dict[str, Any]:
+async def restart_worker(admin: Admin, _body: JsonBody[EmptyBody]) -> dict[str, Any]:
     """Replace the worker now; running requests end with an error."""
     admin.serving.worker.renew()
     return {"renewing": True}
 
 
 @router.post("/admin/api/worker/drain")
-async def drain_worker(admin: Admin, body: Sent[DrainBody]) -> dict[str, Any]:
+async def drain_worker(admin: Admin, body: JsonBody[DrainBody]) -> dict[str, Any]:
     """Replace the worker once its running requests have finished, or after `seconds`."""
     admin.serving.worker.renew(body.seconds)
     return {"renewing": True, "seconds": body.seconds}
 
 
 @router.post("/admin/api/quarantine/release")
-async def release_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
+async def release_model(admin: Admin, body: JsonBody[ModelBody]) -> dict[str, Any]:
     """Release a model that is quarantined for ending its worker repeatedly."""
     return {"model": await admin.serving.resolver.release(body.model), "released": True}
 
@@ -179,7 +179,7 @@ def _loaded_model(model: LoadedModel) -> dict[str, Any]:
 
 def pace(admin: AdminContext) -> dict[str, Any]:
     """Return the last minute, second by second."""
-    return asdict(admin.pace.course())
+    return asdict(admin.pace.history())
 
 
 # --- shared by all pages ----------------------------------------------------------------------------------------
@@ -188,20 +188,20 @@ def pace(admin: AdminContext) -> dict[str, Any]:
 @router.get("/static/{version}/{name:path}", response_class=Response, responses=success(media_type="*/*"))
 async def get_static(admin: Admin, version: str, name: str) -> Response:
     """Serve one static file."""
-    answer = admin.pages.assets.answer(version, name)
-    if answer is None:
+    response = admin.pages.assets.response(version, name)
+    if response is None:
         raise HTTPException(404)
-    return answer
+    return response
 
 
 @router.get("/admin/api/live", response_class=Response, responses=success(media_type=EVENTS))
 async def get_live(request: Request, admin: Admin, topics: str = "") -> Response:
     """Stream events of these topics until the tab leaves or the server ends; unknown ones are refused."""
-    wanted = {topic for topic in topics.split(",") if topic}
-    if not wanted or wanted - set(admin.live.topics):
+    requested_topics = {topic for topic in topics.split(",") if topic}
+    if not requested_topics or requested_topics - set(admin.live.topics):
         raise InvalidRequest(f"Name topics out of: {', '.join(admin.live.topics)}.", parameter="topics")
-    listener = admin.live.join(wanted)
-    frames = while_welcome(listener.frames(), functools.partial(is_let_in, request))
+    listener = admin.live.join(requested_topics)
+    frames = while_authorized(listener.frames(), functools.partial(is_authorized, request))
     leave = functools.partial(admin.live.leave, listener)
     return EventStream(frames, on_close=leave, write_timeout_seconds=LIVE_TIMEOUT_SECONDS)
 

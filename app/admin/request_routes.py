@@ -14,23 +14,23 @@ from starlette.exceptions import HTTPException
 from app.admin.context import Admin, AdminContext
 from app.core.errors import StoreUnavailable
 from app.core.reason import reason_object
-from app.core.request import OFF, Past
+from app.core.request import OFF, FinishedRequest
 from app.serving.document import problems
 from app.serving.errors import Rejected
-from app.serving.gate import Body, Sent
+from app.serving.gate import Body, JsonBody
 from app.serving.record import Record
 from app.worker.client import WorkerClient
 
 SHOWN_RUNNING = 100
 SHOWN_RECENT = 20
-PAGE = 50
+PAGE_LENGTH = 50
 
 Text = Annotated[str, Query(max_length=500)]
 
 router = APIRouter()
 
 
-class NoBody(Body):
+class EmptyBody(Body):
     """Empty body of an action without parameters."""
 
 
@@ -48,9 +48,9 @@ async def get_requests_page(request: Request, admin: Admin, model: Text = "", ou
 @router.get("/admin/requests/{request_id}", response_class=HTMLResponse)
 async def get_request_page(request: Request, admin: Admin, request_id: str) -> HTMLResponse:
     """Serve one request's timeline, or 404 with an explanation if it is unknown."""
-    asked = await find_request(admin, request_id)
-    status = 404 if asked is None else 200
-    return admin.pages.render("request.html", request, area="requests", data={"request": asked}, status=status)
+    details = await find_request(admin, request_id)
+    status = 404 if details is None else 200
+    return admin.pages.render("request.html", request, area="requests", data={"request": details}, status=status)
 
 
 @router.get("/admin/api/requests")
@@ -59,7 +59,7 @@ async def get_requests(
     before: Text = "",
     model: Text = "",
     outcome: Text = "",
-    count: Annotated[int, Query(ge=1, le=200)] = PAGE,
+    count: Annotated[int, Query(ge=1, le=200)] = PAGE_LENGTH,
 ) -> dict[str, Any]:
     """Return running requests and a page of past ones; `outcome` is `fine`, `failed`, `cancelled` or an exact one."""
     page = await past_requests(admin, before, model, outcome, count)
@@ -69,7 +69,7 @@ async def get_requests(
 @router.delete("/admin/api/requests")
 async def clear_requests(admin: Admin) -> dict[str, Any]:
     """Delete the history for good; return the number of its requests."""
-    await _write_behind(admin)
+    await _flush_journal(admin)
     count = await asyncio.to_thread(admin.history.count)
     await admin.serving.journal.clear()
     return {"cleared": count}
@@ -78,14 +78,14 @@ async def clear_requests(admin: Admin) -> dict[str, Any]:
 @router.get("/admin/api/requests/{request_id}")
 async def get_request(admin: Admin, request_id: str) -> dict[str, Any]:
     """Return one request with all its figures."""
-    asked = await find_request(admin, request_id)
-    if asked is None:
+    details = await find_request(admin, request_id)
+    if details is None:
         raise HTTPException(404)
-    return {"request": asked}
+    return {"request": details}
 
 
 @router.post("/admin/api/requests/{request_id}/cancel", responses=problems(409))
-async def cancel_request(admin: Admin, _body: Sent[NoBody], request_id: str) -> dict[str, Any]:
+async def cancel_request(admin: Admin, _body: JsonBody[EmptyBody], request_id: str) -> dict[str, Any]:
     """Cancel a running request; its client gets an error."""
     error = Rejected(499, "The request was cancelled on the dashboard.", "cancelled")
     record = admin.serving.journal.find(request_id)
@@ -107,10 +107,10 @@ def current_requests(admin: AdminContext) -> dict[str, Any]:
 
 
 async def past_requests(
-    admin: AdminContext, before: str = "", model: str = "", outcome: str = "", count: int = PAGE
+    admin: AdminContext, before: str = "", model: str = "", outcome: str = "", count: int = PAGE_LENGTH
 ) -> dict[str, Any]:
     """Return past requests, the latest first; `next` is `before` of the next page, empty at the end."""
-    await _write_behind(admin)
+    await _flush_journal(admin)
     history = admin.history
 
     def read() -> dict[str, Any]:
@@ -132,7 +132,7 @@ async def find_request(admin: AdminContext, request_id: str) -> dict[str, Any] |
     if record is not None:
         running = running_object(admin.serving.worker, record)
         return {**running, "figures": record.figures(), "prompt": None, "reply": None}
-    await _write_behind(admin)
+    await _flush_journal(admin)
     past = await asyncio.to_thread(admin.history.find, request_id)
     past = past or next((recent for recent in journal.recent if recent.id == request_id), None)
     if past is None:
@@ -140,7 +140,7 @@ async def find_request(admin: AdminContext, request_id: str) -> dict[str, Any] |
     return {**past_object(past), "figures": past.figures, "prompt": past.prompt, "reply": past.reply}
 
 
-async def _write_behind(admin: AdminContext) -> None:
+async def _flush_journal(admin: AdminContext) -> None:
     if admin.serving.journal.is_behind:
         await admin.serving.journal.flush()
 
@@ -171,7 +171,7 @@ def running_object(worker: WorkerClient, record: Record) -> dict[str, Any]:
 
 
 def _phase(worker: WorkerClient, record: Record) -> tuple[str, float | None, int]:
-    if record.writes:
+    if record.has_first_token:
         limit = record.max_tokens
         return "decode", min(1.0, record.tokens / limit) if limit else None, record.prompt_tokens
     if not record.is_accepted:
@@ -194,11 +194,11 @@ def _read_tokens(worker: WorkerClient, record: Record) -> int | None:
     return sum(read) if read else None
 
 
-def past_object(past: Past) -> dict[str, Any]:
+def past_object(past: FinishedRequest) -> dict[str, Any]:
     """Describe a request that ended. Figures that another version left out or wrote differently count as empty."""
-    speculation, usage = _part(past.figures, "speculation"), _part(past.figures, "usage")
+    speculation, usage = _section(past.figures, "speculation"), _section(past.figures, "usage")
     drafted = _number(speculation, "drafted")
-    total_seconds = _number(_part(past.figures, "seconds"), "total")
+    total_seconds = _number(_section(past.figures, "seconds"), "total")
     return {
         "id": past.id,
         "endpoint": past.endpoint,
@@ -210,7 +210,7 @@ def past_object(past: Past) -> dict[str, Any]:
         "outcome": past.outcome,
         "prompt_tokens": _number(usage, "prompt_tokens"),
         "completion_tokens": _number(usage, "completion_tokens"),
-        "tokens_per_second": round(_number(_part(past.figures, "timings"), "predicted_per_second"), 1),
+        "tokens_per_second": round(_number(_section(past.figures, "timings"), "predicted_per_second"), 1),
         "method": speculation.get("method", OFF),
         "drafted": drafted,
         "acceptance": round(_number(speculation, "accepted") / drafted, 3) if drafted else None,
@@ -219,13 +219,13 @@ def past_object(past: Past) -> dict[str, Any]:
     }
 
 
-def _part(figures: Mapping[str, Any], name: str) -> dict[str, Any]:
-    part = figures.get(name)
-    return part if isinstance(part, dict) else {}
+def _section(figures: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = figures.get(name)
+    return section if isinstance(section, dict) else {}
 
 
-def _number(part: Mapping[str, Any], name: str) -> float:
-    number = part.get(name)
+def _number(section: Mapping[str, Any], name: str) -> float:
+    number = section.get(name)
     return number if isinstance(number, int | float) else 0
 
 

@@ -24,11 +24,11 @@ from app.admin.context import Admin, AdminContext
 from app.core.errors import InvalidRequest
 from app.machine.own_files import own_files
 from app.models.safe_files import write_privately
-from app.serving.auth import ADMIN_JSON, COOKIE, Door, identity_of, is_from_here
+from app.serving.auth import ADMIN_JSON, COOKIE, AccessPolicy, identity_of, is_local_request
 from app.serving.document import problems
 from app.serving.errors import Rejected
-from app.serving.gate import Body, Sent
-from app.serving.guessing import ENTRY_SECONDS, VALID_SECONDS, place_of
+from app.serving.gate import Body, JsonBody
+from app.serving.guessing import ENTRY_SECONDS, VALID_SECONDS, address_key
 from app.store.accounts import ABSOLUTE_SECONDS, MIN_CHARACTERS, digest_of
 from app.store.rows import FirstRun
 from app.store.tables import KeyRow, Scope
@@ -36,8 +36,8 @@ from app.store.tables import KeyRow, Scope
 logger = logging.getLogger(__name__)
 
 MAX_SECRET_CHARACTERS = 4096
-PAGE = r"^/admin/[\w\-./%@+]*(\?[\w\-./%@+=&]*)?(#[\w\-]*)?$"
-REDIRECT = "open-{}.html"
+PAGE_PATH = r"^/admin/[\w\-./%@+]*(\?[\w\-./%@+=&]*)?(#[\w\-]*)?$"
+REDIRECT_FILE = "open-{}.html"
 REDIRECT_PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="referrer" content="no-referrer">
@@ -47,20 +47,20 @@ REDIRECT_PAGE = """<!doctype html>
 """
 
 
-class StrangersBody(Body):
-    """Body from a caller who has not signed in: a small limit keeps strangers from taking memory."""
+class UnauthenticatedBody(Body):
+    """Body from a caller who has not signed in; a small limit keeps strangers from taking memory."""
 
     max_bytes: ClassVar[int] = 1 << 20
 
 
-class SetupRequest(StrangersBody):
+class SetupRequest(UnauthenticatedBody):
     """Body that the set-up page sends."""
 
     token: str = Field(max_length=MAX_SECRET_CHARACTERS)
     password: str = Field(max_length=MAX_SECRET_CHARACTERS)
 
 
-class LoginRequest(StrangersBody):
+class LoginRequest(UnauthenticatedBody):
     """Body that the sign-in page sends."""
 
     password: str = Field(max_length=MAX_SECRET_CHARACTERS)
@@ -69,10 +69,10 @@ class LoginRequest(StrangersBody):
 class EntryRequest(Body):
     """Page that a command wants to open."""
 
-    to: str = Field("/admin/", max_length=1000, pattern=PAGE)
+    to: str = Field("/admin/", max_length=1000, pattern=PAGE_PATH)
 
 
-class EnterRequest(StrangersBody):
+class EnterRequest(UnauthenticatedBody):
     """Body that the page at a one-time address sends."""
 
     code: str = Field(max_length=MAX_SECRET_CHARACTERS)
@@ -101,7 +101,7 @@ def get_setup(request: Request, admin: Admin) -> Response:
     if admin.accounts.has_account:
         return RedirectResponse("/admin/login", 303)
     data = {
-        "local": is_from_here(request),
+        "local": is_local_request(request),
         "minutes": VALID_SECONDS // 60,
         "characters": MIN_CHARACTERS,
         "locked": admin.accounts.is_locked_down,
@@ -120,52 +120,54 @@ def get_login(request: Request, admin: Admin) -> Response:
     return admin.pages.render("login.html", request, data={}, ended="ended" in request.query_params)
 
 
-async def check_nearness(request: Request) -> None:
+async def check_is_local(request: Request) -> None:
     """Reject a set-up from another computer before its body is read."""
-    if not is_from_here(request):
+    if not is_local_request(request):
         advice = "Set up Paceline on the computer it runs on, or run `paceline password` there."
         raise Rejected(403, advice, "not_local", close=True)
 
 
-@router.post("/admin/api/setup", dependencies=[Depends(check_nearness)], responses=problems(404))
-async def set_up(request: Request, admin: Admin, asked: Sent[SetupRequest]) -> Response:
+@router.post("/admin/api/setup", dependencies=[Depends(check_is_local)], responses=problems(404))
+async def set_up(request: Request, admin: Admin, body: JsonBody[SetupRequest]) -> Response:
     """Set the first password with the token of `serve`; the browser is signed in at once."""
-    async with admin.setup.in_use:  # after the body: a slow sender must not keep the owner out
+    async with admin.setup_codes.setup_lock:  # after the body: a slow sender must not keep the owner out
         if await asyncio.to_thread(lambda: admin.accounts.has_account):
             raise HTTPException(404)
-        if not admin.setup.matches(asked.token):
+        if not admin.setup_codes.matches(body.token):
             advice = "This is not the set-up code of this start: start Paceline again, or run `paceline password`."
             raise Rejected(403, advice, "invalid_setup_code")
-        if not await asyncio.to_thread(admin.accounts.set_up, asked.password):
+        if not await asyncio.to_thread(admin.accounts.set_up, body.password):
             raise HTTPException(404)
-        admin.setup.spend(asked.token)
-        await asyncio.to_thread(_remove, _redirect_of(admin.serving.settings.home, asked.token))
+        admin.setup_codes.redeem(body.token)
+        await asyncio.to_thread(_remove, _redirect_of(admin.serving.settings.home, body.token))
         await asyncio.to_thread(FirstRun(admin.store).begin)
     logger.info("The dashboard was set up.")
     return await _signed_in(request, admin)
 
 
 @router.post("/admin/api/login", responses=problems(429))
-async def log_in(request: Request, admin: Admin, asked: Sent[LoginRequest]) -> Response:
+async def log_in(request: Request, admin: Admin, body: JsonBody[LoginRequest]) -> Response:
     """Sign this browser in."""
-    await _check_password(request, admin, asked.password)
-    logger.info("A browser signed in from %s.", place_of(_address(request)))
+    await _check_password(request, admin, body.password)
+    logger.info("A browser signed in from %s.", address_key(_client_address(request)))
     return await _signed_in(request, admin)
 
 
 @router.post("/admin/api/entry")
-async def make_entry(request: Request, admin: Admin, asked: Sent[EntryRequest]) -> dict[str, str]:
+async def make_entry(request: Request, admin: Admin, body: JsonBody[EntryRequest]) -> dict[str, str]:
     """Issue an address that opens a page signed in, once, and a file that leads a browser there, if it can be written.
 
     Before there is a password it is the address of the set-up. Only for commands of this computer.
     """
     if identity_of(request).kind != "command":
         raise Rejected(403, "Only commands of this computer open pages signed in.", "not_a_command")
-    if not is_page(asked.to):
+    if not is_page(body.to):
         raise InvalidRequest("Name a page of the dashboard.", parameter="to")
     has_account = await asyncio.to_thread(lambda: admin.accounts.has_account)
-    place = f"admin/enter#{admin.entries.issue(asked.to)}" if has_account else f"admin/setup#{admin.setup.issue()}"
-    address = f"{request.base_url}{place}"
+    path = (
+        f"admin/enter#{admin.entry_codes.issue(body.to)}" if has_account else f"admin/setup#{admin.setup_codes.issue()}"
+    )
+    address = f"{request.base_url}{path}"
     try:
         file = await asyncio.to_thread(_write_redirect, admin.serving.settings.home, address)
     except OSError:
@@ -183,10 +185,10 @@ def is_page(to: str) -> bool:
 
 def _write_redirect(home: Path, address: str) -> Path:
     """Write a page that leads to the address; delete expired ones that a killed server left."""
-    for left in own_files(home, REDIRECT.format("[0-9a-f]{16}")):
+    for expired in own_files(home, REDIRECT_FILE.format("[0-9a-f]{16}")):
         with contextlib.suppress(OSError):
-            if time.time() - left.lstat().st_mtime > ENTRY_SECONDS:
-                left.unlink()
+            if time.time() - expired.lstat().st_mtime > ENTRY_SECONDS:
+                expired.unlink()
     file = _redirect_of(home, address.partition("#")[2])
     write_privately(file, REDIRECT_PAGE.format(address=address).encode())
     return file
@@ -194,7 +196,7 @@ def _write_redirect(home: Path, address: str) -> Path:
 
 def _redirect_of(home: Path, code: str) -> Path:
     """Return the page's file, named by the hash of the code, so that using the code can delete it."""
-    return home / REDIRECT.format(digest_of(code)[:16])
+    return home / REDIRECT_FILE.format(digest_of(code)[:16])
 
 
 def _remove(file: Path) -> None:
@@ -209,16 +211,16 @@ def get_enter(request: Request, admin: Admin) -> Response:
 
 
 @router.post("/admin/api/enter", responses=problems(429))
-async def enter(request: Request, admin: Admin, asked: Sent[EnterRequest]) -> Response:
+async def enter(request: Request, admin: Admin, body: JsonBody[EnterRequest]) -> Response:
     """Sign this browser in by a one-time code; the answer names the page that it is for."""
-    address = _address(request)
+    address = _client_address(request)
     admin.lockout.begin(address)
-    to = admin.entries.spend(asked.code) if is_from_here(request) else None
+    to = admin.entry_codes.redeem(body.code) if is_local_request(request) else None
     if to is None:
-        logger.warning("A one-time address that is used, late or wrong was tried from %s.", place_of(address))
+        logger.warning("A one-time address that is used, late or wrong was tried from %s.", address_key(address))
         raise Rejected(403, "This address was used already, or is too old.", "invalid_entry_code")
     admin.lockout.succeed(address)
-    await asyncio.to_thread(_remove, _redirect_of(admin.serving.settings.home, asked.code))
+    await asyncio.to_thread(_remove, _redirect_of(admin.serving.settings.home, body.code))
     logger.info("A browser was let in by a command of this computer.")
     return await _signed_in(request, admin, to=to)
 
@@ -253,10 +255,10 @@ async def get_session(request: Request, admin: Admin) -> dict[str, Any]:
 
 
 @router.post("/admin/api/password", responses=problems(429))
-async def change_password(request: Request, admin: Admin, asked: Sent[PasswordRequest]) -> Response:
+async def change_password(request: Request, admin: Admin, body: JsonBody[PasswordRequest]) -> Response:
     """Change the password; every other browser is signed out."""
-    await _check_password(request, admin, asked.current)
-    await asyncio.to_thread(admin.accounts.set_password, asked.password)
+    await _check_password(request, admin, body.current)
+    await asyncio.to_thread(admin.accounts.set_password, body.password)
     logger.info("The password was changed.")
     if identity_of(request).kind == "session":
         return await _signed_in(request, admin)
@@ -264,21 +266,21 @@ async def change_password(request: Request, admin: Admin, asked: Sent[PasswordRe
 
 
 async def _check_password(request: Request, admin: AdminContext, password: str) -> None:
-    address = _address(request)
+    address = _client_address(request)
     admin.lockout.begin(address)
     async with admin.lockout.guessing:
         is_right = await asyncio.to_thread(admin.accounts.is_password, password)
     if not is_right:
-        logger.warning("A wrong password was tried from %s.", place_of(address))
+        logger.warning("A wrong password was tried from %s.", address_key(address))
         raise Rejected(403, "This is not the password.", "wrong_password")
     admin.lockout.succeed(address)
 
 
-async def _signed_in(request: Request, admin: AdminContext, **more: str) -> Response:
+async def _signed_in(request: Request, admin: AdminContext, **fields: str) -> Response:
     browser = browser_name(request.headers.get("user-agent", ""))
-    old = request.cookies.get(COOKIE) or None
-    secret = await asyncio.to_thread(admin.accounts.sessions.begin, browser, instead_of=old)
-    response = JSONResponse({"signed_in": True, **more})
+    old_secret = request.cookies.get(COOKIE) or None
+    secret = await asyncio.to_thread(admin.accounts.sessions.begin, browser, replacing=old_secret)
+    response = JSONResponse({"signed_in": True, **fields})
     response.set_cookie(
         COOKIE,
         secret,
@@ -297,7 +299,7 @@ def _signed_out() -> Response:
     return response
 
 
-def _address(request: Request) -> str:
+def _client_address(request: Request) -> str:
     return request.client.host if request.client is not None else ""
 
 
@@ -321,18 +323,18 @@ def browser_name(user_agent: str) -> str:
 @router.get("/admin/api/keys")
 def get_keys(request: Request, admin: Admin) -> dict[str, Any]:
     """List the valid keys, and whether one is required."""
-    door: Door = request.app.state.door
+    access_policy: AccessPolicy = request.app.state.access_policy
     return {
         "keys": [key_object(key) for key in admin.accounts.keys.list()],
-        "required": door.is_closed,
-        "environment": door.secret is not None,
+        "required": access_policy.is_key_required,
+        "environment": access_policy.secret is not None,
     }
 
 
 @router.post("/admin/api/keys", status_code=201)
-async def create_key(admin: Admin, asked: Sent[KeyRequest]) -> dict[str, Any]:
+async def create_key(admin: Admin, body: JsonBody[KeyRequest]) -> dict[str, Any]:
     """Create a key; its text is returned here and never again."""
-    key, text = await asyncio.to_thread(admin.accounts.keys.create, asked.name, asked.scope)
+    key, text = await asyncio.to_thread(admin.accounts.keys.create, body.name, body.scope)
     logger.info("An API key was created: number %d, scope %s.", key.id, key.scope)
     return {"key": key_object(key), "text": text}
 

@@ -18,7 +18,7 @@ from app.core.errors import InvalidSetting, ModelInUse
 from app.models.catalog import Kind
 from app.serving.auth import identity_of
 from app.serving.document import problems
-from app.serving.gate import Sent
+from app.serving.gate import JsonBody
 from app.settings import SECTIONS
 
 OPTION_WORDS: Mapping[str, Mapping[str, str]] = {
@@ -78,9 +78,9 @@ def get_settings(admin: Admin) -> dict[str, Any]:
 
 
 @router.patch("/admin/api/settings", responses=problems(422))
-async def change_settings(request: Request, admin: Admin, asked: Sent[Changes]) -> dict[str, Any]:
+async def change_settings(request: Request, admin: Admin, body: JsonBody[Changes]) -> dict[str, Any]:
     """Change settings. 422 for an unknown name, a value out of range, or settings that contradict each other."""
-    changes = asked.root
+    changes = body.root
     models = {model.id for model in await asyncio.to_thread(admin.serving.resolver.models)}
     await asyncio.to_thread(admin.serving.live.change, changes, identity_of(request).name, models=models)
     return {"changed": [admin.serving.live.describe_one(name) for name in changes]}
@@ -89,33 +89,35 @@ async def change_settings(request: Request, admin: Admin, asked: Sent[Changes]) 
 @router.get("/admin/api/models/{model_id:path}/settings")
 def get_model_settings(admin: Admin, model_id: str) -> dict[str, Any]:
     """Return the settings of one model or its profile (`MODEL:PROFILE`), and what applies where nothing is set."""
-    model, profile = admin.serving.resolver.place(model_id)
+    model, profile = admin.serving.resolver.model_and_profile(model_id)
     return {"model": model.id, "profile": profile, "settings": admin.serving.live.describe_model(model.id, profile)}
 
 
 @router.patch("/admin/api/models/{model_id:path}/settings", responses=problems(422, 429))
-async def change_model_settings(request: Request, admin: Admin, asked: Sent[Changes], model_id: str) -> dict[str, Any]:
+async def change_model_settings(
+    request: Request, admin: Admin, body: JsonBody[Changes], model_id: str
+) -> dict[str, Any]:
     """Change settings of a model, or of a profile, which is created if there is none.
 
     With `reload` the model is unloaded unless requests use it, and loads again with the next one. The answer's `reload`
     is `done`, `busy`, `needed` (it was not asked for) or `not needed`.
     """
-    changes = dict(asked.root)
+    changes = dict(body.root)
     reload = changes.pop(RELOAD, False)
     if not isinstance(reload, bool):
         raise InvalidSetting("reload: give true or false", parameter=RELOAD)
     resolver = admin.serving.resolver
-    model, profile = await asyncio.to_thread(resolver.place, model_id)
-    taken = {known.id for known in await asyncio.to_thread(resolver.models)}
-    change, by = admin.serving.live.change_model, identity_of(request).name
-    await asyncio.to_thread(change, model.id, changes, by, taken=taken, profile=profile)
+    model, profile = await asyncio.to_thread(resolver.model_and_profile, model_id)
+    taken = {other.id for other in await asyncio.to_thread(resolver.models)}
+    change, author = admin.serving.live.change_model, identity_of(request).name
+    await asyncio.to_thread(change, model.id, changes, author, reserved=taken, profile=profile)
     rows = admin.serving.live.describe_model(model.id, profile)
-    waits = not profile and any(row["takes_effect"] == RELOAD for row in rows if row["name"] in changes)
-    if not waits or model.id not in resolver.loaded():
-        became = "not needed"
+    needs_reload = not profile and any(row["takes_effect"] == RELOAD for row in rows if row["name"] in changes)
+    if not needs_reload or model.id not in resolver.loaded():
+        reload_state = "not needed"
     else:
-        became = await _unloaded(admin, model.id) if reload else "needed"
-    return {"model": model.id, "profile": profile, "settings": rows, "reload": became}
+        reload_state = await _unloaded(admin, model.id) if reload else "needed"
+    return {"model": model.id, "profile": profile, "settings": rows, "reload": reload_state}
 
 
 async def _unloaded(admin: AdminContext, model_id: str) -> str:

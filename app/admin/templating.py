@@ -1,7 +1,7 @@
 """Pages from templates, always through `Pages.render`, so that each gets its language, theme and security policy.
 
 Templates escape everything and fail on an unknown name. They get `t` (translations), `static` (the address of a file),
-`area` (the open part of the navigation), `news` (a newer version that this browser has not dismissed, or None) and
+`area` (the open part of the navigation), `update` (a newer version that this browser has not dismissed, or None) and
 `data`, which is also in the page as JSON for its script.
 
 The files of `app/static/` are read once; a name is looked up in memory and never becomes a path. The version is the
@@ -25,21 +25,21 @@ from markupsafe import Markup
 from app import __version__
 from app.core.errors import PacelineError
 from app.i18n import PLURAL_FORMS, Catalogs, Words
-from app.serving.errors import said
+from app.serving.errors import localized_message
 from app.settings import Settings
 
 FOLDER = Path(__file__).parents[1] / "static"
-KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".txt": "text/plain"}
+MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".txt": "text/plain"}
 HASH_CHARACTERS = 16
-KEEP = "public, max-age=31536000, immutable"
-ASK_AGAIN = "no-cache"
+CACHE_FOREVER = "public, max-age=31536000, immutable"
+REVALIDATE = "no-cache"
 
 
 class Assets:
     """The static files by name, such as `core.js` or `vendor/alpine.js`; only types that a page may load."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files = {name: content for name, content in files.items() if Path(name).suffix in KINDS}
+        self._files = {name: content for name, content in files.items() if Path(name).suffix in MEDIA_TYPES}
         digest = hashlib.sha256()
         for name, content in sorted(self._files.items()):
             digest.update(hashlib.sha256(name.encode()).digest() + hashlib.sha256(content).digest())
@@ -51,14 +51,14 @@ class Assets:
             raise KeyError(name)
         return f"/static/{self.version}/{name}"
 
-    def answer(self, version: str, name: str) -> Response | None:
+    def response(self, version: str, name: str) -> Response | None:
         """Return the file `name`, with long caching only under the current version; None if there is none."""
         content = self._files.get(name)
         if content is None:
             return None
-        keep = KEEP if version == self.version else ASK_AGAIN
-        headers = {"cache-control": keep, "x-content-type-options": "nosniff"}
-        return Response(content, media_type=KINDS[Path(name).suffix], headers=headers)
+        cache_control = CACHE_FOREVER if version == self.version else REVALIDATE
+        headers = {"cache-control": cache_control, "x-content-type-options": "nosniff"}
+        return Response(content, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers)
 
     def scripts(self) -> list[str]:
         """Return the text of our own scripts."""
@@ -92,12 +92,12 @@ class Pages:
         assets: Assets,
         catalogs: Catalogs,
         settings: Callable[[], Settings],
-        news: Callable[[], Mapping[str, Any]],
+        update: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.assets = assets
         self._catalogs = catalogs
         self._settings = settings
-        self._news = news
+        self._update = update
         self._script_keys = frozenset(key for text in assets.scripts() for key in QUOTED_KEY.findall(text))
         self._script_words = cache(self._for_scripts)
         self._templates = Environment(
@@ -122,13 +122,13 @@ class Pages:
         """Render the template `name` as an uncached answer; `data` is also for the page's script, `values` are not."""
         words = self.words(request)
         themes = (request.cookies.get(THEME_COOKIE), self._settings().theme)
-        news = self._news()
+        update = self._update()
         page = self._templates.get_template(name).render(
             t=words,
             area=area,
             data=data,
             languages=self._catalogs.names,
-            news=None if news["newer"] in {"", request.cookies.get(UPDATE_COOKIE)} else news,
+            news=None if update["newer"] in {"", request.cookies.get(UPDATE_COOKIE)} else update,
             theme=next((theme for theme in themes if theme in THEMES), "system"),
             script_words=self._script_words(words.language),
             **values,
@@ -137,7 +137,7 @@ class Pages:
 
     def problem(self, request: Request, error: PacelineError) -> HTMLResponse:
         """Render a page in place of one that is missing or unavailable; it reveals nothing about this server."""
-        message = "" if error.code == "unknown_url" else said(error, self.words(request))
+        message = "" if error.code == "unknown_url" else localized_message(error, self.words(request))
         return self.render("problem.html", request, status=error.status, message=message)
 
     def compile(self) -> None:
@@ -147,12 +147,12 @@ class Pages:
 
     def _for_scripts(self, language: str) -> Markup:
         """Return as JSON the translations that the scripts use, with all plural forms, and the names of methods."""
-        named = {
+        used = {
             key: words
             for key, words in self._catalogs.words(language).entries.items()
             if key in self._script_keys or _without_form(key) in self._script_keys or key.startswith("method.")
         }
-        return htmlsafe_json_dumps(named)
+        return htmlsafe_json_dumps(used)
 
 
 def _without_form(key: str) -> str:

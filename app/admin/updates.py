@@ -16,24 +16,27 @@ DAY_SECONDS, RETRY_SECONDS = 86_400.0, 3_600.0
 _logger = logging.getLogger(__name__)
 
 
-async def _ask() -> str:
+async def _query_installer() -> str:
     return await newer_version(this_installation(), __version__)
 
 
 class Updates:
-    """Checks for updates if `is_wanted`; `ask` returns the newer version or raises `OSError`; `pause` limits a wait."""
+    """Checks for updates while `is_enabled()`.
+
+    `query_newer` returns the newer version or raises `OSError`; `timeout` limits a wait.
+    """
 
     def __init__(
         self,
-        is_wanted: Callable[[], bool],
-        ask: Callable[[], Awaitable[str]] = _ask,
-        pause: Callable[[float | None], asyncio.Timeout] = asyncio.timeout,
+        is_enabled: Callable[[], bool],
+        query_newer: Callable[[], Awaitable[str]] = _query_installer,
+        timeout: Callable[[float | None], asyncio.Timeout] = asyncio.timeout,
     ) -> None:
-        self._is_wanted = is_wanted
-        self._ask = ask
-        self._pause = pause
-        self._was_wanted = is_wanted()
-        self._switched = asyncio.Event()
+        self._is_enabled = is_enabled
+        self._query_newer = query_newer
+        self._timeout = timeout
+        self._was_enabled = is_enabled()
+        self._setting_changed = asyncio.Event()
         self._outcome: Outcome = ""
         self.newer = ""
         self.command = this_installation().update
@@ -49,28 +52,28 @@ class Updates:
 
     def on_settings_changed(self) -> None:
         """Check at once when the setting is switched on, forget the result when it is switched off."""
-        if self._was_wanted != self._is_wanted():
-            self._was_wanted = self._is_wanted()
+        if self._was_enabled != self._is_enabled():
+            self._was_enabled = self._is_enabled()
             self.newer, self._outcome = "", ""
-            self._switched.set()
+            self._setting_changed.set()
 
     async def run(self) -> None:
         """Check regularly until cancelled."""
         while True:
-            seconds = await self._look() if self._is_wanted() else None
+            seconds = await self._check() if self._is_enabled() else None
             with contextlib.suppress(TimeoutError):
-                async with self._pause(seconds):
-                    await self._switched.wait()
-            self._switched.clear()
+                async with self._timeout(seconds):
+                    await self._setting_changed.wait()
+            self._setting_changed.clear()
 
-    async def _look(self) -> float:
-        """Check, and return the seconds until the next check."""
+    async def _check(self) -> float:
+        """Query the installer once; return the seconds until the next check."""
         try:
-            newer = await self._ask()
+            newer = await self._query_newer()
         except OSError as error:  # no network, no installer, no such package
             _logger.info("The update check failed; it is tried again in an hour: %s", error)
-            self._outcome = "unreachable" if self._is_wanted() else ""
+            self._outcome = "unreachable" if self._is_enabled() else ""
             return RETRY_SECONDS
-        if self._is_wanted():
+        if self._is_enabled():
             self.newer, self._outcome = newer, "newer" if newer else "latest"
         return DAY_SECONDS

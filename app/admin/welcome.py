@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse
 from app.admin.context import Admin, AdminContext
 from app.admin.overview import STARTER
 from app.models.catalog import CatalogModel, Source
-from app.serving.gate import Body, Sent
+from app.serving.gate import Body, JsonBody
 from app.store.rows import FIRST_STEPS, FirstRun, FirstStep
 
 ROOTS: tuple[Source, ...] = ("lm_studio", "hugging_face", "embedded")
@@ -32,19 +32,19 @@ class DoneBody(Body):
 @router.get("/admin/welcome", response_class=HTMLResponse)
 def get_welcome(request: Request, admin: Admin, step: str = "") -> HTMLResponse:
     """Serve one step: the requested one, else the first that is left."""
-    left = FirstRun(admin.store).left()
-    at: FirstStep = next(
+    left = FirstRun(admin.store).remaining()
+    current: FirstStep = next(
         (candidate for candidate in FIRST_STEPS if candidate == step), next(iter(left), FIRST_STEPS[0])
     )
-    place = FIRST_STEPS.index(at)
+    index = FIRST_STEPS.index(current)
     data = {
-        "step": at,
-        "next": "".join(FIRST_STEPS[place + 1 : place + 2]),
+        "step": current,
+        "next": "".join(FIRST_STEPS[index + 1 : index + 2]),
         "starter": STARTER,
         "found": found_models(admin),
         "settings": [admin.serving.live.describe_one("model_dirs")],
     }
-    before = "".join(FIRST_STEPS[max(place - 1, 0) : place])
+    before = "".join(FIRST_STEPS[max(index - 1, 0) : index])
     return admin.pages.render(
         "welcome.html", request, area="welcome", data=data, steps=FIRST_STEPS, left=left, before=before
     )
@@ -53,34 +53,34 @@ def get_welcome(request: Request, admin: Admin, step: str = "") -> HTMLResponse:
 @router.get("/admin/api/welcome")
 def get_progress(admin: Admin) -> dict[str, Any]:
     """Return the steps that are left, and where models were found."""
-    return {"left": FirstRun(admin.store).left(), "found": found_models(admin)}
+    return {"left": FirstRun(admin.store).remaining(), "found": found_models(admin)}
 
 
 @router.post("/admin/api/welcome")
-def finish_step(admin: Admin, asked: Sent[DoneBody]) -> dict[str, Any]:
+def finish_step(admin: Admin, body: JsonBody[DoneBody]) -> dict[str, Any]:
     """Mark a step as done, or all of them."""
-    done = asked.done
+    done = body.done
     first_run = FirstRun(admin.store)
     first_run.finish(*(FIRST_STEPS if done == "all" else (done,)))
-    return {"left": first_run.left()}
+    return {"left": first_run.remaining()}
 
 
 def found_models(admin: AdminContext) -> list[dict[str, Any]]:
     """Return the number and the size of the usable models in each place."""
-    return places_of(admin.serving.resolver.models(), admin.serving.settings.model_folders)
+    return models_by_location(admin.serving.resolver.models(), admin.serving.settings.model_folders)
 
 
-def places_of(models: Sequence[CatalogModel], folders: Sequence[Path]) -> list[dict[str, Any]]:
+def models_by_location(models: Sequence[CatalogModel], folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Count models by place, the folders of the settings first; a model counts for the first that contains it."""
-    sound = [model for model in models if not model.problem]
-    places: list[tuple[str, str, list[CatalogModel]]] = []
-    rest = [model for model in sound if model.source == "folder"]
+    usable = [model for model in models if not model.problem]
+    locations: list[tuple[str, str, list[CatalogModel]]] = []
+    rest = [model for model in usable if model.source == "folder"]
     for folder in folders:
         inside = [model for model in rest if model.path.is_relative_to(folder)]
         rest = [model for model in rest if model not in inside]
-        places.append(("folder", str(folder), inside))
-    places += [(source, "", [model for model in sound if model.source == source]) for source in ROOTS]
+        locations.append(("folder", str(folder), inside))
+    locations += [(source, "", [model for model in usable if model.source == source]) for source in ROOTS]
     return [
         {"source": source, "folder": folder, "count": len(inside), "bytes": sum(model.size_bytes for model in inside)}
-        for source, folder, inside in places
+        for source, folder, inside in locations
     ]

@@ -29,13 +29,13 @@ from app.serving.auth import identity_of
 from app.serving.context import Context, context_of
 from app.serving.errors import error_object, words_for
 from app.serving.record import Record
-from app.serving.sse import DONE, EventStream, KeptFrames, comment, frame
+from app.serving.sse import DONE, EventStream, ReplayableFrames, comment, frame
 from app.worker.request_stream import RequestStream
 
 MANY_CHOICES = 64
-"""Number of choices from which an answer is encoded in a thread, so that other streams are not held up."""
+"""Number of choices from which an answer is encoded in a thread, so that other streams are not delayed."""
 DASHBOARD = "/admin/"
-"""Path prefix of requests whose streams outlive their reader for a while."""
+"""Path prefix of requests whose streams continue for a grace period without a reader."""
 
 Value = TypeVar("Value")
 
@@ -69,14 +69,14 @@ class FinishedChoice:
     def tool_calls(self) -> list[ToolCallDelta]:
         """Tool calls in order, without one that was cut off."""
         calls: dict[int, ToolCallDelta] = {}
-        for piece in self.calls:
-            begun = calls.get(piece.index)
-            calls[piece.index] = (
-                piece if begun is None else msgspec.structs.replace(begun, arguments=begun.arguments + piece.arguments)
+        for delta in self.calls:
+            begun = calls.get(delta.index)
+            calls[delta.index] = (
+                delta if begun is None else msgspec.structs.replace(begun, arguments=begun.arguments + delta.arguments)
             )
         return [call for index, call in calls.items() if index != self.unfinished_call]
 
-    def take(self, event: Delta | Finished) -> None:
+    def add(self, event: Delta | Finished) -> None:
         """Add the content of one event."""
         if isinstance(event, Finished):
             self.finish_reason, self.usage, self.stop = event.finish_reason, event.usage, event.stop
@@ -116,7 +116,7 @@ class Renderer:
         """Encode one object of a stream."""
         return frame(payload)
 
-    def beat(self, text: str) -> bytes:
+    def keep_alive_frame(self, text: str) -> bytes:
         """Return bytes that keep a silent stream open; empty where the format has nothing that clients ignore."""
         return comment(text)
 
@@ -128,8 +128,8 @@ class Renderer:
         """Return the objects that follow the worker's acceptance of a prompt."""
         return ()
 
-    def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
-        """Return the objects of one event of a choice, whose last event is its only `Finished`."""
+    def render_event(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
+        """Render one event of a choice, whose last event is its only `Finished`, as objects of the stream."""
         raise NotImplementedError
 
     def closing(self, usages: Sequence[Statistics]) -> Iterable[dict[str, Any]]:  # noqa: ARG002
@@ -140,7 +140,7 @@ class Renderer:
         """Return the last object of a stream that fails."""
         return error_object(error, words)
 
-    def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
+    def render_whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
         """Return the answer as one object."""
         raise NotImplementedError
 
@@ -162,20 +162,20 @@ class OpenAIRenderer(Renderer):
         self._base = {"id": request_id, "created": int(time.time()), "model": command.model.id}
         self._extra = {"usage": None} if self._include_usage else {}
 
-    def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
+    def render_event(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
         """Return one chunk, none if the event is empty; the last chunk of a choice carries its numbers."""
         if isinstance(event, Finished):
-            ended = self._chunk(self.piece(choice, event.finish_reason)) | self._numbers(event.usage)
+            ended = self._chunk(self.chunk_choice(choice, event.finish_reason)) | self._numbers(event.usage)
             return [ended | warnings_object(event.notices)]
         if not (event.text or event.reasoning or event.tool_calls or event.logprobs):
             return ()
-        piece = self.piece(choice, event)
+        rendered = self.chunk_choice(choice, event)
         if event.logprobs:
-            piece["logprobs"] = self.logprobs(choice, event.logprobs)
+            rendered["logprobs"] = self.logprobs(choice, event.logprobs)
         if event.accepted_spans:
-            piece["accepted_spans"] = event.accepted_spans
-            piece["method"] = event.method
-        return [self._chunk(piece)]
+            rendered["accepted_spans"] = event.accepted_spans
+            rendered["method"] = event.method
+        return [self._chunk(rendered)]
 
     def closing(self, usages: Sequence[Statistics]) -> Iterable[dict[str, Any]]:
         """Return the usage chunk without choices, if it was requested."""
@@ -184,13 +184,13 @@ class OpenAIRenderer(Renderer):
         total = Statistics.combined(usages, choices_per_prompt=self.n)
         return [self._base | {"object": self.chunk_name, "choices": [], "usage": usage_object(total)}]
 
-    def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
+    def render_whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
         total = Statistics.combined([choice.usage for choice in finished], choices_per_prompt=self.n)
         choices = [self.whole_choice(index, choice) for index, choice in enumerate(finished)]
         named = self._base | {"object": self.whole_name, "choices": choices, "usage": usage_object(total)}
         return named | self._numbers(total) | warnings_object(finished[0].notices)
 
-    def piece(self, index: int, update: Delta | str) -> dict[str, Any]:
+    def chunk_choice(self, index: int, update: Delta | str) -> dict[str, Any]:
         """Return one choice of a chunk: its delta, or its finish reason if `update` is a string."""
         raise NotImplementedError
 
@@ -202,8 +202,8 @@ class OpenAIRenderer(Renderer):
         """Return one choice of a whole answer."""
         raise NotImplementedError
 
-    def _chunk(self, piece: dict[str, Any]) -> dict[str, Any]:
-        return {**self._base, "object": self.chunk_name, "choices": [piece], **self._extra}
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return {**self._base, "object": self.chunk_name, "choices": [choice], **self._extra}
 
     def _numbers(self, usage: Statistics) -> dict[str, Any]:
         return {"timings": usage.timings(), "speculation": usage.speculation(self._no_drafter), "seed": self._seed}
@@ -235,7 +235,7 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
     context = context_of(request)
     record = Record(
         context.journal,
-        context.measurements,
+        context.metrics,
         commands,
         id=renderer.id,
         endpoint=request.url.path,
@@ -254,10 +254,10 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
         record.begin(events.fail)
         _refuse_too_long(commands, events)
         if stream:
-            await unless_client_leaves(request, events.wait_accepted(context.keep_alive_seconds))
+            await cancel_on_disconnect(request, events.wait_accepted(context.keep_alive_seconds))
             frames = _frames(context, events, renderer, words_for(request))
             return _streamed(request, renderer, frames, close)
-        choices = await unless_client_leaves(request, _collect(events, sum(command.n for command in commands)))
+        choices = await cancel_on_disconnect(request, _collect(events, sum(command.n for command in commands)))
     except BaseException:
         close()
         raise
@@ -276,7 +276,7 @@ def _refuse_too_long(commands: Sequence[Generate], events: RequestStream) -> Non
 
 async def _whole(renderer: Renderer, choices: Sequence[FinishedChoice]) -> bytes:
     def encode() -> bytes:
-        return msgspec.json.encode(renderer.whole(choices))
+        return msgspec.json.encode(renderer.render_whole(choices))
 
     return encode() if len(choices) < MANY_CHOICES else await asyncio.to_thread(encode)
 
@@ -292,15 +292,15 @@ def _streamed(
             on_close=close,
             write_timeout_seconds=context.write_timeout_seconds,
             media_type=renderer.media_type,
-            beat=renderer.beat("are you there?"),
+            keep_alive_frame=renderer.keep_alive_frame("are you there?"),
         )
-    context.replies[renderer.id] = kept = KeptFrames(
+    context.replies[renderer.id] = replayable = ReplayableFrames(
         frames,
         on_close=close,
-        on_gone=lambda: context.replies.pop(renderer.id),
-        patience_seconds=context.reply_patience_seconds,
+        on_expired=lambda: context.replies.pop(renderer.id),
+        grace_seconds=context.reply_grace_seconds,
     )
-    return kept.response(context.write_timeout_seconds)
+    return replayable.response(context.write_timeout_seconds)
 
 
 def _check_choices(command: Generate) -> None:
@@ -311,18 +311,18 @@ def _check_choices(command: Generate) -> None:
         raise InvalidRequest(message, code="too_many_choices", parameter="n")
 
 
-async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
-    """Return the result of `work`; cancel it and raise `ClientDisconnect` as soon as the client is gone."""
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
+    """Return the result of `work`; cancel it and raise `ClientDisconnect` if the client disconnects."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_wait_disconnect(request))
+    disconnecting = asyncio.ensure_future(_wait_disconnect(request))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
         raise ClientDisconnect
     finally:
         working.cancel()
-        leaving.cancel()
+        disconnecting.cancel()
 
 
 async def _wait_disconnect(request: Request) -> None:
@@ -334,7 +334,7 @@ async def _collect(events: RequestStream, choices: int) -> list[FinishedChoice]:
     outcomes = [FinishedChoice() for _ in range(choices)]
     while (event := await events.next()) is not None:
         if not isinstance(event, Accepted):
-            outcomes[events.choice(event)].take(event)
+            outcomes[events.choice(event)].add(event)
     return outcomes
 
 
@@ -345,7 +345,7 @@ async def _frames(
     try:
         for payload in renderer.opening():
             yield renderer.frame(payload)
-        told_at = context.clock()
+        sent_at = context.clock()
         while events.running:
             event = await events.next(context.keep_alive_seconds)
             if isinstance(event, Finished):
@@ -353,17 +353,19 @@ async def _frames(
             frames = (
                 [] if event is None else [renderer.frame(payload) for payload in _payloads(renderer, events, event)]
             )
-            if event is None or (not frames and context.clock() - told_at >= context.keep_alive_seconds):
+            if event is None or (not frames and context.clock() - sent_at >= context.keep_alive_seconds):
                 progress = context.worker.progress.get(events.model_id)
-                frames = [renderer.beat("waiting" if progress is None else f"loading {progress.fraction:.0%}")]
+                frames = [
+                    renderer.keep_alive_frame("waiting" if progress is None else f"loading {progress.fraction:.0%}")
+                ]
             for encoded in frames:
                 yield encoded
-                told_at = context.clock()
+                sent_at = context.clock()
         for payload in renderer.closing([usages[choice] for choice in sorted(usages)]):
             yield renderer.frame(payload)
         yield renderer.end
     except PacelineError as error:
-        context.measurements.stream_failed(error.code)
+        context.metrics.stream_failed(error.code)
         yield renderer.frame(renderer.failed(error, words))
 
 
@@ -372,4 +374,4 @@ def _payloads(
 ) -> Iterable[dict[str, Any]]:
     if isinstance(event, Accepted):
         return renderer.accepted(event.prompt_tokens)
-    return renderer.tell(events.choice(event), event)
+    return renderer.render_event(events.choice(event), event)

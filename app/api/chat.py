@@ -24,7 +24,7 @@ from app.api.commands import (
     object_of,
     shared_command,
 )
-from app.api.ignored import ignored
+from app.api.ignored import ignored_notice
 from app.api.shapes import ChatCompletion
 from app.api.thinking import ThinkingBody
 from app.api.tools import CUSTOM, FUNCTION, CustomInput, ToolsBody, custom_arguments, custom_input
@@ -32,7 +32,7 @@ from app.core.messages import Delta, Finished, Generate, TokenText, ToolCallDelt
 from app.core.request import Notice
 from app.serving.context import context_of
 from app.serving.document import ANSWERED, EVENTS, success
-from app.serving.gate import Body, Sent
+from app.serving.gate import Body, JsonBody
 
 MAX_MESSAGES = 2048
 TEXT_ONLY = "this model reads text only, no images, sound or files"
@@ -91,12 +91,12 @@ class Message(Body):
         return self
 
     @property
-    def can_go_on(self) -> bool:
+    def can_be_continued(self) -> bool:
         """Whether an answer can continue this message."""
         return self.role == "assistant" and bool(self.content) and not self.tool_calls
 
     @property
-    def thoughts(self) -> str | None:
+    def reasoning_text(self) -> str | None:
         """Reasoning of this message, by either name."""
         return self.reasoning_content or self.reasoning
 
@@ -104,7 +104,7 @@ class Message(Body):
         """Return the message as chat templates expect it; `developer` becomes `system`, which older templates know."""
         role = "system" if self.role == "developer" else self.role
         optional = self.model_dump(include={"name", "tool_call_id"})
-        optional["reasoning_content"] = self.thoughts
+        optional["reasoning_content"] = self.reasoning_text
         optional["tool_calls"] = None if self.tool_calls is None else [_plain_call(call) for call in self.tool_calls]
         message: dict[str, Any] = {"role": role, "content": self.content}
         return message | {name: value for name, value in optional.items() if value is not None}
@@ -138,7 +138,7 @@ class ChatBody(ToolsBody, ThinkingBody, GenerationBody):
             raise ValueError("top_logprobs is only allowed with logprobs: true")
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continue_final_message and add_generation_prompt exclude one another")
-        if self.continue_final_message and not self.messages[-1].can_go_on:
+        if self.continue_final_message and not self.messages[-1].can_be_continued:
             raise ValueError("continue_final_message needs a last message of the assistant that has text")
         return self
 
@@ -146,15 +146,15 @@ class ChatBody(ToolsBody, ThinkingBody, GenerationBody):
     def continues(self) -> bool:
         """Whether the answer continues the last message: if that is possible and no new turn is requested."""
         last = self.messages[-1]
-        said = self.continue_final_message or last.prefix or last.partial
-        another = self.add_generation_prompt or self.continue_final_message is False
-        return last.can_go_on and bool(said or not another)
+        requested = self.continue_final_message or last.prefix or last.partial
+        wants_new_turn = self.add_generation_prompt or self.continue_final_message is False
+        return last.can_be_continued and bool(requested or not wants_new_turn)
 
     def notices(self) -> list[Notice]:
         """Return notices of options that cannot be honoured, other than ignored fields."""
         notices = self.tool_notices()
         if self.add_generation_prompt is False and not self.continues:
-            notices.append(ignored("add_generation_prompt", "an answer begins a turn of its own"))
+            notices.append(ignored_notice("add_generation_prompt", "an answer begins a turn of its own"))
         return notices
 
 
@@ -162,7 +162,7 @@ router = APIRouter()
 
 
 @router.post("/v1/chat/completions", responses=success(ChatCompletion, EVENTS) | ANSWERED)
-async def create_chat_completion(request: Request, body: Sent[ChatBody]) -> Response:
+async def create_chat_completion(request: Request, body: JsonBody[ChatBody]) -> Response:
     """Answer a conversation."""
     command = await chat_command(request, body, f"chatcmpl-{secrets.token_hex(12)}")
     return await answer(request, [command], ChatRenderer(command.id, command, body), stream=bool(body.stream))
@@ -172,18 +172,18 @@ async def chat_command(request: Request, body: ChatBody, request_id: str, notice
     """Build the worker's command for a conversation of any wire format; `notices` are those about fields of that
     format. Raises what the resolver raises."""
     shared = await shared_command(request, body, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    usual = context_of(request).live.usual(body.model, shared.model.id)
+    defaults = context_of(request).live.request_defaults(body.model, shared.model.id)
     return msgspec.structs.replace(
         shared,
         id=request_id,
-        messages=messages_of(body, usual.system_prompt),
+        messages=messages_of(body, defaults.system_prompt),
         tools=body.shown_tools(),
         tool_choice=body.call_mode,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         continues=body.continues,
         reasoning_tokens=body.budget_tokens,
         template_arguments=body.template_arguments(),
-        max_tokens=max_tokens(body.max_completion_tokens or body.max_tokens, usual.max_tokens),
+        max_tokens=max_tokens(body.max_completion_tokens or body.max_tokens, defaults.max_tokens),
         notices=(*notices, *shared.notices, *body.notices()),
     )
 
@@ -192,7 +192,7 @@ def messages_of(body: ChatBody, system_prompt: str | None) -> list[dict[str, Any
     """Return the messages as templates expect them, without an empty last one that the answer would fill. The model's
     system prompt comes first unless the request has one."""
     *before, last = body.messages
-    is_empty = last.role == "assistant" and not (last.content or last.tool_calls or last.thoughts)
+    is_empty = last.role == "assistant" and not (last.content or last.tool_calls or last.reasoning_text)
     messages = [message.render() for message in (before if before and is_empty else body.messages)]
     if system_prompt is None or any(message["role"] == "system" for message in messages):
         return messages
@@ -216,24 +216,24 @@ class ChatRenderer(OpenAIRenderer):
         role = {"role": "assistant", "content": ""}
         return [self._chunk(_choice(index, role)) for index in range(self.n)]
 
-    def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
+    def render_event(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
         if isinstance(event, Finished):
-            yield from self._rest_of_inputs(choice, event.unfinished_call)
-        yield from super().tell(choice, event)
+            yield from self._remaining_inputs(choice, event.unfinished_call)
+        yield from super().render_event(choice, event)
 
-    def piece(self, index: int, update: Delta | str) -> dict[str, Any]:
+    def chunk_choice(self, index: int, update: Delta | str) -> dict[str, Any]:
         if isinstance(update, str):
             return _choice(index, {}, update)
         delta: dict[str, Any] = {}
         if update.reasoning:
             delta |= _reasoning(update.reasoning)
         if update.tool_calls:
-            delta["tool_calls"] = [self._call_piece(index, call) for call in update.tool_calls]
+            delta["tool_calls"] = [self._call_delta(index, call) for call in update.tool_calls]
         if update.text or not delta:
             delta["content"] = update.text
         return _choice(index, delta)
 
-    def _call_piece(self, choice: int, call: ToolCallDelta) -> dict[str, Any]:
+    def _call_delta(self, choice: int, call: ToolCallDelta) -> dict[str, Any]:
         if call.name in self._custom_names:
             self._inputs[choice, call.index] = CustomInput()
         text = self._inputs.get((choice, call.index))
@@ -245,9 +245,9 @@ class ChatRenderer(OpenAIRenderer):
             return {"index": call.index, "id": call.id, "type": kind, kind: {"name": call.name} | more}
         return {"index": call.index, kind: more}
 
-    def _rest_of_inputs(self, choice: int, unfinished: int | None) -> Iterable[dict[str, Any]]:
-        for (of_choice, index), text in self._inputs.items():
-            if of_choice == choice and index != unfinished and (rest := text.finish()):
+    def _remaining_inputs(self, choice: int, unfinished: int | None) -> Iterable[dict[str, Any]]:
+        for (call_choice, index), text in self._inputs.items():
+            if call_choice == choice and index != unfinished and (rest := text.finish()):
                 yield self._chunk(_choice(choice, {"tool_calls": [{"index": index, CUSTOM: {"input": rest}}]}))
 
     def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:  # noqa: ARG002 - the same for all

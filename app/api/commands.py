@@ -21,12 +21,12 @@ from pydantic import (
     model_validator,
 )
 
-from app.api.ignored import ignored, ignored_fields
-from app.api.structured import GUIDED, format_grammar, wished_grammar
+from app.api.ignored import ignored_fields, ignored_notice
+from app.api.structured import GUIDED, format_grammar, structured_grammar
 from app.core.errors import InvalidRequest, SpeculationUnavailable
 from app.core.messages import Generate
 from app.core.request import AUTO, OFF, Grammar, Notice, SamplingParameters, SpeculationRequest
-from app.core.unit import UNSAID, ModelSpecification, Stay
+from app.core.unit import UNSPECIFIED_STAY, ModelSpecification, Stay
 from app.model_settings import ModelSettings
 from app.models.drafters import DRAFT_METHODS, METHOD_NAMES
 from app.serving.auth import authorize_operator, identity_of
@@ -80,7 +80,7 @@ MaxTokens = Annotated[int, Field(ge=NO_LIMIT, le=MAX_TOKEN_ID), AfterValidator(_
 NUMBER = r"[0-9]+(\.[0-9]+)?"
 DURATION = re.compile(rf"-?({NUMBER}|({NUMBER}(ms|s|m|h))+)")
 DURATION_PART = re.compile(rf"({NUMBER})(ms|s|m|h|)")
-UNITS_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+UNIT_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 MAX_STAY_SECONDS = 31_536_000.0
 
 
@@ -89,7 +89,7 @@ def _stay_seconds(given: Any) -> Any:
     if isinstance(given, str):
         if not DURATION.fullmatch(given):
             raise ValueError("give seconds, or a duration like 5m or 1h")
-        size = sum(float(number) * UNITS_SECONDS[unit] for number, _, unit in DURATION_PART.findall(given))
+        size = sum(float(number) * UNIT_SECONDS[unit] for number, _, unit in DURATION_PART.findall(given))
         given = -size if given.startswith("-") else size
     return min(max(given, -1.0), MAX_STAY_SECONDS) if isinstance(given, int | float) else given
 
@@ -204,8 +204,8 @@ class GenerationBody(StayBody):
 
     @field_validator("response_format")
     @classmethod
-    def _check_format(cls, wanted: Any) -> Grammar | None:
-        return None if wanted is None else format_grammar(wanted)
+    def _check_format(cls, response_format: Any) -> Grammar | None:
+        return None if response_format is None else format_grammar(response_format)
 
     @model_validator(mode="after")
     def _check_grammars(self) -> "GenerationBody":
@@ -216,10 +216,14 @@ class GenerationBody(StayBody):
     def _grammars(self) -> list[Grammar]:
         """Return every grammar that the request asks for, by any of its names."""
         options, grammars = self.structured_outputs, []
-        wishes = [] if options is None else [(kind, wish, "structured_outputs") for kind, wish in options]
-        wishes += [(kind, getattr(self, f"guided_{kind}"), f"guided_{kind}") for kind in GUIDED]
+        constraints = (
+            [] if options is None else [(kind, constraint, "structured_outputs") for kind, constraint in options]
+        )
+        constraints += [(kind, getattr(self, f"guided_{kind}"), f"guided_{kind}") for kind in GUIDED]
         grammars += [] if self.response_format is None else [self.response_format]
-        return grammars + [wished_grammar(*wish) for wish in wishes if wish[1] not in (None, False)]
+        return grammars + [
+            structured_grammar(*constraint) for constraint in constraints if constraint[1] not in (None, False)
+        ]
 
     @property
     def grammar(self) -> Grammar | None:
@@ -239,7 +243,7 @@ SEED_BITS = 53
 
 
 async def shared_command(request: Request, body: GenerationBody, *, top_logprobs: int | None) -> Generate:
-    """Build what the commands of one HTTP request share: model, drafters, sampling, speculation.
+    """Build the part that all commands of one HTTP request share: model, drafters, sampling, speculation.
 
     Raises what `Resolver.resolve` raises.
     """
@@ -254,7 +258,7 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
         model=model,
         stop=body.stop,
         n=body.n or 1,
-        sampling=sampling_parameters(body, context.live.usual(body.model, model.id), top_logprobs),
+        sampling=sampling_parameters(body, context.live.request_defaults(body.model, model.id), top_logprobs),
         speculation=speculation,
         grammar=body.grammar,
         notices=(*ignored_fields(body), *notices),
@@ -264,11 +268,11 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
 async def allowed_stay(request: Request, seconds: float | None) -> tuple[Stay, tuple[Notice, ...]]:
     """Return the stay that a request may ask for: it affects every client, so only an operator may."""
     if seconds is None:
-        return UNSAID, ()
+        return UNSPECIFIED_STAY, ()
     try:
         await authorize_operator(request)
     except Rejected:
-        return UNSAID, (ignored("keep_alive", "it holds for every client, so it takes an admin key"),)
+        return UNSPECIFIED_STAY, (ignored_notice("keep_alive", "it holds for every client, so it takes an admin key"),)
     return Stay(idle_seconds=seconds), ()
 
 
@@ -276,24 +280,26 @@ def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification
     """Resolve the unit, and the speculation that the request or the profile it names asks for. Reads the disk."""
     resolver = context.resolver
     main = resolver.usable(body.model) if body.embeds else resolver.main(body.model)
-    wish = speculation_request(body, context.live.profile(body.model, main.id))
+    speculation = speculation_request(body, context.live.profile(body.model, main.id))
     drafts = None if body.draft_model == OFF else body.draft_model or None
-    model = resolver.resolve(main.id, drafts, method=wish.method)
-    if wish.acceptance and model.acceptance == "rejection":
+    model = resolver.resolve(main.id, drafts, method=speculation.method)
+    if speculation.acceptance and model.acceptance == "rejection":
         message = f"{main.id} accepts by rejection, which no request can leave."
         raise SpeculationUnavailable(message, parameter="speculation.acceptance")
-    wish = msgspec.structs.replace(wish, methods=resolver.named_methods(model, drafts) or wish.methods)
-    return model, resolver.as_own(model.id, wish)
+    speculation = msgspec.structs.replace(
+        speculation, methods=resolver.named_methods(model, drafts) or speculation.methods
+    )
+    return model, resolver.limit_speculation(model.id, speculation)
 
 
-def sampling_parameters(body: GenerationBody, usual: ModelSettings, top_logprobs: int | None) -> SamplingParameters:
+def sampling_parameters(body: GenerationBody, defaults: ModelSettings, top_logprobs: int | None) -> SamplingParameters:
     """Build the sampling: negative seeds count from 2^64, `top_k` -1 is off as in vLLM, `top_p` 0 is greedy."""
     neutral = SamplingParameters(temperature=DEFAULT_TEMPERATURE)
 
     def value(name: str) -> Any:
         """Return the request's value, else the model's setting, else the neutral value."""
-        given = (getattr(source, name) for source in (body, usual, neutral))
-        return next(candidate for candidate in given if candidate is not None)
+        candidates = (getattr(source, name) for source in (body, defaults, neutral))
+        return next(candidate for candidate in candidates if candidate is not None)
 
     top_p = value("top_p")
     return SamplingParameters(
@@ -310,9 +316,9 @@ def sampling_parameters(body: GenerationBody, usual: ModelSettings, top_logprobs
     )
 
 
-def max_tokens(asked: int | None, usual: int | None) -> int | None:
+def max_tokens(requested: int | None, default: int | None) -> int | None:
     """Return the longest answer in tokens; None: up to the end of the context."""
-    return None if asked == NO_LIMIT else usual if asked is None else asked
+    return None if requested == NO_LIMIT else default if requested is None else requested
 
 
 def speculation_request(body: GenerationBody, profile: ModelSettings) -> SpeculationRequest:
@@ -326,19 +332,19 @@ def speculation_request(body: GenerationBody, profile: ModelSettings) -> Specula
         message = f"draft_model is off, but speculation.method asks for {method}."
         raise InvalidRequest(message, parameter="draft_model")
     if method is None and draft is None:
-        wish = _profiled(profile)
+        request = _from_profile(profile)
     elif method in {None, "auto"}:
-        wish = SpeculationRequest(method=OFF if draft == OFF else "auto")
+        request = SpeculationRequest(method=OFF if draft == OFF else "auto")
     else:
-        wish = SpeculationRequest(method=method)
+        request = SpeculationRequest(method=method)
     return msgspec.structs.replace(
-        wish,
+        request,
         num_draft_tokens=options.num_draft_tokens or body.num_draft_tokens or profile.num_draft_tokens,
         acceptance=options.acceptance or "",
     )
 
 
-def _profiled(profile: ModelSettings) -> SpeculationRequest:
+def _from_profile(profile: ModelSettings) -> SpeculationRequest:
     methods = profile.methods or ()
     return SpeculationRequest(
         method=OFF if profile.policy == OFF else methods[0] if len(methods) == 1 else "auto",

@@ -28,7 +28,7 @@ from app.api.shapes import TextCompletion
 from app.core.messages import Delta, Generate, TokenText
 from app.serving.context import context_of
 from app.serving.document import ANSWERED, EVENTS, success
-from app.serving.gate import Sent
+from app.serving.gate import JsonBody
 
 MAX_PROMPTS = 2048
 DEFAULT_MAX_TOKENS = 16
@@ -85,10 +85,10 @@ def is_tokens(value: Any) -> bool:
 
 
 @router.post("/v1/completions", responses=success(TextCompletion, EVENTS) | ANSWERED)
-async def create_completion(request: Request, body: Sent[CompletionBody]) -> Response:
+async def create_completion(request: Request, body: JsonBody[CompletionBody]) -> Response:
     """Continue one or several prompts."""
     shared = await shared_command(request, body, top_logprobs=body.logprobs)
-    usual = context_of(request).live.usual(body.model, shared.model.id)
+    defaults = context_of(request).live.request_defaults(body.model, shared.model.id)
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     commands = [
         msgspec.structs.replace(
@@ -96,7 +96,7 @@ async def create_completion(request: Request, body: Sent[CompletionBody]) -> Res
             id=f"{completion_id}-{position}",
             text=prompt if isinstance(prompt, str) else None,
             tokens=None if isinstance(prompt, str) else prompt,
-            max_tokens=max_tokens(body.max_tokens, usual.max_tokens or DEFAULT_MAX_TOKENS),
+            max_tokens=max_tokens(body.max_tokens, defaults.max_tokens or DEFAULT_MAX_TOKENS),
             echo=bool(body.echo),
             suffix=body.suffix or None,
         )
@@ -115,7 +115,7 @@ class CompletionRenderer(OpenAIRenderer):
         super().__init__(request_id, command, body)
         self._offsets: dict[int, int] = {}
 
-    def piece(self, index: int, update: Delta | str) -> dict[str, Any]:
+    def chunk_choice(self, index: int, update: Delta | str) -> dict[str, Any]:
         return _choice(index, "", update) if isinstance(update, str) else _choice(index, update.text)
 
     def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:

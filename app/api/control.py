@@ -20,19 +20,19 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import Field
 
-from app.api.answer import unless_client_leaves
+from app.api.answer import cancel_on_disconnect
 from app.api.commands import ModelName
 from app.api.shapes import Model, ModelList
 from app.core.errors import ModelNotFound, ModelUnavailable
 from app.core.request import OFF
 from app.core.unit import LoadedModel, Stay
-from app.machine.prefix_files import clear_prompts
+from app.machine.prefix_files import clear_cached_prompts
 from app.models.catalog import CatalogModel
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
 from app.serving.document import document, problems, success
 from app.serving.errors import endpoints
-from app.serving.gate import Body, Sent
+from app.serving.gate import Body, JsonBody
 from app.serving.resolver import drafts_object, loaded_object
 
 router = APIRouter()
@@ -55,16 +55,16 @@ class NamedModel(Body):
 
 
 @router.post("/api/load", dependencies=[Depends(authorize_operator)], responses=problems(409, 429))
-async def load_model(request: Request, body: Sent[LoadBody]) -> dict[str, Any]:
+async def load_model(request: Request, body: JsonBody[LoadBody]) -> dict[str, Any]:
     """Load a model with its drafters and wait for it; leaving cancels the load. `seconds` is how long it took."""
     context = context_of(request)
     context.activity.check_open()
     draft = OFF if body.draft == "" else body.draft
     model = await asyncio.to_thread(context.resolver.resolve_load, body.model, draft)
     stay = Stay(pinned=body.pin, idle_seconds=body.ttl)
-    loaded = await unless_client_leaves(request, context.worker.load(model, stay))
-    held = context.worker.loaded().get(model.id)
-    left_out = held.unavailable if held is not None else {}
+    loaded = await cancel_on_disconnect(request, context.worker.load(model, stay))
+    loaded_model = context.worker.loaded().get(model.id)
+    left_out = loaded_model.unavailable if loaded_model is not None else {}
     drafts = [draft for draft in model.drafts if draft.method not in left_out]
     reasons = [f"{draft.id}: {left_out[draft.method]}" for draft in model.drafts if draft not in drafts]
     return {
@@ -77,7 +77,7 @@ async def load_model(request: Request, body: Sent[LoadBody]) -> dict[str, Any]:
 
 
 @router.post("/api/unload", dependencies=[Depends(authorize_operator)], responses=problems(409, 429))
-async def unload_model(request: Request, body: Sent[NamedModel]) -> dict[str, Any]:
+async def unload_model(request: Request, body: JsonBody[NamedModel]) -> dict[str, Any]:
     """Take a model out of memory; 409 while requests use it."""
     context = context_of(request)
     model_id = await asyncio.to_thread(context.resolver.id_of, body.model)
@@ -91,7 +91,7 @@ async def clear_cache(request: Request) -> dict[str, int]:
     """Clear the prefix cache, in memory and on disk; return the bytes that were on disk."""
     context = context_of(request)
     context.worker.clear_prefixes()
-    return {"freed_bytes": await asyncio.to_thread(clear_prompts, context.settings.prefixes_path)}
+    return {"freed_bytes": await asyncio.to_thread(clear_cached_prompts, context.settings.prefixes_path)}
 
 
 @router.get("/openapi.json")
@@ -107,7 +107,7 @@ async def list_endpoints(request: Request) -> dict[str, Any]:
 
 
 @router.post("/api/release", dependencies=[Depends(authorize_operator)])
-async def release_model(request: Request, body: Sent[NamedModel]) -> dict[str, Any]:
+async def release_model(request: Request, body: JsonBody[NamedModel]) -> dict[str, Any]:
     """Release a model from quarantine."""
     return {"model": await context_of(request).resolver.release(body.model), "released": True}
 
@@ -115,7 +115,7 @@ async def release_model(request: Request, body: Sent[NamedModel]) -> dict[str, A
 def _status(context: Context, model: LoadedModel) -> dict[str, Any]:
     now = context.clock()
     times = {"idle_seconds": model.idle_seconds(now), "seconds_left": model.seconds_left(now)}
-    return loaded_object(model) | times | {"unavailable": model.unavailable_words}
+    return loaded_object(model) | times | {"unavailable": model.unavailable_texts}
 
 
 @router.get("/api/status")
@@ -163,7 +163,7 @@ async def get_ready(request: Request) -> dict[str, str]:
 async def get_metrics(request: Request) -> Response:
     """Return everything measured since the server started."""
     context = context_of(request)
-    return Response(context.measurements.expose(context.worker), media_type=CONTENT_TYPE_LATEST)
+    return Response(context.metrics.expose(context.worker), media_type=CONTENT_TYPE_LATEST)
 
 
 All = Annotated[bool, Query(alias="all")]
@@ -173,8 +173,8 @@ All = Annotated[bool, Query(alias="all")]
 def list_models(request: Request, *, with_all: All = False) -> dict[str, Any]:
     """List the models that can answer; with `all` also drafters and unusable models."""
     context = context_of(request)  # a sync route runs in a thread: this reads the disk
-    models = [model for model in context.resolver.models() if with_all or not _why_mute(context, model)]
-    looking = context.resolver.is_looking()
+    models = [model for model in context.resolver.models() if with_all or not _unusable_reason(context, model)]
+    looking = context.resolver.is_reading_tokenizers()
     data = [describe(context, model, name, looking=looking) for model in models for name in _names(context, model.id)]
     return {"object": "list", "data": data}
 
@@ -184,11 +184,11 @@ def get_model(request: Request, model_id: str, *, with_all: All = False) -> dict
     """Return one model; ids may contain slashes."""
     context = context_of(request)
     model = context.resolver.find(model_id)
-    why = _why_mute(context, model)
+    why = _unusable_reason(context, model)
     if why and not with_all:
         raise ModelNotFound(f"{model.id} cannot answer: {why}; ?all=true shows it", parameter="model")
     name = model_id if model_id in _names(context, model.id) else model.id
-    return describe(context, model, name, looking=context.resolver.is_looking())
+    return describe(context, model, name, looking=context.resolver.is_reading_tokenizers())
 
 
 def _names(context: Context, model_id: str) -> list[str]:
@@ -196,7 +196,7 @@ def _names(context: Context, model_id: str) -> list[str]:
     return [model_id, *context.live.profiles(model_id)]
 
 
-def _why_mute(context: Context, model: CatalogModel) -> str:
+def _unusable_reason(context: Context, model: CatalogModel) -> str:
     """Return why a model cannot answer; empty if it can."""
     problem = model.problem or str(context.worker.quarantined.get(model.id, ""))
     return problem or ("" if model.kind != "drafter" else "it is a drafter for another model")
@@ -216,7 +216,7 @@ def describe(context: Context, model: CatalogModel, name: str, *, looking: bool)
         "alias": entry.settings.alias if name == model.id else None,
         "draft": entry.drafts[0].id if entry.drafts else None,
         "methods": list(loaded.methods) if loaded else [],
-        "unavailable": loaded.unavailable_words if loaded else {},
+        "unavailable": loaded.unavailable_texts if loaded else {},
         "context": entry.context_tokens or None,
         "context_length": entry.context_tokens or None,
         "capabilities": entry.capabilities,

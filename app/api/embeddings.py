@@ -28,7 +28,7 @@ from app.core.statistics import Statistics
 from app.models.encoders import UNKNOWN
 from app.serving.context import context_of
 from app.serving.document import ANSWERED, success
-from app.serving.gate import Sent
+from app.serving.gate import JsonBody
 
 MAX_INPUTS = 2048
 
@@ -57,7 +57,7 @@ class EmbeddingsBody(GenerationBody):
 
 
 @router.post("/v1/embeddings", responses=success(EmbeddingList) | ANSWERED)
-async def create_embeddings(request: Request, body: Sent[EmbeddingsBody]) -> Response:
+async def create_embeddings(request: Request, body: JsonBody[EmbeddingsBody]) -> Response:
     """Return one vector for each input."""
     embedding_id = f"embd-{secrets.token_hex(12)}"
     commands = await embedding_commands(request, body, embedding_id)
@@ -81,18 +81,18 @@ async def embedding_commands(request: Request, body: EmbeddingsBody, embedding_i
     return [
         msgspec.structs.replace(
             shared,
-            id=f"{embedding_id}-{place}",
+            id=f"{embedding_id}-{index}",
             text=prompt if isinstance(prompt, str) else None,
             tokens=None if isinstance(prompt, str) else prompt,
             n=1,
             max_tokens=0,
             embeds=pooling,
         )
-        for place, prompt in enumerate(body.input)
+        for index, prompt in enumerate(body.input)
     ]
 
 
-def shortened(embedding: Sequence[float], dimensions: int | None) -> list[float]:
+def truncated(embedding: Sequence[float], dimensions: int | None) -> list[float]:
     """Normalise the first `dimensions` numbers of a vector to length 1. Raises InvalidRequest if it has fewer."""
     if dimensions is not None and dimensions > len(embedding):
         message = f"dimensions: {dimensions} are asked for, but vectors of this model have {len(embedding)}."
@@ -102,7 +102,7 @@ def shortened(embedding: Sequence[float], dimensions: int | None) -> list[float]
     return [value / size for value in vector]
 
 
-def written(vector: list[float]) -> msgspec.Raw:
+def encode_vector(vector: list[float]) -> msgspec.Raw:
     """Encode a vector as JSON: thousands of them as Python floats would fill memory."""
     return msgspec.Raw(msgspec.json.encode(vector))
 
@@ -115,19 +115,19 @@ class EmbeddingsRenderer(Renderer):
         self._model_id, self._pooling = command.model.id, command.embeds
         self._body = body
 
-    def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
+    def render_whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
         tokens = Statistics.combined([choice.usage for choice in finished]).prompt_tokens
         data = [
             {"object": "embedding", "index": index, "embedding": self._vector(choice.embedding)}
             for index, choice in enumerate(finished)
         ]
-        made = {"pooling": self._pooling, "normalized": True}
+        method = {"pooling": self._pooling, "normalized": True}
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        response = {"object": "list", "data": data, "model": self._model_id, "usage": usage} | made
+        response = {"object": "list", "data": data, "model": self._model_id, "usage": usage} | method
         return response | warnings_object(finished[0].notices)
 
     def _vector(self, embedding: Sequence[float]) -> msgspec.Raw | str:
-        vector = shortened(embedding, self._body.dimensions)
+        vector = truncated(embedding, self._body.dimensions)
         if self._body.encoding_format == "base64":
             return base64.b64encode(array("f", vector).tobytes()).decode()
-        return written(vector)
+        return encode_vector(vector)

@@ -15,7 +15,7 @@ MAX_NOTICES = 32
 MAX_NAME_CHARACTERS = 64
 
 # fmt: off
-SILENT = frozenset({
+IGNORED_SILENTLY = frozenset({
     "betas", "client_metadata", "inference_geo", "metadata", "prediction", "prompt_cache_key", "prompt_cache_retention",
     "provider", "safety_identifier", "service_tier", "store", "stream_options", "user",
     "cache_control", "cache_salt", "options.f16_kv", "options.low_vram", "options.main_gpu", "options.num_batch",
@@ -52,7 +52,7 @@ REASONS: Mapping[str, str] = {
     "web_search_options": RAN_ELSEWHERE,
 }
 UNKNOWN = "there is no such field here"
-USUAL: Mapping[str, Sequence[Any]] = {
+DEFAULT_VALUES: Mapping[str, Sequence[Any]] = {
     "include": ([], ["reasoning.encrypted_content"]),
     "include_reasoning": (True,),
     "modalities": (["text"],),
@@ -65,25 +65,29 @@ USUAL: Mapping[str, Sequence[Any]] = {
 
 def ignored_fields(body: BaseModel) -> list[Notice]:
     """Return a notice for each field that was sent and is not read, at most MAX_NOTICES."""
-    names = (name for name, value in _unread(body) if name not in SILENT and not _is_usual(name, value))
-    return [ignored(name, REASONS.get(name, UNKNOWN)) for name, _ in zip(names, range(MAX_NOTICES), strict=False)]
+    names = (
+        name for name, value in _unknown_fields(body) if name not in IGNORED_SILENTLY and not _is_default(name, value)
+    )
+    return [
+        ignored_notice(name, REASONS.get(name, UNKNOWN)) for name, _ in zip(names, range(MAX_NOTICES), strict=False)
+    ]
 
 
-def _is_usual(name: str, value: Any) -> bool:
-    return value is None or (value in USUAL[name] if name in USUAL else not value)
+def _is_default(name: str, value: Any) -> bool:
+    return value is None or (value in DEFAULT_VALUES[name] if name in DEFAULT_VALUES else not value)
 
 
-def ignored(name: str, why: str) -> Notice:
+def ignored_notice(name: str, why: str) -> Notice:
     """Return the notice of one ignored field."""
     return Notice(code="ignored_field", message=f"{name[:MAX_NAME_CHARACTERS]} is ignored: {why}",
                   parameter=name[:MAX_NAME_CHARACTERS])  # fmt: skip
 
 
-def _unread(body: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _unknown_fields(body: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield names and values of fields that a body, or one inside it, does not define."""
     extra: Iterable[tuple[str, Any]] = (body.model_extra or {}).items()
     yield from ((prefix + name, value) for name, value in extra)
     for name in type(body).model_fields:
         value = getattr(body, name)
         if isinstance(value, BaseModel):
-            yield from _unread(value, f"{prefix}{name}.")
+            yield from _unknown_fields(value, f"{prefix}{name}.")

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ConfigDict, Field, model_validator
 
-from app.api.answer import FinishedChoice, Renderer, answer, call_arguments, unless_client_leaves, warnings_object
+from app.api.answer import FinishedChoice, Renderer, answer, call_arguments, cancel_on_disconnect, warnings_object
 from app.api.chat import MAX_MESSAGES, TEXT_ONLY, ChatBody, chat_command
 from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions, StayBody
 from app.api.ignored import ignored_fields
@@ -28,7 +28,7 @@ from app.models.prompt_size import check_prompt
 from app.serving.context import context_of
 from app.serving.document import ANSWERED, EVENTS, problems, success
 from app.serving.errors import ANTHROPIC, error_object
-from app.serving.gate import Body, Sent, checked
+from app.serving.gate import Body, JsonBody, validated
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "cancelled": "end_turn"}
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -84,18 +84,18 @@ class AnthropicTool(Body):
 
     @model_validator(mode="after")
     def _check_described(self) -> "AnthropicTool":
-        if self.is_own and (self.name is None or self.input_schema is None):
+        if self.is_client_tool and (self.name is None or self.input_schema is None):
             raise ValueError("a tool has a name and an input_schema")
         return self
 
     @property
-    def is_own(self) -> bool:
+    def is_client_tool(self) -> bool:
         """Whether the client describes the tool."""
         return self.type in (None, "custom")
 
     def as_chat(self) -> dict[str, Any]:
         """Convert the tool to OpenAI's format."""
-        if not self.is_own:
+        if not self.is_client_tool:
             return {"type": self.type, "name": self.name}
         described = {"name": self.name, "description": self.description, "parameters": self.input_schema}
         function = {name: value for name, value in described.items() if value is not None} | {"strict": self.strict}
@@ -226,7 +226,7 @@ def _block_text(block: Block) -> str:
 def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
     """Convert a turn to OpenAI's messages; tool results are messages of their own, and come first."""
     blocks = [Block(text=turn.content)] if isinstance(turn.content, str) else turn.content
-    calls, thoughts, rest = [], [], []
+    calls, reasonings, other_blocks = [], [], []
     for block in blocks:
         match block.type:
             case "tool_result":
@@ -236,36 +236,36 @@ def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
                 function = {"name": block.name or "", "arguments": json.dumps(block.input or {}, ensure_ascii=False)}
                 calls.append({"id": block.id or "-", "type": "function", "function": function})
             case "thinking":
-                thoughts.append(block.thinking or "")
+                reasonings.append(block.thinking or "")
             case "redacted_thinking":
                 continue
             case _:
-                rest.append(block)
-    if all(map(_is_left_out, rest)) and not calls:
+                other_blocks.append(block)
+    if all(map(_is_left_out, other_blocks)) and not calls:
         return
-    message: dict[str, Any] = {"role": turn.role, "content": _text(rest) if rest else None}
+    message: dict[str, Any] = {"role": turn.role, "content": _text(other_blocks) if other_blocks else None}
     if calls:
         message["tool_calls"] = calls
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
+    if reasonings:
+        message["reasoning_content"] = "\n".join(reasonings)
     yield message
 
 
 @router.post("/v1/messages", responses=success(AnthropicMessage, EVENTS) | ANSWERED)
-async def create_message(request: Request, body: Sent[MessagesBody]) -> Response:
+async def create_message(request: Request, body: JsonBody[MessagesBody]) -> Response:
     """Answer a conversation in Anthropic's format."""
-    chat, message_id = checked(body.as_chat(), ChatBody), f"msg_{secrets.token_hex(12)}"
+    chat, message_id = validated(body.as_chat(), ChatBody), f"msg_{secrets.token_hex(12)}"
     command = await chat_command(request, chat, message_id, body.notices())
     return await answer(request, [command], MessageRenderer(command), stream=bool(body.stream))
 
 
 @router.post("/v1/messages/count_tokens", responses=success(TokenCount) | problems(429))
-async def count_tokens(request: Request, body: Sent[CountBody]) -> Response:
+async def count_tokens(request: Request, body: JsonBody[CountBody]) -> Response:
     """Count the tokens of a conversation; no model is loaded for it."""
-    chat, count_id = checked(body.as_chat(), ChatBody), f"count_{secrets.token_hex(12)}"
+    chat, count_id = validated(body.as_chat(), ChatBody), f"count_{secrets.token_hex(12)}"
     command = await chat_command(request, chat, count_id, body.notices())
     check_prompt(command)
-    prompt = await unless_client_leaves(request, context_of(request).worker.read_prompt(command))
+    prompt = await cancel_on_disconnect(request, context_of(request).worker.read_prompt(command))
     return JSONResponse({"input_tokens": len(prompt.tokens)} | warnings_object(prompt.notices))
 
 
@@ -281,13 +281,13 @@ class MessageRenderer(Renderer):
         self._block = ""
         """Kind of the open block, with its index for a tool call; empty if none is open."""
         self._index = -1
-        self._said = FinishedChoice()
+        self._answer = FinishedChoice()
         """Content so far; its tool calls are sent at the end."""
 
     def frame(self, payload: dict[str, Any]) -> bytes:
         return f"event: {payload['type']}\n".encode() + super().frame(payload)
 
-    def beat(self, text: str) -> bytes:  # noqa: ARG002 - the base's signature
+    def keep_alive_frame(self, text: str) -> bytes:  # noqa: ARG002 - the base's signature
         return self.frame({"type": "ping"})
 
     def accepted(self, prompt_tokens: int) -> Iterable[dict[str, Any]]:
@@ -295,11 +295,11 @@ class MessageRenderer(Renderer):
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return [{"type": "message_start", "message": self._base | empty}]
 
-    def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:  # noqa: ARG002 - one choice
-        self._said.take(event)
+    def render_event(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:  # noqa: ARG002 - one choice
+        self._answer.add(event)
         if isinstance(event, Finished):
-            for call in self._said.tool_calls:
-                yield from self._tell_call(call)
+            for call in self._answer.tool_calls:
+                yield from self._render_call(call)
             yield from self._close()
             delta = {"stop_reason": _stop_reason(event.finish_reason, event.stop), "stop_sequence": event.stop or None}
             ended: dict[str, Any] = {"type": "message_delta", "delta": delta, "usage": _usage(event.usage)}
@@ -313,7 +313,7 @@ class MessageRenderer(Renderer):
             yield from self._open("text", {"type": "text", "text": ""})
             yield self._delta({"type": "text_delta", "text": event.text})
 
-    def _tell_call(self, call: ToolCallDelta) -> Iterable[dict[str, Any]]:
+    def _render_call(self, call: ToolCallDelta) -> Iterable[dict[str, Any]]:
         arguments = json.dumps(call_arguments(call), ensure_ascii=False)
         yield from self._open(
             f"tool_use {call.index}", {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
@@ -323,7 +323,7 @@ class MessageRenderer(Renderer):
     def failed(self, error: PacelineError, words: Words | None) -> dict[str, Any]:
         return error_object(error, words, ANTHROPIC)
 
-    def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
+    def render_whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
         [choice] = finished
         content: list[dict[str, Any]] = []
         if choice.reasoning:

@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ConfigDict, Field
 
-from app.api.answer import FinishedChoice, Renderer, answer, call_arguments, unless_client_leaves, warnings_object
+from app.api.answer import FinishedChoice, Renderer, answer, call_arguments, cancel_on_disconnect, warnings_object
 from app.api.chat import MAX_MESSAGES, ChatBody, Images, chat_command
 from app.api.commands import (
     NO_LIMIT,
@@ -30,7 +30,7 @@ from app.api.commands import (
     shared_command,
 )
 from app.api.completions import prompts
-from app.api.embeddings import MAX_INPUTS, EmbeddingsBody, embedding_commands, shortened, written
+from app.api.embeddings import MAX_INPUTS, EmbeddingsBody, embedding_commands, encode_vector, truncated
 from app.api.ignored import ignored_fields
 from app.api.shapes import OllamaChatAnswer, OllamaModel, OllamaModels, OllamaText, OllamaVector, OllamaVectors
 from app.api.thinking import ThinkingBody
@@ -45,7 +45,7 @@ from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
 from app.serving.document import ANSWERED, success
 from app.serving.errors import error_object
-from app.serving.gate import Body, Sent, checked
+from app.serving.gate import Body, JsonBody, validated
 
 API_VERSION = "0.12.6"
 """Version of Ollama whose API this is like; clients refuse to talk to an older one."""
@@ -78,9 +78,9 @@ class OllamaOptions(Body):
     def as_openai(self) -> dict[str, Any]:
         """Return OpenAI's fields of the same meaning."""
         fields = self.model_dump(include={*OllamaOptions.model_fields} - {"repeat_penalty", "num_predict"})
-        most = self.num_predict or None
+        limit = self.num_predict or None
         # Below 0: no limit, or (-2) the context's, which always applies.
-        fields["max_tokens"] = NO_LIMIT if type(most) is int and most < 0 else most
+        fields["max_tokens"] = NO_LIMIT if type(limit) is int and limit < 0 else limit
         return fields | {"repetition_penalty": self.repeat_penalty}
 
 
@@ -180,8 +180,8 @@ def _messages(body: OllamaChat) -> list[dict[str, Any]]:
             plain["reasoning_content"] = message.thinking
         if message.tool_calls:
             named = {
-                call.id or f"call_{len(messages)}_{place}": call.function
-                for place, call in enumerate(message.tool_calls)
+                call.id or f"call_{len(messages)}_{index}": call.function
+                for index, call in enumerate(message.tool_calls)
             }
             open_calls = {call_id: function.name for call_id, function in named.items()}
             plain["tool_calls"] = [_openai_call(*pair) for pair in named.items()]
@@ -199,34 +199,36 @@ def _openai_call(call_id: str, function: OllamaFunction) -> dict[str, Any]:
 
 
 @router.post("/api/chat", responses=success(OllamaChatAnswer, LINES) | ANSWERED)
-async def ollama_chat(request: Request, body: Sent[OllamaChat]) -> Response:
+async def ollama_chat(request: Request, body: JsonBody[OllamaChat]) -> Response:
     """Answer a conversation in Ollama's format."""
     if not body.messages:
         return await _load(request, body, {"message": {"role": "assistant", "content": ""}})
-    chat = checked(body.as_openai() | {"messages": _messages(body), "tools": body.tools}, ChatBody)
+    chat = validated(body.as_openai() | {"messages": _messages(body), "tools": body.tools}, ChatBody)
     command = await chat_command(request, chat, f"ollama-{secrets.token_hex(12)}", ignored_fields(body))
-    return await _answer(request, body, command, OllamaRenderer(command, _said))
+    return await _answer(request, body, command, OllamaRenderer(command, _chat_content))
 
 
 @router.post("/api/generate", responses=success(OllamaText, LINES) | ANSWERED)
-async def ollama_generate(request: Request, body: Sent[OllamaGenerate]) -> Response:
+async def ollama_generate(request: Request, body: JsonBody[OllamaGenerate]) -> Response:
     """Answer a prompt in Ollama's format."""
     if not body.prompt:
         return await _load(request, body, {"response": ""})
     request_id = f"ollama-{secrets.token_hex(12)}"
     if body.raw or body.suffix:
-        plain = checked(body.as_openai(), GenerationBody)
+        plain = validated(body.as_openai(), GenerationBody)
         shared = await shared_command(request, plain, top_logprobs=None)
-        most = max_tokens(plain.max_tokens, context_of(request).live.usual(plain.model, shared.model.id).max_tokens)
+        limit = max_tokens(
+            plain.max_tokens, context_of(request).live.request_defaults(plain.model, shared.model.id).max_tokens
+        )
         middle = {"text": body.prompt, "suffix": body.suffix or None}
         notices = (*shared.notices, *ignored_fields(body))
-        command = msgspec.structs.replace(shared, id=request_id, max_tokens=most, notices=notices, **middle)
+        command = msgspec.structs.replace(shared, id=request_id, max_tokens=limit, notices=notices, **middle)
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": body.prompt}]
-        chat = checked(body.as_openai() | {"messages": messages}, ChatBody)
+        chat = validated(body.as_openai() | {"messages": messages}, ChatBody)
         command = await chat_command(request, chat, request_id, ignored_fields(body))
-    return await _answer(request, body, command, OllamaRenderer(command, _responded))
+    return await _answer(request, body, command, OllamaRenderer(command, _generate_content))
 
 
 async def _answer(request: Request, body: OllamaBody, command: Generate, renderer: "OllamaRenderer") -> Response:
@@ -243,18 +245,18 @@ async def _load(request: Request, body: OllamaBody, empty: dict[str, Any]) -> Re
         return JSONResponse(_base(model_id) | empty | {"done": True, "done_reason": "unload"})
     unit = await asyncio.to_thread(context.resolver.resolve, plain_name(body.model))
     stay, notices = await allowed_stay(request, body.stay_seconds)
-    await unless_client_leaves(request, context.worker.load(unit, stay))
+    await cancel_on_disconnect(request, context.worker.load(unit, stay))
     return JSONResponse(_base(unit.id) | empty | LOADED | warnings_object(notices))
 
 
 @router.post("/api/embed", responses=success(OllamaVectors) | ANSWERED)
-async def ollama_embed(request: Request, body: Sent[OllamaEmbed]) -> Response:
+async def ollama_embed(request: Request, body: JsonBody[OllamaEmbed]) -> Response:
     """Return embeddings in Ollama's format."""
     return await _embed(request, body, body.input, lambda vectors: {"embeddings": vectors})
 
 
 @router.post("/api/embeddings", responses=success(OllamaVector) | ANSWERED)
-async def ollama_embeddings(request: Request, body: Sent[OllamaEmbed]) -> Response:
+async def ollama_embeddings(request: Request, body: JsonBody[OllamaEmbed]) -> Response:
     """Return one embedding, as older clients ask for it."""
     return await _embed(request, body, body.prompt, lambda vectors: {"embedding": vectors[0]})
 
@@ -262,7 +264,7 @@ async def ollama_embeddings(request: Request, body: Sent[OllamaEmbed]) -> Respon
 async def _embed(request: Request, body: OllamaEmbed, given: Any, render_vectors: Any) -> Response:
     wanted = {"model": plain_name(body.model), "input": given, "dimensions": body.dimensions}
     wanted["keep_alive"] = body.stay_seconds
-    embeddings = checked(wanted, EmbeddingsBody)
+    embeddings = validated(wanted, EmbeddingsBody)
     commands = await embedding_commands(request, embeddings, f"ollama-{secrets.token_hex(12)}")
     first = msgspec.structs.replace(commands[0], notices=(*commands[0].notices, *ignored_fields(body)))
     renderer = OllamaEmbeddings(first, embeddings, render_vectors)
@@ -303,7 +305,7 @@ def _in_memory(model: LoadedModel, now: float) -> dict[str, Any]:
 
 
 @router.post("/api/show", responses=success(OllamaModel))
-async def ollama_show(request: Request, body: Sent[NamedBody]) -> dict[str, Any]:
+async def ollama_show(request: Request, body: JsonBody[NamedBody]) -> dict[str, Any]:
     """Return one model."""
     context = context_of(request)
     model = await asyncio.to_thread(context.resolver.find, plain_name(body.model or body.name or ""))
@@ -337,7 +339,7 @@ def _base(model_id: str) -> dict[str, Any]:
     return {"model": model_id, "created_at": datetime.now(UTC).isoformat()}
 
 
-def _said(text: str, thinking: str, calls: Sequence[ToolCallDelta]) -> dict[str, Any]:
+def _chat_content(text: str, thinking: str, calls: Sequence[ToolCallDelta]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if thinking:
         message["thinking"] = thinking
@@ -348,50 +350,50 @@ def _said(text: str, thinking: str, calls: Sequence[ToolCallDelta]) -> dict[str,
     return {"message": message}
 
 
-def _responded(text: str, thinking: str, calls: Sequence[ToolCallDelta]) -> dict[str, Any]:  # noqa: ARG001 - no tools
+def _generate_content(text: str, thinking: str, calls: Sequence[ToolCallDelta]) -> dict[str, Any]:  # noqa: ARG001 - no tools
     return {"response": text} | ({"thinking": thinking} if thinking else {})
 
 
 class OllamaRenderer(Renderer):
-    """Ollama's lines of a chat or a generation; `tells` builds each from text, thinking and calls."""
+    """Ollama's lines of a chat or a generation; `render_message` builds each from text, thinking and calls."""
 
     media_type = LINES
     end = b""
 
-    def __init__(self, command: Generate, tells: Any) -> None:
+    def __init__(self, command: Generate, render_message: Any) -> None:
         super().__init__(command.id)
         self._model_id = command.model.id
         self._no_drafter = command.model.no_drafter
-        self._tells = tells
-        self._said = FinishedChoice()
+        self._render_message = render_message
+        self._content = FinishedChoice()
         """Content so far; its tool calls are sent at the end."""
 
     def frame(self, payload: dict[str, Any]) -> bytes:
         return msgspec.json.encode(payload) + b"\n"
 
-    def beat(self, text: str) -> bytes:  # noqa: ARG002 - clients ignore no line
+    def keep_alive_frame(self, text: str) -> bytes:  # noqa: ARG002 - clients ignore no line
         return b""
 
-    def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:  # noqa: ARG002 - one choice
-        self._said.take(event)
+    def render_event(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:  # noqa: ARG002 - one choice
+        self._content.add(event)
         if isinstance(event, Delta):
             if event.text or event.reasoning:
-                yield _base(self._model_id) | self._tells(event.text, event.reasoning, ()) | {"done": False}
+                yield _base(self._model_id) | self._render_message(event.text, event.reasoning, ()) | {"done": False}
             return
-        if calls := self._said.tool_calls:
-            yield _base(self._model_id) | self._tells("", "", calls) | {"done": False}
+        if calls := self._content.tool_calls:
+            yield _base(self._model_id) | self._render_message("", "", calls) | {"done": False}
         yield (
             _base(self._model_id)
-            | self._tells("", "", ())
+            | self._render_message("", "", ())
             | self._ended(event.finish_reason, event.usage, event.notices)
         )
 
     def failed(self, error: PacelineError, words: Words | None) -> dict[str, Any]:
         return error_object(error, words, "/api/chat")
 
-    def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
+    def render_whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
         [choice] = finished
-        content: dict[str, Any] = self._tells(choice.text, choice.reasoning, choice.tool_calls)
+        content: dict[str, Any] = self._render_message(choice.text, choice.reasoning, choice.tool_calls)
         return _base(self._model_id) | content | self._ended(choice.finish_reason, choice.usage, choice.notices)
 
     def _ended(self, finish_reason: str, usage: Statistics, notices: Sequence[Notice]) -> dict[str, Any]:
@@ -411,9 +413,9 @@ class OllamaEmbeddings(Renderer):
         super().__init__(command.id)
         self._model_id, self._body, self._render_vectors = command.model.id, body, render_vectors
 
-    def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
+    def render_whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
         usage = Statistics.combined([choice.usage for choice in finished])
-        vectors = [written(shortened(choice.embedding, self._body.dimensions)) for choice in finished]
+        vectors = [encode_vector(truncated(choice.embedding, self._body.dimensions)) for choice in finished]
         response = {"model": self._model_id, **self._render_vectors(vectors), **durations(usage)}
         return response | warnings_object(finished[0].notices)
 

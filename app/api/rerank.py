@@ -24,7 +24,7 @@ from app.core.request import OFF, SpeculationRequest
 from app.core.statistics import Statistics
 from app.serving.context import context_of
 from app.serving.document import ANSWERED, success
-from app.serving.gate import Sent
+from app.serving.gate import JsonBody
 
 MAX_DOCUMENTS = 2048
 LIKELIEST = 64
@@ -65,7 +65,7 @@ class RerankBody(GenerationBody):
 
 
 @router.post("/v1/rerank", responses=success(Reranking) | ANSWERED)
-async def rerank(request: Request, body: Sent[RerankBody]) -> Response:
+async def rerank(request: Request, body: JsonBody[RerankBody]) -> Response:
     """Rank documents by their relevance to a query."""
     model = await asyncio.to_thread(context_of(request).resolver.main, body.model)
     if not model.reranks:
@@ -73,18 +73,18 @@ async def rerank(request: Request, body: Sent[RerankBody]) -> Response:
         raise InvalidRequest(message, parameter="model")
     shared = await shared_command(request, body, top_logprobs=LIKELIEST)
     rerank_id = f"rerank-{secrets.token_hex(12)}"
-    said = {"instruction": body.instruction, "query": body.query}
+    query_fields = {"instruction": body.instruction, "query": body.query}
     commands = [
         msgspec.structs.replace(
             shared,
-            id=f"{rerank_id}-{place}",
-            text=PROMPT.format(document=document, **said),
+            id=f"{rerank_id}-{index}",
+            text=PROMPT.format(document=document, **query_fields),
             n=1,
             max_tokens=1,
             ignore_end=True,
             speculation=SpeculationRequest(method=OFF),
         )
-        for place, document in enumerate(body.documents)
+        for index, document in enumerate(body.documents)
     ]
     return await answer(request, commands, RerankRenderer(rerank_id, shared, body), stream=False)
 
@@ -102,7 +102,7 @@ class RerankRenderer(Renderer):
         super().__init__(request_id)
         self._model_id, self._body = command.model.id, body
 
-    def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
+    def render_whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
         results = [self._result(index, choice) for index, choice in enumerate(finished)]
         results.sort(key=lambda result: -result["relevance_score"])
         tokens = Statistics.combined([choice.usage for choice in finished]).prompt_tokens

@@ -21,7 +21,7 @@ DEFAULT_NAMESPACE = "functions"
 TEXTS: Mapping[str, str] = PART_TEXTS | {"reasoning_text": "text", "summary_text": "text"}
 ENCRYPTED = "encrypted_content"
 """Type of a part that only its sender can read."""
-GIVEN: Mapping[str, tuple[str, str]] = {
+CALL_ARGUMENTS: Mapping[str, tuple[str, str]] = {
     "apply_patch_call": ("apply_patch", "operation"),
     "code_interpreter_call": ("code_interpreter", "code"),
     "file_search_call": ("file_search", "queries"),
@@ -60,17 +60,17 @@ class ItemReader:
         """Tools that come with the items."""
         self._find = find
         self._left_out: dict[str, None] = {}
-        self._named: set[str] = set()
+        self._referenced: set[str] = set()
 
     def read(self, items: Iterable[Item]) -> "ItemReader":
         """Add items. Raises InvalidRequest for pictures, files, invalid items, and an item that is referenced twice."""
-        resolved = [self._meant(item) for item in items]
+        resolved = [self._resolved(item) for item in items]
         answered = {_call_id(item) for item in resolved if item is not None and item.get("type") in OUTPUTS}
         for item in resolved:
-            if item is not None and not self._take(item, _call_id(item) in answered):
-                self._leave(item)
-        whole = map(_whole, self.messages)
-        self.messages = [message for message in whole if message["content"] is not None or message.get("tool_calls")]
+            if item is not None and not self._add(item, _call_id(item) in answered):
+                self._leave_out(item)
+        joined = map(_joined, self.messages)
+        self.messages = [message for message in joined if message["content"] is not None or message.get("tool_calls")]
         return self
 
     def notices(self) -> list[Notice]:
@@ -80,21 +80,21 @@ class ItemReader:
         message = f"items of type {', '.join(self._left_out)} are left out: this model can make nothing of them"
         return [Notice(code="left_out_item", message=message, parameter="input")]
 
-    def _meant(self, item: Item) -> Item | None:
-        """Return the item, or the kept item that it references; None if there is no such item."""
+    def _resolved(self, item: Item) -> Item | None:
+        """Return the item, or the stored item that it references; None if there is no such item."""
         is_reference = item.get("type") == "item_reference" or ("id" in item and not {"type", "role"} & item.keys())
         if not is_reference:
             return item
         name = str(item.get("id"))
-        if name in self._named:  # else short references could expand to a huge prompt
+        if name in self._referenced:  # else short references could expand to a huge prompt
             raise InvalidRequest(f"input: the item {name[:60]} is named twice: name it once", parameter="input")
-        self._named.add(name)
+        self._referenced.add(name)
         referenced = self._find(name)
         if referenced is None:
-            self._leave({"type": "item_reference"})
+            self._leave_out({"type": "item_reference"})
         return referenced
 
-    def _leave(self, item: Item) -> None:
+    def _leave_out(self, item: Item) -> None:
         self._left_out[str(item.get("type"))[:60]] = None
 
     def _assistant(self) -> Item:
@@ -102,58 +102,58 @@ class ItemReader:
             self.messages.append({"role": "assistant"})
         return self.messages[-1]
 
-    def _take(self, item: Item, is_answered: bool) -> bool:  # noqa: FBT001 - whether its result follows
+    def _add(self, item: Item, is_answered: bool) -> bool:  # noqa: FBT001 - whether its result follows
         """Add one item; return whether the model can use it."""
         kind = item.get("type", "message")
         if not isinstance(kind, str):
             raise InvalidRequest("input: the type of an item is a text", parameter="input")
         if kind == "message":
-            self._take_message(item)
+            self._add_message(item)
         elif kind == "agent_message":
             text = self._text(item.get("content"))
             self.messages += [{"role": "user", "content": text}] if text else []
             return bool(text)
         elif kind == "reasoning":
-            return self._take_reasoning(item)
+            return self._add_reasoning(item)
         elif kind in OUTPUTS:
-            self._take_output(item)
+            self._add_output(item)
         elif kind == "additional_tools":
             self.tools += _objects(item.get("tools"))
         else:
-            return self._take_call(item, is_answered)
+            return self._add_call(item, is_answered)
         return True
 
-    def _take_message(self, item: Item) -> None:
+    def _add_message(self, item: Item) -> None:
         role, content = item.get("role"), item.get("content")
         if role == "assistant":
             self._assistant().setdefault("content", []).append(self._text(content or ""))
         else:
             self.messages.append({"role": role, "content": self._text(content)})
 
-    def _take_reasoning(self, item: Item) -> bool:
+    def _add_reasoning(self, item: Item) -> bool:
         text = self._text(item.get("content") or item.get("summary") or "")
         if not text:
             return not item.get(ENCRYPTED)
         self._assistant().setdefault("reasoning_content", []).append(text)
         return True
 
-    def _take_output(self, item: Item) -> None:
+    def _add_output(self, item: Item) -> None:
         if item["type"] == "tool_search_output":
             self.tools += _objects(item.get("tools"))
         names = ("output", "result", "tools", "status")
         output = next((item[name] for name in names if item.get(name) is not None), "")
         self.messages.append({"role": "tool", "tool_call_id": _call_id(item), "content": self._output_text(output)})
 
-    def _take_call(self, item: Item, is_answered: bool) -> bool:  # noqa: FBT001
+    def _add_call(self, item: Item, is_answered: bool) -> bool:  # noqa: FBT001
         """Add a call, with its result if it ran elsewhere. One that was cut off only counts if its result follows."""
         kind = item["type"]
         results = [item[name] for name in RESULTS.get(kind, ()) if item.get(name)]
         if (item.get("status") == "incomplete" and not is_answered) or (kind in RESULTS and not results):
             return False
-        called = _called(item)
-        if called is None:
+        tool_call = _tool_call(item)
+        if tool_call is None:
             return False
-        name, arguments = called
+        name, arguments = tool_call
         function = {"name": name, "arguments": arguments}
         call = {"id": _call_id(item), "type": FUNCTION, FUNCTION: function}
         self._assistant().setdefault("tool_calls", []).append(call)
@@ -170,7 +170,7 @@ class ItemReader:
             return str(output["content"])
         known = (*TEXTS, ENCRYPTED)
         has_parts = isinstance(output, list) and all(isinstance(part, dict) for part in output)
-        if has_parts and any(part.get("type") in known or _is_to_be_seen(part) for part in output):
+        if has_parts and any(part.get("type") in known or _is_media(part) for part in output):
             return self._text(output)
         return _json(output)
 
@@ -181,7 +181,7 @@ class ItemReader:
         for part in content if isinstance(content, list) else [content]:
             kind = part.get("type") if isinstance(part, dict) else None
             if kind == ENCRYPTED:
-                self._leave(part)
+                self._leave_out(part)
             elif isinstance(kind, str) and kind in TEXTS:
                 texts.append(str(part.get(TEXTS[kind]) or ""))
             else:
@@ -189,8 +189,8 @@ class ItemReader:
         return "".join(texts)
 
 
-def _whole(message: Item) -> Item:
-    """Join the texts of an assistant message, which came in pieces; other messages are returned unchanged."""
+def _joined(message: Item) -> Item:
+    """Join the texts of an assistant message, which came in several items; other messages are returned unchanged."""
     if message["role"] != "assistant":
         return message
     thoughts = message.get("reasoning_content")
@@ -198,7 +198,7 @@ def _whole(message: Item) -> Item:
     return message | {"content": content} | ({"reasoning_content": "\n".join(thoughts)} if thoughts else {})
 
 
-def _is_to_be_seen(part: Mapping[str, Any]) -> bool:
+def _is_media(part: Mapping[str, Any]) -> bool:
     return str(part.get("type")).startswith(("input_", "image", "computer_screenshot"))
 
 
@@ -206,7 +206,7 @@ def _call_id(item: Mapping[str, Any]) -> str:
     return str(item.get("call_id") or item.get("id") or "-")
 
 
-def _called(item: Item) -> tuple[str, str] | None:
+def _tool_call(item: Item) -> tuple[str, str] | None:
     """Return the tool's name and arguments; None if the item is not a tool call."""
     match item["type"]:
         case "function_call":
@@ -215,10 +215,10 @@ def _called(item: Item) -> tuple[str, str] | None:
             return flat_name(item | {NAMESPACE: item.get("server_label")}), str(item.get("arguments") or "{}")
         case "custom_tool_call":
             return flat_name(item), custom_arguments(str(item.get("input") or ""))
-        case kind if kind in GIVEN:
-            name, place = GIVEN[kind]
-            given = item.get(place)
-            return name, _json(given if isinstance(given, dict) else {place: given})
+        case kind if kind in CALL_ARGUMENTS:
+            name, field = CALL_ARGUMENTS[kind]
+            given = item.get(field)
+            return name, _json(given if isinstance(given, dict) else {field: given})
     return None
 
 
@@ -235,16 +235,16 @@ def _json(value: Any) -> str:
 
 def flat_tools(tools: Iterable[Item], further: Iterable[Item] = ()) -> list[Item]:
     """Flatten namespaces; tools of `further` are added only if their names are new."""
-    flat = [flat_tool for tool in tools for flat_tool in _unfolded(tool)]
+    flat = [flat_tool for tool in tools for flat_tool in _flattened(tool)]
     names = {flat_name(tool) for tool in flat}
-    for flat_tool in (flat_tool for tool in further for flat_tool in _unfolded(tool)):
+    for flat_tool in (flat_tool for tool in further for flat_tool in _flattened(tool)):
         if flat_name(flat_tool) not in names:
             names.add(flat_name(flat_tool))
             flat.append(flat_tool)
     return flat
 
 
-def _unfolded(tool: Item) -> list[Item]:
+def _flattened(tool: Item) -> list[Item]:
     """Flatten a namespace; the first of its tools carries the description of the namespace."""
     if tool.get("type") != NAMESPACE:
         return [tool]
@@ -272,23 +272,23 @@ def chat_choice(choice: Any, tools: Sequence[Item]) -> Any:
     """Convert a choice among flat tools to chat format."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "allowed_tools":
-        wanted = {_meaning(allowed) for allowed in _objects(choice.get("tools"))}
-        named = [chat_tool(tool) for tool in tools if wanted & _meanings(tool)]
+        wanted = {_reference(allowed) for allowed in _objects(choice.get("tools"))}
+        named = [chat_tool(tool) for tool in tools if wanted & _references(tool)]
         return {"type": kind, kind: {"mode": choice.get("mode"), "tools": named}}
     if kind not in (FUNCTION, CUSTOM):
         return choice
-    name = next((flat_name(tool) for tool in tools if _meaning(choice) in _meanings(tool)), choice.get("name"))
+    name = next((flat_name(tool) for tool in tools if _reference(choice) in _references(tool)), choice.get("name"))
     return {"type": kind, kind: {"name": name}}
 
 
-def _meaning(choice: Mapping[str, Any]) -> tuple[str, str]:
+def _reference(choice: Mapping[str, Any]) -> tuple[str, str]:
     """Return what a choice names: a namespace, a tool in one, or a tool by its bare or flat name."""
     if choice.get("type") == NAMESPACE:
         return NAMESPACE, str(choice.get("name"))
     return ("flat", flat_name(choice)) if choice.get(NAMESPACE) else ("name", str(choice.get("name")))
 
 
-def _meanings(tool: Item) -> set[tuple[str, str]]:
+def _references(tool: Item) -> set[tuple[str, str]]:
     """Return every choice that names this tool."""
     flat = flat_name(tool)
     names = {("name", str(tool.get("name"))), ("name", flat), ("flat", flat)}

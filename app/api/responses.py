@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/responses`: items in, items out, streamed as numbered events; conversations are kept for a while.
+"""OpenAI's `/v1/responses`: items in, items out, streamed as numbered events; conversations are stored for a while.
 
 Items become chat messages (`app/api/response_items.py`), so that the core is the same.
 """
@@ -17,8 +17,8 @@ from app.api.answer import FinishedChoice, Renderer, answer, warnings_object
 from app.api.chat import ChatBody, chat_command
 from app.api.commands import MAX_TOKEN_ID, Metadata, ModelName, SpeculationOptions, StayBody
 from app.api.ignored import ignored_fields
-from app.api.kept_responses import Item, KeptResponses
 from app.api.response_items import NAMESPACE, ItemReader, chat_choice, chat_tool, flat_name, flat_tools
+from app.api.response_store import Item, ResponseStore
 from app.api.shapes import Deleted, ResponseItems, ResponseObject
 from app.api.thinking import ThinkingBody
 from app.api.tools import CUSTOM, CustomInput
@@ -30,7 +30,7 @@ from app.i18n import Words
 from app.serving.auth import identity_of
 from app.serving.document import ANSWERED, EVENTS, success
 from app.serving.errors import error_object
-from app.serving.gate import Body, Sent, checked
+from app.serving.gate import Body, JsonBody, validated
 
 ID_PREFIXES = {"message": "msg", "reasoning": "rs", "custom_tool_call": "ctc"}
 
@@ -95,56 +95,56 @@ class ResponsesBody(ThinkingBody, StayBody):
         )
 
 
-def kept_responses(request: Request) -> KeptResponses:
-    """Return the responses that this server keeps."""
-    kept: KeptResponses = request.app.state.responses
-    return kept
+def response_store(request: Request) -> ResponseStore:
+    """Return the server's response store."""
+    store: ResponseStore = request.app.state.responses
+    return store
 
 
 @router.post("/v1/responses", responses=success(ResponseObject, EVENTS) | ANSWERED)
-async def create_response(request: Request, body: Sent[ResponsesBody]) -> Response:
+async def create_response(request: Request, body: JsonBody[ResponsesBody]) -> Response:
     """Answer items with items."""
     if body.background:
         raise InvalidRequest("background responses are not available: leave `background` out", parameter="background")
-    owner, kept = identity_of(request).owner, kept_responses(request)
-    named = body.previous_response_id
-    before: list[Item] = msgspec.json.decode(kept.find(owner, named).messages) if named else []
+    owner, store = identity_of(request).owner, response_store(request)
+    previous_id = body.previous_response_id
+    before: list[Item] = msgspec.json.decode(store.find(owner, previous_id).messages) if previous_id else []
 
     def read(items: Iterable[Item]) -> ItemReader:
-        return ItemReader(lambda item_id: kept.item(owner, item_id)).read(items)
+        return ItemReader(lambda item_id: store.item(owner, item_id)).read(items)
 
-    given = read(body.input_items)
-    notices = [*given.notices(), *ignored_fields(body)]
-    if not (before or given.messages):
-        why = "; ".join(notice.message for notice in given.notices()) or "there is no message in it"
+    reader = read(body.input_items)
+    notices = [*reader.notices(), *ignored_fields(body)]
+    if not (before or reader.messages):
+        why = "; ".join(notice.message for notice in reader.notices()) or "there is no message in it"
         raise InvalidRequest(f"input: {why}", parameter="input")
-    tools = flat_tools(body.tools or (), given.tools)
-    chat = checked(body.as_chat([*before, *given.messages], tools), ChatBody)
+    tools = flat_tools(body.tools or (), reader.tools)
+    chat = validated(body.as_chat([*before, *reader.messages], tools), ChatBody)
     command = await chat_command(request, chat, f"resp_{secrets.token_hex(24)}", notices)
 
-    def keep(response: Item) -> None:
+    def save(response: Item) -> None:
         if body.store is not False:
-            own = read([*body.input_items, *response["output"]]).messages
-            kept.keep(owner, response, body.input_items, [*before, *own])
+            messages = read([*body.input_items, *response["output"]]).messages
+            store.save(owner, response, body.input_items, [*before, *messages])
 
-    renderer = ResponseRenderer(command, body, tools, keep)
+    renderer = ResponseRenderer(command, body, tools, save)
     return await answer(request, [command], renderer, stream=bool(body.stream))
 
 
 @router.get("/v1/responses/{response_id}", responses=success(ResponseObject))
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a kept response."""
-    kept = kept_responses(request).find(identity_of(request).owner, response_id)
-    return Response(kept.response, media_type="application/json")
+    stored = response_store(request).find(identity_of(request).owner, response_id)
+    return Response(stored.response, media_type="application/json")
 
 
 @router.get("/v1/responses/{response_id}/input_items", responses=success(ResponseItems))
 async def get_input_items(request: Request, response_id: str) -> JSONResponse:
     """List the input items of a kept response."""
-    input_items = msgspec.json.decode(kept_responses(request).find(identity_of(request).owner, response_id).input_items)
+    input_items = msgspec.json.decode(response_store(request).find(identity_of(request).owner, response_id).input_items)
     items = [
-        {"type": "message", "id": f"msg_{place}", "status": "completed"} | input_item
-        for place, input_item in enumerate(input_items)
+        {"type": "message", "id": f"msg_{index}", "status": "completed"} | input_item
+        for index, input_item in enumerate(input_items)
     ]
     first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
     return JSONResponse({"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False})
@@ -153,7 +153,7 @@ async def get_input_items(request: Request, response_id: str) -> JSONResponse:
 @router.delete("/v1/responses/{response_id}", responses=success(Deleted))
 async def delete_response(request: Request, response_id: str) -> JSONResponse:
     """Delete a kept response."""
-    kept_responses(request).forget(identity_of(request).owner, response_id)
+    response_store(request).delete(identity_of(request).owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -163,12 +163,12 @@ class ResponseRenderer(Renderer):
     end = b""
 
     def __init__(
-        self, command: Generate, body: ResponsesBody, tools: Sequence[Item], keep: Callable[[Item], None]
+        self, command: Generate, body: ResponsesBody, tools: Sequence[Item], save: Callable[[Item], None]
     ) -> None:
         super().__init__(command.id)
         self._no_drafter = command.model.no_drafter
         self._tools = {flat_name(tool): tool for tool in tools}
-        self._keep = keep
+        self._save = save
         self._number = 0
         self._output: list[Item] = []
         self._open = ""
@@ -207,7 +207,7 @@ class ResponseRenderer(Renderer):
         response = self._base | {"status": "in_progress", "output": [], "usage": None}
         return [{"type": f"response.{event}", "response": response} for event in ("created", "in_progress")]
 
-    def tell(self, choice: int, event: Delta | Finished) -> Iterable[Item]:  # noqa: ARG002 - one choice
+    def render_event(self, choice: int, event: Delta | Finished) -> Iterable[Item]:  # noqa: ARG002 - one choice
         if isinstance(event, Finished):
             yield from self._close(is_cut=self._is_cut(event.finish_reason, event.unfinished_call))
             response = self._ended(event.finish_reason, event.usage, event.notices)
@@ -231,12 +231,12 @@ class ResponseRenderer(Renderer):
         response = self._base | {"status": "failed", "output": self._output, "error": failure, "usage": None}
         return {"type": "response.failed", "response": response}
 
-    def whole(self, finished: Sequence[FinishedChoice]) -> Item:
+    def render_whole(self, finished: Sequence[FinishedChoice]) -> Item:
         [choice] = finished
         delta = Delta(
             id="", index=0, text=choice.text, tokens=0, reasoning=choice.reasoning, tool_calls=tuple(choice.calls)
         )
-        for _ in self.tell(0, delta):
+        for _ in self.render_event(0, delta):
             pass
         for _ in self._close(is_cut=self._is_cut(choice.finish_reason, choice.unfinished_call)):
             pass
@@ -259,7 +259,7 @@ class ResponseRenderer(Renderer):
             "speculation": usage.speculation(self._no_drafter),
             **warnings_object(notices),
         }
-        self._keep(response)
+        self._save(response)
         return response
 
     def _call_item(self, call: ToolCallDelta) -> Item:
@@ -323,8 +323,8 @@ class ResponseRenderer(Renderer):
         yield {"type": "response.output_item.done", "output_index": len(self._output) - 1, "item": dict(item)}
 
     def _event(self, event: str, **values: Any) -> Item:
-        of = {} if "item" in values else {"item_id": self._output[-1]["id"]}
-        return {"type": f"response.{event}", "output_index": len(self._output) - 1} | of | values
+        item_reference = {} if "item" in values else {"item_id": self._output[-1]["id"]}
+        return {"type": f"response.{event}", "output_index": len(self._output) - 1} | item_reference | values
 
 
 def _usage(usage: Statistics) -> Item:

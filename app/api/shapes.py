@@ -60,10 +60,10 @@ STOPPED: Fields = {
     "stop_reason": Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"],
     "stop_sequence": str | None,
 }
-SAID: Fields = {"id": str, "type": Literal["message"], "role": Literal["assistant"], "content": list[Object]}
+MESSAGE: Fields = {"id": str, "type": Literal["message"], "role": Literal["assistant"], "content": list[Object]}
 AnthropicMessage = shape(
     "AnthropicMessage",
-    {**SAID, "model": str, **STOPPED, "usage": Counts, **NUMBERS, **WARNED},
+    {**MESSAGE, "model": str, **STOPPED, "usage": Counts, **NUMBERS, **WARNED},
     "As a stream: `message_start`, blocks one after another, `message_delta` and `message_stop`.",
 )
 TokenCount = shape("TokenCount", {"input_tokens": int, **WARNED})
@@ -75,17 +75,17 @@ SCORED: Fields = {"index": int, "relevance_score": float}
 Scored = shape("RerankResult", SCORED, "`document` with its `text` where it was asked for.")
 Reranking = shape("Reranking", {"id": str, "model": str, "results": list[Scored], "usage": Counts, **WARNED})  # type: ignore[valid-type]
 PROFILED: Fields = {"alias": str | None, "profile_of": str | None}
-KNOWN: Fields = {"state": str, **PROFILED, "context_length": int | None, "capabilities": list[str]}
-Model = shape("Model", {"id": str, "object": Literal["model"], "created": int, "owned_by": str, **KNOWN})
+MODEL_STATE: Fields = {"state": str, **PROFILED, "context_length": int | None, "capabilities": list[str]}
+Model = shape("Model", {"id": str, "object": Literal["model"], "created": int, "owned_by": str, **MODEL_STATE})
 ModelList = shape("ModelList", {**LIST, "data": list[Model]})  # type: ignore[valid-type]
 Tokens = shape("Tokens", {"tokens": list[int], "count": int, "max_model_len": int, **WARNED})
 TokensText = shape("TokensText", {"content": str, "prompt": str}, "Both are the same.")
 RenderedPrompt = shape("RenderedPrompt", {"prompt": str, **WARNED})
 DONE: Fields = {"done": bool, "done_reason": Literal["stop", "length", "load", "unload"], **WARNED}
-PIECE: Fields = {"model": str, "created_at": str, **DONE}
+OLLAMA_CHUNK: Fields = {"model": str, "created_at": str, **DONE}
 LINES = "As a stream (the default there): a line of JSON for each piece, the last with `done`."
-OllamaChatAnswer = shape("OllamaChatAnswer", {"message": Object, **PIECE}, LINES)
-OllamaText = shape("OllamaText", {"response": str, **PIECE}, LINES)
+OllamaChatAnswer = shape("OllamaChatAnswer", {"message": Object, **OLLAMA_CHUNK}, LINES)
+OllamaText = shape("OllamaText", {"response": str, **OLLAMA_CHUNK}, LINES)
 OllamaVectors = shape("OllamaVectors", {"model": str, "embeddings": list[list[float]], **WARNED})
 OllamaVector = shape("OllamaVector", {"model": str, "embedding": list[float], **WARNED})
 OllamaModels = shape("OllamaModels", {"models": list[Object]}, "What there is, or what is loaded.")

@@ -20,32 +20,32 @@ VALUES = {"const", "default", "enum", "example", "examples"}
 """Keywords whose value maps names to schemas, and keywords whose value is no schema."""
 
 
-def format_grammar(wanted: Any) -> Grammar | None:
+def format_grammar(response_format: Any) -> Grammar | None:
     """Read OpenAI's `response_format`; None: any text. Raises ValueError if it is malformed."""
-    kind = str(wanted.get("type")) if isinstance(wanted, dict) else ""
+    kind = str(response_format.get("type")) if isinstance(response_format, dict) else ""
     if kind == "text":
         return None
     if kind == "json_object":
-        return schema_grammar(wanted.get("schema", {"type": "object"}), "response_format")
+        return schema_grammar(response_format.get("schema", {"type": "object"}), "response_format")
     if kind != "json_schema":
         raise ValueError("give an object of type 'text', 'json_object' or 'json_schema'")
-    named = wanted.get("json_schema")
+    named = response_format.get("json_schema")
     return schema_grammar(named.get("schema") if isinstance(named, dict) else None, "response_format")
 
 
-def wished_grammar(kind: str, wish: Any, parameter: str) -> Grammar:
+def structured_grammar(kind: str, value: Any, parameter: str) -> Grammar:
     """Read one of vLLM's structured outputs. Raises ValueError if it is malformed."""
     if kind in {"json", "json_schema"}:
-        return schema_grammar(wish, parameter)
+        return schema_grammar(value, parameter)
     if kind == "json_object":
         return schema_grammar({"type": "object"}, parameter)
     if kind == "choice":
-        if not wish or not all(wish):
+        if not value or not all(value):
             raise ValueError("choice: give at least one string, and none that is empty")
-        wish = msgspec.json.encode(wish).decode()
-    if not 0 < len(wish) <= MAX_SCHEMA_BYTES:
+        value = msgspec.json.encode(value).decode()
+    if not 0 < len(value) <= MAX_SCHEMA_BYTES:
         raise ValueError(f"{kind}: give 1 to {MAX_SCHEMA_BYTES} characters")
-    return Grammar(kind="lark" if kind == "grammar" else kind, text=wish, parameter=parameter)
+    return Grammar(kind="lark" if kind == "grammar" else kind, text=value, parameter=parameter)
 
 
 def schema_grammar(schema: Any, parameter: str) -> Grammar:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
-from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES
+from app.core.messages import MAX_TEMPLATE_ARGUMENTS, RESERVED_TEMPLATE_NAMES
 from app.serving.gate import Body
 
 ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
@@ -54,7 +54,7 @@ class ThinkingBody(Body):
     @classmethod
     def _check_arguments(cls, arguments: dict[str, Any] | None) -> dict[str, Any] | None:
         for name in arguments or ():
-            if ARGUMENT_NAME.fullmatch(name) is None or name in SERVER_NAMES:
+            if ARGUMENT_NAME.fullmatch(name) is None or name in RESERVED_TEMPLATE_NAMES:
                 raise ValueError("a name is not allowed: it is malformed or set by the server")
         return arguments
 
@@ -77,24 +77,26 @@ class ThinkingBody(Body):
             thinking = None if thinking.type is None else thinking.type != "disabled"
         think = self.think if isinstance(self.think, bool) else None
         nested = self.reasoning.enabled if self.reasoning else None
-        said = (wish for wish in (self.enable_thinking, think, thinking, nested) if wish is not None)
+        stated = (value for value in (self.enable_thinking, think, thinking, nested) if value is not None)
         implied = False if self.budget_tokens == 0 else None
-        return next(said, implied if self.effort is None else self.effort != "none")
+        return next(stated, implied if self.effort is None else self.effort != "none")
 
     @property
     def budget_tokens(self) -> int | None:
         """Budget after which reasoning is closed, in tokens; None: the model decides."""
         own = self.thinking.budget_tokens if isinstance(self.thinking, Thinking) else None
         nested = self.reasoning.max_tokens if self.reasoning else None
-        said = (limit for limit in (own, nested, self.thinking_budget) if limit is not None)
-        budget = next(said, None)
+        limits = (limit for limit in (own, nested, self.thinking_budget) if limit is not None)
+        budget = next(limits, None)
         return None if budget == NO_BUDGET else budget
 
     def template_arguments(self) -> dict[str, Any]:
         """Return the settings under the names that the text side knows, and the client's own template arguments."""
-        wish = {
+        settings = {
             "enable_thinking": self.wants_thinking,
             "reasoning_effort": self.effort,
             "thinking_budget": self.budget_tokens,
         }
-        return {name: value for name, value in wish.items() if value is not None} | (self.chat_template_kwargs or {})
+        return {name: value for name, value in settings.items() if value is not None} | (
+            self.chat_template_kwargs or {}
+        )

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, GetJsonSchemaHandler, TypeAdapter, model
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from app.api.answer import unless_client_leaves, warnings_object
+from app.api.answer import cancel_on_disconnect, warnings_object
 from app.api.chat import ChatBody, chat_command
 from app.api.commands import MAX_TOKEN_ID, GenerationBody, shared_command
 from app.api.shapes import RenderedPrompt, Tokens, TokensText
@@ -21,7 +21,7 @@ from app.core.messages import Generate, PromptTokens
 from app.models.prompt_size import check_prompt
 from app.serving.context import context_of
 from app.serving.document import problems, success
-from app.serving.gate import Body, Sent, checked
+from app.serving.gate import Body, JsonBody, validated
 
 router = APIRouter()
 
@@ -57,13 +57,13 @@ class DetokenizeBody(GenerationBody):
 
 
 @router.post("/tokenize", responses=success(Tokens) | problems(404, 429))
-async def tokenize(request: Request, body: Sent[AnyBody]) -> JSONResponse:
+async def tokenize(request: Request, body: JsonBody[AnyBody]) -> JSONResponse:
     """Return the tokens of a text or a chat, with BOS if the model begins with one."""
     values = body.model_extra or {}
     if values.get("messages") is not None:
-        command = await chat_command(request, checked(values, ChatBody), _id())
+        command = await chat_command(request, validated(values, ChatBody), _id())
     else:
-        text_body = checked(values, TextBody)
+        text_body = validated(values, TextBody)
         command = await _command(request, text_body, text=text_body.content or text_body.prompt or "")
     prompt = await _read(request, command)
     return JSONResponse(
@@ -73,14 +73,14 @@ async def tokenize(request: Request, body: Sent[AnyBody]) -> JSONResponse:
 
 
 @router.post("/detokenize", responses=success(TokensText) | problems(429))
-async def detokenize(request: Request, body: Sent[DetokenizeBody]) -> JSONResponse:
+async def detokenize(request: Request, body: JsonBody[DetokenizeBody]) -> JSONResponse:
     """Return the text of tokens, special ones included."""
     prompt = await _read(request, await _command(request, body, tokens=body.tokens))
     return JSONResponse({"content": prompt.text, "prompt": prompt.text})
 
 
 @router.post("/apply-template", responses=success(RenderedPrompt) | problems(429))
-async def apply_template(request: Request, body: Sent[ChatBody]) -> JSONResponse:
+async def apply_template(request: Request, body: JsonBody[ChatBody]) -> JSONResponse:
     """Return the prompt that the chat template makes of a conversation."""
     prompt = await _read(request, await chat_command(request, body, _id()))
     return JSONResponse({"prompt": prompt.text} | warnings_object(prompt.notices))
@@ -97,4 +97,4 @@ async def _command(request: Request, body: GenerationBody, **prompt: Any) -> Gen
 
 async def _read(request: Request, command: Generate) -> PromptTokens:
     check_prompt(command)
-    return await unless_client_leaves(request, context_of(request).worker.read_prompt(command))
+    return await cancel_on_disconnect(request, context_of(request).worker.read_prompt(command))

@@ -186,9 +186,9 @@ class ToolsBody(Body):
     @property
     def offered(self) -> "list[FunctionTool | CustomTool]":
         """Tools that the model may call."""
-        mine = [tool for tool in self.tools or () if not isinstance(tool, OtherTool)]
+        callable_tools = [tool for tool in self.tools or () if not isinstance(tool, OtherTool)]
         allowed = self.tool_choice.allowed
-        return [tool for tool in mine if allowed is None or tool.name in allowed]
+        return [tool for tool in callable_tools if allowed is None or tool.name in allowed]
 
     @property
     def other_tools(self) -> list[OtherTool]:
@@ -205,8 +205,8 @@ class ToolsBody(Body):
         """`auto`, `required` or `function:NAME`; a missing tool cannot be required."""
         names = {tool.name for tool in self.offered}
         mode: str = self.tool_choice.mode
-        may = (mode == "required" and names) or mode.removeprefix("function:") in names
-        return mode if may else "auto"
+        is_possible = (mode == "required" and names) or mode.removeprefix("function:") in names
+        return mode if is_possible else "auto"
 
     def shown_tools(self) -> list[dict[str, Any]] | None:
         """Return the tools that the template shows; None if there are none."""
@@ -255,23 +255,23 @@ class CustomInput:
     def __init__(self) -> None:
         self.decoded = ""
         self._arguments: list[str] = []
-        self._rest = ""
+        self._undecoded = ""
         """Arguments that are not decoded yet."""
         self._is_inside = False
 
-    def feed(self, more: str) -> str:
+    def feed(self, arguments: str) -> str:
         """Add arguments; return the text that they complete."""
-        self._arguments.append(more)
-        self._rest += more
+        self._arguments.append(arguments)
+        self._undecoded += arguments
         if not self._is_inside:
-            begins = INPUT_BEGINS.match(self._rest)
-            if begins is None:
+            beginning = INPUT_BEGINS.match(self._undecoded)
+            if beginning is None:
                 return ""
-            self._rest, self._is_inside = self._rest[begins.end() :], True
-        match = CHARACTERS.match(self._rest)
+            self._undecoded, self._is_inside = self._undecoded[beginning.end() :], True
+        match = CHARACTERS.match(self._undecoded)
         if match is None:
             return ""
-        self._rest = self._rest[match.end() :]
+        self._undecoded = self._undecoded[match.end() :]
         text: str = json.loads(f'"{match[0]}"', strict=False)
         self.decoded += text
         return text

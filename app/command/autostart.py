@@ -24,17 +24,19 @@ THROTTLE_SECONDS = 10
 STOP_MARGIN_SECONDS = 15
 """Time that the system waits beyond what requests get to finish, in seconds."""
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-NAMES = frozenset({"HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "SSL_CERT_FILE", *PROXIES, *map(str.upper, PROXIES)})
+FORWARDED_VARIABLES = frozenset(
+    {"HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "SSL_CERT_FILE", *PROXIES, *map(str.upper, PROXIES)}
+)
 """Environment variables that a server needs besides our own, to find models and the hub."""
 LAUNCHCTL, SYSTEMCTL = "launchctl", "systemctl"
 
 
-def steady_python(executable: Path) -> Path:
-    """Return a path of this installation's Python that outlives updates: Homebrew's changes with each version."""
+def stable_python(executable: Path) -> Path:
+    """Return a path of this Python that stays valid after updates: Homebrew's own path contains the version."""
     parts = executable.parts
     if "Cellar" in parts[:-3]:
-        place = parts.index("Cellar")
-        linked = Path(*parts[:place], "opt", parts[place + 1], *parts[place + 3 :])
+        index = parts.index("Cellar")
+        linked = Path(*parts[:index], "opt", parts[index + 1], *parts[index + 3 :])
         if linked.exists():
             return linked
     return executable
@@ -42,10 +44,10 @@ def steady_python(executable: Path) -> Path:
 
 def program() -> tuple[str, ...]:
     """Return the command of this installation's `paceline`; -P ignores an `app` package in the current folder."""
-    return (str(steady_python(Path(sys.executable))), "-P", "-m", "app.cli")
+    return (str(stable_python(Path(sys.executable))), "-P", "-m", "app.cli")
 
 
-def usual_home(settings: Settings) -> bool:
+def is_default_home(settings: Settings) -> bool:
     """Whether the home is the default one."""
     usual: Path = type(settings).model_fields["home"].default
     return settings.home == usual.expanduser()
@@ -81,8 +83,8 @@ class Agent:
         else:
             _run(SYSTEMCTL, "--user", "stop", self.label, may_fail=True)
 
-    def why_not(self) -> str:
-        """Return why the system does not run it; empty while it does."""
+    def failure_reason(self) -> str:
+        """Return why the system does not run the agent; empty while it runs."""
         if self.is_launchd:
             is_active = _run(LAUNCHCTL, "print", f"{self.domain}/{self.label}", may_fail=True) == 0
         else:
@@ -92,42 +94,46 @@ class Agent:
 
 def agent_of(settings: Settings, *, is_mac: bool = sys.platform == "darwin") -> Agent:
     """Return the agent of a home, installed or not; homes other than the default have names of their own."""
-    own = "" if usual_home(settings) else "." + hashlib.sha256(os.fsencode(settings.home)).hexdigest()[:8]
+    suffix = "" if is_default_home(settings) else "." + hashlib.sha256(os.fsencode(settings.home)).hexdigest()[:8]
     log = settings.home / LOG_FOLDER / START_LOG
     if is_mac:
-        label = f"{LABEL}{own}"
+        label = f"{LABEL}{suffix}"
         return Agent(label, Path.home() / "Library/LaunchAgents" / f"{label}.plist", is_launchd=True, log=log)
-    name = f"paceline{own.replace('.', '-')}.service"
+    name = f"paceline{suffix.replace('.', '-')}.service"
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd/user"
     return Agent(name, folder / name, is_launchd=False, log=log)
 
 
-def installed(settings: Settings) -> Agent | None:
+def installed_agent(settings: Settings) -> Agent | None:
     """Return the agent of this home if it is installed, else None."""
     agent = agent_of(settings)
     return agent if agent.path.is_file() else None
 
 
 def environment_of(settings: Settings, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what the server needs of this terminal's environment: our settings, and how hub and cache are reached.
+    """Return the environment variables that the agent must pass on: our settings, and those for hub and proxies.
 
     Raises `CommandError` for an API key: a system file would hold it in the clear.
     """
     if "PACELINE_API_KEY" in environment:
         advice = "make a key with `paceline keys create NAME`, run `paceline config set require_key true`, and unset it"
         raise CommandError(f"PACELINE_API_KEY is not written into a file that starts the server at login: {advice}")
-    wanted = {name: value for name, value in environment.items() if name.startswith("PACELINE_") or name in NAMES}
-    return wanted if usual_home(settings) else {**wanted, "PACELINE_HOME": str(settings.home)}
+    wanted = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith("PACELINE_") or name in FORWARDED_VARIABLES
+    }
+    return wanted if is_default_home(settings) else {**wanted, "PACELINE_HOME": str(settings.home)}
 
 
 # --- macOS ------------------------------------------------------------------------------------------------------
 
 
-def launch_agent(agent: Agent, settings: Settings, words: Sequence[str]) -> dict[str, Any]:
+def launch_agent(agent: Agent, settings: Settings, arguments: Sequence[str]) -> dict[str, Any]:
     """Build the property list, with the keys of launchd.plist(5)."""
     return {
         "Label": agent.label,
-        "ProgramArguments": [*program(), "serve", *words],
+        "ProgramArguments": [*program(), "serve", *arguments],
         "EnvironmentVariables": environment_of(settings),
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
@@ -142,7 +148,7 @@ def launch_agent(agent: Agent, settings: Settings, words: Sequence[str]) -> dict
 # --- Linux ------------------------------------------------------------------------------------------------------
 
 
-def systemd_unit(agent: Agent, settings: Settings, words: Sequence[str]) -> str:
+def systemd_unit(agent: Agent, settings: Settings, arguments: Sequence[str]) -> str:
     """Build the unit, with the settings of systemd.service(5) and systemd.exec(5)."""
     environment = [f"Environment={_quoted(f'{name}={value}')}" for name, value in environment_of(settings).items()]
     lines = [
@@ -152,7 +158,7 @@ def systemd_unit(agent: Agent, settings: Settings, words: Sequence[str]) -> str:
         "StartLimitBurst=5",
         "",
         "[Service]",
-        "ExecStart=" + " ".join(_quoted(word, is_command=True) for word in (*program(), "serve", *words)),
+        "ExecStart=" + " ".join(_quoted(word, is_command=True) for word in (*program(), "serve", *arguments)),
         *environment,
         "Restart=on-failure",
         f"RestartSec={THROTTLE_SECONDS}",
@@ -180,12 +186,12 @@ def _quoted(word: str, *, is_command: bool = False) -> str:
 # --- commands ---------------------------------------------------------------------------------------------------
 
 
-def written(settings: Settings, words: Sequence[str]) -> bytes:
+def agent_file_content(settings: Settings, arguments: Sequence[str]) -> bytes:
     """Build the content of the agent's file of a home. Raises `CommandError`."""
     agent = agent_of(settings)
     if agent.is_launchd:
-        return plistlib.dumps(launch_agent(agent, settings, words))
-    return systemd_unit(agent, settings, words).encode()
+        return plistlib.dumps(launch_agent(agent, settings, arguments))
+    return systemd_unit(agent, settings, arguments).encode()
 
 
 def install(settings: Settings, content: bytes) -> Agent:
@@ -213,7 +219,7 @@ def install(settings: Settings, content: bytes) -> Agent:
 
 def uninstall(settings: Settings) -> bool:
     """Stop the server, unregister it and delete its file; False if there was none. Raises `CommandError`."""
-    agent = installed(settings)
+    agent = installed_agent(settings)
     if agent is None:
         return False
     if agent.is_launchd:
@@ -232,16 +238,16 @@ def uninstall(settings: Settings) -> bool:
     return True
 
 
-def _run(*words: str, may_fail: bool = False) -> int:
+def _run(*command: str, may_fail: bool = False) -> int:
     """Run a system command and return its exit code. Raises `CommandError` with its output, unless it may fail."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - by name, our own words
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - by name, our own words
     except FileNotFoundError:
         if may_fail:
             return 127
         advice = "start it with `paceline start` instead"
-        raise CommandError(f"this system has no {words[0]}: {advice}") from None
-    if done.returncode and not may_fail:
-        said = " ".join((done.stderr or done.stdout).split())
-        raise CommandError(f"`{' '.join(words)}` failed: {said or done.returncode}")
-    return done.returncode
+        raise CommandError(f"this system has no {command[0]}: {advice}") from None
+    if completed.returncode and not may_fail:
+        output = " ".join((completed.stderr or completed.stdout).split())
+        raise CommandError(f"`{' '.join(command)}` failed: {output or completed.returncode}")
+    return completed.returncode

@@ -24,35 +24,35 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from app.command.server import NoKey, NoServer, Server, asked_server
+from app.command.server import NoKey, NoServer, Server, target_server
 from app.core.errors import CommandError
 from app.serving.sweep.grid import GOVERNOR, PLAIN, Cell
 from app.serving.sweep.report import Figures, Report, doubt_text, report_of
 from app.settings import Settings
 
 MEASUREMENTS = "/admin/api/measurements"
-ASK_SECONDS = 0.5
-START_SECONDS = 0.1
+POLL_SECONDS = 0.5
+START_POLL_SECONDS = 0.1
 START = "from app.cli import main; main()"
 COLUMNS = ("Setting", "Tokens/s", "Speedup", "Accepted", "Tokens\nper step")
 PHASES = {"loading": "loading", "paused": "waiting for other requests", "restoring": "restoring what was loaded"}
 
 
 def bench_model(
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     settings: Settings,
     *,
     screen: Console,
     json_file: Path | None = None,
     apply: bool = False,
 ) -> None:
-    """Run the measurement that is `asked` for (`model`, `prompts`, …) and show it.
+    """Run the measurement described by `request` (`model`, `prompts`, …) and show the result.
 
     Raises `CommandError` if that is not possible, KeyboardInterrupt after a second Ctrl-C.
     """
-    model = asked["model"]
-    with screen.status(f"{model}: starting") as status, _begun(asked, settings, screen) as server:
-        row = measured(server, model, status.update)
+    model = request["model"]
+    with screen.status(f"{model}: starting") as status, _started_measurement(request, settings, screen) as server:
+        row = wait_for_result(server, model, status.update)
         status.stop()
         show_measurement(row, screen)
         document = {**row["results"], **{name: row[name] for name in ("report", "machine", "versions")}}
@@ -67,45 +67,50 @@ def bench_model(
 
 
 @contextmanager
-def _begun(asked: Mapping[str, Any], settings: Settings, screen: Console) -> Iterator[Server]:
-    """Start the measurement on the running server, or on one of this command's own, and yield the server."""
+def _started_measurement(request: Mapping[str, Any], settings: Settings, screen: Console) -> Iterator[Server]:
+    """Start the measurement on the running server, or on a temporary one; yield the server."""
     with ExitStack() as stack:
-        server = asked_server(settings)
+        server = target_server(settings)
         try:
-            server.call("POST", MEASUREMENTS, asked)
+            server.call("POST", MEASUREMENTS, request)
         except (NoServer, NoKey) as error:
             if isinstance(error, NoKey):
                 screen.print(Text(f"{error}. Benchmarking with a separate server.", style="dim"))
-            server = stack.enter_context(own_server(settings))
-            server.call("POST", MEASUREMENTS, asked)
+            server = stack.enter_context(temporary_server(settings))
+            server.call("POST", MEASUREMENTS, request)
         yield server
 
 
 @contextmanager
-def own_server(settings: Settings) -> Iterator[Server]:
+def temporary_server(settings: Settings) -> Iterator[Server]:
     """Run a server for this command alone, on a free port. Raises CommandError with the reason if it does not start."""
     key = secrets.token_urlsafe()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    for ending in (signal.SIGTERM, signal.SIGHUP):  # unwind, so that the server ends too
-        signal.signal(ending, lambda *_: sys.exit(1))
-    words = {"PACELINE_HOST": "127.0.0.1", "PACELINE_PORT": str(port), "PACELINE_API_KEY": key, "PACELINE_OPEN": "0"}
-    with tempfile.TemporaryFile() as said:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for number in (signal.SIGTERM, signal.SIGHUP):  # unwind, so that the server ends too
+        signal.signal(number, lambda *_: sys.exit(1))
+    variables = {
+        "PACELINE_HOST": "127.0.0.1",
+        "PACELINE_PORT": str(port),
+        "PACELINE_API_KEY": key,
+        "PACELINE_OPEN": "0",
+    }
+    with tempfile.TemporaryFile() as stderr:
         child = subprocess.Popen(  # noqa: S603 - ourselves
             [sys.executable, "-c", START, "serve"],
-            env={**os.environ, **words},
+            env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=stderr,
             start_new_session=True,  # Ctrl-C is for this command, which then ends the child
         )
         try:
             server = Server(settings.with_command_line(host="127.0.0.1", port=port, api_key=SecretStr(key)))
             while not _is_live(server):
                 if child.poll() is not None:
-                    said.seek(0)
-                    raise CommandError(said.read().decode(errors="replace").strip() or "the server did not start")
-                time.sleep(START_SECONDS)
+                    stderr.seek(0)
+                    raise CommandError(stderr.read().decode(errors="replace").strip() or "the server did not start")
+                time.sleep(START_POLL_SECONDS)
             yield server
         finally:
             child.terminate()
@@ -120,17 +125,17 @@ def _is_live(server: Server) -> bool:
     return True
 
 
-def measured(server: Server, model: str, tell: Callable[[str], None]) -> dict[str, Any]:
+def wait_for_result(server: Server, model: str, show_progress: Callable[[str], None]) -> dict[str, Any]:
     """Wait for the measurement and return its stored result; Ctrl-C stops it and keeps the results so far."""
     while True:
         try:
             view = server.call("GET", f"{MEASUREMENTS}?model={quote(model)}")
             if view["active"] is None:
                 break
-            tell(progress_text(view["active"]))
-            time.sleep(ASK_SECONDS)
+            show_progress(progress_text(view["active"]))
+            time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
-            tell("stopping")
+            show_progress("stopping")
             server.call("DELETE", f"{MEASUREMENTS}/current")
     last = view["last"]
     row = next((row for row in view["measurements"] if row["id"] == last["number"]), None)
@@ -151,7 +156,11 @@ def show_measurement(row: Mapping[str, Any], screen: Console) -> None:
     """Print the table, what is missing in it, doubts, the verdict and what it would change."""
     report = report_of(row["results"])
     screen.print(measurement_table(report, f"{_title(row)} on {row['results']['options']['device']}"))
-    for line in (*row["results"]["options"]["left_out"], left_out(row["results"]), *map(doubt_text, report.doubts)):
+    for line in (
+        *row["results"]["options"]["left_out"],
+        omission_text(row["results"]),
+        *map(doubt_text, report.doubts),
+    ):
         if line:
             screen.print(Text(line, style="dim"))
     screen.print(Text(f"{row['model_id']}: {report.text}", style="bold"))
@@ -167,12 +176,12 @@ def measurement_table(report: Report, title: str) -> Table:
     for cell in report.cells:
         table.add_row(Text(Cell(cell.rows, cell.context).name, style="bold"))
         for figures in cell.settings:
-            table.add_row(*_figures(figures), style="green" if figures.name == cell.best else "")
+            table.add_row(*_figure_cells(figures), style="green" if figures.name == cell.best else "")
         table.add_section()
     return table
 
 
-def _figures(figures: Figures) -> tuple[str, ...]:
+def _figure_cells(figures: Figures) -> tuple[str, ...]:
     used = f": {figures.used}" if figures.setting == GOVERNOR and figures.used else ""
     speed, slowest, fastest = (_speed(value) for value in (figures.tokens_per_second, figures.slowest, figures.fastest))
     return (
@@ -188,8 +197,8 @@ def _speed(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def left_out(results: Mapping[str, Any]) -> str:
-    """Return what is missing in the table, and why; "" if nothing is."""
+def omission_text(results: Mapping[str, Any]) -> str:
+    """Return why settings are missing from the table; "" if none is."""
     if results["interrupted"]:
         return "Interrupted: this is what was measured until then."
     if results["skipped"]:

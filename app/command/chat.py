@@ -52,11 +52,13 @@ class Reply:
 
 
 class Chat:
-    """One conversation. `asked`: the model, and other fields of every request."""
+    """One conversation. `request_fields`: the model, and other fields of every request."""
 
-    def __init__(self, server: Server, asked: Mapping[str, Any], console: Console, *, system: str = "") -> None:
+    def __init__(
+        self, server: Server, request_fields: Mapping[str, Any], console: Console, *, system: str = ""
+    ) -> None:
         self._server = server
-        self._asked = asked
+        self._request_fields = request_fields
         self._system = system
         self._console = console
         self._messages: list[dict[str, Any]] = []
@@ -69,9 +71,9 @@ class Chat:
         self._files.clear()
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
-    def say(self, prompt: str) -> Reply:
+    def send_message(self, prompt: str) -> Reply:
         """Send one message, show the reply as it arrives, and its figures at the end. Ctrl-C stops the reply."""
-        reply = self._ask({"role": "user", "content": "\n\n".join([prompt, *self._files])})
+        reply = self._send({"role": "user", "content": "\n\n".join([prompt, *self._files])})
         self._files.clear()
         return reply
 
@@ -85,15 +87,15 @@ class Chat:
             raise CommandError(f"{path} has more than {MAX_FILE_CHARACTERS} characters")
         self._files.append(f'<file name="{path.name}">\n{text}\n</file>')
 
-    def _ask(self, *messages: dict[str, Any]) -> Reply:
+    def _send(self, *messages: dict[str, Any]) -> Reply:
         before = len(self._messages)
         self._messages += messages
         reply = Reply()
-        body = {**self._asked, "messages": list(self._messages)}
+        body = {**self._request_fields, "messages": list(self._messages)}
         try:
             with contextlib.closing(self._server.stream_chat(body)) as chunks:
                 for chunk in chunks:
-                    self._take(chunk, reply)
+                    self._add_chunk(chunk, reply)
         except KeyboardInterrupt:
             reply.stopped = True
             reply.calls.clear()
@@ -109,7 +111,7 @@ class Chat:
 
     def converse(self, read_line: ReadLine) -> int:
         """Converse until Ctrl-D or /quit, and return exit code 0. Raises NoServer when the server is gone."""
-        self._console.print(Text(f"{self._asked['model']}. /help lists the commands.", style="dim"))
+        self._console.print(Text(f"{self._request_fields['model']}. /help lists the commands.", style="dim"))
         self._console.print(legend())
         while True:
             try:
@@ -123,13 +125,13 @@ class Chat:
             if line in {"/quit", "/exit"}:
                 return 0
             try:
-                self._answer(line, read_line)
+                self._handle_line(line, read_line)
             except NoServer:
                 raise
             except CommandError as error:
                 self._console.print(Text(str(error), style="red"))
 
-    def _answer(self, line: str, read_line: ReadLine) -> None:
+    def _handle_line(self, line: str, read_line: ReadLine) -> None:
         command, _, argument = line.partition(" ")
         if line == "/help":
             self._console.print(Text(HELP))
@@ -145,43 +147,43 @@ class Chat:
         elif line.startswith("/"):
             self._console.print(Text(f"{command} is no command; /help lists them.", style="yellow"))
         elif line:
-            reply = self.say(line)
+            reply = self.send_message(line)
             while reply.calls:
-                reply = self._ask(*(_result(call, read_line) for call in reply.calls))
+                reply = self._send(*(_result(call, read_line) for call in reply.calls))
 
-    def _take(self, chunk: Mapping[str, Any], reply: Reply) -> None:
+    def _add_chunk(self, chunk: Mapping[str, Any], reply: Reply) -> None:
         reply.timings = chunk.get("timings") or reply.timings
         reply.speculation = chunk.get("speculation") or reply.speculation
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
-            if thought := delta.get("reasoning_content"):
+            if reasoning := delta.get("reasoning_content"):
                 if not self._is_folded:
-                    self._show(Text(thought, style=THINKING_STYLE))
+                    self._show(Text(reasoning, style=THINKING_STYLE))
                 elif not reply.thoughts:
                     self._show(Text("Thinking… ", style=THINKING_STYLE))
-                reply.thoughts.append(thought)
+                reply.thoughts.append(reasoning)
             for call in delta.get("tool_calls") or ():
-                self._show(Text(_take_call(call, reply.calls), style=CALL_STYLE))
-            if said := delta.get("content"):
+                self._show(Text(_add_call(call, reply.calls), style=CALL_STYLE))
+            if content := delta.get("content"):
                 if reply.thoughts and not reply.text:
                     self._show(Text("\n\n"))
-                reply.text.append(said)
+                reply.text.append(content)
                 spans = delta.get("accepted_spans") or choice.get("accepted_spans") or chunk.get("accepted_spans") or ()
-                self._show(marked(said, spans))
+                self._show(mark_accepted(content, spans))
 
     def _show(self, text: Text) -> None:
         self._console.print(text, end="", soft_wrap=True)
 
 
-def _take_call(piece: Mapping[str, Any], calls: list[dict[str, Any]]) -> str:
-    """Add a piece of a call; return the text to show."""
-    function = piece.get("function") or {}
+def _add_call(delta: Mapping[str, Any], calls: list[dict[str, Any]]) -> str:
+    """Append a delta of a tool call to `calls`; return the text to print."""
+    function = delta.get("function") or {}
     arguments = str(function.get("arguments") or "")
     if not function.get("name"):
-        calls[piece.get("index") or 0]["function"]["arguments"] += arguments
+        calls[delta.get("index") or 0]["function"]["arguments"] += arguments
         return arguments
     whole = {"name": str(function["name"]), "arguments": arguments}
-    calls.append({"id": str(piece.get("id") or ""), "type": "function", "function": whole})
+    calls.append({"id": str(delta.get("id") or ""), "type": "function", "function": whole})
     return f"\n{whole['name']} {arguments}"
 
 
@@ -212,20 +214,20 @@ def dropped_file(line: str) -> Path | None:
         return None
 
 
-def held_to(schema: Path | None, tools: Path | None) -> dict[str, Any]:
-    """Return the fields that hold replies to a schema, or offer the functions of a file in OpenAI's format."""
-    held: dict[str, Any] = {}
+def output_constraints(schema: Path | None, tools: Path | None) -> dict[str, Any]:
+    """Return the request fields for a JSON schema and for tools, each read from a file in OpenAI's format."""
+    fields: dict[str, Any] = {}
     if schema is not None:
-        held["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": _json(schema)}}
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": _json(schema)}}
     if tools is not None:
         content = _json(tools)
         functions = content if isinstance(content, list) else [content]
         if not all(isinstance(function, dict) for function in functions):
             raise CommandError(f"{tools} holds no list of functions")
-        held["tools"] = [
+        fields["tools"] = [
             function if "function" in function else {"type": "function", "function": function} for function in functions
         ]
-    return held
+    return fields
 
 
 def _json(path: Path) -> Any:
@@ -240,9 +242,9 @@ def legend() -> Text:
     return Text.assemble(("Text like ", "dim"), ("this", ACCEPTED_STYLE), (" was drafted and accepted.", "dim"))
 
 
-def marked(said: str, spans: Any) -> Text:
+def mark_accepted(content: str, spans: Any) -> Text:
     """Return the text with its accepted spans marked."""
-    text = Text(said)
+    text = Text(content)
     for start, end in spans:
         text.stylize(ACCEPTED_STYLE, start, end)
     return text

@@ -30,7 +30,7 @@ from app.store.store import FILE_NAME, Store
 from app.store.tables import KeyRow
 
 SOURCE = "paceline config"
-FELT = {
+EFFECT_TEXTS = {
     "now": "takes effect now, in a running server within a second",
     "reload": "applies on next load (`paceline unload MODEL`)",
     "restart": "applies after a restart of `paceline serve`",
@@ -39,14 +39,14 @@ SHOWN_CHARACTERS = 60
 
 
 @contextmanager
-def opened(settings: Settings) -> Iterator[LiveSettings]:
+def open_settings(settings: Settings) -> Iterator[LiveSettings]:
     """Open the stored settings, over those given, without a server. Raises `StoreUnavailable`."""
     with closing(Store(settings.home / FILE_NAME)) as store:
         yield LiveSettings(settings, StoredSettings(store))
 
 
 @contextmanager
-def account(settings: Settings) -> Iterator[Accounts]:
+def open_accounts(settings: Settings) -> Iterator[Accounts]:
     """Open the account and its keys. Raises `StoreUnavailable`."""
     with closing(Store(settings.home / FILE_NAME)) as store:
         yield Accounts(store)
@@ -64,14 +64,14 @@ def set_password(settings: Settings, password: str) -> None:
 
 def rows(settings: Settings, model: str = "") -> list[dict[str, Any]]:
     """Return every setting of the server, or of a model. Raises `ModelNotFound`."""
-    with opened(settings) as live:
-        return live.describe_model(*_place(live, model)) if model else live.describe()
+    with open_settings(settings) as live:
+        return live.describe_model(*_resolve_model(live, model)) if model else live.describe()
 
 
 def row(settings: Settings, name: str, model: str = "") -> dict[str, Any]:
     """Return one setting. Raises `CommandError` for an unknown name."""
-    bare = name.lower().replace("-", "_").removeprefix("paceline_")
-    setting = next((entry for entry in rows(settings, model) if entry["name"] == bare), None)
+    setting_name = name.lower().replace("-", "_").removeprefix("paceline_")
+    setting = next((entry for entry in rows(settings, model) if entry["name"] == setting_name), None)
     if setting is None:
         where = f"models have no setting {name}" if model else f"unknown setting {name}"
         raise CommandError(f"{where}: `paceline config list{' --model MODEL' if model else ''}` lists them")
@@ -80,28 +80,30 @@ def row(settings: Settings, name: str, model: str = "") -> dict[str, Any]:
 
 def change(settings: Settings, name: str, value: str | None, model: str = "") -> str:
     """Store a value, or unset it with None; return when it takes effect. Raises `CommandError` and `InvalidSetting`."""
-    now = row(settings, name, model)
-    wanted = _as_list(value) if model and value is not None and now["kind"] == "list" else value
+    current = row(settings, name, model)
+    new_value = _as_list(value) if model and value is not None and current["kind"] == "list" else value
     server = running_server(settings)
     if server is not None:
         path = f"/admin/api/models/{quote(model)}/settings" if model else "/admin/api/settings"
-        server.call("PATCH", path, {now["name"]: wanted})
+        server.call("PATCH", path, {current["name"]: new_value})
     else:
-        _change_stored(settings, now["name"], wanted, model)
-    now = row(settings, name, model)
-    said = f"{now['name']} is {'unset' if now['value'] is None else text_of(now['value'], now['unit'])}"
-    if now["origin"] in {"command line", "environment"}:
-        return f"{said}: the new value is stored, but {now['variable']} in the environment overrides it"
-    return f"{said}: {FELT[now['takes_effect']]}"
+        _change_stored(settings, current["name"], new_value, model)
+    current = row(settings, name, model)
+    message = (
+        f"{current['name']} is {'unset' if current['value'] is None else text_of(current['value'], current['unit'])}"
+    )
+    if current["origin"] in {"command line", "environment"}:
+        return f"{message}: the new value is stored, but {current['variable']} in the environment overrides it"
+    return f"{message}: {EFFECT_TEXTS[current['takes_effect']]}"
 
 
 def _change_stored(settings: Settings, name: str, value: Any, model: str) -> None:
-    with opened(settings) as live:
+    with open_settings(settings) as live:
         if model:
-            known, profile = _place(live, model)
-            live.change_model(known, {name: value}, SOURCE, taken=_names(live), profile=profile)
+            model_id, profile = _resolve_model(live, model)
+            live.change_model(model_id, {name: value}, SOURCE, reserved=_model_ids(live), profile=profile)
         else:
-            live.change({name: value}, SOURCE, models=_names(live) if name in {"default_model", "drafts"} else None)
+            live.change({name: value}, SOURCE, models=_model_ids(live) if name in {"default_model", "drafts"} else None)
 
 
 def table(setting_rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -145,21 +147,21 @@ def _as_list(text: str) -> list[str]:
     return [] if text.strip() in {"", "none"} else [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _place(live: LiveSettings, name: str) -> tuple[str, str]:
+def _resolve_model(live: LiveSettings, name: str) -> tuple[str, str]:
     """Resolve a model's id or alias, and the profile in the name, if any. Raises `ModelNotFound`."""
     catalog = default_catalog(live.current.model_folders)
     try:
-        return catalog.find(live.named(name) or name).id, ""
+        return catalog.find(live.id_of_alias(name) or name).id, ""
     except ModelNotFound:
-        model, profile = split_profile(name)
+        base_name, profile = split_profile(name)
         if not profile and name in live.models:  # a deleted model's settings can still be unset
             return name, ""
         if not profile:
             raise
-        return catalog.find(live.named(model) or model).id, profile
+        return catalog.find(live.id_of_alias(base_name) or base_name).id, profile
 
 
-def _names(live: LiveSettings) -> set[str]:
+def _model_ids(live: LiveSettings) -> set[str]:
     return {model.id for model in default_catalog(live.current.model_folders).models()}
 
 

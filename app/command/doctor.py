@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app import __version__
-from app.command.config import opened
+from app.command.config import open_settings
 from app.command.listing import models_on_disk
 from app.command.loaded import bytes_text
 from app.core.errors import StoreUnavailable
@@ -79,7 +79,7 @@ def examine(settings: Settings) -> list[Finding]:
         check_open_files,
         check_sleep,
     )
-    with contextlib.suppress(StoreUnavailable), opened(settings) as live:  # check_store reports it
+    with contextlib.suppress(StoreUnavailable), open_settings(settings) as live:  # check_store reports it
         settings = live.current
     return [finding for check in checks for finding in check(settings)]
 
@@ -90,9 +90,9 @@ def check_installation(settings: Settings) -> Iterator[Finding]:
     if settings.check_updates:
         with contextlib.suppress(OSError):
             newer = asyncio.run(newer_version(installation, __version__))
-    news = f"; {newer} is available" if newer else ""
-    message = f"{__version__}, {installation.kind}: {installation.place}{news}"
-    yield Finding("paceline", "warn" if news else "ok", message, f"update: {installation.update}")
+    update_note = f"; {newer} is available" if newer else ""
+    message = f"{__version__}, {installation.kind}: {installation.path}{update_note}"
+    yield Finding("paceline", "warn" if update_note else "ok", message, f"update: {installation.update}")
 
 
 def check_python(_settings: Settings) -> Iterator[Finding]:
@@ -174,7 +174,7 @@ def check_port(settings: Settings, answer_seconds: float = 2.0) -> Iterator[Find
     elif answer.status_code == httpx2.codes.SERVICE_UNAVAILABLE:
         yield Finding("server", "warn", f"at {address}, not ready: its worker is starting", "try again in ten seconds")
     else:
-        yield _held_port(settings)
+        yield _occupied_port(settings)
 
 
 def _unanswered_port(settings: Settings) -> Finding:
@@ -185,7 +185,7 @@ def _unanswered_port(settings: Settings) -> Finding:
             probe.bind((settings.host, settings.port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                return _held_port(settings)
+                return _occupied_port(settings)
             return Finding(
                 "server",
                 "fail",
@@ -195,26 +195,26 @@ def _unanswered_port(settings: Settings) -> Finding:
     return Finding("server", "ok", f"not running; port {settings.port} is free", "start it with `paceline serve`")
 
 
-def _held_port(settings: Settings) -> Finding:
+def _occupied_port(settings: Settings) -> Finding:
     return Finding(
         "server",
         "fail",
-        f"port {settings.port} is used by {holder_of(settings.port)}",
+        f"port {settings.port} is used by {port_owner(settings.port)}",
         "stop that program, or choose another port: `paceline serve --port 8711`",
     )
 
 
-def holder_of(port: int) -> str:
+def port_owner(port: int) -> str:
     """Return name and id of the process that listens on a port, as far as the system reveals it."""
     for process in psutil.process_iter(["name", "pid"]):
         try:
-            held = any(
+            is_listening = any(
                 connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
                 for connection in process.net_connections(kind="tcp")
             )
         except psutil.Error:
             continue
-        if held:
+        if is_listening:
             return f"{process.info['name']} (process {process.pid})"
     return "a program of another user"
 
@@ -281,9 +281,11 @@ def check_memory(settings: Settings) -> Iterator[Finding]:
         yield Finding("memory", "ok", f"models may use {bytes_text(limit)} of {bytes_text(total)}")
 
 
-def check_memory_pressure(_settings: Settings, hear: Callable[[], Pressure] = memory_pressure) -> Iterator[Finding]:
+def check_memory_pressure(
+    _settings: Settings, read_pressure: Callable[[], Pressure] = memory_pressure
+) -> Iterator[Finding]:
     """Check that the system has memory left. If not, the server frees what it can, and takes requests in turn."""
-    pressure = hear()
+    pressure = read_pressure()
     if pressure == "normal":
         yield Finding("pressure", "ok", "the system has memory left")
     else:
@@ -304,17 +306,17 @@ def gpu_memory_finding(total_bytes: int, recommended_bytes: int, needs_bytes: Ma
     limit = wired_limit_mb(total_bytes, recommended_bytes, needs_bytes.values())
     if not limit:
         return Finding("gpu", "ok", holds)
-    short = (need for need in needs_bytes.items() if wired_limit_mb(total_bytes, recommended_bytes, need[1:]))
-    names = ", ".join(f"{name} ({bytes_text(needed)})" for name, needed in short)
+    too_large = (need for need in needs_bytes.items() if wired_limit_mb(total_bytes, recommended_bytes, need[1:]))
+    names = ", ".join(f"{name} ({bytes_text(needed)})" for name, needed in too_large)
     action = f"run `sudo sysctl iogpu.wired_limit_mb={limit}`, which lasts until the Mac restarts"
     return Finding("gpu", "warn", f"{holds}: too little for {names}", action)
 
 
 def metal_bytes() -> int:
     """Return the bytes that Metal lets the GPU hold, else 0; asks a child process, since nothing here imports mlx."""
-    asked = "import mlx.core as mx; print(mx.device_info().get('max_recommended_working_set_size', 0))"
-    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)  # noqa: S603
-    return int(said.stdout) if said.returncode == 0 else 0
+    program = "import mlx.core as mx; print(mx.device_info().get('max_recommended_working_set_size', 0))"
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)  # noqa: S603
+    return int(completed.stdout) if completed.returncode == 0 else 0
 
 
 def needed_by_models(live: LiveSettings) -> dict[str, int]:
@@ -334,8 +336,8 @@ def check_open_files(_settings: Settings, attainable: int | None = None) -> Iter
     """Check that the server can open as many files and connections as it wants; it raises its own limit."""
     attainable = descriptors.attainable() if attainable is None else attainable
     message = f"a server may open {attainable} (this shell: {descriptors.limit()})"
-    if attainable < descriptors.WANTED:
-        action = f"for more connections at once raise the hard limit: `ulimit -Hn {descriptors.WANTED}` as root"
+    if attainable < descriptors.WANTED_FILES:
+        action = f"for more connections at once raise the hard limit: `ulimit -Hn {descriptors.WANTED_FILES}` as root"
         yield Finding("open files", "warn", message, action)
     else:
         yield Finding("open files", "ok", message)

@@ -10,21 +10,21 @@ from rich.table import Table
 from rich.text import Text
 
 from app import __version__
-from app.command.loaded import bytes_text, choice_text, columns_table, count_text, unbroken
+from app.command.loaded import bytes_text, choice_text, columns_table, count_text, without_wrapping
 from app.core.errors import CommandError
 from app.model_settings import ModelSettings
 from app.models.catalog import CatalogModel, FolderCatalog, default_catalog
 from app.models.footprint import KV_REFUSALS, kv_refusal
-from app.models.pairing import refusal, suits
+from app.models.pairing import is_best_match, refusal
 from app.serving.choosing import Chooser
 from app.serving.live_settings import LiveSettings
 from app.serving.sweep.report import speedups
 from app.settings import Settings
-from app.store.glance import FILE_NAME, Glance, glance
+from app.store.snapshot import FILE_NAME, StoreSnapshot, read_snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ModelRow:
     """One model on disk."""
 
     id: str
@@ -43,26 +43,26 @@ class Row:
     """Whether the drafters are not known yet."""
 
 
-def at_a_glance(settings: Settings) -> LiveSettings | None:
-    """Return given and stored settings, read-only; None if the store must be opened to read them."""
-    stored = glance(settings.home / FILE_NAME)
+def peek_live_settings(settings: Settings) -> LiveSettings | None:
+    """Return explicit and stored settings, read without opening the store; None if that is not possible."""
+    stored = read_snapshot(settings.home / FILE_NAME)
     return None if stored is None else LiveSettings(settings, stored=stored.settings, models=stored.models)
 
 
-def models_on_disk(live: LiveSettings) -> list[Row]:
+def models_on_disk(live: LiveSettings) -> list[ModelRow]:
     """List every model that the server would offer, with the drafters it would get. Needs no server, loads nothing."""
     settings = live.current
-    return _rows(default_catalog(settings.model_folders, kept_in=settings.home), live)
+    return _rows(default_catalog(settings.model_folders, cache_folder=settings.home), live)
 
 
-def models_at_once(catalog: FolderCatalog, live: LiveSettings) -> list[Row]:
-    """List the same for a server that has just started, without reading tokenizers for the first time."""
-    return _rows(catalog, live, looking=catalog.is_looking())
+def models_for_greeting(catalog: FolderCatalog, live: LiveSettings) -> list[ModelRow]:
+    """List the models for the greeting of `serve`; drafters are left out if they would delay it."""
+    return _rows(catalog, live, looking=catalog.is_reading_tokenizers())
 
 
-def _rows(catalog: FolderCatalog, live: LiveSettings, *, looking: bool = False) -> list[Row]:
-    kept = glance(live.current.home / FILE_NAME) or Glance()
-    chooser = Chooser(live, catalog, lambda model_id: speedups(kept.measurements.get(model_id, ())))
+def _rows(catalog: FolderCatalog, live: LiveSettings, *, looking: bool = False) -> list[ModelRow]:
+    stored = read_snapshot(live.current.home / FILE_NAME) or StoreSnapshot()
+    chooser = Chooser(live, catalog, lambda model_id: speedups(stored.measurements.get(model_id, ())))
     models = catalog.models()
     return [
         _row(model, () if looking else models, None if looking else chooser, live.model(model.id)) for model in models
@@ -71,7 +71,7 @@ def _rows(catalog: FolderCatalog, live: LiveSettings, *, looking: bool = False) 
 
 def check_named_drafts(settings: Settings, main_ids: Iterable[str]) -> None:
     """Raise CommandError for a main model that is missing, or whose drafters named just now cannot be used."""
-    catalog = default_catalog(settings.model_folders, kept_in=settings.home)
+    catalog = default_catalog(settings.model_folders, cache_folder=settings.home)
     chooser = Chooser(LiveSettings(settings), catalog)
     mains = {model.id: model for model in catalog.models() if model.kind == "main"}
     for main_id in main_ids:
@@ -81,20 +81,22 @@ def check_named_drafts(settings: Settings, main_ids: Iterable[str]) -> None:
             raise CommandError(f"{problem} (or omit --draft)")
 
 
-def _misfit(drafter: CatalogModel, models: Sequence[CatalogModel]) -> str:
-    """Return why a drafter fits none of the main models that its name is nearest to; "" if it fits one of them."""
+def _pairing_problem(drafter: CatalogModel, models: Sequence[CatalogModel]) -> str:
+    """Return why a drafter fits none of the main models with the most similar name; "" if it fits one."""
     mains = (model for model in models if model.kind == "main" and not model.problem)
-    reasons = [refusal(main, drafter) for main in mains if suits(main, drafter, models)]
+    reasons = [refusal(main, drafter) for main in mains if is_best_match(main, drafter, models)]
     return f'"{drafter.id}" cannot draft: {reasons[0]}' if reasons and all(reasons) else ""
 
 
-def _row(model: CatalogModel, models: Sequence[CatalogModel], chooser: Chooser | None, choice: ModelSettings) -> Row:
+def _row(
+    model: CatalogModel, models: Sequence[CatalogModel], chooser: Chooser | None, model_settings: ModelSettings
+) -> ModelRow:
     is_usable = model.kind == "main" and not model.problem
     chosen = chooser.choose(model) if chooser is not None and is_usable else None
     drafts = chosen.drafts if chosen else ()
-    whole = kv_refusal(model.config) if choice.kv_bits and is_usable else ""
-    misfit = _misfit(model, models) if model.kind == "drafter" and not model.problem else ""
-    return Row(
+    kv_reason = kv_refusal(model.config) if model_settings.kv_bits and is_usable else ""
+    pairing_problem = _pairing_problem(model, models) if model.kind == "drafter" and not model.problem else ""
+    return ModelRow(
         id=model.id,
         kind=model.method if model.kind == "drafter" else model.kind,
         source=model.source,
@@ -102,19 +104,19 @@ def _row(model: CatalogModel, models: Sequence[CatalogModel], chooser: Chooser |
         context=model.context,
         draft=drafts[0].id if drafts else "",
         drafts=tuple({"id": draft.id, "method": draft.method} for draft in drafts),
-        problem=model.problem or misfit or (chosen.problem if chosen else ""),
+        problem=model.problem or pairing_problem or (chosen.problem if chosen else ""),
         path=str(model.path),
-        chosen=choice_text(choice) + (f"; not quantized: {KV_REFUSALS[whole]}" if whole else ""),
+        chosen=choice_text(model_settings) + (f"; not quantized: {KV_REFUSALS[kv_reason]}" if kv_reason else ""),
         looking=is_usable and chooser is None,
     )
 
 
-def rows_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def rows_as_json(rows: Sequence[ModelRow]) -> list[dict[str, Any]]:
     """Return the rows of `ls --json`."""
     return [asdict(row) for row in rows]
 
 
-def disk_table(rows: Sequence[Row]) -> Table:
+def disk_table(rows: Sequence[ModelRow]) -> Table:
     """Build the table of `ls`; choices and problems get a column if there are any."""
     chosen = ("Chosen",) if any(row.chosen for row in rows) else ()
     problem = ("Problem",) if any(row.problem for row in rows) else ()
@@ -129,10 +131,10 @@ def disk_table(rows: Sequence[Row]) -> Table:
             *((Text(row.chosen or "–"),) if chosen else ()),
             *((Text(row.problem, style="red"),) if problem else ()),
         )
-    return unbroken(table)
+    return without_wrapping(table)
 
 
-def greeting(settings: Settings, rows: Sequence[Row], address: str, setup: str = "") -> RenderableType:
+def greeting(settings: Settings, rows: Sequence[ModelRow], address: str, setup: str = "") -> RenderableType:
     """Build the greeting of `serve`; `setup` is the address where the first password is chosen."""
     address = address.rstrip("/")
     usable = [row for row in rows if not row.problem and row.kind == "main"]

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from app.command.server import running_server
 from app.core.errors import CommandError
-from app.machine.prefix_files import KeptPrompts, clear_prompts, kept_prompts
+from app.machine.prefix_files import CachedPrompts, cached_prompts, clear_cached_prompts
 from app.model_settings import SPECULATION, ModelSettings
 from app.settings import Settings
 
@@ -37,25 +37,25 @@ def loaded_table(snapshot: Mapping[str, Any], chosen: Mapping[str, ModelSettings
     table = columns_table("Model", "Drafter", "State", "Memory", "Methods", "Running", "Waiting", "Idle")
     for model in models:
         _add_loaded(table, model, loading.get(model.get("id")))
-    known = {model.get("id") for model in models}
+    loaded_ids = {model.get("id") for model in models}
     notes += [
         Text(f"Settings of {name}: {choice_text(settings)}", style="dim")
         for name, settings in chosen.items()
-        if name in known
+        if name in loaded_ids
     ]
-    for name in sorted(set(loading) - known):
+    for name in sorted(set(loading) - loaded_ids):
         _add_loaded(table, {"id": name, "state": "loading"}, loading[name])
-    return Group(unbroken(table), *notes)
+    return Group(without_wrapping(table), *notes)
 
 
 def _add_loaded(table: Table, model: Mapping[str, Any], progress: Mapping[str, Any] | None) -> None:
-    held = sum(int(model.get(f"{part}_bytes") or 0) for part in ("weights", "cache", "prefix_cache"))
+    used_bytes = sum(int(model.get(f"{part}_bytes") or 0) for part in ("weights", "cache", "prefix_cache"))
     state = f"{progress['phase']} {100 * progress['fraction']:.0f} %" if progress else str(model.get("state", ""))
     table.add_row(
         Text(str(model.get("id", "")), style="bold"),
         Text(" + ".join(str(draft.get("id")) for draft in model.get("drafts") or ()) or "–"),
         f"{state}{' (pinned)' if model.get('pinned') else ''}",
-        bytes_text(held) if held else "–",
+        bytes_text(used_bytes) if used_bytes else "–",
         Text(_methods(model)),
         str(model.get("running", 0)),
         str(model.get("waiting", 0)),
@@ -102,21 +102,21 @@ def choice_text(choice: ModelSettings) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def cache_table(kept: Sequence[KeptPrompts]) -> RenderableType:
+def cache_table(cached: Sequence[CachedPrompts]) -> RenderableType:
     """Build a table with a row for each model."""
-    if not kept:
+    if not cached:
         return Text("No earlier prompt is kept on disk.")
     table = columns_table("Model", "Size", "Blocks", "Last used")
-    for prompts in kept:
+    for prompts in cached:
         used = datetime.fromtimestamp(prompts.used_at).strftime("%Y-%m-%d %H:%M")  # noqa: DTZ006 - the user's own time
         table.add_row(Text(prompts.model, style="bold"), bytes_text(prompts.size_bytes), str(prompts.files), used)
-    return unbroken(table)
+    return without_wrapping(table)
 
 
-def cache_object(kept: Sequence[KeptPrompts]) -> dict[str, Any]:
+def cache_object(cached: Sequence[CachedPrompts]) -> dict[str, Any]:
     """Return the object of `cache --json`."""
     return {
-        "size_bytes": sum(prompts.size_bytes for prompts in kept),
+        "size_bytes": sum(prompts.size_bytes for prompts in cached),
         "models": [
             {
                 "model": prompts.model,
@@ -124,15 +124,15 @@ def cache_object(kept: Sequence[KeptPrompts]) -> dict[str, Any]:
                 "files": prompts.files,
                 "used_at": prompts.used_at,
             }
-            for prompts in kept
+            for prompts in cached
         ],
     }
 
 
-def read_cache(settings: Settings) -> list[KeptPrompts]:
+def read_cache(settings: Settings) -> list[CachedPrompts]:
     """Return the prompts kept on disk, by model. Raises CommandError."""
     try:
-        return kept_prompts(settings.prefixes_path)
+        return cached_prompts(settings.prefixes_path)
     except OSError as error:
         raise CommandError(f"{settings.prefixes_path} cannot be read: {error.strerror}") from None
 
@@ -141,7 +141,7 @@ def clear_cache(settings: Settings) -> str:
     """Clear the prefix cache, on disk and in a running server; return a line with its size. Raises CommandError."""
     server = running_server(settings)
     try:
-        size = clear_prompts(settings.prefixes_path) if server is None else 0
+        size = clear_cached_prompts(settings.prefixes_path) if server is None else 0
     except OSError as error:
         raise CommandError(f"{settings.prefixes_path} cannot be cleared: {error.strerror}") from None
     if server is not None:
@@ -158,8 +158,8 @@ def columns_table(*columns: str) -> Table:
     return table
 
 
-def unbroken(table: Table) -> Table:
-    """Keep a narrow window from breaking words of a table: ids are there to be copied."""
+def without_wrapping(table: Table) -> Table:
+    """Prevent wrapping within words in a narrow terminal, so that ids can be copied."""
     for column in table.columns:
         words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
         column.min_width = max(map(cell_len, words), default=0)

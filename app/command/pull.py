@@ -19,16 +19,16 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from app.command.server import NoKey, NoServer, asked_server
+from app.command.server import NoKey, NoServer, target_server
 from app.core.download import Download, DownloadJob
 from app.core.errors import CommandError
-from app.hub.download_run import Patience, run_download
+from app.hub.download_run import DownloadTimeouts, run_download
 from app.hub.hub_files import HubToken, checked_repository, checked_revision
 from app.settings import Settings
 
 DOWNLOADS = "/admin/api/downloads"
-ASK_SECONDS = 0.5
-PATIENCE = Patience(pauses_seconds=(1, 2, 5, 10, 20))
+POLL_SECONDS = 0.5
+TIMEOUTS = DownloadTimeouts(pauses_seconds=(1, 2, 5, 10, 20))
 """Pauses before retries, shorter than the server's: a person is watching."""
 PHASES = {"waiting": "connection lost, retrying", "verifying": "checking", "queued": "queued"}
 
@@ -41,9 +41,9 @@ def pull_model(settings: Settings, repository: str, revision: str, screen: Conso
     try:
         with _bar(repository, screen) as show:
             try:
-                _pull_there(settings, repository, revision, show)
+                _pull_on_server(settings, repository, revision, show)
             except (NoServer, NoKey):
-                _pull_here(settings, repository, revision, show)
+                _pull_in_process(settings, repository, revision, show)
     except KeyboardInterrupt:
         screen.print("Paused. Run the command again to resume.", highlight=False)
         raise
@@ -64,15 +64,15 @@ def _bar(repository: str, screen: Console) -> Iterator[Show]:
         yield show
 
 
-def _pull_there(settings: Settings, repository: str, revision: str, show: Show) -> None:
+def _pull_on_server(settings: Settings, repository: str, revision: str, show: Show) -> None:
     """Download in the server's queue."""
-    server = asked_server(settings)
+    server = target_server(settings)
     view = server.call("POST", DOWNLOADS, {"repository": repository, "revision": revision})
     number = int(view["id"])
     try:
         while view.get("state") in {"queued", "running"}:
             show(msgspec.convert(view, Download))
-            time.sleep(ASK_SECONDS)
+            time.sleep(POLL_SECONDS)
             rows = server.call("GET", DOWNLOADS)["downloads"]
             view = next((row for row in rows if row["id"] == number), {})
     except KeyboardInterrupt:
@@ -86,7 +86,7 @@ def _pull_there(settings: Settings, repository: str, revision: str, show: Show) 
     show(msgspec.convert(view, Download))
 
 
-def _pull_here(settings: Settings, repository: str, revision: str, show: Show) -> None:
+def _pull_in_process(settings: Settings, repository: str, revision: str, show: Show) -> None:
     """Download in a process of this command's own."""
 
     def report(download: Download) -> None:
@@ -101,7 +101,7 @@ def _pull_here(settings: Settings, repository: str, revision: str, show: Show) -
         endpoint=settings.hub_endpoint,
     )
     settings.downloads_path.mkdir(parents=True, exist_ok=True)
-    end = asyncio.run(run_download(job, report, patience=PATIENCE))
+    end = asyncio.run(run_download(job, report, timeouts=TIMEOUTS))
     if end.state == "failed":
         raise CommandError(_sentence(end.problem_text))
     show(end)

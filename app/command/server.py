@@ -15,19 +15,19 @@ from typing import Any
 from pydantic import SecretStr
 
 from app.core.errors import CommandError, InvalidSetting
-from app.core.setting_texts import local_url, reachable
+from app.core.setting_texts import client_host, local_url
 from app.machine.server_file import read_server
 from app.model_settings import ModelSettings
 from app.settings import Settings, read_settings
-from app.store.glance import FILE_NAME, glance
+from app.store.snapshot import FILE_NAME, read_snapshot
 
 CONNECT_SECONDS = 3.0
 BAD_REQUEST, UNAUTHORIZED = 400, 401
 
 
-def given(*, model_dirs: Sequence[Path] = (), drafts: Sequence[str] = (), **words: Any) -> Settings:
-    """Return the environment's settings, overridden by the command line. Raises `InvalidSetting`."""
-    settings = read_settings(**{name: value for name, value in words.items() if value is not None})
+def explicit_settings(*, model_dirs: Sequence[Path] = (), drafts: Sequence[str] = (), **options: Any) -> Settings:
+    """Return the settings given explicitly: environment, overridden by the command line. Raises `InvalidSetting`."""
+    settings = read_settings(**{name: value for name, value in options.items() if value is not None})
     extra: dict[str, Any] = {}
     if model_dirs:
         extra["model_dirs"] = (*(folder.expanduser().absolute() for folder in model_dirs), *settings.model_dirs)
@@ -36,9 +36,9 @@ def given(*, model_dirs: Sequence[Path] = (), drafts: Sequence[str] = (), **word
     return settings.with_command_line(**extra)
 
 
-def known(settings: Settings) -> Settings | None:
-    """Return given and stored settings and defaults; None if the store must be opened to read them."""
-    stored = glance(settings.home / FILE_NAME)
+def peek_settings(settings: Settings) -> Settings | None:
+    """Return explicit settings over stored ones, read without opening the store; None if that is not possible."""
+    stored = read_snapshot(settings.home / FILE_NAME)
     if stored is None:
         return None
     try:
@@ -47,9 +47,9 @@ def known(settings: Settings) -> Settings | None:
         return None
 
 
-def stored_choices(settings: Settings) -> dict[str, ModelSettings]:
+def stored_model_settings(settings: Settings) -> dict[str, ModelSettings]:
     """Return the stored settings of each model that has some."""
-    stored = glance(settings.home / FILE_NAME)
+    stored = read_snapshot(settings.home / FILE_NAME)
     return stored.models if stored is not None else {}
 
 
@@ -69,8 +69,11 @@ def running_server(settings: Settings) -> "Server | None":
     return Server(settings.with_command_line(host=running.host, port=running.port, api_key=SecretStr(running.key)))
 
 
-def asked_server(settings: Settings) -> "Server":
-    """Return the home's server, unless none runs or another host is given: then the one at the given address."""
+def target_server(settings: Settings) -> "Server":
+    """Return the server that a command addresses: the one of this home, else the one at the configured address.
+
+    A host given explicitly that is not the running server's takes precedence.
+    """
     running = read_server(settings.home)
     is_elsewhere = running is not None and "host" in settings.model_fields_set and settings.host != running.host
     return (None if is_elsewhere else running_server(settings)) or Server(settings)
@@ -81,7 +84,7 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self.address = local_url(settings.host, settings.port)
-        self._place = reachable(settings.host), settings.port
+        self._address = client_host(settings.host), settings.port
         self._headers = {"Content-Type": "application/json"}
         if settings.api_key is not None:
             self._headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
@@ -93,14 +96,14 @@ class Server:
 
         Raises NoServer, NoKey, and `CommandError` with the server's message.
         """
-        with self._explained_errors(), self._asked(method, path, body, seconds) as response:
+        with self._translated_errors(), self._response(method, path, body, seconds) as response:
             answer = json.loads(response.read())
         return answer if isinstance(answer, dict) else {}
 
     def stream_chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
         """Yield the chunks of a streamed chat answer; closing the generator ends the request."""
-        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        with self._explained_errors(), self._asked("POST", "/v1/chat/completions", asked) as response:
+        request = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        with self._translated_errors(), self._response("POST", "/v1/chat/completions", request) as response:
             for line in response:
                 if line.strip() == b"data: [DONE]":
                     return
@@ -112,11 +115,11 @@ class Server:
             raise HTTPException("it ended early")
 
     @contextmanager
-    def _asked(
+    def _response(
         self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float | None = None
     ) -> Iterator[HTTPResponse]:
         """Send a request and yield its response unless that is an error; the connection is closed afterwards."""
-        connection = HTTPConnection(*self._place, timeout=CONNECT_SECONDS)
+        connection = HTTPConnection(*self._address, timeout=CONNECT_SECONDS)
         try:
             connection.connect()
         except OSError:
@@ -143,13 +146,13 @@ class Server:
             raise CommandError(_error(body, "message") or f"{self.address} answered {response.status}; is it Paceline?")
 
     @contextmanager
-    def _explained_errors(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except (HTTPException, OSError) as error:
-            why = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise CommandError(
-                f"{self.address} closed the connection ({why}): try again, or run `paceline doctor`"
+                f"{self.address} closed the connection ({reason}): try again, or run `paceline doctor`"
             ) from None
         except ValueError:
             raise CommandError(

@@ -24,81 +24,81 @@ import msgspec
 from app.command import autostart
 from app.command.server import Server, running_server
 from app.core.errors import CommandError
-from app.machine.own_files import open_own, read_own
+from app.machine.own_files import open_regular_file, read_regular_file
 from app.machine.server_file import (
     LOG,
     LOG_FOLDER,
     START_LOCK,
     START_LOG,
     RunningServer,
-    holder,
     is_served,
+    lock_holder,
     read_server,
 )
 from app.settings import Settings
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 ANSWER_SECONDS = 3.0
 """Time that a server gets to answer, in seconds: one that hangs must not block a command."""
 HANG_SECONDS = 30.0
 """Longest time without an answer before a command gives up on a server, in seconds."""
 SYSTEM_SECONDS = 20.0
 """Time that launchd or systemd gets to start the server, in seconds: both wait ten between two starts."""
-ASK_SYSTEM_SECONDS = 1.0
+SYSTEM_POLL_SECONDS = 1.0
 """Interval between status queries to launchd or systemd, in seconds."""
 OPEN_SECONDS = 5.0
 """Time that a browser gets to open, in seconds; some only return when they are closed."""
 KILL_SECONDS = 10.0
 """Time that a server gets to end when forced, before it is killed, in seconds."""
 BLOCK_BYTES = 1 << 16
-FRESH = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+NEW_LOG_FLAGS = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 ENTRY = "/admin/api/entry"
 OPTIONS_OF_AGENT = "`paceline service install` with options changes how, `paceline service uninstall` ends that"
 
-Tell = Callable[[str], None]
-"""Shows progress to a person who waits."""
+ShowProgress = Callable[[str], None]
+"""Callback that shows one line of progress."""
 
 
-def words_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the options of `serve` as words, with absolute folders."""
-    words: list[str] = []
+def option_arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the options of `serve` as command-line arguments, with absolute folders."""
+    arguments: list[str] = []
     for name, value in options.items():
         for entry in value if isinstance(value, list | tuple) else [] if value is None else [value]:
             text = str(entry.expanduser().absolute() if isinstance(entry, Path) else entry)
-            words.append(f"--{name.replace('_', '-')}={text}")
-    return tuple(words)
+            arguments.append(f"--{name.replace('_', '-')}={text}")
+    return tuple(arguments)
 
 
 # --- start ------------------------------------------------------------------------------------------------------
 
 
-def start(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[RunningServer, bool]:
+def start(settings: Settings, arguments: Sequence[str], show_progress: ShowProgress) -> tuple[RunningServer, bool]:
     """Start the home's server if none runs; return it and whether it was started. Raises `CommandError` if it fails."""
-    tell("Looking for a server")
-    with _starting(settings.home) as lock:
-        server = _already(settings, tell)
+    show_progress("Looking for a server")
+    with _start_lock(settings.home) as lock:
+        server = _find_running(settings, show_progress)
         if server is not None:
             return server, False
-        agent = autostart.installed(settings)
-        if agent is not None and words:
+        agent = autostart.installed_agent(settings)
+        if agent is not None and arguments:
             raise CommandError(f"the system starts this server, at login too: {OPTIONS_OF_AGENT}")
         with _start_log(settings.home) as log:
             if agent is not None:
                 agent.start()
-                return _when_it_answers(settings, tell, _why_silent(agent)), True
+                return _wait_until_ready(settings, show_progress, _system_failure(agent)), True
             child = subprocess.Popen(  # noqa: S603 - ourselves
-                [*autostart.program(), "serve", *words],
+                [*autostart.program(), "serve", *arguments],
                 stdin=lock,
                 stdout=subprocess.DEVNULL,  # its greeting may contain the set-up code
                 stderr=log,
                 start_new_session=True,
             )
-            return _when_it_answers(settings, tell, lambda: _why_ended(child, settings.home)), True
+            return _wait_until_ready(settings, show_progress, lambda: _exit_reason(child, settings.home)), True
 
 
-def _already(settings: Settings, tell: Tell) -> RunningServer | None:
-    """Return the server that runs on the home; None if there is none, or it ended in the meantime.
+def _find_running(settings: Settings, show_progress: ShowProgress) -> RunningServer | None:
+    """Return the running server of the home; None if there is none, or it ended in the meantime.
 
     Raises `CommandError` if it hangs.
     """
@@ -108,21 +108,21 @@ def _already(settings: Settings, tell: Tell) -> RunningServer | None:
         if server is not None and answer and not answer.get("draining"):
             return server
         if answer:
-            tell("Waiting for the server that stops")
+            show_progress("Waiting for the server that stops")
             deadline = time.monotonic() + HANG_SECONDS
         elif time.monotonic() > deadline:
-            pid = holder(settings.home)
+            pid = lock_holder(settings.home)
             raise CommandError(f"Paceline runs, but process {pid} does not answer: `paceline stop --force` ends it")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     return None
 
 
 @contextlib.contextmanager
-def _starting(home: Path) -> Iterator[int]:
+def _start_lock(home: Path) -> Iterator[int]:
     """Keep others from starting a server of this home, here and for as long as another process has the descriptor."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = open_own(home / START_LOCK, os.O_RDWR | os.O_CREAT)
+        descriptor = open_regular_file(home / START_LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise CommandError(f"{home} cannot be used ({error.strerror}): set PACELINE_HOME to another folder") from None
     try:
@@ -144,7 +144,7 @@ def _start_log(home: Path) -> Iterator[BinaryIO]:
     folder = home / LOG_FOLDER
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        descriptor = open_own(folder / START_LOG, FRESH)
+        descriptor = open_regular_file(folder / START_LOG, NEW_LOG_FLAGS)
     except OSError as error:
         advice = "free some space, or check who owns it"
         raise CommandError(f"{folder} cannot be written ({error.strerror}): {advice}") from None
@@ -152,26 +152,28 @@ def _start_log(home: Path) -> Iterator[BinaryIO]:
         yield log
 
 
-def _when_it_answers(settings: Settings, tell: Tell, why_not: Callable[[], str]) -> RunningServer:
-    tell("Starting")
-    with _left("Paceline goes on starting: `paceline status` tells when it runs"):
+def _wait_until_ready(
+    settings: Settings, show_progress: ShowProgress, failure_reason: Callable[[], str]
+) -> RunningServer:
+    show_progress("Starting")
+    with _on_interrupt("Paceline goes on starting: `paceline status` tells when it runs"):
         while True:
             server = read_server(settings.home)
             if server is not None and _server_status(settings):
                 return server
-            reason = why_not()
+            reason = failure_reason()
             if reason and not is_served(settings.home):
                 raise CommandError(reason)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
 @contextlib.contextmanager
-def _left(what: str) -> Iterator[None]:
-    """Turn Ctrl-C into a `CommandError` that says what goes on."""
+def _on_interrupt(message: str) -> Iterator[None]:
+    """Turn Ctrl-C into a `CommandError` with this message, since the operation continues in the background."""
     try:
         yield
     except KeyboardInterrupt:
-        raise CommandError(what) from None
+        raise CommandError(message) from None
 
 
 def _server_status(settings: Settings) -> dict[str, Any]:
@@ -183,33 +185,33 @@ def _server_status(settings: Settings) -> dict[str, Any]:
         return {}
 
 
-def _why_ended(child: "subprocess.Popen[bytes]", home: Path) -> str:
-    """Return the last line of the server before it ended; empty while it runs."""
-    return "" if child.poll() is None else _last_words(home) or "the server ended at once: look at `paceline logs`"
+def _exit_reason(child: "subprocess.Popen[bytes]", home: Path) -> str:
+    """Return the reason why the child process exited, from its last line of output; empty while it runs."""
+    return "" if child.poll() is None else _last_log_line(home) or "the server ended at once: look at `paceline logs`"
 
 
-def _why_silent(agent: autostart.Agent) -> Callable[[], str]:
-    """Return such a function for a server that the system keeps restarting: it never holds its lock for long."""
+def _system_failure(agent: autostart.Agent) -> Callable[[], str]:
+    """Return a function that reports why the system could not start the server; empty while it may still start."""
     deadline = time.monotonic() + SYSTEM_SECONDS
-    next_look = 0.0
+    next_poll = 0.0
 
-    def why_not() -> str:
-        nonlocal next_look
-        if time.monotonic() < next_look:
+    def failure_reason() -> str:
+        nonlocal next_poll
+        if time.monotonic() < next_poll:
             return ""
-        next_look = time.monotonic() + ASK_SYSTEM_SECONDS
-        reason = agent.why_not()
+        next_poll = time.monotonic() + SYSTEM_POLL_SECONDS
+        reason = agent.failure_reason()
         if not reason and time.monotonic() < deadline:
             return ""
-        return _last_words(agent.log.parent.parent) or reason or f"the system did not start it: see {agent.log}"
+        return _last_log_line(agent.log.parent.parent) or reason or f"the system did not start it: see {agent.log}"
 
-    return why_not
+    return failure_reason
 
 
-def _last_words(home: Path) -> str:
+def _last_log_line(home: Path) -> str:
     try:
-        said = read_own(home / LOG_FOLDER / START_LOG)
-        lines = said.decode("utf-8", errors="replace").strip().splitlines()
+        content = read_regular_file(home / LOG_FOLDER / START_LOG)
+        lines = content.decode("utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
     return lines[-1].removeprefix("paceline: ") if lines else ""
@@ -218,51 +220,51 @@ def _last_words(home: Path) -> str:
 # --- stop -------------------------------------------------------------------------------------------------------
 
 
-def stop(settings: Settings, tell: Tell, *, force: bool = False) -> RunningServer | None:
+def stop(settings: Settings, show_progress: ShowProgress, *, force: bool = False) -> RunningServer | None:
     """Stop the home's server once its requests have finished; with `force` at once. None if none ran."""
     if not is_served(settings.home):
         return None
-    tell("Stopping")
-    server = _to_stop(settings.home, force=force)
+    show_progress("Stopping")
+    server = _server_to_stop(settings.home, force=force)
     if server is None:
         return None
-    _send(server, signal.SIGTERM)
+    _signal(server, signal.SIGTERM)
     if force:
-        _send(server, signal.SIGTERM)  # the second signal does not wait for requests
+        _signal(server, signal.SIGTERM)  # the second signal does not wait for requests
     deadline = time.monotonic() + KILL_SECONDS if force else float("inf")
-    with _left("Paceline goes on stopping: `paceline stop --force` ends it at once"):
-        while is_served(settings.home) and holder(settings.home) in (0, server.pid):  # not its successor
+    with _on_interrupt("Paceline goes on stopping: `paceline stop --force` ends it at once"):
+        while is_served(settings.home) and lock_holder(settings.home) in (0, server.pid):  # not its successor
             if time.monotonic() > deadline:
-                _kill(server, autostart.installed(settings))
+                _kill(server, autostart.installed_agent(settings))
             count = int(_server_status(settings).get("open_requests", 0))
-            tell(f"Waiting for {count} request{'s' * (count != 1)} to finish" if count else "Stopping")
-            time.sleep(LOOK_SECONDS)
+            show_progress(f"Waiting for {count} request{'s' * (count != 1)} to finish" if count else "Stopping")
+            time.sleep(POLL_SECONDS)
     return server
 
 
-def _to_stop(home: Path, *, force: bool) -> RunningServer | None:
+def _server_to_stop(home: Path, *, force: bool) -> RunningServer | None:
     """Return the server to stop, once it has started; None if it has ended. Raises `CommandError` if it hangs."""
     deadline = time.monotonic() + HANG_SECONDS
     while is_served(home):
         server = read_server(home)
         if server is None and force:
-            server = RunningServer("", 0, "", pid=holder(home))
+            server = RunningServer("", 0, "", pid=lock_holder(home))
         if server is not None and server.pid:
             return server
         if time.monotonic() > deadline:
-            raise CommandError(f"process {holder(home)} neither starts nor ends: `paceline stop --force` ends it")
-        time.sleep(LOOK_SECONDS)
+            raise CommandError(f"process {lock_holder(home)} neither starts nor ends: `paceline stop --force` ends it")
+        time.sleep(POLL_SECONDS)
     return None
 
 
 def _kill(server: RunningServer, agent: autostart.Agent | None) -> None:
     """Kill the server, and stop its agent: the system would take that for a crash and start it again."""
-    _send(server, signal.SIGKILL)
+    _signal(server, signal.SIGKILL)
     if agent is not None:
         agent.end()
 
 
-def _send(server: RunningServer, number: signal.Signals) -> None:
+def _signal(server: RunningServer, number: signal.Signals) -> None:
     try:
         os.kill(server.pid, number)
     except ProcessLookupError:
@@ -271,26 +273,28 @@ def _send(server: RunningServer, number: signal.Signals) -> None:
         raise CommandError(f"process {server.pid} belongs to another user: stop Paceline as that user") from None
 
 
-def restart(settings: Settings, words: Sequence[str], tell: Tell) -> RunningServer:
-    """Stop the server and start it with these words, or without any with those that it had."""
-    is_own = autostart.installed(settings) is None
-    if words and not is_own:
+def restart(settings: Settings, arguments: Sequence[str], show_progress: ShowProgress) -> RunningServer:
+    """Stop the server and start it with these arguments, or by default with its previous ones."""
+    is_own = autostart.installed_agent(settings) is None
+    if arguments and not is_own:
         raise CommandError(f"the system starts this server, at login too: {OPTIONS_OF_AGENT}")
-    before = stop(settings, tell)
-    return start(settings, words or (before.words if before is not None and is_own else ()), tell)[0]
+    before = stop(settings, show_progress)
+    return start(settings, arguments or (before.words if before is not None and is_own else ()), show_progress)[0]
 
 
 # --- start at login ---------------------------------------------------------------------------------------------
 
 
-def install(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[RunningServer, autostart.Agent]:
+def install(
+    settings: Settings, arguments: Sequence[str], show_progress: ShowProgress
+) -> tuple[RunningServer, autostart.Agent]:
     """Have the system start the server: at once, at login, and after a crash. Raises `CommandError`."""
-    content = autostart.written(settings, words)
-    stop(settings, tell)
-    with _starting(settings.home):
+    content = autostart.agent_file_content(settings, arguments)
+    stop(settings, show_progress)
+    with _start_lock(settings.home):
         with _start_log(settings.home):
             agent = autostart.install(settings, content)
-        return _when_it_answers(settings, tell, _why_silent(agent)), agent
+        return _wait_until_ready(settings, show_progress, _system_failure(agent)), agent
 
 
 # --- status -----------------------------------------------------------------------------------------------------
@@ -299,7 +303,7 @@ def install(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[Runni
 def status(settings: Settings) -> dict[str, Any]:
     """Return what runs on this home: the JSON of `paceline status`."""
     server = read_server(settings.home)
-    agent = autostart.installed(settings)
+    agent = autostart.installed_agent(settings)
     report: dict[str, Any] = {"running": server is not None, "home": str(settings.home), "login": agent is not None}
     if server is None:
         return {**report, "starting": is_served(settings.home)}
@@ -341,11 +345,11 @@ def open_page(server: Server, to: str = "/admin/") -> None:
     The browser gets a file that leads to an address which works once: no list of processes ever shows that.
     """
     file = server.call("POST", ENTRY, {"to": to}, seconds=ANSWER_SECONDS)["file"]
-    if not opened(Path(file).as_uri() if file else f"{server.address}{to}"):
+    if not open_in_browser(Path(file).as_uri() if file else f"{server.address}{to}"):
         raise CommandError(f"no browser could be opened: open {server.address}{to} yourself")
 
 
-def opened(address: str) -> bool:
+def open_in_browser(address: str) -> bool:
     """Whether a browser opens the address, as far as that is known soon."""
     results: list[bool] = []
     thread = threading.Thread(target=lambda: results.append(webbrowser.open(address)), daemon=True)
@@ -373,7 +377,7 @@ def log_lines(home: Path, count: int, *, follow: bool = False) -> Iterator[str]:
     """
     path = home / LOG_FOLDER / LOG
     try:
-        file = os.fdopen(open_own(path), "rb")
+        file = os.fdopen(open_regular_file(path), "rb")
     except FileNotFoundError:
         raise CommandError(f"there is no log in {path.parent} yet: `paceline start` starts the server") from None
     except OSError as error:
@@ -387,9 +391,9 @@ def log_lines(home: Path, count: int, *, follow: bool = False) -> Iterator[str]:
         yield from map(readable, lines)
         if not block and not is_current:
             file.close()
-            file, rest = os.fdopen(open_own(path), "rb"), b""
+            file, rest = os.fdopen(open_regular_file(path), "rb"), b""
         elif not block:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
     file.close()
 
 
@@ -403,15 +407,15 @@ def _is_at(path: Path, file: BinaryIO) -> bool:
 
 def _tail(file: BinaryIO, count: int) -> tuple[list[bytes], bytes]:
     """Return the last whole lines, read from the end, and the partial one after them; the file is then at its end."""
-    end = place = file.seek(0, os.SEEK_END)
-    read = b""
-    while place > 0 and read.count(b"\n") <= count:
-        step = min(place, BLOCK_BYTES)
-        place -= step
-        file.seek(place)
-        read = file.read(step) + read
+    end = position = file.seek(0, os.SEEK_END)
+    content = b""
+    while position > 0 and content.count(b"\n") <= count:
+        step = min(position, BLOCK_BYTES)
+        position -= step
+        file.seek(position)
+        content = file.read(step) + content
     file.seek(end)
-    *lines, rest = read.split(b"\n")
+    *lines, rest = content.split(b"\n")
     return (lines[-count:] if count else []), rest
 
 

@@ -8,13 +8,13 @@ Clock = Callable[[], float]
 
 
 class Alarm:
-    """Calls `ring` when its latest deadline has come.
+    """Calls `callback` when its latest deadline has come.
 
     A timer object per token would cost more than the token; this one checks for a later deadline when it fires.
     """
 
-    def __init__(self, ring: Callable[[], None]) -> None:
-        self._ring = ring
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
         self._loop = asyncio.get_running_loop()
         self._due_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -30,8 +30,8 @@ class Alarm:
         self._due_at = None
 
     def close(self) -> None:
-        """Cancel for good and release `ring`."""
-        self._due_at, self._ring = None, lambda: None
+        """Cancel for good and release `callback`."""
+        self._due_at, self._callback = None, lambda: None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -39,9 +39,9 @@ class Alarm:
     def _wait_until(self, due_at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(due_at, self._look)
+        self._timer = self._loop.call_at(due_at, self._on_timer)
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         if self._due_at is None:
             return
@@ -49,4 +49,4 @@ class Alarm:
             self._wait_until(self._due_at)
         else:
             self._due_at = None
-            self._ring()
+            self._callback()

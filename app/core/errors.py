@@ -43,7 +43,7 @@ class PacelineError(Exception):
         code: str | None = None,
         parameter: str | None = None,
         retry_after_seconds: int | None = None,
-        wording: str = "",
+        translation_key: str = "",
         values: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class PacelineError(Exception):
         self.code = code or type(self).code
         self.parameter = parameter
         self.retry_after_seconds = retry_after_seconds
-        self.wording = wording
+        self.translation_key = translation_key
         """Key of the dashboard's translation, filled in with `values`; empty: `message` itself."""
         self.values = values or {}
 
@@ -74,7 +74,7 @@ def context_overflow(prompt_tokens: int | str, context_tokens: int) -> InvalidRe
 
 
 class SpeculationUnavailable(InvalidRequest):
-    """The client asked for one method by name and that method cannot run here."""
+    """The request names a method that cannot run here."""
 
     code = "speculation_unavailable"
 
@@ -158,12 +158,12 @@ class StoreUnavailable(PacelineError):
     status = 503
     code = "store_unavailable"
 
-    def __init__(self, message: str, *, for_owner: str = "") -> None:
+    def __init__(self, message: str, *, private_message: str = "") -> None:
         super().__init__(message)
-        self._for_owner = for_owner or message
+        self._private_message = private_message or message
 
     def __str__(self) -> str:
-        return self._for_owner
+        return self._private_message
 
 
 class WorkerGone(PacelineError):
@@ -181,23 +181,25 @@ class CommandError(PacelineError):
     """Something that a person at the prompt can act on; the message is all they see."""
 
 
-def wording_of(problem: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
+def translation_of(problem: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
     """Return key and values of the dashboard's text for a pydantic problem: by its kind, or by the field's own rule."""
     kind = str(problem["type"])
-    own = kind in {"value_error", "string_pattern_mismatch"} and problem["loc"]
+    is_field_rule = kind in {"value_error", "string_pattern_mismatch"} and problem["loc"]
     details: Mapping[str, object] = problem.get("ctx", {})
     values: dict[str, object] = {name: value for name, value in details.items() if isinstance(value, str | int | float)}
     if kind == "literal_error":
         values["expected"] = str(details["expected"]).replace(" or ", ", ")
-    return str(problem["loc"][0]) if own else kind, values
+    return str(problem["loc"][0]) if is_field_rule else kind, values
 
 
 def invalid_setting(problem: Mapping[str, Any], prefix: str = "") -> InvalidSetting:
     """Convert a pydantic problem of a setting; `prefix` replaces the setting's name at the start of the message."""
     name = str(problem["loc"][0])[:60] if problem["loc"] else "settings"
     message = str(problem["msg"]).removeprefix("Value error, ")
-    wording, values = wording_of(problem)
-    return InvalidSetting(f"{prefix or name}: {message}", parameter=name, wording=wording, values=values)
+    translation_key, values = translation_of(problem)
+    return InvalidSetting(
+        f"{prefix or name}: {message}", parameter=name, translation_key=translation_key, values=values
+    )
 
 
 def _tree(root: type[PacelineError]) -> dict[str, type[PacelineError]]:

@@ -12,7 +12,7 @@ from app.core.errors import PacelineError, error_class
 from app.core.reason import Reason
 from app.core.request import OFF, Grammar, Notice, SamplingParameters, SpeculationRequest
 from app.core.statistics import Statistics
-from app.core.unit import UNSAID, USUAL_STAY, LoadedModel, ModelSpecification, Stay
+from app.core.unit import DEFAULT_STAY, UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
 
 Pressure = Literal["normal", "warning", "critical"]
 """Level of the system's memory pressure."""
@@ -23,7 +23,7 @@ MEASUREMENT = "measurement"
 """Owner of requests that only measure: hundreds of them, logged in detail only at level debug."""
 MAX_TEMPLATE_ARGUMENTS = 32
 # fmt: off
-SERVER_NAMES = frozenset({
+RESERVED_TEMPLATE_NAMES = frozenset({
     "add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "conversation", "conversations",
     "cycler", "dict", "documents", "eos_token", "joiner", "loop", "max_length", "messages", "namespace", "pad_token",
     "padding", "raise_exception", "range", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self",
@@ -67,7 +67,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     echo: bool = False
     embeds: str = ""
     """`mean`, `last` or `cls`: return an embedding of the prompt, pooled that way, instead of an answer."""
-    stay: Stay = UNSAID
+    stay: Stay = UNSPECIFIED_STAY
     """Time that the model stays in memory from now on, as far as this request says it."""
     ignore_end: bool = False
     """Continue past the model's end token, up to `max_tokens`, so that measured answers have the same length."""
@@ -86,19 +86,19 @@ class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     id: str
     model: ModelSpecification
-    stay: Stay = UNSAID
+    stay: Stay = UNSPECIFIED_STAY
 
 
 class KeepModels(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Set how long models stay in memory where no request has said it since: the settings, whole. Not answered."""
 
-    usual: Stay = USUAL_STAY
+    usual: Stay = DEFAULT_STAY
     models: dict[str, Stay] = {}
     """Stays by model id, over `usual`."""
 
     def of(self, model_id: str) -> Stay:
         """Return the stay of a model, without None."""
-        return self.models.get(model_id, UNSAID).over(self.usual)
+        return self.models.get(model_id, UNSPECIFIED_STAY).over(self.usual)
 
 
 class UnloadModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -140,14 +140,14 @@ class TokenText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of one tool call of a choice; the first piece of each call carries its id and name."""
+    """A delta of one tool call of a choice; the first delta of each call carries its id and name."""
 
     index: int
     """Index of the call within the choice, from 0."""
     id: str = ""
     name: str = ""
     arguments: str = ""
-    """Next piece of its JSON text; all pieces together are one object."""
+    """Next delta of its JSON text; all deltas together are one object."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -304,7 +304,7 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True):
 
 # --- an error as a frame and back: the class by its name, nothing of the traceback ----------------------------
 
-_LONGEST_MESSAGE = 600
+_MAX_MESSAGE_CHARACTERS = 600
 
 
 def failed_frame(request_id: str, error: PacelineError) -> Failed:
@@ -336,4 +336,4 @@ def short_text(error: BaseException) -> str:
 
 
 def _encodable(text: str) -> str:
-    return text[:_LONGEST_MESSAGE].encode("utf-8", "replace").decode("utf-8")
+    return text[:_MAX_MESSAGE_CHARACTERS].encode("utf-8", "replace").decode("utf-8")

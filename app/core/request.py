@@ -131,7 +131,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class FinishedRequest:
     """A finished generation request, as the server remembers it.
 
     `figures` has its numbers, by the names of the API; the texts are None unless they are kept.
@@ -162,4 +162,4 @@ class Quantisation(msgspec.Struct, frozen=True):
         return self.bits if prompt_tokens >= self.from_tokens else 0
 
 
-WHOLE = Quantisation()
+UNQUANTISED = Quantisation()

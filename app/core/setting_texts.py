@@ -1,7 +1,7 @@
 """Settings as people write them: in an environment variable, at the terminal or in a form field.
 
-`plain` turns a value into JSON; each other converter turns text into the value that it means, and passes on a value
-that is not text. Sizes are bytes.
+`to_json_value` turns a value into JSON; each other converter parses text and returns any other value unchanged. Sizes
+are bytes.
 """
 
 import ipaddress
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses to compare with, not to bind
+UNSPECIFIED_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses to compare with, not to bind
 
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -46,24 +46,24 @@ HOST_NAME = re.compile(r"\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}")
 ORIGIN = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://(?:{HOST_NAME.pattern})(?::[0-9]{{1,5}})?")
 
 
-def size_bytes(value: object) -> object:
+def parse_optional_size(value: object) -> object:
     if not isinstance(value, str) or not value:
         return value or None
     return parse_size(value)
 
 
-def folders(value: object) -> object:
+def parse_folders(value: object) -> object:
     parts = value.split(os.pathsep) if isinstance(value, str) else value
     if not isinstance(parts, list | tuple):
         return value
-    return tuple(absolute(part) if isinstance(part, str) else part for part in parts if part)
+    return tuple(absolute_path(part) if isinstance(part, str) else part for part in parts if part)
 
 
-def folder(value: object) -> object:
-    return absolute(value) if isinstance(value, str) and value else value or None
+def parse_folder(value: object) -> object:
+    return absolute_path(value) if isinstance(value, str) and value else value or None
 
 
-def absolute(text: str) -> Path:
+def absolute_path(text: str) -> Path:
     """Return an absolute path: the worker and downloads run in other folders than the user who gave it."""
     if "\0" in text:
         raise ValueError("no folder has a name with a NUL character")
@@ -73,13 +73,13 @@ def absolute(text: str) -> Path:
         raise ValueError("there is no such user: give the whole path, beginning with /") from None
 
 
-def names(value: object) -> object:
+def parse_names(value: object) -> object:
     if not isinstance(value, str):
         return value
     return tuple(part.strip().lower() for part in value.split(",") if part.strip())
 
 
-def pairs(value: object) -> object:
+def parse_pairs(value: object) -> object:
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("{"):
@@ -93,18 +93,22 @@ def pairs(value: object) -> object:
     return {main.strip(): draft.strip() for main, _, draft in entries}
 
 
-def absent(value: object) -> object:
+def none_if_empty(value: object) -> object:
     return None if value == "" else value
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Return the value of a setting as plain JSON; a secret only shows that it is set."""
     if hasattr(value, "get_secret_value"):
         return "set"
     if isinstance(value, tuple):
-        return [plain(entry) for entry in value]
-    made = msgspec.to_builtins(value, enc_hook=str)
-    return {name: entry for name, entry in made.items() if entry not in {None, ""}} if isinstance(made, dict) else made
+        return [to_json_value(entry) for entry in value]
+    converted = msgspec.to_builtins(value, enc_hook=str)
+    return (
+        {name: entry for name, entry in converted.items() if entry not in {None, ""}}
+        if isinstance(converted, dict)
+        else converted
+    )
 
 
 def is_loopback(host: str) -> bool:
@@ -117,14 +121,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def reachable(host: str) -> str:
+def client_host(host: str) -> str:
     """Return the address at which a client on this computer reaches a server that listens on `host`."""
-    return UNSPECIFIED.get(host, host)
+    return UNSPECIFIED_ADDRESSES.get(host, host)
 
 
 def local_url(host: str, port: int) -> str:
     """Return the URL of such a server, without a path."""
-    host = reachable(host)
+    host = client_host(host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -24,15 +24,15 @@ class Decision:
     acceptance: float = 0.0
 
 
-class Parts(NamedTuple):
-    """Seconds of one step by part."""
+class PhaseSeconds(NamedTuple):
+    """Seconds of one step by phase."""
 
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     rewind_seconds: float = 0.0
 
 
-NO_PARTS = Parts()
+NO_PHASE_SECONDS = PhaseSeconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class MethodStatistics:
     verify_seconds: float = 0.0
     rewind_seconds: float = 0.0
 
-    def after(self, drafted: int, accepted: int, parts: Parts) -> "MethodStatistics":
+    def after(self, drafted: int, accepted: int, phases: PhaseSeconds) -> "MethodStatistics":
         """Return the counters after one more step."""
         return MethodStatistics(
             self.method,
@@ -59,23 +59,23 @@ class MethodStatistics:
             self.drafted + drafted,
             self.accepted + accepted,
             added_positions([self.accepted_per_position, (1,) * accepted + (0,) * (drafted - accepted)]),
-            self.draft_seconds + parts.draft_seconds,
-            self.verify_seconds + parts.verify_seconds,
-            self.rewind_seconds + parts.rewind_seconds,
+            self.draft_seconds + phases.draft_seconds,
+            self.verify_seconds + phases.verify_seconds,
+            self.rewind_seconds + phases.rewind_seconds,
         )
 
     @classmethod
-    def combined(cls, parts: Sequence["MethodStatistics"]) -> "MethodStatistics":
+    def combined(cls, choices: Sequence["MethodStatistics"]) -> "MethodStatistics":
         """Combine one method's counters of choices: counts add up, seconds are the longest, since they run together."""
         return cls(
-            parts[0].method,
-            steps=sum(part.steps for part in parts),
-            drafted=sum(part.drafted for part in parts),
-            accepted=sum(part.accepted for part in parts),
-            accepted_per_position=added_positions(part.accepted_per_position for part in parts),
-            draft_seconds=max(part.draft_seconds for part in parts),
-            verify_seconds=max(part.verify_seconds for part in parts),
-            rewind_seconds=max(part.rewind_seconds for part in parts),
+            choices[0].method,
+            steps=sum(choice.steps for choice in choices),
+            drafted=sum(choice.drafted for choice in choices),
+            accepted=sum(choice.accepted for choice in choices),
+            accepted_per_position=added_positions(choice.accepted_per_position for choice in choices),
+            draft_seconds=max(choice.draft_seconds for choice in choices),
+            verify_seconds=max(choice.verify_seconds for choice in choices),
+            rewind_seconds=max(choice.rewind_seconds for choice in choices),
         )
 
 
@@ -97,12 +97,14 @@ class Counters:
     replayed_tokens: int = 0
     _by_method: dict[str, MethodStatistics] = field(default_factory=dict)
 
-    def count_step(self, *, kept: int, drafted: int, accepted: int, method: str, parts: Parts = NO_PARTS) -> None:
-        """Add one decode step that gained `kept` tokens, the first `accepted` of them out of `drafted` drafts."""
-        self.generated += kept
+    def count_step(
+        self, *, emitted: int, drafted: int, accepted: int, method: str, phases: PhaseSeconds = NO_PHASE_SECONDS
+    ) -> None:
+        """Add one decode step that gained `emitted` tokens, the first `accepted` of them out of `drafted` drafts."""
+        self.generated += emitted
         name = method if drafted else OFF
-        known = self._by_method.get(name) or MethodStatistics(name)
-        self._by_method[name] = known.after(drafted, accepted, parts)
+        previous = self._by_method.get(name) or MethodStatistics(name)
+        self._by_method[name] = previous.after(drafted, accepted, phases)
 
     @property
     def by_method(self) -> tuple[MethodStatistics, ...]:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from app.core.reason import NO_REASON, Reason
 from app.core.request import OFF, Request
-from app.core.statistics import Parts, Statistics
+from app.core.statistics import PhaseSeconds, Statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class PrefillRow:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """One forward over pieces of prompts, padded to the longest; logits are read only of prompts that are scored."""
+    """One forward over chunks of prompts, padded to the longest; logits are read only of prompts that are scored."""
 
     rows: tuple[PrefillRow, ...]
 
@@ -37,7 +37,7 @@ class DecodeRow:
     """Feed `tokens[computed:]` (one token, or more after a carry-over) and up to `num_draft_tokens` drafts.
 
     `tokens` is a read-only view of prompt and output. `remaining` is how many tokens may still be emitted (>= 1).
-    Drafts and the tokens that a grammar forces after them are at most `most_draft_tokens`. The engine fills in
+    Drafts and the tokens that a grammar forces after them are at most `max_draft_tokens`. The engine fills in
     `forced`: the first drafts, where a grammar allows nothing else, in the form of `Constraint.forced`.
     """
 
@@ -48,7 +48,7 @@ class DecodeRow:
     remaining: int
     method: str = OFF
     num_draft_tokens: int = 0
-    most_draft_tokens: int = 0
+    max_draft_tokens: int = 0
     forced: tuple[tuple[int, ...], ...] = ()
 
 
@@ -56,7 +56,7 @@ class DecodeRow:
 class DecodeStep:
     """One forward for all rows, padded to the widest.
 
-    `timed` asks the engine to wait between drafting, verifying and rewinding, so that each can be measured.
+    `timed` makes the engine wait between drafting, verifying and rewinding, so that each can be measured.
     """
 
     rows: tuple[DecodeRow, ...]
@@ -119,12 +119,12 @@ class StepResult:
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """By sequence id, if requested: log probabilities of the prompt's tokens after those that a prefill step fed."""
     offers: Mapping[str, Mapping[str, Offer]] = field(default_factory=dict)
-    """By sequence id and method, of methods that cost nothing to ask; without tokens where they find nothing."""
+    """By sequence id and method, of methods whose lookup costs nothing; without tokens where they find nothing."""
     forced: Mapping[str, int] = field(default_factory=dict)
     """By sequence id: number of next tokens that a grammar forces, whatever the method. Offers come after them."""
     seconds: float = 0.0
     width: int = 1
-    parts: Parts | None = None
+    phase_seconds: PhaseSeconds | None = None
     """Known only for a `timed` step that drafted."""
 
 
@@ -204,8 +204,8 @@ class PrefixState(NamedTuple):
     """Bytes of the prefix cache on disk, tokens restored by tier (`memory`, `disk`), and why nothing is written now."""
 
     disk_bytes: int = 0
-    found_tokens: Mapping[str, int] = {}
-    trouble: str = ""
+    restored_tokens: Mapping[str, int] = {}
+    write_error: str = ""
 
 
 class EnginePort(Protocol):
@@ -218,17 +218,17 @@ class EnginePort(Protocol):
     def limits(self) -> EngineLimits: ...
 
     def fetch(self, request: Request) -> bool:
-        """Begin to read from disk what `admit` would restore; return whether it is there. Never waits for long."""
+        """Start reading from disk what `admit` would restore; return whether it is in memory. Never waits for long."""
 
     def admit(self, request: Request) -> int:
-        """Claim a row; return how many prompt tokens the prefix cache already holds (< prompt length)."""
+        """Claim a row; return how many prompt tokens were restored from the prefix cache (< prompt length)."""
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run one forward. All caches commit or none: on an exception the rows of the plan are unusable."""
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
-        """Free the row, and what was fetched for it. `tokens` (prompt and sent output) may be kept for the prefix
-        cache; unknown ids are fine."""
+        """Free the row, and what was fetched for it. `tokens` (prompt and sent output) may enter the prefix cache;
+        unknown ids are fine."""
 
     # --- for the pool: its bytes, and how to free them --------------------------------------------------------
 
@@ -241,6 +241,6 @@ class EnginePort(Protocol):
     @property
     def prefix_state(self) -> PrefixState: ...
     def clear_prefix_cache(self) -> None: ...
-    def drop_prefix_cache(self, kept_share: float = 0.0) -> None: ...
+    def drop_prefix_cache(self, retained_share: float = 0.0) -> None: ...
     def bound_prefix_cache(self, limit_bytes: int) -> None: ...
     def close(self) -> None: ...

@@ -3,7 +3,7 @@
 import msgspec
 
 from app.core.reason import NO_REASON, Reason
-from app.core.request import WHOLE, Quantisation
+from app.core.request import UNQUANTISED, Quantisation
 
 
 class DraftSpecification(msgspec.Struct, frozen=True):
@@ -14,7 +14,7 @@ class DraftSpecification(msgspec.Struct, frozen=True):
     method: str = "draft_model"
 
 
-NOT_THE_UNITS = frozenset(
+NON_UNIT_FIELDS = frozenset(
     {"policy", "num_draft_tokens", "queue_limit", "draft_unavailable", "context_tokens", "longest_token_bytes"}
 )
 """Fields of a specification that an open engine does not depend on; all others belong to the unit."""
@@ -43,7 +43,7 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     max_rows: int = 8
     prefill_chunk_tokens: int = 2048
     max_context_tokens: int | None = None
-    quantisation: Quantisation = WHOLE
+    quantisation: Quantisation = UNQUANTISED
     context_tokens: int = 0
     longest_token_bytes: int = 0
     """Both as its files state them, for a first check of a prompt's length; 0: unknown."""
@@ -53,7 +53,7 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
 
     def same_unit(self, other: "ModelSpecification") -> bool:
         """Whether an engine opened for one serves the other: only what the scheduler or the server reads may differ."""
-        names = set(self.__struct_fields__) - NOT_THE_UNITS
+        names = set(self.__struct_fields__) - NON_UNIT_FIELDS
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     @property
@@ -83,8 +83,8 @@ class Stay(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.pinned or limit is None or limit < 0 else max(0.0, limit - idle_seconds)
 
 
-UNSAID = Stay()
-USUAL_STAY = Stay(pinned=False, idle_seconds=3600.0)
+UNSPECIFIED_STAY = Stay()
+DEFAULT_STAY = Stay(pinned=False, idle_seconds=3600.0)
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     """Unit that is in memory."""
     state: str
     """loading or ready."""
-    stay: Stay = USUAL_STAY
+    stay: Stay = DEFAULT_STAY
     """Time that it stays in memory, without None."""
     last_used: float = 0.0
     """Monotonic seconds, which all processes of a computer share, of the last begin or end of a request."""
@@ -137,6 +137,6 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
         return self.stay.seconds_left(self.idle_seconds(now))
 
     @property
-    def unavailable_words(self) -> dict[str, str]:
+    def unavailable_texts(self) -> dict[str, str]:
         """Method -> why it cannot run, as text for programs."""
-        return {method: str(why) for method, why in self.unavailable.items()}
+        return {method: str(reason) for method, reason in self.unavailable.items()}

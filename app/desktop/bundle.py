@@ -19,18 +19,18 @@ from typing import Any
 import msgspec
 
 from app import __version__
-from app.command.autostart import steady_python, usual_home
+from app.command.autostart import is_default_home, stable_python
 from app.core.errors import CommandError, ModelUnavailable
 from app.i18n import Words
 from app.machine.installation import version_order
-from app.machine.own_files import read_kept
+from app.machine.own_files import read_json_as
 from app.models.safe_files import read_file, write_privately
 from app.settings import Settings
 
 NAME = "Paceline.app"
 IDENTIFIER = "app.paceline.Paceline"
 ICONS = Path(__file__).parent / "icons"
-INFORMATION, LAUNCHER = "Contents/Info.plist", "Contents/MacOS/paceline"
+INFO_PLIST, LAUNCHER = "Contents/Info.plist", "Contents/MacOS/paceline"
 ICON, RECORD = "Contents/Resources/paceline.icns", "Contents/Resources/written.json"
 FOLDERS = ("Contents/MacOS", "Contents/Resources", "Contents", "")
 """Folders of the bundle, inner ones first."""
@@ -74,30 +74,30 @@ class BundleRecord(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Launching:
-    """Facts in the launcher about the installation that wrote it."""
+class LauncherInfo:
+    """Installation that the launcher runs."""
 
     version: str
     python: Path
-    moved: str
+    moved_message: str
     """Message for the user if that installation no longer exists."""
     home: str = ""
     """State folder, if it is not the default."""
 
     @property
-    def place(self) -> str:
-        """Path of its Python as text for the record."""
+    def python_text(self) -> str:
+        """Path of the Python, as text for the record."""
         return os.fsencode(self.python).decode(errors="replace")
 
 
-def this_installation(settings: Settings, words: Words) -> Launching:
-    """Return the installation that runs this command."""
-    home = "" if usual_home(settings) else str(settings.home)
-    return Launching(__version__, steady_python(Path(sys.executable)), words("desktop.moved"), home)
+def launcher_info(settings: Settings, words: Words) -> LauncherInfo:
+    """Return the launcher information for the installation that runs this command."""
+    home = "" if is_default_home(settings) else str(settings.home)
+    return LauncherInfo(__version__, stable_python(Path(sys.executable)), words("desktop.moved"), home)
 
 
-def information(version: str, languages: tuple[str, ...]) -> dict[str, Any]:
-    """Return the contents of Info.plist. Versions in it have at most three numbers."""
+def info_plist(version: str, languages: tuple[str, ...]) -> dict[str, Any]:
+    """Return the content of Info.plist. Versions in it have at most three numbers."""
     numbers = re.match(r"\d+(?:\.\d+){0,2}", version)
     return {
         "CFBundleDevelopmentRegion": "en",
@@ -119,23 +119,23 @@ def information(version: str, languages: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def launcher(launching: Launching) -> str:
+def launcher_script(info: LauncherInfo) -> str:
     """Return the script that a double click runs; every inserted text is quoted."""
-    home = f"export PACELINE_HOME={shlex.quote(launching.home)}\n" if launching.home else ""
+    home = f"export PACELINE_HOME={shlex.quote(info.home)}\n" if info.home else ""
     return SCRIPT.format(
-        version=launching.version,
-        python=shlex.quote(str(launching.python)),
+        version=info.version,
+        python=shlex.quote(str(info.python)),
         environment=home,
-        moved=shlex.quote(launching.moved),
+        moved=shlex.quote(info.moved_message),
         dialog="".join(f" -e {shlex.quote(line)}" for line in DIALOG),
     )
 
 
-def contents(launching: Launching, languages: tuple[str, ...]) -> dict[str, bytes]:
+def bundle_files(info: LauncherInfo, languages: tuple[str, ...]) -> dict[str, bytes]:
     """Return every file of the bundle except its record."""
     return {
-        INFORMATION: plistlib.dumps(information(launching.version, languages)),
-        LAUNCHER: os.fsencode(launcher(launching)),
+        INFO_PLIST: plistlib.dumps(info_plist(info.version, languages)),
+        LAUNCHER: os.fsencode(launcher_script(info)),
         ICON: (ICONS / "paceline.icns").read_bytes(),
     }
 
@@ -146,7 +146,7 @@ def read_record(bundle: Path) -> BundleRecord | None:
         raise CommandError(f"{bundle} is no app of Paceline's: move it away, or choose another folder with --folder")
     if not bundle.exists():
         return None
-    record = read_kept(_inside(bundle, RECORD), BundleRecord, MAX_RECORD_BYTES)
+    record = read_json_as(_path_inside(bundle, RECORD), BundleRecord, MAX_RECORD_BYTES)
     if record is None:
         raise CommandError(
             f"{bundle} was not written by `paceline app install`: move it away, or choose another folder with --folder"
@@ -154,28 +154,37 @@ def read_record(bundle: Path) -> BundleRecord | None:
     return record
 
 
-def install(folder: Path, launching: Launching, languages: tuple[str, ...]) -> str:
+def install(folder: Path, info: LauncherInfo, languages: tuple[str, ...]) -> str:
     """Write the bundle into `folder`, over an earlier one of ours; return what was done. Raises `CommandError`."""
     bundle = folder / NAME
-    before = read_record(bundle)
-    files = contents(launching, languages)
+    previous = read_record(bundle)
+    files = bundle_files(info, languages)
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    made = before.folders_made if before else sum(not ancestor.exists() for ancestor in (folder, *folder.parents))
-    record = BundleRecord(launching.version, launching.place, hashes, made)
-    is_whole = before == record and not _differing(bundle, record)
+    folders_made = (
+        previous.folders_made if previous else sum(not ancestor.exists() for ancestor in (folder, *folder.parents))
+    )
+    record = BundleRecord(info.version, info.python_text, hashes, folders_made)
+    is_whole = previous == record and not _changed_files(bundle, record)
     if is_whole:
-        return f"{bundle} is installed already, for Paceline {launching.version}."
-    with _explained(folder):
+        return f"{bundle} is installed already, for Paceline {info.version}."
+    with _translated_errors(folder):
         # The record first, so that an interrupted install is still known to be ours.
         for name, content in {RECORD: msgspec.json.encode(record), **files}.items():
-            path = _inside(bundle, name)
+            path = _path_inside(bundle, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_privately(path, content)
             path.chmod(0o755 if name in EXECUTABLE else 0o644)
-        _remove(bundle, {name: known for name, known in (before.files if before else {}).items() if name not in files})
-    if before is None:
-        return f"{bundle} is installed, for Paceline {launching.version}."
-    return f"{bundle} was {_apart(before, launching)} and is now for Paceline {launching.version}."
+        _remove(
+            bundle,
+            {
+                name: expected_hash
+                for name, expected_hash in (previous.files if previous else {}).items()
+                if name not in files
+            },
+        )
+    if previous is None:
+        return f"{bundle} is installed, for Paceline {info.version}."
+    return f"{bundle} was {_difference_text(previous, info)} and is now for Paceline {info.version}."
 
 
 def uninstall(folder: Path) -> str:
@@ -184,44 +193,44 @@ def uninstall(folder: Path) -> str:
     record = read_record(bundle)
     if record is None:
         return f"There is no {NAME} in {folder}."
-    with _explained(folder):
+    with _translated_errors(folder):
         _remove(bundle, record.files)
-        _inside(bundle, RECORD).unlink(missing_ok=True)
+        _path_inside(bundle, RECORD).unlink(missing_ok=True)
         for directory in (*(bundle / name for name in FOLDERS), *bundle.parents[: record.folders_made]):
             with contextlib.suppress(OSError):  # not empty
                 directory.rmdir()
     if not bundle.exists():
         return f"{bundle} is removed."
-    left = sorted(str(path.relative_to(bundle)) for path in bundle.rglob("*") if not path.is_dir())
-    return f"What Paceline wrote is removed from {bundle}; this is not Paceline's and stays: {', '.join(left)}"
+    remaining = sorted(str(path.relative_to(bundle)) for path in bundle.rglob("*") if not path.is_dir())
+    return f"What Paceline wrote is removed from {bundle}; this is not Paceline's and stays: {', '.join(remaining)}"
 
 
-def status(folder: Path, launching: Launching) -> str:
+def status(folder: Path, info: LauncherInfo) -> str:
     """Return a report: whether the bundle exists, is intact, and runs this installation. Raises `CommandError`."""
     bundle = folder / NAME
     record = read_record(bundle)
     if record is None:
         return f"{NAME} is not installed in {folder}: `paceline app install` does it."
-    if broken := _differing(bundle, record):
+    if broken := _changed_files(bundle, record):
         return f"{bundle} is damaged ({', '.join(broken)}): `paceline app install` repairs it."
-    if (record.version, record.python) != (launching.version, launching.place):
-        return f"{bundle} is {_apart(record, launching)}: `paceline app install` makes it run {launching.version}."
+    if (record.version, record.python) != (info.version, info.python_text):
+        return f"{bundle} is {_difference_text(record, info)}: `paceline app install` makes it run {info.version}."
     return f"{bundle} is installed, for Paceline {record.version}."
 
 
-def _apart(record: BundleRecord, launching: Launching) -> str:
+def _difference_text(record: BundleRecord, info: LauncherInfo) -> str:
     """Return how the existing bundle differs from this installation."""
-    if record.version != launching.version:
-        age = "newer" if version_order(record.version) > version_order(launching.version) else "older"
+    if record.version != info.version:
+        age = "newer" if version_order(record.version) > version_order(info.version) else "older"
         return f"of Paceline {record.version} ({age} than this one)"
-    if record.python != launching.place:
+    if record.python != info.python_text:
         return f"of another installation ({record.python})"
     return "of an earlier install"
 
 
-def _differing(bundle: Path, record: BundleRecord) -> list[str]:
+def _changed_files(bundle: Path, record: BundleRecord) -> list[str]:
     """Return the files that are missing or changed."""
-    return [name for name, known in record.files.items() if _hash(_inside(bundle, name)) != known]
+    return [name for name, expected_hash in record.files.items() if _hash(_path_inside(bundle, name)) != expected_hash]
 
 
 def _hash(path: Path) -> str:
@@ -233,13 +242,13 @@ def _hash(path: Path) -> str:
 
 def _remove(bundle: Path, files: Mapping[str, str]) -> None:
     """Remove the files that are unchanged since they were written."""
-    for name, known in files.items():
-        path = _inside(bundle, name)
-        if not path.is_symlink() and _hash(path) == known:
+    for name, expected_hash in files.items():
+        path = _path_inside(bundle, name)
+        if not path.is_symlink() and _hash(path) == expected_hash:
             path.unlink()
 
 
-def _inside(bundle: Path, name: str) -> Path:
+def _path_inside(bundle: Path, name: str) -> Path:
     """Return the path of a file in the bundle. Raises `CommandError` if a record's name leads out of it."""
     path = bundle / name
     if not path.parent.resolve().is_relative_to(bundle.resolve()):
@@ -248,9 +257,9 @@ def _inside(bundle: Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def _translated_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or str(error)
-        raise CommandError(f"{folder} cannot be written ({why}): choose another folder with --folder") from None
+        reason = error.strerror or str(error)
+        raise CommandError(f"{folder} cannot be written ({reason}): choose another folder with --folder") from None

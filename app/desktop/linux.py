@@ -17,20 +17,20 @@ from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
 
 from app.core.errors import CommandError
 from app.desktop.bundle import ICONS
-from app.desktop.tray import Face, MenuEntry, TrayState
+from app.desktop.tray import MenuEntry, TrayContent, TrayState
 from app.i18n import system_languages
 
-LIGHT_INK, DARK_INK, MIDDLE_LIGHTNESS = QColor("#f5f5f5"), QColor("#1c1c1c"), 128
-TRIAL = "from PySide6.QtWidgets import QApplication; QApplication([])"
+LIGHT_ICON_COLOUR, DARK_ICON_COLOUR, MIDDLE_LIGHTNESS = QColor("#f5f5f5"), QColor("#1c1c1c"), 128
+QT_PROBE = "from PySide6.QtWidgets import QApplication; QApplication([])"
 
 
-class HandedOver(QObject):
-    """Runs calls of other threads in the thread of the event loop."""
+class MainThreadInvoker(QObject):
+    """Runs calls from other threads in the thread of the event loop."""
 
-    made = Signal(object)
+    requested = Signal(object)
 
     @Slot(object)
-    def make(self, call: Callable[[], None]) -> None:
+    def invoke(self, call: Callable[[], None]) -> None:
         call()
 
 
@@ -41,50 +41,50 @@ class LinuxTray:
         try_qt()
         self._application = QApplication(["paceline"])
         self._application.setQuitOnLastWindowClosed(False)
-        self._handed = HandedOver()
-        self._handed.made.connect(self._handed.make, Qt.ConnectionType.QueuedConnection)
+        self._invoker = MainThreadInvoker()
+        self._invoker.requested.connect(self._invoker.invoke, Qt.ConnectionType.QueuedConnection)
         self._icon, self._menu = QSystemTrayIcon(), QMenu()
         self._menu.setStyleSheet("QMenu::item:disabled { color: palette(text) }")  # disabled entries must be legible
         self._icon.setContextMenu(self._menu)
-        self._icon.activated.connect(self._open)
-        self._menu.aboutToHide.connect(self._close)
+        self._icon.activated.connect(self._icon_activated)
+        self._menu.aboutToHide.connect(self._menu_closed)
         self._application.styleHints().colorSchemeChanged.connect(self._recolour)
-        self._shown: Face | None = None
+        self._shown: TrayContent | None = None
         self._image: tuple[TrayState, bool] | None = None
-        self._waiting: tuple[MenuEntry, ...] | None = None
-        self._chosen: Callable[[str], None] = lambda _action: None
+        self._pending: tuple[MenuEntry, ...] | None = None
+        self._on_choose: Callable[[str], None] = lambda _action: None
 
-    def show(self, face: Face) -> None:
-        """Show `face` from now on; a menu of another shape is shown only once an open one closes."""
-        before, self._shown = self._shown, face
+    def show(self, content: TrayContent) -> None:
+        """Show `content` from now on; a menu of another shape is shown only once an open one closes."""
+        before, self._shown = self._shown, content
         self._recolour()
-        self._icon.setToolTip(face.tip)
-        if self._menu.isVisible() and not has_shape(self._menu, face.entries):
-            self._waiting = face.entries
-        elif before is None or self._waiting is not None or before.entries != face.entries:
-            self._waiting = None
-            self._edit(self._menu, face.entries)
+        self._icon.setToolTip(content.tip)
+        if self._menu.isVisible() and not has_shape(self._menu, content.entries):
+            self._pending = content.entries
+        elif before is None or self._pending is not None or before.entries != content.entries:
+            self._pending = None
+            self._edit(self._menu, content.entries)
         self._icon.show()
 
-    def run(self, chosen: Callable[[str], None]) -> None:
+    def run(self, on_choose: Callable[[str], None]) -> None:
         """Run the event loop until `quit`, SIGTERM or Ctrl-C."""
-        self._chosen = chosen
-        signalled, signals = socket.socketpair()
-        with signalled, signals:
-            signalled.settimeout(0.0)
-            signals.settimeout(0.0)
-            woken = QSocketNotifier(signalled.fileno(), QSocketNotifier.Type.Read)
-            woken.activated.connect(lambda *_: signalled.recv(64))  # lets Python run the signal handler
-            signal.set_wakeup_fd(signals.fileno())
+        self._on_choose = on_choose
+        receiver, sender = socket.socketpair()
+        with receiver, sender:
+            receiver.settimeout(0.0)
+            sender.settimeout(0.0)
+            wake_notifier = QSocketNotifier(receiver.fileno(), QSocketNotifier.Type.Read)
+            wake_notifier.activated.connect(lambda *_: receiver.recv(64))  # lets Python run the signal handler
+            signal.set_wakeup_fd(sender.fileno())
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: self.quit())
             self._application.exec()
             signal.set_wakeup_fd(-1)
-            woken.setEnabled(False)
+            wake_notifier.setEnabled(False)
         self._icon.hide()
 
-    def hand_over(self, call: Callable[[], None]) -> None:
-        self._handed.made.emit(call)
+    def schedule(self, call: Callable[[], None]) -> None:
+        self._invoker.requested.emit(call)
 
     def notify(self, title: str, text: str) -> None:
         self._icon.showMessage(title, text, self._icon.icon())
@@ -96,36 +96,36 @@ class LinuxTray:
         return system_languages(os.environ)
 
     def quit(self) -> None:
-        self.hand_over(QApplication.quit)
+        self.schedule(QApplication.quit)
 
-    def _open(self, reason: QSystemTrayIcon.ActivationReason) -> None:
+    def _icon_activated(self, reason: QSystemTrayIcon.ActivationReason) -> None:
         """Open the menu with the left button too, which Qt leaves to the application."""
         if reason == QSystemTrayIcon.ActivationReason.Trigger:
             self._menu.popup(QCursor.pos())
 
-    def _close(self) -> None:
+    def _menu_closed(self) -> None:
         """Show a waiting menu, after the action that closed this one has run."""
-        self.hand_over(self._catch_up)
+        self.schedule(self._apply_pending)
 
-    def _catch_up(self) -> None:
-        if self._waiting is not None and not self._menu.isVisible():
-            entries, self._waiting = self._waiting, None
+    def _apply_pending(self) -> None:
+        if self._pending is not None and not self._menu.isVisible():
+            entries, self._pending = self._pending, None
             self._edit(self._menu, entries)
 
     def _recolour(self) -> None:
         if self._shown is None:
             return
-        held = self._image if self._menu.isVisible() else None  # an open menu may cover the sampled pixel
-        image = self._shown.state, held[1] if held else self._is_on_dark()
+        previous = self._image if self._menu.isVisible() else None  # an open menu may cover the sampled pixel
+        image = self._shown.state, previous[1] if previous else self._is_on_dark()
         if image != self._image:
             self._image = image
-            self._icon.setIcon(inked(image[0], LIGHT_INK if image[1] else DARK_INK))
+            self._icon.setIcon(tinted_icon(image[0], LIGHT_ICON_COLOUR if image[1] else DARK_ICON_COLOUR))
 
     def _is_on_dark(self) -> bool:
         """Return whether the panel is dark: on X11 by a corner pixel free of the icon, else by the colour scheme."""
-        place = self._icon.geometry()
-        if not place.isEmpty() and self._application.platformName() == "xcb":
-            corner = self._application.primaryScreen().grabWindow(0, place.left(), place.top(), 1, 1).toImage()
+        geometry = self._icon.geometry()
+        if not geometry.isEmpty() and self._application.platformName() == "xcb":
+            corner = self._application.primaryScreen().grabWindow(0, geometry.left(), geometry.top(), 1, 1).toImage()
             if not corner.isNull():
                 return corner.pixelColor(0, 0).lightness() < MIDDLE_LIGHTNESS
         return self._application.styleHints().colorScheme() == Qt.ColorScheme.Dark
@@ -134,9 +134,9 @@ class LinuxTray:
         """Make `menu` show `entries`, keeping every action that can be reused."""
         for surplus in menu.actions()[len(entries) :]:
             menu.removeAction(surplus)
-        for place, entry in enumerate(entries):
-            there = menu.actions()
-            action = there[place] if place < len(there) else None
+        for index, entry in enumerate(entries):
+            actions = menu.actions()
+            action = actions[index] if index < len(actions) else None
             if action is None or not is_like(action, entry):
                 new = self._new_action(menu, entry)
                 menu.insertAction(action, new) if action else menu.addAction(new)
@@ -150,7 +150,7 @@ class LinuxTray:
             return QMenu(menu).menuAction()
         action = QAction(menu)
         action.setSeparator(not entry.title)
-        action.triggered.connect(lambda *_: action.data() and self._chosen(action.data()))
+        action.triggered.connect(lambda *_: action.data() and self._on_choose(action.data()))
         return action
 
     def _edit_action(self, action: QAction, entry: MenuEntry) -> None:
@@ -159,16 +159,16 @@ class LinuxTray:
         action.setEnabled(bool(entry.action or entry.children))
         action.setCheckable(entry.is_checked)
         action.setChecked(entry.is_checked)
-        below = action.menu()
-        if isinstance(below, QMenu):
-            self._edit(below, entry.children)
+        submenu = action.menu()
+        if isinstance(submenu, QMenu):
+            self._edit(submenu, entry.children)
 
 
 def try_qt() -> None:
     """Raise `CommandError` if Qt would end the process: no display, or a missing library."""
-    tried = subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, text=True, check=False)  # noqa: S603
-    if tried.returncode:
-        lines = [line.strip() for line in tried.stderr.splitlines() if line.strip()]
+    completed = subprocess.run([sys.executable, "-c", QT_PROBE], capture_output=True, text=True, check=False)  # noqa: S603
+    if completed.returncode:
+        lines = [line.strip() for line in completed.stderr.splitlines() if line.strip()]
         raise CommandError(f"Qt cannot draw here, see `paceline status` instead: {lines[0] if lines else 'no reason'}")
 
 
@@ -181,19 +181,20 @@ def has_shape(menu: QMenu, entries: Sequence[MenuEntry]) -> bool:
     """Return whether the existing actions of `menu` can show `entries`."""
     actions = menu.actions()
     return len(actions) == len(entries) and all(
-        is_like(action, entry) and (not isinstance(below := action.menu(), QMenu) or has_shape(below, entry.children))
+        is_like(action, entry)
+        and (not isinstance(submenu := action.menu(), QMenu) or has_shape(submenu, entry.children))
         for action, entry in zip(actions, entries, strict=True)
     )
 
 
-def inked(state: TrayState, ink: QColor) -> QIcon:
+def tinted_icon(state: TrayState, colour: QColor) -> QIcon:
     """Return the black template image in another colour, for both screen densities."""
     icon = QIcon()
     for scale, suffix in ((1.0, ""), (2.0, "@2x")):
         image = QPixmap(str(ICONS / f"{state}{suffix}.png"))
         painter = QPainter(image)
         painter.setCompositionMode(QPainter.CompositionMode.CompositionMode_SourceIn)
-        painter.fillRect(image.rect(), ink)
+        painter.fillRect(image.rect(), colour)
         painter.end()
         image.setDevicePixelRatio(scale)
         icon.addPixmap(image)

@@ -15,14 +15,14 @@ import AppKit
 import Foundation
 
 from app.desktop.bundle import ICONS
-from app.desktop.tray import Face, MenuEntry, TrayState
+from app.desktop.tray import MenuEntry, TrayContent, TrayState
 
 TICK_SECONDS, TICK_TOLERANCE_SECONDS = 0.2, 0.05
 REPEATS = AT_START = True
-POINTS = (18.0, 18.0)
+ICON_POINTS = (18.0, 18.0)
 NOTIFY = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
 """Program for osascript: UserNotifications ends a process without a signed bundle. Texts are passed as arguments."""
-REOPENED = "dashboard"  # what a double click on the app asks for while it runs
+REOPEN_ACTION = "dashboard"  # what a double click on the app asks for while it runs
 
 logger = logging.getLogger("paceline.menubar")
 
@@ -36,7 +36,7 @@ class MenuBarEvents(Foundation.NSObject):
         self.tray.choose(str(item.representedObject()))
 
     def tick_(self, _timer: Foundation.NSTimer) -> None:
-        self.tray.make_calls()
+        self.tray.run_scheduled_calls()
 
     def menuWillOpen_(self, _menu: AppKit.NSMenu) -> None:  # noqa: N802 - AppKit's name
         self.tray.open_menu()
@@ -47,7 +47,7 @@ class MenuBarEvents(Foundation.NSObject):
     def applicationShouldHandleReopen_hasVisibleWindows_(  # noqa: N802 - AppKit's name
         self, _application: AppKit.NSApplication, _has_windows: int
     ) -> bool:
-        self.tray.choose(REOPENED)
+        self.tray.choose(REOPEN_ACTION)
         return False
 
 
@@ -70,28 +70,28 @@ class MacTray:
         button.setImagePosition_(AppKit.NSImageLeading)
         button.setFont_(AppKit.NSFont.monospacedDigitSystemFontOfSize_weight_(0.0, 0.0))  # or numbers make it jitter
         self._shown: tuple[MenuEntry, ...] = ()
-        self._waiting: tuple[MenuEntry, ...] | None = None
+        self._pending: tuple[MenuEntry, ...] | None = None
         self._is_open = False
-        self._chosen: Callable[[str], None] = lambda _action: None
+        self._on_choose: Callable[[str], None] = lambda _action: None
 
-    def show(self, face: Face) -> None:
-        """Show `face` from now on; a menu of another shape is shown only once an open one closes."""
-        if face.state not in self._images:
-            self._images[face.state] = template_image(face.state)
+    def show(self, content: TrayContent) -> None:
+        """Show `content` from now on; a menu of another shape is shown only once an open one closes."""
+        if content.state not in self._images:
+            self._images[content.state] = template_image(content.state)
         button = self._item.button()
-        button.setImage_(self._images[face.state])
-        button.setTitle_(face.title)
-        button.setToolTip_(face.tip)
-        if self._is_open and [entry.shape for entry in face.entries] != [entry.shape for entry in self._shown]:
-            self._waiting = face.entries
+        button.setImage_(self._images[content.state])
+        button.setTitle_(content.title)
+        button.setToolTip_(content.tip)
+        if self._is_open and [entry.shape for entry in content.entries] != [entry.shape for entry in self._shown]:
+            self._pending = content.entries
         else:
-            self._waiting = None
-            self._edit(self._menu, face.entries)
-            self._shown = face.entries
+            self._pending = None
+            self._edit(self._menu, content.entries)
+            self._shown = content.entries
 
-    def run(self, chosen: Callable[[str], None]) -> None:
+    def run(self, on_choose: Callable[[str], None]) -> None:
         """Run the event loop until `quit`, SIGTERM or Ctrl-C."""
-        self._chosen = chosen
+        self._on_choose = on_choose
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self.quit())
         self._application.setDelegate_(self._events)
@@ -104,12 +104,12 @@ class MacTray:
         timer.invalidate()
         AppKit.NSStatusBar.systemStatusBar().removeStatusItem_(self._item)
 
-    def hand_over(self, call: Callable[[], None]) -> None:
+    def schedule(self, call: Callable[[], None]) -> None:
         self._calls.put(call)
 
     def notify(self, title: str, text: str) -> None:
-        words = ["osascript", *(word for line in NOTIFY for word in ("-e", line)), title, text]
-        threading.Thread(target=subprocess.run, args=(words,), kwargs={"check": False}, daemon=True).start()
+        command = ["osascript", *(argument for line in NOTIFY for argument in ("-e", line)), title, text]
+        threading.Thread(target=subprocess.run, args=(command,), kwargs={"check": False}, daemon=True).start()
 
     def copy(self, text: str) -> None:
         board = AppKit.NSPasteboard.generalPasteboard()
@@ -124,9 +124,9 @@ class MacTray:
 
     def choose(self, action: str) -> None:
         if action:
-            self._chosen(action)
+            self._on_choose(action)
 
-    def make_calls(self) -> None:
+    def run_scheduled_calls(self) -> None:
         """Make all calls that were handed over; a failing one is logged and affects no other."""
         while not self._calls.empty():
             try:
@@ -140,9 +140,9 @@ class MacTray:
     def close_menu(self) -> None:
         """Show a waiting menu."""
         self._is_open = False
-        if self._waiting is not None:
-            self._edit(self._menu, self._waiting)
-            self._shown, self._waiting = self._waiting, None
+        if self._pending is not None:
+            self._edit(self._menu, self._pending)
+            self._shown, self._pending = self._pending, None
 
     def _stop(self) -> None:
         """Stop the event loop. `stop_` takes effect after the next event, so one is posted."""
@@ -157,14 +157,14 @@ class MacTray:
         """Make `menu` show `entries`, keeping every item that can be reused."""
         while menu.numberOfItems() > len(entries):
             menu.removeItemAtIndex_(menu.numberOfItems() - 1)
-        for place, entry in enumerate(entries):
-            there = menu.itemAtIndex_(place) if place < menu.numberOfItems() else None
-            if there is None or there.isSeparatorItem() == bool(entry.title):
-                if there is not None:
-                    menu.removeItemAtIndex_(place)
-                menu.insertItem_atIndex_(self._new_item(entry), place)
+        for index, entry in enumerate(entries):
+            existing = menu.itemAtIndex_(index) if index < menu.numberOfItems() else None
+            if existing is None or existing.isSeparatorItem() == bool(entry.title):
+                if existing is not None:
+                    menu.removeItemAtIndex_(index)
+                menu.insertItem_atIndex_(self._new_item(entry), index)
             if entry.title:
-                self._edit_item(menu.itemAtIndex_(place), entry)
+                self._edit_item(menu.itemAtIndex_(index), entry)
 
     def _new_item(self, entry: MenuEntry) -> AppKit.NSMenuItem:
         if not entry.title:
@@ -178,23 +178,23 @@ class MacTray:
         item.setEnabled_(bool(entry.action or entry.children))
         item.setState_(AppKit.NSControlStateValueOn if entry.is_checked else AppKit.NSControlStateValueOff)
         item.setRepresentedObject_(entry.action)
-        below = item.submenu()
-        if entry.children and below is None:
-            below = AppKit.NSMenu.alloc().init()
-            below.setAutoenablesItems_(False)
-            item.setSubmenu_(below)
-        if below is not None:
-            self._edit(below, entry.children)
+        submenu = item.submenu()
+        if entry.children and submenu is None:
+            submenu = AppKit.NSMenu.alloc().init()
+            submenu.setAutoenablesItems_(False)
+            item.setSubmenu_(submenu)
+        if submenu is not None:
+            self._edit(submenu, entry.children)
             if not entry.children:
                 item.setSubmenu_(None)
 
 
 def template_image(state: TrayState) -> AppKit.NSImage:
     """Return a black image that macOS draws in the colour of the menu bar, for both screen densities."""
-    image = AppKit.NSImage.alloc().initWithSize_(POINTS)
+    image = AppKit.NSImage.alloc().initWithSize_(ICON_POINTS)
     for name in (f"{state}.png", f"{state}@2x.png"):
         representation = AppKit.NSImageRep.imageRepWithContentsOfFile_(str(ICONS / name))
-        representation.setSize_(POINTS)
+        representation.setSize_(ICON_POINTS)
         image.addRepresentation_(representation)
     image.setTemplate_(True)
     return image

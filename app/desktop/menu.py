@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.desktop.tray import Face, MenuEntry, TrayState
+from app.desktop.tray import MenuEntry, TrayContent, TrayState
 from app.i18n import Words
 
-LINE = MenuEntry()
-MOST_MODELS = 8
-ENDING = frozenset({"stop", "quit_all"})
+SEPARATOR = MenuEntry()
+MAX_MODELS = 8
+SHUTDOWN_ACTIONS = frozenset({"stop", "quit_all"})
 """Actions that end the server."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """State known at one moment."""
+class ServiceState:
+    """State of the server and of the menu bar at one moment."""
 
     is_served: bool = False
     """Whether a server of this home is running, starting or ending."""
@@ -30,12 +30,12 @@ class Seen:
     """Main models on disk, the most recently used first."""
     full_disk: str = ""
     """One of Paceline's folders that is on a full disk; empty if none is."""
-    newer: str = ""
+    newer_version: str = ""
     """Newer available version, if the server checks for updates."""
     update_command: str = ""
     starts_at_login: bool = False
-    doing: str = ""
-    """Command of this menu that is running; empty if none is."""
+    running_command: str = ""
+    """Action whose command is running; empty if none is."""
     problem: str = ""
     """Error of the last action."""
 
@@ -57,106 +57,114 @@ class Seen:
         return state
 
 
-def tray_state(seen: Seen) -> TrayState:
+def tray_state(service: ServiceState) -> TrayState:
     """Return the state for the image; trouble takes precedence."""
-    if seen.problem or seen.quarantined or seen.full_disk:
+    if service.problem or service.quarantined or service.full_disk:
         return "trouble"
-    if seen.doing or (seen.is_served and not seen.worker.get("ready", False)):
+    if service.running_command or (service.is_served and not service.worker.get("ready", False)):
         return "starting"
-    if not seen.is_served:
+    if not service.is_served:
         return "stopped"
-    return "busy" if seen.state.get("running") else "ready"
+    return "busy" if service.state.get("running") else "ready"
 
 
-def face(seen: Seen, words: Words) -> Face:
-    """Return what the menu bar shows."""
-    state = tray_state(seen)
-    speed = f"{seen.pace.get('tokens_per_second', 0):.0f}" if state == "busy" else ""
-    headline = _headline(seen, state, speed, words)
+def tray_content(service: ServiceState, words: Words) -> TrayContent:
+    """Return the content of the menu bar: image, text, tooltip and menu."""
+    state = tray_state(service)
+    speed = f"{service.pace.get('tokens_per_second', 0):.0f}" if state == "busy" else ""
+    headline = _headline(service, state, speed, words)
     entries = (
         *(MenuEntry(text) for text in headline),
-        *([MenuEntry(words("menu.update", version=seen.newer), "update")] if seen.newer else []),
-        LINE,
-        *(_of_running(seen, words) if seen.state else ()),
-        *_of_server(seen, words),
-        LINE,
+        *([MenuEntry(words("menu.update", version=service.newer_version), "update")] if service.newer_version else []),
+        SEPARATOR,
+        *(_running_entries(service, words) if service.state else ()),
+        *_server_entries(service, words),
+        SEPARATOR,
         MenuEntry(words("menu.quit"), "quit"),
-        *([MenuEntry(words("menu.quit_all"), "quit_all")] if seen.is_served else []),
+        *([MenuEntry(words("menu.quit_all"), "quit_all")] if service.is_served else []),
     )
-    return Face(state, speed, f"Paceline: {headline[0]}", entries)
+    return TrayContent(state, speed, f"Paceline: {headline[0]}", entries)
 
 
-def _headline(seen: Seen, state: TrayState, speed: str, words: Words) -> list[str]:
+def _headline(service: ServiceState, state: TrayState, speed: str, words: Words) -> list[str]:
     if state == "trouble":
-        return [text for text in (seen.problem, *_quarantines(seen.quarantined, words), _full(seen, words)) if text]
+        return [
+            text
+            for text in (
+                service.problem,
+                *_quarantine_texts(service.quarantined, words),
+                _full_disk_text(service, words),
+            )
+            if text
+        ]
     if state == "busy":
-        share = seen.pace.get("acceptance")
+        share = service.pace.get("acceptance")
         if share is None:
             return [words("menu.busy", speed=speed)]
         return [words("menu.busy_accepted", speed=speed, share=f"{100 * share:.0f} %")]
     if state == "starting":
-        return [words("menu.stopping" if seen.doing in ENDING else "menu.starting")]
+        return [words("menu.stopping" if service.running_command in SHUTDOWN_ACTIONS else "menu.starting")]
     return [words("menu.ready" if state == "ready" else "menu.stopped")]
 
 
-def _of_running(seen: Seen, words: Words) -> tuple[MenuEntry, ...]:
+def _running_entries(service: ServiceState, words: Words) -> tuple[MenuEntry, ...]:
     """Return the entries that need a responding server."""
-    there = {str(model["id"]) for model in seen.loaded}
-    others = [name for name in seen.models if name not in there][:MOST_MODELS]
+    loaded_ids = {str(model["id"]) for model in service.loaded}
+    others = [name for name in service.models if name not in loaded_ids][:MAX_MODELS]
     load = MenuEntry(words("menu.load"), children=tuple(MenuEntry(name, f"load {name}") for name in others))
-    memory = MenuEntry(words("menu.memory"), children=tuple(_of_model(model, words) for model in seen.loaded))
+    memory = MenuEntry(words("menu.memory"), children=tuple(_model_entry(model, words) for model in service.loaded))
     return (
         memory,
         load,
-        LINE,
+        SEPARATOR,
         MenuEntry(words("menu.dashboard"), "dashboard"),
         MenuEntry(words("menu.chat"), "chat"),
         MenuEntry(words("menu.copy"), "copy"),
         MenuEntry(words("menu.copy_key"), "copy_key"),
-        LINE,
+        SEPARATOR,
     )
 
 
-def _of_model(model: Mapping[str, Any], words: Words) -> MenuEntry:
+def _model_entry(model: Mapping[str, Any], words: Words) -> MenuEntry:
     name, is_pinned = str(model["id"]), bool(model.get("pinned"))
     drafters = [MenuEntry(str(draft_id)) for draft_id in model.get("draft_ids", ())]
     pin = MenuEntry(words("menu.pin"), f"{'unpin' if is_pinned else 'pin'} {name}", is_checked=is_pinned)
     return MenuEntry(name, children=(*drafters, pin, MenuEntry(words("menu.unload"), f"unload {name}")))
 
 
-def _of_server(seen: Seen, words: Words) -> tuple[MenuEntry, ...]:
-    login = MenuEntry(words("menu.login"), "logout" if seen.starts_at_login else "login", seen.starts_at_login)
-    if seen.doing:
+def _server_entries(service: ServiceState, words: Words) -> tuple[MenuEntry, ...]:
+    login = MenuEntry(words("menu.login"), "logout" if service.starts_at_login else "login", service.starts_at_login)
+    if service.running_command:
         return (login,)
-    if not seen.is_served:
+    if not service.is_served:
         return (MenuEntry(words("menu.start"), "start"), login)
     return MenuEntry(words("menu.stop"), "stop"), MenuEntry(words("menu.restart"), "restart"), login
 
 
-def _quarantines(names: Sequence[str], words: Words) -> list[str]:
+def _quarantine_texts(names: Sequence[str], words: Words) -> list[str]:
     return [words("menu.quarantined", model=name) for name in names]
 
 
-def _full(seen: Seen, words: Words) -> str:
-    return words("menu.full_disk", folder=seen.full_disk) if seen.full_disk else ""
+def _full_disk_text(service: ServiceState, words: Words) -> str:
+    return words("menu.full_disk", folder=service.full_disk) if service.full_disk else ""
 
 
-def news(before: Seen, now: Seen, words: Words) -> list[str]:
+def notifications(old: ServiceState, new: ServiceState, words: Words) -> list[str]:
     """Return the texts of notifications: only for what is new and was not requested by the user."""
-    texts = [now.problem] if now.problem and now.problem != before.problem else []
-    texts += _quarantines([name for name in now.quarantined if name not in before.quarantined], words)
-    if now.full_disk and not before.full_disk:
-        texts.append(_full(now, words))
-    if now.newer and now.newer != before.newer:
-        texts.append(words("menu.newer", version=now.newer))
-    if before.worker and now.worker.get("restarts", 0) > before.worker.get("restarts", 0):
-        texts.append(words("menu.restarted", why=_why(now.worker.get("last_exit") or {}, words)))
-    if before.is_served and not now.is_served and not before.doing and not now.doing:
+    texts = [new.problem] if new.problem and new.problem != old.problem else []
+    texts += _quarantine_texts([name for name in new.quarantined if name not in old.quarantined], words)
+    if new.full_disk and not old.full_disk:
+        texts.append(_full_disk_text(new, words))
+    if new.newer_version and new.newer_version != old.newer_version:
+        texts.append(words("menu.newer", version=new.newer_version))
+    if old.worker and new.worker.get("restarts", 0) > old.worker.get("restarts", 0):
+        texts.append(words("menu.restarted", why=_reason_text(new.worker.get("last_exit") or {}, words)))
+    if old.is_served and not new.is_served and not old.running_command and not new.running_command:
         texts.append(words("menu.ended"))
     return texts
 
 
-def _why(reason: Mapping[str, Any], words: Words) -> str:
-    """Return a reason in the user's language; in English if there is no translation."""
+def _reason_text(reason: Mapping[str, Any], words: Words) -> str:
+    """Return a reason in the user's language, or in English if there is no translation."""
     key = f"reason.{reason.get('reason_code', '')}"
     return words(key, **reason.get("reason_values", {})) if key in words.entries else str(reason.get("reason", ""))

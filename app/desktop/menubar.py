@@ -23,11 +23,11 @@ from app.command import autostart
 from app.command.server import Server, running_server
 from app.command.service import ANSWER_SECONDS
 from app.core.errors import CommandError
-from app.desktop.menu import Seen, face, news, tray_state
+from app.desktop.menu import ServiceState, notifications, tray_content, tray_state
 from app.desktop.tray import Tray
 from app.i18n import Catalogs, Words
 from app.machine.installation import this_installation
-from app.machine.own_files import open_own
+from app.machine.own_files import open_regular_file
 from app.machine.server_file import is_served
 from app.settings import Settings
 
@@ -61,7 +61,7 @@ OpenPage = Callable[[Server, str], None]
 def only_one(home: Path) -> Iterator[bool]:
     """Yield whether this is the only menu bar of a home; the lock is held until exit."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = open_own(home / LOCK_NAME, os.O_RDWR | os.O_CREAT)
+    descriptor = open_regular_file(home / LOCK_NAME, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -85,47 +85,47 @@ class MenuBar:
     ) -> None:
         self._settings, self._tray, self._words, self._open_page = settings, tray, words, open_page
         self._program = program or autostart.program()
-        self._look_again, self._ended = threading.Event(), threading.Event()
-        self._seen = Seen()
-        self._doing, self._problem = "", ""
+        self._refresh, self._ended = threading.Event(), threading.Event()
+        self._service = ServiceState()
+        self._running_command, self._problem = "", ""
         self._key_id = 0
 
     def run(self) -> None:
         """Run the menu bar until the user quits it."""
-        self._seen = look(self._settings)
-        self._tray.show(face(self._seen, self._words))
-        threading.Thread(target=self._keep_looking, daemon=True).start()
+        self._service = read_service_state(self._settings)
+        self._tray.show(tray_content(self._service, self._words))
+        threading.Thread(target=self._poll, daemon=True).start()
         self._tray.run(lambda action: threading.Thread(target=self._perform, args=(action,), daemon=True).start())
         self._ended.set()
-        self._look_again.set()
+        self._refresh.set()
 
-    def _keep_looking(self) -> None:
+    def _poll(self) -> None:
         while not self._ended.is_set():
-            seen = look(self._settings, doing=self._doing, problem=self._problem)
-            self._tray.hand_over(functools.partial(self._show, seen))
-            self._look_again.wait(IDLE_SECONDS if tray_state(seen) in {"ready", "stopped"} else BUSY_SECONDS)
-            self._look_again.clear()
+            service = read_service_state(self._settings, running_command=self._running_command, problem=self._problem)
+            self._tray.schedule(functools.partial(self._show, service))
+            self._refresh.wait(IDLE_SECONDS if tray_state(service) in {"ready", "stopped"} else BUSY_SECONDS)
+            self._refresh.clear()
 
-    def _show(self, seen: Seen) -> None:
-        for text in news(self._seen, seen, self._words):
+    def _show(self, service: ServiceState) -> None:
+        for text in notifications(self._service, service, self._words):
             self._tray.notify(TITLE, text)
-        self._seen = seen
-        self._tray.show(face(seen, self._words))
+        self._service = service
+        self._tray.show(tray_content(service, self._words))
 
     def _perform(self, action: str) -> None:
         """Perform an action in its own thread, because a load or a stop takes a while."""
         self._problem = ""
         try:
-            self._do(*action.partition(" ")[::2])
+            self._execute(*action.partition(" ")[::2])
         except CommandError as error:
             self._problem = str(error)
-        self._doing = ""
-        self._look_again.set()
+        self._running_command = ""
+        self._refresh.set()
 
-    def _do(self, verb: str, model: str) -> None:
+    def _execute(self, verb: str, model: str) -> None:
         """Perform the chosen action. Raises `CommandError`."""
         if verb in COMMANDS:
-            self._change(verb)
+            self._run_server_command(verb)
         if verb in {"quit", "quit_all"}:
             self._tray.quit()
         elif verb == "copy":
@@ -133,7 +133,9 @@ class MenuBar:
         elif verb == "copy_key":
             self._copy_key(self._server())
         elif verb == "update":
-            self._copy(self._seen.update_command, self._words("menu.update_copied", command=self._seen.update_command))
+            self._copy(
+                self._service.update_command, self._words("menu.update_copied", command=self._service.update_command)
+            )
         elif verb in PAGES:
             self._open_page(self._server(), PAGES[verb])
         elif verb in {"load", "pin", "unpin"}:
@@ -148,9 +150,9 @@ class MenuBar:
         if self._key_id in unused:
             server.call("DELETE", f"{KEYS}/{self._key_id}")
         name = self._words("menu.key_name", date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"))
-        made = server.call("POST", KEYS, {"name": name, "scope": "inference"})
-        self._key_id = made["key"]["id"]
-        self._copy(made["text"], self._words("menu.key_copied", name=name))
+        new_key = server.call("POST", KEYS, {"name": name, "scope": "inference"})
+        self._key_id = new_key["key"]["id"]
+        self._copy(new_key["text"], self._words("menu.key_copied", name=name))
 
     def _copy(self, text: str, notice: str = "") -> None:
         """Put `text` on the clipboard, and show `notice` as a notification, if given."""
@@ -160,7 +162,7 @@ class MenuBar:
             if notice:
                 self._tray.notify(TITLE, notice)
 
-        self._tray.hand_over(put)
+        self._tray.schedule(put)
 
     def _server(self) -> Server:
         server = running_server(self._settings)
@@ -168,22 +170,22 @@ class MenuBar:
             raise CommandError(self._words("menu.stopped"))
         return server
 
-    def _change(self, verb: str) -> None:
-        was_served = is_served(self._settings.home)
+    def _run_server_command(self, verb: str) -> None:
+        was_running = is_served(self._settings.home)
         self._run_command(verb)
-        if verb == "logout" and was_served:  # the system also stops the server that it had started
+        if verb == "logout" and was_running:  # the system also stops the server that it had started
             self._run_command("start")
 
     def _run_command(self, verb: str) -> None:
         """Run one of our commands. Raises `CommandError` with its last line of output if it fails."""
-        self._doing = verb
-        self._look_again.set()
-        ran = subprocess.run(  # noqa: S603 - ourselves
+        self._running_command = verb
+        self._refresh.set()
+        completed = subprocess.run(  # noqa: S603 - ourselves
             [*self._program, *COMMANDS[verb]], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
         )
-        if ran.returncode:
-            lines = (ran.stderr.strip() or ran.stdout.strip()).splitlines()
-            raise CommandError(lines[-1] if lines else f"paceline {COMMANDS[verb][0]}: {ran.returncode}")
+        if completed.returncode:
+            lines = (completed.stderr.strip() or completed.stdout.strip()).splitlines()
+            raise CommandError(lines[-1] if lines else f"paceline {COMMANDS[verb][0]}: {completed.returncode}")
 
 
 def has_screen(environment: Mapping[str, str], platform: str = sys.platform) -> bool:
@@ -212,25 +214,25 @@ def show_menu_bar(settings: Settings, open_page: OpenPage) -> bool:
         return is_only_one
 
 
-def look(settings: Settings, *, doing: str = "", problem: str = "") -> Seen:
-    """Return the current state. A server that does not respond is starting or ending."""
-    at_login = autostart.installed(settings) is not None
+def read_service_state(settings: Settings, *, running_command: str = "", problem: str = "") -> ServiceState:
+    """Read the current state. A server that does not respond is starting or shutting down."""
+    at_login = autostart.installed_agent(settings) is not None
     served = is_served(settings.home)
-    seen = Seen(is_served=served, starts_at_login=at_login, doing=doing, problem=problem)
+    service = ServiceState(is_served=served, starts_at_login=at_login, running_command=running_command, problem=problem)
     server = running_server(settings) if served else None
     if server is None:
-        return seen
+        return service
     try:
         answer = server.call("GET", MENU, seconds=ANSWER_SECONDS)
     except CommandError:
-        return seen
+        return service
     return replace(
-        seen,
+        service,
         address=server.address,
         state=answer["state"],
         pace=answer["pace"],
         models=tuple(answer["models"]),
         full_disk=answer["full_disk"],
-        newer=answer["newer"],
+        newer_version=answer["newer"],
         update_command=answer["update_command"],
     )

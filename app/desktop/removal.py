@@ -22,8 +22,8 @@ from app.core.download import MARKER, PARTIAL, PARTIAL_LOCK, PARTIAL_NAME
 from app.core.errors import CommandError
 from app.desktop import bundle
 from app.machine.installation import this_installation
-from app.machine.own_files import ANY, own_files, own_folders, read_kept
-from app.machine.prefix_files import GROWING_NAME, KEPT_NAME
+from app.machine.own_files import ANY, own_files, own_folders, read_json_as
+from app.machine.prefix_files import PREFIX_FILE_NAME, PREFIX_PARTIAL_NAME
 from app.models.safe_files import write_privately
 from app.settings import PREFIXES, Settings
 
@@ -38,7 +38,7 @@ TITLES: Mapping[Name, str] = {
 CACHES = (
     ("logs", r"(paceline|start)\.log(\.[0-9])?"),
     ("costs", r"[0-9a-f]{32}\.json"),
-    (PREFIXES, ANY, f"{KEPT_NAME}|{GROWING_NAME}"),
+    (PREFIXES, ANY, f"{PREFIX_FILE_NAME}|{PREFIX_PARTIAL_NAME}"),
     (r"(tokenizers|window)\.json",),
 )
 CACHE_FOLDERS = "window|launch"
@@ -54,7 +54,7 @@ APPS = Path("~/Applications")
 APPS_FILE = "apps.json"
 """File that lists other folders into which an app was written."""
 
-Tell = Callable[[str], None]
+ShowProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ class Part:
         return f"{self.name}: {TITLES[self.name]}, {bytes_text(self.size_bytes)} ({where})"
 
 
-def parts_of(settings: Settings) -> tuple[Part, ...]:
+def installed_parts(settings: Settings) -> tuple[Part, ...]:
     """Return the existing parts, in the order of their removal."""
-    agent = autostart.installed(settings)
+    agent = autostart.installed_agent(settings)
     apps = (folder / bundle.NAME for folder in (APPS.expanduser(), *_other_folders(settings.home)))
     paths_by_name: dict[Name, Sequence[Path]] = {
         "service": [agent.path] if agent is not None else [],
@@ -94,15 +94,17 @@ def _is_ours(app: Path) -> bool:
         return False
 
 
-def note_app(home: Path, folder: Path, *, is_there: bool) -> None:
-    """Record whether an app is in this folder. Raises `CommandError` if the home cannot be written."""
-    others = [other for other in _other_folders(home) if other != folder]
+def record_app(home: Path, folder: Path, *, is_there: bool) -> None:
+    """Record whether an app is installed in this folder. Raises `CommandError` if the home cannot be written."""
+    folders = [known_folder for known_folder in _other_folders(home) if known_folder != folder]
     if is_there and folder != APPS.expanduser():
-        others.append(folder)
+        folders.append(folder)
     try:
-        if others:
+        if folders:
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_privately(home / APPS_FILE, msgspec.json.encode([os.fspath(other) for other in others]))
+            write_privately(
+                home / APPS_FILE, msgspec.json.encode([os.fspath(known_folder) for known_folder in folders])
+            )
         elif (home / APPS_FILE).exists():
             (home / APPS_FILE).unlink()
             with contextlib.suppress(OSError):  # not empty
@@ -112,7 +114,7 @@ def note_app(home: Path, folder: Path, *, is_there: bool) -> None:
 
 
 def _other_folders(home: Path) -> tuple[Path, ...]:
-    return tuple(map(Path, read_kept(home / APPS_FILE, list[str], bundle.MAX_RECORD_BYTES) or ()))
+    return tuple(map(Path, read_json_as(home / APPS_FILE, list[str], bundle.MAX_RECORD_BYTES) or ()))
 
 
 def _downloads(folder: Path) -> Iterator[Path]:
@@ -142,19 +144,19 @@ def chosen_parts(parts: Sequence[Part], names: Collection[str]) -> tuple[Part, .
     return tuple(part for part in parts if part.name in names)
 
 
-def remove(settings: Settings, parts: Sequence[Part], tell: Tell) -> list[str]:
+def remove(settings: Settings, parts: Sequence[Part], show_progress: ShowProgress) -> list[str]:
     """Remove these parts, first stopping the server (not for the app alone); return a report. Raises `CommandError`."""
-    ended = stop(settings, tell) if any(part.name != "app" for part in parts) else None
-    said = ["The server is stopped."] if ended is not None else []
-    said += [_remove(settings, part) for part in parts]
-    if any(part.name == "state" for part in parts) and autostart.installed(settings) is not None:
-        said.append("A new Paceline still starts at login: `paceline service uninstall` ends that")
-    left = sorted(settings.home.iterdir()) if settings.home.is_dir() else []
-    if not left and settings.home.is_dir() and not settings.home.is_symlink():  # a link belongs to the user
+    stopped = stop(settings, show_progress) if any(part.name != "app" for part in parts) else None
+    report = ["The server is stopped."] if stopped is not None else []
+    report += [_remove(settings, part) for part in parts]
+    if any(part.name == "state" for part in parts) and autostart.installed_agent(settings) is not None:
+        report.append("A new Paceline still starts at login: `paceline service uninstall` ends that")
+    remaining = sorted(settings.home.iterdir()) if settings.home.is_dir() else []
+    if not remaining and settings.home.is_dir() and not settings.home.is_symlink():  # a link belongs to the user
         settings.home.rmdir()
-    elif left and any(part.name == "state" for part in parts):
-        said.append(f"This stays in {settings.home}: {', '.join(path.name for path in left)}")
-    return said
+    elif remaining and any(part.name == "state" for part in parts):
+        report.append(f"This stays in {settings.home}: {', '.join(path.name for path in remaining)}")
+    return report
 
 
 def _remove(settings: Settings, part: Part) -> str:
@@ -183,8 +185,8 @@ def _delete(path: Path) -> None:
         raise CommandError(f"{path} cannot be removed: {error.strerror or error}") from None
 
 
-def stays(settings: Settings) -> list[str]:
-    """Return what `uninstall` never touches, and how to remove the program."""
+def untouched_items(settings: Settings) -> list[str]:
+    """Return lines about what `uninstall` leaves alone, and how to remove the program."""
     folders = [str(folder) for folder in settings.model_folders if not folder.is_relative_to(settings.home)]
     models = [f"Models in your own folders stay: {', '.join(folders)}"] if folders else []
     return [*models, f"The program itself: {this_installation().remove}"]

@@ -25,7 +25,7 @@ class MenuEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
+class TrayContent:
     """Content of the menu bar: its image by state, a few characters beside it, and its menu."""
 
     state: TrayState
@@ -37,15 +37,15 @@ class Face:
 
 
 class Tray(Protocol):
-    """A native menu bar. Only `hand_over` and `quit` may be called by another thread than the one in `run`."""
+    """A native menu bar. Only `schedule` and `quit` may be called by another thread than the one in `run`."""
 
-    def show(self, face: Face) -> None:
-        """Show `face` from now on."""
+    def show(self, content: TrayContent) -> None:
+        """Show `content` from now on."""
 
-    def run(self, chosen: Callable[[str], None]) -> None:
-        """Run the event loop until `quit`; `chosen` is called with the actions of chosen entries."""
+    def run(self, on_choose: Callable[[str], None]) -> None:
+        """Run the event loop until `quit`; `on_choose` is called with the actions of chosen entries."""
 
-    def hand_over(self, call: Callable[[], None]) -> None:
+    def schedule(self, call: Callable[[], None]) -> None:
         """Schedule `call` in the thread of `run`."""
 
     def notify(self, title: str, text: str) -> None:

@@ -20,7 +20,7 @@ from app.command.service import ANSWER_SECONDS, ENTRY, open_page, setup_address,
 from app.core.errors import CommandError
 from app.desktop.bundle import DIALOG, ICONS
 from app.desktop.menubar import has_screen
-from app.machine.own_files import read_kept
+from app.machine.own_files import read_json_as
 from app.models.safe_files import write_privately
 from app.settings import Settings
 
@@ -35,28 +35,28 @@ class WindowSize(msgspec.Struct, frozen=True):
     width: int = 1280
     height: int = 860
 
-    def within(self) -> "WindowSize":
-        """Return the size limited to usable values."""
+    def clamped(self) -> "WindowSize":
+        """Return the size, clamped to the allowed range."""
         sides = zip((self.width, self.height), SMALLEST, LARGEST, strict=True)
         return WindowSize(*(min(max(side, least), most) for side, least, most in sides))
 
 
-class Happening(Protocol):
+class WindowEvent(Protocol):
     """An event of pywebview: `+=` adds a handler."""
 
-    def __iadd__(self, heard: Callable[..., None]) -> Self: ...
+    def __iadd__(self, handler: Callable[..., None]) -> Self: ...
 
 
-class WindowHappenings(Protocol):
+class WindowEvents(Protocol):
     """The events used here."""
 
-    resized: Happening
+    resized: WindowEvent
 
 
 class NativeWindow(Protocol):
     """A window of pywebview."""
 
-    events: WindowHappenings
+    events: WindowEvents
 
 
 class WebView(Protocol):
@@ -80,7 +80,7 @@ class WebView(Protocol):
     def start(self, *, private_mode: bool, storage_path: str, icon: str) -> None: ...
 
 
-def started_server(settings: Settings) -> Server:
+def ensure_server(settings: Settings) -> Server:
     """Return the server of this home, started if none runs. Raises `CommandError`."""
     start(settings, (), lambda _text: None)
     server = running_server(settings)
@@ -93,8 +93,8 @@ def open_app(
     settings: Settings,
     show_menu_bar: Callable[[Settings, Callable[[Server, str], None]], bool] | None,
     *,
-    connect: Callable[[Settings], Server] = started_server,
-    in_browser: Callable[[Server, str], None] = open_page,
+    connect: Callable[[Settings], Server] = ensure_server,
+    open_in_browser: Callable[[Server, str], None] = open_page,
 ) -> None:
     """Handle a double click: start server and menu bar, and open the dashboard if there is no account or no menu bar.
 
@@ -104,14 +104,14 @@ def open_app(
         server = connect(settings)
         is_new = bool(setup_address(settings))
         if is_new or show_menu_bar is None:
-            in_browser(server, "/admin/")
-        is_shown = show_menu_bar is not None and show_menu_bar(settings, in_browser)
+            open_in_browser(server, "/admin/")
+        is_shown = show_menu_bar is not None and show_menu_bar(settings, open_in_browser)
         if not (is_shown or is_new or show_menu_bar is None):  # a menu bar is running already: show something
-            in_browser(server, "/admin/")
+            open_in_browser(server, "/admin/")
     except CommandError as error:
         if shutil.which("osascript"):
-            words = ["osascript", *(word for line in DIALOG for word in ("-e", line)), str(error)]
-            subprocess.run(words, stdout=subprocess.DEVNULL, check=False)  # noqa: S603 - the text is only an argument
+            command = ["osascript", *(argument for line in DIALOG for argument in ("-e", line)), str(error)]
+            subprocess.run(command, stdout=subprocess.DEVNULL, check=False)  # noqa: S603 - the text is only an argument
         raise
 
 
@@ -127,13 +127,13 @@ def open_window(
     to: str,
     view: WebView | None,
     *,
-    connect: Callable[[Settings], Server] = started_server,
-    in_browser: Callable[[Server, str], None] = open_page,
+    connect: Callable[[Settings], Server] = ensure_server,
+    open_in_browser: Callable[[Server, str], None] = open_page,
 ) -> None:
     """Show a page in a window until it is closed, or in the browser. Raises `CommandError`."""
     server = connect(settings)
     if view is None or not show(server, settings.home, to, view):
-        in_browser(server, to)
+        open_in_browser(server, to)
 
 
 def show(server: Server, home: Path, to: str, view: WebView) -> bool:
@@ -154,7 +154,7 @@ def show(server: Server, home: Path, to: str, view: WebView) -> bool:
 
     def resized(width: float, height: float) -> None:
         nonlocal size
-        size = WindowSize(round(width), round(height)).within()
+        size = WindowSize(round(width), round(height)).clamped()
 
     if window is not None:
         window.events.resized += resized
@@ -179,4 +179,4 @@ def address_of(server: Server, to: str) -> str:
 
 def read_size(path: Path) -> WindowSize:
     """Return the stored size, or the default."""
-    return (read_kept(path, WindowSize, MAX_SIZE_BYTES) or WindowSize()).within()
+    return (read_json_as(path, WindowSize, MAX_SIZE_BYTES) or WindowSize()).clamped()

@@ -23,14 +23,14 @@ class Constraints:
     def __init__(self, *, by_rejection: bool = False) -> None:
         self._by_rejection = by_rejection
         """Whether acceptance is by rejection: then a draft must not change depending on what was drawn."""
-        self._held: dict[str, Constraint] = {}
+        self._constraints: dict[str, Constraint] = {}
 
     def admit(self, request: Request) -> None:
         if request.constraint is not None:
-            self._held[request.id] = request.constraint.begin()
+            self._constraints[request.id] = request.constraint.begin()
 
     def release(self, request_id: str) -> None:
-        self._held.pop(request_id, None)
+        self._constraints.pop(request_id, None)
 
     def bind(self, rows: Sequence[DecodeRow], slots: int = LAUNCHED_AHEAD) -> bool:
         """Return whether any row may have a token forbidden within the next `slots`."""
@@ -38,42 +38,42 @@ class Constraints:
 
     def failure(self, row: DecodeRow, emitted: Sequence[int]) -> str:
         """Return why a row cannot continue, or not end, after what it emitted; empty while all is well."""
-        held = self._held.get(row.sequence_id)
-        return held.failure([*row.tokens[row.prompt_length :], *emitted]) if held else ""
+        constraint = self._constraints.get(row.sequence_id)
+        return constraint.failure([*row.tokens[row.prompt_length :], *emitted]) if constraint else ""
 
     def forced(
         self, sequence_id: str, tokens: Sequence[int], prompt_length: int, emitted: Sequence[int] = ()
     ) -> tuple[tuple[int, ...], ...]:
         """Return the forced tokens, as far as known, after a row's `tokens` (prompt and output) and `emitted`."""
-        held = self._held.get(sequence_id)  # an unconstrained row copies no text
-        return held.forced([*tokens[prompt_length:], *emitted]) if held else ()
+        constraint = self._constraints.get(sequence_id)  # an unconstrained row copies no text
+        return constraint.forced([*tokens[prompt_length:], *emitted]) if constraint else ()
 
-    def led(self, row: DecodeRow) -> DecodeRow:
+    def with_forced_drafts(self, row: DecodeRow) -> DecodeRow:
         """Return the row with its first drafts forced by the grammar, and no more drafts than its masks can afford."""
-        held = self._held.get(row.sequence_id)
-        if held is None:
+        constraint = self._constraints.get(row.sequence_id)
+        if constraint is None:
             return row
-        most = held.affordable_drafts
+        most = constraint.affordable_drafts
         drafts = min(row.num_draft_tokens, most)
-        forced = held.forced(row.tokens[row.prompt_length :])[:drafts]
+        forced = constraint.forced(row.tokens[row.prompt_length :])[:drafts]
         if self._by_rejection:
-            forced = tuple(ways[:1] for ways in forced)
-        return replace(row, forced=forced, num_draft_tokens=drafts, most_draft_tokens=min(row.most_draft_tokens, most))
+            forced = tuple(alternatives[:1] for alternatives in forced)
+        return replace(row, forced=forced, num_draft_tokens=drafts, max_draft_tokens=min(row.max_draft_tokens, most))
 
-    def extended(self, rows: Sequence[DecodeRow], proposal: Proposal) -> Proposal:
+    def append_forced(self, rows: Sequence[DecodeRow], proposal: Proposal) -> Proposal:
         """Append forced tokens after each row's drafts, in place of those from the first forbidden one on.
         This waits for the drafts, which the longer cycle is worth."""
         binding = {} if proposal.tokens is None or self._by_rejection else self._binding(rows, 1)
-        if proposal.tokens is None or not any(proposal.counts[place] for place in binding):
+        if proposal.tokens is None or not any(proposal.counts[index] for index in binding):
             return proposal
-        listed: Any = proposal.tokens.tolist()
-        drafts = [tokens[:count] for tokens, count in zip(listed, proposal.counts, strict=True)]
+        draft_tokens: Any = proposal.tokens.tolist()
+        drafts = [tokens[:count] for tokens, count in zip(draft_tokens, proposal.counts, strict=True)]
         appended = [0] * len(rows)
-        for place, (held, output) in binding.items():
-            if own := drafts[place]:
-                standing, forced = held.forced_after(output, own)
-                more = forced[: max(0, rows[place].most_draft_tokens - standing)]
-                drafts[place], appended[place] = [*own[:standing], *more], len(more)
+        for index, (constraint, output) in binding.items():
+            if row_drafts := drafts[index]:
+                allowed, forced = constraint.forced_after(output, row_drafts)
+                extra = forced[: max(0, rows[index].max_draft_tokens - allowed)]
+                drafts[index], appended[index] = [*row_drafts[:allowed], *extra], len(extra)
         counts = tuple(map(len, drafts))
         # At least one slot: a drafter that drafted must observe the outcome.
         return proposal._replace(tokens=padded(drafts, 1), counts=counts, appended=tuple(appended))
@@ -96,28 +96,28 @@ class Constraints:
         if not binding:
             return logits, counts
         mx.async_eval(logits)  # the host continues meanwhile
-        listed: Any = drafts.tolist() if drafts is not None else [()] * len(rows)
-        standing = list(counts) or [0] * len(rows)
+        draft_tokens: Any = drafts.tolist() if drafts is not None else [()] * len(rows)
+        allowed_counts = list(counts) or [0] * len(rows)
         masks = np.full((len(binding), slots, (vocabulary + 31) // 32), -1, dtype=np.int32)
-        for (place, (held, output)), mask in zip(binding.items(), masks, strict=True):
-            standing[place] = held.allow(output, listed[place][: standing[place]], mask)
+        for (index, (constraint, output)), mask in zip(binding.items(), masks, strict=True):
+            allowed_counts[index] = constraint.allow(output, draft_tokens[index][: allowed_counts[index]], mask)
         bits = np.unpackbits(masks.view(np.uint8), axis=-1, count=vocabulary, bitorder="little")
         allowed = mx.array(bits.view(np.bool_))
-        for index, (place, (held, output)) in enumerate(binding.items()):
-            if (opening := held.opening(output)) is not None:
-                own = draw(logits[place : place + 1, :1], [sampled[place]._replace(salt=OPENING_SALT)]) == opening
-                allowed[index, 0] = mx.where(own[0], mx.arange(vocabulary) == opening, allowed[index, 0])
+        for mask_row, (index, (constraint, output)) in enumerate(binding.items()):
+            if (opening := constraint.opening(output)) is not None:
+                is_drawn = draw(logits[index : index + 1, :1], [sampled[index]._replace(salt=OPENING_SALT)]) == opening
+                allowed[mask_row, 0] = mx.where(is_drawn[0], mx.arange(vocabulary) == opening, allowed[mask_row, 0])
         if len(binding) == len(rows):
-            return mx.where(allowed, logits, -mx.inf), standing
-        places = mx.array(list(binding))
-        logits[places] = mx.where(allowed, logits[places], -mx.inf)
-        return logits, standing
+            return mx.where(allowed, logits, -mx.inf), allowed_counts
+        indices = mx.array(list(binding))
+        logits[indices] = mx.where(allowed, logits[indices], -mx.inf)
+        return logits, allowed_counts
 
     def _binding(self, rows: Sequence[DecodeRow], slots: int) -> dict[int, tuple[Constraint, Sequence[int]]]:
         """Return the binding constraints by index in `rows`, each with the output so far."""
         binding = {}
-        for place, row in enumerate(rows if self._held else ()):
-            held = self._held.get(row.sequence_id)
-            if held is not None and held.binds(output := row.tokens[row.prompt_length :], slots):
-                binding[place] = held, output
+        for index, row in enumerate(rows if self._constraints else ()):
+            constraint = self._constraints.get(row.sequence_id)
+            if constraint is not None and constraint.binds(output := row.tokens[row.prompt_length :], slots):
+                binding[index] = constraint, output
         return binding

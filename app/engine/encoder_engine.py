@@ -1,4 +1,4 @@
-"""Engine of a loaded encoder: each text is read whole in one forward, without a cache, and yields a vector.
+"""Engine of a loaded encoder: each text is encoded in one forward, without a cache, into a vector.
 To the scheduler it is a prompt with one drawn token, which no client gets."""
 
 import math
@@ -27,7 +27,7 @@ from app.engine.encoders import Encoder, pooled
 from app.engine.runner import padded
 from app.models.encoders import BATCH_ROWS, BATCH_TOKENS
 
-DRAWN = 0
+PLACEHOLDER_TOKEN = 0
 """Placeholder token for an answer."""
 SLOW_SECONDS = 1.0
 """Expected duration of a forward, in seconds, above which it reports progress after each layer."""
@@ -48,7 +48,7 @@ class EncoderEngine:
         self._token_seconds = math.inf
         """Seconds per token in the last forward; infinite before the first one."""
         self._encoder = encoder
-        self._ways: dict[str, str] = {}
+        self._poolings: dict[str, str] = {}
         self._vectors: dict[str, tuple[float, ...]] = {}
         self.limits = EngineLimits(
             max_context_tokens=unit.max_context_tokens,
@@ -60,48 +60,50 @@ class EncoderEngine:
         return True
 
     def admit(self, request: Request) -> int:
-        self._ways[request.id] = request.embeds
+        self._poolings[request.id] = request.embeds
         return 0
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:  # noqa: ARG002 - texts are not cached
-        self._ways.pop(request_id, None)
+        self._poolings.pop(request_id, None)
         self._vectors.pop(request_id, None)
 
     def step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         with memory.all_or_nothing(self.close):
-            self._read([row for row in plan.rows if row.sequence_id not in self._vectors])
+            self._encode([row for row in plan.rows if row.sequence_id not in self._vectors])
         if isinstance(plan, PrefillStep):
             result = StepResult(prefilled=tuple((row.sequence_id, len(row.tokens) - 1) for row in plan.rows))
         else:
             result = StepResult(tuple(self._outcome(row) for row in plan.rows))
         return replace(result, seconds=time.perf_counter() - started)
 
-    def _read(self, rows: Sequence[PrefillRow | DecodeRow]) -> None:
-        """Run one forward over whole texts, whichever piece of them is planned."""
+    def _encode(self, rows: Sequence[PrefillRow | DecodeRow]) -> None:
+        """Run one forward over whole texts, whichever chunk of them is planned."""
         if not rows:
             return
-        began, texts = time.perf_counter(), [list(row.tokens) for row in rows]
+        started, texts = time.perf_counter(), [list(row.tokens) for row in rows]
         tokens = padded(texts)
         real = mx.arange(tokens.shape[1]) < mx.array([len(text) for text in texts])[:, None]
         states, is_slow = tokens, tokens.size * self._token_seconds > self._slow_seconds
-        for states in self._encoder.walk(tokens, real):
+        for states in self._encoder.layer_outputs(tokens, real):
             if is_slow:  # the supervisor takes silence for a stuck kernel
                 mx.eval(states)
                 self.on_progress()
-        vectors = pooled(states, real, [self._ways[row.sequence_id] for row in rows])
+        vectors = pooled(states, real, [self._poolings[row.sequence_id] for row in rows])
         for row, vector in zip(rows, cast("list[list[float]]", vectors.tolist()), strict=True):
             self._vectors[row.sequence_id] = tuple(vector)
-        self._token_seconds = (time.perf_counter() - began) / tokens.size
+        self._token_seconds = (time.perf_counter() - started) / tokens.size
         mx.clear_cache()
 
     def _outcome(self, row: DecodeRow) -> RowOutcome:
-        return RowOutcome(row.sequence_id, (DRAWN,), len(row.tokens), embedding=self._vectors[row.sequence_id])
+        return RowOutcome(
+            row.sequence_id, (PLACEHOLDER_TOKEN,), len(row.tokens), embedding=self._vectors[row.sequence_id]
+        )
 
     def clear_prefix_cache(self) -> None:
         """Do nothing: there is no prefix cache."""
 
-    def drop_prefix_cache(self, kept_share: float = 0.0) -> None:
+    def drop_prefix_cache(self, retained_share: float = 0.0) -> None:
         """Do nothing: there is no prefix cache."""
 
     def bound_prefix_cache(self, limit_bytes: int) -> None:
@@ -109,5 +111,5 @@ class EncoderEngine:
 
     def close(self) -> None:
         """Drop all rows and vectors."""
-        self._ways.clear()
+        self._poolings.clear()
         self._vectors.clear()

@@ -76,11 +76,11 @@ class BertEncoder(nn.Module):
         self.encoder = nn.Module()
         self.encoder.layer = [BertLayer(values, hidden, eps) for _ in range(values.whole("num_hidden_layers"))]
 
-    def walk(self, tokens: mx.array, real: mx.array) -> Iterator[mx.array]:
+    def layer_outputs(self, tokens: mx.array, real: mx.array) -> Iterator[mx.array]:
         parts, width = self.embeddings, tokens.shape[1]
-        places = parts.position_embeddings(mx.arange(self.first, self.first + width))
+        positions = parts.position_embeddings(mx.arange(self.first, self.first + width))
         kinds = parts.token_type_embeddings(mx.zeros((1,), dtype=mx.int32))
-        x = parts.LayerNorm(parts.word_embeddings(tokens) + places + kinds)
+        x = parts.LayerNorm(parts.word_embeddings(tokens) + positions + kinds)
         for layer in self.encoder.layer:
             x = layer(x, real[:, None, None, :])
             yield x
@@ -124,39 +124,39 @@ class ModernBertEncoder(nn.Module):
         values = ConfigValues(config)
         hidden, layers = values.whole("hidden_size"), values.whole("num_hidden_layers")
         eps, biased = values.real("norm_eps", 1e-5), values.flag("norm_bias")
-        self.reach = values.whole("local_attention", default=128) // 2
+        self.window_radius = values.whole("local_attention", default=128) // 2
         every = values.whole("global_attn_every_n_layers", default=3)
         kinds = values.get("layer_types")
-        self.sees_all = [
-            kinds[place] == "full_attention" if isinstance(kinds, list) and len(kinds) == layers else place % every == 0
-            for place in range(layers)
+        self.is_global = [
+            kinds[index] == "full_attention" if isinstance(kinds, list) and len(kinds) == layers else index % every == 0
+            for index in range(layers)
         ]
         self.embeddings = nn.Module()
         self.embeddings.tok_embeddings = nn.Embedding(values.whole("vocab_size"), hidden)
         self.embeddings.norm = nn.LayerNorm(hidden, eps, bias=biased)
         self.layers = [
-            ModernBertLayer(values, hidden, is_first=place == 0, theta=rope_theta(values, sees_all=sees_all))
-            for place, sees_all in enumerate(self.sees_all)
+            ModernBertLayer(values, hidden, is_first=index == 0, theta=rope_theta(values, is_global=is_global))
+            for index, is_global in enumerate(self.is_global)
         ]
         self.final_norm = nn.LayerNorm(hidden, eps, bias=biased)
 
-    def walk(self, tokens: mx.array, real: mx.array) -> Iterator[mx.array]:
-        places = mx.arange(tokens.shape[1])
-        apart = mx.abs(places[:, None] - places)
-        everywhere = real[:, None, None, :]
+    def layer_outputs(self, tokens: mx.array, real: mx.array) -> Iterator[mx.array]:
+        positions = mx.arange(tokens.shape[1])
+        distance = mx.abs(positions[:, None] - positions)
+        all_real = real[:, None, None, :]
         # a padding position may have no real one nearby: it sees itself, so that no softmax is empty
-        nearby = (everywhere & (apart <= self.reach)) | (apart == 0)
+        local = (all_real & (distance <= self.window_radius)) | (distance == 0)
         x = self.embeddings.norm(self.embeddings.tok_embeddings(tokens))
-        for layer, sees_all in zip(self.layers, self.sees_all, strict=True):
-            x = layer(x, everywhere if sees_all else nearby)
+        for layer, is_global in zip(self.layers, self.is_global, strict=True):
+            x = layer(x, all_real if is_global else local)
             yield x
         yield self.final_norm(x)
 
 
 Encoder = BertEncoder | ModernBertEncoder
-"""Either encoder. `walk` takes int32 tokens [rows, width] and bool [rows, width], which of them are real, and yields
-the lazy hidden states [rows, width, hidden] after each layer, the final ones last. Values at padding positions mean
-nothing, and no real position attends to them."""
+"""Either encoder. `layer_outputs` takes int32 tokens [rows, width] and bool [rows, width], which of them are real, and
+yields the lazy hidden states [rows, width, hidden] after each layer, the final ones last. Values at padding positions
+mean nothing, and no real position attends to them."""
 
 
 def build_encoder(folder: ModelFolder) -> Encoder:
@@ -211,9 +211,11 @@ def activation(name: Any) -> Any:
     return ACTIVATIONS[name or "gelu"]
 
 
-def rope_theta(values: ConfigValues, *, sees_all: bool) -> float:
+def rope_theta(values: ConfigValues, *, is_global: bool) -> float:
     """Return one kind of layer's rotary base, by the config keys of transformers 5 or 4, or raise ModelUnavailable."""
-    kind, old, usual = ("full_attention", "global", 160_000.0) if sees_all else ("sliding_attention", "local", 10_000.0)
+    kind, old, usual = (
+        ("full_attention", "global", 160_000.0) if is_global else ("sliding_attention", "local", 10_000.0)
+    )
     own = ConfigValues(ConfigValues(values.section("rope_parameters")).section(kind))
     if values.get("rope_scaling") or own.get("rope_type") not in {None, "default"}:
         raise ModelUnavailable("its rotary places are scaled, which does not run here; choose another one")
@@ -229,15 +231,15 @@ def split(x: mx.array, heads: int) -> mx.array:
 def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> mx.array:
     """Attend where `mask` is true, per head [rows, heads, width, dimension] → [rows, width, hidden]."""
     scale = queries.shape[-1] ** -0.5
-    seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
-    return seen.transpose(0, 2, 1, 3).reshape(seen.shape[0], seen.shape[2], -1)
+    attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+    return attended.transpose(0, 2, 1, 3).reshape(attended.shape[0], attended.shape[2], -1)
 
 
-def pooled(states: mx.array, real: mx.array, ways: list[str]) -> mx.array:
+def pooled(states: mx.array, real: mx.array, poolings: list[str]) -> mx.array:
     """Pool to unit vectors float32 [rows, hidden]: a row's `mean` real state, its `last` one, or its first (`cls`)."""
     states, counts = states.astype(mx.float32), mx.sum(real, axis=1, keepdims=True)
-    means = mx.sum(mx.where(real[..., None], states, 0.0), axis=1) / counts
-    lasts = mx.take_along_axis(states, counts[..., None] - 1, axis=1)[:, 0]
-    by_way = {"mean": means, "last": lasts, "cls": states[:, 0]}
-    vectors = mx.stack([by_way[way][row] for row, way in enumerate(ways)])
+    mean_states = mx.sum(mx.where(real[..., None], states, 0.0), axis=1) / counts
+    last_states = mx.take_along_axis(states, counts[..., None] - 1, axis=1)[:, 0]
+    by_pooling = {"mean": mean_states, "last": last_states, "cls": states[:, 0]}
+    vectors = mx.stack([by_pooling[pooling][row] for row, pooling in enumerate(poolings)])
     return vectors / mx.maximum(mx.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

@@ -34,13 +34,13 @@ from app.engine.caches.lanes import reservation
 from app.engine.constraints import Constraints
 from app.engine.drafters import Drafter, Outcome, Proposal
 from app.engine.drafters.registry import Drafters
-from app.engine.feeding import Launched, feed, feed_drafts
+from app.engine.feeding import LaunchedForward, feed, feed_drafts
 from app.engine.prefix.cache import PrefixCache, checkpoints_of
 from app.engine.readings import Pooling, Scores, StepTimer, score
 from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, TokenCounts, adjust, draw, penalises
 from app.engine.sampling.acceptance import MODES, Verified, accept
-from app.engine.sampling.strict import PlainRows
+from app.engine.sampling.strict import StrictRows
 
 SLOW_SECONDS = 1.0
 """Duration of a step, in seconds, above which the next one is evaluated in parts; so is a prefill of `LONG_TOKENS`."""
@@ -67,7 +67,7 @@ class Engine:
             raise ValueError(f"acceptance must be one of {', '.join(MODES)}, not {acceptance}")
         self._salt = DRAFT_SALT if acceptance == "rejection" else 0
         self._acceptance = acceptance
-        self.plain_rows = PlainRows(runner)
+        self.strict_rows = StrictRows(runner)
         self.runner = runner
         self.drafters = drafters
         self.limits = replace(
@@ -82,7 +82,7 @@ class Engine:
         self._counts: dict[str, TokenCounts] = {}
         self._texts: dict[str, Sequence[int]] = {}
         """Live views of each row's prompt and output."""
-        self._ahead: Launched | None = None
+        self._in_flight: LaunchedForward | None = None
         self._slow_seconds, self._is_slow = slow_seconds, True
         """Limit in seconds, and whether the last step exceeded it or none has run yet."""
         self._timer = StepTimer(is_timed=False)
@@ -91,7 +91,7 @@ class Engine:
     def cache_families(self) -> tuple[str, ...]:
         families = self.runner.caches.families or ("alone",)
         bits = self.runner.quantisation.bits
-        return (*families, *(["apart"] if self.runner.rows_apart else []), *([f"{bits}-bit"] if bits else []))
+        return (*families, *(["apart"] if self.runner.rows_isolated else []), *([f"{bits}-bit"] if bits else []))
 
     @property
     def cache_bytes(self) -> int:
@@ -105,8 +105,8 @@ class Engine:
     def prefix_state(self) -> PrefixState:
         return self.prefixes.state
 
-    def drop_prefix_cache(self, kept_share: float = 0.0) -> None:
-        self.prefixes.trim(kept_share)
+    def drop_prefix_cache(self, retained_share: float = 0.0) -> None:
+        self.prefixes.trim(retained_share)
 
     def clear_prefix_cache(self) -> None:
         """Clear the memory tier of this model and the disk tier of every model."""
@@ -120,13 +120,13 @@ class Engine:
     def fetch(self, request: Request) -> bool:
         if not (request.scores_prompt or request.embeds):
             with self._caching.guarded():
-                return self.prefixes.fetch(request, self.runner, self._followers(request))
+                return self.prefixes.fetch(request, self.runner, self._drafters_with_rows(request))
         return True
 
     def admit(self, request: Request) -> int:
         self._requests[request.id] = request  # first: whatever fails from here on, `release` frees it
         if (request.speculation.acceptance or self._acceptance) == "strict":
-            self.plain_rows.admit(request.id, request.prompt_tokens, self.runner.on_progress)
+            self.strict_rows.admit(request.id, request.prompt_tokens, self.runner.on_progress)
         self._claim(request)
         if penalises(request.sampling):
             self._counts[request.id] = TokenCounts()
@@ -136,7 +136,7 @@ class Engine:
         if request.scores_prompt or request.embeds:
             return 0  # cached positions have no logits or hidden states
         with self._caching.guarded(undo=self.prefixes.clear):
-            return self.prefixes.restore(request, self.runner, self._followers(request))
+            return self.prefixes.restore(request, self.runner, self._drafters_with_rows(request))
         # The cache failed: the row begins empty.
         self.runner.release(request.id)
         self.drafters.release(request.id)
@@ -149,43 +149,47 @@ class Engine:
         bits = self.runner.quantisation.bits_of(length)
         self.runner.claim(request.id, reservation(length, request.max_tokens), bits)
 
-    def _followers(self, request: Request) -> dict[str, Drafter]:
+    def _drafters_with_rows(self, request: Request) -> dict[str, Drafter]:
         """Return the request's drafters that have rows of their own."""
-        return {name: drafter for name, drafter in self.drafters.wanted(request).items() if drafter.runner is not None}
+        return {
+            name: drafter for name, drafter in self.drafters.allowed_for(request).items() if drafter.runner is not None
+        }
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         request = self._requests.pop(request_id, None)
         if request is None:
             self.prefixes.drop_fetched(request_id)
             return
-        if self._ahead is not None:  # keep what was launched for the others
-            self._ahead = self._ahead.only([name for name in self._ahead.sequence_ids if name != request_id])
+        if self._in_flight is not None:  # keep what was launched for the others
+            self._in_flight = self._in_flight.only(
+                [name for name in self._in_flight.sequence_ids if name != request_id]
+            )
         text = self._texts.pop(request_id, tokens)
         try:
             if tokens:  # a launched forward may have read the last emitted token too
-                self._keep(request, text, self.runner.length(request_id), ended=True)
+                self._cache_row(request, text, self.runner.length(request_id), ended=True)
         except (RuntimeError, MemoryError):
             _logger.warning("a finished prompt is not kept: the device has no memory left")
         finally:
             self.runner.release(request_id)
             self._forget(request_id)
 
-    def _keep(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
+    def _cache_row(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
         with self._caching.guarded(undo=self.prefixes.clear):
-            self._store(request, text, length, ended=ended)
+            self._store_row(request, text, length, ended=ended)
 
-    def _store(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
+    def _store_row(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
         """Store the row's first `length` tokens for later requests.
         At a checkpoint, later texts diverge: no drafter may have read the next token, and all must have caught up."""
         length = min(length, len(text))
         if not self.prefixes.keeps(length):
             return
-        known = text[: length + int(ended and not self.runner.needs_snapshots)]
-        followers = self._followers(request)
-        for drafter in followers.values():
+        known_tokens = text[: length + int(ended and not self.runner.needs_snapshots)]
+        drafters = self._drafters_with_rows(request)
+        for drafter in drafters.values():
             if drafter.taps or not ended:
-                drafter.settle(request.id, known)
-        self.prefixes.store(request, known, length, self.runner, followers)
+                drafter.commit(request.id, known_tokens)
+        self.prefixes.store(request, known_tokens, length, self.runner, drafters)
 
     def close(self) -> None:
         """Drop every row, cache and drafter state."""
@@ -193,7 +197,7 @@ class Engine:
         self.prefixes.close()
 
     def _reset(self) -> None:
-        self._ahead = None
+        self._in_flight = None
         for name in list(self._requests):
             self._forget(name)
         self._requests.clear()
@@ -202,14 +206,14 @@ class Engine:
 
     def _forget(self, request_id: str) -> None:
         self._counts.pop(request_id, None)
-        for part in (self._constraints, self._pooling, self.plain_rows, self.drafters):
-            part.release(request_id)
+        for component in (self._constraints, self._pooling, self.strict_rows, self.drafters):
+            component.release(request_id)
 
     def step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         with memory.all_or_nothing(self._reset):
             for runner in (self.runner, *self.drafters.runners.values()):
-                runner.settle()
+                runner.separate_long_rows()
             result = self._prefill(plan.rows) if isinstance(plan, PrefillStep) else self._decode(plan)
             forced, offers = self._forced_and_offers(plan, result.outcomes)
         seconds = time.perf_counter() - started
@@ -225,36 +229,38 @@ class Engine:
         for row in plan.rows:
             name, new = row.sequence_id, emitted.get(row.sequence_id, ())
             self._texts[name] = row.tokens
-            ways = self._constraints.forced(name, row.tokens, len(self._requests[name].prompt_tokens), new)
-            known = tuple(usual for usual, *_ in ways)
-            forced[name] = len(known)
-            offers[name] = self.drafters.offers(name, row.tokens, (*new, *known))
+            alternatives = self._constraints.forced(name, row.tokens, len(self._requests[name].prompt_tokens), new)
+            forced_tokens = tuple(usual for usual, *_ in alternatives)
+            forced[name] = len(forced_tokens)
+            offers[name] = self.drafters.offers(name, row.tokens, (*new, *forced_tokens))
         return forced, offers
 
     def _prefill(self, rows: Sequence[PrefillRow]) -> StepResult:
-        """Run one forward over pieces of prompts."""
+        """Run one forward over chunks of prompts."""
         by_id = {row.sequence_id: row for row in rows}
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
         for row in rows:
             self.runner.caches.table.check(row.sequence_id, row.start)
-        self.plain_rows.untrack_shared(list(by_id))
+        self.strict_rows.untrack_shared(list(by_id))
         widths = [row.end - row.start for row in rows]
         tokens = padded([row.tokens[row.start : row.end] for row in rows])
         logits, forward = self.runner.forward([row.sequence_id for row in rows], tokens, widths)
         scores = self._score_prompts(logits, rows)
-        wanted = [array for reading in scores.values() for array in reading.arrays()] + self._pooling.read(forward)
+        to_evaluate = [array for row_scores in scores.values() for array in row_scores.arrays()] + self._pooling.pool(
+            forward
+        )
         self.runner.commit(forward, widths)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], widths))
         self._evaluate_in_parts(long=max(widths) >= LONG_TOKENS)
-        mx.eval(self.runner.arrays(), wanted)
+        mx.eval(self.runner.arrays(), to_evaluate)
         for row in rows if self.limits.stops_at_checkpoints else ():
             if row.end in checkpoints_of(request := self._requests[row.sequence_id]):
-                self._keep(request, row.tokens, row.end, ended=False)
+                self._cache_row(request, row.tokens, row.end, ended=False)
         del forward, logits
         mx.clear_cache()
         return StepResult(
             prefilled=tuple((row.sequence_id, row.end) for row in rows),
-            prompt_logprobs={name: reading.read_all() for name, reading in scores.items()},
+            prompt_logprobs={name: row_scores.all_logprobs() for name, row_scores in scores.items()},
             width=max(widths),
         )
 
@@ -269,13 +275,13 @@ class Engine:
     def _score_prompts(self, logits: mx.array, rows: Sequence[PrefillRow]) -> dict[str, Scores]:
         """Score the prompt token after each fed one, for rows that ask for it; `logits` are in the order of `rows`."""
         scores = {}
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             request = self._requests[row.sequence_id]
             end = min(row.end, len(request.prompt_tokens) - 1)
             if request.scores_prompt and row.start < end:
                 next_tokens = mx.array([row.tokens[row.start + 1 : end + 1]], dtype=mx.int32)
-                mine = logits[place : place + 1, : end - row.start].astype(mx.float32)
-                scores[row.sequence_id] = score(mine, next_tokens, request.sampling.top_logprobs or 0)
+                row_logits = logits[index : index + 1, : end - row.start].astype(mx.float32)
+                scores[row.sequence_id] = score(row_logits, next_tokens, request.sampling.top_logprobs or 0)
         return scores
 
     def _decode(self, plan: DecodeStep) -> StepResult:
@@ -283,32 +289,32 @@ class Engine:
         self._timer = StepTimer(is_timed=plan.timed)
         by_id = {row.sequence_id: row for row in plan.rows}
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
-        self.plain_rows.untrack_shared(list(by_id))
-        if self._ahead is not None and any(row.sequence_id in self._ahead.sequence_ids for row in rows):
-            return StepResult(self._plain(rows, (NO_REASON,) * len(rows)))
+        self.strict_rows.untrack_shared(list(by_id))
+        if self._in_flight is not None and any(row.sequence_id in self._in_flight.sequence_ids for row in rows):
+            return StepResult(self._decode_plain(rows, (NO_REASON,) * len(rows)))
         for row in rows:
             self.runner.caches.table.check(row.sequence_id, row.computed)
-        asked = [self._constraints.led(row) for row in self.plain_rows.limit_drafts(rows)]
-        proposal = self.drafters.propose(asked, [self._sampled(row, salt=self._salt) for row in rows])
-        proposal = self._constraints.extended(asked, proposal)
+        requested = [self._constraints.with_forced_drafts(row) for row in self.strict_rows.limit_drafts(rows)]
+        proposal = self.drafters.propose(requested, [self._sampled(row, salt=self._salt) for row in rows])
+        proposal = self._constraints.append_forced(requested, proposal)
         if (drafts := proposal.tokens) is None:
             width = max(len(row.tokens) - row.computed for row in rows)
-            if self.plain_rows.has_strayed(rows):
+            if self.strict_rows.has_diverged(rows):
                 return StepResult(self._verify(rows, proposal, mx.zeros((1, 0), mx.int32)), width=width)
-            return StepResult(self._plain(rows, proposal.reasons), width=width)
+            return StepResult(self._decode_plain(rows, proposal.reasons), width=width)
         mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
         self._timer.end("drafted", lambda: [drafts])
         outcomes = self._verify(rows, proposal, drafts)
-        return StepResult(outcomes, width=1 + max(proposal.counts), parts=self._timer.parts())
+        return StepResult(outcomes, width=1 + max(proposal.counts), phase_seconds=self._timer.phase_seconds())
 
-    def _plain(self, rows: Sequence[DecodeRow], reasons: Sequence[Reason]) -> tuple[RowOutcome, ...]:
+    def _decode_plain(self, rows: Sequence[DecodeRow], reasons: Sequence[Reason]) -> tuple[RowOutcome, ...]:
         """Read the forward in flight, launching it if necessary; if no row wants drafts, launch the next one first.
         A slow machine does not launch ahead: there each token is delivered as soon as it is known."""
-        current, self._ahead = self._ahead or self._launch(rows, None), None
+        current, self._in_flight = self._in_flight or self._launch(rows, None), None
         if not self._is_slow and all(row.num_draft_tokens == 0 for row in rows) and not self._constraints.bind(rows):
-            beyond = [row for row in rows if row.remaining > 1 or row.sequence_id not in current.sequence_ids]
-            if beyond:
-                self._ahead = self._launch(beyond, current.only([row.sequence_id for row in beyond]))
+            continuing = [row for row in rows if row.remaining > 1 or row.sequence_id not in current.sequence_ids]
+            if continuing:
+                self._in_flight = self._launch(continuing, current.only([row.sequence_id for row in continuing]))
         tokens: Any = current.tokens.tolist()
         index = {name: place for place, name in enumerate(current.sequence_ids)}
         return tuple(
@@ -317,21 +323,25 @@ class Engine:
             if (place := index.get(row.sequence_id)) is not None
         )
 
-    def _launch(self, rows: Sequence[DecodeRow], launched: Launched | None) -> Launched:
-        """Launch one forward without drafts, fully kept. Rows in `launched` feed their token still on the device."""
+    def _launch(self, rows: Sequence[DecodeRow], launched: LaunchedForward | None) -> LaunchedForward:
+        """Launch a forward without drafts and commit all of it. Rows in `launched` feed a token still on the device."""
         names = [row.sequence_id for row in rows]
         fed, widths = feed(rows, launched)
         logits, forward = self.runner.forward(names, fed, widths)
-        kept = self.runner.commit(forward, widths)
-        self._pooling.read(forward)
-        self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept))
+        committed = self.runner.commit(forward, widths)
+        self._pooling.pool(forward)
+        self.drafters.observe(Outcome(forward, [row.tokens for row in rows], committed))
         logits = last_of(logits, widths).astype(mx.float32)
-        drawn = self._drawn(logits, rows, fed, launched)
+        drawn = self._draw(logits, rows, fed, launched)
         self._evaluate_in_parts()
-        return Launched(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
+        return LaunchedForward(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
 
-    def _drawn(
-        self, logits: mx.array, rows: Sequence[DecodeRow], fed: mx.array | None = None, launched: Launched | None = None
+    def _draw(
+        self,
+        logits: mx.array,
+        rows: Sequence[DecodeRow],
+        fed: mx.array | None = None,
+        launched: LaunchedForward | None = None,
     ) -> mx.array:
         """Draw int32 [rows, 1] from `logits` float32 [rows, 1, vocabulary].
         Rows in `launched` were `fed` a token that the host has not read; then no constraint binds any row."""
@@ -352,28 +362,28 @@ class Engine:
     def _outcome(
         self,
         row: DecodeRow,
-        stays: Sequence[int],
+        tokens: Sequence[int],
         scores: Scores,
-        place: int,
-        kept: int,
+        index: int,
+        committed: int,
         reason: Reason,
         *,
         drafted: int = 0,
         appended: int = 0,
         replayed: int = 0,
     ) -> RowOutcome:
-        """Build a row's outcome: all of `stays` but the last were drafts; `place` is its row in `scores`."""
-        top, emitted = self._requests[row.sequence_id].sampling.top_logprobs, tuple(stays)
+        """Build a row's outcome: all of `tokens` but the last were drafts; `index` is its row in `scores`."""
+        top, emitted = self._requests[row.sequence_id].sampling.top_logprobs, tuple(tokens)
         return RowOutcome(
             sequence_id=row.sequence_id,
             emitted=emitted,
-            computed=row.computed + kept,
+            computed=row.computed + committed,
             drafted=drafted,
-            accepted=len(stays) - 1,
-            logprobs=() if top is None else scores.read(place, len(stays), top),
+            accepted=len(tokens) - 1,
+            logprobs=() if top is None else scores.row_logprobs(index, len(tokens), top),
             method=row.method if drafted else OFF,
             why_not_drafted=reason,
-            confidences=scores.confidences(place, len(stays)),
+            confidences=scores.confidences(index, len(tokens)),
             dead_end=self._constraints.failure(row, emitted),
             embedding=self._pooling.embedding(row.sequence_id),
             appended=appended,
@@ -382,36 +392,38 @@ class Engine:
 
     def _verify(self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array) -> tuple[RowOutcome, ...]:
         """Run one forward over known tokens and drafts; its single read returns drawn tokens and accepted counts."""
-        self.plain_rows.save_point(rows)
-        known = [len(row.tokens) - row.computed for row in rows]
-        widths = [size + count for size, count in zip(known, proposal.counts, strict=True)]
-        fed, places = feed_drafts(rows, drafts)
+        self.strict_rows.save_point(rows)
+        known_widths = [len(row.tokens) - row.computed for row in rows]
+        widths = [size + count for size, count in zip(known_widths, proposal.counts, strict=True)]
+        fed, positions = feed_drafts(rows, drafts)
         logits, forward = self.runner.forward([row.sequence_id for row in rows], fed, widths, record=True)
-        self._pooling.read(forward)
-        if logits.shape[1] != places.shape[1]:
-            logits = mx.take_along_axis(logits, places[..., None], axis=1)
+        self._pooling.pool(forward)
+        if logits.shape[1] != positions.shape[1]:
+            logits = mx.take_along_axis(logits, positions[..., None], axis=1)
         logits = logits.astype(mx.float32)
-        packed, scores, tried = self._accept(rows, proposal, drafts, logits)
+        packed, scores, drafted = self._accept(rows, proposal, drafts, logits)
         self._evaluate_in_parts()
         self._timer.end("launched")  # on the CPU the launch already waits for most of the forward
         mx.async_eval(packed, *scores.arrays())
-        read = Verified.unpack(packed)
+        results = Verified.unpack(packed)
         self._timer.end("verified")
-        counts = [row.accepted for row in read]
-        kept = self.runner.commit(forward, [size + count for size, count in zip(known, counts, strict=True)])
+        counts = [row.accepted for row in results]
+        committed = self.runner.commit(
+            forward, [size + count for size, count in zip(known_widths, counts, strict=True)]
+        )
         replayed = 0
-        if read[0].is_doubtful:
-            read[0], replayed = self._decided(rows[0], read[0], logits)
-            kept, scores = [known[0] + counts[0]], self._scores(logits, mx.array([read[0].drawn]), rows)
-        self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept, tried, counts))
+        if results[0].is_doubtful:
+            results[0], replayed = self._replay_doubtful(rows[0], results[0], logits)
+            committed, scores = [known_widths[0] + counts[0]], self._scores(logits, mx.array([results[0].drawn]), rows)
+        self.drafters.observe(Outcome(forward, [row.tokens for row in rows], committed, drafted, counts))
         self._timer.end("rewound", lambda: [model.arrays() for model in (self.runner, *self.drafters.runners.values())])
         appended = proposal.appended or (0,) * len(rows)
-        columns = zip(rows, read, kept, proposal.reasons, tried, appended, strict=True)
+        columns = zip(rows, results, committed, proposal.reasons, drafted, appended, strict=True)
         return tuple(
             self._outcome(
-                row, verified.stays, scores, place, size, why, drafted=count, appended=more, replayed=replayed
+                row, verified.emitted, scores, index, size, why, drafted=count, appended=more, replayed=replayed
             )
-            for place, (row, verified, size, why, count, more) in enumerate(columns)
+            for index, (row, verified, size, why, count, more) in enumerate(columns)
         )
 
     def _accept(
@@ -421,18 +433,18 @@ class Engine:
         Returns each row's `Verified`, packed, the scores of the drawn tokens, and the drafts tried of each row."""
         sampled = [self._sampled(row) for row in rows]
         adjusted, draft_logits = adjust(logits, sampled, drafts), proposal.logits if self._salt else None
-        adjusted, standing = self._constraints.mask(adjusted, rows, sampled, drafts, proposal.counts)
+        adjusted, allowed_counts = self._constraints.mask(adjusted, rows, sampled, drafts, proposal.counts)
         # Under rejection no draft may be dropped for its value: the target's probability of a forbidden one is 0.
-        tried = proposal.counts if self._salt else standing
-        drawn, accepted = accept(drafts, adjusted, sampled, tried, draft_logits=draft_logits)
-        certain = self.plain_rows.certain_slots(adjusted, drawn, rows, sampled)
-        return Verified.pack(drawn, accepted, certain), self._scores(logits, drawn, rows), tried
+        drafted = proposal.counts if self._salt else allowed_counts
+        drawn, accepted = accept(drafts, adjusted, sampled, drafted, draft_logits=draft_logits)
+        certain = self.strict_rows.certain_slots(adjusted, drawn, rows, sampled)
+        return Verified.pack(drawn, accepted, certain), self._scores(logits, drawn, rows), drafted
 
-    def _decided(self, row: DecodeRow, read: Verified, logits: mx.array) -> tuple[Verified, int]:
+    def _replay_doubtful(self, row: DecodeRow, verified: Verified, logits: mx.array) -> tuple[Verified, int]:
         """Return what plain decoding draws in place of a doubtful token, and how many tokens were read again for it.
         The logits that it was drawn from replace those in `logits` float32 [1, slots, vocabulary]."""
-        kept, slot = read.drawn[: read.accepted], slice(read.accepted, read.accepted + 1)
-        row = replace(row, tokens=[*row.tokens, *kept])
-        logits[:, slot], replayed = self.plain_rows.replay(row, logits[:, slot], self.runner.on_progress)
-        drawn: Any = self._drawn(logits[:, slot], [row]).tolist()
-        return replace(read, drawn=[*kept, *drawn[0], *read.drawn[slot.stop :]]), replayed
+        accepted_tokens, slot = verified.drawn[: verified.accepted], slice(verified.accepted, verified.accepted + 1)
+        row = replace(row, tokens=[*row.tokens, *accepted_tokens])
+        logits[:, slot], replayed = self.strict_rows.replay(row, logits[:, slot], self.runner.on_progress)
+        drawn: Any = self._draw(logits[:, slot], [row]).tolist()
+        return replace(verified, drawn=[*accepted_tokens, *drawn[0], *verified.drawn[slot.stop :]]), replayed

@@ -11,7 +11,7 @@ from app.engine.runner import padded
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchedForward:
     """A launched forward: int32 `tokens` [rows], one per row of `sequence_ids`. The device starts on them at once."""
 
     sequence_ids: tuple[str, ...]
@@ -21,41 +21,41 @@ class Launched:
     def __post_init__(self) -> None:
         mx.async_eval(self.tokens, *self.scores.arrays())
 
-    def only(self, wanted: Sequence[str]) -> "Launched | None":
+    def only(self, sequence_ids: Sequence[str]) -> "LaunchedForward | None":
         """Return the launch without unwanted rows; None if no row is left."""
-        keep = [index for index, name in enumerate(self.sequence_ids) if name in wanted]
-        if len(keep) == len(self.sequence_ids):
+        kept_rows = [index for index, name in enumerate(self.sequence_ids) if name in sequence_ids]
+        if len(kept_rows) == len(self.sequence_ids):
             return self
-        if not keep:
+        if not kept_rows:
             return None
-        index = mx.array(keep)
-        return Launched(
-            tuple(self.sequence_ids[row] for row in keep),
+        index = mx.array(kept_rows)
+        return LaunchedForward(
+            tuple(self.sequence_ids[row] for row in kept_rows),
             self.tokens[index],
             self.scores.rows(index),
         )
 
 
-def feed(rows: Sequence[DecodeRow], launched: Launched | None) -> tuple[mx.array, list[int]]:
+def feed(rows: Sequence[DecodeRow], launched: LaunchedForward | None) -> tuple[mx.array, list[int]]:
     """Return int32 [rows, width], the next inputs of each row, right-padded, and each row's real width.
 
     A row in `launched` feeds its token that the host has not read; the others feed `tokens[computed:]`.
     """
     if launched is not None and launched.sequence_ids == tuple(row.sequence_id for row in rows):
         return launched.tokens[:, None], [1] * len(rows)
-    pending = {} if launched is None else {name: index for index, name in enumerate(launched.sequence_ids)}
-    known = [[0] if row.sequence_id in pending else list(row.tokens[row.computed :]) for row in rows]
-    fed = padded(known)
+    pending_indices = {} if launched is None else {name: index for index, name in enumerate(launched.sequence_ids)}
+    known_tokens = [[0] if row.sequence_id in pending_indices else list(row.tokens[row.computed :]) for row in rows]
+    fed = padded(known_tokens)
     for index, row in enumerate(rows):
-        if launched is not None and row.sequence_id in pending:
-            fed[index, 0] = launched.tokens[pending[row.sequence_id]]
-    return fed, [len(tokens) for tokens in known]
+        if launched is not None and row.sequence_id in pending_indices:
+            fed[index, 0] = launched.tokens[pending_indices[row.sequence_id]]
+    return fed, [len(tokens) for tokens in known_tokens]
 
 
 def feed_drafts(rows: Sequence[DecodeRow], drafts: mx.array) -> tuple[mx.array, mx.array]:
-    """Return int32 [rows, width], each row's `tokens[computed:]` and `drafts` [rows, K], and the places of the latter.
-    These are int32 [rows, 1 + K] and begin with the place of the last known token."""
-    known = [len(row.tokens) - row.computed for row in rows]
-    places = mx.array(known, dtype=mx.int32)[:, None] - 1 + mx.arange(1 + drafts.shape[1])
-    fed = padded([row.tokens[row.computed :] for row in rows], max(known) + drafts.shape[1])
-    return mx.put_along_axis(fed, places[:, 1:], drafts, axis=1), places
+    """Return int32 [rows, width], each row's `tokens[computed:]` followed by its `drafts` [rows, K].
+    Also return the positions of the drafts in it, int32 [rows, 1 + K], after that of the last known token."""
+    known_widths = [len(row.tokens) - row.computed for row in rows]
+    positions = mx.array(known_widths, dtype=mx.int32)[:, None] - 1 + mx.arange(1 + drafts.shape[1])
+    fed = padded([row.tokens[row.computed :] for row in rows], max(known_widths) + drafts.shape[1])
+    return mx.put_along_axis(fed, positions[:, 1:], drafts, axis=1), positions

@@ -20,19 +20,19 @@ SAMPLE_SHAPE, SAMPLES = (2304, 768), 6
 REPEATS = 2
 SMALLEST_WEIGHTS = 1 << 19
 """Smallest matrix, in weights, for which padding pays off."""
-WORTH = 0.95
+MAX_TIME_SHARE = 0.95
 """Largest share of the plain product's time at which another shape is used."""
 
 Product = Callable[[mx.array, mx.array], mx.array]
 """(x float32 [rows, inputs], weight [outputs, inputs]) → [rows, outputs]."""
 
 
-def plain(x: mx.array, weight: mx.array) -> mx.array:
+def direct(x: mx.array, weight: mx.array) -> mx.array:
     """Multiply as is."""
     return x @ weight.T
 
 
-def turned(x: mx.array, weight: mx.array) -> mx.array:
+def transposed(x: mx.array, weight: mx.array) -> mx.array:
     """Multiply as the transpose of the transposed product."""
     return (weight @ x.T).T
 
@@ -76,7 +76,7 @@ def _apply(x: mx.array, weight: mx.array) -> mx.array:
     *leading, inputs = x.shape
     product = fastest_products().get(x.size // inputs)
     if product is None:
-        return plain(x, weight)
+        return direct(x, weight)
     return product(x.reshape(-1, inputs), weight).reshape(*leading, weight.shape[0])
 
 
@@ -89,19 +89,21 @@ def fastest_products() -> Mapping[int, Product]:
     weights = [mx.random.normal(SAMPLE_SHAPE) for _ in range(SAMPLES)]
     mx.eval(weights)
     fastest: dict[int, Product] = {}
-    for rows, rival in ((range(2, 4), turned), (range(4, KERNEL_ROWS), padded(KERNEL_ROWS))):
+    for rows, candidate in ((range(2, 4), transposed), (range(4, KERNEL_ROWS), padded(KERNEL_ROWS))):
         sample = rows[:: max(1, len(rows) // 4)]
-        if sum(_seconds(rival, n, weights) for n in sample) <= WORTH * sum(_seconds(plain, n, weights) for n in sample):
-            fastest.update(dict.fromkeys(rows, rival))
+        if sum(_seconds(candidate, n, weights) for n in sample) <= MAX_TIME_SHARE * sum(
+            _seconds(direct, n, weights) for n in sample
+        ):
+            fastest.update(dict.fromkeys(rows, candidate))
     return fastest
 
 
 def _seconds(product: Product, rows: int, weights: Sequence[mx.array]) -> float:
     x = mx.random.normal((rows, SAMPLE_SHAPE[1]))
     mx.eval(x)
-    taken = []
+    durations = []
     for _ in range(REPEATS):
         started = time.perf_counter()
         mx.eval([product(x, weight) for weight in weights])
-        taken.append(time.perf_counter() - started)
-    return min(taken)
+        durations.append(time.perf_counter() - started)
+    return min(durations)

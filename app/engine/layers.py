@@ -31,7 +31,7 @@ class Taps:
 
     def __init__(self, model: nn.Module, layer_ids: Iterable[int]) -> None:
         self.layer_ids = tuple(sorted(set(layer_ids)))
-        self._caught: dict[int, mx.array] = {}
+        self._captured: dict[int, mx.array] = {}
         if not self.layer_ids:
             return
         trunk = find_trunk(model)
@@ -42,13 +42,13 @@ class Taps:
             kind: Any = type(module)
             if not hasattr(kind, "tapped"):
                 module.__class__ = _tapped(kind)
-            module.catch = partial(self._caught.__setitem__, layer_id)
+            module.capture = partial(self._captured.__setitem__, layer_id)
 
     def take(self) -> dict[int, mx.array]:
         """Take the outputs of the last forward: tap → [rows, width, hidden]."""
-        caught = dict(self._caught)
-        self._caught.clear()
-        return caught
+        captured = dict(self._captured)
+        self._captured.clear()
+        return captured
 
 
 class Target:
@@ -101,7 +101,7 @@ def _tapped(kind: Any) -> Any:
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         result = kind.__call__(self, *arguments, **keywords)
-        self.catch(result[0] if isinstance(result, tuple) else result)
+        self.capture(result[0] if isinstance(result, tuple) else result)
         return result
 
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__, "tapped": kind})

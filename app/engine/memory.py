@@ -57,7 +57,7 @@ def on_cpu() -> bool:
 # --- usage ----------------------------------------------------------------------------------------------------
 
 
-def readings() -> tuple[int, int, int]:
+def usage() -> tuple[int, int, int]:
     """Return bytes in live arrays, in freed buffers that mlx keeps for reuse, and the peak of live arrays."""
     return mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory()
 

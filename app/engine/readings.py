@@ -1,4 +1,4 @@
-"""Results of a forward other than tokens: log probabilities, embeddings of prompts, and the seconds of its parts."""
+"""Results of a forward other than tokens: log probabilities, embeddings of prompts, and the seconds of its phases."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from app.core.errors import ModelUnavailable
 from app.core.request import Request
-from app.core.statistics import Parts
+from app.core.statistics import PhaseSeconds
 from app.core.step import TokenLogprobs
 from app.engine.runner import AloneRunner, Forward, Runner
 from app.models.drafters.config import FINAL
@@ -40,7 +40,7 @@ class Scores:
         """Return the probabilities of the tokens chosen in the first `count` slots of a row."""
         return tuple(map(exp, self._chosen[row][:count]))
 
-    def read(self, row: int, count: int, top: int) -> tuple[TokenLogprobs, ...]:
+    def row_logprobs(self, row: int, count: int, top: int) -> tuple[TokenLogprobs, ...]:
         """Return the first `count` slots of a row with their `top` likeliest tokens; waits for the device."""
         chosen = self._chosen[row][:count]
         if not self.top:
@@ -51,16 +51,16 @@ class Scores:
             for logprob, ids, values in zip(chosen, *likeliest, strict=True)
         )
 
-    def read_all(self) -> tuple[TokenLogprobs, ...]:
+    def all_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Return all slots of a forward of one row."""
         count, top = self.chosen.shape[1], self.top[0].shape[2] if self.top else 0
-        return self.read(0, count, top)
+        return self.row_logprobs(0, count, top)
 
 
-def score(logits: mx.array, drawn: mx.array, top: int) -> Scores:
-    """Score float32 `logits` [rows, slots, vocabulary] by log softmax, in nats, at `drawn` [rows, slots] and `top`."""
+def score(logits: mx.array, tokens: mx.array, top: int) -> Scores:
+    """Score float32 `logits` [rows, slots, vocabulary] by log softmax, in nats, at `tokens` [rows, slots] and `top`."""
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
-    chosen = (mx.take_along_axis(logits, drawn[..., None], axis=-1) - total)[..., 0]
+    chosen = (mx.take_along_axis(logits, tokens[..., None], axis=-1) - total)[..., 0]
     if top == 0:
         return Scores(chosen)
     best = mx.argpartition(-logits, kth=top - 1, axis=-1)[..., :top]
@@ -75,7 +75,7 @@ class Pooling:
     def __init__(self, runner: Runner, taps: Sequence[int]) -> None:
         self._runner = runner
         self._taps = tuple(taps)
-        self._wanted: dict[str, str] = {}
+        self._poolings: dict[str, str] = {}
         self._pooled: dict[str, tuple[mx.array, int]] = {}
         """Sum of the states so far, or the last one, and their number."""
 
@@ -88,26 +88,26 @@ class Pooling:
         if FINAL not in self._taps:
             self._taps = (*self._taps, FINAL)
             self._runner.tap(self._taps)
-        self._wanted[request.id] = request.embeds
+        self._poolings[request.id] = request.embeds
 
     def release(self, request_id: str) -> None:
-        self._wanted.pop(request_id, None)
+        self._poolings.pop(request_id, None)
         self._pooled.pop(request_id, None)
 
-    def read(self, forward: Forward) -> list[mx.array]:
+    def pool(self, forward: Forward) -> list[mx.array]:
         """Pool a forward's hidden states; return the arrays to evaluate with it."""
-        if not self._wanted:
+        if not self._poolings:
             return []
-        for place, (name, width) in enumerate(zip(forward.sequence_ids, forward.widths, strict=True)):
-            if name in self._wanted:
-                states = forward.features[FINAL][place, :width].astype(mx.float32)
-                before, count = self._pooled.get(name, (mx.zeros(states.shape[-1]), 0))
-                is_mean = self._wanted[name] == "mean"
-                self._pooled[name] = before + mx.sum(states, axis=0) if is_mean else states[-1], count + width
+        for index, (name, width) in enumerate(zip(forward.sequence_ids, forward.widths, strict=True)):
+            if name in self._poolings:
+                states = forward.features[FINAL][index, :width].astype(mx.float32)
+                previous, count = self._pooled.get(name, (mx.zeros(states.shape[-1]), 0))
+                is_mean = self._poolings[name] == "mean"
+                self._pooled[name] = previous + mx.sum(states, axis=0) if is_mean else states[-1], count + width
         return [pooled for pooled, _ in self._pooled.values()]
 
     def embedding(self, request_id: str) -> tuple[float, ...]:
-        """Return the pooled state as a unit vector; empty for a request that wants none."""
+        """Return the pooled state as a unit vector; empty for a request without an embedding."""
         if request_id not in self._pooled:
             return ()
         pooled, count = self._pooled[request_id]
@@ -117,20 +117,20 @@ class Pooling:
 
 
 class StepTimer:
-    """Times the parts of a decode step, if asked: the device is then waited for at the end of each."""
+    """Times the phases of a decode step, if `is_timed`: then the host waits for the device at the end of each."""
 
     def __init__(self, *, is_timed: bool) -> None:
         self._ends = {"begun": time.perf_counter()} if is_timed else None
 
-    def end(self, part: str, arrays: Callable[[], Sequence[Any]] = list) -> None:
-        """Record the end of a part, once its `arrays` are evaluated."""
+    def end(self, phase: str, arrays: Callable[[], Sequence[Any]] = list) -> None:
+        """Record the end of a phase, once its `arrays` are evaluated."""
         if self._ends is not None:
             mx.eval(arrays())
-            self._ends[part] = time.perf_counter()
+            self._ends[phase] = time.perf_counter()
 
-    def parts(self) -> Parts | None:
-        """Return the seconds of each part; None for a step that is not timed."""
+    def phase_seconds(self) -> PhaseSeconds | None:
+        """Return the seconds of each phase; None for a step that is not timed."""
         if (ends := self._ends) is None:
             return None
         drafted, verified = ends["drafted"] - ends["begun"], ends["verified"] - ends["launched"]
-        return Parts(drafted, verified, ends["rewound"] - ends["verified"])
+        return PhaseSeconds(drafted, verified, ends["rewound"] - ends["verified"])

@@ -1,6 +1,6 @@
 """Runs one model over its caches: a forward over chosen rows, then a commit of how many tokens to keep.
 
-Every forward is a transaction: lengths change only in `commit`, so what was written and not kept is never read.
+Every forward is a transaction: lengths change only in `commit`, so what was written but not committed is never read.
 """
 
 import time
@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from app.core.request import WHOLE, Quantisation
+from app.core.request import UNQUANTISED, Quantisation
 from app.engine.caches.attention import attach as attach_attention
 from app.engine.caches.attention import attend_for, packed_queries_for
 from app.engine.caches.lanes import Selection, SlotTable
@@ -30,18 +30,18 @@ more tokens, both continue, and one runs alone again."""
 PROBE_REJECTS: tuple[tuple[int, ...], ...] = ((), (9,), (), (), ())
 """Drafts fed in addition to the first row in each of these forwards, then rejected."""
 
-PIECES_SECONDS = 4.0
+PER_BUFFER_PROBE_SECONDS = 4.0
 """Processor seconds of a probe after which rows in buffers of their own are not probed: on so slow a machine padding
 hardly matters, and the model loads in half the time."""
 
 LARGEST_ERROR, LARGEST_HALF_ERROR = 0.01, 0.15
 """Tolerated relative error of logits in float32 and in half precision: kernels change with the number of rows and
 tokens, and deep models and routers amplify that; broken families are off by 0.27 to 1.2."""
-DISTURBED_LATER = frozenset({"mlx_lm.models.minimax_m3_vl"})
+INTERFERING_IN_LONG_CONTEXTS = frozenset({"mlx_lm.models.minimax_m3_vl"})
 """Modules whose rows disturb one another only in contexts longer than the probe: this one picks blocks of keys by
 position from the longest row's end."""
 
-UNSOUND = {"mlx_lm.models.phi3small": "mlx-lm lets its tokens see later ones of the same forward"}
+SPLIT_DEPENDENT = {"mlx_lm.models.phi3small": "mlx-lm lets its tokens see later ones of the same forward"}
 """Modules whose answers depend on how tokens are split into forwards, and why."""
 
 StateRow = tuple[tuple[mx.array, ...], ...]
@@ -74,7 +74,7 @@ class Forward:
     starts: tuple[int, ...] = ()
     """Cached length of each row before this forward."""
     states: StateRow = ()
-    """Recurrent states of all rows, by layer, if everything fed is kept."""
+    """Recurrent states of all rows, by layer, if everything fed is committed."""
     parts: "tuple[Forward, ...]" = ()
     """One forward for each row, where rows ran separately."""
 
@@ -104,12 +104,12 @@ class Runner:
         attach_attention(model)
         self.caches.table.attend = attend_for(gpu_architecture())
         self.caches.table.packed_queries = packed_queries_for(gpu_architecture())
-        self.quantisation: Quantisation = WHOLE
+        self.quantisation: Quantisation = UNQUANTISED
         """Quantisation of rows, applied as requests are admitted."""
         self.recordable = bool(self.caches.states) and attach(model)
         self.gapped: set[str] = set()
         """Sequences whose rows lack positions before their last one."""
-        self.rows_apart = False
+        self.rows_isolated = False
         """Whether rows disturb one another in this model, so that each runs separately."""
         self._taps = Taps(model, ())
         if probe:
@@ -121,54 +121,54 @@ class Runner:
         If they disagree, rows run separately or accepted tokens are carried over. Raises UnknownCacheError if even a
         row on its own gets a different answer.
         """
-        if reason := UNSOUND.get(type(self.model).__module__, ""):
+        if reason := SPLIT_DEPENDENT.get(type(self.model).__module__, ""):
             raise UnknownCacheError(reason)
-        began, wanted = time.process_time(), []
+        started, expected = time.process_time(), []
         for tokens, _ in PROBE:
-            wanted.append(self.model(mx.array([tokens]), cache=make_prompt_cache(self.model))[0])
-            self._wait(wanted[-1])
-        ways = (True,) if type(self.model).__module__ in DISTURBED_LATER else (False, True)
+            expected.append(self.model(mx.array([tokens]), cache=make_prompt_cache(self.model))[0])
+            self._wait(expected[-1])
+        isolation_modes = (True,) if type(self.model).__module__ in INTERFERING_IN_LONG_CONTEXTS else (False, True)
         recordings = (True, False) if self.recordable else (False,)
-        for self.rows_apart, self.recordable in product(ways, recordings):
-            reason = self._misfit(wanted)
+        for self.rows_isolated, self.recordable in product(isolation_modes, recordings):
+            reason = self._mismatch(expected)
             if not reason:
-                if time.process_time() - began < PIECES_SECONDS:
-                    self._probe_pieces(wanted)
+                if time.process_time() - started < PER_BUFFER_PROBE_SECONDS:
+                    self._probe_per_buffer(expected)
                 return
         raise UnknownCacheError(reason)
 
-    def _probe_pieces(self, wanted: Sequence[mx.array]) -> None:
+    def _probe_per_buffer(self, expected: Sequence[mx.array]) -> None:
         """Find out whether attention may be called once per buffer; else keys and values are padded into one array."""
-        if not self.rows_apart:
-            self.caches.table.in_pieces = True
-            self.caches.table.in_pieces = not self._misfit(wanted, parted=True)
+        if not self.rows_isolated:
+            self.caches.table.attends_per_buffer = True
+            self.caches.table.attends_per_buffer = not self._mismatch(expected, separate_buffers=True)
 
-    def _misfit(self, wanted: Sequence[mx.array], *, parted: bool = False) -> str:
-        """Return how the probe's rows differ from `wanted`, logits [tokens, vocabulary] of each; "" if they do not.
-        `parted` puts the rows into buffers of their own."""
+    def _mismatch(self, expected: Sequence[mx.array], *, separate_buffers: bool = False) -> str:
+        """Return how the probe's rows differ from `expected`, logits [tokens, vocabulary] of each; "" if they do not.
+        `separate_buffers` puts the rows into buffers of their own."""
         names = [f"probe {row}" for row in range(len(PROBE))]
         for name in names:
             self.claim(name)
-        for name in names if parted else ():
-            self.caches.part(name)
-        got = [logits[:0] for logits in wanted]
+        for name in names if separate_buffers else ():
+            self.caches.separate(name)
+        actual = [logits[:0] for logits in expected]
         try:
             for step, rejected in enumerate(PROBE_REJECTS):
-                done = [self.length(name) for name in names]
-                fed = [tokens[start : ends[step]] for start, (tokens, ends) in zip(done, PROBE, strict=True)]
+                lengths = [self.length(name) for name in names]
+                fed = [tokens[start : ends[step]] for start, (tokens, ends) in zip(lengths, PROBE, strict=True)]
                 rows = sorted((row for row, tokens in enumerate(fed) if tokens), key=lambda row: self.rows[names[row]])
                 keep = [len(fed[row]) for row in rows]
                 fed[0] = (*fed[0], *rejected)
                 widths = [len(fed[row]) for row in rows]
-                chosen = [names[row] for row in rows]
+                sequence_ids = [names[row] for row in rows]
                 logits, forward = self.forward(
-                    chosen, padded([fed[row] for row in rows]), widths, record=bool(rejected)
+                    sequence_ids, padded([fed[row] for row in rows]), widths, record=bool(rejected)
                 )
-                for place, row in enumerate(rows):
-                    got[row] = mx.concatenate([got[row][: done[row]], logits[place, : keep[place]]])
+                for index, row in enumerate(rows):
+                    actual[row] = mx.concatenate([actual[row][: lengths[row]], logits[index, : keep[index]]])
                 self.commit(forward, keep)
                 self._wait(logits)
-            distance = max(_distance(batched, alone) for batched, alone in zip(got, wanted, strict=True))
+            distance = max(_distance(batched, alone) for batched, alone in zip(actual, expected, strict=True))
         except (AttributeError, TypeError, ValueError, IndexError, AssertionError) as error:
             return f"the model reaches into its caches ({error})"
         finally:
@@ -201,10 +201,10 @@ class Runner:
         With `bits`, keys and values are quantised as they are written, each token on its own."""
         self.caches.claim(sequence_id, reserve_tokens, bits)
 
-    def settle(self) -> None:
+    def separate_long_rows(self) -> None:
         """Give rows that have become long buffers of their own; call it between steps."""
         for sequence_id in self.caches.table.outgrown:
-            self.caches.part(sequence_id)
+            self.caches.separate(sequence_id)
 
     def claim_once(self, sequence_id: str, reserve_tokens: int = 0) -> None:
         """Claim a row unless the sequence has one."""
@@ -237,8 +237,8 @@ class Runner:
         `sequence_ids` and all arrays are in slot order. `record` keeps recurrent scans for a partial commit. `call`
         runs in place of the model (another method of a drafter's module), on inputs of whatever shape it takes.
         """
-        if self.rows_apart and len(sequence_ids) > 1:
-            return self._forward_apart(sequence_ids, tokens, widths, record=record)
+        if self.rows_isolated and len(sequence_ids) > 1:
+            return self._forward_isolated(sequence_ids, tokens, widths, record=record)
         selection = self.caches.table.select(sequence_ids, tokens.shape[1])
         rows = selection.stop - selection.first
         slots = [self.caches.table.slots[name] - selection.first for name in sequence_ids]
@@ -253,7 +253,7 @@ class Runner:
             tokens = tokens[mx.array(source)]
         for state in self.caches.states:
             state.begin(selection, padded_widths)
-        with self._watching(padded_widths, selection.width, record=record) as kept:
+        with self._scan_recording(padded_widths, selection.width, record=record) as recorded:
             logits = (call or self.model)(tokens, cache=self.caches.layers)
         features = self._taps.take()
         if inert:
@@ -261,17 +261,17 @@ class Runner:
             features = {tap: hidden[mx.array(slots)] for tap, hidden in features.items()}
         starts = tuple(selection.lengths[slot] for slot in slots)
         states = tuple(state.fed() for state in self.caches.states)
-        return logits, Forward(selection, tuple(sequence_ids), tuple(widths), kept, features, starts, states)
+        return logits, Forward(selection, tuple(sequence_ids), tuple(widths), recorded, features, starts, states)
 
-    def _watching(self, widths: Sequence[int], width: int, *, record: bool) -> AbstractContextManager[Recording]:
+    def _scan_recording(self, widths: Sequence[int], width: int, *, record: bool) -> AbstractContextManager[Recording]:
         """Return the context for the model's call, which gives its scans the rows' `widths` and may record them."""
-        keeps = record and self.recordable
-        ragged = bool(self.caches.states) and any(size != width for size in widths)
-        if not (keeps or ragged):
+        records = record and self.recordable
+        is_ragged = bool(self.caches.states) and any(size != width for size in widths)
+        if not (records or is_ragged):
             return nullcontext(Recording())
-        return recording(keeps=keeps, lengths=mx.array(list(widths), dtype=mx.int32) if ragged else None)
+        return recording(records=records, lengths=mx.array(list(widths), dtype=mx.int32) if is_ragged else None)
 
-    def _forward_apart(
+    def _forward_isolated(
         self, sequence_ids: Sequence[str], tokens: mx.array, widths: Sequence[int], *, record: bool
     ) -> tuple[mx.array, Forward]:
         """Run one row after the other; their outputs are padded to one rectangle."""
@@ -281,20 +281,20 @@ class Runner:
         ]
         parts = tuple(forward for _, forward in ran)
 
-        def rectangle(arrays: Sequence[mx.array]) -> mx.array:
-            missing = [tokens.shape[1] - array.shape[1] for array in arrays]
+        def pad_together(arrays: Sequence[mx.array]) -> mx.array:
+            padding = [tokens.shape[1] - array.shape[1] for array in arrays]
             return mx.concatenate(
-                [mx.pad(array, [(0, 0), (0, size), (0, 0)]) for array, size in zip(arrays, missing, strict=True)]
+                [mx.pad(array, [(0, 0), (0, size), (0, 0)]) for array, size in zip(arrays, padding, strict=True)]
             )
 
-        features = {tap: rectangle([part.features[tap] for part in parts]) for tap in parts[0].features}
+        features = {tap: pad_together([part.features[tap] for part in parts]) for tap in parts[0].features}
         starts = tuple(part.starts[0] for part in parts)
         selection = self.caches.table.select(sequence_ids, tokens.shape[1])
         whole = Forward(selection, tuple(sequence_ids), tuple(widths), Recording(), features, starts, parts=parts)
-        return rectangle([logits for logits, _ in ran]), whole
+        return pad_together([logits for logits, _ in ran]), whole
 
     def commit(self, forward: Forward, keep: Sequence[int]) -> list[int]:
-        """Keep the first `keep[row]` tokens of each row; return how many were kept, 0 where tokens are carried over.
+        """Commit the first `keep[row]` tokens of each row; return the counts committed, 0 where tokens carry over.
 
         Rows of attention layers just get their new length. Recurrent states that went too far are scanned again from
         the recording; without one, they and the row return to before the forward.
@@ -302,28 +302,28 @@ class Runner:
         if forward.parts:
             return [self.commit(part, [size])[0] for part, size in zip(forward.parts, keep, strict=True)]
         selection, table = forward.selection, self.caches.table
-        kept = list(keep)
+        committed = list(keep)
         if self.caches.states:
-            kept = self._commit_states(forward, kept)
-        for name, size in zip(forward.sequence_ids, kept, strict=True):
+            committed = self._commit_states(forward, committed)
+        for name, size in zip(forward.sequence_ids, committed, strict=True):
             slot = table.slots[name]
             table.lengths[slot] = selection.lengths[slot - selection.first] + size
-        return kept
+        return committed
 
     def _commit_states(self, forward: Forward, keep: list[int]) -> list[int]:
         selection, record, states = forward.selection, forward.record, self.caches.states
         arrays = [len(fed) for fed in forward.states]
-        partly = tuple(keep) != forward.widths
-        again = partly and record.fits(arrays)
-        if partly and not again:
+        is_partial = tuple(keep) != forward.widths
+        replays = is_partial and record.fits(arrays)
+        if is_partial and not replays:
             keep = [size if size == width else 0 for size, width in zip(keep, forward.widths, strict=True)]
         padded_keep = [0] * (selection.stop - selection.first)
         for name, size in zip(forward.sequence_ids, keep, strict=True):
             padded_keep[self.caches.table.slots[name] - selection.first] = size
         live = [size > 0 for size in padded_keep]
-        kept = record.replay(arrays, padded_keep) if again else forward.states
-        for state, held in zip(states, kept, strict=True):
-            state.commit(selection, live, held)
+        committed = record.replay(arrays, padded_keep) if replays else forward.states
+        for state, new_states in zip(states, committed, strict=True):
+            state.commit(selection, live, new_states)
         return keep
 
     def skip(self, sequence_id: str, length: int) -> None:
@@ -382,14 +382,14 @@ def _distance(batched: mx.array, alone: mx.array) -> float:
 
 
 class AloneRunner(Runner):
-    """Runner for a model with unsupported caches: its own ones, one sequence at a time, and every fed token is kept."""
+    """Runner for a model with unsupported caches: its own ones, one sequence at a time, all fed tokens committed."""
 
     def __init__(self, model: nn.Module, on_progress: Callable[[], None] = lambda: None) -> None:
         self.model = model
         self.on_progress = on_progress
         self.caches = Caches(table=SlotTable(), layers=[])
-        self.rows_apart = False
-        self.quantisation = WHOLE
+        self.rows_isolated = False
+        self.quantisation = UNQUANTISED
 
     def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> None:
         """Claim the only row. Raises RuntimeError if it is taken."""

@@ -1,7 +1,7 @@
 """One download in a process of its own: `python -m app.hub.download_child`, started only by Paceline.
 
 The job is the first line of standard input; each change of the download is written to standard output. The process may
-be killed at any moment: what has arrived is kept, and the next process resumes there. It ends when its parent does.
+be killed at any moment: received bytes stay on disk, and the next process resumes there. It ends when its parent does.
 """
 
 import sys
@@ -27,17 +27,17 @@ import msgspec
 from app.core.download import Download, DownloadJob
 from app.core.errors import HubProblem, PacelineError
 from app.hub.hub_files import (
-    Broken,
     Hub,
     HubErrors,
+    IncompleteStream,
     RepositoryFile,
-    StoredFile,
+    XetFile,
     checked_repository,
     checked_revision,
+    files_to_download,
     problem_of,
-    wanted_files,
 )
-from app.hub.partial_folder import PartialFolder, begun_commit, repository_lock
+from app.hub.partial_folder import PartialFolder, interrupted_commit, repository_lock
 from app.models.safe_files import printable
 
 try:
@@ -46,38 +46,38 @@ except ImportError:  # there are no wheels for some platforms
     hf_xet = None
 
 
-class XetFailed(Exception):
-    """The chunk store failed."""
+class XetError(Exception):
+    """Error of the chunk store (Xet)."""
 
 
-def _stored_chunks(stored: StoredFile, size: int, offset: int) -> Iterator[tuple[int, bytes]]:
-    """Yield a file of the chunk store as (position, bytes), by hf_xet's own stream, since `xet_get` starts at 0."""
+def _xet_chunks(xet_file: XetFile, size: int, offset: int) -> Iterator[tuple[int, bytes]]:
+    """Yield a file of the chunk store as (position, bytes), through hf_xet's stream, since `xet_get` starts at 0."""
     position = offset
     try:
         group = hf_xet.XetSession().new_download_stream_group(
-            token_refresh_url=stored.token_address, token_refresh_headers=stored.headers
+            token_refresh_url=xet_file.token_address, token_refresh_headers=xet_file.headers
         )
-        for chunk in group.download_stream(hf_xet.XetFileInfo(stored.hash, size), start=offset, end=size):
+        for chunk in group.download_stream(hf_xet.XetFileInfo(xet_file.hash, size), start=offset, end=size):
             yield position, bytes(chunk)
             position += len(chunk)
     except (OSError, RuntimeError, ValueError, TypeError) as error:
-        raise XetFailed(type(error).__name__) from None
+        raise XetError(type(error).__name__) from None
 
 
-TELL_SECONDS = 0.2
+REPORT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 20.0
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-RETRIED = frozenset({"offline", "busy", "hub_error"})
+DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+RETRIED_REASONS = frozenset({"offline", "busy", "hub_error"})
 
 Report = Callable[[Download], None]
 
 
-class Abandoned(Exception):
-    """The download ended because of another file."""
+class Cancelled(Exception):
+    """Ends the download of a file because another file failed."""
 
 
 class Fetch:
-    """One job, from the list of its files to its place on the disk."""
+    """One job, from listing its files to publishing its folder."""
 
     def __init__(self, job: DownloadJob, report: Report) -> None:
         self._job = job
@@ -90,26 +90,28 @@ class Fetch:
         self._lock = threading.Lock()
         self._done_bytes = 0
         self._verifying = threading.Event()
-        self._no_room: HubProblem | None = None
+        self._disk_full: HubProblem | None = None
 
     def run(self) -> None:
         """Run the job; report every change and its success. Raises `HubProblem`, or `OSError` of the disk."""
         with repository_lock(self._downloads, self._repository, self._job.lock_seconds):
-            revision = checked_revision(self._download.revision) or begun_commit(self._downloads, self._repository)
+            revision = checked_revision(self._download.revision) or interrupted_commit(
+                self._downloads, self._repository
+            )
             contents = self._hub.contents(self._repository, revision)
-            files = wanted_files(self._repository, contents.files)
+            files = files_to_download(self._repository, contents.files)
             self._folder = PartialFolder(self._downloads, self._repository, contents.commit)
             total, self._commit = sum(file.size_bytes for file in files), contents.commit
-            if not self._folder.is_there(files):
-                self._folder.make()
+            if not self._folder.is_published(files):
+                self._folder.create()
                 self._done_bytes = sum(self._folder.received_bytes(file) for file in files)
                 self._report(revision=contents.commit, total_bytes=total)
-                self._check_room(total - self._done_bytes)
+                self._check_disk_space(total - self._done_bytes)
                 self._fetch_all([file for file in files if not self._folder.is_verified(file)])
                 self._folder.publish(files)
             self._done_bytes = total
-            place = str(self._folder.target)
-            self._report(revision=contents.commit, total_bytes=total, state="done", phase="", problem="", folder=place)
+            folder = str(self._folder.target)
+            self._report(revision=contents.commit, total_bytes=total, state="done", phase="", problem="", folder=folder)
 
     def fail(self, problem: str) -> None:
         """Report its failure."""
@@ -122,16 +124,16 @@ class Fetch:
             running = [pool.submit(self._fetch_or_stop, file) for file in files]
         self._stop.set()
         watch.join()
-        errors = [error for future in running if (error := future.exception()) and not isinstance(error, Abandoned)]
-        if self._no_room is not None:
-            raise self._no_room
+        errors = [error for future in running if (error := future.exception()) and not isinstance(error, Cancelled)]
+        if self._disk_full is not None:
+            raise self._disk_full
         if errors:
             raise errors[0]
 
     def _fetch_or_stop(self, file: RepositoryFile) -> None:
         """Fetch a file unless another one failed; if this one fails, stop the others."""
         if self._stop.is_set():
-            raise Abandoned
+            raise Cancelled
         try:
             self._fetch(file)
         except Exception:
@@ -145,7 +147,7 @@ class Fetch:
             received = self._folder.received_bytes(file)
             if self._folder.verify(file, self._verifying.set):
                 return
-            self._add(-received)
+            self._add_bytes(-received)
         raise HubProblem("wrong_hash", self._repository, printable(file.name))
 
     def _receive(self, file: RepositoryFile, *, use_xet: bool) -> None:
@@ -154,27 +156,27 @@ class Fetch:
         while True:
             before = self._folder.received_bytes(file)
             try:
-                with self._folder.growing(file) as handle:
-                    self._write(file, handle, use_xet=use_xet)
-            except XetFailed:
+                with self._folder.open_incomplete(file) as handle:
+                    self._append_chunks(file, handle, use_xet=use_xet)
+            except XetError:
                 use_xet = False
-            except (*HubErrors, Broken) as error:
+            except (*HubErrors, IncompleteStream) as error:
                 use_xet = False
                 failures = 1 if self._folder.received_bytes(file) > before else failures + 1
-                self._wait(problem_of(error, self._repository), failures)
+                self._back_off(problem_of(error, self._repository), failures)
             else:
                 return
 
-    def _wait(self, problem: HubProblem, failures: int) -> None:
-        """Back off before the next connection; raise the problem when another one would not help."""
-        if problem.reason not in RETRIED or failures >= self._job.attempts:
+    def _back_off(self, problem: HubProblem, failures: int) -> None:
+        """Back off before the next connection; raise the problem if another attempt would not help."""
+        if problem.reason not in RETRIED_REASONS or failures >= self._job.attempts:
             raise problem
         self._report(phase="waiting", problem=problem.problem)
         if self._stop.wait(min(LONGEST_WAIT_SECONDS, self._job.retry_seconds * 2 ** (failures - 1))):
-            raise Abandoned
+            raise Cancelled
 
-    def _write(self, file: RepositoryFile, handle: BinaryIO, *, use_xet: bool) -> None:
-        """Append to what has arrived until the file is complete, or longer than it may be."""
+    def _append_chunks(self, file: RepositoryFile, handle: BinaryIO, *, use_xet: bool) -> None:
+        """Append received chunks until the file is complete, or longer than expected."""
         offset = handle.seek(0, os.SEEK_END)
         if offset > file.size_bytes:
             offset = self._restart(handle, offset)
@@ -185,25 +187,25 @@ class Fetch:
                 offset = self._restart(handle, offset)
             handle.write(chunk)
             offset += len(chunk)
-            self._add(len(chunk))
+            self._add_bytes(len(chunk))
             if self._stop.is_set():
-                raise Abandoned
+                raise Cancelled
             if offset > file.size_bytes:
                 return
         if offset < file.size_bytes:
-            raise Broken
+            raise IncompleteStream
 
     def _restart(self, handle: BinaryIO, offset: int) -> int:
         handle.seek(0)
         handle.truncate()
-        self._add(-offset)
+        self._add_bytes(-offset)
         return 0
 
     def _chunks(self, file: RepositoryFile, offset: int, *, use_xet: bool) -> Iterator[tuple[int, bytes]]:
         if use_xet and hf_xet is not None and file.size_bytes >= self._job.xet_from_bytes:
-            stored = self._hub.stored(self._repository, self._commit, file)
-            if stored is not None:
-                return _stored_chunks(stored, file.size_bytes, offset)
+            xet_file = self._hub.find_in_xet(self._repository, self._commit, file)
+            if xet_file is not None:
+                return _xet_chunks(xet_file, file.size_bytes, offset)
         return self._hub.chunks(self._repository, self._commit, file, offset)
 
     def _report(self, **changes: Any) -> None:
@@ -211,14 +213,14 @@ class Fetch:
             self._download = replace(self._download, done_bytes=self._done_bytes, **changes)
             self._listener(self._download)
 
-    def _add(self, count: int) -> None:
+    def _add_bytes(self, count: int) -> None:
         with self._lock:
             self._done_bytes += count
 
     def _watch(self) -> None:
         """Report progress and check the disk a few times a second: a silent process is taken for stalled."""
         reported = self._done_bytes
-        while not self._stop.wait(TELL_SECONDS):
+        while not self._stop.wait(REPORT_SECONDS):
             done = self._done_bytes
             if done != reported:
                 self._report(phase="downloading", problem="")
@@ -227,16 +229,16 @@ class Fetch:
                 self._report(phase="verifying")
             self._verifying.clear()
             try:
-                self._check_room(0)
+                self._check_disk_space(0)
             except HubProblem as problem:
-                self._no_room = problem
+                self._disk_full = problem
                 self._stop.set()
 
-    def _check_room(self, needed_bytes: int) -> None:
+    def _check_disk_space(self, needed_bytes: int) -> None:
         free = shutil.disk_usage(self._downloads).free
         if needed_bytes + self._job.reserve_bytes > free:
-            missing = needed_bytes + self._job.reserve_bytes - free
-            raise HubProblem("disk_full", self._repository, f"{missing / 1e6:,.0f} MB more are needed")
+            missing_bytes = needed_bytes + self._job.reserve_bytes - free
+            raise HubProblem("disk_full", self._repository, f"{missing_bytes / 1e6:,.0f} MB more are needed")
 
 
 def download(job: DownloadJob, report: Report) -> None:
@@ -249,17 +251,17 @@ def download(job: DownloadJob, report: Report) -> None:
     except PacelineError as error:
         fetch.fail(f"unsafe: {error.message}")
     except OSError as error:
-        full = error.errno in NO_ROOM
+        full = error.errno in DISK_FULL_ERRORS
         fetch.fail("disk_full" if full else f"unwritable: {error.strerror or type(error).__name__}")
 
 
-def serve(job: bytes, write: BinaryIO) -> None:
-    """Run a job, and write each change of the download to `write`."""
+def serve(job: bytes, output: BinaryIO) -> None:
+    """Run a job, and write each change of the download to `output`."""
 
-    def report(present: Download) -> None:
+    def report(current: Download) -> None:
         try:
-            write.write(msgspec.json.encode(present) + b"\n")
-            write.flush()
+            output.write(msgspec.json.encode(current) + b"\n")
+            output.flush()
         except OSError:  # the parent is gone
             os._exit(1)
 

@@ -1,6 +1,6 @@
 """One download seen from the server: a process that is watched, restarted when it stalls or ends, and ended on demand.
 
-Cancelling the task that runs `run_download` ends the process; what has arrived is kept on the disk.
+Cancelling the task that runs `run_download` ends the process; received bytes stay on disk.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ Spawn = Callable[[bytes], Awaitable[Process]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """Timeouts, and the backoff: `pauses_seconds` between consecutive attempts that brought nothing."""
+class DownloadTimeouts:
+    """Timeouts, and the backoff: `pauses_seconds` between consecutive attempts that received nothing."""
 
     first_byte_seconds: float = 120.0
     stall_seconds: float = 300.0
@@ -60,51 +60,51 @@ _decode = msgspec.json.Decoder(Download).decode
 
 
 async def run_download(
-    job: DownloadJob, report: Callable[[Download], None], *, spawn: Spawn = spawn_child, patience: Patience
+    job: DownloadJob, report: Callable[[Download], None], *, spawn: Spawn = spawn_child, timeouts: DownloadTimeouts
 ) -> Download:
     """Run processes until the repository is here or another attempt would not help; return the download at its end."""
-    fruitless = 0
+    failed_attempts = 0
     while True:
-        end, has_arrived = await _attempt(job, report, spawn, patience)
-        if end.state == "done" or end.problem_code not in TRANSIENT:
-            return end
-        _logger.info("the download of %s ended: %s", printable(end.repository), end.problem)
-        job = msgspec.structs.replace(job, download=end)
-        if end.problem_code == "stalled" and job.use_xet:
+        result, has_received_bytes = await _attempt(job, report, spawn, timeouts)
+        if result.state == "done" or result.problem_code not in TRANSIENT:
+            return result
+        _logger.info("the download of %s ended: %s", printable(result.repository), result.problem)
+        job = msgspec.structs.replace(job, download=result)
+        if result.problem_code == "stalled" and job.use_xet:
             job = msgspec.structs.replace(job, use_xet=False)
             continue
-        fruitless = 0 if has_arrived else fruitless + 1
-        if fruitless > len(patience.pauses_seconds):
-            return end
-        report(replace(end, state="running", phase="waiting"))
-        await asyncio.sleep(patience.pauses_seconds[max(0, fruitless - 1)])
+        failed_attempts = 0 if has_received_bytes else failed_attempts + 1
+        if failed_attempts > len(timeouts.pauses_seconds):
+            return result
+        report(replace(result, state="running", phase="waiting"))
+        await asyncio.sleep(timeouts.pauses_seconds[max(0, failed_attempts - 1)])
 
 
 async def _attempt(
-    job: DownloadJob, report: Callable[[Download], None], spawn: Spawn, patience: Patience
+    job: DownloadJob, report: Callable[[Download], None], spawn: Spawn, timeouts: DownloadTimeouts
 ) -> tuple[Download, bool]:
-    """Run one process; return the download at its end, done or failed, and whether it brought bytes."""
-    present, has_arrived = job.download, False
+    """Run one process; return the download at its end, done or failed, and whether it received bytes."""
+    current, has_received_bytes = job.download, False
 
     def on_event(download: Download) -> None:
-        nonlocal present, has_arrived
-        present, has_arrived = download, has_arrived or download.phase == "downloading"
+        nonlocal current, has_received_bytes
+        current, has_received_bytes = download, has_received_bytes or download.phase == "downloading"
         if download.state == "running":
             report(download)
 
     child = await spawn(msgspec.json.encode(job) + b"\n")
     try:
-        problem = await _listen(child, on_event, patience)
+        problem = await _listen(child, on_event, timeouts)
     finally:
         with contextlib.suppress(ProcessLookupError):
             child.kill()
         await asyncio.shield(child.wait())
-    return (replace(present, state="failed", phase="", problem=problem) if problem else present), has_arrived
+    return (replace(current, state="failed", phase="", problem=problem) if problem else current), has_received_bytes
 
 
-async def _listen(child: Process, on_event: Callable[[Download], None], patience: Patience) -> str:
+async def _listen(child: Process, on_event: Callable[[Download], None], timeouts: DownloadTimeouts) -> str:
     """Pass on reports until it is done or has failed; return "", or why it broke off: silence is taken for stalled."""
-    limit = patience.first_byte_seconds
+    limit = timeouts.first_byte_seconds
     while True:
         try:
             async with asyncio.timeout(limit):
@@ -123,4 +123,4 @@ async def _listen(child: Process, on_event: Callable[[Download], None], patience
         if download.state != "running":
             return ""
         if download.phase == "downloading":
-            limit = patience.stall_seconds
+            limit = timeouts.stall_seconds

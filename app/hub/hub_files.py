@@ -5,7 +5,7 @@ A stored token that the hub no longer accepts is left out when the repository is
 own host only, on routes that are built here: redirects to another host are followed without it.
 
 Only data that a model folder needs is fetched, and only from the top level: weights in subfolders are other formats of
-the same model. A path that tries to leave its folder condemns the whole repository.
+the same model. A path that tries to leave its folder makes the whole repository unsafe.
 """
 
 import json
@@ -33,7 +33,7 @@ from huggingface_hub.errors import (
 from app import __version__
 from app.core.download import LARGEST_COUNT
 from app.core.errors import HubProblem, InvalidRequest
-from app.machine.own_files import read_own
+from app.machine.own_files import read_regular_file
 from app.models.encoders import POOLING_FILE
 from app.models.safe_files import printable, write_privately
 
@@ -49,19 +49,19 @@ REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@ -]{0,199}")
 MAX_FILES = 2_000
-MAX_ANSWER_BYTES = 64 << 20
-"""Most bytes of one answer of the hub's API, unpacked; 100,000 files take 25 MB."""
+MAX_RESPONSE_BYTES = 64 << 20
+"""Size limit, in bytes, of one decompressed response of the hub's API; 100,000 files take 25 MB."""
 REFUSAL_HEADERS = ("X-Error-Code", "X-Error-Message")
-STORED_NAME = "hub_token"
+PRIVATE_FILE_NAME = "hub_token"
 TOKEN = re.compile(r"[A-Za-z0-9_.\-]{8,256}")
-PATIENT = frozenset({408, 425, 429})
+BUSY_STATUSES = frozenset({408, 425, 429})
 
 Answer = TypeVar("Answer")
 Origin = Literal["paceline", "hugging_face", "none"]
 HubErrors = (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled)
-"""Errors that a call of the hub may raise; `problem_of` names them."""
-NoAnswer = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""Errors of reading an answer that is not in the hub's format."""
+"""Errors that a request to the hub may raise; `problem_of` converts them."""
+MalformedResponseErrors = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""Errors raised by parsing a response that is not in the hub's format."""
 
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -94,24 +94,24 @@ def checked_revision(text: str) -> str:
     return text
 
 
-def wanted_files(repository: str, files: Iterable[RepositoryFile]) -> tuple[RepositoryFile, ...]:
+def files_to_download(repository: str, files: Iterable[RepositoryFile]) -> tuple[RepositoryFile, ...]:
     """Return the files to fetch, small ones first. Raises `HubProblem` for a repository unsafe or without weights."""
-    every = list(files)
-    for file in every:
+    all_files = list(files)
+    for file in all_files:
         check_path(repository, file)
-    named = [file for file in every if FILE_NAME.fullmatch(file.name) or POOLING_FILE.fullmatch(file.name)]
-    kept = [file for file in named if file.name.endswith(ALLOWED_SUFFIXES)]
-    weights = [file for file in kept if file.name.endswith(".safetensors")]
+    well_named = [file for file in all_files if FILE_NAME.fullmatch(file.name) or POOLING_FILE.fullmatch(file.name)]
+    allowed = [file for file in well_named if file.name.endswith(ALLOWED_SUFFIXES)]
+    weights = [file for file in allowed if file.name.endswith(".safetensors")]
     loaded = [file for file in weights if file.name.startswith("model")] or weights
     if not weights:
         raise HubProblem("empty", repository)
-    if len(kept) > MAX_FILES:
-        raise HubProblem("unsafe", repository, f"{len(kept)} files")
-    chosen = [file for file in kept if file not in weights or file in loaded]
-    if sum(file.size_bytes for file in chosen) > LARGEST_COUNT:
+    if len(allowed) > MAX_FILES:
+        raise HubProblem("unsafe", repository, f"{len(allowed)} files")
+    to_download = [file for file in allowed if file not in weights or file in loaded]
+    if sum(file.size_bytes for file in to_download) > LARGEST_COUNT:
         raise HubProblem("unsafe", repository, "the size of all files")
-    _check_unique(repository, chosen)
-    return tuple(sorted(chosen, key=lambda file: (file.size_bytes, file.name)))
+    _check_unique(repository, to_download)
+    return tuple(sorted(to_download, key=lambda file: (file.size_bytes, file.name)))
 
 
 def check_path(repository: str, file: RepositoryFile) -> None:
@@ -126,17 +126,17 @@ def check_path(repository: str, file: RepositoryFile) -> None:
 
 def _check_unique(repository: str, files: Iterable[RepositoryFile]) -> None:
     """Refuse a file without a hash, and names that differ by case only, which are one file on a Mac's disk."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for file in files:
-        if file.name.casefold() in seen:
+        if file.name.casefold() in names:
             raise HubProblem("unsafe", repository, printable(file.name))
-        seen.add(file.name.casefold())
+        names.add(file.name.casefold())
         if not (SHA256.fullmatch(file.sha256) or COMMIT.fullmatch(file.blob_id)):
             raise HubProblem("unsafe", repository, f"{printable(file.name)} has no hash")
 
 
-class Broken(Exception):
-    """The stream ended before the file did."""
+class IncompleteStream(Exception):
+    """Error of a stream that ended before its file was complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +145,13 @@ class Contents:
 
     commit: str
     files: tuple[RepositoryFile, ...]
-    information: Any
+    model_info: Any
     """huggingface_hub's ModelInfo."""
 
 
 @dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A file of the hub's chunk store, and the hub's address that issues a token of the store for these headers."""
+class XetFile:
+    """File in the hub's chunk store (Xet), with the URL and headers that get a token of the store."""
 
     hash: str
     token_address: str
@@ -161,7 +161,7 @@ class StoredFile:
 class Hub:
     """One endpoint and one token; `endpoint` None is the public hub, or HF_ENDPOINT. Calls block.
 
-    All its answers must have come within `answer_seconds`: a hub that sends a byte now and then never meets the timeout
+    All responses must arrive within `response_seconds`: a hub that sends a byte now and then never exceeds the timeout
     of a read.
     """
 
@@ -170,30 +170,30 @@ class Hub:
         endpoint: str | None = None,
         token: str | None = None,
         read_timeout_seconds: float = 30,
-        answer_seconds: float = math.inf,
+        response_seconds: float = math.inf,
     ) -> None:
         self._endpoint = _address(endpoint or constants.ENDPOINT)
         self._token = token or None
         self._timeout = httpx2.Timeout(read_timeout_seconds, connect=min(15.0, read_timeout_seconds))
-        self._late_at = time.monotonic() + answer_seconds
+        self._deadline = time.monotonic() + response_seconds
 
     def contents(self, repository: str, revision: str = "") -> Contents:
         """Fetch the list of a repository's files, with sizes and hashes, in one request. Raises `HubProblem`."""
         path = f"/{repository}/revision/{quote(revision, safe='')}" if revision else f"/{repository}"
-        information = self.ask(lambda: _information(self._answer(path, {"blobs": True})), repository)
-        commit = str(information.sha or "")
+        model_info = self.request(lambda: _model_info(self._get_json(path, {"blobs": True})), repository)
+        commit = str(model_info.sha or "")
         if COMMIT.fullmatch(commit) is None:
             raise HubProblem("hub_error", repository, "no commit")
-        files = tuple(_file(sibling) for sibling in information.siblings or ())
-        return Contents(commit, files, information)
+        files = tuple(_repository_file(sibling) for sibling in model_info.siblings or ())
+        return Contents(commit, files, model_info)
 
-    def ask(self, call: Callable[[], Answer], repository: str = "") -> Answer:
-        """Send a request and read the answer, both by `call`. Raises `HubProblem`."""
+    def request(self, call: Callable[[], Answer], repository: str = "") -> Answer:
+        """Run `call`, which sends a request and parses the response. Raises `HubProblem`."""
         try:
-            return self._without_stale_token(call)
+            return self._retry_without_token(call)
         except HubErrors as error:
             raise problem_of(error, repository) from None
-        except NoAnswer:  # the sign-in page of a hotel's network, a proxy's, or a hub that lies
+        except MalformedResponseErrors:  # the sign-in page of a hotel's network, a proxy's, or a hub that lies
             raise HubProblem("offline", repository, "the answer is not the hub's") from None
 
     def chunks(self, repository: str, commit: str, file: RepositoryFile, offset: int) -> Iterator[tuple[int, bytes]]:
@@ -205,43 +205,43 @@ class Hub:
         try:
             yield from self._stream(url, offset)
         except HfHubHTTPError as error:
-            if not self._forget_token(error):
+            if not self._drop_stale_token(error):
                 raise
             yield from self._stream(url, offset)
 
-    def listing(self, parameters: Mapping[str, Any]) -> "list[ModelInfo]":
+    def list_models(self, parameters: Mapping[str, Any]) -> "list[ModelInfo]":
         """Fetch one page of `/api/models`. Raises `HubProblem`; not retried, because a person is waiting."""
 
-        return self.ask(lambda: [_information(entry) for entry in self._answer("", parameters)])
+        return self.request(lambda: [_model_info(entry) for entry in self._get_json("", parameters)])
 
-    def stored(self, repository: str, commit: str, file: RepositoryFile) -> StoredFile | None:
-        """Find a file in the hub's chunk store; None where it is not in it.
+    def find_in_xet(self, repository: str, commit: str, file: RepositoryFile) -> XetFile | None:
+        """Find a file in the hub's chunk store; None if the store does not have it.
 
-        The answer also names an address that issues the store's token. It is not used: it would get the hub's token.
+        The response also names a URL that issues the store's token. It is ignored: it would receive the hub's token.
         """
         url = huggingface_hub.hf_hub_url(repository, file.name, revision=commit, endpoint=self._endpoint)
 
-        def ask() -> httpx2.Response:
+        def request() -> httpx2.Response:
             response = huggingface_hub.get_session().head(
                 url, headers=self._headers(), timeout=self._timeout, follow_redirects=False
             )
             _check_status(response)
             return response
 
-        xet_hash = self._without_stale_token(ask).headers.get(constants.HUGGINGFACE_HEADER_X_XET_HASH, "")
+        xet_hash = self._retry_without_token(request).headers.get(constants.HUGGINGFACE_HEADER_X_XET_HASH, "")
         route = f"{self._endpoint}/api/models/{repository}/xet-read-token/{commit}"
-        return StoredFile(xet_hash, route, self._headers()) if SHA256.fullmatch(xet_hash) else None
+        return XetFile(xet_hash, route, self._headers()) if SHA256.fullmatch(xet_hash) else None
 
-    def _answer(self, path: str, parameters: Mapping[str, Any]) -> Any:
-        """Read the API's answer below `/api/models`. Raises `ValueError` if it is not JSON, or too long."""
-        address, content = f"{self._endpoint}/api/models{path}", bytearray()
+    def _get_json(self, path: str, parameters: Mapping[str, Any]) -> Any:
+        """Fetch JSON from a path below `/api/models`. Raises `ValueError` if it is not JSON, or too long."""
+        url, content = f"{self._endpoint}/api/models{path}", bytearray()
         with huggingface_hub.get_session().stream(
-            "GET", address, params=dict(parameters), headers=self._headers(), timeout=self._timeout
+            "GET", url, params=dict(parameters), headers=self._headers(), timeout=self._timeout
         ) as response:
             _check_status(response)
-            for chunk in self._received(response):
+            for chunk in self._read_chunks(response):
                 content += chunk
-                if len(content) > MAX_ANSWER_BYTES:
+                if len(content) > MAX_RESPONSE_BYTES:
                     raise ValueError("too long")
         return json.loads(content)
 
@@ -253,31 +253,31 @@ class Hub:
             _check_status(response)
             position = offset if response.status_code == httpx2.codes.PARTIAL_CONTENT else 0
             if position and not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
-                raise Broken
-            for chunk in self._received(response):
+                raise IncompleteStream
+            for chunk in self._read_chunks(response):
                 yield position, chunk
                 position += len(chunk)
 
-    def _received(self, response: httpx2.Response) -> Iterator[bytes]:
+    def _read_chunks(self, response: httpx2.Response) -> Iterator[bytes]:
         for chunk in response.iter_bytes():
-            if time.monotonic() > self._late_at:
+            if time.monotonic() > self._deadline:
                 raise httpx2.ReadTimeout("its answer takes too long", request=response.request)
             yield chunk
 
-    def _without_stale_token(self, call: Callable[[], Answer]) -> Answer:
+    def _retry_without_token(self, call: Callable[[], Answer]) -> Answer:
         try:
             return call()
         except HfHubHTTPError as error:
-            refused = error
-            if not self._forget_token(error):
+            first_error = error
+            if not self._drop_stale_token(error):
                 raise
         try:
             return call()
         except HfHubHTTPError:
-            raise refused from None
+            raise first_error from None
 
-    def _forget_token(self, error: HfHubHTTPError) -> bool:
-        """Whether to retry without the token: the hub refuses even public repositories to a token it does not know."""
+    def _drop_stale_token(self, error: HfHubHTTPError) -> bool:
+        """Drop a token unknown to the hub, which refuses it even for public repositories; return whether to retry."""
         if self._token is None or error.response.status_code != httpx2.codes.UNAUTHORIZED:
             return False
         self._token = None
@@ -302,7 +302,7 @@ def problem_of(error: Exception, repository: str = "") -> HubProblem:
         return HubProblem("gated", repository)
     if isinstance(error, HfHubHTTPError):
         return HubProblem(_reason(error), repository)
-    if isinstance(error, httpx2.HTTPError | OfflineModeIsEnabled | Broken):
+    if isinstance(error, httpx2.HTTPError | OfflineModeIsEnabled | IncompleteStream):
         return HubProblem("offline", repository, _cause(error))
     return HubProblem("interrupted", repository, type(error).__name__)
 
@@ -311,16 +311,16 @@ def _cause(error: Exception) -> str:
     """Describe which host did not answer, and why."""
     if isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set"
-    why = str(error) or type(error).__name__
+    message = str(error) or type(error).__name__
     try:
-        return f"{error.request.url.host}: {why}" if isinstance(error, httpx2.RequestError) else why
+        return f"{error.request.url.host}: {message}" if isinstance(error, httpx2.RequestError) else message
     except RuntimeError:  # it failed before there was a request
-        return why
+        return message
 
 
 def _reason(error: HfHubHTTPError) -> str:
     status = error.response.status_code
-    if status in PATIENT:
+    if status in BUSY_STATUSES:
         return "busy"
     if "Invalid credentials" in str(error.response.headers.get("X-Error-Message")):
         return "refused"
@@ -330,18 +330,18 @@ def _reason(error: HfHubHTTPError) -> str:
     return by_status.get(status, "hub_error")
 
 
-def _information(entry: Mapping[str, Any]) -> "ModelInfo":
+def _model_info(entry: Mapping[str, Any]) -> "ModelInfo":
     return huggingface_hub.ModelInfo(**{"siblings": None, **entry})  # type: ignore[no-untyped-call]
 
 
-def _file(sibling: Any) -> RepositoryFile:
-    large = sibling.lfs
-    size = large.size if large is not None else sibling.size
+def _repository_file(sibling: Any) -> RepositoryFile:
+    lfs_file = sibling.lfs
+    size = lfs_file.size if lfs_file is not None else sibling.size
     return RepositoryFile(
         name=str(sibling.rfilename),
         size_bytes=size if type(size) is int else -1,
-        sha256=str(large.sha256) if large is not None else "",
-        blob_id=str(sibling.blob_id or "") if large is None else "",
+        sha256=str(lfs_file.sha256) if lfs_file is not None else "",
+        blob_id=str(sibling.blob_id or "") if lfs_file is None else "",
     )
 
 
@@ -353,7 +353,7 @@ class HubToken:
     """
 
     def __init__(self, home: Path) -> None:
-        self._path = home / STORED_NAME
+        self._path = home / PRIVATE_FILE_NAME
 
     def read(self, endpoint: str) -> str:
         """Return the token for this endpoint; empty for none."""
@@ -377,10 +377,10 @@ class HubToken:
 
     def _stored(self, endpoint: str) -> str:
         try:
-            token, _, address = read_own(self._path).decode("ascii").strip().partition("\n")
+            token, _, url = read_regular_file(self._path).decode("ascii").strip().partition("\n")
         except (OSError, ValueError):
             return ""
-        return token if TOKEN.fullmatch(token) and address == _address(endpoint) else ""
+        return token if TOKEN.fullmatch(token) and url == _address(endpoint) else ""
 
 
 def _hugging_face_token(endpoint: str) -> str:

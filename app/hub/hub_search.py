@@ -19,14 +19,23 @@ import msgspec
 
 from app.core.download import LARGEST_COUNT
 from app.core.errors import HubProblem
-from app.hub.hub_files import ADDRESS, REPOSITORY, Broken, Contents, Hub, HubErrors, RepositoryFile, wanted_files
+from app.hub.hub_files import (
+    ADDRESS,
+    REPOSITORY,
+    Contents,
+    Hub,
+    HubErrors,
+    IncompleteStream,
+    RepositoryFile,
+    files_to_download,
+)
 from app.models.catalog import CatalogModel
 from app.models.config_values import stated_context, text_number
 from app.models.drafters import DRAFT_MODEL, MTP, drafter_method
 from app.models.encoders import ENCODERS
 from app.models.safe_files import printable
 
-OTHER_NAMES = {
+MODEL_TYPE_ALIASES = {
     "mistral": "llama",
     "llava": "mistral3",
     "phi-msft": "phixtral",
@@ -39,9 +48,9 @@ OTHER_NAMES = {
 
 
 def is_loadable(model_type: str) -> bool:
-    """Whether mlx-lm or Paceline has an architecture for this model type; True when that is unknown."""
+    """Return whether mlx-lm or Paceline has an architecture for this model type; True if that is unknown."""
     known = model_types()
-    return not known or not model_type or OTHER_NAMES.get(model_type, model_type) in known | ENCODERS
+    return not known or not model_type or MODEL_TYPE_ALIASES.get(model_type, model_type) in known | ENCODERS
 
 
 @functools.cache
@@ -55,11 +64,11 @@ def model_types() -> frozenset[str]:
 
 Sort = Literal["downloads", "likes", "updated"]
 SORTS: Mapping[str, str] = {"downloads": "downloads", "likes": "likes", "updated": "lastModified"}
-EXPANDED = ("author", "config", "downloads", "gated", "lastModified", "library_name", "likes", "tags")
-PAGE = 30
-MAX_QUERY = 200
+EXPANDED_FIELDS = ("author", "config", "downloads", "gated", "lastModified", "library_name", "likes", "tags")
+PAGE_SIZE = 30
+MAX_QUERY_CHARACTERS = 200
 MAX_CONFIG_BYTES = 1 << 20
-SHOWN_TAGS = 6
+MAX_TAGS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +111,27 @@ class Details:
 
 def search(hub: Hub, text: str, *, sort: Sort = "downloads", author: str = "") -> list[FoundRepository]:
     """Find repositories whose names hold the words of `text`: MLX ones first, then others, each part by `sort`."""
-    parameters: dict[str, Any] = {"sort": SORTS[sort], "limit": PAGE, "expand": list(EXPANDED)}
-    text = ADDRESS.sub("", text.strip()).strip("/")[:MAX_QUERY]
+    parameters: dict[str, Any] = {"sort": SORTS[sort], "limit": PAGE_SIZE, "expand": list(EXPANDED_FIELDS)}
+    text = ADDRESS.sub("", text.strip()).strip("/")[:MAX_QUERY_CHARACTERS]
     if text:
         parameters["search"] = text
     if author.strip():
-        parameters["author"] = author.strip()[:MAX_QUERY]
-    ours = _offers(hub, {**parameters, "filter": ["mlx"]})
-    others = _offers(hub, {**parameters, "filter": ["safetensors"]}) if text else []
-    known = {offer.repository for offer in ours}
-    rest = [
-        offer for offer in others if offer.repository not in known and (offer.method or is_loadable(offer.model_type))
+        parameters["author"] = author.strip()[:MAX_QUERY_CHARACTERS]
+    mlx_results = _list_repositories(hub, {**parameters, "filter": ["mlx"]})
+    other_results = _list_repositories(hub, {**parameters, "filter": ["safetensors"]}) if text else []
+    mlx_names = {result.repository for result in mlx_results}
+    remaining = [
+        result
+        for result in other_results
+        if result.repository not in mlx_names and (result.method or is_loadable(result.model_type))
     ]
-    return [*ours, *rest]
+    return [*mlx_results, *remaining]
 
 
 def inspect_repository(hub: Hub, repository: str, revision: str = "") -> Details:
     """Fetch exact sizes, licence and kind of a repository, by one or two requests."""
     contents = hub.contents(repository, revision)
-    files = wanted_files(repository, contents.files)
+    files = files_to_download(repository, contents.files)
     config = _config(hub, repository, contents, files)
     model_type = str(config.get("model_type") or "")
     quantisation = config.get("quantization") or config.get("quantization_config")
@@ -131,9 +142,9 @@ def inspect_repository(hub: Hub, repository: str, revision: str = "") -> Details
         files=tuple((file.name, file.size_bytes) for file in files),
         total_bytes=sum(file.size_bytes for file in files),
         weights_bytes=sum(file.size_bytes for file in files if file.name.endswith(".safetensors")),
-        gated=bool(contents.information.gated),
-        licence=_licence(contents.information),
-        modified_at=_modified(contents.information),
+        gated=bool(contents.model_info.gated),
+        licence=_licence(contents.model_info),
+        modified_at=_modified(contents.model_info),
         method=method,
         model_type=printable(model_type),
         bits=text_number(quantisation if isinstance(quantisation, dict) else {}, "bits"),
@@ -142,57 +153,57 @@ def inspect_repository(hub: Hub, repository: str, revision: str = "") -> Details
     )
 
 
-def _offers(hub: Hub, parameters: Mapping[str, Any]) -> list[FoundRepository]:
-    """List the results of a page that can be downloaded: those with a valid repository name."""
-    every = (_found_repository(information) for information in hub.listing(parameters))
-    return [offer for offer in every if REPOSITORY.fullmatch(offer.repository)]
+def _list_repositories(hub: Hub, parameters: Mapping[str, Any]) -> list[FoundRepository]:
+    """List one page of results, without those whose repository name is invalid."""
+    results = (_found_repository(model_info) for model_info in hub.list_models(parameters))
+    return [result for result in results if REPOSITORY.fullmatch(result.repository)]
 
 
-def _found_repository(information: Any) -> FoundRepository:
-    config = information.config if isinstance(information.config, dict) else {}
-    tags = _tags(information)
+def _found_repository(model_info: Any) -> FoundRepository:
+    config = model_info.config if isinstance(model_info.config, dict) else {}
+    tags = _tags(model_info)
     return FoundRepository(
-        repository=printable(str(information.id)),
-        author=printable(str(information.author or str(information.id).partition("/")[0])),
-        downloads=_count(information.downloads),
-        likes=_count(information.likes),
-        modified_at=_modified(information),
-        gated=bool(information.gated),
-        is_mlx="mlx" in tags or information.library_name == "mlx",
+        repository=printable(str(model_info.id)),
+        author=printable(str(model_info.author or str(model_info.id).partition("/")[0])),
+        downloads=_count(model_info.downloads),
+        likes=_count(model_info.likes),
+        modified_at=_modified(model_info),
+        gated=bool(model_info.gated),
+        is_mlx="mlx" in tags or model_info.library_name == "mlx",
         method=drafter_method(config),
         model_type=printable(str(config.get("model_type") or "")),
-        licence=_licence(information),
-        tags=tuple(tag for tag in tags if ":" not in tag and tag not in {"mlx", "safetensors"})[:SHOWN_TAGS],
+        licence=_licence(model_info),
+        tags=tuple(tag for tag in tags if ":" not in tag and tag not in {"mlx", "safetensors"})[:MAX_TAGS],
     )
 
 
 def _config(hub: Hub, repository: str, contents: Contents, files: tuple[RepositoryFile, ...]) -> Mapping[str, Any]:
-    """Return `config.json` if it may be read; else the part of it that the hub reports."""
-    declared = contents.information.config
-    little: Mapping[str, Any] = declared if isinstance(declared, dict) else {}
+    """Return `config.json` if it is accessible, else the part of it that the hub reports."""
+    declared = contents.model_info.config
+    partial_config: Mapping[str, Any] = declared if isinstance(declared, dict) else {}
     file = next((file for file in files if file.name == "config.json"), None)
     if file is None or file.size_bytes > MAX_CONFIG_BYTES:
-        return little
+        return partial_config
     content = bytearray()
     try:
         for _, chunk in hub.chunks(repository, contents.commit, file, 0):
             content += chunk
             if len(content) > MAX_CONFIG_BYTES:
-                return little
+                return partial_config
         config = msgspec.json.decode(content)
-    except (*HubErrors, Broken, HubProblem, msgspec.MsgspecError, ValueError, RecursionError):
-        return little
-    return config if isinstance(config, dict) else little
+    except (*HubErrors, IncompleteStream, HubProblem, msgspec.MsgspecError, ValueError, RecursionError):
+        return partial_config
+    return config if isinstance(config, dict) else partial_config
 
 
-def _licence(information: Any) -> str:
-    declared = getattr(information.card_data, "license", None)
-    tagged = next((tag.partition(":")[2] for tag in _tags(information) if tag.startswith("license:")), "")
+def _licence(model_info: Any) -> str:
+    declared = getattr(model_info.card_data, "license", None)
+    tagged = next((tag.partition(":")[2] for tag in _tags(model_info) if tag.startswith("license:")), "")
     return printable(declared) if isinstance(declared, str) else tagged
 
 
-def _tags(information: Any) -> list[str]:
-    return [printable(str(tag)) for tag in information.tags] if isinstance(information.tags, list) else []
+def _tags(model_info: Any) -> list[str]:
+    return [printable(str(tag)) for tag in model_info.tags] if isinstance(model_info.tags, list) else []
 
 
 def _count(reported: Any) -> int:
@@ -200,18 +211,18 @@ def _count(reported: Any) -> int:
     return reported if type(reported) is int and 0 <= reported <= LARGEST_COUNT else 0
 
 
-def _modified(information: Any) -> float:
-    moment = information.last_modified
+def _modified(model_info: Any) -> float:
+    moment = model_info.last_modified
     return moment.timestamp() if moment is not None else 0.0
 
 
 BILLION = 1_000_000_000
-ROOM_BYTES = 1_500_000_000
+CACHE_ALLOWANCE_BYTES = 1_500_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """One drafter on the hub. `size_bytes` is 0 where the reference does not state it.
+class PublishedDrafter:
+    """Published drafter on the hub. `size_bytes` is 0 where the reference does not state it.
 
     An `mtp` head without a `repository` lies inside the original checkpoint; most smaller copies have lost it.
     """
@@ -227,69 +238,76 @@ class Pair:
 
     main: str
     main_bytes: int
-    draft: Published | None
+    draft: PublishedDrafter | None
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of both with room for their caches."""
+        """Bytes of both models, plus an allowance for their caches."""
         draft_bytes = self.draft.size_bytes if self.draft is not None else 0
-        return round((self.main_bytes + draft_bytes) * 1.25) + ROOM_BYTES
+        return round((self.main_bytes + draft_bytes) * 1.25) + CACHE_ALLOWANCE_BYTES
 
 
-_KNOWN = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
-SIZES_GB: Mapping[str, float] = _KNOWN["sizes_gb"]
-FEATURE_DRAFTERS: tuple[tuple[str, str, str], ...] = tuple(map(tuple, _KNOWN["feature_drafters"]))
+_PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
+SIZES_GB: Mapping[str, float] = _PUBLISHED["sizes_gb"]
+FEATURE_DRAFTERS: tuple[tuple[str, str, str], ...] = tuple(map(tuple, _PUBLISHED["feature_drafters"]))
 """Start of the main model's name in lower case, method and repository."""
-SMALL_MODELS: tuple[tuple[str, float, str], ...] = tuple(map(tuple, _KNOWN["small_models"]))
+SMALL_MODELS: tuple[tuple[str, float, str], ...] = tuple(map(tuple, _PUBLISHED["small_models"]))
 """Start of the names of a family, parameters in billions and repository of its small models, smallest first."""
-PAIRS: tuple[tuple[str, str, str | None], ...] = tuple(map(tuple, _KNOWN["pairs"]))
+PAIRS: tuple[tuple[str, str, str | None], ...] = tuple(map(tuple, _PUBLISHED["pairs"]))
 """Main model, drafter and method; none for a model that is too small to gain."""
 
-LARGEST_DRAFTS = ((30.0, 7.0), (13.0, 3.0), (6.5, 1.3))
-"""Least parameters of a main model, and most of a draft model from which it gains, in billions; below 6.5: none."""
+MAX_DRAFT_SIZES = ((30.0, 7.0), (13.0, 3.0), (6.5, 1.3))
+"""Parameters in billions: minimum of a main model, maximum of a draft model that speeds it up; below 6.5: none."""
 
-HEADED = ("qwen3_next", "qwen3_5", "deepseek_v3")
-"""Starts of the model types whose original checkpoints hold a multi-token head that can run here."""
+MTP_MODEL_TYPES = ("qwen3_next", "qwen3_5", "deepseek_v3")
+"""Prefixes of the model types whose original checkpoints contain a multi-token head that can run here."""
 
-RECOMMENDED = 3
+RECOMMENDED_PAIRS = 3
 
 
-def published_for(main: CatalogModel) -> list[Published]:
+def published_for(main: CatalogModel) -> list[PublishedDrafter]:
     """Return the known drafters of a main model on disk, best method first; empty for a drafter or unknown model."""
     if main.kind != "main":
         return []
-    name = _plain(main.id)
-    published = [_published(method, draft) for target, method, draft in FEATURE_DRAFTERS if _is_for(target, name)]
-    if main.head is None and main.model_type.startswith(HEADED):
-        published.append(Published(MTP.name, ""))
-    limit = next((most for least, most in LARGEST_DRAFTS if main.parameter_count >= least * BILLION), 0.0)
-    small = (draft for start, size, draft in SMALL_MODELS if name.startswith(start) and size <= limit)
-    return [*published, *(_published(DRAFT_MODEL.name, draft) for draft in small)]
+    name = _normalized_name(main.id)
+    published = [
+        _published_drafter(method, draft) for target, method, draft in FEATURE_DRAFTERS if _is_drafter_for(target, name)
+    ]
+    if main.head is None and main.model_type.startswith(MTP_MODEL_TYPES):
+        published.append(PublishedDrafter(MTP.name, ""))
+    limit = next(
+        (max_size for min_size, max_size in MAX_DRAFT_SIZES if main.parameter_count >= min_size * BILLION), 0.0
+    )
+    small_drafts = (draft for start, size, draft in SMALL_MODELS if name.startswith(start) and size <= limit)
+    return [*published, *(_published_drafter(DRAFT_MODEL.name, draft) for draft in small_drafts)]
 
 
 def recommended(memory_bytes: int) -> list[Pair]:
-    """Return the `RECOMMENDED` largest pairs that fit into this memory for models, largest first."""
-    every = [
-        Pair(main, _size(main), None if method is None else _published(method, draft)) for main, draft, method in PAIRS
+    """Return the `RECOMMENDED_PAIRS` largest pairs that fit into this memory for models, largest first."""
+    all_pairs = [
+        Pair(main, _size(main), None if method is None else _published_drafter(method, draft))
+        for main, draft, method in PAIRS
     ]
-    fitting = sorted((pair for pair in every if pair.needed_bytes <= memory_bytes), key=lambda pair: pair.needed_bytes)
-    return fitting[: -RECOMMENDED - 1 : -1]
+    fitting = sorted(
+        (pair for pair in all_pairs if pair.needed_bytes <= memory_bytes), key=lambda pair: pair.needed_bytes
+    )
+    return fitting[: -RECOMMENDED_PAIRS - 1 : -1]
 
 
-def _published(method: str, repository: str) -> Published:
-    return Published(method, repository, _size(repository))
+def _published_drafter(method: str, repository: str) -> PublishedDrafter:
+    return PublishedDrafter(method, repository, _size(repository))
 
 
 def _size(repository: str) -> int:
     return round(SIZES_GB.get(repository, 0.0) * 1e9)
 
 
-def _is_for(target: str, name: str) -> bool:
-    """Whether the whole words match: `qwen3-4b` is for `qwen3-4b-8bit`, never for `qwen3-4bit`."""
+def _is_drafter_for(target: str, name: str) -> bool:
+    """Return whether the whole words match: `qwen3-4b` is for `qwen3-4b-8bit`, never for `qwen3-4bit`."""
     return name == target or name.startswith(f"{target}-")
 
 
-def _plain(model_id: str) -> str:
+def _normalized_name(model_id: str) -> str:
     """Return `llama-3.1-8b-instruct-4bit` for `mlx-community/Meta-Llama-3.1-8B-Instruct-4bit`."""
     name = model_id.rpartition("/")[2].lower().replace("_", "-").removeprefix("meta-")
     return re.sub(r"^llama-?(?=3)", "llama-", name)

@@ -1,4 +1,4 @@
-"""The folder of a growing download: `.partial/organisation--name@commit`, one rename away from its final place.
+"""Folder of a download in progress: `.partial/organisation--name@commit`, one rename away from its final place.
 
 A file there is `name.incomplete` while it grows and gets its name only once its hash was right; the folder moves to its
 place only once every file has. So whatever is killed, visible models are complete, and downloads can be resumed.
@@ -20,7 +20,7 @@ import msgspec
 from app.core.download import MARKER, PARTIAL, PARTIAL_NAME
 from app.core.errors import HubProblem
 from app.hub.hub_files import COMMIT, RepositoryFile
-from app.machine.own_files import lock_own, make_own_folder, open_own, own_folders, read_kept
+from app.machine.own_files import lock_file, make_folder, open_regular_file, own_folders, read_json_as
 
 INCOMPLETE = ".incomplete"
 BLOCK_BYTES = 1 << 20
@@ -35,71 +35,71 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 class PartialFolder:
-    """The growing folder of one repository at one commit, and its place. Raises `HubProblem` where stated."""
+    """Partial folder of one repository at one commit, and its final place. Raises `HubProblem` where stated."""
 
     def __init__(self, downloads: Path, repository: str, commit: str) -> None:
         self._downloads = downloads
         self._repository = repository
         self._commit = commit
         self.target = downloads / repository
-        self.path = downloads / PARTIAL / f"{_flat(repository)}@{commit}"
+        self.path = downloads / PARTIAL / f"{_flat_name(repository)}@{commit}"
 
-    def is_there(self, files: tuple[RepositoryFile, ...]) -> bool:
-        """Whether the place already holds this commit. Raises `folder_taken` for a folder that is not ours."""
+    def is_published(self, files: tuple[RepositoryFile, ...]) -> bool:
+        """Return whether the final folder holds this commit. Raises `folder_taken` for a folder that is not ours."""
         if not os.path.lexists(self.target):
             return False
         marker = read_marker(self.target)
         if marker is None or self.target.is_symlink() or self.target.parent.is_symlink():
             raise HubProblem("folder_taken", self._repository)
         return marker.commit == self._commit and all(
-            _size(self.target / file.name) == file.size_bytes for file in files
+            _file_size(self.target / file.name) == file.size_bytes for file in files
         )
 
-    def make(self) -> None:
-        """Make the growing folder; refuse links in its way, remove the growing folders of other commits."""
+    def create(self) -> None:
+        """Create the partial folder; refuse links in its way, remove the partial folders of other commits."""
         for folder in (self.path.parent, self.path):
-            make_own_folder(folder, 0o755)
-        remove_partials(self._downloads, self._repository, but=self._commit)
+            make_folder(folder, 0o755)
+        remove_partials(self._downloads, self._repository, except_commit=self._commit)
 
     def is_verified(self, file: RepositoryFile) -> bool:
-        """Whether a file has its own name, which it got when its hash was right."""
-        return _size(self.path / file.name) == file.size_bytes
+        """Return whether a file has its final name, which it gets once its hash is verified."""
+        return _file_size(self.path / file.name) == file.size_bytes
 
     def received_bytes(self, file: RepositoryFile) -> int:
-        """Return how many bytes of a file have arrived."""
-        size = _size(self.path / file.name)
-        return size if size >= 0 else max(0, _size(self.path / (file.name + INCOMPLETE)))
+        """Return the number of bytes of a file received so far."""
+        size = _file_size(self.path / file.name)
+        return size if size >= 0 else max(0, _file_size(self.path / (file.name + INCOMPLETE)))
 
     @contextlib.contextmanager
-    def growing(self, file: RepositoryFile) -> Iterator[BinaryIO]:
+    def open_incomplete(self, file: RepositoryFile) -> Iterator[BinaryIO]:
         """Open the incomplete file, unbuffered, never through a link."""
         path = self.path / (file.name + INCOMPLETE)
-        make_own_folder(path.parent, 0o755)
-        with os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as handle:
+        make_folder(path.parent, 0o755)
+        with os.fdopen(open_regular_file(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as handle:
             yield handle
 
-    def verify(self, file: RepositoryFile, tick: Callable[[], None]) -> bool:
-        """Read a whole file back; give it its name if its hash is right, else remove it."""
+    def verify(self, file: RepositoryFile, on_block: Callable[[], None]) -> bool:
+        """Hash a complete file; rename it to its final name if the hash is right, else remove it."""
         incomplete = self.path / (file.name + INCOMPLETE)
         digest = hashlib.sha256() if file.sha256 else hashlib.sha1(usedforsecurity=False)
         if not file.sha256:
             digest.update(b"blob %d\0" % file.size_bytes)
-        with os.fdopen(open_own(incomplete), "rb") as handle:
+        with os.fdopen(open_regular_file(incomplete), "rb") as handle:
             while block := handle.read(BLOCK_BYTES):
                 digest.update(block)
-                tick()
+                on_block()
             os.fsync(handle.fileno())
-        if digest.hexdigest() != (file.sha256 or file.blob_id) or _size(incomplete) != file.size_bytes:
+        if digest.hexdigest() != (file.sha256 or file.blob_id) or _file_size(incomplete) != file.size_bytes:
             incomplete.unlink()
             return False
         incomplete.rename(self.path / file.name)
         return True
 
     def publish(self, files: tuple[RepositoryFile, ...]) -> None:
-        """Move the complete folder to its place, instead of an earlier commit."""
-        known = {file.name.partition("/")[0] for file in files}
+        """Move the complete folder to its final place, replacing an earlier commit."""
+        expected_names = {file.name.partition("/")[0] for file in files}
         for path in self.path.iterdir():
-            if path.name not in known:
+            if path.name not in expected_names:
                 path.unlink()
         marker = Marker(self._repository, self._commit, {file.name: file.size_bytes for file in files})
         (self.path / MARKER).write_bytes(msgspec.json.encode(marker))
@@ -108,7 +108,7 @@ class PartialFolder:
         if self.target.parent.is_symlink():
             raise HubProblem("folder_taken", self._repository)
         if os.path.lexists(self.target):
-            self.target.rename(self.path.parent / f"{_flat(self._repository)}@old-{uuid.uuid4().hex}")
+            self.target.rename(self.path.parent / f"{_flat_name(self._repository)}@old-{uuid.uuid4().hex}")
         self.path.rename(self.target)
         _sync(self.target.parent)
         remove_partials(self._downloads, self._repository)
@@ -118,31 +118,31 @@ class PartialFolder:
 def repository_lock(downloads: Path, repository: str, wait_seconds: float) -> Iterator[None]:
     """Let one process at a time work on a repository; the lock of a killed one is free. Raises `in_use`."""
     folder = downloads / PARTIAL
-    make_own_folder(folder, 0o755)
-    descriptor = open_own(folder / f"{_flat(repository)}.lock", os.O_RDWR | os.O_CREAT)
+    make_folder(folder, 0o755)
+    descriptor = open_regular_file(folder / f"{_flat_name(repository)}.lock", os.O_RDWR | os.O_CREAT)
     try:
-        if not lock_own(descriptor, wait_seconds):
+        if not lock_file(descriptor, wait_seconds):
             raise HubProblem("in_use", repository)
         yield
     finally:
         os.close(descriptor)
 
 
-def begun_commit(downloads: Path, repository: str) -> str:
+def interrupted_commit(downloads: Path, repository: str) -> str:
     """Return the commit of an interrupted download of `repository`; "" when there is none."""
     names = [path.name.rpartition("@")[2] for path in _partials(downloads, repository)]
     return next((name for name in sorted(names) if COMMIT.fullmatch(name)), "")
 
 
-def remove_partials(downloads: Path, repository: str, *, but: str = "") -> None:
-    """Remove what has arrived of a repository, except for the commit `but`."""
+def remove_partials(downloads: Path, repository: str, *, except_commit: str = "") -> None:
+    """Remove the partial folders of a repository, except that of `except_commit`."""
     for path in _partials(downloads, repository):
-        if not (but and path.name.endswith(f"@{but}")):
+        if not (except_commit and path.name.endswith(f"@{except_commit}")):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def forget_partials(downloads: Path, repository: str, wait_seconds: float = 5.0) -> None:
-    """Remove everything that has arrived of a repository. Raises `in_use` while a process works on it, `unwritable`."""
+def delete_partials(downloads: Path, repository: str, wait_seconds: float = 5.0) -> None:
+    """Remove all partial folders of a repository under its lock. Raises `in_use` or `unwritable`."""
     try:
         with repository_lock(downloads, repository, wait_seconds):
             remove_partials(downloads, repository)
@@ -155,10 +155,10 @@ def remove_model(downloads: Path, folder: Path) -> bool:
     marker = read_marker(folder)
     if marker is None or folder != downloads / marker.repository or folder.is_symlink() or folder.parent.is_symlink():
         return False
-    make_own_folder(downloads / PARTIAL, 0o755)
-    aside = downloads / PARTIAL / f"{_flat(marker.repository)}@old-{uuid.uuid4().hex}"
-    folder.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
+    make_folder(downloads / PARTIAL, 0o755)
+    trash = downloads / PARTIAL / f"{_flat_name(marker.repository)}@old-{uuid.uuid4().hex}"
+    folder.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
     with contextlib.suppress(OSError):  # it holds other models of the organisation
         folder.parent.rmdir()
     return True
@@ -166,20 +166,20 @@ def remove_model(downloads: Path, folder: Path) -> bool:
 
 def read_marker(folder: Path) -> Marker | None:
     """Read what Paceline downloaded into a folder; None for a folder that it did not make."""
-    return read_kept(folder / MARKER, Marker)
+    return read_json_as(folder / MARKER, Marker)
 
 
 def _partials(downloads: Path, repository: str) -> list[Path]:
     partials = own_folders(downloads, re.escape(PARTIAL), PARTIAL_NAME)
-    return [path for path in partials if path.name.startswith(f"{_flat(repository)}@")]
+    return [path for path in partials if path.name.startswith(f"{_flat_name(repository)}@")]
 
 
-def _flat(repository: str) -> str:
+def _flat_name(repository: str) -> str:
     """Return one folder name, which is unambiguous: the hub allows no "--" in a name."""
     return repository.replace("/", "--")
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     """Return the size of a regular file, -1 for anything else."""
     try:
         status = path.lstat()

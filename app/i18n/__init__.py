@@ -22,7 +22,7 @@ NAME_KEY = "language.name"
 """Key of a language's own name for itself."""
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")
-WITHOUT_PLURAL = frozenset({"id", "ja", "ko", "ms", "th", "vi", "zh"})
+LANGUAGES_WITHOUT_PLURAL = frozenset({"id", "ja", "ko", "ms", "th", "vi", "zh"})
 """Languages without a plural form, according to `Intl.PluralRules`."""
 PLURAL_FORMS = ("zero", "one", "two", "few", "many", "other")
 
@@ -53,7 +53,7 @@ class Words:
 
 def plural_form(language: str, count: int) -> str:
     """Return `one` or `other`; scripts ask `Intl.PluralRules`, which knows finer forms, for any language."""
-    return "one" if count == 1 and language.partition("-")[0] not in WITHOUT_PLURAL else "other"
+    return "one" if count == 1 and language.partition("-")[0] not in LANGUAGES_WITHOUT_PLURAL else "other"
 
 
 class Catalogs:
@@ -63,7 +63,7 @@ class Catalogs:
         self._words = {language: read_words(language) for language in languages()}
         english = self._words[DEFAULT_LANGUAGE].entries
         for path in (catalog for folder in folders for catalog in sorted(folder.glob("*.json"))):
-            entries = _read_own(path)
+            entries = _read_user_catalog(path)
             if entries:
                 self._words[path.stem] = Words(path.stem, {**english, NAME_KEY: path.stem, **entries})
 
@@ -78,13 +78,13 @@ class Catalogs:
 
     def choose(self, accepted: str) -> str:
         """Return the language for an `Accept-Language` header: the first wanted one available, else English."""
-        there = {language.lower(): language for language in sorted(self._words)}
+        available = {language.lower(): language for language in sorted(self._words)}
         for tag in _by_preference(accepted):
             primary = tag.partition("-")[0]
-            kin = (candidate for candidate in there if candidate.startswith(f"{primary}-"))
-            for near in (tag, primary, next(kin, "")):
-                if near in there:
-                    return there[near]
+            regional = (candidate for candidate in available if candidate.startswith(f"{primary}-"))
+            for candidate_tag in (tag, primary, next(regional, "")):
+                if candidate_tag in available:
+                    return available[candidate_tag]
         return DEFAULT_LANGUAGE
 
 
@@ -104,11 +104,11 @@ def read_words(language: str = DEFAULT_LANGUAGE) -> Words:
 
 def system_languages(environment: Mapping[str, str]) -> str:
     """Return the language of the user's environment as an `Accept-Language` header: `ko_KR.UTF-8` is `ko-KR`."""
-    named = next(filter(None, map(environment.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
-    return named.partition(".")[0].partition("@")[0].replace("_", "-")
+    language = next(filter(None, map(environment.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+    return language.partition(".")[0].partition("@")[0].replace("_", "-")
 
 
-def _read_own(path: Path) -> dict[str, str]:
+def _read_user_catalog(path: Path) -> dict[str, str]:
     """Read a user's own catalog: only strings are taken, and errors are logged, so that the server starts anyway."""
     try:
         entries = json.loads(read_file(path, MAX_JSON_BYTES))
@@ -123,13 +123,13 @@ def _read_own(path: Path) -> dict[str, str]:
 
 def _by_preference(accepted: str) -> list[str]:
     """Return the tags of the header in lower case, most wanted first; invalid parts are left out."""
-    ranked = []
-    for place, part in enumerate(accepted.lower().split(",")):
-        tag, _, quality = part.partition(";q=")
+    preferences = []
+    for index, entry in enumerate(accepted.lower().split(",")):
+        tag, _, quality = entry.partition(";q=")
         try:
-            wish = float(quality) if quality.strip() else 1.0
+            weight = float(quality) if quality.strip() else 1.0
         except ValueError:
             continue
-        if tag.strip() and wish > 0:
-            ranked.append((-wish, place, tag.strip()))
-    return [tag for _, _, tag in sorted(ranked)]
+        if tag.strip() and weight > 0:
+            preferences.append((-weight, index, tag.strip()))
+    return [tag for _, _, tag in sorted(preferences)]

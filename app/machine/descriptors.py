@@ -1,4 +1,4 @@
-"""The limit on open files of this process, raised to `WANTED` or as far as the system allows."""
+"""The limit on open files of this process, raised to `WANTED_FILES` or as far as the system allows."""
 
 import contextlib
 import resource
@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 from app.machine.host import ReadSetting, sysctl, sysctl_number
 
-WANTED = 8192
+WANTED_FILES = 8192
 
 
 def limit() -> int:
-    """Return the present limit, at most `WANTED`."""
+    """Return the present limit, at most `WANTED_FILES`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return WANTED if soft == resource.RLIM_INFINITY else min(WANTED, soft)
+    return WANTED_FILES if soft == resource.RLIM_INFINITY else min(WANTED_FILES, soft)
 
 
 def attainable(read: ReadSetting = sysctl) -> int:
     """Return the limit that `raise_limit` can reach: macOS has a bound of its own in addition to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    by_kernel = sysctl_number("kern.maxfilesperproc", read) or WANTED
-    return min(WANTED, by_kernel, WANTED if hard == resource.RLIM_INFINITY else hard)
+    by_kernel = sysctl_number("kern.maxfilesperproc", read) or WANTED_FILES
+    return min(WANTED_FILES, by_kernel, WANTED_FILES if hard == resource.RLIM_INFINITY else hard)
 
 
 def raise_limit() -> None:
@@ -32,8 +32,8 @@ def raise_limit() -> None:
 
 
 @contextlib.contextmanager
-def kept_limit() -> Iterator[None]:
-    """Block changes of the limit: mlx-lm would lower it at import, and fails where the system allows less."""
+def preserved_limit() -> Iterator[None]:
+    """Ignore changes of the limit: mlx-lm would lower it at import, and fails where the system allows less."""
     set_limit = resource.setrlimit
     resource.setrlimit = lambda kind, limits: None if kind == resource.RLIMIT_NOFILE else set_limit(kind, limits)
     try:

@@ -21,39 +21,39 @@ from urllib.request import url2pathname
 
 DISTRIBUTION = "paceline"
 Kind = Literal["checkout", "Homebrew", "uv tool", "pipx", "uv", "pip"]
-PLAN = ("install", "--dry-run", "--no-deps", "--upgrade", DISTRIBUTION)
-PLANNED = rf"^(?: \+ {DISTRIBUTION}==|Would install {DISTRIBUTION}-)(\S+)"
-LISTED = rf"^{DISTRIBUTION} \((\S+)\)"
-OUTDATED = r'"current_version": *"([^"_]+)'
-TAGGED = r"refs/tags/v(\d+(?:\.\d+)*)$"
-"""Arguments that ask uv and pipx, and patterns of an available version as these two, pip, Homebrew and git print it."""
-ASK_SECONDS = 60.0
-USUAL_FOLDERS = ("~/.local/bin", "/opt/homebrew/bin", "/usr/local/bin")
+DRY_RUN = ("install", "--dry-run", "--no-deps", "--upgrade", DISTRIBUTION)
+DRY_RUN_VERSION = rf"^(?: \+ {DISTRIBUTION}==|Would install {DISTRIBUTION}-)(\S+)"
+PIP_INDEX_VERSION = rf"^{DISTRIBUTION} \((\S+)\)"
+HOMEBREW_VERSION = r'"current_version": *"([^"_]+)'
+GIT_TAG_VERSION = r"refs/tags/v(\d+(?:\.\d+)*)$"
+"""Arguments of a dry run by uv or pipx, and patterns of an available version in the output of each installer."""
+QUERY_SECONDS = 60.0
+INSTALLER_FOLDERS = ("~/.local/bin", "/opt/homebrew/bin", "/usr/local/bin")
 """Folders of installers, for a server that the system started with a short PATH."""
-QUIET = {"GIT_TERMINAL_PROMPT": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+NON_INTERACTIVE = {"GIT_TERMINAL_PROMPT": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
 """Variables that keep installers from asking questions: there is no terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """`update` and `remove` say what to type; `place` is the checkout, or the environment.
+    """One installation. `update` and `remove` are shell commands; `path` is the checkout, or the environment.
 
-    `asking` is the command that lists available versions, `answer` the pattern of each in its output.
+    `query_command` lists the available versions, `version_pattern` matches each in its output.
     """
 
     kind: Kind
-    place: Path
+    path: Path
     update: str
     remove: str
-    asking: tuple[str, ...]
-    answer: str
+    query_command: tuple[str, ...]
+    version_pattern: str
 
     @property
     def desktop(self) -> str:
         """Command that installs the extra of this name."""
         extra = f"'{DISTRIBUTION}[desktop]'"
         if self.kind == "checkout":
-            return f"make -C {shlex.quote(str(self.place))} desktop"
+            return f"make -C {shlex.quote(str(self.path))} desktop"
         if self.kind == "Homebrew":
             return f"brew reinstall {DISTRIBUTION}"
         if self.kind in {"uv tool", "pipx"}:
@@ -87,28 +87,32 @@ def editable_source(origin: str) -> Path | None:
 def installation_of(prefix: Path, python: Path, installer: str, source: Path | None) -> Installation:
     """Identify an installation by its environment and Python, the installer on record, and the checkout it runs."""
     if source is not None:
-        place = shlex.quote(str(source))
-        update = f"git -C {place} pull && make -C {place} install"
+        folder = shlex.quote(str(source))
+        update = f"git -C {folder} pull && make -C {folder} install"
         tags = ("git", "-C", str(source), "ls-remote", "--tags", "--refs", "origin")
-        return Installation("checkout", source, update, f"delete the folder {source}", tags, TAGGED)
+        return Installation("checkout", source, update, f"delete the folder {source}", tags, GIT_TAG_VERSION)
     if "Cellar" in prefix.parts:
         outdated = ("brew", "outdated", "--json=v2", "--formula", DISTRIBUTION)
-        return Installation("Homebrew", prefix, *_by("brew"), outdated, OUTDATED)
-    own = shlex.quote(str(python))
-    plan = ("uv", "pip", *PLAN, "--python", str(python))
+        return Installation("Homebrew", prefix, *_upgrade_and_remove("brew"), outdated, HOMEBREW_VERSION)
+    python_word = shlex.quote(str(python))
+    dry_run = ("uv", "pip", *DRY_RUN, "--python", str(python))
     if (prefix / "uv-receipt.toml").is_file():
-        return Installation("uv tool", prefix, *_by("uv tool"), plan, PLANNED)
+        return Installation("uv tool", prefix, *_upgrade_and_remove("uv tool"), dry_run, DRY_RUN_VERSION)
     if (prefix / "pipx_metadata.json").is_file():
-        return Installation("pipx", prefix, *_by("pipx"), ("pipx", "runpip", DISTRIBUTION, *PLAN), PLANNED)
+        return Installation(
+            "pipx", prefix, *_upgrade_and_remove("pipx"), ("pipx", "runpip", DISTRIBUTION, *DRY_RUN), DRY_RUN_VERSION
+        )
     if installer == "uv":
-        by_uv = _by("uv pip", f" --python {own}", "install", " --upgrade")
-        return Installation("uv", prefix, *by_uv, plan, PLANNED)
-    by_pip = _by(f"{own} -m pip", "", "install", " --upgrade")
-    return Installation("pip", prefix, *by_pip, (str(python), "-m", "pip", "index", "versions", DISTRIBUTION), LISTED)
+        by_uv = _upgrade_and_remove("uv pip", f" --python {python_word}", "install", " --upgrade")
+        return Installation("uv", prefix, *by_uv, dry_run, DRY_RUN_VERSION)
+    by_pip = _upgrade_and_remove(f"{python_word} -m pip", "", "install", " --upgrade")
+    return Installation(
+        "pip", prefix, *by_pip, (str(python), "-m", "pip", "index", "versions", DISTRIBUTION), PIP_INDEX_VERSION
+    )
 
 
-def _by(program: str, options: str = "", verb: str = "upgrade", how: str = "") -> tuple[str, str]:
-    """Return the commands that update and remove."""
+def _upgrade_and_remove(program: str, options: str = "", verb: str = "upgrade", how: str = "") -> tuple[str, str]:
+    """Return the commands that update and remove the package."""
     return f"{program} {verb}{options}{how} {DISTRIBUTION}", f"{program} uninstall{options} {DISTRIBUTION}"
 
 
@@ -119,35 +123,37 @@ def version_order(version: str) -> tuple[tuple[int, ...], bool]:
     return tuple(int(number) for number in release.split(".") if number), release == version
 
 
-def newest_in(said: str, answer: str, version: str) -> str:
+def newest_in(output: str, version_pattern: str, version: str) -> str:
     """Return the newest version in an installer's output, if it is newer than `version`; else empty."""
-    newest = max(re.findall(answer, said, re.MULTILINE), key=version_order, default="")
+    newest = max(re.findall(version_pattern, output, re.MULTILINE), key=version_order, default="")
     return newest if version_order(newest) > version_order(version) else ""
 
 
 async def newer_version(installation: Installation, version: str) -> str:
     """Return the version that an update would bring; empty for none. Raises `OSError` with the installer's output."""
-    asked = await asyncio.create_subprocess_exec(
-        _place_of(installation.asking[0]),
-        *installation.asking[1:],
+    process = await asyncio.create_subprocess_exec(
+        _find_program(installation.query_command[0]),
+        *installation.query_command[1:],
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env=os.environ | QUIET,
+        env=os.environ | NON_INTERACTIVE,
     )
     try:
-        async with asyncio.timeout(ASK_SECONDS):
-            said = (await asked.communicate())[0].decode(errors="replace")
+        async with asyncio.timeout(QUERY_SECONDS):
+            output = (await process.communicate())[0].decode(errors="replace")
     finally:
-        if asked.returncode is None:
-            asked.kill()
-    if newest := newest_in(said, installation.answer, version):
+        if process.returncode is None:
+            process.kill()
+    if newest := newest_in(output, installation.version_pattern, version):
         return newest
-    if asked.returncode:
-        raise OSError(f"`{shlex.join(installation.asking)}` ended with {asked.returncode}: {' '.join(said.split())}")
+    if process.returncode:
+        raise OSError(
+            f"`{shlex.join(installation.query_command)}` ended with {process.returncode}: {' '.join(output.split())}"
+        )
     return ""
 
 
-def _place_of(program: str) -> str:
-    folders = (os.environ.get("PATH", os.defpath), *(str(Path(folder).expanduser()) for folder in USUAL_FOLDERS))
+def _find_program(program: str) -> str:
+    folders = (os.environ.get("PATH", os.defpath), *(str(Path(folder).expanduser()) for folder in INSTALLER_FOLDERS))
     return shutil.which(program, path=os.pathsep.join(folders)) or program

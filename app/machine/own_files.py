@@ -1,5 +1,7 @@
-"""Files that Paceline itself keeps, found by exact patterns of their names: anything else beside them is not ours.
-Below the given folder no link is followed, and only regular files are opened."""
+"""Safe access to files that Paceline wrote: found by exact name patterns, so that other files are never touched.
+
+Below the given folder no link is followed, and only regular files are opened.
+"""
 
 import errno
 import fcntl
@@ -15,11 +17,11 @@ import msgspec
 
 ANY = ".+"
 """Any name, as a pattern."""
-MOST_BYTES = 1 << 20
-"""Most bytes that are read of a small file of ours, whatever its size."""
-TRY_SECONDS = 0.05
+MAX_FILE_BYTES = 1 << 20
+"""Limit on the bytes read of a small file."""
+RETRY_SECONDS = 0.05
 """Interval between two attempts to lock a file, in seconds."""
-Kept = TypeVar("Kept")
+Value = TypeVar("Value")
 
 
 def own_files(root: Path, *names: str) -> Iterator[Path]:
@@ -48,7 +50,7 @@ def _matching(root: str | Path, names: tuple[str, ...]) -> Iterator["os.DirEntry
             yield from _matching(entry.path, names[1:])
 
 
-def open_own(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+def open_regular_file(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     """Open a regular file, not through a link and without blocking; return its descriptor. Raises `OSError`."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -58,35 +60,35 @@ def open_own(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     return descriptor
 
 
-def lock_own(descriptor: int, wait_seconds: float) -> bool:
+def lock_file(descriptor: int, wait_seconds: float) -> bool:
     """Lock an open file until it is closed; False if another process keeps it locked for so long. Raises `OSError`."""
-    until = time.monotonic() + wait_seconds
+    deadline = time.monotonic() + wait_seconds
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 return False
-            time.sleep(TRY_SECONDS)
+            time.sleep(RETRY_SECONDS)
         else:
             return True
 
 
-def read_own(path: Path, max_bytes: int = MOST_BYTES) -> bytes:
+def read_regular_file(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Read a file, at most its first `max_bytes`. Raises `OSError`."""
-    with os.fdopen(open_own(path), "rb") as file:
+    with os.fdopen(open_regular_file(path), "rb") as file:
         return file.read(max_bytes)
 
 
-def read_kept(path: Path, kind: type[Kept], max_bytes: int = MOST_BYTES) -> Kept | None:
-    """Read the JSON value in a file; None where it cannot be read as `kind`."""
+def read_json_as(path: Path, kind: type[Value], max_bytes: int = MAX_FILE_BYTES) -> Value | None:
+    """Decode a JSON file as `kind`; None if it is missing or invalid."""
     try:
-        return msgspec.json.decode(read_own(path, max_bytes), type=kind)
+        return msgspec.json.decode(read_regular_file(path, max_bytes), type=kind)
     except (OSError, ValueError, RecursionError):
         return None
 
 
-def make_own_folder(folder: Path, mode: int = 0o700) -> None:
+def make_folder(folder: Path, mode: int = 0o700) -> None:
     """Make a folder unless it exists. Raises `OSError`, also for a link: its target is not ours."""
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     if folder.is_symlink():

@@ -1,6 +1,6 @@
-"""The prefix cache on disk, as seen without loading a model: how much is kept of each model, and how to remove it.
+"""The prefix cache on disk, without loading a model: its size by model, and how to clear it.
 
-Each model has a folder, named after it with a mark behind a dash; its contents are the worker's
+Each model has a folder, named after it with a suffix behind a dash; its contents are the worker's
 (`app/engine/prefix/disk.py`).
 """
 
@@ -14,15 +14,15 @@ from pathlib import Path
 
 from app.machine.own_files import ANY, own_files, own_folders
 
-KEPT_NAME = r"(?:rows|state)-[0-9a-f]{64}\.safetensors"
-"""Pattern of a kept file's name: its kind, and the hash of the text that it stands for."""
-GROWING_NAME = r"(?:rows|state)-[0-9a-f]{64}\.[0-9]+\.part"
+PREFIX_FILE_NAME = r"(?:rows|state)-[0-9a-f]{64}\.safetensors"
+"""Pattern of the name of a cache file: its kind, and the hash of the text that it belongs to."""
+PREFIX_PARTIAL_NAME = r"(?:rows|state)-[0-9a-f]{64}\.[0-9]+\.part"
 """Pattern of the name of a file being written, which includes the id of the writing process."""
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPrompts:
-    """The files kept of one model; `used_at` is when any of them was last used (Unix seconds)."""
+class CachedPrompts:
+    """Cache files of one model; `used_at` is the Unix time of the last use of any of them."""
 
     model: str
     files: int
@@ -37,20 +37,20 @@ def prefix_files(folder: Path, name: str) -> Iterator[tuple[Path, os.stat_result
             yield path, path.lstat()
 
 
-def kept_prompts(folder: Path) -> list[KeptPrompts]:
-    """Return what is kept by model, most recently used first."""
+def cached_prompts(folder: Path) -> list[CachedPrompts]:
+    """Return the cached prompts by model, most recently used first."""
     prompts = []
-    for model, files in groupby(prefix_files(folder, KEPT_NAME), lambda file: file[0].parent.name):
+    for model, files in groupby(prefix_files(folder, PREFIX_FILE_NAME), lambda file: file[0].parent.name):
         stats = [status for _, status in files]
         size, used_at = sum(status.st_size for status in stats), max(status.st_mtime for status in stats)
-        prompts.append(KeptPrompts(model.rpartition("-")[0], len(stats), size, used_at))
-    return sorted(prompts, key=lambda kept: -kept.used_at)
+        prompts.append(CachedPrompts(model.rpartition("-")[0], len(stats), size, used_at))
+    return sorted(prompts, key=lambda prompts: -prompts.used_at)
 
 
-def clear_prompts(folder: Path) -> int:
-    """Remove all of it and return its bytes. A running worker finds nothing there any more."""
+def clear_cached_prompts(folder: Path) -> int:
+    """Delete all cache files and return their bytes. A running worker then misses the cache."""
     size = 0
-    for path, status in prefix_files(folder, f"{KEPT_NAME}|{GROWING_NAME}"):
+    for path, status in prefix_files(folder, f"{PREFIX_FILE_NAME}|{PREFIX_PARTIAL_NAME}"):
         path.unlink(missing_ok=True)
         size += status.st_size
     for model_folder in own_folders(folder.parent, re.escape(folder.name), ANY):

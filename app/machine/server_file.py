@@ -17,7 +17,7 @@ import msgspec
 
 from app.core.errors import ServerRuns
 from app.core.setting_texts import local_url
-from app.machine.own_files import open_own, read_kept, read_own
+from app.machine.own_files import open_regular_file, read_json_as, read_regular_file
 
 FILE_NAME = "server.json"
 LOCK_NAME, START_LOCK = "server.lock", "start.lock"
@@ -25,7 +25,7 @@ LOCK_NAME, START_LOCK = "server.lock", "start.lock"
 LOG_FOLDER, LOG, START_LOG = "logs", "paceline.log", "start.log"
 """The logs of a home; the last is the output of a background server before it writes its own."""
 MAX_FILE_BYTES = 1 << 20
-TRIES, TRY_SECONDS = 25, 0.02
+LOCK_ATTEMPTS, RETRY_SECONDS = 25, 0.02
 """Attempts to take the lock, and seconds between them: a process that only checks it holds it for a moment."""
 
 
@@ -49,7 +49,7 @@ class RunningServer(msgspec.Struct, frozen=True):
 def is_served(home: Path) -> bool:
     """Whether a server of this home runs, or is starting or ending."""
     try:
-        descriptor = open_own(home / LOCK_NAME)
+        descriptor = open_regular_file(home / LOCK_NAME)
     except OSError:
         return False
     try:
@@ -63,36 +63,36 @@ def is_served(home: Path) -> bool:
     return False
 
 
-def holder(home: Path) -> int:
-    """Return the id of the process that holds the lock, even if it does not listen yet; 0: none."""
+def lock_holder(home: Path) -> int:
+    """Return the id of the process that holds the lock, even before it listens; 0 if none does."""
     try:
-        said = read_own(home / LOCK_NAME)
-        return int(said) if is_served(home) else 0
+        content = read_regular_file(home / LOCK_NAME)
+        return int(content) if is_served(home) else 0
     except (OSError, ValueError):
         return 0
 
 
 def read_server(home: Path) -> RunningServer | None:
     """Return the server of this home; None where none runs, or it does not listen yet."""
-    said = read_kept(home / FILE_NAME, RunningServer, MAX_FILE_BYTES)
-    return said if said is not None and is_served(home) else None
+    server = read_json_as(home / FILE_NAME, RunningServer, MAX_FILE_BYTES)
+    return server if server is not None and is_served(home) else None
 
 
 @contextlib.contextmanager
-def held_home(home: Path) -> Iterator[Callable[[RunningServer], None]]:
-    """Keep other servers off this home meanwhile; yield the function that records where this one listens.
+def lock_home(home: Path) -> Iterator[Callable[[RunningServer], None]]:
+    """Hold the lock of this home; yield a function that records where the server listens.
 
     Where the home is read-only or has no locks, the server runs without the file. Raises `ServerRuns`.
     """
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = open_own(home / LOCK_NAME, os.O_RDWR | os.O_CREAT)
+        descriptor = open_regular_file(home / LOCK_NAME, os.O_RDWR | os.O_CREAT)
     except OSError:
         yield lambda _server: None
         return
     try:
         _lock(descriptor, home)
-        _let_others_start(home)
+        _release_start_lock(home)
         with contextlib.suppress(OSError):  # a full disk
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -107,34 +107,34 @@ def held_home(home: Path) -> Iterator[Callable[[RunningServer], None]]:
 
 
 def _lock(descriptor: int, home: Path) -> None:
-    for _ in range(TRIES):
+    for _ in range(LOCK_ATTEMPTS):
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(TRY_SECONDS)
+            time.sleep(RETRY_SECONDS)
         except OSError:
             return None
-    raise ServerRuns(_running(read_server(home)))
+    raise ServerRuns(_running_text(read_server(home)))
 
 
-def _let_others_start(home: Path) -> None:
-    """Release the lock of `paceline start`, which is the standard input of the server that it starts."""
-    with contextlib.suppress(OSError), Path(os.devnull).open("rb") as nothing:
+def _release_start_lock(home: Path) -> None:
+    """Release the lock inherited from `paceline start` as standard input."""
+    with contextlib.suppress(OSError), Path(os.devnull).open("rb") as null_device:
         if os.path.samestat(os.fstat(0), (home / START_LOCK).stat()):
-            os.dup2(nothing.fileno(), 0)
+            os.dup2(null_device.fileno(), 0)
 
 
 def _write(home: Path, server: RunningServer) -> None:
     new = home / f"{FILE_NAME}.new"
     with contextlib.suppress(OSError):
-        descriptor = open_own(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        descriptor = open_regular_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, 0o600)
             file.write(msgspec.json.encode(server))
         new.replace(home / FILE_NAME)
 
 
-def _running(server: RunningServer | None) -> str:
+def _running_text(server: RunningServer | None) -> str:
     if server is None:
         return "Paceline is starting or ending already: look with `paceline status`"
     return f"Paceline runs already: {server.address} (process {server.pid}); `paceline stop` ends it"

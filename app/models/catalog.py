@@ -1,10 +1,10 @@
-"""The models on this disk: found, checked and listed, each with its problem if it has one.
+"""Models on this disk: found, checked and listed, each with its problem if it has one.
 
-They lie in flat folders, in `organisation/name` folders and in the Hugging Face cache. At most `MAX_ENTRIES` names of
-each folder are read; a missing or forbidden folder holds no models and is not an error.
+They lie in flat folders, in `organisation/name` folders and in the Hugging Face cache. At most `MAX_FOLDER_ENTRIES`
+names of each folder are read; a missing or forbidden folder holds no models and is not an error.
 Runs in the server process. A model is inspected again only when a file of its folder changes; the listing itself is
 refreshed at most every `refresh_seconds`, so that `/v1/models` is cheap. A folder that cannot be read at present is
-listed as last seen. Calls may come from any thread.
+listed as previously inspected. Calls may come from any thread.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ from app.models.safe_files import MOMENTARY, RETRY_SECONDS, TensorInfo, printabl
 from app.models.tokenizer_file import Tokenizer, TokenizerCache
 
 SETTINGS_BYTES = 1 << 20
-MAX_ENTRIES = 20_000
-"""Most names that are read of one folder; the rest is ignored, so that no request waits for a folder of millions."""
+MAX_FOLDER_ENTRIES = 20_000
+"""Limit on names read from one folder; the rest is ignored, so that no request waits for a folder of millions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class FolderCandidate:
     path: Path
 
 
-def candidates(root: Path, unread: list[Path]) -> list[FolderCandidate]:
+def candidates(root: Path, unreadable: list[Path]) -> list[FolderCandidate]:
     """Return models at `root` itself, one level below (`name`) or two levels below (`organisation/name`), sorted by id.
 
     Those reached through a link come last: a folder is listed once, preferably where it really is. Folders that cannot
-    be read at present are added to `unread`.
+    be read at present are added to `unreadable`.
     """
     real = Path(os.path.realpath(root))
-    listed = list(_Search(unread).below(root))
+    listed = list(_Search(unreadable).below(root))
     return sorted(
         listed, key=lambda candidate: real / candidate.path.relative_to(root) != Path(os.path.realpath(candidate.path))
     )
@@ -56,7 +56,7 @@ def candidates(root: Path, unread: list[Path]) -> list[FolderCandidate]:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    unread: list[Path]
+    unreadable: list[Path]
 
     def below(self, root: Path) -> Iterator[FolderCandidate]:
         if self._looks_like_model(root):
@@ -85,7 +85,7 @@ class _Search:
             yield FolderCandidate("/".join(repository.name.split("--")[1:]), folder)
 
     def _looks_like_model(self, folder: Path) -> bool:
-        """Whether it has a config, or safetensors weights without one (listed as broken). GGUF is neither."""
+        """Return whether it has a config, or safetensors weights without one (listed as broken). GGUF is neither."""
         if os.path.lexists(folder / "config.json"):
             return True
         return any(name.endswith(".safetensors") and not name.startswith(".") for name, _ in self._entries(folder))
@@ -98,19 +98,19 @@ class _Search:
         """List names, and whether they are folders."""
         try:
             with os.scandir(folder) as entries:
-                return [(entry.name, self._is_folder(entry)) for entry in itertools.islice(entries, MAX_ENTRIES)]
+                return [(entry.name, self._is_folder(entry)) for entry in itertools.islice(entries, MAX_FOLDER_ENTRIES)]
         except (OSError, ValueError) as error:
             if getattr(error, "errno", None) in MOMENTARY:
-                self.unread.append(folder)
+                self.unreadable.append(folder)
             return []
 
     def _is_folder(self, entry: os.DirEntry[str]) -> bool:
-        """Whether it is a folder, or a link that leads to one."""
+        """Return whether it is a folder, or a link that leads to one."""
         try:
             return entry.is_dir()
         except OSError as error:  # of this link alone
             if error.errno in MOMENTARY:
-                self.unread.append(Path(entry.path))
+                self.unreadable.append(Path(entry.path))
             return False
 
 
@@ -129,11 +129,15 @@ def lm_studio_folders(home: Path) -> tuple[Path, ...]:
 
     Its own home may lie elsewhere, as `~/.lmstudio-home-pointer` then says.
     """
-    pointed = _first_line(home / ".lmstudio-home-pointer")
-    homes = [Path(pointed).expanduser()] if pointed else []
-    homes += [home / ".lmstudio", home / ".cache" / "lm-studio"]
-    named = [folder for own_home in homes if (folder := _downloads_folder(own_home / "settings.json")) is not None]
-    return tuple(dict.fromkeys([*named, *(own_home / "models" for own_home in homes)]))
+    home_path = _first_line(home / ".lmstudio-home-pointer")
+    studio_homes = [Path(home_path).expanduser()] if home_path else []
+    studio_homes += [home / ".lmstudio", home / ".cache" / "lm-studio"]
+    configured = [
+        folder
+        for studio_home in studio_homes
+        if (folder := _downloads_folder(studio_home / "settings.json")) is not None
+    ]
+    return tuple(dict.fromkeys([*configured, *(studio_home / "models" for studio_home in studio_homes)]))
 
 
 def _first_line(path: Path) -> str:
@@ -160,8 +164,8 @@ def _modified(folder: Path) -> int:
 
 Source = Literal["folder", "hugging_face", "lm_studio", "embedded"]
 Kind = Literal["main", "drafter", "encoder"]
-KEPT_TOKENIZERS = "tokenizers.json"
-"""Name of the file in `PACELINE_HOME` with the facts about tokenizers."""
+TOKENIZER_CACHE_FILE = "tokenizers.json"
+"""Name of the file in `PACELINE_HOME` that caches facts about tokenizers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +184,9 @@ class CatalogModel:
     model_type: str = ""
     bits: int = 0
     has_chat_template: bool = False
-    reasons: bool = False
+    supports_reasoning: bool = False
     """Whether its template supports reasoning."""
-    encodes: bool = False
+    is_encoder: bool = False
     pooling: str = ""
     """Pooling of its embeddings: `mean`, `last`, `cls` or `encoders.UNKNOWN`; empty where the folder declares none."""
     reason: str = ""
@@ -195,7 +199,7 @@ class CatalogModel:
     @property
     def kind(self) -> Kind:
         """`drafter`: cannot run alone; `encoder`: makes embeddings and nothing else."""
-        return "drafter" if self.drafter else "encoder" if self.encodes else "main"
+        return "drafter" if self.drafter else "encoder" if self.is_encoder else "main"
 
     @property
     def method(self) -> str:
@@ -209,12 +213,12 @@ class CatalogModel:
 
     @property
     def reranks(self) -> bool:
-        """Whether it was trained to judge documents by a word: its config is its parent's, only the name shows it."""
+        """Whether it was trained to rerank documents: only its name shows it, its config is its base model's."""
         return self.kind == "main" and self.model_type.startswith("qwen3") and "reranker" in self.id.lower()
 
     @property
     def as_draft(self) -> DraftSpecification:
-        """Specification by which the worker loads it to draft."""
+        """Specification from which the worker loads it as a drafter."""
         return DraftSpecification(self.id, str(self.path), self.method)
 
     @property
@@ -232,7 +236,7 @@ class CatalogModel:
 
 
 class FolderCatalog:
-    """Every model below the given folders, then below `roots`; on equal ids the first one wins."""
+    """All models below the given folders, then below `roots`; of equal ids the first one wins."""
 
     def __init__(
         self,
@@ -241,16 +245,16 @@ class FolderCatalog:
         *,
         tokenizers: TokenizerCache | None = None,
         refresh_seconds: float = 2.0,
-        patience_seconds: float = 0.5,
+        wait_seconds: float = 0.5,
         clock: Clock = time.monotonic,
     ) -> None:
         self._folders = tuple(folders)
         self._roots = tuple(roots)
         self._tokenizers = tokenizers or TokenizerCache()
-        self._looker: threading.Thread | None = None
-        self._is_whole = True
+        self._tokenizer_thread: threading.Thread | None = None
+        self._is_complete = True
         self._refresh_seconds = refresh_seconds
-        self._patience_seconds = patience_seconds
+        self._wait_seconds = wait_seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._scanned_at: float | None = None
@@ -266,14 +270,14 @@ class FolderCatalog:
                 self._models = self._scan()
             return tuple(self._models.values())
 
-    def look_in(self, folders: Sequence[Path]) -> None:
-        """Replace the given folders; never waits for a scan."""
+    def set_folders(self, folders: Sequence[Path]) -> None:
+        """Replace the given folders, without waiting for a scan."""
         if self._folders != tuple(folders):
             self._folders = tuple(folders)
             self.refresh()
 
     def refresh(self) -> None:
-        """Rescan at the next call, whatever the age of the listing: after a download or a deletion. Never waits."""
+        """Force a rescan at the next call, for example after a download or a deletion. Never waits."""
         self._scanned_at = None
 
     def find(self, id: str) -> CatalogModel:  # noqa: A002 - the word of the API
@@ -281,69 +285,73 @@ class FolderCatalog:
         models = {model.id: model for model in self.models()}
         if id in models:
             return models[id]
-        if not self._is_whole:
+        if not self._is_complete:
             message = "not every folder of models can be read for the moment: try again soon"
             raise DiskUnavailable(message, parameter="model", retry_after_seconds=RETRY_SECONDS)
         nearest = difflib.get_close_matches(id[:200], models, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(nearest)}?" if nearest else "`paceline ls` shows the models that are here"
         raise ModelNotFound(f'no model "{printable(id)}" on this computer; {hint}', parameter="model")
 
-    def is_looking(self) -> bool:
-        """Whether tokenizers are still to be read before drafters are known.
+    def is_reading_tokenizers(self) -> bool:
+        """Return whether tokenizers have still to be read before drafters are known.
 
-        The call starts reading them in a thread, and waits up to `patience_seconds` for it.
+        Starts a thread that reads them, and waits up to `wait_seconds` for it.
         """
-        waiting = [model.tokenizer for model in self.models() if not (model.problem or model.tokenizer.is_known)]
-        if not waiting:
+        pending = [model.tokenizer for model in self.models() if not (model.problem or model.tokenizer.is_cached)]
+        if not pending:
             return False
         with self._lock:
-            if self._looker is None or not self._looker.is_alive():
-                self._looker = threading.Thread(target=_read_all, args=(waiting,), daemon=True)
-                self._looker.start()
-            looker = self._looker
-        looker.join(self._patience_seconds)
-        return looker.is_alive()
+            if self._tokenizer_thread is None or not self._tokenizer_thread.is_alive():
+                self._tokenizer_thread = threading.Thread(target=_read_facts, args=(pending,), daemon=True)
+                self._tokenizer_thread.start()
+            tokenizer_thread = self._tokenizer_thread
+        tokenizer_thread.join(self._wait_seconds)
+        return tokenizer_thread.is_alive()
 
     def _scan(self) -> dict[str, CatalogModel]:
         models: dict[str, CatalogModel] = {}
-        places: set[tuple[int, int] | Path] = set()
+        identities: set[tuple[int, int] | Path] = set()
         inspected: dict[tuple[Source, Path], tuple[Signature, CatalogModel]] = {}
-        unread: list[Path] = []
-        own: list[tuple[Source, Path]] = [("folder", folder) for folder in self._folders]
-        for source, root in (*own, *self._roots):
-            listed = candidates(root, unread)
-            for candidate in [*listed, *self._missed(source, unread)]:
-                place = _place(candidate.path)
-                if printable(candidate.id) in models or place in places:
+        unreadable: list[Path] = []
+        given_folders: list[tuple[Source, Path]] = [("folder", folder) for folder in self._folders]
+        for source, root in (*given_folders, *self._roots):
+            listed = candidates(root, unreadable)
+            for candidate in [*listed, *self._previously_found(source, unreadable)]:
+                identity = _folder_identity(candidate.path)
+                if printable(candidate.id) in models or identity in identities:
                     continue
-                places.add(place)
-                inspected[source, candidate.path] = self._inspected_now(candidate, source)
+                identities.add(identity)
+                inspected[source, candidate.path] = self._inspect_if_changed(candidate, source)
                 model = inspected[source, candidate.path][1]
                 models[model.id] = model
-        self._inspected, self._is_whole = inspected, not unread
+        self._inspected, self._is_complete = inspected, not unreadable
         return dict(sorted(models.items()))
 
-    def _missed(self, source: Source, unread: Sequence[Path]) -> list[FolderCandidate]:
-        """Return what was seen before in folders that cannot be read at present."""
-        known = ((path, model) for (of, path), (_, model) in self._inspected.items() if of == source)
-        return [FolderCandidate(model.id, path) for path, model in known if any(map(path.is_relative_to, unread))]
+    def _previously_found(self, source: Source, unreadable: Sequence[Path]) -> list[FolderCandidate]:
+        """Return models found previously in folders that cannot be read at present."""
+        previous = (
+            (path, model) for (entry_source, path), (_, model) in self._inspected.items() if entry_source == source
+        )
+        return [
+            FolderCandidate(model.id, path) for path, model in previous if any(map(path.is_relative_to, unreadable))
+        ]
 
-    def _inspected_now(self, candidate: FolderCandidate, source: Source) -> tuple[Signature, CatalogModel]:
-        """Inspect the model; return the former result if its folder did not change or cannot be read at present."""
-        known = self._inspected.get((source, candidate.path))
+    def _inspect_if_changed(self, candidate: FolderCandidate, source: Source) -> tuple[Signature, CatalogModel]:
+        """Inspect a model; return the previous result if its folder is unchanged or cannot be read at present."""
+        previous = self._inspected.get((source, candidate.path))
         signature: Signature = ()
         with contextlib.suppress(OSError):
             signature = signature_of(candidate.path)
-        if known is not None and known[0] == signature:
-            return known
+        if previous is not None and previous[0] == signature:
+            return previous
         try:
             return signature, replace(_inspect(candidate, source), tokenizers=self._tokenizers)
         except DiskUnavailable as error:
             model = CatalogModel(printable(candidate.id), candidate.path, source, reason=error.message)
-            return known or ((), model)
+            return previous or ((), model)
 
 
-def _read_all(tokenizers: Sequence[Tokenizer]) -> None:
+def _read_facts(tokenizers: Sequence[Tokenizer]) -> None:
     for tokenizer in tokenizers:
         with contextlib.suppress(ModelUnavailable, OSError):
             tokenizer.facts()
@@ -352,13 +360,13 @@ def _read_all(tokenizers: Sequence[Tokenizer]) -> None:
 def default_catalog(
     model_folders: Sequence[Path],
     *,
-    kept_in: Path | None = None,
+    cache_folder: Path | None = None,
     environment: Mapping[str, str] = os.environ,
     home: Path | None = None,
 ) -> FolderCatalog:
     """Return the catalog of this computer: own folders, the Hugging Face cache, LM Studio's folders, embedded models.
 
-    The facts about tokenizers are kept in the folder `kept_in`.
+    Facts about tokenizers are cached in `cache_folder`.
     """
     home = home or Path.home()
     return FolderCatalog(
@@ -368,12 +376,12 @@ def default_catalog(
             *(("lm_studio", folder) for folder in lm_studio_folders(home)),
             ("embedded", Path(str(importlib.resources.files("app").joinpath("demo_models")))),
         ],
-        tokenizers=TokenizerCache(kept_in / KEPT_TOKENIZERS) if kept_in is not None else None,
+        tokenizers=TokenizerCache(cache_folder / TOKENIZER_CACHE_FILE) if cache_folder is not None else None,
     )
 
 
-def _place(folder: Path) -> tuple[int, int] | Path:
-    """Identify a folder, however it is reached: through links, and in any spelling where the disk ignores case."""
+def _folder_identity(folder: Path) -> tuple[int, int] | Path:
+    """Identify a folder however it is reached: through links, and in any spelling where the disk ignores case."""
     try:
         status = folder.stat()
     except OSError:
@@ -401,8 +409,8 @@ def _inspect(candidate: FolderCandidate, source: Source) -> CatalogModel:
         model_type=folder.model_type,
         bits=folder.bits,
         has_chat_template=folder.has_chat_template,
-        reasons=folder.reasons,
-        encodes=folder.encodes,
+        supports_reasoning=folder.supports_reasoning,
+        is_encoder=folder.is_encoder,
         pooling=folder.pooling,
         config=folder.config,
         tensors=folder.tensors if folder.drafter else head_tensors(folder.config, folder.tensors),

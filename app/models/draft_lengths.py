@@ -1,6 +1,6 @@
 """Candidate draft lengths: the widest of each range of widths at which a forward costs about the same.
 
-A chip switches from one kernel to the next, so some lengths are a bargain and the next longer one is not. Where the
+A chip switches from one kernel to the next, so some lengths are cheap and the next longer one is not. Where the
 steps are known, the rows of a batch share them: what counts is the number of tokens in the whole forward.
 """
 

@@ -3,7 +3,7 @@
 A folder is accepted when `config.json` is small JSON that asks for no more layers than there are tensors, every file is
 a regular one, no link leaves the tree, and every weight file is a safetensors file whose header agrees with its length.
 mlx accepts overlapping tensors and builds every layer that a config counts, so this gate comes before it. Python files
-and `auto_map`, which many conversions carry along, are never looked at; `model_file`, which mlx-lm runs, is refused.
+and `auto_map`, which many conversions carry along, are ignored; `model_file`, which mlx-lm runs, is refused.
 """
 
 import itertools
@@ -48,7 +48,7 @@ LAYER_COUNTS = frozenset(
     {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_kv_reuse_layers", "num_nextn_predict_layers"}
 )
 LAYER_LISTS = frozenset({"layer_types", "layers_block_type", "block_types", "hybrid_override_pattern"})
-REASONING_MARKS = ("<think>", "<|channel", "<longcat_think>", "<|think:start|>", "<|open|>think")
+REASONING_MARKERS = ("<think>", "<|channel", "<longcat_think>", "<|think:start|>", "<|open|>think")
 EXPERT_COUNTS = frozenset({"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "o_groups"})
 
 
@@ -75,13 +75,13 @@ class ModelFolder:
     context: int
     """The longest context in tokens that the config declares."""
     has_chat_template: bool
-    reasons: bool
+    supports_reasoning: bool
     """Whether its template supports reasoning."""
     pooling: str = ""
     """Pooling of its embeddings: `mean`, `last`, `cls` or `encoders.UNKNOWN`; empty where the folder declares none."""
 
     @property
-    def encodes(self) -> bool:
+    def is_encoder(self) -> bool:
         """Whether it makes embeddings and nothing else."""
         return not self.drafter and self.model_type in ENCODERS
 
@@ -92,8 +92,8 @@ def inspect_folder(path: Path) -> ModelFolder:
         return read_folder(path)
     except DiskUnavailable:
         raise
-    except ModelUnavailable as refusal:
-        raise ModelUnavailable(f'model "{printable(path.name)}": {refusal.message}') from None
+    except ModelUnavailable as error:
+        raise ModelUnavailable(f'model "{printable(path.name)}": {error.message}') from None
 
 
 def read_folder(path: Path) -> ModelFolder:
@@ -145,7 +145,7 @@ def _inspect(root: Path) -> ModelFolder:
         bits=_bits(config, tensors),
         context=stated_context(config),
         has_chat_template=bool(template) or _renders_natively(root, files),
-        reasons=any(mark in template for mark in REASONING_MARKS),
+        supports_reasoning=any(mark in template for mark in REASONING_MARKERS),
         pooling="" if drafter else declared_pooling(root, files),
     )
 
@@ -171,14 +171,14 @@ def _list_files(root: Path, folder: Path, depth: int, count: Iterator[int]) -> I
 
 def _check_link(root: Path, link: Path) -> None:
     """Refuse a link that leaves the folder or, in a Hugging Face snapshot, the cache of the same repository."""
-    home = root
+    allowed_root = root
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
-        home = root.parent.parent
+        allowed_root = root.parent.parent
     try:
         target = link.resolve(strict=True)
     except (OSError, RuntimeError):
         raise ModelUnavailable(f"{printable(link.name)} is a link to nothing; {DOWNLOAD_AGAIN}") from None
-    if not target.is_relative_to(home):
+    if not target.is_relative_to(allowed_root):
         raise ModelUnavailable(f"{printable(link.name)} is a link that leaves the folder; copy the file into it")
 
 
@@ -203,21 +203,21 @@ def _refuse_code(root: Path, files: tuple[str, ...]) -> None:
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
     """Yield every object in a JSON value, itself included."""
-    waiting = [value]
-    while waiting:
-        part = waiting.pop()
+    pending = [value]
+    while pending:
+        part = pending.pop()
         if isinstance(part, dict):
             yield part
-            waiting.extend(part.values())
+            pending.extend(part.values())
         elif isinstance(part, list):
-            waiting.extend(part)
+            pending.extend(part)
 
 
 def _check_sizes(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
     """Refuse counts beyond the weights: mlx-lm makes a module for every layer and expert before it reads a weight."""
-    rows = max((max(tensor.shape, default=0) for tensor in tensors.values()), default=0)
+    max_rows = max((max(tensor.shape, default=0) for tensor in tensors.values()), default=0)
     limits = dict.fromkeys(LAYER_COUNTS | LAYER_LISTS, len(tensors)) | dict.fromkeys(
-        EXPERT_COUNTS, max(len(tensors), rows)
+        EXPERT_COUNTS, max(len(tensors), max_rows)
     )
     for part in _objects(config):
         for key in limits.keys() & part.keys():
@@ -228,9 +228,9 @@ def _check_sizes(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -
                     f"its config.json asks for more than its weights hold ({key}: {min(count, 10**12):,}, "
                     f"{len(tensors):,} tensors); {DOWNLOAD_AGAIN}"
                 )
-    if (vocabulary := text_number(config, *VOCABULARY_KEYS)) > rows:
+    if (vocabulary := text_number(config, *VOCABULARY_KEYS)) > max_rows:
         raise ModelUnavailable(
-            f"its config.json states {vocabulary:,} tokens, its weights hold {rows:,} rows; {DOWNLOAD_AGAIN}"
+            f"its config.json states {vocabulary:,} tokens, its weights hold {max_rows:,} rows; {DOWNLOAD_AGAIN}"
         )
 
 
@@ -286,30 +286,30 @@ class Packing(NamedTuple):
     group_size: int
 
     @classmethod
-    def beside(cls, target_config: Mapping[str, Any]) -> "Packing | None":
+    def for_target(cls, target_config: Mapping[str, Any]) -> "Packing | None":
         """Return the packing with the target's bits, 4 at least; None where the target is not quantised."""
         quantisation = _quantisation(target_config)
         bits, group_size = text_number(quantisation, "bits"), text_number(quantisation, "group_size") or 64
         return cls(max(4, bits), max(32, group_size)) if 2 <= bits <= 8 else None
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether the weight of a layer can be packed."""
+        """Return whether the weight of a layer can be packed."""
         return len(shape) > 1 and shape[-1] % self.group_size == 0
 
-    def packed(self, tensors: Mapping[str, TensorInfo], *, item: int) -> dict[str, TensorInfo]:
-        """Return a drafter's tensors once packed, each with the scales and biases of its groups, of `item` bytes."""
+    def packed(self, tensors: Mapping[str, TensorInfo], *, item_bytes: int) -> dict[str, TensorInfo]:
+        """Return a drafter's tensors once packed, with scales and biases of `item_bytes` bytes per group."""
         return {
-            name: self._packed(tensor, item) if self._takes(name, tensor) else tensor
+            name: self._packed(tensor, item_bytes) if self._is_packable(name, tensor) else tensor
             for name, tensor in tensors.items()
         }
 
-    def _takes(self, name: str, tensor: TensorInfo) -> bool:
+    def _is_packable(self, name: str, tensor: TensorInfo) -> bool:
         is_layer = name.endswith(".weight") and "embed" not in name
         return is_layer and tensor.dtype in {"F16", "BF16", "F32"} and self.fits(tensor.shape)
 
-    def _packed(self, tensor: TensorInfo, item: int) -> TensorInfo:
-        numbers = math.prod(tensor.shape)
-        size = numbers * self.bits // 8 + numbers // self.group_size * 2 * item
+    def _packed(self, tensor: TensorInfo, item_bytes: int) -> TensorInfo:
+        weight_count = math.prod(tensor.shape)
+        size = weight_count * self.bits // 8 + weight_count // self.group_size * 2 * item_bytes
         return replace(tensor, dtype="U32", size_bytes=size)
 
 
@@ -338,7 +338,7 @@ def _parameter_count(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo
 
 
 def _renders_natively(root: Path, files: tuple[str, ...]) -> bool:
-    """Whether mlx-lm has a template of its own for it."""
+    """Return whether mlx-lm has a template of its own for it."""
     return "tokenizer_config.json" in files and bool(
         read_object(root / "tokenizer_config.json").get("chat_template_type")
     )
@@ -348,10 +348,10 @@ def signature_of(folder: Path) -> Signature:
     """Return names, sizes and times of a folder's files (at most `MAX_FILES`), which differ after a change.
     Raises OSError for a folder that cannot be read."""
     with os.scandir(folder) as entries:
-        return tuple(sorted(_stamp(entry) for entry in itertools.islice(entries, MAX_FILES)))
+        return tuple(sorted(_file_stamp(entry) for entry in itertools.islice(entries, MAX_FILES)))
 
 
-def _stamp(entry: os.DirEntry[str]) -> tuple[str, int, int]:
+def _file_stamp(entry: os.DirEntry[str]) -> tuple[str, int, int]:
     try:
         status = entry.stat()
     except OSError:

@@ -1,8 +1,8 @@
 """Memory of a unit while it serves, in bytes, from safetensors headers and configs, never from weights.
 
 It consists of the weights in the dtype they are computed in, drafters included, keys and values of a context budget,
-recurrent states of every row, and activations of one prefill chunk. The worker asks before it loads, the server to show
-what a choice would cost. `widen`: the device computes in float32, so half precision takes twice its size.
+recurrent states of every row, and activations of one prefill chunk. The worker computes it before a load, the server to
+show what a choice would cost. `widen`: the device computes in float32, so half precision takes twice its size.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from app.core.request import WHOLE, Quantisation
+from app.core.request import UNQUANTISED, Quantisation
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.models.config_values import HIDDEN_KEYS, LAYER_KEYS, VOCABULARY_KEYS, context_tokens, text_number, text_part
 from app.models.drafters import FEATURE_METHODS, MTP
@@ -93,10 +93,10 @@ class Footprint:
     def rows_bytes(self, sizes: Sequence[RowSize]) -> int:
         """Return the most bytes that the caches of such rows take. Drafters never quantise theirs, so all rows count in
         full for them, short ones in the shared rectangle."""
-        rows, positions = _laid_out([size.tokens for size in sizes])
-        whole = [size.tokens for size in sizes if not self._quantises(size)]
-        quantised = sum(_reserved(size.tokens) for size in sizes if self._quantises(size))
-        saved = (positions - _laid_out(whole)[1]) * (self.quantised_bytes + self.saved_bytes)
+        rows, positions = _buffer_layout([size.tokens for size in sizes])
+        unquantised_lengths = [size.tokens for size in sizes if not self._quantises(size)]
+        quantised = sum(_reserved_positions(size.tokens) for size in sizes if self._quantises(size))
+        saved = (positions - _buffer_layout(unquantised_lengths)[1]) * (self.quantised_bytes + self.saved_bytes)
         return rows * self.row_bytes + positions * self.position_bytes - saved + quantised * self.quantised_bytes
 
     def _quantises(self, row: RowSize) -> bool:
@@ -104,19 +104,19 @@ class Footprint:
 
     def __add__(self, other: "Footprint") -> "Footprint":
         """Return the sum of both; they compute one after the other, so only the larger peak counts."""
-        both = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
-        return Footprint(**both | {"peak_bytes": max(self.peak_bytes, other.peak_bytes)})
+        totals = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        return Footprint(**totals | {"peak_bytes": max(self.peak_bytes, other.peak_bytes)})
 
 
-def _laid_out(lengths: Sequence[int]) -> tuple[int, int]:
+def _buffer_layout(lengths: Sequence[int]) -> tuple[int, int]:
     """Return rows and positions of the buffers for rows of these lengths in tokens: one rectangle for all short rows,
     as wide as the longest of them, and a buffer of its own for each long row."""
     short = [tokens for tokens in lengths if tokens <= SHARED_TOKENS]
-    positions = sum(map(_reserved, lengths)) - sum(map(_reserved, short))
+    positions = sum(map(_reserved_positions, lengths)) - sum(map(_reserved_positions, short))
     rows = len(lengths) - len(short)
     if short:
         shared = 1 << (len(short) - 1).bit_length()
-        rows, positions = rows + shared, positions + shared * _reserved(max(short))
+        rows, positions = rows + shared, positions + shared * _reserved_positions(max(short))
     return rows, positions
 
 
@@ -137,20 +137,20 @@ def drafter_footprint(draft: DraftSpecification, spec: ModelSpecification, *, wi
     folder = inspect_folder(Path(draft.path))
     if draft.method in FEATURE_METHODS:
         folder = _drafter_alone(folder, inside=draft.path == spec.path)
-        if packing := Packing.beside(inspect_folder(Path(spec.path)).config):
-            folder = dataclasses.replace(folder, tensors=packing.packed(folder.tensors, item=4 if widen else 2))
+        if packing := Packing.for_target(inspect_folder(Path(spec.path)).config):
+            folder = dataclasses.replace(folder, tensors=packing.packed(folder.tensors, item_bytes=4 if widen else 2))
     return _footprint(folder, spec, widen=widen)
 
 
 def cache_families(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return how a model's caches roll back, as far as its config says: `trim`, `slice` and `snapshot`."""
-    kinds = zip(("trim", "slice", "snapshot"), _layer_kinds(text_part(config)), strict=True)
-    return tuple(name for name, layers in kinds if layers)
+    layer_counts = zip(("trim", "slice", "snapshot"), _layer_kinds(text_part(config)), strict=True)
+    return tuple(name for name, layers in layer_counts if layers)
 
 
 def quantisation_of(spec: ModelSpecification, config: Mapping[str, Any]) -> Quantisation:
-    """Return the quantisation chosen for a model, or `WHOLE` where it cannot be quantised."""
-    return WHOLE if kv_refusal(config) else spec.quantisation
+    """Return the quantisation chosen for a model, or `UNQUANTISED` where it cannot be quantised."""
+    return UNQUANTISED if kv_refusal(config) else spec.quantisation
 
 
 def kv_refusal(config: Mapping[str, Any]) -> str:
@@ -165,8 +165,8 @@ def kv_refusal(config: Mapping[str, Any]) -> str:
 
 def group_size(*dimensions: int) -> int:
     """Return the first of `GROUP_SIZES` that divides all `dimensions` of keys and values; 0: none does."""
-    fit = (size for size in GROUP_SIZES if all(dimension and dimension % size == 0 for dimension in dimensions))
-    return next(fit, 0)
+    divisors = (size for size in GROUP_SIZES if all(dimension and dimension % size == 0 for dimension in dimensions))
+    return next(divisors, 0)
 
 
 def _drafter_alone(folder: ModelFolder, *, inside: bool) -> ModelFolder:
@@ -198,25 +198,27 @@ def _tensor_bytes(name: str, dtype: str, size: int, *, widen: bool) -> int:
 
 
 def _footprint(
-    folder: ModelFolder, spec: ModelSpecification, *, widen: bool, quantisation: Quantisation = WHOLE
+    folder: ModelFolder, spec: ModelSpecification, *, widen: bool, quantisation: Quantisation = UNQUANTISED
 ) -> Footprint:
     shape = _Shape.read(text_part(folder.config))
-    item = 4 if widen else 2
+    item_bytes = 4 if widen else 2
     limit = context_tokens(folder.config)
-    if folder.encodes:
+    if folder.is_encoder:
         longest = min(limit, spec.max_context_tokens or limit)
-        peak = shape.encoder_peak_bytes(longest, item=item, fused=not widen)
+        peak = shape.encoder_peak_bytes(longest, item_bytes=item_bytes, fused=not widen)
         return Footprint(weights_bytes(folder, widen=widen), peak_bytes=peak)
     budget = min(limit, spec.max_context_tokens or CONTEXT_BUDGET_TOKENS)
-    position, bits = shape.position_bytes(item=item), quantisation.bits
-    quantised = shape.quantised_bytes(bits, item=item) if bits else 0
+    position, bits = shape.position_bytes(item_bytes=item_bytes), quantisation.bits
+    quantised = shape.quantised_bytes(bits, item_bytes=item_bytes) if bits else 0
     saved = position - quantised if bits else 0
-    peak = shape.peak_bytes(budget, rows=spec.max_rows, chunk=spec.prefill_chunk_tokens, item=item, fused=not widen)
+    peak = shape.peak_bytes(
+        budget, rows=spec.max_rows, chunk=spec.prefill_chunk_tokens, item_bytes=item_bytes, fused=not widen
+    )
     return Footprint(
         weights_bytes(folder, widen=widen),
-        shape.cache_bytes(budget, rows=spec.max_rows, item=item) - budget * saved,
-        peak + (budget * shape.position_width * item if bits else 0),  # one layer at a time is unpacked
-        shape.row_bytes(chunk=spec.prefill_chunk_tokens, item=item),
+        shape.cache_bytes(budget, rows=spec.max_rows, item_bytes=item_bytes) - budget * saved,
+        peak + (budget * shape.position_width * item_bytes if bits else 0),  # one layer at a time is unpacked
+        shape.row_bytes(chunk=spec.prefill_chunk_tokens, item_bytes=item_bytes),
         position,
         quantised,
         saved,
@@ -224,14 +226,14 @@ def _footprint(
     )
 
 
-def grown(tokens: int) -> int:
+def grown_capacity(tokens: int) -> int:
     """Return the positions to allocate for a buffer that grows to `tokens`: an eighth more, so that copies amortise."""
     return tokens + tokens // 8
 
 
-def _reserved(tokens: int) -> int:
-    """Return an upper bound for `grown` in whole steps."""
-    return grown(tokens) + GROWTH_STEP_TOKENS
+def _reserved_positions(tokens: int) -> int:
+    """Return an upper bound for `grown_capacity`, rounded up to whole steps."""
+    return grown_capacity(tokens) + GROWTH_STEP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +245,10 @@ class _Shape:
     recurrent_layers: int
     window: int
     position_width: int
-    """Numbers kept per token and attention layer."""
+    """Numbers stored per token and attention layer."""
     head_size: int
     state_size: int
-    """Numbers kept per row and recurrent layer."""
+    """Numbers stored per row and recurrent layer."""
     heads: int
     hidden: int
     intermediate: int
@@ -269,46 +271,46 @@ class _Shape:
             vocabulary=text_number(config, *VOCABULARY_KEYS),
         )
 
-    def cache_bytes(self, budget: int, *, rows: int, item: int) -> int:
+    def cache_bytes(self, budget: int, *, rows: int, item_bytes: int) -> int:
         """Return the bytes of `budget` tokens shared by all rows, plus windows and states for every row."""
         window = min(budget, rows * self.window)
         positions = self.full_layers * budget + self.sliding_layers * window
-        return positions * self.position_width * item + rows * self.states_bytes
+        return positions * self.position_width * item_bytes + rows * self.states_bytes
 
     @property
     def states_bytes(self) -> int:
         """Bytes of one row's states: present ones, those that a step makes of them, and those of the prompt's end."""
         return 3 * self.recurrent_layers * self.state_size * 4
 
-    def row_bytes(self, *, chunk: int, item: int) -> int:
+    def row_bytes(self, *, chunk: int, item_bytes: int) -> int:
         """Return the bytes of a window and the chunk behind it in each sliding layer, the states, and room for a shared
         chunk in the full layers: only chunks of other rows write past the end of a row."""
-        window = self.sliding_layers * _reserved(self.window + chunk) * self.position_width * item
+        window = self.sliding_layers * _reserved_positions(self.window + chunk) * self.position_width * item_bytes
         shared = min(chunk, SHARED_CHUNK_TOKENS)
-        return window + self.states_bytes + (shared + shared // 4) * self.position_bytes(item=item)
+        return window + self.states_bytes + (shared + shared // 4) * self.position_bytes(item_bytes=item_bytes)
 
-    def position_bytes(self, *, item: int) -> int:
+    def position_bytes(self, *, item_bytes: int) -> int:
         """Return the bytes of one token in the layers that keep every token."""
-        return self.full_layers * self.position_width * item
+        return self.full_layers * self.position_width * item_bytes
 
-    def quantised_bytes(self, bits: int, *, item: int) -> int:
+    def quantised_bytes(self, bits: int, *, item_bytes: int) -> int:
         """Return the same where each number takes `bits`, and each group of numbers a scale and a bias."""
         numbers = self.full_layers * self.position_width
-        return numbers * bits // 8 + 2 * item * numbers // group_size(self.head_size)
+        return numbers * bits // 8 + 2 * item_bytes * numbers // group_size(self.head_size)
 
-    def peak_bytes(self, budget: int, *, rows: int, chunk: int, item: int, fused: bool) -> int:
+    def peak_bytes(self, budget: int, *, rows: int, chunk: int, item_bytes: int, fused: bool) -> int:
         """Return the bytes of a prefill chunk or verify step: activations of one layer, unfused scores, and logits."""
         tokens = max(min(chunk, budget), rows * VERIFY_WIDTH)
-        activations = tokens * (8 * self.hidden + 3 * self.intermediate) * item
+        activations = tokens * (8 * self.hidden + 3 * self.intermediate) * item_bytes
         scores = 0 if fused else min(tokens * budget, prefill_pairs(fused=False)) * self.heads * 4
         return activations + scores + rows * VERIFY_WIDTH * self.vocabulary * 4
 
-    def encoder_peak_bytes(self, longest: int, *, item: int, fused: bool) -> int:
+    def encoder_peak_bytes(self, longest: int, *, item_bytes: int, fused: bool) -> int:
         """Return one layer's bytes for a batch or one longer text: activations, masks, and scores unless fused."""
         tokens = max(longest, BATCH_TOKENS)
         fused = fused and self.hidden in {size * self.heads for size in FUSED_SIZES}
         scores = tokens * longest * 4 * (1 if fused else 1 + 2 * self.heads)
-        return tokens * (12 * self.hidden + 4 * self.intermediate) * item + scores
+        return tokens * (12 * self.hidden + 4 * self.intermediate) * item_bytes + scores
 
 
 def _layer_kinds(config: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Which drafter fits which main model, and why not.
+"""Decides which drafter fits which main model, and explains why one does not.
 
 A draft model fits when its tokens are the main model's tokens, id by id, and it is not larger. A feature drafter
 (DFlash, EAGLE-3, MTP) fits when its config and tensors are made for the main model. A draft that fits may still guess
@@ -22,8 +22,8 @@ from app.models.footprint import Footprint, cache_families, drafter_footprint
 
 DEFAULT_SIZE_SHARE = 1 / 3
 """Largest size, as a share of the main model's, of a draft model that is chosen by default."""
-PAYS = 1.05
-"""Least measured speedup of a drafter that is worth having."""
+MIN_SPEEDUP = 1.05
+"""Minimum measured speedup over plain decoding at which a drafter is worth using."""
 
 Speedups = Mapping[tuple[str, str], float]
 """Speedups over plain decoding that were measured here, by method and id of the drafter."""
@@ -48,8 +48,8 @@ def refusal(main: CatalogModel, draft: CatalogModel) -> str:
         return f"it is larger than the main model ({sizes}); choose a smaller one"
     try:
         if draft.kind == "main":
-            return main.tokenizer.misfit(draft.tokenizer, text_number(draft.config, *VOCABULARY_KEYS))
-        return _misfit(main, draft)
+            return main.tokenizer.mismatch(draft.tokenizer, text_number(draft.config, *VOCABULARY_KEYS))
+        return _feature_drafter_mismatch(main, draft)
     except ModelUnavailable as error:
         return error.message
     except OSError:
@@ -70,26 +70,28 @@ def default_draft(
     if main.kind != "main" or main.problem:
         return None
     drafters = (model for model in (main.head, *models) if model is not None and model.method in methods)
-    known = ((draft, measured.get((draft.method, draft.id))) for draft in drafters)
+    with_speedups = ((draft, measured.get((draft.method, draft.id))) for draft in drafters)
     usable = [
-        Candidate(method=draft.method, draft=draft, measured=times)
-        for draft, times in known
-        if (times or 0.0) >= PAYS or (draft.source == main.source and _is_usual(main, draft, models))
+        Candidate(method=draft.method, draft=draft, measured=speedup)
+        for draft, speedup in with_speedups
+        if (speedup or 0.0) >= MIN_SPEEDUP or (draft.source == main.source and _is_usual(main, draft, models))
     ]
     ranked = (candidate.draft for candidate in rank(main, usable) if candidate.draft is not None)
     return next((draft for draft in ranked if _shares_tokens(main, draft) and not refusal(main, draft)), None)
 
 
-def suits(main: CatalogModel, draft: CatalogModel, models: Iterable[CatalogModel]) -> bool:
-    """Whether no other model's name is nearer to a drafter's than `main`'s: shapes alone do not identify its target.
+def is_best_match(main: CatalogModel, draft: CatalogModel, models: Iterable[CatalogModel]) -> bool:
+    """Return whether no other model's name is closer to the drafter's than `main`'s: shapes do not identify its target.
 
     `Qwen3-4B-DFlash-b16` is for `Qwen3-4B-4bit`, although it would fit any model of that width, depth and vocabulary.
     """
-    shared = _shared(main.id, draft.id)
-    rivals = (
+    shared_word_count = _count_shared_words(main.id, draft.id)
+    other_mains = (
         model for model in models if model.kind == "main" and not model.problem and model.id not in {main.id, draft.id}
     )
-    return draft.id == main.id or all(_shared(rival.id, draft.id) <= shared for rival in rivals)
+    return draft.id == main.id or all(
+        _count_shared_words(other_main.id, draft.id) <= shared_word_count for other_main in other_mains
+    )
 
 
 def _shares_tokens(main: CatalogModel, draft: CatalogModel) -> bool:
@@ -100,22 +102,22 @@ def _shares_tokens(main: CatalogModel, draft: CatalogModel) -> bool:
         return False
 
 
-def _misfit(main: CatalogModel, draft: CatalogModel) -> str:
+def _feature_drafter_mismatch(main: CatalogModel, draft: CatalogModel) -> str:
     """Return why a feature drafter was not made for `main`, with what to do; "" when it was."""
     try:
         check_drafter(
             draft.method, draft.path, draft.config, draft.tensors, target=main.tokenizer, target_config=main.config
         )
         # a drafter needs no tokenizer, but one that it brings along shows which model it was made for
-        difference = "" if draft.path == main.path else main.tokenizer.other_word(draft.tokenizer)
+        difference = "" if draft.path == main.path else main.tokenizer.text_difference(draft.tokenizer)
         reason = difference and f"it was made for another tokenizer: {difference}"
     except ModelUnavailable as error:
         reason = error.message
     return f"{reason}; choose a drafter that was made for {main.id}" if reason and "; " not in reason else reason
 
 
-def _shared(main_id: str, draft_id: str) -> int:
-    """Count the first words that two names share, without their organisations."""
+def _count_shared_words(main_id: str, draft_id: str) -> int:
+    """Count the leading words that two names share, ignoring their organisations."""
     main, draft = (re.findall(r"[a-z0-9.]+", name.rpartition("/")[2].lower()) for name in (main_id, draft_id))
     return sum(1 for _ in takewhile(lambda words: words[0] == words[1], zip(main, draft, strict=False)))
 
@@ -148,7 +150,7 @@ class Candidate:
     refusal: str = ""
     """Why it cannot draft; empty when it can."""
     is_usual: bool = True
-    """Whether its name and size suit this model, so that it may be chosen by default."""
+    """Whether its name and size match this model, so that it may be chosen by default."""
     footprint: Footprint = field(default_factory=Footprint)
     """Memory that it adds to the main model's."""
     rollback: tuple[str, ...] = ()
@@ -187,7 +189,7 @@ def candidates_for(
 
     def candidate(draft: CatalogModel) -> Candidate:
         reason = refusal(main, draft)
-        tokens, difference = _tokens(main, draft, fits=not reason)
+        tokens, difference = _token_relation(main, draft, fits=not reason)
         return Candidate(
             method=draft.method,
             draft=draft,
@@ -203,11 +205,11 @@ def candidates_for(
 
     heads = () if main.head is None else (main.head,)
     drafters = [candidate(draft) for draft in (*heads, *(model for model in models if model.id != main.id))]
-    texts = [
+    text_candidates = [
         Candidate(method=name, origin="text", tokens="unneeded", measured=measured.get((name, "")))
         for name in TEXT_METHODS
     ]
-    return rank(main, [*drafters, *texts])
+    return rank(main, [*drafters, *text_candidates])
 
 
 def rank(main: CatalogModel, candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -218,32 +220,32 @@ def rank(main: CatalogModel, candidates: Iterable[Candidate]) -> list[Candidate]
     name family (`demo-draft` for `demo-assistant`); the smallest.
     """
 
-    def place(candidate: Candidate) -> tuple[Any, ...]:
+    def sort_key(candidate: Candidate) -> tuple[Any, ...]:
         if not candidate.fits:
             group = 4
         elif candidate.measured is not None:
-            group = 0 if candidate.measured >= PAYS else 3
+            group = 0 if candidate.measured >= MIN_SPEEDUP else 3
         else:
             group = 1 if candidate.is_usual else 2
         method = METHOD_NAMES.index(candidate.method) if candidate.method in METHOD_NAMES else len(METHOD_NAMES)
-        nearness = (
+        tie_breakers = (
             candidate.id != main.id,
             _family(candidate.id) != _family(main.id),
             candidate.size_bytes,
             candidate.id,
         )
-        return group, -(candidate.measured or 0.0), method, *nearness
+        return group, -(candidate.measured or 0.0), method, *tie_breakers
 
-    return sorted(candidates, key=place)
+    return sorted(candidates, key=sort_key)
 
 
 def _is_usual(main: CatalogModel, draft: CatalogModel, models: Sequence[CatalogModel]) -> bool:
     if draft.kind == "drafter":
-        return suits(main, draft, models)
+        return is_best_match(main, draft, models)
     return draft.size_bytes <= main.size_bytes * DEFAULT_SIZE_SHARE
 
 
-def _tokens(main: CatalogModel, draft: CatalogModel, *, fits: bool) -> tuple[Tokens, str]:
+def _token_relation(main: CatalogModel, draft: CatalogModel, *, fits: bool) -> tuple[Tokens, str]:
     if draft.kind == "drafter":
         return ("borrowed", "") if fits else ("unknown", "")
     if fits:

@@ -76,7 +76,7 @@ def check_momentary(error: OSError) -> None:
 
 
 def _open_regular(path: Path) -> BinaryIO:
-    """Open without ever blocking: a FIFO, a socket or a device in the place of a file is refused, not opened."""
+    """Open without ever blocking: a FIFO, socket or device instead of a file is refused, not opened."""
     try:
         is_regular = stat.S_ISREG(path.stat().st_mode)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if is_regular else -1

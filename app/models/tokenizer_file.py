@@ -1,8 +1,8 @@
-"""The pieces of text that token ids stand for, from the files of a tokenizer, without a tokenizer library.
+"""Facts about the vocabulary in a tokenizer's files, without a tokenizer library.
 
 Two models may draft for one another when every id means the same in both, added tokens included; server and worker both
 ask here. Sizes prove nothing: embeddings are padded differently within one family (151,936 and 152,064 rows for the
-same Qwen 2.5 tokens). A file is read once, and again when it changed: its facts are remembered by its stamp, and in a
+same Qwen 2.5 tokens). A file is read once, and again when it has changed: its facts are cached by its stamp, and in a
 small file from one start to the next, so that two tokenizers are compared by their digests.
 """
 
@@ -19,25 +19,25 @@ from typing import TypeVar
 import msgspec
 
 from app.core.errors import DiskUnavailable, ModelUnavailable
-from app.machine.own_files import read_kept
+from app.machine.own_files import read_json_as
 from app.models.safe_files import DOWNLOAD_AGAIN, read_file, write_privately
 
 MAX_TOKENIZER_BYTES = 128 * 1024 * 1024
 MAX_PIECES = 2_000_000
-"""Limit of pieces, over eight times the largest published vocabulary; a file that could hold more is not decoded."""
+"""Limit on vocabulary pieces, over eight times the largest published vocabulary; a larger file is not decoded."""
 OPAQUE_FILES = ("tokenizer.model", "vocab.json", "tekken.json")
 """Tokenizer files that are compared byte by byte when there is no `tokenizer.json`."""
-HIGHEST_ID = 1 << 31
+MAX_TOKEN_ID = 1 << 31
 ORDINARY = "\0ordinary"
-"""Use of an id that stands for text; no special token has this name."""
+"""Role of an id that stands for text; no special token has this name."""
 INCOMPARABLE = "its tokenizer cannot be compared; both models need a tokenizer.json"
 
-FORM = 2
-"""Format version of the kept file; a file of another version is made anew."""
-KEPT_FILES, KEPT_DIFFERENCES = 512, 1024
-MAX_KEPT_BYTES = 16 * 1024 * 1024
+FORMAT_VERSION = 2
+"""Format version of the cache file; a file of another version is rebuilt."""
+MAX_CACHED_FILES, MAX_CACHED_DIFFERENCES = 512, 1024
+MAX_CACHE_BYTES = 16 * 1024 * 1024
 MAX_FACTS_BYTES = 256 * 1024
-LINES = 8192
+DIGEST_BATCH_TOKENS = 8192
 
 Stamp = tuple[int, int, int, int]
 """Inode, size and times of a file, which differ once it has changed."""
@@ -46,7 +46,7 @@ Value = TypeVar("Value")
 _logger = logging.getLogger("paceline.tokenizers")
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about one tokenizer."""
 
     tokens: str = ""
@@ -75,98 +75,100 @@ class _Pieces(msgspec.Struct):
     """BPE and WordPiece map pieces to ids; Unigram lists (piece, score) in the order of the ids."""
 
 
-class _Content(msgspec.Struct):
-    """The part of `tokenizer.json` that is read."""
+class _TokenizerJson(msgspec.Struct):
+    """Fields of `tokenizer.json` that are read."""
 
     model: _Pieces
     added_tokens: list[_Added] | None = None
 
 
-class _Kept(msgspec.Struct):
-    """Facts kept from one start to the next: files by path, contents by digest, differences by both digests."""
+class _CacheFile(msgspec.Struct):
+    """Cache file: facts that outlast a restart. Files by path, contents by digest, differences by both digests."""
 
-    form: int = FORM
+    form: int = FORMAT_VERSION
     files: dict[str, tuple[Stamp, str]] = {}
-    contents: dict[str, Facts] = {}
+    contents: dict[str, TokenizerFacts] = {}
     differences: dict[str, str] = {}
 
 
 class TokenizerCache:
-    """Remembers tokenizers, in memory and in the file `kept` (None: in memory only). Calls may come from any thread.
+    """Caches facts about tokenizers in memory and in the file at `path` (None: in memory only). Thread-safe.
 
     `read` takes a path and the most bytes to read, and raises `ModelUnavailable`.
     """
 
-    def __init__(self, kept: Path | None = None, read: Callable[[Path, int], bytes] = read_file) -> None:
-        self._path = kept
+    def __init__(self, path: Path | None = None, read: Callable[[Path, int], bytes] = read_file) -> None:
+        self._path = path
         self._read_file = read
-        self._loading, self._reading = threading.Lock(), threading.Lock()
-        self._kept: _Kept | None = None
+        self._load_lock, self._read_lock = threading.Lock(), threading.Lock()
+        self._loaded_cache: _CacheFile | None = None
 
-    def known(self, path: Path) -> Facts | None:
-        """Return the remembered facts of this file as it is now; None: it has to be read. Never reads it."""
-        entry = self._recall().files.get(str(path))
-        return self._recall().contents.get(entry[1]) if entry is not None and entry[0] == _stamp(path) else None
+    def cached_facts(self, path: Path) -> TokenizerFacts | None:
+        """Return the cached facts of this file in its current state; None if it must be read. Never reads it."""
+        entry = self._load_cache().files.get(str(path))
+        return self._load_cache().contents.get(entry[1]) if entry is not None and entry[0] == _stamp(path) else None
 
-    def facts(self, path: Path) -> Facts:
-        """Return the facts of this file, which is read if it must be. Raises `DiskUnavailable`."""
-        facts = self.known(path)
+    def facts(self, path: Path) -> TokenizerFacts:
+        """Return the facts of this file, reading it if necessary. Raises `DiskUnavailable`."""
+        facts = self.cached_facts(path)
         if facts is not None:
             return facts
-        with self._reading:  # one file at a time, and none of them twice
-            facts = self.known(path)
+        with self._read_lock:  # one file at a time, and none of them twice
+            facts = self.cached_facts(path)
             if facts is None:
                 facts = self._read(path)
-                self._keep()
+                self._save()
             return facts
 
-    def difference(self, key: str, main: Path, draft: Path, find: "Comparison") -> str:
-        """Return what `find` says about two `tokenizer.json`, or said earlier under this key."""
-        kept = self._recall()
-        if key not in kept.differences:
-            with self._reading:
-                ours, theirs = (_decode(self._read_file(path, MAX_TOKENIZER_BYTES)) for path in (main, draft))
-                kept.differences[key] = find(ours, theirs)
-                self._keep()
-        return kept.differences[key]
+    def difference(self, key: str, main: Path, draft: Path, compare: "VocabularyComparison") -> str:
+        """Return the result of `compare` for two `tokenizer.json`, cached under this key."""
+        cached = self._load_cache()
+        if key not in cached.differences:
+            with self._read_lock:
+                main_vocabulary, draft_vocabulary = (
+                    _decode(self._read_file(path, MAX_TOKENIZER_BYTES)) for path in (main, draft)
+                )
+                cached.differences[key] = compare(main_vocabulary, draft_vocabulary)
+                self._save()
+        return cached.differences[key]
 
-    def _read(self, path: Path) -> Facts:
-        stamp, kept = _stamp(path), self._recall()
+    def _read(self, path: Path) -> TokenizerFacts:
+        stamp, cached = _stamp(path), self._load_cache()
         try:
             content = self._read_file(path, MAX_TOKENIZER_BYTES)
         except DiskUnavailable:
             raise
         except ModelUnavailable as error:
-            key, facts = f"! {error.message}", Facts(problem=error.message)
+            key, facts = f"! {error.message}", TokenizerFacts(problem=error.message)
         else:
             key = f"{path.name} {hashlib.sha256(content).hexdigest()}"
-            facts = kept.contents.get(key) or _facts(path.name, key, content)
-        kept.contents[key] = facts
-        kept.files.pop(str(path), None)
-        kept.files[str(path)] = (stamp, key)
+            facts = cached.contents.get(key) or _facts(path.name, key, content)
+        cached.contents[key] = facts
+        cached.files.pop(str(path), None)
+        cached.files[str(path)] = (stamp, key)
         return facts
 
-    def _recall(self) -> _Kept:
-        with self._loading:
-            if self._kept is None:
-                self._kept = _kept_in(self._path)
-            return self._kept
+    def _load_cache(self) -> _CacheFile:
+        with self._load_lock:
+            if self._loaded_cache is None:
+                self._loaded_cache = _read_cache_file(self._path)
+            return self._loaded_cache
 
-    def _keep(self) -> None:
-        """Write what is known now and what another process found meanwhile; drop the oldest beyond the limits."""
+    def _save(self) -> None:
+        """Write the cache, merged with what another process has written; drop the oldest entries beyond the limits."""
         if self._path is None:
             return
-        ours, theirs = self._recall(), _kept_in(self._path)
-        files = _last({**theirs.files, **ours.files}, KEPT_FILES)
-        contents = {**theirs.contents, **ours.contents}
+        current, on_disk = self._load_cache(), _read_cache_file(self._path)
+        files = _newest({**on_disk.files, **current.files}, MAX_CACHED_FILES)
+        contents = {**on_disk.contents, **current.contents}
         used = {key: contents[key] for _, key in files.values() if key in contents}
-        kept = _Kept(
+        cached = _CacheFile(
             files=files,
             contents={key: facts for key, facts in used.items() if len(msgspec.json.encode(facts)) <= MAX_FACTS_BYTES},
-            differences=_last({**theirs.differences, **ours.differences}, KEPT_DIFFERENCES),
+            differences=_newest({**on_disk.differences, **current.differences}, MAX_CACHED_DIFFERENCES),
         )
         try:
-            write_privately(self._path, msgspec.json.encode(kept))
+            write_privately(self._path, msgspec.json.encode(cached))
         except OSError as error:
             _logger.warning("what is known of tokenizers cannot be kept: %s", error.strerror)
 
@@ -185,15 +187,15 @@ class Tokenizer:
         return next((path for name in names if (path := self.folder / name).is_file()), None)
 
     @property
-    def is_known(self) -> bool:
-        """Whether its facts are known without reading a file."""
+    def is_cached(self) -> bool:
+        """Whether its facts are available without reading a file."""
         path = self.path
-        return path is None or self.cache.known(path) is not None
+        return path is None or self.cache.cached_facts(path) is not None
 
-    def facts(self) -> Facts:
+    def facts(self) -> TokenizerFacts:
         """Return its facts."""
         path = self.path
-        facts = self.cache.facts(path) if path is not None else Facts()
+        facts = self.cache.facts(path) if path is not None else TokenizerFacts()
         if facts.problem:
             raise ModelUnavailable(facts.problem)
         return facts
@@ -205,11 +207,11 @@ class Tokenizer:
         return 0
 
     def shares_tokens(self, draft: "Tokenizer") -> bool:
-        """Whether every id means the same in both."""
-        ours = self.facts().tokens
-        return bool(ours) and ours == draft.facts().tokens
+        """Return whether every id means the same in both."""
+        main_digest = self.facts().tokens
+        return bool(main_digest) and main_digest == draft.facts().tokens
 
-    def misfit(self, draft: "Tokenizer", rows: int) -> str:
+    def mismatch(self, draft: "Tokenizer", rows: int) -> str:
         """Return why a draft model with `rows` in its embedding (0: unknown) cannot draft for this one; "": it can.
 
         One rule for the server that pairs and the worker that loads.
@@ -221,29 +223,29 @@ class Tokenizer:
 
     def difference(self, draft: "Tokenizer") -> str:
         """Describe the lowest id that does not mean the same in both; "" when all do."""
-        ours, theirs = self.facts(), draft.facts()
+        main_facts, draft_facts = self.facts(), draft.facts()
         if self.shares_tokens(draft):
             return ""
-        if not (ours.words and theirs.words):
+        if not (main_facts.words and draft_facts.words):
             return INCOMPARABLE
-        difference = self._compared(draft, f"{ours.tokens} {theirs.tokens}", _first_difference)
+        difference = self._cached_difference(draft, f"{main_facts.tokens} {draft_facts.tokens}", _first_difference)
         return f"it has another tokenizer: {difference}; choose a draft model of the same family"
 
-    def other_word(self, draft: "Tokenizer") -> str:
+    def text_difference(self, draft: "Tokenizer") -> str:
         """Describe the lowest id that stands for one piece of text here and another in `draft`; "" when there is none.
 
         Added tokens and ids that only one of the two has may differ.
         """
-        ours, theirs = self.facts(), draft.facts()
-        if not (ours.words and theirs.words) or ours.words == theirs.words:
+        main_facts, draft_facts = self.facts(), draft.facts()
+        if not (main_facts.words and draft_facts.words) or main_facts.words == draft_facts.words:
             return ""
-        return self._compared(draft, f"words {ours.words} {theirs.words}", _other_word)
+        return self._cached_difference(draft, f"words {main_facts.words} {draft_facts.words}", _first_text_difference)
 
-    def _compared(self, draft: "Tokenizer", key: str, find: "Comparison") -> str:
+    def _cached_difference(self, draft: "Tokenizer", key: str, compare: "VocabularyComparison") -> str:
         files = self.folder / "tokenizer.json", draft.folder / "tokenizer.json"
-        return self.cache.difference(key, *files, find)
+        return self.cache.difference(key, *files, compare)
 
-    def use_of(self, token: int) -> str:
+    def token_role(self, token: int) -> str:
         """Return `ORDINARY` for an id that stands for text, the name of a special token, "" for an unused id."""
         facts = self.facts()
         if any(begin <= token < end for begin, end in facts.ordinary):
@@ -263,37 +265,37 @@ class _Vocabulary:
         return {token: piece for token, piece in self.pieces.items() if token not in self.added}
 
 
-Comparison = Callable[[_Vocabulary, _Vocabulary], str]
+VocabularyComparison = Callable[[_Vocabulary, _Vocabulary], str]
 
 
 def _first_difference(main: _Vocabulary, draft: _Vocabulary) -> str:
     """Describe the lowest id that does not mean the same in both; "" when all do."""
-    return _first(main.pieces.keys() | draft.pieces.keys(), main.pieces, draft.pieces)
+    return _describe_first_difference(main.pieces.keys() | draft.pieces.keys(), main.pieces, draft.pieces)
 
 
-def _other_word(main: _Vocabulary, draft: _Vocabulary) -> str:
-    ours, theirs = main.words, draft.words
-    return _first(ours.keys() & theirs.keys(), ours, theirs)
+def _first_text_difference(main: _Vocabulary, draft: _Vocabulary) -> str:
+    main_words, draft_words = main.words, draft.words
+    return _describe_first_difference(main_words.keys() & draft_words.keys(), main_words, draft_words)
 
 
-def _first(ids: Iterable[int], main: Mapping[int, str], draft: Mapping[int, str]) -> str:
+def _describe_first_difference(ids: Iterable[int], main: Mapping[int, str], draft: Mapping[int, str]) -> str:
     for token in sorted(ids):
         if main.get(token) != draft.get(token):
-            here, there = _quote(main.get(token)), _quote(draft.get(token))
-            return f"token {token} is {here} in the main model and {there} in the draft"
+            main_text, draft_text = _quote(main.get(token)), _quote(draft.get(token))
+            return f"token {token} is {main_text} in the main model and {draft_text} in the draft"
     return ""
 
 
-def _facts(name: str, digest: str, content: bytes) -> Facts:
+def _facts(name: str, digest: str, content: bytes) -> TokenizerFacts:
     if name != "tokenizer.json":
-        return Facts(tokens=digest)
+        return TokenizerFacts(tokens=digest)
     try:
         vocabulary = _decode(content)
     except ModelUnavailable as error:
-        return Facts(problem=error.message)
+        return TokenizerFacts(problem=error.message)
     ids = sorted(vocabulary.pieces)
     special = {token: added_token.content for token, added_token in vocabulary.added.items() if added_token.special}
-    return Facts(
+    return TokenizerFacts(
         tokens=_digest(vocabulary.pieces, ids),
         words=_digest(vocabulary.pieces, [token for token in ids if token not in vocabulary.added]),
         ordinary=tuple(_ranges(token for token in ids if token not in special)),
@@ -307,7 +309,7 @@ def _decode(content: bytes) -> _Vocabulary:
     if content.count(b":") > MAX_PIECES or content.count(b"[") > MAX_PIECES:
         raise ModelUnavailable(f"tokenizer.json holds more than {MAX_PIECES:,} pieces; {DOWNLOAD_AGAIN}")
     try:
-        decoded = msgspec.json.decode(content, type=_Content)
+        decoded = msgspec.json.decode(content, type=_TokenizerJson)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ModelUnavailable(f"tokenizer.json is not valid; {DOWNLOAD_AGAIN}") from None
     vocab = decoded.model.vocab
@@ -316,21 +318,21 @@ def _decode(content: bytes) -> _Vocabulary:
     pieces = {token: piece for piece, token in listed} | {
         token: added_token.content for token, added_token in added.items()
     }
-    if not all(0 <= token < HIGHEST_ID for token in pieces):
+    if not all(0 <= token < MAX_TOKEN_ID for token in pieces):
         raise ModelUnavailable(f"tokenizer.json is not valid; {DOWNLOAD_AGAIN}")
     return _Vocabulary(pieces, added)
 
 
 def _digest(pieces: Mapping[int, str], ids: Sequence[int]) -> str:
     digest = hashlib.sha256()
-    for start in range(0, len(ids), LINES):
-        some = ((token, pieces[token]) for token in ids[start : start + LINES])
-        digest.update("".join(f"{token}:{len(piece)}:{piece}\n" for token, piece in some).encode())
+    for start in range(0, len(ids), DIGEST_BATCH_TOKENS):
+        batch = ((token, pieces[token]) for token in ids[start : start + DIGEST_BATCH_TOKENS])
+        digest.update("".join(f"{token}:{len(piece)}:{piece}\n" for token, piece in batch).encode())
     return digest.hexdigest()
 
 
 def _ranges(ids: Iterable[int]) -> Iterable[tuple[int, int]]:
-    for _, run in itertools.groupby(enumerate(ids), lambda place: place[1] - place[0]):
+    for _, run in itertools.groupby(enumerate(ids), lambda entry: entry[1] - entry[0]):
         tokens = [token for _, token in run]
         yield tokens[0], tokens[-1] + 1
 
@@ -343,13 +345,13 @@ def _stamp(path: Path) -> Stamp:
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _kept_in(path: Path | None) -> _Kept:
-    """Read the kept file; empty when it is missing, damaged or of another version: it is made anew."""
-    kept = None if path is None else read_kept(path, _Kept, MAX_KEPT_BYTES)
-    return kept if kept is not None and kept.form == FORM else _Kept()
+def _read_cache_file(path: Path | None) -> _CacheFile:
+    """Read the cache file; empty if it is missing, damaged or of another version."""
+    cached = None if path is None else read_json_as(path, _CacheFile, MAX_CACHE_BYTES)
+    return cached if cached is not None and cached.form == FORMAT_VERSION else _CacheFile()
 
 
-def _last(entries: Mapping[str, Value], count: int) -> dict[str, Value]:
+def _newest(entries: Mapping[str, Value], count: int) -> dict[str, Value]:
     return dict(list(entries.items())[-count:])
 
 

@@ -19,7 +19,7 @@ from app.models.drafters import AT_ONCE_METHODS
 
 STALE_STEPS = 1_024
 """Steps after which an unmeasured cost is forgotten, or falls back to its cost at load at the current pace."""
-MEMORY = 20
+MAX_WEIGHT = 20
 """Maximum weight of all earlier samples together, in samples."""
 SHORT_TOKENS = 256
 """Context length, in tokens, below which it costs next to nothing."""
@@ -27,7 +27,7 @@ INTERVAL_STEPS = 32
 """Interval, in steps, between timings of drafting, and in tokens between judgements: evidence fades as a text grows."""
 NOISE = 0.04
 """Relative difference that a measurement must exceed to change a curve or a decision."""
-BEYOND, UNKNOWN_SLOPE = 0.5, 0.02
+EXTRAPOLATED_SHARE, MIN_SLOPE = 0.5, 0.02
 """Share of the slope so far assumed beyond the last measured width, and the least slope in plain steps per draft."""
 
 
@@ -46,28 +46,29 @@ class Average:
     value: float
     weight: float = 0.0
 
-    def learn(self, sample: float, memory: float) -> None:
-        """Add a sample; earlier ones together never count for more than `memory`."""
-        self.weight = min(self.weight + 1, memory)
+    def learn(self, sample: float, max_weight: float) -> None:
+        """Add a sample; earlier ones together never count for more than `max_weight`."""
+        self.weight = min(self.weight + 1, max_weight)
         self.value += (sample - self.value) / self.weight
 
 
 @dataclass(slots=True)
 class _Cost(Average):
-    """Cost in seconds. `origin`: an earlier measurement, or 0; `drawn`: what curves show; `step`: when last learnt."""
+    """Cost in seconds. `origin`: an earlier measurement, or 0; `curve_value`: its value in cached curves; `step`: of
+    its last sample."""
 
     origin: float = 0.0
-    drawn: float = 0.0
+    curve_value: float = 0.0
     step: int = -STALE_STEPS
 
 
 class Curve(NamedTuple):
     """Seconds by number of drafts: points joined by lines, or by `steps`."""
 
-    places: tuple[int, ...]
+    lengths: tuple[int, ...]
     seconds: tuple[float, ...]
 
-    rise: float
+    slope: float
     """Seconds per draft beyond the last point."""
     steps: bool = False
     """Whether a length between two points costs what the next one does, because kernels step there."""
@@ -77,9 +78,9 @@ class Curve(NamedTuple):
         """Draw a curve through `points`; past the last one, `beyond` is the share of the overall slope assumed."""
         (first, least), (last, most) = min(points.items()), max(points.items())
         seconds = {0: least, **points}
-        places = tuple(sorted(seconds))
-        rise = max(beyond * (most - least) / max(1, last - first), UNKNOWN_SLOPE * least)
-        return cls(places, tuple(seconds[place] for place in places), rise, steps)
+        lengths = tuple(sorted(seconds))
+        slope = max(beyond * (most - least) / max(1, last - first), MIN_SLOPE * least)
+        return cls(lengths, tuple(seconds[length] for length in lengths), slope, steps)
 
     @classmethod
     def onward(cls, points: Mapping[int, float]) -> "Curve":
@@ -88,17 +89,17 @@ class Curve(NamedTuple):
         if len(points) == 1:
             return curve
         (first, least), (last, most) = sorted(points.items())[-2:]
-        return curve._replace(rise=max(0.0, (most - least) / (last - first)))
+        return curve._replace(slope=max(0.0, (most - least) / (last - first)))
 
     def at(self, drafts: int) -> float:
         """Return the estimated seconds for `drafts`."""
-        right = bisect(self.places, drafts)
-        start, low = self.places[right - 1], self.seconds[right - 1]
-        if right == len(self.places):
-            return low + self.rise * (drafts - start)
+        right = bisect(self.lengths, drafts)
+        start, low = self.lengths[right - 1], self.seconds[right - 1]
+        if right == len(self.lengths):
+            return low + self.slope * (drafts - start)
         if self.steps:
             return self.seconds[right] if drafts > start else low
-        return low + (self.seconds[right] - low) * (drafts - start) / (self.places[right] - start)
+        return low + (self.seconds[right] - low) * (drafts - start) / (self.lengths[right] - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class Curves:
         """Return a cycle's plain steps: as estimated, and if an unmeasured forward cost no more than a narrower one."""
         if drafts not in self._cycles:
             drafting, forward = self.drafting.at(drafts), self.forward
-            narrower = forward.seconds[bisect(forward.places, drafts) - 1]
+            narrower = forward.seconds[bisect(forward.lengths, drafts) - 1]
             self._cycles[drafts] = (drafting + forward.at(drafts)) / self.plain, (drafting + narrower) / self.plain
         return self._cycles[drafts]
 
@@ -127,33 +128,33 @@ class CostTable:
         self._forwards: dict[Shape, _Cost] = {}
         """Forward costs in a short context, by shape."""
         self._drafts: dict[Shape, _Cost] = {}
-        self._extras: dict[tuple[int, int], _Cost] = {}
+        self._context_costs: dict[tuple[int, int], _Cost] = {}
         """Seconds that a longer context adds to a forward per row, by its doublings and the class of widths."""
         self._slowdowns: dict[tuple[int, str], _Cost] = {}
         """Factor that a longer context puts on drafting, by its doublings and method."""
-        self._seen: set[Shape] = set()
+        self._warm_shapes: set[Shape] = set()
         self._learnt: set[Shape] = set()
         self._previous = ""
         self._step = 0
         self._untimed = 0
-        self._pace = Average(1.0, MEMORY)
+        self._pace = Average(1.0, MAX_WEIGHT)
         self.version = 0
         """Number that changes whenever the costs it reports change."""
-        self._drawn: dict[tuple[str, int, int], Curves] = {}
+        self._curves_cache: dict[tuple[str, int, int], Curves] = {}
         for cost in sorted(measured, key=lambda cost: cost.context_tokens):
-            self._recall(cost)
+            self._add_measured(cost)
 
-    def _recall(self, cost: StepCost) -> None:
+    def _add_measured(self, cost: StepCost) -> None:
         shape, doublings = Shape(cost.method, cost.rows, cost.drafts), _doublings(cost.context_tokens)
         if doublings:
             short = self.curves(shape.method, shape.rows)
             if cost.seconds > 0:
                 extra = (cost.seconds - short.forward.at(shape.drafts)) / shape.rows
-                self._extras[doublings, _width(shape.drafts)] = _Cost(extra, 1.0)
+                self._context_costs[doublings, _width(shape.drafts)] = _Cost(extra, 1.0)
             if cost.draft_seconds > 0 and (usual := short.drafting.at(shape.drafts)) > 0:
                 self._slowdowns[doublings, shape.method] = _Cost(cost.draft_seconds / usual, 1.0)
             return
-        self._seen.add(shape)
+        self._warm_shapes.add(shape)
         self._learnt |= {shape} if cost.is_learnt else set()
         for table, seconds in ((self._forwards, cost.seconds), (self._drafts, cost.draft_seconds)):
             if seconds > 0:
@@ -171,7 +172,7 @@ class CostTable:
 
     def _in_contexts(self) -> Iterator[StepCost]:
         """Yield what longer contexts add to one shape of each class, and to drafting for one row."""
-        for (doublings, width), extra in sorted(self._extras.items()):
+        for (doublings, width), extra in sorted(self._context_costs.items()):
             drafts, context = (1 << width) - 1, SHORT_TOKENS << (doublings - 1)
             seconds = self.curves(OFF, 1).forward.at(drafts) + extra.value
             yield StepCost(OFF, 1, drafts, seconds, context_tokens=context, is_learnt=True)
@@ -189,9 +190,9 @@ class CostTable:
         """
         self._step += 1
         self._untimed = self._untimed + 1 if draft_seconds is None else 0
-        warm = self._previous == OFF if shape.method == OFF else shape in self._seen
+        warm = self._previous == OFF if shape.method == OFF else shape in self._warm_shapes
         self._previous = shape.method if seconds > 0 else ""
-        self._seen.add(shape)
+        self._warm_shapes.add(shape)
         if seconds <= 0:
             return
         doublings = _doublings(context)
@@ -214,18 +215,18 @@ class CostTable:
     def _learn_forward(self, shape: Shape, doublings: int, seconds: float) -> None:
         width, known = _width(shape.drafts), self._forwards.get(shape)
         if doublings and known:
-            usual = known.value
+            short_seconds = known.value
             # The first sample is trusted, or its excess would be blamed on the shape in a short context.
-            believed, key = usual + shape.rows * self._extra(doublings, width), (doublings, width)
-            sample = _within(2 if key in self._extras else 4, believed, seconds) - usual
+            expected_seconds, key = short_seconds + shape.rows * self._extra(doublings, width), (doublings, width)
+            sample = _within(2 if key in self._context_costs else 4, expected_seconds, seconds) - short_seconds
             sample /= shape.rows
-            cost = self._extras.setdefault(key, _Cost(sample))
+            cost = self._context_costs.setdefault(key, _Cost(sample))
             # Of the first two samples the cheaper counts: only a pause can have made the other one slower.
-            cost.learn(min(cost.value, sample) if cost.weight == 1 else sample, MEMORY)
+            cost.learn(min(cost.value, sample) if cost.weight == 1 else sample, MAX_WEIGHT)
             cost.value = min(cost.value, sample) if cost.weight == 2 else cost.value
-            self._draw(cost, usual)
+            self._drop_stale_curves(cost, short_seconds)
             # The remainder is noise of the whole step: the shape gets its share of it.
-            seconds *= usual / max(usual / 2, usual + shape.rows * cost.value)
+            seconds *= short_seconds / max(short_seconds / 2, short_seconds + shape.rows * cost.value)
         else:
             seconds -= shape.rows * self._extra(doublings, width)
         # The first sample of a shape weighs as much as its estimate.
@@ -233,7 +234,7 @@ class CostTable:
         origin = self._learn(self._forwards.setdefault(shape, _Cost(expected, 1.0)), seconds).origin
         self._learnt.add(shape)
         if origin:
-            self._pace.learn(_within(4, 1.0, seconds / origin), MEMORY)
+            self._pace.learn(_within(4, 1.0, seconds / origin), MAX_WEIGHT)
 
     def _slowdown(self, doublings: int, method: str) -> float:
         """Return a method's slowdown in this context; if unknown, that of the next shorter one."""
@@ -248,14 +249,14 @@ class CostTable:
         of half the context."""
         if not doublings:
             return 0.0
-        if (doublings, width) in self._extras:
-            return max(0.0, self._extras[doublings, width].value)
+        if (doublings, width) in self._context_costs:
+            return max(0.0, self._context_costs[doublings, width].value)
         shorter = self._extra(doublings - 1, width)
-        widths = (other for length, other in self._extras if length == doublings)
+        widths = (other for length, other in self._context_costs if length == doublings)
         near = min(widths, key=lambda other: (other > width, abs(other - width)), default=None)
         if near is None:
-            return (1 + ((doublings - 1, width) in self._extras)) * shorter
-        known, usual = self._extras[doublings, near].value, self._extra(doublings - 1, near)
+            return (1 + ((doublings - 1, width) in self._context_costs)) * shorter
+        known, usual = self._context_costs[doublings, near].value, self._extra(doublings - 1, near)
         return known * min(4.0, max(1.0, shorter / usual)) if usual > 0 and near < width else known
 
     def must_time(self, method: str, *, rows: int, drafts: int, context: int = 0) -> bool:
@@ -266,7 +267,7 @@ class CostTable:
 
     def knows_drafting(self, method: str) -> bool:
         """Return whether it is known what a draft of this method costs, or it does not depend on their number."""
-        return method in AT_ONCE_METHODS or any(shape.method == method for shape in self._seen)
+        return method in AT_ONCE_METHODS or any(shape.method == method for shape in self._warm_shapes)
 
     def knows_plain(self, rows: int, samples: int) -> bool:
         """Return whether plain steps of `rows` rows have `samples` samples here, or were measured before this load."""
@@ -275,7 +276,7 @@ class CostTable:
 
     def knows_context(self, context: int) -> bool:
         """Return whether plain steps in about this context were seen, or nothing shows that they are slower there."""
-        extras = {width: cost for (length, width), cost in self._extras.items() if length == _doublings(context)}
+        extras = {width: cost for (length, width), cost in self._context_costs.items() if length == _doublings(context)}
         if 0 in extras and extras[0].weight >= 2:
             return True
         return max((cost.value for cost in extras.values()), default=0.0) < NOISE * self.curves(OFF, 1).plain
@@ -283,16 +284,16 @@ class CostTable:
     def curves(self, method: str, rows: int, context: int = 0) -> Curves:
         """Return the known costs as curves, cached because drawing them takes longer than a step should."""
         doublings = _doublings(context)
-        if (method, rows, doublings) not in self._drawn:
+        if (method, rows, doublings) not in self._curves_cache:
             # Forwards of this method, else of others, else of as many tokens in a smaller batch.
             points = self._points(method, rows)
             extras = {drafts: rows * self._extra(doublings, _width(drafts)) for drafts in points}
             slowed = {drafts: max(seconds / 2, seconds + extras[drafts]) for drafts, seconds in points.items()}
-            forward = Curve.through(slowed, beyond=BEYOND, steps=bool(self._cheap_tokens))
+            forward = Curve.through(slowed, beyond=EXTRAPOLATED_SHARE, steps=bool(self._cheap_tokens))
             plain = forward.at(0) if method == OFF else self.curves(OFF, rows, context).plain
             drafting = self._drafting(method, rows, self._slowdown(doublings, method))
-            self._drawn[method, rows, doublings] = Curves(drafting, forward, plain)
-        return self._drawn[method, rows, doublings]
+            self._curves_cache[method, rows, doublings] = Curves(drafting, forward, plain)
+        return self._curves_cache[method, rows, doublings]
 
     def _drafting(self, method: str, rows: int, slowdown: float) -> Curve:
         """Return a method's drafting curve: 0 if never timed; beyond the longest timed length flat where one forward
@@ -301,23 +302,25 @@ class CostTable:
         timed: defaultdict[int, dict[int, float]] = defaultdict(lambda: {0: 0.0})
         for shape, cost in self._drafts.items():
             if shape.method == method:
-                timed[shape.rows][shape.drafts] = slowdown * (self._now(cost) or cost.value)
-        own, known = timed.pop(rows, {}), max(timed.values(), key=len, default={0: 0.0})
+                timed[shape.rows][shape.drafts] = slowdown * (self._current(cost) or cost.value)
+        measured, known = timed.pop(rows, {}), max(timed.values(), key=len, default={0: 0.0})
         draw = partial(Curve.through, beyond=0.0) if method in AT_ONCE_METHODS else Curve.onward
-        law = draw(known)
-        dearer = [own[drafts] / law.at(drafts) for drafts in own if law.at(drafts)] or [1.0]
-        return draw({drafts: fmean(dearer) * law.at(drafts) for drafts in known} | own)
+        curve = draw(known)
+        ratios = [measured[drafts] / curve.at(drafts) for drafts in measured if curve.at(drafts)] or [1.0]
+        return draw({drafts: fmean(ratios) * curve.at(drafts) for drafts in known} | measured)
 
     def _points(self, method: str, rows: int) -> Mapping[int, float]:
         """Return the seconds of forwards by number of drafts.
         Shapes never run at this batch size are assumed to cost what as many tokens do in the next smaller one."""
         points = self._measured(method, rows)
-        smaller = {few: self._measured(method, few) for few in {shape.rows for shape in self._forwards} if few < rows}
-        few = max((few for few in smaller if len(smaller[few]) > 1), default=0)
-        if few:
-            law = Curve.through(smaller[few], beyond=BEYOND, steps=bool(self._cheap_tokens))
+        smaller = {
+            fewer: self._measured(method, fewer) for fewer in {shape.rows for shape in self._forwards} if fewer < rows
+        }
+        fewer = max((fewer for fewer in smaller if len(smaller[fewer]) > 1), default=0)
+        if fewer:
+            curve = Curve.through(smaller[fewer], beyond=EXTRAPOLATED_SHARE, steps=bool(self._cheap_tokens))
             lengths = (0, *draft_lengths(self._cheap_tokens, rows))
-            batch = {drafts: law.at(max(0, ceil(rows * (1 + drafts) / few) - 1)) for drafts in lengths}
+            batch = {drafts: curve.at(max(0, ceil(rows * (1 + drafts) / fewer) - 1)) for drafts in lengths}
             scale = points[0] / batch[0] if 0 in points else 1.0
             points = {drafts: scale * seconds for drafts, seconds in batch.items()} | points
         return points or {0: 1.0}
@@ -328,25 +331,28 @@ class CostTable:
         known = []
         for shape, cost in self._forwards.items():
             own, wide = shape.method == method, shape.drafts > 0
-            seconds = self._now(cost) or (0.0 if wide else cost.value)
+            seconds = self._current(cost) or (0.0 if wide else cost.value)
             if seconds and shape.rows == rows and (own or wide or shape.method == OFF):
                 known.append((own, -seconds, shape.drafts))
         return {drafts: -seconds for _, seconds, drafts in sorted(known)}  # the last one counts: own, else cheapest
 
     def _learn(self, cost: _Cost, sample: float) -> _Cost:
-        cost.learn(_within(2, cost.value, sample), MEMORY)
-        return self._draw(cost, 0.0)
+        cost.learn(_within(2, cost.value, sample), MAX_WEIGHT)
+        return self._drop_stale_curves(cost, 0.0)
 
-    def _draw(self, cost: _Cost, beside: float) -> _Cost:
-        """Discard the curves if a cost, together with the cost `beside` it, differs from what they show."""
+    def _drop_stale_curves(self, cost: _Cost, beside: float) -> _Cost:
+        """Discard the cached curves if a cost, with the cost `beside` it, differs from that in the curves."""
         cost.step = self._step
-        if abs(cost.value - cost.drawn) > NOISE * (cost.drawn + beside) or self._step % (STALE_STEPS // 8) == 0:
-            cost.drawn = cost.value
+        if (
+            abs(cost.value - cost.curve_value) > NOISE * (cost.curve_value + beside)
+            or self._step % (STALE_STEPS // 8) == 0
+        ):
+            cost.curve_value = cost.value
             self.version += 1
-            self._drawn.clear()
+            self._curves_cache.clear()
         return cost
 
-    def _now(self, cost: _Cost) -> float:
+    def _current(self, cost: _Cost) -> float:
         """Return the current cost; 0 if unknown."""
         return cost.value if cost.step > self._step - STALE_STEPS else cost.origin * self._pace.value
 

@@ -16,13 +16,13 @@ from app.core.request import OFF
 from app.core.statistics import Decision
 from app.core.step import Offer, StepCost
 from app.models.draft_lengths import LONGEST_DRAFT, draft_lengths
-from app.scheduler.costs import INTERVAL_STEPS, MEMORY, NOISE, Average, CostTable, Shape
-from app.scheduler.estimates import FIRST_WEIGHT, RECENT_TOKENS, AcceptanceHistory, Drafting, DraftObservation
+from app.scheduler.costs import INTERVAL_STEPS, MAX_WEIGHT, NOISE, Average, CostTable, Shape
+from app.scheduler.estimates import PRIOR_WEIGHT, RECENT_TOKENS, AcceptanceHistory, DraftingRow, DraftObservation
 
 PLAIN_STEPS = 3
 """Steps in which plain decoding is measured when nothing is known of it; the first one warms up."""
-PLAIN_PAUSE_STEPS, PLAIN_DOUBT = 192, 1.5
-"""Steps without plain decoding after which it is measured again, unless drafting is `PLAIN_DOUBT` times as fast."""
+PLAIN_PAUSE_STEPS, CLEAR_SPEEDUP = 192, 1.5
+"""Steps without plain decoding after which it is measured again, unless drafting is `CLEAR_SPEEDUP` times as fast."""
 CREDIT_STEPS, TRIAL_SHARE = 2.0, 0.01
 """Plain steps that trials may lose when a request starts (what is learnt early pays longest), and the share of the time
 after that."""
@@ -46,10 +46,10 @@ class DraftChoice(NamedTuple):
 
     method: str = OFF
     num_draft_tokens: int = 0
-    why: Decision = Decision()
+    decision: Decision = Decision()
     refusal: Reason = NO_REASON
     """Reason for not drafting, where it was not allowed or would not pay."""
-    most_draft_tokens: int = LONGEST_DRAFT
+    max_draft_tokens: int = LONGEST_DRAFT
     """Most drafts, including those that a grammar forces after the drafter's."""
 
 
@@ -73,42 +73,43 @@ class StepObservation(NamedTuple):
     @property
     def widest(self) -> DraftObservation:
         """Row that drafted most: the step's cost is attributed to its method."""
-        return max(self.drafts, key=lambda draft: (draft.drafted, draft.asked), default=DraftObservation())
+        return max(self.drafts, key=lambda draft: (draft.drafted, draft.requested), default=DraftObservation())
 
 
 class _Estimate(NamedTuple):
-    """Estimate for one option: `rate` and `hope` are tokens of all rows per plain step, expected and if all goes well.
+    """Estimate for one option: tokens of all rows per plain step as expected (`rate`), and if all that is unknown
+    goes well (`optimistic_rate`); `catch_up` is what its drafter must read first, in plain steps.
     `tokens` and `seconds` are those of one step, the latter in plain steps."""
 
     rate: float
     tokens: float
     seconds: float = 1.0
-    hope: float = 0.0
+    optimistic_rate: float = 0.0
     acceptance: float = 0.0
-    reading: float = 0.0
+    catch_up: float = 0.0
 
     def loss(self, rate: float) -> float:
         """Return what a step of it probably loses where `rate` is earned."""
-        return max(NOISE, self.seconds + self.reading - self.tokens / rate)
+        return max(NOISE, self.seconds + self.catch_up - self.tokens / rate)
 
 
-class _Belief(NamedTuple):
-    """Expectations of one row and method: tokens of a step by number of drafts, the doubt about them (1: nothing is
+class _Expectation(NamedTuple):
+    """Expectations of one row and method: tokens of a step by number of drafts, their uncertainty (1: nothing is
     known), and the most drafts."""
 
     tokens: Sequence[float]
-    doubt: float
+    uncertainty: float
     most: int
 
-    def likely(self, drafts: int) -> float:
+    def expected(self, drafts: int) -> float:
         """Return the expected tokens of a step with `drafts` drafts."""
         return self.tokens[min(self.most, drafts)]
 
-    def hoped(self, drafts: int) -> float:
-        """Return the same if what is not known goes well."""
+    def optimistic(self, drafts: int) -> float:
+        """Return the same if all that is unknown goes well."""
         drafts = min(self.most, drafts)
         right = self.tokens[drafts]
-        return right + self.doubt * (1 + drafts - right)
+        return right + self.uncertainty * (1 + drafts - right)
 
 
 class _Judgement(NamedTuple):
@@ -116,7 +117,7 @@ class _Judgement(NamedTuple):
 
     estimates: Mapping[Option, _Estimate]
     option: Option
-    rival: Option
+    best_drafting: Option
     trials: Sequence[tuple[float, Option]]
 
 
@@ -138,9 +139,9 @@ class Governor:
         self._cheap_tokens = cheap_tokens
         self.costs = CostTable(measured, cheap_tokens=cheap_tokens)
         self._history = AcceptanceHistory()
-        self._offering: set[str] = set()
-        self._reading = defaultdict[str, tuple[Average, Average]](lambda: (Average(0.0), Average(0.0)))
-        """Cost of reading by method, in plain steps, and the tokens read: long readings weigh more."""
+        self._lookup_methods: set[str] = set()
+        self._catch_up_costs = defaultdict[str, tuple[Average, Average]](lambda: (Average(0.0), Average(0.0)))
+        """Cost of catching up by method, in plain steps, and the tokens read for it: long ones weigh more."""
         self._memo: tuple[object, _Judgement] | None = None
         self._known_requests: set[str] = set()
         self._current: dict[tuple[str, ...], Option] = {}
@@ -149,10 +150,10 @@ class Governor:
         self._trial: tuple[float, float] | None = None
         """Plain steps that the trial in progress takes, and the rate it must make up for; None without a trial."""
 
-    def choose(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> DraftChoice:
+    def choose(self, rows: int, drafting: Sequence[DraftingRow], methods: tuple[str, ...]) -> DraftChoice:
         """Choose for the next step of `rows` rows, of which `drafting` may use `methods`. Call it once per step."""
-        estimates, option, rival, trials = self._judged(rows, drafting, methods)
-        self._welcome(rows, drafting)
+        estimates, option, best_drafting, trials = self._current_judgement(rows, drafting, methods)
+        self._credit_new_requests(rows, drafting)
         # A trial informs about all its rows, so a batch needs fewer.
         most = max(CREDIT_STEPS, min((loss for loss, _ in trials), default=0.0))
         self._credit_steps = min(most, self._credit_steps + TRIAL_SHARE * estimates[option].seconds / rows)
@@ -163,23 +164,25 @@ class Governor:
         if self._take_plain_measurement(estimates[option].rate / estimates[PLAIN].rate, known=known):
             option, refusal = PLAIN, Reason("measuring")
         elif trial := next((affordable for loss, affordable in trials if loss <= self._credit_steps), None):
-            self._trial = estimates[trial].seconds + estimates[trial].reading, estimates[option].rate
+            self._trial = estimates[trial].seconds + estimates[trial].catch_up, estimates[option].rate
             option, kind = trial, "probe"
         elif option == PLAIN:
-            refusal = Reason("no_match") if rival == PLAIN else _slower(rival, estimates[rival])
-        weighed = rival if option == PLAIN else option
-        why = estimates[weighed]
-        return DraftChoice(*option, Decision(refusal.code or kind, *weighed, why.seconds, why.acceptance), refusal)
+            refusal = Reason("no_match") if best_drafting == PLAIN else _slower(best_drafting, estimates[best_drafting])
+        weighed = best_drafting if option == PLAIN else option
+        estimate = estimates[weighed]
+        return DraftChoice(
+            *option, Decision(refusal.code or kind, *weighed, estimate.seconds, estimate.acceptance), refusal
+        )
 
-    def widest(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...], choice: DraftChoice) -> int:
+    def widest(self, rows: int, drafting: Sequence[DraftingRow], methods: tuple[str, ...], choice: DraftChoice) -> int:
         """Return up to how many drafts pay where a grammar forces those after the chosen ones.
         Forced drafts cost no drafting, and are accepted wherever all before them are."""
         method, length = option = Option(choice.method, choice.num_draft_tokens)
-        rate = self._judged(rows, drafting, methods).estimates[option].rate
+        rate = self._current_judgement(rows, drafting, methods).estimates[option].rate
         cycle = self.costs.curves(OFF, rows, max(row.context_tokens for row in drafting)).cycle
-        outlooks = [self._history.outlook(method, row)[0] for row in drafting]
-        standing = sum(tokens[length] - tokens[length - 1] for tokens in outlooks)
-        gains = {length + more: more * standing for more in range(LONGEST_DRAFT - length + 1)}
+        expectations = [self._history.expected_tokens(method, row)[0] for row in drafting]
+        survival = sum(tokens[length] - tokens[length - 1] for tokens in expectations)
+        gains = {length + more: more * survival for more in range(LONGEST_DRAFT - length + 1)}
         return max(most for most, gain in gains.items() if gain >= rate * (cycle(most)[0] - cycle(length)[0]))
 
     def observe(self, step: StepObservation) -> None:
@@ -188,29 +191,29 @@ class Governor:
         if unread and step.seconds and step.typical:
             curves = self.costs.curves(step.widest.method, step.rows, step.context_tokens)
             steps = step.seconds / curves.plain - curves.cycle(step.width - 1)[0]
-            for average, sample in zip(self._reading[step.widest.method], (steps, float(unread)), strict=True):
-                average.learn(sample, MEMORY)
+            for average, sample in zip(self._catch_up_costs[step.widest.method], (steps, float(unread)), strict=True):
+                average.learn(sample, MAX_WEIGHT)
         accepted = sum(draft.accepted for draft in step.drafts)
         self._history.tokens += 1 + accepted // step.rows
-        self.look_back(draft for draft in step.drafts if draft.asked and draft.method not in draft.row.offered)
+        self.observe_drafts(draft for draft in step.drafts if draft.requested and draft.method not in draft.row.offered)
         widest, trial, self._trial = step.widest, self._trial, None
-        if trial and widest.asked:  # else it only delivered an earlier forward, and the trial is still to come
+        if trial and widest.requested:  # else it only delivered an earlier forward, and the trial is still to come
             seconds, rate = trial
             self._credit_steps -= max(NOISE, (seconds if widest.drafted else 1.0) - (step.rows + accepted) / rate)
-        self._steps_since_plain = self._steps_since_plain + 1 if widest.asked else 0
+        self._steps_since_plain = self._steps_since_plain + 1 if widest.requested else 0
         # A step whose drafter had nothing to propose is not a plain step: nothing could be launched ahead of it.
-        shape, spared = Shape(widest.method if widest.asked else OFF, step.rows, step.width - 1), 0.0
+        shape, saved_seconds = Shape(widest.method if widest.requested else OFF, step.rows, step.width - 1), 0.0
         if step.appended:  # as if all had been drafted
             drafting = self.costs.curves(shape.method, step.rows, step.context_tokens).drafting
-            spared = drafting.at(shape.drafts) - drafting.at(shape.drafts - step.appended)
+            saved_seconds = drafting.at(shape.drafts) - drafting.at(shape.drafts - step.appended)
         self.costs.observe(
             shape,
-            seconds=step.seconds + spared if step.typical and not unread else 0.0,
+            seconds=step.seconds + saved_seconds if step.typical and not unread else 0.0,
             draft_seconds=(None if step.appended else step.draft_seconds) if widest.drafted else 0.0,
             context=step.context_tokens,
         )
 
-    def look_back(self, drafts: Iterable[DraftObservation]) -> None:
+    def observe_drafts(self, drafts: Iterable[DraftObservation]) -> None:
         """Learn what was accepted of drafts, or would have been of offers."""
         for draft in drafts:
             self._history.observe(draft)
@@ -221,7 +224,7 @@ class Governor:
         self._history.forget(request_id)
         self._known_requests.discard(request_id)
 
-    def _welcome(self, rows: int, drafting: Sequence[Drafting]) -> None:
+    def _credit_new_requests(self, rows: int, drafting: Sequence[DraftingRow]) -> None:
         """Give new requests credit for trials, and have plain decoding measured if it is unknown."""
         if new := {row.request_id for row in drafting} - self._known_requests:
             self._known_requests |= new
@@ -229,31 +232,40 @@ class Governor:
             if not any(self.costs.knows_plain(row_count, PLAIN_STEPS - 1) for row_count in (1, rows)):
                 self._measuring_steps = PLAIN_STEPS
 
-    def _take_plain_measurement(self, lead: float, *, known: bool) -> bool:
+    def _take_plain_measurement(self, speedup: float, *, known: bool) -> bool:
         """Return whether to measure plain decoding now: unknown, at all or in this context, or maybe underrated."""
         if self._steps_since_plain > (PLAIN_PAUSE_STEPS if known else INTERVAL_STEPS) and not self._measuring_steps:
             self._steps_since_plain = 0
-            self._measuring_steps = PLAIN_STEPS - 1 if lead < PLAIN_DOUBT or not known else 0
+            self._measuring_steps = PLAIN_STEPS - 1 if speedup < CLEAR_SPEEDUP or not known else 0
         measures = self._measuring_steps > 0
         self._measuring_steps -= measures
         return measures
 
-    def _judged(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> _Judgement:
+    def _current_judgement(self, rows: int, drafting: Sequence[DraftingRow], methods: tuple[str, ...]) -> _Judgement:
         """Return the judgement, renewed only after a change: plain steps in a row cost the host next to nothing."""
-        seen = tuple(
-            (row.request_id in self._known_requests, row.request_id, row.sureness, row.most_drafts, row.forced, offers)
+        rows_key = tuple(
+            (
+                row.request_id in self._known_requests,
+                row.request_id,
+                row.confidence_class,
+                row.max_drafts,
+                row.forced,
+                offers,
+            )
             for row, offers in ((row, tuple(row.offered.values())) for row in drafting)
         )
         context = max(row.context_tokens for row in drafting)
-        key = (rows, methods, seen, context // INTERVAL_STEPS, self.costs.version)
+        key = (rows, methods, rows_key, context // INTERVAL_STEPS, self.costs.version)
         if not self._memo or self._memo[0] != key:
-            judgement = _judgement(self._current.get(methods, PLAIN), self._weigh(rows, drafting, methods))
+            judgement = _judge(self._current.get(methods, PLAIN), self._weigh(rows, drafting, methods))
             self._memo, self._current[methods] = (key, judgement), judgement.option
         return self._memo[1]
 
-    def _weigh(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Mapping[Option, _Estimate]:
+    def _weigh(
+        self, rows: int, drafting: Sequence[DraftingRow], methods: tuple[str, ...]
+    ) -> Mapping[Option, _Estimate]:
         """Return what each option promises, plain decoding among them; what a new text may not risk is left out."""
-        self._offering |= {name for row in drafting for name in row.offered}
+        self._lookup_methods |= {name for row in drafting for name in row.offered}
         is_new = not any(row.request_id in self._known_requests for row in drafting)
         estimates = {PLAIN: _Estimate(rows, rows)}
         for method in methods:
@@ -264,43 +276,56 @@ class Governor:
                     estimates[option] = estimate
         return estimates
 
-    def _estimates(self, method: str, rows: int, drafting: Sequence[Drafting]) -> Iterator[tuple[Option, _Estimate]]:
+    def _estimates(self, method: str, rows: int, drafting: Sequence[DraftingRow]) -> Iterator[tuple[Option, _Estimate]]:
         """Yield each draft length of a method with what it promises; none if it can draft for no row."""
         longest = [self._longest_draft(method, row) for row in drafting]
         if not any(longest):
             return
-        beliefs = [self._belief(method, row, most) for row, most in zip(drafting, longest, strict=True)]
-        context, certain = max(row.context_tokens for row in drafting), min(row.forced for row in drafting)
+        expectations = [
+            self._expectation(method, row, longest_allowed)
+            for row, longest_allowed in zip(drafting, longest, strict=True)
+        ]
+        context, forced = max(row.context_tokens for row in drafting), min(row.forced for row in drafting)
         curves, plain = (self.costs.curves(name, rows, context) for name in (method, OFF))
-        first = sum(belief.tokens[1] - 1 for belief in beliefs) / len(beliefs)
-        reading = self._reading_steps(method, drafting)
-        most = max(longest) if self.costs.knows_drafting(method) else min(max(longest), certain + 1)
-        for option in _options(method, most, draft_lengths(self._cheap_tokens, rows)):
-            length, beside = option.num_draft_tokens, float(rows - len(drafting))
-            likely = sum((belief.likely(length) for belief in beliefs), start=beside)
-            hoped = sum((belief.hoped(length) for belief in beliefs), start=beside)
-            asks = length > certain  # forced tokens need no drafter
-            read = asks * reading * likely / (rows * RECENT_TOKENS)
-            cycle, at_best = (curves if asks else plain).cycle(length)
-            yield option, _Estimate(likely / (cycle + read), likely, cycle, hoped / (at_best + read), first, reading)
+        first = sum(expectation.tokens[1] - 1 for expectation in expectations) / len(expectations)
+        catch_up = self._catch_up_steps(method, drafting)
+        longest_allowed = max(longest) if self.costs.knows_drafting(method) else min(max(longest), forced + 1)
+        for option in _options(method, longest_allowed, draft_lengths(self._cheap_tokens, rows)):
+            length, other_rows = option.num_draft_tokens, float(rows - len(drafting))
+            expected = sum((expectation.expected(length) for expectation in expectations), start=other_rows)
+            optimistic = sum((expectation.optimistic(length) for expectation in expectations), start=other_rows)
+            runs_drafter = length > forced  # forced tokens need no drafter
+            catch_up_share = runs_drafter * catch_up * expected / (rows * RECENT_TOKENS)
+            cycle, at_best = (curves if runs_drafter else plain).cycle(length)
+            yield (
+                option,
+                _Estimate(
+                    expected / (cycle + catch_up_share),
+                    expected,
+                    cycle,
+                    optimistic / (at_best + catch_up_share),
+                    first,
+                    catch_up,
+                ),
+            )
 
-    def _longest_draft(self, method: str, row: Drafting) -> int:
+    def _longest_draft(self, method: str, row: DraftingRow) -> int:
         """Return how many tokens a method may draft for a row; an offer, if it makes any, follows forced tokens."""
-        offered = row.offered.get(method, Offer()) if method in self._offering else None
+        offered = row.offered.get(method, Offer()) if method in self._lookup_methods else None
         most = max(row.forced, self._longest.get(method, LONGEST_DRAFT))
-        return min(row.most_drafts, most if offered is None else row.forced + len(offered.tokens))
+        return min(row.max_drafts, most if offered is None else row.forced + len(offered.tokens))
 
-    def _belief(self, method: str, row: Drafting, most: int) -> _Belief:
-        tokens, weight = self._history.outlook(method, row)
+    def _expectation(self, method: str, row: DraftingRow, most: int) -> _Expectation:
+        tokens, weight = self._history.expected_tokens(method, row)
         # Offers need no trial: what there is to know of them is known.
-        doubt = 0.0 if method in self._offering else FIRST_WEIGHT / (FIRST_WEIGHT + weight)
-        return _Belief(tokens, doubt, most)
+        uncertainty = 0.0 if method in self._lookup_methods else PRIOR_WEIGHT / (PRIOR_WEIGHT + weight)
+        return _Expectation(tokens, uncertainty, most)
 
-    def _reading_steps(self, method: str, drafting: Sequence[Drafting]) -> float:
+    def _catch_up_steps(self, method: str, drafting: Sequence[DraftingRow]) -> float:
         """Return the plain steps that a drafter takes to read what it has not read of these texts."""
-        taken, tokens_read = self._reading[method]
+        steps, tokens_read = self._catch_up_costs[method]
         unread = sum(self._history.unread(method, row) for row in drafting)
-        return max(0.0, taken.value) / max(1.0, tokens_read.value) * unread
+        return max(0.0, steps.value) / max(1.0, tokens_read.value) * unread
 
 
 def _slower(option: Option, estimate: _Estimate) -> Reason:
@@ -315,19 +340,21 @@ def _options(method: str, most: int, lengths: tuple[int, ...]) -> Sequence[Optio
     return [Option(method, length) for length in sorted({min(length, most) for length in lengths})]
 
 
-def _judgement(current: Option, estimates: Mapping[Option, _Estimate]) -> _Judgement:
+def _judge(current: Option, estimates: Mapping[Option, _Estimate]) -> _Judgement:
     """Judge which option is best by more than noise, and which may gain most for what they probably lose."""
     if current not in estimates or estimates[current].rate < estimates[PLAIN].rate:
         current = PLAIN
-    rival = max(
+    best_drafting = max(
         (candidate for candidate in estimates if candidate != PLAIN),
         key=lambda candidate: estimates[candidate].rate,
         default=PLAIN,
     )
-    option = rival if estimates[rival].rate > (1 + NOISE) * estimates[current].rate else current
+    option = best_drafting if estimates[best_drafting].rate > (1 + NOISE) * estimates[current].rate else current
     rate = estimates[option].rate
-    hopes = (
-        (estimate.hope - rate, estimate.loss(rate), name) for name, estimate in estimates.items() if name != option
+    candidates = (
+        (estimate.optimistic_rate - rate, estimate.loss(rate), name)
+        for name, estimate in estimates.items()
+        if name != option
     )
-    trials = sorted((-gain / sqrt(loss), loss, name) for gain, loss, name in hopes if gain > TRIAL_GAIN * rate)
-    return _Judgement(estimates, option, rival, [trial[1:] for trial in trials])
+    trials = sorted((-gain / sqrt(loss), loss, name) for gain, loss, name in candidates if gain > TRIAL_GAIN * rate)
+    return _Judgement(estimates, option, best_drafting, [trial[1:] for trial in trials])

@@ -1,4 +1,4 @@
-"""Prefill planning: which pieces of which prompts a step reads, larger where no stream waits, sized by time.
+"""Prefill planning: which chunks of which prompts a step feeds, larger where no stream waits, sized by time.
 
 A wide forward costs less per token than a narrow one; a long step makes streams wait, and macOS kills what keeps the
 GPU for too long. Sizes are halves of the largest one, so that few shapes are compiled.
@@ -14,9 +14,9 @@ from app.scheduler.sequence import LiveSequence
 SMALLEST_CHUNK_TOKENS = 64
 FIRST_CHUNK_TOKENS = 512
 """Chunk size, in tokens, until this machine's prefill speed is known."""
-ALONE_SECONDS, BESIDE_SECONDS = 1.5, 0.5
+TARGET_SECONDS, TARGET_SECONDS_WITH_STREAMS = 1.5, 0.5
 """Target duration of a chunk, in seconds, where no stream waits for it, and beside streams."""
-MEMORY = 4
+MAX_WEIGHT = 4
 """Maximum weight of all earlier chunks together, in chunks."""
 SCORED_CHUNK_TOKENS = 64
 """Chunk size, in tokens, of scored prompts: all its logits are in memory at once, and finding the likeliest of 150,000
@@ -26,23 +26,23 @@ SHORTEST_SHARE = 0.5
 
 
 def plan_prefill(waiting: Collection[LiveSequence], chunk_tokens: int) -> PrefillStep:
-    """Plan the oldest prompt's next piece, and others of similar length that fit into the same chunk.
+    """Plan the oldest prompt's next chunk, and others of similar length that fit into the same chunk.
 
     One wide product costs less than several narrow ones, and prompts that came together start together.
     """
     rows: list[PrefillRow] = []
-    sizes: list[int] = []
+    planned_widths: list[int] = []
     first, *_ = waiting
     if first.request.scores_prompt:
         chunk_tokens = min(chunk_tokens, SCORED_CHUNK_TOKENS)
     for sequence in waiting:
         if sequence.request.scores_prompt != first.request.scores_prompt:
             continue  # logits of a whole chunk are expensive: no other prompt pays for them
-        size = sequence.next_stop(chunk_tokens) - sequence.computed
-        wanted = [*sizes, size]
-        if rows and (len(wanted) * max(wanted) > chunk_tokens or min(wanted) < SHORTEST_SHARE * max(wanted)):
+        size = sequence.chunk_end(chunk_tokens) - sequence.computed
+        widths = [*planned_widths, size]
+        if rows and (len(widths) * max(widths) > chunk_tokens or min(widths) < SHORTEST_SHARE * max(widths)):
             continue
-        sizes = wanted
+        planned_widths = widths
         rows.append(PrefillRow(sequence.request.id, sequence.tokens, sequence.computed, sequence.computed + size))
     return PrefillStep(tuple(rows))
 
@@ -58,13 +58,13 @@ class ChunkSizes:
     def learn(self, tokens: int, context_tokens: int, seconds: float) -> None:
         """Record the speed of one prefill step. Steps under 64 tokens are ignored: too noisy."""
         if seconds > 0 and tokens >= SMALLEST_CHUNK_TOKENS:
-            rate = self._rates.setdefault(_class_of(context_tokens), Average(0.0))
-            rate.learn(tokens / seconds, MEMORY)
+            rate = self._rates.setdefault(_context_class(context_tokens), Average(0.0))
+            rate.learn(tokens / seconds, MAX_WEIGHT)
 
     def size(self, context_tokens: int, *, alone: bool, streams: bool) -> int:
         """Return the most tokens of a step here. `alone`: no other request has a row; `streams`: some are waiting."""
         size = self._limits.prefill_chunk_tokens
-        most = self._affordable(context_tokens, BESIDE_SECONDS if streams else ALONE_SECONDS)
+        most = self._affordable(context_tokens, TARGET_SECONDS_WITH_STREAMS if streams else TARGET_SECONDS)
         if not alone:
             most = min(most, SHARED_CHUNK_TOKENS)
         while size >= 2 * SMALLEST_CHUNK_TOKENS and (
@@ -75,11 +75,11 @@ class ChunkSizes:
 
     def _affordable(self, context_tokens: int, seconds: float) -> float:
         known = sorted(
-            self._rates, key=lambda context_class: (abs(context_class - _class_of(context_tokens)), context_class)
+            self._rates, key=lambda context_class: (abs(context_class - _context_class(context_tokens)), context_class)
         )
         return self._rates[known[0]].value * seconds if known else FIRST_CHUNK_TOKENS
 
 
-def _class_of(context_tokens: int) -> int:
+def _context_class(context_tokens: int) -> int:
     """Return the class of a context: speeds are about equal within a factor of two, and in all short contexts."""
     return (context_tokens // 2048).bit_length()

@@ -16,7 +16,7 @@ from app.core.clock import Clock
 from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable, context_overflow
 from app.core.reason import Reason
 from app.core.request import AUTO, OFF, Request, SpeculationRequest
-from app.core.statistics import Parts
+from app.core.statistics import PhaseSeconds
 from app.core.step import (
     DecodeRow,
     DecodeStep,
@@ -33,7 +33,7 @@ from app.core.step import (
 from app.models.footprint import RowSize
 from app.scheduler.governor import DraftChoice
 from app.scheduler.prefill import SMALLEST_CHUNK_TOKENS, ChunkSizes, plan_prefill
-from app.scheduler.sequence import USUAL_ANSWER_TOKENS, LiveSequence, expected_size, impossible
+from app.scheduler.sequence import TYPICAL_ANSWER_TOKENS, LiveSequence, cache_length_error, expected_size
 from app.scheduler.speculation import Speculation
 
 LONGEST_RETRY_SECONDS = 60
@@ -49,55 +49,55 @@ class WaitingQueue:
         if limit < 1:
             raise ValueError(f"a queue holds at least one request, not {limit}")
         self._limit = limit
-        self._lines: dict[str, dict[str, LiveSequence]] = {}
-        """Non-empty lines by owner, in the order of their turns."""
+        self._queues: dict[str, dict[str, LiveSequence]] = {}
+        """Non-empty queues by owner, in the order of their turns."""
         self._service_seconds = 0.0
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self._queues.values()))
 
     def __contains__(self, request_id: str) -> bool:
-        return any(request_id in line for line in self._lines.values())
+        return any(request_id in queue for queue in self._queues.values())
 
     def push(self, sequence: LiveSequence, *, rows: int) -> None:
-        """Append to the owner's line; `rows` rows serve all lines. Raises `QueueFull` if `limit` wait in it."""
+        """Append to the owner's queue; `rows` rows serve all queues. Raises `QueueFull` if `limit` wait in it."""
         owner = sequence.request.owner
-        if len(self._lines.get(owner, ())) >= self._limit:
-            # While the line is full all rows are busy, so a row becomes free every service time / rows.
+        if len(self._queues.get(owner, ())) >= self._limit:
+            # While the queue is full all rows are busy, so a row becomes free every service time / rows.
             seconds = min(LONGEST_RETRY_SECONDS, max(1, math.ceil(self._service_seconds / rows)))
             raise QueueFull(
                 f"{self._limit} requests are waiting already; try again in {seconds} s",
                 retry_after_seconds=seconds,
             )
-        self._lines.setdefault(owner, {})[sequence.request.id] = sequence
+        self._queues.setdefault(owner, {})[sequence.request.id] = sequence
 
     def put_back(self, sequence: LiveSequence) -> None:
         """Put a sequence back at the head of the queue, before all others: it has been served before."""
         owner, name = sequence.request.owner, sequence.request.id
-        self._lines = {owner: {name: sequence, **self._lines.pop(owner, {})}, **self._lines}
+        self._queues = {owner: {name: sequence, **self._queues.pop(owner, {})}, **self._queues}
 
     def head(self) -> LiveSequence | None:
         """Return the next sequence, without removing it."""
-        return next((sequence for line in self._lines.values() for sequence in line.values()), None)
+        return next((sequence for queue in self._queues.values() for sequence in queue.values()), None)
 
-    def take(self, request_id: str) -> LiveSequence | None:
+    def remove(self, request_id: str) -> LiveSequence | None:
         """Remove and return one sequence, wherever it is in the queue; None if it is not waiting."""
-        for owner, line in self._lines.items():
-            if request_id in line:
-                sequence = line.pop(request_id)
-                if not line:
-                    del self._lines[owner]
+        for owner, queue in self._queues.items():
+            if request_id in queue:
+                sequence = queue.pop(request_id)
+                if not queue:
+                    del self._queues[owner]
                 return sequence
         return None
 
     def serve(self, sequence: LiveSequence) -> None:
         """Remove `sequence`, which is the head; its owner's next turn comes after all other owners'."""
         owner = sequence.request.owner
-        self.take(sequence.request.id)
-        if owner in self._lines:
-            self._lines[owner] = self._lines.pop(owner)
+        self.remove(sequence.request.id)
+        if owner in self._queues:
+            self._queues[owner] = self._queues.pop(owner)
 
-    def note_service(self, seconds: float) -> None:
+    def record_service_time(self, seconds: float) -> None:
         """Record the `seconds` from admission to the natural end of a request, on which retry hints are based."""
         weight = 0.25 if self._service_seconds else 1.0
         self._service_seconds += weight * (seconds - self._service_seconds)
@@ -116,12 +116,12 @@ def check_request(request: Request, *, limits: EngineLimits, policy: str) -> Non
 
 
 def _check_speculation(request: Request, *, limits: EngineLimits, policy: str) -> None:
-    """Raise unless every method that is asked for by name can run; only `auto` may fall back."""
-    wish = request.speculation
-    if wish.num_draft_tokens is not None and wish.num_draft_tokens < 0:
+    """Raise unless every method requested by name can run; only `auto` may fall back."""
+    requested = request.speculation
+    if requested.num_draft_tokens is not None and requested.num_draft_tokens < 0:
         raise InvalidRequest("num_draft_tokens must not be negative", parameter="num_draft_tokens")
-    named = {AUTO: wish.methods, OFF: ()}.get(wish.method, (wish.method,))
-    if named and (wish.policy or policy) == "off":
+    named = {AUTO: requested.methods, OFF: ()}.get(requested.method, (requested.method,))
+    if named and (requested.policy or policy) == "off":
         raise SpeculationUnavailable(
             f"speculation is switched off for this model (policy 'off'), so {' and '.join(named)} cannot run"
         )
@@ -131,15 +131,15 @@ def _check_speculation(request: Request, *, limits: EngineLimits, policy: str) -
             raise SpeculationUnavailable(str(reason))
 
 
-NO_WISH = SpeculationRequest()
+DEFAULT_SPECULATION = SpeculationRequest()
 
 
 class Scheduler:
     """Continuous batching over counters; plain decoding is speculation with zero drafts.
 
-    `policy` is single, auto or off; `usual` is the default for requests that name no draft length; `measured` are known
-    step costs. `queue_limit` bounds the waiting requests of one owner. An answer is expected to have
-    `usual_answer_tokens` or, once it has, as many more.
+    `policy` is single, auto or off; `default_speculation` is for requests that name no draft length; `measured` are
+    known step costs. `queue_limit` bounds the waiting requests of one owner. An answer is expected to have
+    `typical_answer_tokens` or, once it has, as many more.
     """
 
     def __init__(
@@ -147,14 +147,14 @@ class Scheduler:
         limits: EngineLimits,
         *,
         policy: str = "auto",
-        usual: SpeculationRequest = NO_WISH,
+        default_speculation: SpeculationRequest = DEFAULT_SPECULATION,
         measured: Iterable[StepCost] = (),
         queue_limit: int = 128,
-        usual_answer_tokens: int = USUAL_ANSWER_TOKENS,
+        typical_answer_tokens: int = TYPICAL_ANSWER_TOKENS,
         clock: Clock = time.monotonic,
     ) -> None:
         self._limits = limits
-        self._usual_answer_tokens = usual_answer_tokens
+        self._typical_answer_tokens = typical_answer_tokens
         self._policy = policy
         self._clock = clock
         self._queue = WaitingQueue(queue_limit)
@@ -162,7 +162,9 @@ class Scheduler:
         self._rows, self._chunk_tokens = limits.max_rows, limits.prefill_chunk_tokens
         self._chunks = ChunkSizes(limits)
         self._released: dict[str, tuple[int, ...]] = {}
-        self._speculation = Speculation(limits, policy=policy, usual=usual, measured=measured)
+        self._speculation = Speculation(
+            limits, policy=policy, default_speculation=default_speculation, measured=measured
+        )
         self._plan: StepPlan | None = None
         self._choices: dict[str, DraftChoice] = {}
 
@@ -177,7 +179,7 @@ class Scheduler:
         return len(self._queue)
 
     @property
-    def reading(self) -> dict[str, int]:
+    def prefill_progress(self) -> dict[str, int]:
         """Number of cached prompt tokens of each request that has a row and no token yet."""
         return {name: sequence.computed for name, sequence in self._active.items() if not sequence.counters.generated}
 
@@ -190,7 +192,7 @@ class Scheduler:
         """Return the expected length of a request that does not run: the head of the queue, or one not even queued."""
         head = self._queue.head()
         generated = head.counters.generated if head and head.request is request else 0
-        return expected_size(request, generated, self._usual_answer_tokens, self._limits.max_context_tokens)
+        return expected_size(request, generated, self._typical_answer_tokens, self._limits.max_context_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -213,7 +215,7 @@ class Scheduler:
             request = msgspec.structs.replace(request, checkpoints=())
         if not (self._queue or self._active):  # idle: lift the limits that a lack of memory set
             self._rows, self._chunk_tokens = self._limits.max_rows, self._limits.prefill_chunk_tokens
-        sequence = LiveSequence(request, self._clock(), self._usual_answer_tokens)
+        sequence = LiveSequence(request, self._clock(), self._typical_answer_tokens)
         self._queue.push(sequence, rows=self._limits.max_rows)
 
     def next_admission(self) -> Request | None:
@@ -240,13 +242,13 @@ class Scheduler:
         """Take the row of the newest request that can wait, so that older ones have memory; return its id, or "".
         It waits at the head of the queue with its tokens."""
         _, *others = self._active.values() or (None,)
-        newest = next((sequence for sequence in reversed(others) if sequence.can_wait), None)
+        newest = next((sequence for sequence in reversed(others) if sequence.can_be_preempted), None)
         if newest is None:
             return ""
-        self._take_row(newest)
+        self._preempt_row(newest)
         return newest.request.id
 
-    def _take_row(self, sequence: LiveSequence) -> None:
+    def _preempt_row(self, sequence: LiveSequence) -> None:
         name = sequence.request.id
         self._released[name] = sequence.cached_prefix()
         del self._active[name]
@@ -256,30 +258,30 @@ class Scheduler:
     def shrink(self, message: str) -> list[TokenEvent]:
         """Requeue all rows after a step ran out of device memory and the engine dropped them.
 
-        Emitted tokens are kept; all is read again, half as many rows at a time and in chunks of half the size, until
+        Emitted tokens are kept; all are prefilled again, half as many rows at a time, in chunks of half the size, until
         the scheduler is idle. A request that ran alone and got no further than the last time fails.
         """
         rows = list(self._active.values())
-        smallest = self._chunk_tokens <= SMALLEST_CHUNK_TOKENS
+        is_smallest_chunk = self._chunk_tokens <= SMALLEST_CHUNK_TOKENS
         self._rows = max(1, len(rows) // 2)
         self._chunk_tokens = max(min(SMALLEST_CHUNK_TOKENS, self._chunk_tokens), self._chunk_tokens // 2)
         if len(rows) == 1:
-            (alone,) = rows
-            if alone.short_at >= 0 and (smallest or alone.computed <= alone.short_at):
-                return [self._end(alone, FinishReason.FAILED, error=message)]
-            alone.short_at = alone.computed
+            (only_row,) = rows
+            if only_row.out_of_memory_at >= 0 and (is_smallest_chunk or only_row.computed <= only_row.out_of_memory_at):
+                return [self._end(only_row, FinishReason.FAILED, error=message)]
+            only_row.out_of_memory_at = only_row.computed
         for sequence in reversed(rows):
-            self._take_row(sequence)
+            self._preempt_row(sequence)
         return []
 
     def cancel(self, request_id: str) -> list[TokenEvent]:
         """End a request, waiting or running; return one terminal event, or none if it has ended already."""
-        sequence = self._queue.take(request_id) or self._active.get(request_id)
-        return [self._end(sequence, FinishReason.CANCELLED, kept=sequence.cached_prefix())] if sequence else []
+        sequence = self._queue.remove(request_id) or self._active.get(request_id)
+        return [self._end(sequence, FinishReason.CANCELLED, cached_prefix=sequence.cached_prefix())] if sequence else []
 
     def fail(self, request_id: str, message: str) -> list[TokenEvent]:
-        """Fail one request, waiting or running (say its admission raised). Nothing of its cache is kept."""
-        sequence = self._queue.take(request_id) or self._active.get(request_id)
+        """Fail one request, waiting or running (say its admission raised). Nothing of its row stays cached."""
+        sequence = self._queue.remove(request_id) or self._active.get(request_id)
         return [self._end(sequence, FinishReason.FAILED, error=message)] if sequence else []
 
     def fail_running(self, message: str) -> list[TokenEvent]:
@@ -330,7 +332,7 @@ class Scheduler:
                     remaining=remaining,
                     method=choice.method if drafts else OFF,
                     num_draft_tokens=drafts,
-                    most_draft_tokens=min(choice.most_draft_tokens, remaining - 1),
+                    max_draft_tokens=min(choice.max_draft_tokens, remaining - 1),
                 )
             )
         return DecodeStep(tuple(rows), timed=self._speculation.must_time(rows))
@@ -343,17 +345,17 @@ class Scheduler:
         if isinstance(plan, PrefillStep) and result.prefilled:
             self._chunks.learn(len(plan.rows) * result.width, plan.rows[0].start, result.seconds)
         planned = {row.sequence_id: row for row in plan.rows} if isinstance(plan, DecodeStep) else {}
-        parts = Parts()
+        phases = PhaseSeconds()
         if planned and result.outcomes:
-            parts = self._speculation.observe(planned, self._active, result)
-        self._speculation.look_back(self._active, result)
+            phases = self._speculation.observe(planned, self._active, result)
+        self._speculation.observe_offers(self._active, result)
         events = [
             event
             for sequence_id, computed in result.prefilled
             for event in self._prefilled(sequence_id, computed, result.prompt_logprobs.get(sequence_id, ()))
         ]
         for outcome in result.outcomes:
-            events += self._decoded(outcome, planned.get(outcome.sequence_id), parts)
+            events += self._decoded(outcome, planned.get(outcome.sequence_id), phases)
         return events
 
     def _prefilled(
@@ -363,12 +365,12 @@ class Scheduler:
         if sequence is None:
             return []
         if not 0 <= computed < len(sequence.tokens):
-            return self.fail(sequence_id, impossible(computed, len(sequence.tokens)))
+            return self.fail(sequence_id, cache_length_error(computed, len(sequence.tokens)))
         sequence.computed = computed
-        prompt_logprobs = sequence.unscored(prompt_logprobs)
+        prompt_logprobs = sequence.unsent_scores(prompt_logprobs)
         return [TokenEvent(sequence_id, prompt_logprobs=prompt_logprobs)] if prompt_logprobs else []
 
-    def _decoded(self, outcome: RowOutcome, row: DecodeRow | None, parts: Parts) -> list[TokenEvent]:
+    def _decoded(self, outcome: RowOutcome, row: DecodeRow | None, phases: PhaseSeconds) -> list[TokenEvent]:
         sequence = self._active.get(outcome.sequence_id)
         if sequence is None or row is None:
             return []
@@ -376,16 +378,16 @@ class Scheduler:
             return [self._end(sequence, FinishReason.DEAD_END, error=outcome.dead_end)]
         # The last token, at least, is not cached yet.
         if not 0 <= outcome.computed < len(sequence.tokens) + len(outcome.emitted):
-            return self.fail(outcome.sequence_id, impossible(outcome.computed, len(sequence.tokens)))
-        refusal = self._note_refusal(sequence, outcome, row)
-        event = sequence.take(outcome, self._limits.max_context_tokens, parts, refusal)
+            return self.fail(outcome.sequence_id, cache_length_error(outcome.computed, len(sequence.tokens)))
+        refusal = self._record_refusal(sequence, outcome, row)
+        event = sequence.append(outcome, self._limits.max_context_tokens, phases, refusal)
         if event.tokens and sequence.first_token_at is None:
             sequence.first_token_at = self._clock()
         if event.finish_reason:
-            return [self._end(sequence, event.finish_reason, kept=sequence.cached_prefix(), event=event)]
+            return [self._end(sequence, event.finish_reason, cached_prefix=sequence.cached_prefix(), event=event)]
         return [event] if outcome.emitted else []
 
-    def _note_refusal(self, sequence: LiveSequence, outcome: RowOutcome, row: DecodeRow) -> Reason:
+    def _record_refusal(self, sequence: LiveSequence, outcome: RowOutcome, row: DecodeRow) -> Reason:
         """Count and return the reason why a step did not draft."""
         firm = reason = self._choices[outcome.sequence_id].refusal
         if not firm and not row.num_draft_tokens:
@@ -401,16 +403,16 @@ class Scheduler:
         sequence: LiveSequence,
         reason: FinishReason,
         *,
-        kept: tuple[int, ...] = (),
+        cached_prefix: tuple[int, ...] = (),
         error: str = "",
         event: TokenEvent | None = None,
     ) -> TokenEvent:
-        """Return the one terminal event of a sequence no longer queued; `kept` is what its row may leave cached."""
+        """Return the terminal event of a sequence no longer queued; its row may leave `cached_prefix` in the cache."""
         request_id, now = sequence.request.id, self._clock()
         if self._active.pop(request_id, None):
-            self._released[request_id] = kept
+            self._released[request_id] = cached_prefix
         if reason in {FinishReason.STOP, FinishReason.LENGTH} and sequence.admitted_at is not None:
-            self._queue.note_service(now - sequence.admitted_at)
+            self._queue.record_service_time(now - sequence.admitted_at)
         self._speculation.forget(request_id)
         last = event or TokenEvent(request_id)
         return replace(last, finish_reason=reason, statistics=sequence.statistics(now), error=error)

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from app.core.reason import NO_REASON, Reason
 from app.core.request import OFF, Request
-from app.core.statistics import Counters, Decision, Parts, Statistics
+from app.core.statistics import Counters, Decision, PhaseSeconds, Statistics
 from app.core.step import FinishReason, Offer, RowOutcome, TokenEvent, TokenLogprobs
 from app.models.footprint import RowSize
 from app.scheduler.costs import Average
-from app.scheduler.estimates import Drafting, DraftObservation, Kind
+from app.scheduler.estimates import DraftingRow, DraftObservation, Kind
 
 
 @dataclass(slots=True)
@@ -37,56 +37,56 @@ class Refusals:
         return self._last[max(codes, key=self._counts.__getitem__)] if codes else NO_REASON
 
 
-class _Followed(NamedTuple):
-    """A tracked offer, of which the first `right` tokens came true."""
+class _TrackedOffer(NamedTuple):
+    """A tracked offer, of which the first `hits` tokens came true."""
 
     kind: Kind
     tokens: tuple[int, ...]
-    right: int = 0
+    hits: int = 0
 
 
-class Hindsight:
+class OfferTracker:
     """Tracks a request's offers to their first wrong token or their end, except those behind forced tokens."""
 
     def __init__(self) -> None:
         self.offered: Mapping[str, Offer] = {}
         """The latest offers by method."""
-        self._followed: list[_Followed] = []
+        self._tracked: list[_TrackedOffer] = []
 
-    def look_back(
-        self, emitted: tuple[int, ...], offers: Mapping[str, Offer], row: Drafting, *, forced: int = 0
+    def update(
+        self, emitted: tuple[int, ...], offers: Mapping[str, Offer], row: DraftingRow, *, forced: int = 0
     ) -> list[DraftObservation]:
         """Return what emitted tokens show about earlier offers; track new ones unless `forced` tokens precede them."""
-        observations, followed = [], []
-        for kind, tokens, right in self._followed:
-            pairs = list(zip(tokens[right:], emitted, strict=False))
-            hits = next((place for place, (draft, token) in enumerate(pairs) if draft != token), len(pairs))
-            tried = min(hits + 1, len(pairs))
-            if tried:
-                observations.append(DraftObservation(kind.method, tried, tried, hits, row, kind.match, right))
-            if hits == tried and right + hits < len(tokens):
-                followed.append(_Followed(kind, tokens, right + hits))
+        observations, tracked = [], []
+        for kind, tokens, hits in self._tracked:
+            pairs = list(zip(tokens[hits:], emitted, strict=False))
+            matched = next((index for index, (draft, token) in enumerate(pairs) if draft != token), len(pairs))
+            compared = min(matched + 1, len(pairs))
+            if compared:
+                observations.append(DraftObservation(kind.method, compared, compared, matched, row, kind.match, hits))
+            if matched == compared and hits + matched < len(tokens):
+                tracked.append(_TrackedOffer(kind, tokens, hits + matched))
         self.offered = offers
-        fresh = (_Followed(Kind.of(method, offer), offer.tokens) for method, offer in offers.items())
-        if not forced and (emitted or not followed):  # each piece of a prompt repeats the same offers
-            followed += [tracked for tracked in fresh if tracked.tokens]
-        self._followed = followed
+        new = (_TrackedOffer(Kind.of(method, offer), offer.tokens) for method, offer in offers.items())
+        if not forced and (emitted or not tracked):  # each chunk of a prompt repeats the same offers
+            tracked += [offer for offer in new if offer.tokens]
+        self._tracked = tracked
         return observations
 
 
 CARRY_LIMIT_TOKENS = 17
 """Most uncached tokens that a decode step may feed; more are fed by a prefill step."""
-USUAL_ANSWER_TOKENS = 1024
+TYPICAL_ANSWER_TOKENS = 1024
 """Expected length of an answer that may be longer, in tokens; one that exceeds it is expected to have as many more."""
 CONFIDENCE_TOKENS = 5
 """Maximum weight of all earlier tokens together in the confidence, in tokens."""
 
 
-def expected_size(request: Request, generated: int, usual_answer_tokens: int, max_context_tokens: int) -> RowSize:
-    """Return the expected final length of a request: its prompt and a usual answer, plus another for each exceeded."""
-    usual = usual_answer_tokens * (1 + generated // usual_answer_tokens)
+def expected_size(request: Request, generated: int, typical_answer_tokens: int, max_context_tokens: int) -> RowSize:
+    """Return the expected final length: prompt and a typical answer, plus another one for each that was exceeded."""
+    expected = typical_answer_tokens * (1 + generated // typical_answer_tokens)
     length = len(request.prompt_tokens)
-    return RowSize(min(length + min(request.max_tokens, usual), max_context_tokens), length)
+    return RowSize(min(length + min(request.max_tokens, expected), max_context_tokens), length)
 
 
 @dataclass(slots=True)
@@ -95,17 +95,17 @@ class LiveSequence:
 
     request: Request
     submitted_at: float
-    usual_answer_tokens: int = USUAL_ANSWER_TOKENS
+    typical_answer_tokens: int = TYPICAL_ANSWER_TOKENS
     tokens: list[int] = field(init=False)
     computed: int = 0
     """Number of leading `tokens` in the cache."""
     cached_tokens: int = 0
     """Number of them that came from the prefix cache at admission."""
     preemptions: int = 0
-    """Number of times it lost its row to others and had to read its tokens again."""
-    short_at: int = -1
+    """Number of times it lost its row to others and had to prefill its tokens again."""
+    out_of_memory_at: int = -1
     """Number of cached tokens when the device had no memory for it alone; -1 if it always had."""
-    scores_told: int = 0
+    scores_sent: int = 0
     """Number of prompt tokens sent with their log probabilities."""
     counters: Counters = field(default_factory=Counters)
     refusals: Refusals = field(default_factory=Refusals)
@@ -113,7 +113,7 @@ class LiveSequence:
     """Latest decision of the governor for it."""
     forced: int = 0
     """Number of its next tokens that a grammar makes certain."""
-    hindsight: Hindsight = field(default_factory=Hindsight)
+    offer_tracker: OfferTracker = field(default_factory=OfferTracker)
     confidence: Average = field(default_factory=lambda: Average(0.0))
     """Probability that the target gave its last tokens, earlier ones fading."""
     admitted_at: float | None = None
@@ -145,15 +145,15 @@ class LiveSequence:
     def may_skip_prefill(self) -> bool:
         """Whether the first decode step may feed the short rest of the prompt.
         A prompt begun in chunks is finished in chunks, as its end is a checkpoint, unless it stands at its last one."""
-        begun = self.computed not in {self.cached_tokens, *self.request.checkpoints[-1:]}
-        return not begun and self.uncached_tokens <= CARRY_LIMIT_TOKENS and not self.request.scores_prompt
+        has_begun = self.computed not in {self.cached_tokens, *self.request.checkpoints[-1:]}
+        return not has_begun and self.uncached_tokens <= CARRY_LIMIT_TOKENS and not self.request.scores_prompt
 
     def expected(self, max_context_tokens: int) -> RowSize:
         """Return its expected final length."""
-        return expected_size(self.request, self.counters.generated, self.usual_answer_tokens, max_context_tokens)
+        return expected_size(self.request, self.counters.generated, self.typical_answer_tokens, max_context_tokens)
 
     @property
-    def can_wait(self) -> bool:
+    def can_be_preempted(self) -> bool:
         """Whether it can resume later from its tokens alone; prompt scores and embeddings would be computed again."""
         return not (self.request.scores_prompt or self.request.embeds)
 
@@ -164,61 +164,63 @@ class LiveSequence:
             self.admitted_at, self.cached_tokens = now, cached_tokens
 
     def preempt(self) -> None:
-        """Record the loss of its row: all tokens must be read again."""
+        """Record the loss of its row: all tokens must be prefilled again."""
         self.computed = 0
         self.preemptions += 1
 
-    def unscored(self, scores: tuple[TokenLogprobs, ...]) -> tuple[TokenLogprobs, ...]:
+    def unsent_scores(self, scores: tuple[TokenLogprobs, ...]) -> tuple[TokenLogprobs, ...]:
         """Return the scores of the prefill step just counted that were not sent yet: after a preemption, some were."""
         end = min(self.computed, self.prompt_length - 1)
-        sent, self.scores_told = self.scores_told, max(self.scores_told, end)
+        sent, self.scores_sent = self.scores_sent, max(self.scores_sent, end)
         return scores[max(0, sent - (end - len(scores))) :]
 
-    def next_stop(self, limit: int) -> int:
-        """Return where a piece of at most `limit` prompt tokens ends: before the last token, and at a checkpoint."""
+    def chunk_end(self, limit: int) -> int:
+        """Return where a prefill chunk of at most `limit` tokens ends: before the last token, and at a checkpoint."""
         end = min(self.computed + limit, len(self.tokens) - 1)
-        return min([end, *(place for place in self.request.checkpoints if self.computed < place)])
+        return min([end, *(checkpoint for checkpoint in self.request.checkpoints if self.computed < checkpoint)])
 
     def remaining(self, max_context_tokens: int) -> int:
         """Return how many tokens may still be emitted; an embedding's placeholder needs no room in the context."""
         room = max_context_tokens + bool(self.request.embeds) - len(self.tokens)
         return min(self.request.max_tokens - self.counters.generated, room)
 
-    def take(
-        self, outcome: RowOutcome, max_context_tokens: int, parts: Parts, refusal: Reason = NO_REASON
+    def append(
+        self, outcome: RowOutcome, max_context_tokens: int, phases: PhaseSeconds, refusal: Reason = NO_REASON
     ) -> TokenEvent:
         """Append the emitted tokens up to the end of the sequence, if it is among them; drop the rest.
 
         Returns the client's event, without statistics; `refusal` is why nothing was drafted.
         """
         remaining = self.remaining(max_context_tokens)
-        kept, finish_reason = 0, None
+        emitted, finish_reason = 0, None
         for token in outcome.emitted:
             self.tokens.append(token)
-            kept += 1
+            emitted += 1
             if token in self.request.stop_token_ids:
                 finish_reason = FinishReason.STOP
-            elif kept == remaining:
+            elif emitted == remaining:
                 finish_reason = FinishReason.LENGTH
             if finish_reason:
                 break
         self.computed = min(outcome.computed, len(self.tokens))
-        for confidence in outcome.confidences[:kept]:
+        for confidence in outcome.confidences[:emitted]:
             self.confidence.learn(confidence, CONFIDENCE_TOKENS)
-        drafted = min(outcome.drafted, kept) if finish_reason else outcome.drafted
-        accepted = min(outcome.accepted, kept)
-        self.counters.count_step(kept=kept, drafted=drafted, accepted=accepted, method=outcome.method, parts=parts)
+        drafted = min(outcome.drafted, emitted) if finish_reason else outcome.drafted
+        accepted = min(outcome.accepted, emitted)
+        self.counters.count_step(
+            emitted=emitted, drafted=drafted, accepted=accepted, method=outcome.method, phases=phases
+        )
         self.counters.close_calls += outcome.replayed > 0
         self.counters.replayed_tokens += outcome.replayed
-        shown = kept - (finish_reason is FinishReason.STOP)
+        sent = emitted - (finish_reason is FinishReason.STOP)
         return TokenEvent(
             request_id=self.request.id,
-            tokens=outcome.emitted[:shown],
+            tokens=outcome.emitted[:sent],
             drafted=drafted,
-            accepted=min(accepted, shown),
+            accepted=min(accepted, sent),
             method=outcome.method if drafted else OFF,
             why_not_drafted=NO_REASON if drafted else refusal,
-            logprobs=outcome.logprobs[:shown],
+            logprobs=outcome.logprobs[:sent],
             finish_reason=finish_reason,
             embedding=outcome.embedding,
         )
@@ -249,6 +251,6 @@ class LiveSequence:
         )
 
 
-def impossible(computed: int, length: int) -> str:
+def cache_length_error(computed: int, length: int) -> str:
     """Return the client's error message for a sequence whose engine claims an impossible cache length."""
     return f"the engine says that {computed} tokens are cached, but the sequence had {length} before this step"

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from app.core.reason import Reason
 from app.core.request import OFF, Request, SpeculationRequest
-from app.core.statistics import Parts
+from app.core.statistics import PhaseSeconds
 from app.core.step import DecodeRow, EngineLimits, RowOutcome, StepCost, StepResult
 from app.models.draft_lengths import LONGEST_DRAFT
-from app.scheduler.estimates import Drafting, DraftObservation
+from app.scheduler.estimates import DraftingRow, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
 from app.scheduler.sequence import LiveSequence
 
@@ -18,13 +18,13 @@ def allowed_methods(
     request: Request, *, policy: str, limits: EngineLimits, others: int
 ) -> tuple[tuple[str, ...], DraftChoice]:
     """Return the methods that may draft for a request beside `others`, best first; if none, the choice says why."""
-    wish = request.speculation
-    policy = wish.policy or policy
-    if wish.method == OFF:
+    requested = request.speculation
+    policy = requested.policy or policy
+    if requested.method == OFF:
         return (), _refused("asked")
     if policy == "off":
         return (), _refused("policy_off")
-    methods = wish.methods or limits.drafters if wish.method == "auto" else (wish.method,)
+    methods = requested.methods or limits.drafters if requested.method == "auto" else (requested.method,)
     if not methods:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in limits.unavailable.items())
         return (), _refused("drafters", detail=reasons) if reasons else _refused("no_drafter")
@@ -37,40 +37,48 @@ def _refused(code: str, **values: str) -> DraftChoice:
     return DraftChoice(refusal=Reason(code, values))
 
 
-class Splitter:
-    """Splits steps into parts: some are timed, the others are split as the last timed one of their method was."""
+class PhaseSplitter:
+    """Splits the seconds of steps by phase: of timed steps as measured, of others as in the method's last timed one."""
 
     def __init__(self) -> None:
         self._shares: dict[str, tuple[float, float]] = {}
 
-    def split(self, result: StepResult, method: str, draft_seconds: float) -> Parts:
-        """Return the parts of a step; `draft_seconds` is what its drafting usually takes."""
+    def split(self, result: StepResult, method: str, draft_seconds: float) -> PhaseSeconds:
+        """Return a step's seconds by phase; `draft_seconds` is what its drafting usually takes."""
         if method == OFF:
-            return Parts(verify_seconds=result.seconds)
-        if result.parts:
-            rest = result.seconds - result.parts.draft_seconds
+            return PhaseSeconds(verify_seconds=result.seconds)
+        if result.phase_seconds:
+            rest = result.seconds - result.phase_seconds.draft_seconds
             if rest > 0:
-                self._shares[method] = result.parts.verify_seconds / rest, result.parts.rewind_seconds / rest
-            return result.parts
+                self._shares[method] = (
+                    result.phase_seconds.verify_seconds / rest,
+                    result.phase_seconds.rewind_seconds / rest,
+                )
+            return result.phase_seconds
         drafting = min(draft_seconds, result.seconds)
         verify, rewind = self._shares.get(method, (1.0, 0.0))
         rest = result.seconds - drafting
-        return Parts(drafting, verify * rest, rewind * rest)
+        return PhaseSeconds(drafting, verify * rest, rewind * rest)
 
 
 class Speculation:
-    """Drafting choices of one loaded model. `usual` is the default for requests that name no length."""
+    """Drafting choices of one loaded model. `default_speculation` is the default for requests that name no length."""
 
     def __init__(
-        self, limits: EngineLimits, *, policy: str, usual: SpeculationRequest, measured: Iterable[StepCost]
+        self,
+        limits: EngineLimits,
+        *,
+        policy: str,
+        default_speculation: SpeculationRequest,
+        measured: Iterable[StepCost],
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"policy is one of {', '.join(POLICIES)}, not {policy!r}")
         self._limits = limits
         self._policy = policy
-        self._usual = usual
+        self._default_speculation = default_speculation
         self._governor = Governor(measured, longest=limits.longest_drafts, cheap_tokens=limits.cheap_tokens)
-        self._splitter = Splitter()
+        self._phase_splitter = PhaseSplitter()
 
     @property
     def costs(self) -> tuple[StepCost, ...]:
@@ -80,7 +88,7 @@ class Speculation:
     def choose(self, decoding: Sequence[LiveSequence], *, others: int) -> dict[str, DraftChoice]:
         """Return a choice per row. Rows left to the governor that may use the same methods get the same one."""
         choices: dict[str, DraftChoice] = {}
-        governed: dict[tuple[str, ...], list[tuple[LiveSequence, Drafting]]] = {}
+        governed: dict[tuple[str, ...], list[tuple[LiveSequence, DraftingRow]]] = {}
         for sequence in decoding:
             request = sequence.request
             methods, refusal = allowed_methods(request, policy=self._policy, limits=self._limits, others=others)
@@ -94,31 +102,34 @@ class Speculation:
             else:
                 # One token is the target's own; the last step drafts nothing, whatever is chosen.
                 room = max(1, sequence.remaining(self._limits.max_context_tokens) - 1)
-                row = _drafting(sequence, min(room, length or LONGEST_DRAFT))
+                row = _drafting_row(sequence, min(room, length or LONGEST_DRAFT))
                 governed.setdefault(methods, []).append((sequence, row))
         for methods, rows in governed.items():
             drafting = [row for _, row in rows]
             choice = self._governor.choose(len(decoding), drafting, methods)
             if choice.num_draft_tokens and any(sequence.request.constraint for sequence, _ in rows):
                 most = self._governor.widest(len(decoding), drafting, methods, choice)
-                choice = choice._replace(most_draft_tokens=most)
+                choice = choice._replace(max_draft_tokens=most)
             for sequence, row in rows:
-                drafts = min(choice.num_draft_tokens, row.most_drafts)
+                drafts = min(choice.num_draft_tokens, row.max_drafts)
                 choices[sequence.request.id] = choice._replace(num_draft_tokens=drafts)
-                sequence.decision = choice.why
+                sequence.decision = choice.decision
         return choices
 
     def _length(self, sequence: LiveSequence) -> tuple[bool, int | None]:
-        """Return whether a method is named, and the drafts asked for: exact if so, else a maximum.
+        """Return whether a method is named, and the drafts requested: exact if so, else a maximum.
         Tokens that a grammar forces are not guesses and come on top."""
-        wish = sequence.request.speculation
-        is_named, length = {wish.method, self._usual.method} != {"auto"}, self._usual.num_draft_tokens
-        if wish.num_draft_tokens is not None:
-            is_named, length = wish.method != "auto", wish.num_draft_tokens
+        requested = sequence.request.speculation
+        is_named, length = (
+            {requested.method, self._default_speculation.method} != {"auto"},
+            self._default_speculation.num_draft_tokens,
+        )
+        if requested.num_draft_tokens is not None:
+            is_named, length = requested.method != "auto", requested.num_draft_tokens
         return is_named, length and max(length, min(LONGEST_DRAFT, length + sequence.forced))
 
     def must_time(self, rows: Sequence[DecodeRow]) -> bool:
-        """Return whether to wait for the parts of this step one by one, to time them."""
+        """Return whether to wait for the phases of this step one by one, to time them."""
         widest = max(rows, key=lambda row: row.num_draft_tokens)
         if not widest.num_draft_tokens:
             return False
@@ -129,7 +140,7 @@ class Speculation:
 
     def observe(
         self, planned: Mapping[str, DecodeRow], running: Mapping[str, LiveSequence], result: StepResult
-    ) -> Parts:
+    ) -> PhaseSeconds:
         """Learn from a step; return where its seconds went."""
         step = _observation(planned, running, result)
         widest = step.widest
@@ -138,26 +149,26 @@ class Speculation:
             curves = self._governor.costs.curves(widest.method, step.rows, step.context_tokens)
             drafting = curves.drafting.at(widest.drafted)
         self._governor.observe(step)
-        return self._splitter.split(result, widest.method if widest.drafted else OFF, drafting)
+        return self._phase_splitter.split(result, widest.method if widest.drafted else OFF, drafting)
 
-    def look_back(self, running: Mapping[str, LiveSequence], result: StepResult) -> None:
+    def observe_offers(self, running: Mapping[str, LiveSequence], result: StepResult) -> None:
         """Learn what earlier offers would have been worth, and record the new ones."""
         emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
         for name, offers in result.offers.items():
             if sequence := running.get(name):
-                row, sequence.forced = _drafting(sequence), result.forced.get(name, 0)
+                row, sequence.forced = _drafting_row(sequence), result.forced.get(name, 0)
                 new = emitted.get(name, ())
-                self._governor.look_back(sequence.hindsight.look_back(new, offers, row, forced=sequence.forced))
+                self._governor.observe_drafts(sequence.offer_tracker.update(new, offers, row, forced=sequence.forced))
 
     def forget(self, request_id: str) -> None:
         """Forget a finished request."""
         self._governor.forget(request_id)
 
 
-def _drafting(sequence: LiveSequence, most_drafts: int = LONGEST_DRAFT) -> Drafting:
+def _drafting_row(sequence: LiveSequence, max_drafts: int = LONGEST_DRAFT) -> DraftingRow:
     confidence = sequence.confidence.value if sequence.confidence.weight else None
-    offered, forced = sequence.hindsight.offered, sequence.forced
-    return Drafting(sequence.request.id, len(sequence.tokens), offered, confidence, forced, most_drafts)
+    offered, forced = sequence.offer_tracker.offered, sequence.forced
+    return DraftingRow(sequence.request.id, len(sequence.tokens), offered, confidence, forced, max_drafts)
 
 
 def _observation(
@@ -175,7 +186,7 @@ def _observation(
         width=result.width,
         seconds=result.seconds,
         appended=whole - by_drafters,
-        draft_seconds=result.parts.draft_seconds if result.parts else None,
+        draft_seconds=result.phase_seconds.draft_seconds if result.phase_seconds else None,
         drafts=tuple(draft for draft, _ in rows),
         typical=all(is_typical for _, is_typical in rows),
         context_tokens=max((len(row.tokens) for row in planned.values()), default=0),
@@ -197,8 +208,8 @@ def _observed(
     # about those after it.
     by_drafter = outcome.drafted - outcome.appended
     forced = min(by_drafter, sequence.forced)
-    asked, accepted = row.num_draft_tokens - forced, min(by_drafter, outcome.accepted) - forced
+    requested, accepted = row.num_draft_tokens - forced, min(by_drafter, outcome.accepted) - forced
     is_typical = accepted >= 0 and not reads
-    if asked <= 0 or accepted < 0:
+    if requested <= 0 or accepted < 0:
         return DraftObservation(), is_typical
-    return DraftObservation(row.method, asked, by_drafter - forced, accepted, _drafting(sequence)), is_typical
+    return DraftObservation(row.method, requested, by_drafter - forced, accepted, _drafting_row(sequence)), is_typical

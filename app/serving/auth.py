@@ -44,7 +44,7 @@ ADMIN_JSON = "/admin/api/"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The caller. `name` is the key's name or the way in; `key_id` distinguishes keys of the same name."""
+    """The caller. `name` is the key's name or the kind of access; `key_id` distinguishes keys of the same name."""
 
     kind: Literal["anonymous", "environment", "command", "key", "session"]
     name: str = ""
@@ -53,7 +53,7 @@ class Identity:
 
     @property
     def owner(self) -> str:
-        """Owner for the worker: it differs between callers that must not learn of each other."""
+        """Owner for the worker: it differs between callers that must be isolated from each other."""
         return f"{self.kind} {self.key_id}"
 
 
@@ -64,19 +64,19 @@ SESSION = Identity("session", "dashboard", "admin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
-    """Accounts, keys and settings that decide whether a caller is let in."""
+class AccessPolicy:
+    """Accounts, keys and settings that decide who may access the server."""
 
     accounts: Accounts
     secret: str | None = None
     """Key from the environment; it grants full access."""
-    own_key: str = field(default_factory=secrets.token_urlsafe)
+    local_key: str = field(default_factory=secrets.token_urlsafe)
     """Key that commands on this computer read from the server's file; it grants them full access."""
     requires_key: Callable[[], bool] = lambda: False
     """Whether the setting `require_key` is on, or other machines can reach the server."""
 
     @property
-    def is_closed(self) -> bool:
+    def is_key_required(self) -> bool:
         """Whether endpoints require a key."""
         return self.secret is not None or self.accounts.is_locked_down or self.requires_key()
 
@@ -87,30 +87,32 @@ async def authorize(request: Request) -> None:
     path = request.scope["path"]
     if is_public(getattr(request.scope.get("route"), "path", ""), path):
         return
-    door: Door = request.app.state.door
+    access_policy: AccessPolicy = request.app.state.access_policy
     keys = _offered_keys(request.scope["headers"])
-    if keys and all(_is_secret(key, door.secret) for key in keys):
+    if keys and all(_is_secret(key, access_policy.secret) for key in keys):
         request.state.identity = ENVIRONMENT
         return
-    if keys and is_from_here(request) and all(_is_secret(key, door.own_key) for key in keys):
+    if keys and is_local_request(request) and all(_is_secret(key, access_policy.local_key) for key in keys):
         request.state.identity = COMMAND
         return
     is_admin = path == ADMIN or path.startswith(ADMIN + "/")
     cookie = request.cookies.get(COOKIE, "") if is_admin and not keys else ""
-    request.state.identity = await asyncio.to_thread(_admit, door, path, keys, cookie, is_admin=is_admin)
+    request.state.identity = await asyncio.to_thread(
+        _authenticate, access_policy, path, keys, cookie, is_admin=is_admin
+    )
 
 
 async def authorize_operator(request: Request) -> None:
     """Raise `Rejected` (403) unless the caller is an admin, where keys are required: loaded models are shared."""
-    door: Door = request.app.state.door
+    access_policy: AccessPolicy = request.app.state.access_policy
     identity = identity_of(request)
-    if identity.scope != "admin" and await asyncio.to_thread(lambda: door.is_closed):
+    if identity.scope != "admin" and await asyncio.to_thread(lambda: access_policy.is_key_required):
         advice = "This key is for inference: loading, pinning and unloading models takes a key of scope admin"
         raise Rejected(403, f"{advice} (`paceline keys create NAME --scope admin`).", "insufficient_scope", close=True)
 
 
-async def is_let_in(request: Request) -> bool:
-    """Return whether `authorize` would let the request in now: its session may have ended since."""
+async def is_authorized(request: Request) -> bool:
+    """Return whether `authorize` would still accept the request: its session may have ended since."""
     try:
         await authorize(request)
     except (Rejected, HTTPException):
@@ -129,25 +131,27 @@ def is_public(template: str, path: str) -> bool:
 
 
 def identity_of(request: Request) -> Identity:
-    """Return the caller, once `authorize` has let the request in."""
+    """Return the caller, once `authorize` has accepted the request."""
     identity: Identity = request.state.identity
     return identity
 
 
-def _admit(door: Door, path: str, keys: list[bytes], cookie: str, *, is_admin: bool) -> Identity:
+def _authenticate(
+    access_policy: AccessPolicy, path: str, keys: list[bytes], cookie: str, *, is_admin: bool
+) -> Identity:
     """Return the caller, looked up in the store. Raises unless it may use the route."""
-    identity = _key_owner(door, keys)
+    identity = _key_owner(access_policy, keys)
     if is_admin:
-        if cookie and not door.accounts.is_locked_down and door.accounts.sessions.is_open(cookie):
+        if cookie and not access_policy.accounts.is_locked_down and access_policy.accounts.sessions.is_open(cookie):
             return SESSION
-        return _admin(door, identity, path, has_ended=bool(cookie))
-    if identity is None and door.is_closed:
+        return _require_admin(access_policy, identity, path, has_ended=bool(cookie))
+    if identity is None and access_policy.is_key_required:
         advice = "A valid API key is required: send `Authorization: Bearer <key>`."
         raise Rejected(401, advice, "invalid_api_key", close=True)
     return identity or ANONYMOUS
 
 
-def _admin(door: Door, identity: Identity | None, path: str, *, has_ended: bool) -> Identity:
+def _require_admin(access_policy: AccessPolicy, identity: Identity | None, path: str, *, has_ended: bool) -> Identity:
     if identity is not None and identity.scope == "admin":
         return identity
     if identity is not None:
@@ -155,29 +159,31 @@ def _admin(door: Door, identity: Identity | None, path: str, *, has_ended: bool)
     if path.startswith(ADMIN_JSON):
         advice = "Sign in at /admin/login, or send an API key of scope admin."
         raise Rejected(401, advice, "not_signed_in", close=True)
-    raise HTTPException(303, headers={"location": _entrance(door, path, has_ended=has_ended)})
+    raise HTTPException(303, headers={"location": _sign_in_url(access_policy, path, has_ended=has_ended)})
 
 
-def _entrance(door: Door, path: str, *, has_ended: bool) -> str:
+def _sign_in_url(access_policy: AccessPolicy, path: str, *, has_ended: bool) -> str:
     """Return the sign-in address, which leads back to `path`; `has_ended`: the browser was signed in before."""
-    if not door.accounts.has_account:
+    if not access_policy.accounts.has_account:
         return "/admin/setup"
     reason = ["ended=1"] if has_ended else []
-    place = [] if path in {ADMIN, ADMIN + "/"} else [f"next={quote(path)}"]
-    return "?".join(part for part in ("/admin/login", "&".join([*reason, *place])) if part)
+    next_page = [] if path in {ADMIN, ADMIN + "/"} else [f"next={quote(path)}"]
+    return "?".join(part for part in ("/admin/login", "&".join([*reason, *next_page])) if part)
 
 
-def _key_owner(door: Door, keys: list[bytes]) -> Identity | None:
+def _key_owner(access_policy: AccessPolicy, keys: list[bytes]) -> Identity | None:
     """Return the owner of `keys`; None without keys, for an unknown one, or if they have different owners."""
     owners: set[Identity | None] = set()
     for key in keys:
-        key_row = None if door.accounts.is_locked_down else door.accounts.keys.find(key.decode("latin-1"))
-        kept = None if key_row is None else Identity("key", key_row.name, key_row.scope, key_row.id)
-        owners.add(ENVIRONMENT if _is_secret(key, door.secret) else kept)
+        key_row = (
+            None if access_policy.accounts.is_locked_down else access_policy.accounts.keys.find(key.decode("latin-1"))
+        )
+        stored = None if key_row is None else Identity("key", key_row.name, key_row.scope, key_row.id)
+        owners.add(ENVIRONMENT if _is_secret(key, access_policy.secret) else stored)
     return owners.pop() if len(owners) == 1 else None
 
 
-def is_from_here(request: Request) -> bool:
+def is_local_request(request: Request) -> bool:
     """Return whether the request comes from this computer: from loopback, or from the address it was sent to."""
     client, server = request.scope.get("client"), request.scope.get("server")
     return client is not None and (is_loopback(client[0]) or (server is not None and client[0] == server[0]))

@@ -15,35 +15,35 @@ from app.core.unit import DraftSpecification
 from app.model_settings import ModelSettings
 from app.models.catalog import CatalogModel, FolderCatalog
 from app.models.drafters import DRAFT_METHODS, DRAFT_MODEL, TEXT_METHODS
-from app.models.pairing import Speedups, default_draft, refusal, suits
+from app.models.pairing import Speedups, default_draft, is_best_match, refusal
 from app.serving.live_settings import UNSET, LiveSettings
 from app.speculative_config import SpeculativeConfig
 
-Measured = Callable[[str], Speedups]
+SpeedupLookup = Callable[[str], Speedups]
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class DrafterChoice:
     """The drafters of a unit, why a chosen one is missing, and the other settings chosen for the model."""
 
     drafts: tuple[DraftSpecification, ...] = ()
     reason: str = ""
-    is_wish: bool = False
-    """Whether `reason` only says that drafting was turned off: nothing is wrong."""
-    by_hand: bool = False
+    is_intended: bool = False
+    """Whether drafting without a drafter is what the user asked for, so that `reason` reports no problem."""
+    is_explicit: bool = False
     """Whether the drafters come from a setting rather than the default rule."""
-    choice: ModelSettings = UNSET
+    model_settings: ModelSettings = UNSET
     """All other values that were set explicitly."""
 
     @property
     def problem(self) -> str:
         """Why an explicitly chosen drafter is not used; empty if nothing is wrong."""
-        return self.reason if self.by_hand and not self.is_wish else ""
+        return self.reason if self.is_explicit and not self.is_intended else ""
 
     @property
     def methods(self) -> tuple[str, ...]:
         """Methods that may run; empty: all that can."""
-        return self.choice.methods or ()
+        return self.model_settings.methods or ()
 
 
 class Chooser:
@@ -56,13 +56,13 @@ class Chooser:
         self,
         settings: LiveSettings,
         catalog: FolderCatalog,
-        measured: Measured = lambda _model_id: {},
+        measured: SpeedupLookup = lambda _model_id: {},
     ) -> None:
         self._live = settings
         self._catalog = catalog
         self._measured = measured
 
-    def choose(self, main: CatalogModel, *, by_measured: bool = True) -> Chosen:
+    def choose(self, main: CatalogModel, *, by_measured: bool = True) -> DrafterChoice:
         """Return everything chosen for `main`. Never raises for a drafter that cannot be used.
 
         Without `by_measured`, measurements are ignored.
@@ -70,14 +70,18 @@ class Chooser:
         explicit, chosen = self._from_settings(main)
         stored = self._live.model(main.id)
         if chosen is not None:
-            return replace(chosen, by_hand=True, choice=explicit.over(stored.model_copy(update={"methods": None})))
-        choice = explicit.over(stored)
+            return replace(
+                chosen, is_explicit=True, model_settings=explicit.over(stored.model_copy(update={"methods": None}))
+            )
+        model_settings = explicit.over(stored)
         if stored.drafts is None:
-            return replace(self._usual(main, choice.methods, by_measured=by_measured), choice=choice)
-        chosen = self.named(main, stored.drafts, "the choice for this model")
+            return replace(
+                self._default(main, model_settings.methods, by_measured=by_measured), model_settings=model_settings
+            )
+        chosen = self.find_named(main, stored.drafts, "the choice for this model")
         if not stored.drafts:
-            chosen = Chosen(reason=f"drafters are turned off for {main.id}", is_wish=True)
-        return replace(_allowed(chosen, choice.methods), by_hand=True, choice=choice)
+            chosen = DrafterChoice(reason=f"drafters are turned off for {main.id}", is_intended=True)
+        return replace(_allowed(chosen, model_settings.methods), is_explicit=True, model_settings=model_settings)
 
     def names(self, text: str) -> tuple[str, ...]:
         """Return the ids in `a+b`; an id may contain a plus sign itself."""
@@ -85,7 +89,7 @@ class Chooser:
             return (text,)
         return tuple(name.strip() for name in text.split("+") if name.strip())
 
-    def named(self, main: CatalogModel, ids: Sequence[str], chooser: str = "") -> Chosen:
+    def find_named(self, main: CatalogModel, ids: Sequence[str], chooser: str = "") -> DrafterChoice:
         """Return the drafters with these ids; the main model's own id means the multi-token head in its checkpoint.
 
         If `chooser` (a setting or the stored choice) names them, unusable ones are left out with a reason. Without
@@ -108,23 +112,26 @@ class Chooser:
                 reasons.append(message)
             else:
                 drafts[draft.method] = draft.as_draft
-        return Chosen(tuple(drafts.values()), "; ".join(reasons))
+        return DrafterChoice(tuple(drafts.values()), "; ".join(reasons))
 
-    def best(self, main: CatalogModel, methods: Collection[str], *, by_measured: bool = True) -> Chosen:
+    def best(self, main: CatalogModel, methods: Collection[str], *, by_measured: bool = True) -> DrafterChoice:
         """Return the best drafter among these methods, or the reason why there is none."""
         models = list(self._catalog.models())
         measured = self._measured(main.id) if by_measured else {}
         draft = default_draft(main, models, methods, measured)
         if draft is not None:
-            return Chosen((draft.as_draft,))
+            return DrafterChoice((draft.as_draft,))
         refusals = (
             (model.id, refusal(main, model))
             for model in (main.head, *models)
-            if model is not None and model.kind == "drafter" and model.method in methods and suits(main, model, models)
+            if model is not None
+            and model.kind == "drafter"
+            and model.method in methods
+            and is_best_match(main, model, models)
         )
         nearest = next((f' ("{name}" cannot draft: {problem})' for name, problem in refusals if problem), "")
         kind = "draft model" if DRAFT_MODEL.name in methods else f"{' or '.join(methods)} drafter"
-        return Chosen(reason=f"no {kind} on this computer fits {main.id}{nearest}")
+        return DrafterChoice(reason=f"no {kind} on this computer fits {main.id}{nearest}")
 
     def may_mean(self, main: CatalogModel, draft_id: str) -> bool:
         """Return whether a drafter named without its main model can mean this one: no other name is closer."""
@@ -132,35 +139,39 @@ class Chooser:
             return main.head is not None
         models = list(self._catalog.models())
         draft = next((model for model in models if model.id == draft_id), None)
-        return draft is None or suits(main, draft, models)
+        return draft is None or is_best_match(main, draft, models)
 
-    def _usual(self, main: CatalogModel, methods: tuple[str, ...] | None, *, by_measured: bool) -> Chosen:
+    def _default(self, main: CatalogModel, methods: tuple[str, ...] | None, *, by_measured: bool) -> DrafterChoice:
         """Return the best drafter; with `methods` set, the best of each of them."""
         if methods is None:
             return self.best(main, DRAFT_METHODS, by_measured=by_measured)
         allowed = (method for method in DRAFT_METHODS if method in methods)
         best = [self.best(main, (method,), by_measured=by_measured) for method in allowed]
         drafts = tuple(draft for chosen in best for draft in chosen.drafts)
-        return Chosen(drafts, "; ".join(chosen.reason for chosen in best if chosen.reason) or _only(main, methods))
+        return DrafterChoice(
+            drafts, "; ".join(chosen.reason for chosen in best if chosen.reason) or _only(main, methods)
+        )
 
-    def _from_settings(self, main: CatalogModel) -> tuple[ModelSettings, Chosen | None]:
+    def _from_settings(self, main: CatalogModel) -> tuple[ModelSettings, DrafterChoice | None]:
         """Return what the settings say about this model, and the drafters that they name."""
         settings = self._live.current
-        given = settings.model_fields_set
+        fields_set = settings.model_fields_set
         explicit = ModelSettings(
-            num_draft_tokens=settings.num_draft_tokens if "num_draft_tokens" in given else None,
-            policy=settings.policy if "policy" in given else None,
-            acceptance=settings.acceptance if "acceptance" in given else None,
+            num_draft_tokens=settings.num_draft_tokens if "num_draft_tokens" in fields_set else None,
+            policy=settings.policy if "policy" in fields_set else None,
+            acceptance=settings.acceptance if "acceptance" in fields_set else None,
         )
         config = settings.speculative_config
         if config is not None and self._applies(config, main):
             return self._from_config(explicit, config, main)
-        named = settings.drafts.get(main.id)
-        if named == OFF:
-            return explicit, Chosen(reason=f"PACELINE_DRAFTS turns the draft model of {main.id} off", is_wish=True)
-        if named is None:
+        chosen_ids = settings.drafts.get(main.id)
+        if chosen_ids == OFF:
+            return explicit, DrafterChoice(
+                reason=f"PACELINE_DRAFTS turns the draft model of {main.id} off", is_intended=True
+            )
+        if chosen_ids is None:
             return explicit, None
-        return explicit, self.named(main, self.names(named), "PACELINE_DRAFTS")
+        return explicit, self.find_named(main, self.names(chosen_ids), "PACELINE_DRAFTS")
 
     def _applies(self, config: SpeculativeConfig, main: CatalogModel) -> bool:
         target = config.target or self._live.current.default_model
@@ -170,12 +181,12 @@ class Chooser:
 
     def _from_config(
         self, explicit: ModelSettings, config: SpeculativeConfig, main: CatalogModel
-    ) -> tuple[ModelSettings, Chosen]:
+    ) -> tuple[ModelSettings, DrafterChoice]:
         methods: tuple[str, ...] | None = (config.method,) if config.method else None
         if config.method in TEXT_METHODS:
-            chosen = Chosen(reason=_only(main, (config.method,)), is_wish=True)
+            chosen = DrafterChoice(reason=_only(main, (config.method,)), is_intended=True)
         elif config.model:
-            chosen = self.named(main, self.names(config.model), "speculative_config")
+            chosen = self.find_named(main, self.names(config.model), "speculative_config")
             methods = methods or tuple(draft.method for draft in chosen.drafts) or None
         else:
             chosen = self.best(main, methods or ())
@@ -193,7 +204,7 @@ class Chooser:
         return f"{other.id} is its {draft.method} drafter already; name one for each method" if other else ""
 
 
-def _allowed(chosen: Chosen, methods: tuple[str, ...] | None) -> Chosen:
+def _allowed(chosen: DrafterChoice, methods: tuple[str, ...] | None) -> DrafterChoice:
     """Return `chosen` with only the drafters of these methods; the others are left out with a reason."""
     if methods is None:
         return chosen

@@ -36,8 +36,8 @@ class DeadlineProtocol(H11Protocol):
     header_seconds = 15.0
     probe_seconds = (0.0, 0.1, 1.0)
     """Seconds after a half-close at which a probe is written: if the client is gone, the second write fails."""
-    waits_since = 0.0
-    """Event loop time since which the server waits for this client."""
+    waiting_since = 0.0
+    """Event loop time since which the server has been waiting for this client."""
     refusal: Rejected | None = None
     """Error because of which the rest of the body is not parsed; reading the body raises it."""
     _deadline: asyncio.TimerHandle | None = None
@@ -49,7 +49,7 @@ class DeadlineProtocol(H11Protocol):
         return self.cycle is not None and self.cycle.response_complete and not self.conn.trailing_data[0]
 
     @property
-    def is_waited_for(self) -> bool:
+    def awaits_client(self) -> bool:
         """Whether it is the client's turn: to send a request, or the rest of one."""
         return self.cycle is None or self.cycle.response_complete or bool(self.cycle.more_body)
 
@@ -63,8 +63,8 @@ class DeadlineProtocol(H11Protocol):
         super().connection_made(transport)
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         self.conn = Connection(h11.SERVER, MAX_INCOMPLETE_BYTES)
-        self.app = PoliteEnd(self.app, self)
-        self.waits_since = self.loop.time()
+        self.app = LingeringClose(self.app, self)
+        self.waiting_since = self.loop.time()
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -75,13 +75,13 @@ class DeadlineProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Start the deadline at the first byte of a request, stop it at the end of its headers."""
         if self.is_idle:
-            self.waits_since, self._small_reads = self.loop.time(), 0
+            self.waiting_since, self._small_reads = self.loop.time(), 0
         self._small_reads += len(data) < SMALL_READ_BYTES
         if self._small_reads > FREE_SMALL_READS:
             self.transport.pause_reading()
-            self.loop.call_later(GATHER_SECONDS, self._read_on)
+            self.loop.call_later(GATHER_SECONDS, self._resume_reading)
         if self.refusal is not None or self.is_answered_early:
-            self._pass_by(data)
+            self._pass_unparsed(data)
             return
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
@@ -89,7 +89,7 @@ class DeadlineProtocol(H11Protocol):
         else:
             self._disarm()
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         if not self.flow.read_paused:
             self.transport.resume_reading()
 
@@ -104,8 +104,8 @@ class DeadlineProtocol(H11Protocol):
                 self.refusal = error
                 self.cycle.message_event.set()
 
-    def _pass_by(self, data: bytes) -> None:
-        """Hand `PoliteEnd` the unparsed bytes of a body that the application does not read."""
+    def _pass_unparsed(self, data: bytes) -> None:
+        """Hand `LingeringClose` the unparsed bytes of a body that the application does not read."""
         self.cycle.body += data
         self.cycle.message_event.set()
         if len(self.cycle.body) > READ_BYTES:
@@ -113,7 +113,7 @@ class DeadlineProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Start the deadline if the beginning of the next request is already buffered."""
-        self.waits_since = self.loop.time()
+        self.waiting_since = self.loop.time()
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
             self._arm()
@@ -140,8 +140,8 @@ class DeadlineProtocol(H11Protocol):
         if event is not None:
             self.transport.write(self.conn.send(event) or b"")
 
-    def give_way(self) -> None:
-        """Make room for another client: close an idle connection, refuse an incomplete request."""
+    def evict(self) -> None:
+        """Close an idle connection or refuse an incomplete request, to make room for another client."""
         if self.is_idle:
             self.transport.close()
         else:
@@ -183,7 +183,7 @@ class DeadlineProtocol(H11Protocol):
         self.transport.close()
 
 
-class PoliteEnd:
+class LingeringClose:
     """ASGI middleware: a response that begins before the body is complete closes the connection, after the rest of the
     body was read unparsed, within limits.
 
@@ -191,10 +191,10 @@ class PoliteEnd:
     see the response.
     """
 
-    patience_seconds = 0.5
+    linger_seconds = 0.5
     bytes_per_second = 128 * 1024
-    """Rate at which received bytes extend the patience."""
-    most_bytes = 64 * 1024 * 1024
+    """Rate at which received bytes extend `linger_seconds`."""
+    max_bytes = 64 * 1024 * 1024
 
     def __init__(self, app: ASGIApp, connection: DeadlineProtocol) -> None:
         self._app = app
@@ -210,25 +210,25 @@ class PoliteEnd:
                 raise connection.refusal
             return message
 
-        async def send_politely(message: Message) -> None:
+        async def send_and_linger(message: Message) -> None:
             if cycle.more_body and message["type"] == "http.response.start":
                 others = (header for header in message.get("headers", ()) if header != CLOSE_HEADER)
                 message = {**message, "headers": [*others, CLOSE_HEADER]}
             elif cycle.more_body and not message.get("more_body", False):
                 await send({**message, "more_body": True})
-                await self._take(receive)
+                await self._discard_body(receive)
                 message = {**message, "body": b""}
             await send(message)
 
-        await self._app(scope, receive_or_raise, send_politely)
+        await self._app(scope, receive_or_raise, send_and_linger)
 
-    async def _take(self, receive: Receive) -> None:
-        taken, began = 0, asyncio.get_running_loop().time()
+    async def _discard_body(self, receive: Receive) -> None:
+        received_bytes, began = 0, asyncio.get_running_loop().time()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.patience_seconds) as deadline:
+            async with asyncio.timeout(self.linger_seconds) as deadline:
                 more = True
-                while more and taken < self.most_bytes:
+                while more and received_bytes < self.max_bytes:
                     message = await receive()
-                    taken += len(message.get("body", b""))
+                    received_bytes += len(message.get("body", b""))
                     more = message.get("more_body", False)
-                    deadline.reschedule(began + self.patience_seconds + taken / self.bytes_per_second)
+                    deadline.reschedule(began + self.linger_seconds + received_bytes / self.bytes_per_second)

@@ -13,15 +13,15 @@ from app.core.clock import Clock
 from app.core.errors import ModelUnavailable, QueueFull
 from app.serving.journal import Journal
 from app.serving.live_settings import LiveSettings
-from app.serving.measurements import Measurements
+from app.serving.metrics import Metrics
 from app.serving.resolver import Resolver
-from app.serving.sse import KeptFrames
+from app.serving.sse import ReplayableFrames
 from app.settings import Settings
 from app.worker.client import WorkerClient
 from app.worker.request_stream import RequestStream
 
-MOST_REST_SECONDS = 0.5
-"""Longest rest of a `PacedThread`, in seconds, after what took longer."""
+MAX_REST_SECONDS = 0.5
+"""Longest pause of a `PacedThread` after one function, in seconds."""
 Result = TypeVar("Result")
 
 
@@ -79,15 +79,15 @@ class Activity:
 
 
 class PacedThread:
-    """Runs one function at a time in a thread, and rests after each for as long as it took.
+    """Runs one function at a time in a thread, and pauses after each for as long as it took.
 
-    So work that keeps the interpreter to itself leaves the event loop half of the time.
+    So work that holds the interpreter lock leaves the event loop half of the time.
     """
 
     def __init__(self, rest: Callable[[float], None] = time.sleep) -> None:
-        self._rest_for = rest
+        self._sleep = rest
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paced")
-        self._took_seconds = 0.0
+        self._last_seconds = 0.0
 
     async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Return the result of `function`, or raise its error, as soon as it is known."""
@@ -100,10 +100,10 @@ class PacedThread:
         try:
             return function(*arguments)
         finally:
-            self._took_seconds = time.perf_counter() - began
+            self._last_seconds = time.perf_counter() - began
 
     def _rest(self) -> None:
-        self._rest_for(min(MOST_REST_SECONDS, self._took_seconds))
+        self._sleep(min(MAX_REST_SECONDS, self._last_seconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,16 +114,16 @@ class Context:
     worker: WorkerClient
     resolver: Resolver
     activity: Activity
-    measurements: Measurements = field(default_factory=Measurements)
+    metrics: Metrics = field(default_factory=Metrics)
     journal: Journal = field(default_factory=Journal)
     clock: Clock = time.monotonic
     parser: PacedThread = field(default_factory=PacedThread)
     """Thread in which large bodies are parsed."""
     started_at: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds; also `created` of every model, because a folder does not record when its model was made."""
-    replies: dict[str, KeptFrames] = field(default_factory=dict)
+    replies: dict[str, ReplayableFrames] = field(default_factory=dict)
     """Streams of the chat page by request id, where a reloaded page finds them again."""
-    reply_patience_seconds: float = 60.0
+    reply_grace_seconds: float = 60.0
     """Seconds that a reply to the chat page continues without a reader."""
     keep_alive_seconds: float = 10.0
     """Interval of the comments on a silent stream; also the longest wait before a stream starts."""

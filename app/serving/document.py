@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 from pydantic.json_schema import models_json_schema
 
 from app.serving.auth import ADMIN, ADMIN_JSON, COOKIE, is_public
-from app.serving.errors import ANTHROPIC, OLLAMA, gets_page
+from app.serving.errors import ANTHROPIC, OLLAMA, gets_error_page
 from app.serving.gate import SAFE_METHODS, BodyReader
 
 REFERENCE = "#/components/schemas/{model}"
@@ -91,24 +91,24 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
-    made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    openapi = get_openapi(title=app.title, version=app.version, routes=app.routes)
     operations = [(route, method) for route in iter_route_contexts(app.routes) for method in route.methods or ()]
     bodies = {_body(route): None for route, _ in operations} | dict.fromkeys((Error, AnthropicError, OllamaError))
     schemas = [(body, "validation") for body in bodies if body is not None]
     references, shared = models_json_schema(schemas, ref_template=REFERENCE)  # type: ignore[arg-type]
     for route, method in operations:
-        operation = made["paths"][route.path_format][method.lower()]
+        operation = openapi["paths"][route.path_format][method.lower()]
         body = _body(route)
         if body is not None:
             content = {"application/json": {"schema": references[body, "validation"]}}
             operation["requestBody"] = {"required": True, "content": content}
         operation["responses"] = _responses(route, method, operation["responses"])
         operation["security"] = _security(route)
-    made["components"]["schemas"] = made["components"].get("schemas", {}) | shared["$defs"]
-    made["components"]["securitySchemes"] = KEYS
+    openapi["components"]["schemas"] = openapi["components"].get("schemas", {}) | shared["$defs"]
+    openapi["components"]["securitySchemes"] = KEYS
     for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's schemas for what is a 400 here
-        made["components"]["schemas"].pop(unused, None)
-    return made
+        openapi["components"]["schemas"].pop(unused, None)
+    return openapi
 
 
 def _body(route: RouteContext) -> type[BaseModel] | None:
@@ -118,18 +118,20 @@ def _body(route: RouteContext) -> type[BaseModel] | None:
 
 def _responses(route: RouteContext, method: str, declared: dict[str, Any]) -> dict[str, Any]:
     path = str(route.path)
-    own = {str(status) for status in route.responses}
+    declared_statuses = {str(status) for status in route.responses}
     body = _body(route)
     is_closed = not is_public(path, path)
     is_page = is_closed and path.startswith(ADMIN) and not path.startswith(ADMIN_JSON)
     names_something = "{" in path or (body is not None and "model" in body.model_fields)
-    more = {401: is_closed, 303: is_page, 404: names_something, 415: method not in SAFE_METHODS}
-    statuses = [*ALWAYS, *(status for status, may in more.items() if may)]
-    kept = {status: response for status, response in declared.items() if int(status) < 400 or status in own}
-    responses = {str(status): response for status, response in problems(*statuses).items()} | kept
+    conditional = {401: is_closed, 303: is_page, 404: names_something, 415: method not in SAFE_METHODS}
+    statuses = [*ALWAYS, *(status for status, applies in conditional.items() if applies)]
+    retained = {
+        status: response for status, response in declared.items() if int(status) < 400 or status in declared_statuses
+    }
+    responses = {str(status): response for status, response in problems(*statuses).items()} | retained
     name = "AnthropicError" if path.startswith(ANTHROPIC) else "OllamaError" if path in OLLAMA else "Error"
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": REFERENCE.format(model=name)}}}
-    if gets_page(path, method):
+    if gets_error_page(path, method):
         content["text/html"] = {"schema": {"type": "string"}}
     return {
         status: response | ({"content": content} if int(status) >= 400 else {})

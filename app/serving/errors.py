@@ -17,15 +17,15 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from app.core.errors import HubProblem, InvalidRequest, PacelineError, wording_of
+from app.core.errors import HubProblem, InvalidRequest, PacelineError, translation_of
 from app.i18n import Words
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARACTERS = 2000
-OWN_PATHS = ("/admin", "/static")
-PROGRAMS = ("/v1/", "/api/", "/metrics", "/health/", "/tokenize", "/detokenize", "/apply-template")
-SCRIPTS = "/admin/api/"
+DASHBOARD_PATHS = ("/admin", "/static")
+API_PREFIXES = ("/v1/", "/api/", "/metrics", "/health/", "/tokenize", "/detokenize", "/apply-template")
+DASHBOARD_API = "/admin/api/"
 HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
 ANTHROPIC = "/v1/messages"
 OLLAMA = {f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings", "show", "tags", "version", "ps")}
@@ -74,7 +74,7 @@ def error_object(error: PacelineError, words: Words | None = None, path: str = "
         return {"error": error.message[:MAX_MESSAGE_CHARACTERS]}
     return {
         "error": {
-            "message": said(error, words)[:MAX_MESSAGE_CHARACTERS],
+            "message": localized_message(error, words)[:MAX_MESSAGE_CHARACTERS],
             "type": error.kind,
             "param": error.parameter,
             "code": error.code,
@@ -82,14 +82,14 @@ def error_object(error: PacelineError, words: Words | None = None, path: str = "
     }
 
 
-def said(error: PacelineError, words: Words | None) -> str:
+def localized_message(error: PacelineError, words: Words | None) -> str:
     """Return the message in the language of `words`, found by wording key or by code; without `words`, in English."""
     if words is None:
         return error.message
     if isinstance(error, HubProblem):
         return words(f"downloads.problem_{error.reason}", repository=error.repository)
-    if error.wording:
-        key = f"invalid.{error.wording}"
+    if error.translation_key:
+        key = f"invalid.{error.translation_key}"
         return words(key if key in words.entries else "invalid.other", **error.values)
     key = f"error.{error.code}"
     return words(key if key in words.entries else "error.other", detail=error.message)
@@ -99,7 +99,7 @@ def words_for(request: Request) -> Words | None:
     """Return the words for the dashboard's scripts; None for other programs, which get English."""
     pages: ErrorPages | None = getattr(request.app.state, "pages", None)
     is_command = getattr(getattr(request.state, "identity", None), "kind", "") == "command"
-    is_script = request.url.path.startswith(SCRIPTS) and not is_command
+    is_script = request.url.path.startswith(DASHBOARD_API) and not is_command
     return pages.words(request) if pages is not None and is_script else None
 
 
@@ -120,14 +120,14 @@ def invalid_request(error: ValidationError | RequestValidationError) -> InvalidR
     """Return the first problem of a failed validation in words, never quoting the input."""
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]
-    place = ".".join(location)[:200]
+    path = ".".join(location)[:200]
     is_unknown = first["type"] == "extra_forbidden"
     message = "there is no such field" if is_unknown else str(first["msg"]).removeprefix("Value error, ")
-    wording, values = wording_of(first)
+    translation_key, values = translation_of(first)
     return InvalidRequest(
-        f"{place}: {message}" if place else message,
+        f"{path}: {message}" if path else message,
         parameter=location[0][:64] if location else None,
-        wording=wording,
+        translation_key=translation_key,
         values=values,
     )
 
@@ -135,7 +135,7 @@ def invalid_request(error: ValidationError | RequestValidationError) -> InvalidR
 def endpoints(app: FastAPI) -> list[str]:
     """Return `METHOD path` of every endpoint for programs, without those of the dashboard."""
     routes = [(route.path or "", route.methods or ()) for route in iter_route_contexts(app.routes)]
-    public = [(path.replace(":path", ""), methods) for path, methods in routes if not path.startswith(OWN_PATHS)]
+    public = [(path.replace(":path", ""), methods) for path, methods in routes if not path.startswith(DASHBOARD_PATHS)]
     return [f"{method} {path}" for path, methods in public for method in methods]
 
 
@@ -173,7 +173,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return error_response(Rejected(499, "The client closed the connection.", "client_closed_request"))
 
     @app.exception_handler(Exception)
-    async def on_surprise(request: Request, _error: Exception) -> Response:
+    async def on_unexpected_error(request: Request, _error: Exception) -> Response:
         error = PacelineError("Internal error: see the log of the server.")
         return error_response(error, words_for(request), request.url.path)
 
@@ -182,12 +182,12 @@ def _response(request: Request, error: PacelineError) -> Response:
     """Return an object for programs, in the user's language for the dashboard's scripts; a page for a browser."""
     pages: ErrorPages | None = getattr(request.app.state, "pages", None)
     path = request.scope["path"]
-    opens = gets_page(path, request.method) and "text/html" in request.headers.get("accept", "")
-    if pages is not None and opens and error.status >= 400:
+    is_navigation = gets_error_page(path, request.method) and "text/html" in request.headers.get("accept", "")
+    if pages is not None and is_navigation and error.status >= 400:
         return pages.problem(request, error)
     return error_response(error, words_for(request), path)
 
 
-def gets_page(path: str, method: str) -> bool:
+def gets_error_page(path: str, method: str) -> bool:
     """Return whether a browser gets errors as a page for such a request."""
-    return method == "GET" and not path.startswith((*PROGRAMS, SCRIPTS))
+    return method == "GET" and not path.startswith((*API_PREFIXES, DASHBOARD_API))

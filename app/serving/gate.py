@@ -53,7 +53,7 @@ MIN_BYTES_PER_SECOND = 16 * 1024
 MAX_JSON_DEPTH = 64
 MAX_MEMBERS = 10_000
 """Most members of one JSON object: validation would name each that it does not know."""
-THREAD_FROM_BYTES = 256 * 1024
+THREAD_THRESHOLD_BYTES = 256 * 1024
 """Bytes from which a body is parsed in a thread, so that other streams are not held up."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -83,10 +83,10 @@ class Gate:
         app: ASGIApp,
         allowed_hosts: Callable[[], Collection[str]],
         allowed_origins: Callable[[], Collection[str]],
-        answered: Callable[[str, str, int], None],
+        on_response: Callable[[str, str, int], None],
     ) -> None:
         self._app = app
-        self._answered = answered
+        self._on_response = on_response
         self._allowed_hosts = allowed_hosts
         self._allowed_origins = allowed_origins
 
@@ -98,7 +98,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = _settled(scope)
+        scope = _normalized(scope)
         headers: Headers = defaultdict(list)
         for name, value in scope["headers"]:
             headers[name.lower()].append(value)
@@ -130,7 +130,7 @@ class Gate:
     def _count(self, scope: Scope, status: int) -> None:
         endpoint = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"
-        self._answered(endpoint, method, status)
+        self._on_response(endpoint, method, status)
 
     def _check(self, scope: Scope, headers: Headers, *, is_allowed_page: bool) -> None:
         method = scope["method"]
@@ -155,7 +155,7 @@ class Gate:
             raise Rejected(403, advice, "host_not_allowed", close=True)
 
 
-def _settled(scope: Scope) -> Scope:
+def _normalized(scope: Scope) -> Scope:
     """Return `scope` without a trailing slash, and with HEAD as GET, whose body the server omits; dashboard paths stay
     unchanged, static ones keep their slash. CONNECT has no path: the root refuses it. Backslashes are removed from
     cookies: ours have none, and some Python versions unescape them in quadratic time."""
@@ -190,8 +190,8 @@ def _is_followed_link(method: str, headers: Headers) -> bool:
 def _check_origin(headers: Headers) -> None:
     """Refuse requests that a browser sends from another page; programs send neither header and pass."""
     origins, host = headers[b"origin"], headers[b"host"][0].lower()
-    own = {b"http://" + host, b"https://" + host}
-    is_foreign = len(origins) > 1 or any(origin.lower() not in own for origin in origins)
+    own_origins = {b"http://" + host, b"https://" + host}
+    is_foreign = len(origins) > 1 or any(origin.lower() not in own_origins for origin in origins)
     sites = {site.strip().lower() for site in headers[b"sec-fetch-site"]}
     if is_foreign or not sites <= {b"same-origin", b"none"}:
         raise Rejected(403, "Requests from other web pages are refused.", "cross_origin", close=True)
@@ -216,17 +216,17 @@ class BodyReader:
         """Return the body. Raises `InvalidRequest`, or `Rejected` with 408 (too slow) or 413 (too large)."""
         max_bytes = getattr(self.schema, "max_bytes", MAX_BODY_BYTES)
         raw = await _read(request, context_of(request).body_timeout_seconds, max_bytes)
-        if len(raw) < THREAD_FROM_BYTES:
+        if len(raw) < THREAD_THRESHOLD_BYTES:
             return parse(raw, self.schema)
         return await context_of(request).parser.run(parse, raw, self.schema)
 
 
 if TYPE_CHECKING:
-    Sent = Annotated[BodyModel, BodyReader]
+    JsonBody = Annotated[BodyModel, BodyReader]
 else:
 
-    class Sent:
-        """`Sent[Schema]` is a route parameter for the body, read once the caller is authorized."""
+    class JsonBody:
+        """`JsonBody[Schema]` is a route parameter for the body, read once the caller is authorized."""
 
         def __class_getitem__(cls, schema: type[BaseModel]) -> Any:
             """Return the annotation for FastAPI."""
@@ -235,10 +235,10 @@ else:
 
 def parse(raw: bytes | bytearray, schema: type[BodyModel]) -> BodyModel:
     """Parse and validate a body. Raises `InvalidRequest`."""
-    return checked(parse_json(raw), schema)
+    return validated(parse_json(raw), schema)
 
 
-def checked(value: Any, schema: type[BodyModel]) -> BodyModel:
+def validated(value: Any, schema: type[BodyModel]) -> BodyModel:
     """Validate plain values as `schema`. Raises `InvalidRequest`."""
     try:
         return schema.model_validate(value)
@@ -251,7 +251,9 @@ def parse_json(raw: bytes | bytearray) -> Any:
     if not raw:
         raise InvalidRequest("The body is empty: send a JSON object.", code="invalid_json")
     try:
-        value = json.loads(raw.decode(), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
+        value = json.loads(
+            raw.decode(), object_pairs_hook=_reject_duplicates, parse_float=_parse_finite, parse_constant=_parse_finite
+        )
         msgspec.msgpack.encode(value)  # rejects what the worker's channel cannot carry: larger integers, surrogates
     except InvalidRequest:
         raise
@@ -265,7 +267,7 @@ def parse_json(raw: bytes | bytearray) -> Any:
     return value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs) > MAX_MEMBERS:
         raise InvalidRequest(f"An object in the body has more than {MAX_MEMBERS:,} members.", code="invalid_json")
     members = dict(pairs)
@@ -274,7 +276,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def _finite(number: str) -> float:
+def _parse_finite(number: str) -> float:
     if not math.isfinite(parsed := float(number)):
         raise ValueError("a number is not finite")
     return parsed
@@ -308,8 +310,8 @@ def headers_too_large() -> Rejected:
     return Rejected(431, "The headers are too large or too many.", "headers_too_large", close=True)
 
 
-def give_memory_back() -> None:
-    """Make glibc return the memory of a large body at once; by default it keeps twice the largest one forever."""
+def configure_malloc() -> None:
+    """Configure glibc to return the memory of a large body at once; by default it keeps twice the largest forever."""
     with contextlib.suppress(AttributeError):  # only glibc has it
         for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
             ctypes.CDLL(None).mallopt(option, 1 << 20)  # 1 MiB: memory of single reads is kept

@@ -18,9 +18,9 @@ from app.core.clock import Clock
 from app.serving.errors import Rejected
 
 FREE_ATTEMPTS = 5
-FREE_ATTEMPTS_ALTOGETHER = 30
+FREE_ATTEMPTS_OVERALL = 30
 LONGEST_PAUSE_SECONDS = 15 * 60
-LONGEST_PAUSE_ALTOGETHER_SECONDS = 60
+LONGEST_PAUSE_OVERALL_SECONDS = 60
 FORGET_SECONDS = 24 * 3600
 MAX_ADDRESSES = 1024
 LOOPBACK = "this computer"
@@ -34,7 +34,7 @@ ENTRY_SECONDS, ENTRIES = 60.0, 8
 class _Tally:
     failures: int = 0
     next_at: float = 0.0
-    seen_at: float = 0.0
+    last_attempt_at: float = 0.0
 
 
 class Lockout:
@@ -42,7 +42,7 @@ class Lockout:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._altogether = _Tally()
+        self._overall = _Tally()
         self._by_address: OrderedDict[str, _Tally] = OrderedDict()
         self.guessing = asyncio.Lock()
         """Serializes guesses, so that they do not occupy threads that other requests need."""
@@ -50,49 +50,49 @@ class Lockout:
     def begin(self, address: str) -> None:
         """Count an attempt. Raises `Rejected` (429) if it comes too early."""
         now = self._clock()
-        place = place_of(address)
-        tally = self._tally(place, now)
-        is_near = place == LOOPBACK
-        wait = max(tally.next_at, 0.0 if is_near else self._altogether.next_at) - now
+        key = address_key(address)
+        tally = self._tally(key, now)
+        is_local = key == LOOPBACK
+        wait = max(tally.next_at, 0.0 if is_local else self._overall.next_at) - now
         if wait > 0:
             seconds = math.ceil(wait)
             raise Rejected(
                 429, f"Too many attempts: try again in {seconds} s.", "too_many_attempts", retry_after_seconds=seconds
             )
         _count(tally, now, FREE_ATTEMPTS, LONGEST_PAUSE_SECONDS)
-        if not is_near:
-            self._forget(self._altogether, now)
-            _count(self._altogether, now, FREE_ATTEMPTS_ALTOGETHER, LONGEST_PAUSE_ALTOGETHER_SECONDS)
+        if not is_local:
+            self._reset_if_old(self._overall, now)
+            _count(self._overall, now, FREE_ATTEMPTS_OVERALL, LONGEST_PAUSE_OVERALL_SECONDS)
 
     def succeed(self, address: str) -> None:
         """Clear the failures of this address after a correct attempt."""
-        place = place_of(address)
-        self._by_address.pop(place, None)
-        if place != LOOPBACK:
-            self._altogether.failures = max(0, self._altogether.failures - 1)
+        key = address_key(address)
+        self._by_address.pop(key, None)
+        if key != LOOPBACK:
+            self._overall.failures = max(0, self._overall.failures - 1)
 
-    def _tally(self, place: str, now: float) -> _Tally:
-        tally = self._by_address.setdefault(place, _Tally(seen_at=now))
-        self._by_address.move_to_end(place)
+    def _tally(self, key: str, now: float) -> _Tally:
+        tally = self._by_address.setdefault(key, _Tally(last_attempt_at=now))
+        self._by_address.move_to_end(key)
         if len(self._by_address) > MAX_ADDRESSES:
             self._by_address.popitem(last=False)
-        self._forget(tally, now)
+        self._reset_if_old(tally, now)
         return tally
 
-    def _forget(self, tally: _Tally, now: float) -> None:
-        if now - tally.seen_at >= FORGET_SECONDS:
+    def _reset_if_old(self, tally: _Tally, now: float) -> None:
+        if now - tally.last_attempt_at >= FORGET_SECONDS:
             tally.failures, tally.next_at = 0, 0.0
 
 
 def _count(tally: _Tally, now: float, free: int, longest_seconds: int) -> None:
     tally.failures += 1
-    tally.seen_at = now
+    tally.last_attempt_at = now
     over = tally.failures - free
     tally.next_at = now + min(2.0 ** min(over, 30), longest_seconds) if over >= 0 else 0.0
 
 
-def place_of(address: str) -> str:
-    """Return what counts as one address: this computer, an IPv4 address, or an IPv6 /64, which one customer owns."""
+def address_key(address: str) -> str:
+    """Return the key by which attempts are counted: this computer, an IPv4 address, or an IPv6 /64 (one customer)."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -105,24 +105,24 @@ def place_of(address: str) -> str:
 
 
 class OneTimeCodes:
-    """Codes that work once, within `valid_seconds`. Only the newest `most` are valid, and only hashes are kept.
+    """Codes that work once, within `valid_seconds`. Only the newest `max_open` are valid, and only hashes are kept.
 
     Times are seconds of `clock`.
     """
 
-    def __init__(self, clock: Clock, *, valid_seconds: float = VALID_SECONDS, most: int = 1) -> None:
+    def __init__(self, clock: Clock, *, valid_seconds: float = VALID_SECONDS, max_open: int = 1) -> None:
         self._clock = clock
         self._valid_seconds = valid_seconds
-        self._most = most
+        self._max_open = max_open
         self._open: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
-        self.in_use = asyncio.Lock()
+        self.setup_lock = asyncio.Lock()
         """Allows one set-up at a time."""
 
     def issue(self, purpose: str = "") -> str:
-        """Return a new code for `purpose`; beyond `most`, the oldest code is revoked."""
+        """Return a new code for `purpose`; beyond `max_open`, the oldest code is revoked."""
         code = secrets.token_urlsafe(TOKEN_BYTES)
         self._open[_digest(code)] = (self._clock() + self._valid_seconds, purpose)
-        while len(self._open) > self._most:
+        while len(self._open) > self._max_open:
             self._open.popitem(last=False)
         return code
 
@@ -131,7 +131,7 @@ class OneTimeCodes:
         ends_at, _ = self._open.get(_digest(code), (-math.inf, ""))
         return self._clock() < ends_at
 
-    def spend(self, code: str) -> str | None:
+    def redeem(self, code: str) -> str | None:
         """Revoke a code and return its purpose, or None if it was not valid."""
         is_open = self.matches(code)
         _, purpose = self._open.pop(_digest(code), (0.0, ""))

@@ -16,7 +16,7 @@ from app.core.clock import Clock
 from app.core.dispensable import Dispensable
 from app.core.errors import PacelineError
 from app.core.messages import Event, Finished, LoadProgress
-from app.core.request import Notice, Past
+from app.core.request import FinishedRequest, Notice
 from app.serving.record import CANCELLED, Record
 
 if TYPE_CHECKING:
@@ -53,20 +53,20 @@ class Journal:
         self.counting = Dispensable("the journal of requests", logger)
         self._period_seconds = period_seconds
         self._running: dict[str, Record] = {}
-        self._unaccounted: deque[tuple[Record, Past]] = deque(maxlen=RING)
-        """Cancelled requests whose figures the worker has not reported yet, and what was kept of them."""
-        self._recent: deque[Past] = deque(maxlen=RING)
-        self._pending: deque[Past] = deque(maxlen=PENDING)
+        self._unreported: deque[tuple[Record, FinishedRequest]] = deque(maxlen=RING)
+        """Cancelled requests whose usage the worker has not reported yet, with their records so far."""
+        self._recent: deque[FinishedRequest] = deque(maxlen=RING)
+        self._pending: deque[FinishedRequest] = deque(maxlen=PENDING)
         self._wake = asyncio.Event()
         self._writing = asyncio.Lock()
         self._failures = 0
-        self._noted: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     # --- requests ---------------------------------------------------------------------------------------------
 
     @property
     def keeps_texts(self) -> bool:
-        """Whether the texts of a request that begins now are kept."""
+        """Whether the texts of a request that begins now are stored."""
         return self._keeps_texts() and self._limit() > 0
 
     def on_event(self, event: Event) -> None:
@@ -76,12 +76,12 @@ class Journal:
                 if record.model_id == event.model_id:
                     record.on_event(event)
         elif isinstance(event, Finished):
-            for record, past in list(self._unaccounted):
+            for record, past in list(self._unreported):
                 if record.awaits(event):
-                    record.account(event)
-                    if record.is_accounted:
-                        self._unaccounted.remove((record, past))
-                        self._keep(replace(past, figures=record.figures()))
+                    record.add_usage(event)
+                    if record.has_all_usage:
+                        self._unreported.remove((record, past))
+                        self._save(replace(past, figures=record.figures()))
 
     @property
     def running(self) -> Sequence[Record]:
@@ -93,16 +93,16 @@ class Journal:
         return self._running.get(request_id)
 
     @property
-    def recent(self) -> Sequence[Past]:
+    def recent(self) -> Sequence[FinishedRequest]:
         """Last requests that ended, the latest first, without texts."""
         return list(self._recent)[: max(0, self._limit())]
 
-    def note(self, notices: Iterable[Notice]) -> None:
+    def log_notices(self, notices: Iterable[Notice]) -> None:
         """Log notices, each kind once."""
         for notice in notices:
             kind = (notice.code, notice.parameter)
-            if kind not in self._noted and len(self._noted) < MAX_KINDS:
-                self._noted.add(kind)
+            if kind not in self._logged and len(self._logged) < MAX_KINDS:
+                self._logged.add(kind)
                 logger.info("%s (%s); the log says this once", notice.message, notice.code)
 
     def begun(self, record: Record) -> None:
@@ -110,22 +110,24 @@ class Journal:
         self._running[record.id] = record
 
     def ended(self, record: Record) -> None:
-        """Unregister a request and keep its record; does nothing if it was not running."""
+        """Unregister a request and store its record; does nothing if it was not running."""
         if self._running.pop(record.id, None) is None or self._limit() <= 0:
             return
         past = record.past()
-        if record.outcome == CANCELLED and record.awaits_figures:
-            record.forget_prompts()
-            self._unaccounted.append((record, past))
-        self._keep(past)
+        if record.outcome == CANCELLED and record.awaits_usage:
+            record.drop_prompts()
+            self._unreported.append((record, past))
+        self._save(past)
 
-    def _keep(self, past: Past) -> None:
-        """Keep a record, replacing an earlier one of the same request."""
-        shown = replace(past, prompt=None, reply=None)
+    def _save(self, past: FinishedRequest) -> None:
+        """Store a record, replacing an earlier one of the same request."""
+        without_texts = replace(past, prompt=None, reply=None)
         if past.id in {recent.id for recent in self._recent}:
-            self._recent = deque((shown if recent.id == past.id else recent for recent in self._recent), maxlen=RING)
+            self._recent = deque(
+                (without_texts if recent.id == past.id else recent for recent in self._recent), maxlen=RING
+            )
         else:
-            self._recent.appendleft(shown)
+            self._recent.appendleft(without_texts)
         self._pending.append(past)
         self._wake.set()
 
@@ -145,14 +147,14 @@ class Journal:
         async with self._writing:
             self._pending.clear()
             self._recent.clear()
-            self._unaccounted.clear()
+            self._unreported.clear()
             if self._history is not None:
                 await asyncio.to_thread(self._history.clear)
 
     async def run(self) -> None:
         """Write ended requests about once a second until cancelled, then the rest."""
         try:
-            await self._remember()
+            await self._load_recent()
             while True:
                 await self._wake.wait()
                 self._wake.clear()
@@ -169,18 +171,18 @@ class Journal:
             if self._history is None:
                 return
             try:
-                await asyncio.to_thread(self._history.keep, batch, self._limit())
+                await asyncio.to_thread(self._history.save, batch, self._limit())
             except PacelineError as error:
                 if not self._failures:
                     logger.warning("the history of requests cannot be written: %s", error.message)
-                self._put_back(batch)
+                self._requeue(batch)
             except Exception:
                 logger.exception("the history of requests cannot be written")
-                self._put_back(batch)
+                self._requeue(batch)
             else:
                 self._failures = 0
 
-    async def _remember(self) -> None:
+    async def _load_recent(self) -> None:
         """Load the last requests of earlier runs of the server."""
         if self._history is None:
             return
@@ -189,7 +191,7 @@ class Journal:
         except PacelineError as error:
             logger.warning("the history of requests cannot be read: %s", error.message)
 
-    def _put_back(self, batch: Iterable[Past]) -> None:
+    def _requeue(self, batch: Iterable[FinishedRequest]) -> None:
         """Requeue a batch; every `TRIES` failures in a row it is dropped, so that it does not block newer ones."""
         self._failures += 1
         if self._failures % TRIES == 0:

@@ -21,11 +21,11 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from app.core.errors import InvalidSetting, StoreUnavailable, invalid_setting
-from app.core.setting_texts import plain
+from app.core.setting_texts import to_json_value
 from app.i18n import languages
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
 from app.model_settings import PROFILED, Conflict, ModelSettings, refuse_conflicts, split_profile
-from app.settings import WHERE_UNREADABLE, Settings, about, check_setting
+from app.settings import WHERE_UNREADABLE, Settings, check_setting, setting_info
 from app.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 Origin = Literal["command line", "environment", "store", "default"]
 Listener = Callable[[], None]
 
-AT_START = frozenset(name for name in Settings.model_fields if about(name)["takes_effect"] == "restart")
+RESTART_ONLY = frozenset(name for name in Settings.model_fields if setting_info(name)["takes_effect"] == "restart")
 """Names of the settings that take effect only after a restart."""
-OWN_CATALOGS = "languages"
+USER_LANGUAGES = "languages"
 """Folder in `PACELINE_HOME` with the user's own languages."""
 UNSET = ModelSettings()
 KINDS: Mapping[Any, str] = {
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class SettingsState:
     """The settings and everything else that decides whether they conflict."""
 
     settings: Settings
@@ -84,63 +84,63 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-BEYOND_LOOPBACK: Conflict[Situation] = Conflict(
+BEYOND_LOOPBACK: Conflict[SettingsState] = Conflict(
     ("host",),
     "other machines reach this address, so a key is needed: set PACELINE_API_KEY, make one with "
     "`paceline keys create`, or listen on 127.0.0.1",
-    lambda now: not now.settings.is_loopback and not now.has_any_key,
+    lambda state: not state.settings.is_loopback and not state.has_any_key,
 )
 """The only conflict that keeps the server from starting."""
-CONFLICTS: tuple[Conflict[Situation], ...] = (
+CONFLICTS: tuple[Conflict[SettingsState], ...] = (
     BEYOND_LOOPBACK,
     Conflict(
         ("require_key",),
         "nobody has a key yet: create one first, or set PACELINE_API_KEY",
-        lambda now: now.settings.require_key and not now.has_any_key,
+        lambda state: state.settings.require_key and not state.has_any_key,
     ),
     Conflict(
         ("default_model",),
         "no model on this computer has that name; `paceline ls` lists them",
-        lambda now: bool(now.settings.default_model) and now.lacks([now.settings.default_model]),
-        wording="no_model",
+        lambda state: bool(state.settings.default_model) and state.lacks([state.settings.default_model]),
+        translation_key="no_model",
     ),
     Conflict(
         ("drafts",),
         "a model or drafter of these is not on this computer: `paceline ls` names them",
-        lambda now: now.lacks(
+        lambda state: state.lacks(
             name
-            for main, drafters in now.settings.drafts.items()
+            for main, drafters in state.settings.drafts.items()
             for name in (main, *drafters.split("+"))
             if name != "off"
         ),
-        wording="no_model",
+        translation_key="no_model",
     ),
     Conflict(
         ("memory_limit",),
         "this computer has less memory than that: give less, or leave it empty",
-        lambda now: (now.settings.memory_limit or 0) > psutil.virtual_memory().total,
+        lambda state: (state.settings.memory_limit or 0) > psutil.virtual_memory().total,
     ),
     Conflict(
         ("model_dirs",),
         "there is no such folder: check how it is written",
-        lambda now: not all(map(_is_folder, now.settings.model_dirs)),
-        wording="no_folder",
+        lambda state: not all(map(_is_folder, state.settings.model_dirs)),
+        translation_key="no_folder",
     ),
     Conflict(
         ("downloads_folder",),
         "neither this folder nor the one around it is there: check how it is written",
-        lambda now: (folder := now.settings.downloads_folder) is not None and not _is_folder(folder.parent),
-        wording="no_folder",
+        lambda state: (folder := state.settings.downloads_folder) is not None and not _is_folder(folder.parent),
+        translation_key="no_folder",
     ),
     Conflict(
         ("policy", "drafts", "speculative_config", "num_draft_tokens"),
         "the policy off never drafts: unset drafts, speculative_config and num_draft_tokens, or choose another policy",
-        lambda now: (
-            now.settings.policy == "off"
+        lambda state: (
+            state.settings.policy == "off"
             and bool(
-                now.settings.speculative_config
-                or now.settings.num_draft_tokens
-                or set(now.settings.drafts.values()) - {"off"}
+                state.settings.speculative_config
+                or state.settings.num_draft_tokens
+                or set(state.settings.drafts.values()) - {"off"}
             )
         ),
     ),
@@ -148,31 +148,31 @@ CONFLICTS: tuple[Conflict[Situation], ...] = (
 
 
 class LiveSettings:
-    """Settings in effect. `given` are those from command line and environment, `keeper` stores the rest.
+    """Settings in effect. `given` are those from command line and environment, `storage` holds the rest.
 
-    Without a keeper nothing can be changed; `stored` and `models` then provide the stored values.
+    Without storage nothing can be changed; `stored` and `models` then provide the stored values.
     """
 
     def __init__(
         self,
         given: Settings,
-        keeper: "StoredSettings | None" = None,
+        storage: "StoredSettings | None" = None,
         *,
         stored: Mapping[str, Any] | None = None,
         models: Mapping[str, ModelSettings] | None = None,
     ) -> None:
         self._given = given
-        self._keeper = keeper
+        self._storage = storage
         self._lock = threading.RLock()
         self._listeners: list[tuple[asyncio.AbstractEventLoop, Listener]] = []
         self.changes = 0
-        self._stored = _usable(keeper.settings() if keeper else stored or {})
-        self._models = dict(keeper.models() if keeper else models or {})
-        self.wanted = self.current = given.over(self._stored)
+        self._stored = _usable(storage.settings() if storage else stored or {})
+        self._models = dict(storage.models() if storage else models or {})
+        self.pending = self.current = given.over(self._stored)
 
     current: Settings
     """Settings in effect, frozen; a change replaces the object."""
-    wanted: Settings
+    pending: Settings
     """Settings as they will be after a restart."""
     changes: int
     """Number of changes so far."""
@@ -198,27 +198,27 @@ class LiveSettings:
             advice = f"language: use one of {', '.join(self.languages)}, or nothing"
             raise InvalidSetting(advice, parameter="language")
         with self._lock:
-            keeper = self._open_keeper()
-            free = {name: value for name, value in checked.items() if name not in self._given.model_fields_set}
-            wanted = self.wanted.with_values(
-                {name: _default(name) if value is None else value for name, value in free.items()}
+            storage = self._open_storage()
+            changeable = {name: value for name, value in checked.items() if name not in self._given.model_fields_set}
+            pending = self.pending.with_values(
+                {name: _default(name) if value is None else value for name, value in changeable.items()}
             )
             aliases = {model.alias for model in self._models.values() if model.alias}
             names = None if models is None else frozenset({*models, *aliases, *self._models})
-            situation = Situation(wanted, keeper.has_keys(), names)
-            refuse_conflicts(situation, [conflict for conflict in CONFLICTS if set(conflict.names) & set(changes)])
-            texts = {name: plain(value) for name, value in checked.items()}
-            keeper.change_settings(texts, source=source)
+            state = SettingsState(pending, storage.has_keys(), names)
+            refuse_conflicts(state, [conflict for conflict in CONFLICTS if set(conflict.names) & set(changes)])
+            texts = {name: to_json_value(value) for name, value in checked.items()}
+            storage.change_settings(texts, source=source)
             self._stored = {name: value for name, value in {**self._stored, **texts}.items() if value is not None}
-            self.wanted = wanted
-            at_start = {name: getattr(self.current, name) for name in AT_START}
-            self.current = wanted.with_values(at_start)
+            self.pending = pending
+            at_start = {name: getattr(self.current, name) for name in RESTART_ONLY}
+            self.current = pending.with_values(at_start)
             self._notify()
 
     @property
     def languages(self) -> tuple[str, ...]:
         """Possible values of the setting `language`: the package's languages and the user's own."""
-        return tuple(sorted({*languages(), *languages(self._given.home / OWN_CATALOGS)}))
+        return tuple(sorted({*languages(), *languages(self._given.home / USER_LANGUAGES)}))
 
     def model(self, model_id: str) -> ModelSettings:
         """Return the settings of a model; `UNSET` for an unknown one."""
@@ -229,41 +229,49 @@ class LiveSettings:
         """Settings by model or profile name, for all that have any."""
         return dict(self._models)
 
-    def profile(self, asked: str | None, model_id: str) -> ModelSettings:
-        """Return the settings of the profile that the requested name `asked` includes; `UNSET` if there is none."""
-        asked = asked or self.current.default_model
-        return UNSET if self.named(asked) else self.model(f"{model_id}:{split_profile(asked)[1]}")
+    def profile(self, requested: str | None, model_id: str) -> ModelSettings:
+        """Return the settings of the profile that the name `requested` includes; `UNSET` if there is none."""
+        requested = requested or self.current.default_model
+        return UNSET if self.id_of_alias(requested) else self.model(f"{model_id}:{split_profile(requested)[1]}")
 
-    def usual(self, asked: str | None, model_id: str) -> ModelSettings:
-        """Return the defaults of a request for `asked`: the settings of its profile, then those of the model."""
-        return self.profile(asked, model_id).over(self.model(model_id))
+    def request_defaults(self, requested: str | None, model_id: str) -> ModelSettings:
+        """Return the defaults of a request for `requested`: the settings of its profile, then those of the model."""
+        return self.profile(requested, model_id).over(self.model(model_id))
 
     def profiles(self, model_id: str) -> list[str]:
         """Return the names of a model's profiles, as requests use them (`MODEL:PROFILE`)."""
         return sorted(name for name in self._models if split_profile(name)[0] == model_id)
 
-    def named(self, alias: str) -> str | None:
+    def id_of_alias(self, alias: str) -> str | None:
         """Return the id of the model with this alias."""
         return next((name for name, model in self._models.items() if model.alias == alias), None)
 
     def change_model(
-        self, model_id: str, changes: Mapping[str, Any], source: str, *, taken: Collection[str] = (), profile: str = ""
+        self,
+        model_id: str,
+        changes: Mapping[str, Any],
+        source: str,
+        *,
+        reserved: Collection[str] = (),
+        profile: str = "",
     ) -> ModelSettings:
-        """Store these values of a model or its profile; None deletes one. `taken` are names that no alias may have."""
-        strange = sorted(set(changes).intersection(ModelSettings.model_fields).difference(PROFILED)) if profile else ()
-        if strange:
-            advice = f"{strange[0]}: a profile cannot set that; set it for {model_id}"
-            raise InvalidSetting(advice, parameter=strange[0], wording="profile")
+        """Store these values of a model or its profile; None deletes one. `reserved` names cannot be an alias."""
+        disallowed = (
+            sorted(set(changes).intersection(ModelSettings.model_fields).difference(PROFILED)) if profile else ()
+        )
+        if disallowed:
+            advice = f"{disallowed[0]}: a profile cannot set that; set it for {model_id}"
+            raise InvalidSetting(advice, parameter=disallowed[0], translation_key="profile")
         model_id = f"{model_id}:{profile}" if profile else model_id
         with self._lock:
-            keeper = self._open_keeper()
+            storage = self._open_storage()
             model = checked_model({**self.model(model_id).given(), **changes})
             others = {other.alias for name, other in self._models.items() if name != model_id}
-            if "alias" in changes and model.alias is not None and model.alias in {*others, *taken}:
+            if "alias" in changes and model.alias is not None and model.alias in {*others, *reserved}:
                 raise InvalidSetting(
-                    f"alias: {model.alias} is the name of another model", parameter="alias", wording="alias"
+                    f"alias: {model.alias} is the name of another model", parameter="alias", translation_key="alias"
                 )
-            keeper.save_model(model_id, model, source=source)
+            storage.save_model(model_id, model, source=source)
             self._models = {
                 name: stored for name, stored in {**self._models, model_id: model}.items() if stored != UNSET
             }
@@ -282,12 +290,12 @@ class LiveSettings:
         """Return one setting of the server. Raises KeyError for an unknown name."""
         field = Settings.model_fields[name]
         row = _row(name, field)
-        value = getattr(self.wanted, name)
+        value = getattr(self.pending, name)
         if name == "language":
             row |= {"kind": "choice", "options": ["", *self.languages]}
         return row | {
-            "default": plain(_default(name)),
-            "value": plain(value),
+            "default": to_json_value(_default(name)),
+            "value": to_json_value(value),
             "origin": self.origin(name),
             "stored": self.stored(name),
             "in_effect": value == getattr(self.current, name),
@@ -300,13 +308,13 @@ class LiveSettings:
         `inherited` is the value that applies where nothing is set; None: the default behaviour.
         """
         given = self.model(f"{model_id}:{profile}" if profile else model_id).given()
-        inherited = self.current if not profile else self.model(model_id).over(_of_server(self.current))
+        inherited = self.current if not profile else self.model(model_id).over(_inherited_settings(self.current))
         return [
             _row(name, field)
             | {
                 "value": given.get(name),
                 "origin": "store" if name in given else "default",
-                "inherited": plain(getattr(inherited, name)) if profile or name in INHERITED else None,
+                "inherited": to_json_value(getattr(inherited, name)) if profile or name in INHERITED else None,
             }
             | ({"takes_effect": "now"} if profile else {})
             for name, field in ModelSettings.model_fields.items()
@@ -324,13 +332,13 @@ class LiveSettings:
         for loop, listener in tuple(self._listeners):
             loop.call_soon_threadsafe(_call, listener)
 
-    def _open_keeper(self) -> "StoredSettings":
-        if self._keeper is None:
+    def _open_storage(self) -> "StoredSettings":
+        if self._storage is None:
             raise StoreUnavailable("nothing is kept here")
-        return self._keeper
+        return self._storage
 
 
-def _of_server(settings: Settings) -> ModelSettings:
+def _inherited_settings(settings: Settings) -> ModelSettings:
     return ModelSettings.model_validate({name: getattr(settings, name) for name in INHERITED})
 
 
@@ -350,16 +358,16 @@ def _usable(stored: Mapping[str, Any]) -> dict[str, Any]:
     usable = {}
     for name, value in stored.items():
         try:
-            usable[name] = _readable(name, value)
+            usable[name] = _validated(name, value)
         except InvalidSetting as error:
             if name in WHERE_UNREADABLE:
                 usable[name] = WHERE_UNREADABLE[name]
-            taken = f"taken for {usable[name]}" if name in usable else "left out"
-            logger.warning("the stored setting %s is %s: %s", name, taken, error)
+            substitute = f"taken for {usable[name]}" if name in usable else "left out"
+            logger.warning("the stored setting %s is %s: %s", name, substitute, error)
     return usable
 
 
-def _readable(name: str, value: Any) -> Any:
+def _validated(name: str, value: Any) -> Any:
     """Return a stored value if it is valid for its setting. A switch must be a bool. Raises `InvalidSetting`."""
     check_setting(name, value)
     if value is None or (isinstance(_default(name), bool) and not isinstance(value, bool)):  # 0 is no bool

@@ -1,4 +1,4 @@
-"""Log outlets of the server: warnings to the terminal, everything at `log_level` and above to ring and file.
+"""Log handlers of the server: warnings to the terminal, everything at `log_level` and above to ring and file.
 
 Lines contain no control characters that could forge lines or drive a terminal, and no secrets. `LogRing` keeps the last
 lines in memory, with the request that each is about. On disk a line is one JSON object, in at most five files of 5 MB
@@ -25,11 +25,11 @@ from typing import Any
 
 import msgspec
 
-from app.machine.own_files import open_own
+from app.machine.own_files import open_regular_file
 from app.machine.server_file import LOG, LOG_FOLDER, START_LOG
 from app.models.safe_files import escaped
 
-HIDDEN = "…"
+REDACTED = "…"
 MAX_CHARACTERS = 8_000
 SECRETS = (
     re.compile(r"(\bpl-)[A-Za-z0-9_\-]{6,}"),
@@ -45,9 +45,9 @@ CAPACITY = 2_000
 LEVELS = ("debug", "info", "warning", "error")
 FILE_BYTES = 5_000_000
 FILES = 5
-OURS = ("app", "paceline")
+OUR_LOGGERS = ("app", "paceline")
 WORKER = "paceline.worker"
-AS_IS = "paceline_as_is"
+VERBATIM = "paceline_as_is"
 WORKER_LINE = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) (\S+) (.*)", re.DOTALL
 )
@@ -58,9 +58,9 @@ logger = logging.getLogger("paceline.log")
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
     """Return `text` without anything that looks like a secret, and without `secrets`."""
     for pattern in SECRETS:
-        text = pattern.sub(rf"\1{HIDDEN}", text)
+        text = pattern.sub(rf"\1{REDACTED}", text)
     for secret in secrets:
-        text = text.replace(secret, HIDDEN)
+        text = text.replace(secret, REDACTED)
     return text
 
 
@@ -80,11 +80,11 @@ class LogLine:
 def clean_line(record: logging.LogRecord, secrets: Sequence[str] = (), number: int = 0) -> LogLine:
     """Return a record as a line that is safe to show and store."""
     try:
-        said = record.getMessage()
+        message = record.getMessage()
     except Exception as error:  # noqa: BLE001 - a wrong format string must not break the code that logs
-        said = f"{record.msg!r} ({error})"
-    said = redact(said, secrets)
-    request = REQUEST_ID.search(said)
+        message = f"{record.msg!r} ({error})"
+    message = redact(message, secrets)
+    request = REQUEST_ID.search(message)
     trace = ""
     if record.exc_info and record.exc_info[0] is not None:
         lines = "".join(traceback.format_exception(*record.exc_info)).splitlines()
@@ -94,7 +94,7 @@ def clean_line(record: logging.LogRecord, secrets: Sequence[str] = (), number: i
         at=record.created,
         level=level_of(record.levelno),
         logger=escaped(record.name),
-        text=escaped(said[:MAX_CHARACTERS]),
+        text=escaped(message[:MAX_CHARACTERS]),
         trace=trace[-MAX_CHARACTERS:],
         request=request.group() if request else "",
     )
@@ -125,17 +125,17 @@ class LogRing(logging.Handler):
         self, *, after: int = 0, level: str = "debug", logger: str = "", text: str = "", count: int = CAPACITY
     ) -> list[LogLine]:
         """Return the last `count` lines with a number above `after` that pass the filter, the oldest first."""
-        lowest, wanted = LEVELS.index(level), text.casefold()
+        lowest, needle = LEVELS.index(level), text.casefold()
         with self._guard:
             newer = [line for line in self._lines if line.number > after]
-        passing = [
+        matching = [
             line
             for line in newer
             if LEVELS.index(line.level) >= lowest
             and line.logger.startswith(logger)
-            and (not wanted or wanted in f"{line.text}\n{line.trace}".casefold())
+            and (not needle or needle in f"{line.text}\n{line.trace}".casefold())
         ]
-        return passing[max(0, len(passing) - count) :]
+        return matching[max(0, len(matching) - count) :]
 
     def loggers(self) -> list[str]:
         """Return the names of the loggers in the ring."""
@@ -173,7 +173,7 @@ class PrivateLogFile(RotatingFileHandler):
         self.setFormatter(JsonLines(secrets))
 
     def _open(self) -> io.TextIOWrapper:
-        descriptor = open_own(Path(self.baseFilename), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        descriptor = open_regular_file(Path(self.baseFilename), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.fchmod(descriptor, 0o600)
         return os.fdopen(descriptor, "a", encoding="utf-8", errors="replace")
 
@@ -181,16 +181,16 @@ class PrivateLogFile(RotatingFileHandler):
         """Drop lines that cannot be written, silently."""
 
 
-class Plain(logging.Formatter):
+class TerminalFormatter(logging.Formatter):
     """Format for the terminal: the message, and the traceback of an unexpected exception."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the line, escaped and redacted unless it comes from the worker."""
         line = super().formatMessage(record)
-        return line if hasattr(record, AS_IS) else escaped(redact(line))
+        return line if hasattr(record, VERBATIM) else escaped(redact(line))
 
 
-class Handed(QueueHandler):
+class ThreadedHandler(QueueHandler):
     """Hands records unchanged to a thread in which `handler` writes them."""
 
     def __init__(self, handler: logging.Handler) -> None:
@@ -215,50 +215,50 @@ class Handed(QueueHandler):
 class WorkerLines:
     """Logs the lines of the worker's stderr. Called from one thread at a time."""
 
-    def __init__(self, terminal: logging.Handler, ring: LogRing, kept: tuple[logging.Handler, ...]) -> None:
+    def __init__(self, terminal: logging.Handler, ring: LogRing, handlers: tuple[logging.Handler, ...]) -> None:
         self.ring = ring
         self._terminal = terminal
-        self._kept = kept
+        self._handlers = handlers
         self._level = logging.INFO
         self._name = WORKER
 
-    def take(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Log a line, given without line break. One without a log prefix (a traceback) belongs to the previous line."""
         raw = _record(WORKER, logging.INFO, line)
-        setattr(raw, AS_IS, True)
+        setattr(raw, VERBATIM, True)
         self._terminal.emit(raw)
         match = WORKER_LINE.fullmatch(line)
         if match is not None:
             self._level, self._name = logging.getLevelNamesMapping()[match[1]], match[2]
         if logging.getLogger(WORKER).isEnabledFor(self._level):
             record = _record(self._name, self._level, line if match is None else match[3])
-            for handler in self._kept:
+            for handler in self._handlers:
                 handler.handle(record)
 
 
-def _record(name: str, level: int, said: str) -> logging.LogRecord:
-    return logging.LogRecord(name, level, "", 0, "%s", (said,), None)
+def _record(name: str, level: int, message: str) -> logging.LogRecord:
+    return logging.LogRecord(name, level, "", 0, "%s", (message,), None)
 
 
 @contextlib.contextmanager
-def open_outlets(ring: LogRing, home: Path) -> Iterator[WorkerLines]:
-    """Send the log to terminal, ring and file until exit; yields the object that takes the worker's lines."""
+def open_log_handlers(ring: LogRing, home: Path) -> Iterator[WorkerLines]:
+    """Send the log to terminal, ring and file until exit; yields the object that logs the worker's lines."""
     terminal = _open_terminal(home)
-    kept: list[logging.Handler] = [ring]
+    handlers: list[logging.Handler] = [ring]
     problem = ""
     try:
-        kept.append(Handed(PrivateLogFile(home, ring.secrets)))
+        handlers.append(ThreadedHandler(PrivateLogFile(home, ring.secrets)))
     except OSError as error:
         problem = str(error)
     root = logging.getLogger()
-    for handler in (terminal, *kept):
+    for handler in (terminal, *handlers):
         root.addHandler(handler)
     if problem:
         logger.warning("the log is kept in memory only: %s", problem)
     try:
-        yield WorkerLines(terminal, ring, tuple(kept))
+        yield WorkerLines(terminal, ring, tuple(handlers))
     finally:
-        for handler in (terminal, *kept):
+        for handler in (terminal, *handlers):
             root.removeHandler(handler)
             handler.close()
 
@@ -270,13 +270,13 @@ def _open_terminal(home: Path) -> logging.Handler:
             os.ftruncate(2, 0)
             return logging.NullHandler()
     handler = logging.StreamHandler()
-    handler.setFormatter(Plain())
-    terminal = Handed(handler)
+    handler.setFormatter(TerminalFormatter())
+    terminal = ThreadedHandler(handler)
     terminal.setLevel(logging.WARNING)
     return terminal
 
 
 def set_log_level(level: str) -> None:
     """Set the level of our own loggers."""
-    for name in OURS:
+    for name in OUR_LOGGERS:
         logging.getLogger(name).setLevel(level.upper())

@@ -1,7 +1,7 @@
-"""The record of one generation request: what it asked for, how it goes, how it ended.
+"""The record of one generation request: its parameters, its progress and its outcome.
 
-`on_event` runs for every step of every stream, so it only counts; a fault in counting costs nobody an answer. A `Past`
-contains nothing that a user wrote unless texts are kept; stop strings and biases count as texts.
+`on_event` runs for every step of every stream, so it only counts; a fault in counting never fails a request. A
+`FinishedRequest` contains nothing that a user wrote unless texts are stored; stop strings and biases count as texts.
 """
 
 import time
@@ -12,9 +12,9 @@ import msgspec
 
 from app.core.errors import CONTEXT_OVERFLOW, PacelineError
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
-from app.core.request import OFF, Past
+from app.core.request import OFF, FinishedRequest
 from app.core.statistics import MethodStatistics, Statistics
-from app.serving.measurements import Measurements
+from app.serving.metrics import Metrics
 from app.worker.request_stream import StreamEvent
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Record:
     def __init__(
         self,
         journal: "Journal",
-        measurements: Measurements,
+        metrics: Metrics,
         commands: Sequence[Generate],
         *,
         id: str,  # noqa: A002 - the name it has everywhere
@@ -51,10 +51,10 @@ class Record:
         self.method, self.outcome = OFF, ""
         self._journal = journal
         self._counting = journal.counting
-        self._measurements = measurements
+        self._metrics = metrics
         self._clock = journal.clock
         self._keeps_texts = journal.keeps_texts
-        self._cancel: Callable[[PacelineError], None] = _nothing
+        self._cancel: Callable[[PacelineError], None] = _cannot_cancel
         self._began = self._clock()
         self._load: tuple[float, float] | None = None
         self._accepted_at: dict[str, float] = {}
@@ -89,11 +89,11 @@ class Record:
                 self._count(event)
             case Finished():
                 cached_tokens = event.usage.cached_tokens if event.index == 0 else 0
-                self._measurements.finished(self.model_id, event.usage, cached_tokens)
-                self._journal.note(event.notices)
-                self.account(event)
+                self._metrics.finished(self.model_id, event.usage, cached_tokens)
+                self._journal.log_notices(event.notices)
+                self.add_usage(event)
             case Accepted():
-                self._measurements.accepted(self.model_id, event.prompt_tokens)
+                self._metrics.accepted(self.model_id, event.prompt_tokens)
                 self.prompt_tokens += event.prompt_tokens
                 self._accepted_at[event.id] = self._clock()
             case LoadProgress():
@@ -106,11 +106,11 @@ class Record:
                 self._problem = event.message[:MAX_PROBLEM_CHARACTERS]
                 self._end(event.code)
 
-    def account(self, event: Finished) -> None:
-        """Take the figures of a choice that ended; the worker reports them even after a cancel."""
+    def add_usage(self, event: Finished) -> None:
+        """Add the usage of a choice that ended; the worker reports it even after a cancel."""
         self._awaited.discard((event.id, event.index))
         self._usages[event.id, event.index] = event.usage
-        if self.is_accounted:
+        if self.has_all_usage:
             self._end(event.finish_reason)
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class Record:
         with self._counting.guarded():
             self._end(CANCELLED)
 
-    def forget_prompts(self) -> None:
+    def drop_prompts(self) -> None:
         """Drop the prompts, which may be large, of a request that only waits for its last figures."""
         self.commands = [
             Generate(
@@ -141,15 +141,15 @@ class Record:
         if event.tokens:
             now, before = self._clock(), self._tokens_at.get(choice)
             seconds = now - (self._began if before is None else before)
-            self._measurements.emitted(self.model_id, event.tokens, first=before is None, seconds=seconds)
+            self._metrics.emitted(self.model_id, event.tokens, first=before is None, seconds=seconds)
             self._tokens_at[choice] = now
             self._first_token_at = now if self._first_token_at is None else self._first_token_at
         self.tokens += event.tokens
         self.drafted += event.drafted
         self.accepted_tokens += event.accepted
         self.method = event.method
-        known = self._by_method.get(event.method) or MethodStatistics(event.method)
-        drafted, accepted = known.drafted + event.drafted, known.accepted + event.accepted
+        counted = self._by_method.get(event.method) or MethodStatistics(event.method)
+        drafted, accepted = counted.drafted + event.drafted, counted.accepted + event.accepted
         self._by_method[event.method] = MethodStatistics(event.method, drafted=drafted, accepted=accepted)
         if event.why_not_drafted is not None:
             self.why_not_drafted = event.why_not_drafted
@@ -160,7 +160,7 @@ class Record:
         if not self.outcome:
             self.outcome = outcome
             self._ended_at = self._clock()
-            self._cancel = _nothing
+            self._cancel = _cannot_cancel
             # a prompt that was not sent yet is never reported
             self._awaited = {choice for choice in self._awaited if choice[0] in self._accepted_at}
             self._journal.ended(self)
@@ -179,7 +179,7 @@ class Record:
         return bool(self._accepted_at)
 
     @property
-    def writes(self) -> bool:
+    def has_first_token(self) -> bool:
         """Whether a token has arrived."""
         return self._first_token_at is not None
 
@@ -188,13 +188,13 @@ class Record:
         return (event.id, event.index) in self._awaited
 
     @property
-    def awaits_figures(self) -> bool:
+    def awaits_usage(self) -> bool:
         """Whether the worker will report further choices, even after a cancel."""
         return bool(self._awaited)
 
     @property
-    def is_accounted(self) -> bool:
-        """Whether the worker has reported every choice; its figures then replace the counters."""
+    def has_all_usage(self) -> bool:
+        """Whether the worker has reported every choice; its statistics then replace the counters."""
         return bool(self._usages) and not self._awaited
 
     @property
@@ -220,7 +220,7 @@ class Record:
         accepted_at = max(self._accepted_at.values(), default=now)
         first_token_at = now if self._first_token_at is None else self._first_token_at
         waited, prefill, decode = accepted_at - self._began, first_token_at - accepted_at, now - first_token_at
-        if self.is_accounted:
+        if self.has_all_usage:
             usage = self.usage()
             waited, prefill, decode = max(waited, usage.queue_seconds), usage.prefill_seconds, usage.decode_seconds
         named = {"queue": waited - load, "load": load, "prefill": prefill, "decode": decode, "total": now - self._began}
@@ -228,7 +228,7 @@ class Record:
 
     def usage(self) -> Statistics:
         """Return the worker's statistics of all choices; until it has reported them, what was counted here."""
-        if self.is_accounted:
+        if self.has_all_usage:
             usages = [usage for _, usage in sorted(self._usages.items())]
             return Statistics.combined(usages, choices_per_prompt=self.commands[0].n)
         now = self._now()
@@ -237,14 +237,14 @@ class Record:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.tokens,
             decode_seconds=now - first,
-            first_token_seconds=first - self._began if self.writes else 0.0,
+            first_token_seconds=first - self._began if self.has_first_token else 0.0,
             by_method=tuple(self._by_method.values()),
             reason=self.why_not_drafted,
         )
 
-    def past(self) -> Past:
+    def past(self) -> FinishedRequest:
         """Return the record of the ended request."""
-        return Past(
+        return FinishedRequest(
             id=self.id,
             endpoint=self.endpoint,
             model_id=self.model_id,
@@ -290,7 +290,7 @@ class Record:
         return "\n\n".join(replies)[:MAX_TEXT_CHARACTERS]
 
 
-def _nothing(_error: PacelineError) -> None:
+def _cannot_cancel(_error: PacelineError) -> None:
     """Do nothing: replaces the cancel callback of an ended request, so that its prompt can be freed."""
 
 
@@ -298,6 +298,6 @@ def _prompt_text(commands: Sequence[Generate]) -> str:
     """Return the prompts as they were sent: text unchanged, messages and token ids as JSON."""
     texts = []
     for command in commands:
-        given = command.text if command.text is not None else command.messages or command.tokens
-        texts.append(given if isinstance(given, str) else msgspec.json.encode(given).decode())
+        prompt = command.text if command.text is not None else command.messages or command.tokens
+        texts.append(prompt if isinstance(prompt, str) else msgspec.json.encode(prompt).decode())
     return "\n\n".join(texts)[:MAX_TEXT_CHARACTERS]

@@ -15,20 +15,20 @@ import msgspec
 from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
 from app.core.messages import KeepModels, LoadProgress
 from app.core.request import OFF, SpeculationRequest
-from app.core.unit import UNSAID, USUAL_STAY, DraftSpecification, LoadedModel, ModelSpecification, Stay
+from app.core.unit import DEFAULT_STAY, UNSPECIFIED_STAY, DraftSpecification, LoadedModel, ModelSpecification, Stay
 from app.model_settings import ModelSettings, split_profile
 from app.models.catalog import CatalogModel, FolderCatalog
 from app.models.config_values import context_tokens
 from app.models.drafters import DRAFT_METHODS, TEXT_METHODS
 from app.models.pairing import NOT_MEASURED
-from app.serving.choosing import Chooser, Chosen, Measured
+from app.serving.choosing import Chooser, DrafterChoice, SpeedupLookup
 from app.serving.live_settings import LiveSettings
 from app.worker.client import WorkerClient
 
 MAX_LISTED = 20
 TURNED_OFF = "the draft model is turned off for this request"
 LOADED = "ready"
-NOT_SHOWN = frozenset({"unit", "stay", "last_used"})
+HIDDEN_FIELDS = frozenset({"unit", "stay", "last_used"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,11 @@ class ModelEntry:
         if self.model.kind == "encoder":
             return ("embeddings",)
         chats = ("chat", "tools") if self.model.has_chat_template else ()
-        more = (("reasoning", self.model.reasons), ("drafts", bool(self.drafts)), ("rerank", self.model.reranks))
+        more = (
+            ("reasoning", self.model.supports_reasoning),
+            ("drafts", bool(self.drafts)),
+            ("rerank", self.model.reranks),
+        )
         return (*chats, "json", "embeddings", *(name for name, can in more if can))
 
     def as_object(self) -> dict[str, Any]:
@@ -98,7 +102,7 @@ def loaded_object(model: LoadedModel) -> dict[str, Any]:
     """Return the worker's state of a model as JSON; `draft` is the id of the first drafter."""
     ids = model.draft_ids
     state = msgspec.to_builtins(model)
-    return {name: value for name, value in state.items() if name not in NOT_SHOWN} | {
+    return {name: value for name, value in state.items() if name not in HIDDEN_FIELDS} | {
         "id": model.id,
         "draft": ids[0] if ids else None,
         "drafts": drafts_object(model.unit.drafts),
@@ -109,11 +113,11 @@ def loaded_object(model: LoadedModel) -> dict[str, Any]:
 
 def stays(settings: LiveSettings) -> KeepModels:
     """Return how long models stay in memory, by the settings of the server and of each model."""
-    usual = Stay(idle_seconds=settings.current.idle_seconds).over(USUAL_STAY)
+    usual = Stay(idle_seconds=settings.current.idle_seconds).over(DEFAULT_STAY)
     models = {
         name: Stay(pinned=model.pinned, idle_seconds=model.idle_seconds) for name, model in settings.models.items()
     }
-    return KeepModels(usual=usual, models={name: stay for name, stay in models.items() if stay != UNSAID})
+    return KeepModels(usual=usual, models={name: stay for name, stay in models.items() if stay != UNSPECIFIED_STAY})
 
 
 class Resolver:
@@ -124,13 +128,13 @@ class Resolver:
         settings: LiveSettings,
         catalog: FolderCatalog,
         worker: WorkerClient,
-        measured: Measured = lambda _model_id: NOT_MEASURED,
+        measured: SpeedupLookup = lambda _model_id: NOT_MEASURED,
     ) -> None:
         self._live = settings
         self._catalog = catalog
         self._worker = worker
         self._chooser = Chooser(settings, catalog, measured)
-        self._lent: dict[str, tuple[ModelSpecification, ModelSpecification]] = {}
+        self._measured_units: dict[str, tuple[ModelSpecification, ModelSpecification]] = {}
         """Measured and usual unit of each model under measurement; requests keep to the drafters of the latter."""
 
     def resolve(self, model_id: str | None, drafts: str | None = None, *, method: str = "auto") -> ModelSpecification:
@@ -140,8 +144,10 @@ class Resolver:
         SpeculationUnavailable if a drafter that `drafts` names or `method` needs is not available.
         """
         main = self.usable(model_id)
-        held = self._worker.unit(main.id)
-        specification = held if held is not None and self._has(held, drafts) else self.planned(main, drafts)
+        loaded = self._worker.unit(main.id)
+        specification = (
+            loaded if loaded is not None and self._has_drafters(loaded, drafts) else self.planned(main, drafts)
+        )
         if drafts not in {None, OFF}:
             if method not in {"auto", OFF, *self.named_methods(specification, drafts)}:
                 reason = f"{drafts} does not draft by {method}: name a {method} drafter, or leave draft_model out"
@@ -178,7 +184,7 @@ class Resolver:
 
     def find(self, model_id: str) -> CatalogModel:
         """Return a catalog entry by its id, alias or profile. Raises ModelNotFound."""
-        model, profile = self.place(model_id)
+        model, profile = self.model_and_profile(model_id)
         if profile and f"{model.id}:{profile}" not in self._live.profiles(model.id):
             raise ModelNotFound(
                 f"{model.id} has no profile {profile}: `paceline config set --model {model_id} …` makes one",
@@ -200,7 +206,7 @@ class Resolver:
         self._worker.release_quarantine(name)
         return name
 
-    def place(self, name: str) -> tuple[CatalogModel, str]:
+    def model_and_profile(self, name: str) -> tuple[CatalogModel, str]:
         """Return the model and profile that `name` means; the profile need not exist. Raises ModelNotFound."""
         try:
             return self._by_name(name), ""
@@ -211,7 +217,7 @@ class Resolver:
             return self._by_name(model), profile
 
     def _by_name(self, model_id: str) -> CatalogModel:
-        named = self._live.named(model_id)
+        named = self._live.id_of_alias(model_id)
         if named is None or any(model.id == model_id for model in self._catalog.models()):
             return self._catalog.find(model_id)
         return self._catalog.find(named)
@@ -224,59 +230,61 @@ class Resolver:
         """Read the disk again at the next query: files were added or removed."""
         self._catalog.refresh()
 
-    def is_looking(self) -> bool:
+    def is_reading_tokenizers(self) -> bool:
         """Return whether drafters are still being searched for; until then, a model's drafters are not shown."""
-        return self._catalog.is_looking()
+        return self._catalog.is_reading_tokenizers()
 
-    def lend(self, measured: ModelSpecification, own: ModelSpecification) -> None:
-        """Let requests use `measured`, a unit under measurement, as long as it is loaded, but draft only as in `own`,
-        the model's usual unit. Until `end_loan`."""
-        self._lent[measured.id] = measured, own
+    def begin_measurement(self, measured: ModelSpecification, usual: ModelSpecification) -> None:
+        """Let requests use `measured`, a unit under measurement, while it is loaded, but draft only as in `usual`, the
+        unit of the model without a measurement. Until `end_measurement`."""
+        self._measured_units[measured.id] = measured, usual
 
-    def end_loan(self, model_id: str) -> None:
-        """Let requests use all of the unit in memory again."""
-        self._lent.pop(model_id, None)
+    def end_measurement(self, model_id: str) -> None:
+        """Let requests use every drafter of the loaded unit again."""
+        self._measured_units.pop(model_id, None)
 
-    def as_own(self, model_id: str, wish: SpeculationRequest) -> SpeculationRequest:
-        """Return `wish` limited during a measurement of its model to the drafting of the usual unit."""
+    def limit_speculation(self, model_id: str, request: SpeculationRequest) -> SpeculationRequest:
+        """Return `request`, limited during a measurement of its model to the drafting of the usual unit."""
         loaded = self.loaded().get(model_id)
-        if loaded is None or model_id not in self._lent:
-            return wish
-        measured, own = self._lent[model_id]
+        if loaded is None or model_id not in self._measured_units:
+            return request
+        measured, usual = self._measured_units[model_id]
         if not loaded.unit.same_unit(measured):
-            return wish
-        wish = msgspec.structs.replace(wish, policy=own.policy)
-        if wish.method != "auto" or wish.methods:
-            return wish
-        may = own.methods or (*(draft.method for draft in own.drafts), *TEXT_METHODS)
-        methods = tuple(method for method in loaded.methods if method in may)
-        if own.policy == OFF or not methods:
-            return msgspec.structs.replace(wish, method=OFF)
-        length = own.num_draft_tokens if wish.num_draft_tokens is None else wish.num_draft_tokens
-        return msgspec.structs.replace(wish, methods=methods, num_draft_tokens=length)
+            return request
+        request = msgspec.structs.replace(request, policy=usual.policy)
+        if request.method != "auto" or request.methods:
+            return request
+        allowed = usual.methods or (*(draft.method for draft in usual.drafts), *TEXT_METHODS)
+        methods = tuple(method for method in loaded.methods if method in allowed)
+        if usual.policy == OFF or not methods:
+            return msgspec.structs.replace(request, method=OFF)
+        length = usual.num_draft_tokens if request.num_draft_tokens is None else request.num_draft_tokens
+        return msgspec.structs.replace(request, methods=methods, num_draft_tokens=length)
 
-    def planned(self, main: CatalogModel, asked: str | None = None, *, by_measured: bool = True) -> ModelSpecification:
-        """Return the unit that a request for the drafters `asked` would get if the model were not loaded.
+    def planned(
+        self, main: CatalogModel, requested: str | None = None, *, by_measured: bool = True
+    ) -> ModelSpecification:
+        """Return the unit that a request for the drafters `requested` would get if the model were not loaded.
 
         None: the request names no drafters. Without `by_measured`, measurements are ignored.
         """
         chosen, settings = self._chooser.choose(main, by_measured=by_measured), self._live.current
-        choice, selected, methods = chosen.choice, chosen, chosen.methods
-        if asked is not None:
-            names = self._chooser.names(asked)
-            selected = Chosen(reason=TURNED_OFF) if asked == OFF else self._chooser.named(main, names)
+        model_settings, selected, methods = chosen.model_settings, chosen, chosen.methods
+        if requested is not None:
+            names = self._chooser.names(requested)
+            selected = DrafterChoice(reason=TURNED_OFF) if requested == OFF else self._chooser.find_named(main, names)
             methods = () if selected.drafts else methods
         return ModelSpecification(
             id=main.id,
             path=str(main.path),
             drafts=selected.drafts,
             draft_unavailable=selected.reason,
-            policy=choice.policy or settings.policy,
-            acceptance=choice.acceptance or settings.acceptance,
+            policy=model_settings.policy or settings.policy,
+            acceptance=model_settings.acceptance or settings.acceptance,
             methods=methods,
-            num_draft_tokens=choice.num_draft_tokens or settings.num_draft_tokens,
-            prompt_lookup_min=choice.prompt_lookup_min,
-            prompt_lookup_max=choice.prompt_lookup_max,
+            num_draft_tokens=model_settings.num_draft_tokens or settings.num_draft_tokens,
+            prompt_lookup_min=model_settings.prompt_lookup_min,
+            prompt_lookup_max=model_settings.prompt_lookup_max,
             ngram_across_requests=settings.ngram_across_requests,
             quantisation=self._live.model(main.id).quantisation,
             context_tokens=context_tokens(main.config),
@@ -325,11 +333,11 @@ class Resolver:
         listed = ", ".join(usable[:MAX_LISTED]) or "none is here yet"
         raise InvalidRequest(f"Say which model: {listed}.", code="model_required", parameter="model")
 
-    def _has(self, specification: ModelSpecification, asked: str | None) -> bool:
+    def _has_drafters(self, specification: ModelSpecification, requested: str | None) -> bool:
         """Return whether a loaded unit has the drafters that a request names."""
-        if asked is None:
+        if requested is None:
             return True
-        names = () if asked == OFF else self._chooser.names(asked)
+        names = () if requested == OFF else self._chooser.names(requested)
         return {draft.id for draft in specification.drafts}.issuperset(names) and bool(
             names or not specification.drafts
         )
@@ -340,7 +348,7 @@ class Resolver:
         reason = specification.draft_unavailable
         if chosen.methods and method not in chosen.methods:
             reason = f"only {' and '.join(chosen.methods)} may draft for {main.id}, not {method}"
-        elif chosen.by_hand or reason == TURNED_OFF:
+        elif chosen.is_explicit or reason == TURNED_OFF:
             reason = reason or f"no {method} drafter was chosen for {main.id}: name one in draft_model"
         else:
             best = self._chooser.best(main, (method,))

@@ -51,12 +51,12 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise AddressError(_why(error, host, port)) from error
+        raise AddressError(_bind_error(error, host, port)) from error
     listener.setblocking(False)  # noqa: FBT003 - the socket module takes it by position only
     return listener
 
 
-def _why(error: OSError, host: str, port: int) -> str:
+def _bind_error(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} is taken (by another Paceline? see `paceline ps`): stop it or set PACELINE_PORT"
     if error.errno in {errno.EACCES, errno.EPERM}:
@@ -81,10 +81,10 @@ class Acceptor:
     server object.
     """
 
-    look_seconds = 0.02
+    poll_seconds = 0.02
     idle_seconds, sending_seconds = 0.2, 2.0
     """Seconds for which a connection is safe from closing while idle, and while it sends a request."""
-    error_seconds, tell_seconds = 0.5, 60.0
+    error_seconds, warning_interval_seconds = 0.5, 60.0
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Acceptor:
         self._connect = connect
         self._connections = connections
         self._limit = limit
-        self._told_at = -self.tell_seconds
+        self._warned_at = -self.warning_interval_seconds
         self._loop = asyncio.get_running_loop()
         listener.listen(LISTEN_QUEUE)
         self._task = self._loop.create_task(self._accept())
@@ -113,32 +113,32 @@ class Acceptor:
     async def _accept(self) -> None:
         while True:
             while len(self._connections) >= self._limit:
-                self._make_room()
-                await asyncio.sleep(self.look_seconds)
+                self._evict_connection()
+                await asyncio.sleep(self.poll_seconds)
             try:
                 connection, _ = await self._loop.sock_accept(self._listener)
                 await self._loop.connect_accepted_socket(self._connect, connection)
             except ConnectionError:
                 continue  # the client left before the accept
             except Exception as error:  # noqa: BLE001 - ending this loop would take the server down
-                self._tell(error)
+                self._warn(error)
                 await asyncio.sleep(self.error_seconds)
 
-    def _make_room(self) -> None:
+    def _evict_connection(self) -> None:
         now = self._loop.time()
-        late = [
-            (not connection.is_idle, connection.waits_since, connection)
+        candidates = [
+            (not connection.is_idle, connection.waiting_since, connection)
             for connection in self._connections
-            if connection.is_waited_for
+            if connection.awaits_client
             and not connection.transport.is_closing()
-            and now - connection.waits_since > (self.idle_seconds if connection.is_idle else self.sending_seconds)
+            and now - connection.waiting_since > (self.idle_seconds if connection.is_idle else self.sending_seconds)
         ]
-        if late:
-            min(late, key=lambda candidate: candidate[:2])[2].give_way()
+        if candidates:
+            min(candidates, key=lambda candidate: candidate[:2])[2].evict()
 
-    def _tell(self, error: Exception) -> None:
-        if self._loop.time() - self._told_at >= self.tell_seconds:
-            self._told_at = self._loop.time()
+    def _warn(self, error: Exception) -> None:
+        if self._loop.time() - self._warned_at >= self.warning_interval_seconds:
+            self._warned_at = self._loop.time()
             why = getattr(error, "strerror", None) or repr(error)
             logger.warning("no connection can be accepted (%s): those that come wait", why)
 

@@ -29,7 +29,7 @@ def comment(text: str) -> bytes:
     return f": {text}\n\n".encode()
 
 
-BEAT = comment("are you there?")
+KEEP_ALIVE_FRAME = comment("are you there?")
 
 
 class EventStream(StreamingResponse):
@@ -45,7 +45,7 @@ class EventStream(StreamingResponse):
         on_close: Callable[[], None],
         write_timeout_seconds: float,
         media_type: str = "text/event-stream",
-        beat: bytes = BEAT,
+        keep_alive_frame: bytes = KEEP_ALIVE_FRAME,
     ) -> None:
         super().__init__(
             frames,
@@ -55,11 +55,11 @@ class EventStream(StreamingResponse):
         self._frames = frames
         self._on_close = on_close
         self._write_timeout_seconds = write_timeout_seconds
-        self._beat = beat
+        self._keep_alive_frame = keep_alive_frame
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the frames end, the client leaves or a write times out."""
-        scope.setdefault("state", {})[COMMENT] = self._beat
+        scope.setdefault("state", {})[COMMENT] = self._keep_alive_frame
         try:
             await super().__call__(scope, receive, send)
         except TimeoutError:
@@ -70,8 +70,8 @@ class EventStream(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         """Send every frame, each within the write timeout."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with asyncio.timeout(None) as patience:
-            alarm = Alarm(lambda: patience.reschedule(0))
+        async with asyncio.timeout(None) as deadline:
+            alarm = Alarm(lambda: deadline.reschedule(0))
             try:
                 async for chunk in self._frames:
                     alarm.set(self._write_timeout_seconds)
@@ -82,11 +82,11 @@ class EventStream(StreamingResponse):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class KeptFrames:
-    """Frames that are produced with or without a reader; each reader gets all of them from the first.
+class ReplayableFrames:
+    """Frames of a stream that runs with or without a reader; each reader gets all of them from the first.
 
-    `on_close` is called when the frames end, by themselves or after `patience_seconds` without a reader. `on_gone` is
-    called when the patience is over; no reader may come after that.
+    `on_close` is called when the frames end, by themselves or after `grace_seconds` without a reader. `on_expired` is
+    called when the grace period ends; no reader may come after that.
     """
 
     def __init__(
@@ -94,26 +94,26 @@ class KeptFrames:
         frames: AsyncGenerator[bytes, None],
         *,
         on_close: Callable[[], None],
-        on_gone: Callable[[], object],
-        patience_seconds: float,
+        on_expired: Callable[[], object],
+        grace_seconds: float,
     ) -> None:
         self._frames: list[bytes] = []
         self._ended = False
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._readers = 0
-        self._on_gone = on_gone
-        self._patience_seconds = patience_seconds
-        self._making = asyncio.get_running_loop().create_task(self._make(frames, on_close))
-        self._leaving: asyncio.TimerHandle | None = None
+        self._on_expired = on_expired
+        self._grace_seconds = grace_seconds
+        self._producer = asyncio.get_running_loop().create_task(self._produce(frames, on_close))
+        self._expiry: asyncio.TimerHandle | None = None
 
     def response(self, write_timeout_seconds: float) -> EventStream:
         """Return a response with all frames for one more reader."""
         self._readers += 1
-        if self._leaving is not None:
-            self._leaving.cancel()
-        return EventStream(self._read(), on_close=self._leave, write_timeout_seconds=write_timeout_seconds)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        return EventStream(self._read(), on_close=self._on_reader_left, write_timeout_seconds=write_timeout_seconds)
 
-    async def _make(self, frames: AsyncGenerator[bytes, None], on_close: Callable[[], None]) -> None:
+    async def _produce(self, frames: AsyncGenerator[bytes, None], on_close: Callable[[], None]) -> None:
         try:
             async for encoded in frames:
                 self._frames.append(encoded)
@@ -124,25 +124,25 @@ class KeptFrames:
             self._notify()
 
     def _notify(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _read(self) -> AsyncGenerator[bytes, None]:
         position = 0
         while True:
-            news = self._news
+            changed = self._changed
             while position < len(self._frames):
                 yield self._frames[position]
                 position += 1
             if self._ended:
                 return
-            await news.wait()
+            await changed.wait()
 
-    def _leave(self) -> None:
+    def _on_reader_left(self) -> None:
         self._readers -= 1
         if not self._readers:
-            self._leaving = asyncio.get_running_loop().call_later(self._patience_seconds, self._give_up)
+            self._expiry = asyncio.get_running_loop().call_later(self._grace_seconds, self._expire)
 
-    def _give_up(self) -> None:
-        self._making.cancel()
-        self._on_gone()
+    def _expire(self) -> None:
+        self._producer.cancel()
+        self._on_expired()

@@ -30,7 +30,7 @@ TRAILERS = re.compile(rb"(?:[^\r\n]+\r\n)*\r\n")
 
 
 class Connection(h11.Connection):
-    """h11's connection with `Chunks` for chunked bodies; `next_event` also raises `Rejected`."""
+    """h11's connection with `ChunkReader` for chunked bodies; `next_event` also raises `Rejected`."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """Return the next event; all buffered chunks make one."""
@@ -38,7 +38,7 @@ class Connection(h11.Connection):
             check_head(self.trailing_data[0])
         event = super().next_event()
         if isinstance(self._reader, ChunkedReader):
-            self._reader = Chunks()
+            self._reader = ChunkReader()
         return event
 
 
@@ -56,45 +56,45 @@ def check_head(raw: bytes) -> None:
         raise Rejected(400, advice, "invalid_http", close=True)
 
 
-class Chunks:
+class ChunkReader:
     """An h11 reader for one chunked body; trailers are dropped."""
 
     def __init__(self) -> None:
-        self._before = b"\r\n"  # so that the first chunk begins like the others
-        self._left_bytes = 0
+        self._prefix = b"\r\n"  # so that the first chunk begins like the others
+        self._remaining_bytes = 0
         self._is_last = False
         self._credit_bytes = FREE_FRAMING_BYTES * PAYLOAD_BY_FRAMING
 
     def __call__(self, buffer: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
         """Return the buffered payload, the end, or None; the rest is left in `buffer`. Raises `Rejected`."""
-        raw = self._before + (buffer.maybe_extract_at_most(len(buffer)) or b"")
-        self._before = b""
-        payload, end = self._take(raw)
+        raw = self._prefix + (buffer.maybe_extract_at_most(len(buffer)) or b"")
+        self._prefix = b""
+        payload, end = self._parse(raw)
         trailers = TRAILERS.match(raw, end) if self._is_last and not payload else None
         buffer += raw[end if trailers is None else trailers.end() :]
         if payload:
             return h11.Data(data=payload)
         return None if trailers is None else h11.EndOfMessage()
 
-    def _take(self, raw: bytes) -> tuple[bytes, int]:
+    def _parse(self, raw: bytes) -> tuple[bytes, int]:
         """Return the payload of all chunks at the start of `raw`, and where they end."""
-        payload, place, left = bytearray(), 0, self._left_bytes
+        payload, position, remaining = bytearray(), 0, self._remaining_bytes
         while not self._is_last:
-            piece = raw[place : place + left]
-            payload += piece
-            place += len(piece)
-            left -= len(piece)
-            size_line = None if left else SIZE_LINE.match(raw, place)
-            if size_line is None and raw.find(b"\n", place + 2) >= 0:
+            chunk = raw[position : position + remaining]
+            payload += chunk
+            position += len(chunk)
+            remaining -= len(chunk)
+            size_line = None if remaining else SIZE_LINE.match(raw, position)
+            if size_line is None and raw.find(b"\n", position + 2) >= 0:
                 raise Rejected(400, "A chunk of the body has no valid size or end.", "invalid_http", close=True)
             if size_line is None:
                 break
-            left = int(size_line[1], 16)
-            self._credit_bytes += left - PAYLOAD_BY_FRAMING * (size_line.end() - place)
+            remaining = int(size_line[1], 16)
+            self._credit_bytes += remaining - PAYLOAD_BY_FRAMING * (size_line.end() - position)
             if self._credit_bytes < 0:
                 advice = "The chunks of the body are too small: send larger ones, or a Content-Length."
                 raise Rejected(400, advice, "invalid_http", close=True)
-            place = size_line.end()
-            self._is_last = left == 0
-        self._left_bytes = left
-        return bytes(payload), place
+            position = size_line.end()
+            self._is_last = remaining == 0
+        self._remaining_bytes = remaining
+        return bytes(payload), position

@@ -22,7 +22,7 @@ from sqlalchemy import ColumnElement, func
 from sqlmodel import Session, col, delete, select
 
 from app.core.errors import InvalidRequest, StoreUnavailable
-from app.store.glance import LOCKED_DOWN
+from app.store.snapshot import LOCKED_DOWN
 from app.store.store import Store
 from app.store.tables import AccountRow, KeyRow, Scope, SessionRow, SettingRow
 
@@ -36,8 +36,8 @@ PREFIX = "pl-"
 HINT_CHARACTERS = 7
 MAX_KEYS = 200
 NAME_CHARACTERS = 80
-NOTE_SECONDS = 60.0
-MAX_REMEMBERED = 1000
+WRITE_INTERVAL_SECONDS = 60.0
+MAX_TRACKED = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -48,26 +48,26 @@ def digest_of(secret: str) -> str:
 
 
 class LastUse:
-    """Writes when a row was last used, in its `column`, without ever failing the use itself.
+    """Records in `column` when a row was last used.
 
-    A full disk or a busy file costs the note, not the request.
+    Never fails the use itself: on a full disk or a busy file, only the timestamp is lost.
     """
 
     def __init__(self, store: Store, table: type[SessionRow] | type[KeyRow], column: str) -> None:
         self._store = store
         self._table = table
         self._column = column
-        self._tried_at: dict[str | int, float] = {}
+        self._attempted_at: dict[str | int, float] = {}
 
-    def note(self, row_id: str | int, used_at: float | None, now: float) -> None:
-        """Note that the row was used `now`; `used_at` is the time that it has."""
-        if used_at is not None and now - used_at < NOTE_SECONDS:
+    def record(self, row_id: str | int, used_at: float | None, now: float) -> None:
+        """Record that the row was used `now`; `used_at` is the stored time."""
+        if used_at is not None and now - used_at < WRITE_INTERVAL_SECONDS:
             return
-        if now - self._tried_at.get(row_id, now - NOTE_SECONDS) < NOTE_SECONDS:
+        if now - self._attempted_at.get(row_id, now - WRITE_INTERVAL_SECONDS) < WRITE_INTERVAL_SECONDS:
             return
-        if len(self._tried_at) >= MAX_REMEMBERED:
-            self._tried_at.clear()
-        self._tried_at[row_id] = now
+        if len(self._attempted_at) >= MAX_TRACKED:
+            self._attempted_at.clear()
+        self._attempted_at[row_id] = now
         try:
             with self._store.session() as session:
                 row = session.get(self._table, row_id)
@@ -85,28 +85,28 @@ class Sessions:
         self._clock = clock
         self._last_use = LastUse(store, SessionRow, "seen_at")
 
-    def begin(self, browser: str, *, instead_of: str | None = None) -> str:
-        """Begin a session and return the secret for its cookie; the session with the secret `instead_of` ends."""
+    def begin(self, browser: str, *, replacing: str | None = None) -> str:
+        """Begin a session and return the secret for its cookie; the session with the secret `replacing` ends."""
         secret = secrets.token_urlsafe(SECRET_BYTES)
         now = self._clock()
         row = SessionRow(id=digest_of(secret), created_at=now, seen_at=now, browser=browser[:BROWSER_CHARACTERS])
         with self._store.session(vital=True) as session:
-            if instead_of is not None:
-                session.exec(delete(SessionRow).where(col(SessionRow.id) == digest_of(instead_of)))
-            self._forget_expired(session)
+            if replacing is not None:
+                session.exec(delete(SessionRow).where(col(SessionRow.id) == digest_of(replacing)))
+            self._delete_expired(session)
             newest = select(SessionRow.id).order_by(col(SessionRow.seen_at).desc()).limit(MAX_SESSIONS - 1)
             session.exec(delete(SessionRow).where(col(SessionRow.id).not_in(newest)))
             session.add(row)
         return secret
 
     def is_open(self, secret: str) -> bool:
-        """Whether this secret belongs to a session that has not ended; its use is noted."""
+        """Return whether this secret belongs to a session that has not ended, and record its use."""
         now = self._clock()
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             row = session.get(SessionRow, digest_of(secret))
         if row is None or not _is_alive(row, now):
             return False
-        self._last_use.note(row.id, row.seen_at, now)
+        self._last_use.record(row.id, row.seen_at, now)
         return True
 
     def end(self, secret: str) -> None:
@@ -114,19 +114,21 @@ class Sessions:
         with self._store.session(vital=True) as session:
             session.exec(delete(SessionRow).where(col(SessionRow.id) == digest_of(secret)))
 
-    def end_all(self, *, but: str | None = None) -> None:
-        """Sign every browser out, except the one with the secret `but`."""
+    def end_all(self, *, except_secret: str | None = None) -> None:
+        """Sign every browser out, except the one with the secret `except_secret`."""
         with self._store.session(vital=True) as session:
-            session.exec(delete(SessionRow).where(col(SessionRow.id) != (digest_of(but) if but else "")))
+            session.exec(
+                delete(SessionRow).where(col(SessionRow.id) != (digest_of(except_secret) if except_secret else ""))
+            )
 
     def list(self) -> Sequence[SessionRow]:
         """Return the open sessions, most recently used first."""
         now = self._clock()
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             rows = session.exec(select(SessionRow).order_by(col(SessionRow.seen_at).desc())).all()
         return [row for row in rows if _is_alive(row, now)]
 
-    def _forget_expired(self, session: Session) -> None:
+    def _delete_expired(self, session: Session) -> None:
         now = self._clock()
         for row in session.exec(select(SessionRow)).all():
             if not _is_alive(row, now):
@@ -169,18 +171,18 @@ class Keys:
         return row, text
 
     def find(self, text: str) -> KeyRow | None:
-        """Return the key with this text, unless it was revoked, and note its use."""
+        """Return the key with this text, unless it was revoked, and record its use."""
         if not text.startswith(PREFIX):
             return None
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             row = session.exec(select(KeyRow).where(KeyRow.digest == digest_of(text), _active())).one_or_none()
         if row is not None:
-            self._last_use.note(row.id, row.used_at, self._clock())
+            self._last_use.record(row.id, row.used_at, self._clock())
         return row
 
     def list(self) -> Sequence[KeyRow]:
         """Return every active key, newest first."""
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             return session.exec(select(KeyRow).where(_active()).order_by(col(KeyRow.id).desc())).all()
 
     def revoke(self, key_id: int) -> bool:
@@ -231,7 +233,7 @@ class Accounts:
 
     @property
     def has_account(self) -> bool:
-        """Whether a password was set that still counts."""
+        """Whether a valid password is set."""
         return not self.is_locked_down and self._hash() is not None
 
     def set_up(self, password: str) -> bool:
@@ -239,11 +241,11 @@ class Accounts:
         if self.is_locked_down:
             self.set_password(password)
             return True
-        made = self._hashed(password)
+        new_hash = self._hashed(password)
         with self._store.session(vital=True) as session:
             if session.get(AccountRow, ACCOUNT) is not None:
                 return False
-            self._keep(session, made)
+            self._save(session, new_hash)
         return True
 
     def set_password(self, password: str) -> None:
@@ -251,51 +253,51 @@ class Accounts:
 
         Only the owner of the files, or a person who is signed in, may cause this: it also ends a lock-down.
         """
-        made = self._hashed(password)
+        new_hash = self._hashed(password)
         with self._store.session(vital=True) as session:
-            self._keep(session, made)
+            self._save(session, new_hash)
             lock = session.get(SettingRow, LOCKED_DOWN)
             if lock is not None:
                 session.delete(lock)
             session.exec(delete(SessionRow))
 
     def is_password(self, password: str) -> bool:
-        """Whether this is the password; takes the same time when there is no account. Checks one at a time."""
+        """Return whether this is the password, in the same time when there is no account. Checks one at a time."""
         stored = None if self.is_locked_down else self._hash()
         with self._hashing:
             if stored is None:
-                self._hasher.hash(_normal(password))
+                self._hasher.hash(_normalized(password))
                 return False
-            is_right = is_hash_of(stored, password, self._hasher)
-        if is_right and (stored.startswith(SCRYPT) or self._hasher.check_needs_rehash(stored)):
-            self._renew(stored, password)
-        return is_right
+            is_correct = matches_hash(stored, password, self._hasher)
+        if is_correct and (stored.startswith(SCRYPT) or self._hasher.check_needs_rehash(stored)):
+            self._rehash(stored, password)
+        return is_correct
 
     def _hashed(self, password: str) -> str:
         check_password(password)
         with self._hashing:
-            return self._hasher.hash(_normal(password))
+            return self._hasher.hash(_normalized(password))
 
     def _hash(self) -> str | None:
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             row = session.get(AccountRow, ACCOUNT)
             return None if row is None else row.password_hash
 
-    def _keep(self, session: Session, made: str) -> None:
+    def _save(self, session: Session, new_hash: str) -> None:
         now = self._clock()
         row = session.get(AccountRow, ACCOUNT) or AccountRow(id=ACCOUNT, created_at=now)
-        row.password_hash, row.changed_at = made, now
+        row.password_hash, row.changed_at = new_hash, now
         session.add(row)
 
-    def _renew(self, stored: str, password: str) -> None:
+    def _rehash(self, stored: str, password: str) -> None:
         """Hash the same password again with today's parameters, unless it was changed meanwhile."""
         with self._hashing:
-            made = self._hasher.hash(_normal(password))
+            new_hash = self._hasher.hash(_normalized(password))
         try:
             with self._store.session(vital=True) as session:
                 row = session.get(AccountRow, ACCOUNT)
                 if row is not None and row.password_hash == stored:
-                    row.password_hash = made
+                    row.password_hash = new_hash
         except StoreUnavailable as error:
             logger.warning("The hash of the password could not be renewed: %s", error.message)
 
@@ -317,22 +319,22 @@ def check_password(password: str) -> None:
         )
 
 
-def is_hash_of(stored: str, password: str, hasher: PasswordHasher) -> bool:
+def matches_hash(stored: str, password: str, hasher: PasswordHasher) -> bool:
     """Whether `stored` is a hash of `password`, by argon2 or formerly scrypt; a string that is no hash matches nothing.
 
     Takes a fifth of a second on purpose, so call it in a thread.
     """
     try:
         if not stored.startswith(SCRYPT):
-            return hasher.verify(stored, _normal(password))
+            return hasher.verify(stored, _normalized(password))
         _, n, r, p, salt, digest = stored.split("$")
         cost = {"n": int(n), "r": int(r), "p": int(p), "dklen": 32, "maxmem": SCRYPT_MEMORY_BYTES}
-        made = hashlib.scrypt(_normal(password), salt=base64.b64decode(salt, validate=True), **cost)
-        return secrets.compare_digest(made, base64.b64decode(digest, validate=True))
+        computed = hashlib.scrypt(_normalized(password), salt=base64.b64decode(salt, validate=True), **cost)
+        return secrets.compare_digest(computed, base64.b64decode(digest, validate=True))
     except (VerificationError, InvalidHashError, ValueError, TypeError, OverflowError):
         return False
 
 
-def _normal(password: str) -> bytes:
+def _normalized(password: str) -> bytes:
     """Normalise to NFKC, since keyboards may write one letter in two ways, and cut overlong input to bound its cost."""
     return unicodedata.normalize("NFKC", password[: MAX_CHARACTERS + 1]).encode("utf-8", "surrogatepass")

@@ -32,7 +32,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class ConversationHeader:
     """The fields of a new conversation other than its turns; `options` are the parameters of its requests."""
 
     title: str
@@ -55,32 +55,32 @@ class Conversations:
         query = select(ConversationRow).order_by(col(ConversationRow.changed_at).desc(), col(ConversationRow.id).desc())
         if search:
             query = query.where(_contains(search))
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             return session.exec(query).all()
 
     def add(
-        self, conversation_id: int, version: int, turns: Sequence[MessageRow], beginning: Beginning | None = None
+        self, conversation_id: int, version: int, turns: Sequence[MessageRow], header: ConversationHeader | None = None
     ) -> ConversationRow | None:
-        """Add turns, which are copied, to a conversation of this version; version 0 with `beginning` makes one.
+        """Add turns, which are copied, to a conversation of this version; version 0 with `header` makes one.
 
         Raises `StaleVersion` when it has another version, and `InvalidRequest` when a turn's parent does not exist or a
         limit is exceeded; then nothing is added.
         """
-        with self._changing() as session:
+        with self._transaction() as session:
             row = session.get(ConversationRow, conversation_id)
             if row is None:
-                if version or beginning is None:
+                if version or header is None:
                     return None
-                row = self._begun(session, conversation_id, beginning)
+                row = self._new_row(session, conversation_id, header)
             elif row.version != version:
                 message = "This conversation was changed in another window: read it again."
                 raise StaleVersion(message, parameter="version")
-            self._place(session, row, turns)
+            self._add_turns(session, row, turns)
             return row
 
     def find(self, conversation_id: int) -> tuple[ConversationRow, Sequence[MessageRow]] | None:
         """Return a conversation with its turns, each after its parent."""
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             row = session.get(ConversationRow, conversation_id)
             return None if row is None else (row, _rows(session, conversation_id))
 
@@ -92,8 +92,8 @@ class Conversations:
         model_id: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> ConversationRow | None:
-        """Set what is given, whatever the version; its place in the list does not change."""
-        with self._changing() as session:
+        """Set the given fields, whatever the version; the order of the list does not change."""
+        with self._transaction() as session:
             row = session.get(ConversationRow, conversation_id)
             if row is None:
                 return None
@@ -106,7 +106,7 @@ class Conversations:
 
     def delete(self, conversation_id: int) -> bool:
         """Delete a conversation with its turns."""
-        with self._changing() as session:
+        with self._transaction() as session:
             row = session.get(ConversationRow, conversation_id)
             if row is not None:
                 session.delete(row)
@@ -114,32 +114,32 @@ class Conversations:
 
     def delete_all(self) -> int:
         """Delete every conversation; return how many there were."""
-        with self._changing() as session:
+        with self._transaction() as session:
             rows = session.exec(select(ConversationRow)).all()
             for row in rows:
                 session.delete(row)
             return len(rows)
 
     @contextmanager
-    def _changing(self) -> Iterator[Session]:
+    def _transaction(self) -> Iterator[Session]:
         with self._store.session() as session:
             yield session
         self.revision += 1  # after the commit, so that a page that reads then finds the change
 
-    def _begun(self, session: Session, conversation_id: int, beginning: Beginning) -> ConversationRow:
+    def _new_row(self, session: Session, conversation_id: int, header: ConversationHeader) -> ConversationRow:
         if session.exec(select(func.count()).select_from(ConversationRow)).one() >= self._limits.conversations:
             message = f"{self._limits.conversations} conversations are kept already: delete some first."
             raise InvalidRequest(message, code="too_many_conversations")
         return ConversationRow(
             id=conversation_id,
-            title=beginning.title,
-            model_id=beginning.model_id,
-            options=dict(beginning.options),
+            title=header.title,
+            model_id=header.model_id,
+            options=dict(header.options),
             created_at=self._clock(),
             version=0,
         )
 
-    def _place(self, session: Session, conversation: ConversationRow, turns: Sequence[MessageRow]) -> None:
+    def _add_turns(self, session: Session, conversation: ConversationRow, turns: Sequence[MessageRow]) -> None:
         """Add the turns that are new, and complete interrupted ones."""
         conversation.changed_at = now = self._clock()
         conversation.version += 1
@@ -152,9 +152,9 @@ class Conversations:
             row = rows.get(turn.turn)
             if row is None:
                 row = rows[turn.turn] = MessageRow(conversation_id=conversation.id, turn=turn.turn, created_at=now)
-                _write(row, turn)
+                _copy_fields(row, turn)
             elif _completes(turn, row):
-                _write(row, turn)
+                _copy_fields(row, turn)
             session.add(row)
         self._check_size(rows.values())
         session.flush()
@@ -185,16 +185,16 @@ def _contains(search: str) -> Any:
     for special in (ESCAPE, "%", "_"):
         escaped = escaped.replace(special, ESCAPE + special)
     pattern = f"%{escaped}%"
-    holding = select(MessageRow.conversation_id).where(col(MessageRow.content).like(pattern, escape=ESCAPE))
-    return or_(col(ConversationRow.title).like(pattern, escape=ESCAPE), col(ConversationRow.id).in_(holding))
+    matching_ids = select(MessageRow.conversation_id).where(col(MessageRow.content).like(pattern, escape=ESCAPE))
+    return or_(col(ConversationRow.title).like(pattern, escape=ESCAPE), col(ConversationRow.id).in_(matching_ids))
 
 
 def _rows(session: Session, conversation_id: int) -> list[MessageRow]:
-    wanted = select(MessageRow).where(MessageRow.conversation_id == conversation_id)
-    return list(session.exec(wanted.order_by(col(MessageRow.id))))
+    query = select(MessageRow).where(MessageRow.conversation_id == conversation_id)
+    return list(session.exec(query.order_by(col(MessageRow.id))))
 
 
-def _write(row: MessageRow, turn: MessageRow) -> None:
+def _copy_fields(row: MessageRow, turn: MessageRow) -> None:
     for name in ("parent", "role", "content", "reasoning", "spans", "calls", "figures"):
         setattr(row, name, getattr(turn, name))
     row.created_at = turn.created_at or row.created_at

@@ -1,7 +1,7 @@
 """The file of the store: the checks that it is ours and sound, and how it is opened, migrated and replaced.
 
-A file is only ever put into place whole, with all its tables: an empty, partial or foreign one is damage, and so is
-anything else at its path. Callers of these functions hold `exclusive`, except for `examine` and `check_owner`.
+A file is only ever renamed into place complete, with all its tables: an empty, partial or foreign one is damage, and
+so is anything else at its path. Callers of these functions hold `exclusive`, except for `examine` and `check_owner`.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ from sqlalchemy.pool import NullPool, StaticPool
 from sqlmodel import SQLModel
 
 from app.core.errors import StoreUnavailable
-from app.machine.own_files import lock_own, open_own, own_files
+from app.machine.own_files import lock_file, open_regular_file, own_files
 from app.store import stored_json
-from app.store.glance import LOCKED_DOWN
+from app.store.snapshot import LOCKED_DOWN
 from app.store.tables import TABLES
 
 JOURNALS = ("-wal", "-shm", "-journal")
@@ -67,15 +67,15 @@ def examine(path: Path) -> str | None:
 
     Raises `Damage`, `NewerRevision`, and `OSError` or `sqlite3.Error` where the file cannot be read at all.
     """
-    if not is_there(path):
+    if not exists(path):
         return None
     _check_kind(path)
     return _examine_content(path)
 
 
-def is_there(path: Path) -> bool:
-    """Whether anything was ever stored: the file, or what is left of it. Raises `OSError` where access is denied."""
-    for part in (path, _beside(path, "-wal")):
+def exists(path: Path) -> bool:
+    """Return whether anything was ever stored: the file, or its journal. Raises `OSError` where access is denied."""
+    for part in (path, _sibling(path, "-wal")):
         with contextlib.suppress(FileNotFoundError):
             if part.lstat().st_size or part == path:
                 return True
@@ -83,11 +83,11 @@ def is_there(path: Path) -> bool:
 
 
 def _check_kind(path: Path) -> None:
-    """Raise `Damage` for what SQLite would wait for, fail at, or take for a new database."""
+    """Raise `Damage` for a path on which SQLite would block, fail, or create a new database."""
     if not path.exists():
         is_link = path.is_symlink()
         raise Damage("it is a link to nothing" if is_link else "it is gone, and its journal is still there")
-    for part in (path, *(_beside(path, suffix) for suffix in JOURNALS)):
+    for part in (path, *(_sibling(path, suffix) for suffix in JOURNALS)):
         if part.exists() and not part.is_file():
             raise Damage(f"{'it' if part == path else part.name} is no file")
     if path.stat().st_uid != os.geteuid():
@@ -99,7 +99,7 @@ def _check_kind(path: Path) -> None:
 def _examine_content(path: Path) -> str:
     """Check every page, index, reference between rows, table and value in one snapshot; return the revision."""
     with (
-        _damage_told(),
+        _raising_damage(),
         closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)) as file,
     ):
         file.execute("BEGIN")
@@ -115,7 +115,7 @@ def _examine_content(path: Path) -> str:
 
 
 @contextmanager
-def _damage_told() -> Iterator[None]:
+def _raising_damage() -> Iterator[None]:
     """Turn errors of pages, texts and values that cannot be read as they should into `Damage`."""
     try:
         yield
@@ -134,15 +134,15 @@ def _examine_tables(file: sqlite3.Connection) -> str:
         if names >= ADOPTED_TABLES and "setting" not in names:
             return ""
         raise Damage("it is not a database of Paceline")
-    said = [str(row[0]) for row in file.execute("SELECT version_num FROM alembic_version")]
+    stated = [str(row[0]) for row in file.execute("SELECT version_num FROM alembic_version")]
     latest = revisions()[-1]
-    if len(said) == 1 and re.fullmatch(r"[0-9]{4}", said[0]) and said[0] > latest:
-        raise NewerRevision(f"it has revision {said[0]}, and this Paceline knows {latest}")
-    if len(said) != 1 or said[0] not in revisions():
+    if len(stated) == 1 and re.fullmatch(r"[0-9]{4}", stated[0]) and stated[0] > latest:
+        raise NewerRevision(f"it has revision {stated[0]}, and this Paceline knows {latest}")
+    if len(stated) != 1 or stated[0] not in revisions():
         raise Damage("its revision is damaged")
-    if said[0] == latest and (missing := sorted(TABLES - names)):
+    if stated[0] == latest and (missing := sorted(TABLES - names)):
         raise Damage(f"the table {missing[0]} is missing")
-    return said[0]
+    return stated[0]
 
 
 def _examine_values(file: sqlite3.Connection) -> None:
@@ -183,7 +183,7 @@ def _is_value_of(column: Column[Any], value: Any) -> bool:
 
 def _is_json(value: Any, kind: Any) -> bool:
     try:
-        stored_json.read(value, kind)
+        stored_json.decode(value, kind)
     except ValueError:
         return False
     return True
@@ -204,7 +204,7 @@ def migrate(path: Path, *, adopt: bool = False, to: str | None = None) -> None:
     target = to or revisions()[-1]
     engine = open_engine(path)
     try:
-        with _damage_told(), engine.begin() as connection:
+        with _raising_damage(), engine.begin() as connection:
             config = _config()
             config.attributes["connection"] = connection
             if adopt:
@@ -230,16 +230,16 @@ def open_engine(path: Path, *, pooled: bool = False) -> Engine:
     def configure(connection: Any, _record: Any) -> None:
         """Set up a connection: the busy timeout first, since switching to WAL may have to wait."""
         connection.isolation_level = None  # we send BEGIN ourselves, so that tables change within a transaction too
-        always = "journal_mode = WAL", "foreign_keys = ON", "secure_delete = ON"  # deleted data is overwritten
-        for pragma in (f"busy_timeout = {BUSY_TIMEOUT_MILLISECONDS}", *always):
+        pragmas = "journal_mode = WAL", "foreign_keys = ON", "secure_delete = ON"  # deleted data is overwritten
+        for pragma in (f"busy_timeout = {BUSY_TIMEOUT_MILLISECONDS}", *pragmas):
             connection.execute(f"PRAGMA {pragma}")
 
     def begin(connection: Connection) -> None:
-        is_reading = connection.get_execution_options().get("reading", False)
-        connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
+        is_read_only = connection.get_execution_options().get("reading", False)
+        connection.exec_driver_sql("BEGIN" if is_read_only else "BEGIN IMMEDIATE")
 
     url = URL.create("sqlite", database=str(path))
-    json = {"json_serializer": stored_json.written, "json_deserializer": stored_json.read}
+    json = {"json_serializer": stored_json.encode, "json_deserializer": stored_json.decode}
     engine = create_engine(url, **json) if pooled else create_engine(url, poolclass=NullPool, **json)
     event.listen(engine, "connect", configure)
     event.listen(engine, "begin", begin)
@@ -247,8 +247,8 @@ def open_engine(path: Path, *, pooled: bool = False) -> Engine:
 
 
 @cache
-def nothing() -> Engine:
-    """Return every table without a row, in memory, to read from before anything is stored."""
+def empty_engine() -> Engine:
+    """Return an in-memory engine with all tables and no rows, to read from before anything is stored."""
     engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     SQLModel.metadata.create_all(engine)
     with engine.connect() as connection:
@@ -270,7 +270,7 @@ def check_owner(path: Path, user: int | None = None) -> None:
             advice = f"run `sudo chown -R $(id -un) {shlex.quote(str(folder))}` if it is yours, or {advice}"
     else:
         return
-    raise StoreUnavailable(f"The folder of Paceline's state {why}", for_owner=f"{folder} {why}: {advice}")
+    raise StoreUnavailable(f"The folder of Paceline's state {why}", private_message=f"{folder} {why}: {advice}")
 
 
 def is_writable_by_others(folder: Path) -> bool:
@@ -288,11 +288,11 @@ def exclusive(path: Path, wait_seconds: float = LOCK_SECONDS) -> Iterator[None]:
     check_owner(path)
     if is_writable_by_others(path.parent):
         path.parent.chmod(0o700)
-    descriptor = open_own(_beside(path, ".lock"), os.O_RDWR | os.O_CREAT, PRIVATE)
+    descriptor = open_regular_file(_sibling(path, ".lock"), os.O_RDWR | os.O_CREAT, PRIVATE)
     try:
-        if not lock_own(descriptor, wait_seconds):
+        if not lock_file(descriptor, wait_seconds):
             why = "is being opened by another process of Paceline that does not go on: end it, and try again"
-            raise StoreUnavailable(f"{path.name} {why}", for_owner=f"{path} {why}")
+            raise StoreUnavailable(f"{path.name} {why}", private_message=f"{path} {why}")
         yield
     finally:
         os.close(descriptor)
@@ -301,7 +301,7 @@ def exclusive(path: Path, wait_seconds: float = LOCK_SECONDS) -> Iterator[None]:
 def free_reserve(path: Path) -> bool:
     """Free the disk space in reserve; return whether there was any."""
     try:
-        _beside(path, ".reserve").unlink()
+        _sibling(path, ".reserve").unlink()
     except OSError:
         return False
     return True
@@ -310,24 +310,24 @@ def free_reserve(path: Path) -> bool:
 def fill_reserve(path: Path) -> None:
     """Reserve disk space again, as much as is available."""
     with contextlib.suppress(OSError):
-        descriptor = open_own(_beside(path, ".reserve"), os.O_WRONLY | os.O_CREAT, PRIVATE)
+        descriptor = open_regular_file(_sibling(path, ".reserve"), os.O_WRONLY | os.O_CREAT, PRIVATE)
         with os.fdopen(descriptor, "wb", buffering=0) as reserve:
-            while (left := RESERVE_BYTES - os.fstat(descriptor).st_size) > 0:
+            while (missing_bytes := RESERVE_BYTES - os.fstat(descriptor).st_size) > 0:
                 reserve.seek(0, os.SEEK_END)
-                reserve.write(os.urandom(min(left, 4096)))  # zeros might be compressed to nothing
+                reserve.write(os.urandom(min(missing_bytes, 4096)))  # zeros might be compressed to nothing
 
 
 def make_private(path: Path) -> None:
     """Let only the owner read and write what there is of the file."""
-    for part in (path, *(_beside(path, suffix) for suffix in JOURNALS)):
+    for part in (path, *(_sibling(path, suffix) for suffix in JOURNALS)):
         if part.is_file() and part.stat().st_uid == os.geteuid() and stat.S_IMODE(part.stat().st_mode) != PRIVATE:
             part.chmod(PRIVATE)
 
 
 def build(path: Path, *, locked_down_at: float | None = None) -> Path:
     """Make a file with every table, under a temporary name beside `path`, which is returned."""
-    temporary = _beside(path, ".new")
-    for leftover in (temporary, _beside(temporary, "-wal"), _beside(temporary, "-shm")):
+    temporary = _sibling(path, ".new")
+    for leftover in (temporary, _sibling(temporary, "-wal"), _sibling(temporary, "-shm")):
         leftover.unlink(missing_ok=True)
     os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
     migrate(temporary)
@@ -338,7 +338,7 @@ def build(path: Path, *, locked_down_at: float | None = None) -> Path:
     return temporary
 
 
-def put(new: Path, path: Path) -> None:
+def replace_durably(new: Path, path: Path) -> None:
     """Rename the new file to `path`, atomically and durably."""
     _sync(new)
     new.replace(path)
@@ -346,8 +346,8 @@ def put(new: Path, path: Path) -> None:
 
 
 def set_aside(path: Path, new: Path, moment: str) -> Path:
-    """Give the damaged file another name, which is returned, and put `new` in its place; our file is never absent."""
-    aside = free_name(_beside(path, f".damaged-{moment}"))
+    """Rename the damaged file, replace it with `new` and return its new name; there is a file at `path` throughout."""
+    aside = unused_name(_sibling(path, f".damaged-{moment}"))
     if path.is_file() and not path.is_symlink() and path.stat().st_uid == os.geteuid():
         try:
             os.link(path, aside)
@@ -357,20 +357,20 @@ def set_aside(path: Path, new: Path, moment: str) -> Path:
         path.rename(aside)
     for suffix in JOURNALS:
         with contextlib.suppress(FileNotFoundError):
-            _beside(path, suffix).rename(_beside(aside, suffix))
-    put(new, path)
+            _sibling(path, suffix).rename(_sibling(aside, suffix))
+    replace_durably(new, path)
     return aside
 
 
 def back_up(path: Path, revision: str) -> Path:
     """Copy a sound file before it is migrated to `revision`; delete older copies beyond the last few."""
-    copy = _beside(path, f".before-{revision}")
-    temporary = _beside(copy, ".new")
+    copy = _sibling(path, f".before-{revision}")
+    temporary = _sibling(copy, ".new")
     temporary.unlink(missing_ok=True)
     os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(temporary)) as target:
         source.backup(target)
-    put(temporary, copy)
+    replace_durably(temporary, copy)
     for old in _copies(path)[:-BACKUPS_KEPT]:
         old.unlink(missing_ok=True)
     return copy
@@ -378,7 +378,7 @@ def back_up(path: Path, revision: str) -> Path:
 
 def is_open_elsewhere(path: Path) -> bool:
     """Whether another process has a just examined file open: the last process to close it removes its journal."""
-    return _beside(path, "-wal").exists()
+    return _sibling(path, "-wal").exists()
 
 
 def readable_copy(path: Path) -> Path | None:
@@ -396,13 +396,13 @@ def _copies(path: Path) -> list[Path]:
     return sorted(names, key=lambda copy: copy.lstat().st_mtime_ns)
 
 
-def _beside(path: Path, suffix: str) -> Path:
+def _sibling(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def free_name(path: Path) -> Path:
-    """Return this name, or the first numbered one like it that is free."""
-    names = (path if number == 1 else _beside(path, f"-{number}") for number in range(1, 1000))
+def unused_name(path: Path) -> Path:
+    """Return this path, or the first numbered variant of it that does not exist."""
+    names = (path if number == 1 else _sibling(path, f"-{number}") for number in range(1, 1000))
     return next(name for name in names if not os.path.lexists(name))
 
 

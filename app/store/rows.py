@@ -13,9 +13,9 @@ from sqlalchemy import ColumnElement, delete, func, tuple_
 from sqlmodel import Session, col, select
 
 from app.core.download import Download, State
-from app.core.request import Past
+from app.core.request import FinishedRequest
 from app.model_settings import ModelSettings
-from app.store.glance import FIRST_RUN, LOCKED_DOWN
+from app.store.snapshot import FIRST_RUN, LOCKED_DOWN
 from app.store.store import Store
 from app.store.tables import BenchmarkRow, DownloadRow, KeyRow, ModelSettingsRow, RequestRow, SettingRow
 
@@ -29,7 +29,7 @@ class StoredSettings:
 
     def settings(self) -> dict[str, Any]:
         """Return every stored setting as a plain JSON value."""
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             rows = session.exec(select(SettingRow).where(col(SettingRow.name).not_in((LOCKED_DOWN, FIRST_RUN))))
             return {row.name: row.value for row in rows}
 
@@ -38,13 +38,13 @@ class StoredSettings:
         with self._store.session(vital=True) as session:
             for name, value in changes.items():
                 if value is None:
-                    _forget(session, session.get(SettingRow, name))
+                    _delete_row(session, session.get(SettingRow, name))
                 else:
                     session.merge(SettingRow(name=name, value=value, source=source, updated_at=self._clock()))
 
     def models(self) -> dict[str, ModelSettings]:
         """Return the settings of each model that has some."""
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             return {row.model_id: ModelSettings.read(row.values) for row in session.exec(select(ModelSettingsRow))}
 
     def save_model(self, model_id: str, settings: ModelSettings, *, source: str) -> None:
@@ -52,18 +52,18 @@ class StoredSettings:
         values = settings.given()
         with self._store.session(vital=True) as session:
             if not values:
-                _forget(session, session.get(ModelSettingsRow, model_id))
+                _delete_row(session, session.get(ModelSettingsRow, model_id))
             else:
                 row = ModelSettingsRow(model_id=model_id, values=values, source=source, updated_at=self._clock())
                 session.merge(row)
 
     def has_keys(self) -> bool:
         """Whether an API key was made and not revoked."""
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             return session.exec(select(KeyRow.id).where(col(KeyRow.revoked_at).is_(None))).first() is not None
 
 
-def _forget(session: Session, row: SettingRow | ModelSettingsRow | None) -> None:
+def _delete_row(session: Session, row: SettingRow | ModelSettingsRow | None) -> None:
     if row is not None:
         session.delete(row)
 
@@ -78,24 +78,24 @@ class FirstRun:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def left(self) -> list[FirstStep]:
+    def remaining(self) -> list[FirstStep]:
         """Return the remaining steps in order; none where the first run is over, or was an earlier version's."""
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             row = session.get(SettingRow, FIRST_RUN)
-            left = row.value if row is not None and isinstance(row.value, list) else ()
-            return [step for step in FIRST_STEPS if step in left]
+            remaining = row.value if row is not None and isinstance(row.value, list) else ()
+            return [step for step in FIRST_STEPS if step in remaining]
 
     def begin(self) -> None:
         """Mark every step as remaining."""
-        self._keep(FIRST_STEPS)
+        self._save(FIRST_STEPS)
 
     def finish(self, *steps: FirstStep) -> None:
         """Mark these steps as done."""
-        self._keep([step for step in self.left() if step not in steps])
+        self._save([step for step in self.remaining() if step not in steps])
 
-    def _keep(self, left: Sequence[FirstStep]) -> None:
+    def _save(self, remaining: Sequence[FirstStep]) -> None:
         with self._store.session(vital=True) as session:
-            session.merge(SettingRow(name=FIRST_RUN, value=list(left), source="dashboard", updated_at=time.time()))
+            session.merge(SettingRow(name=FIRST_RUN, value=list(remaining), source="dashboard", updated_at=time.time()))
 
 
 STATES = get_args(State)
@@ -109,7 +109,7 @@ class DownloadRows:
 
     def all(self) -> list[Download]:
         """Return every stored download."""
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             return [_download(row) for row in session.exec(select(DownloadRow))]
 
     def add(self, download: Download) -> Download:
@@ -146,7 +146,7 @@ def _download(row: DownloadRow) -> Download:
     return Download(**{**values, "id": row.id or 0, "state": state})
 
 
-class KeptMeasurements:
+class StoredMeasurements:
     """The measurements in a store. Reading never makes the file; `clock` returns Unix seconds."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
@@ -155,20 +155,20 @@ class KeptMeasurements:
 
     def of(self, model_id: str = "") -> list[BenchmarkRow]:
         """Return the measurements of one model, or of all, latest first."""
-        wanted = select(BenchmarkRow).order_by(col(BenchmarkRow.created_at).desc(), col(BenchmarkRow.id).desc())
+        query = select(BenchmarkRow).order_by(col(BenchmarkRow.created_at).desc(), col(BenchmarkRow.id).desc())
         if model_id:
-            wanted = wanted.where(BenchmarkRow.model_id == model_id)
-        with self._store.reading() as session:
-            return list(session.exec(wanted))
+            query = query.where(BenchmarkRow.model_id == model_id)
+        with self._store.read_session() as session:
+            return list(session.exec(query))
 
     def find(self, number: int) -> BenchmarkRow | None:
         """Return the measurement with this number; None when there is none."""
         if not 0 < number < 1 << 63:
             return None
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             return session.get(BenchmarkRow, number)
 
-    def keep(
+    def save(
         self, model_id: str, *, versions: Mapping[str, Any], machine: Mapping[str, Any], results: Mapping[str, Any]
     ) -> int:
         """Store a measurement, whose three parts are plain JSON values; return its number."""
@@ -195,7 +195,7 @@ class KeptMeasurements:
             return row is not None
 
 
-FINE = ("stop", "length", "tool_calls")
+SUCCESS_OUTCOMES = ("stop", "length", "tool_calls")
 
 
 class RequestHistory:
@@ -204,7 +204,7 @@ class RequestHistory:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def keep(self, requests: Sequence[Past], limit: int) -> None:
+    def save(self, requests: Sequence[FinishedRequest], limit: int) -> None:
         """Add these in one transaction, and delete the oldest beyond `limit`."""
         if not requests and not self._store.exists:
             return
@@ -214,45 +214,45 @@ class RequestHistory:
             session.flush()
             _prune(session, limit)
 
-    def page(self, *, count: int, before: str = "", model_id: str = "", outcome: str = "") -> list[Past]:
+    def page(self, *, count: int, before: str = "", model_id: str = "", outcome: str = "") -> list[FinishedRequest]:
         """Return requests older than `before`, latest first, without texts.
 
         `outcome`: `fine`, `cancelled`, `failed` or an exact one; empty: any.
         """
-        wanted = select(RequestRow).order_by(col(RequestRow.created_at).desc(), col(RequestRow.id).desc()).limit(count)
+        query = select(RequestRow).order_by(col(RequestRow.created_at).desc(), col(RequestRow.id).desc()).limit(count)
         if model_id:
-            wanted = wanted.where(RequestRow.model_id == model_id)
+            query = query.where(RequestRow.model_id == model_id)
         if outcome:
-            wanted = wanted.where(_has_outcome(outcome))
-        with self._store.reading() as session:
+            query = query.where(_has_outcome(outcome))
+        with self._store.read_session() as session:
             if before:
                 last = session.get(RequestRow, before)
                 if last is None:
                     return []
                 key = tuple_(col(RequestRow.created_at), col(RequestRow.id))
-                wanted = wanted.where(key < (last.created_at, last.id))
-            return [_past(row, texts=False) for row in session.exec(wanted)]
+                query = query.where(key < (last.created_at, last.id))
+            return [_past(row, texts=False) for row in session.exec(query)]
 
-    def find(self, request_id: str) -> Past | None:
+    def find(self, request_id: str) -> FinishedRequest | None:
         """Return a request, with its texts where they are kept."""
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             row = session.get(RequestRow, request_id)
             return None if row is None else _past(row, texts=True)
 
     def models(self) -> list[str]:
         """Return every model that a request was for."""
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             return list(session.exec(select(RequestRow.model_id).distinct().order_by(RequestRow.model_id)))
 
     def last_models(self, count: int) -> list[str]:
         """Return the models of the last requests, each once, latest first."""
-        wanted = select(RequestRow.model_id).order_by(col(RequestRow.created_at).desc()).limit(count)
-        with self._store.reading() as session:
-            return list(dict.fromkeys(session.exec(wanted)))
+        query = select(RequestRow.model_id).order_by(col(RequestRow.created_at).desc()).limit(count)
+        with self._store.read_session() as session:
+            return list(dict.fromkeys(session.exec(query)))
 
     def count(self) -> int:
         """Return the number of requests."""
-        with self._store.reading() as session:
+        with self._store.read_session() as session:
             return int(session.exec(select(func.count()).select_from(RequestRow)).one())
 
     def clear(self) -> None:
@@ -266,9 +266,9 @@ class RequestHistory:
 def _has_outcome(outcome: str) -> ColumnElement[bool]:
     column = col(RequestRow.outcome)
     if outcome == "fine":
-        return column.in_(FINE)
+        return column.in_(SUCCESS_OUTCOMES)
     if outcome == "failed":
-        return column.not_in([*FINE, "cancelled"])
+        return column.not_in([*SUCCESS_OUTCOMES, "cancelled"])
     return column == outcome
 
 
@@ -279,8 +279,8 @@ def _prune(session: Session, limit: int) -> None:
         session.exec(delete(RequestRow).where(col(RequestRow.id).in_(oldest)))
 
 
-def _past(row: RequestRow, *, texts: bool) -> Past:
+def _past(row: RequestRow, *, texts: bool) -> FinishedRequest:
     values = row.model_dump()
     if not texts:
         values |= {"prompt": None, "reply": None}
-    return Past(**values)
+    return FinishedRequest(**values)

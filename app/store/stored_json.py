@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 
 
-def written(value: Any) -> str:
+def encode(value: Any) -> str:
     """Encode a value as text; NaN becomes null. Raises `TypeError` or `ValueError` for what is not JSON."""
     return msgspec.json.encode(value).decode()
 
 
-def read(stored: str | bytes | float, kind: Any = Any) -> Any:
+def decode(stored: str | bytes | float, kind: Any = Any) -> Any:
     """Decode a text, or the number that SQLite makes of one. Raises `ValueError` unless its value is of `kind`."""
     try:
         value = msgspec.json.decode(stored if isinstance(stored, str | bytes) else repr(stored), type=kind)

@@ -1,4 +1,4 @@
-"""Reads calls in any form from a model's text: names of offered tools, and arguments as they arrive."""
+"""Parses tool calls of any form from a model's text: names of offered tools, and arguments as they arrive."""
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -10,251 +10,253 @@ from app.core.messages import ToolCallDelta
 from app.text.calls import (
     Call,
     Tools,
-    gemma_arguments,
-    id_of,
-    listed_calls,
-    nested_value,
-    parameter_value,
-    python_calls,
+    parse_gemma_arguments,
+    parse_json_calls,
+    parse_nested_value,
+    parse_parameter,
+    parse_python_calls,
+    usable_call_id,
 )
 from app.text.dialect import CallPatterns, compiled
-from app.text.json_text import JsonText, as_json
+from app.text.json_text import JsonReader, to_json
 from app.text.unread_text import UnreadText
 
-MAX_ENDS = 64
-"""Limit on the marks that are tried, one after another, as the end of a call."""
+MAX_END_MARKERS = 64
+"""Limit on the number of end markers that are tried, in order, as the end of one call."""
 MAX_FAILED = 16
-"""Limit on false beginnings of calls in one answer; beyond it nothing is read as a call."""
+"""Limit on the number of false call starts in one answer; beyond it nothing is parsed as a call."""
 _OBJECT = compiled(r'\s*\{\s*["}]')
-_BEHIND_MEMBER = compiled(r"\s*\}")
+_AFTER_MEMBER = compiled(r"\s*\}")
 _FENCE = compiled(r"\s*```")
 
 _logger = logging.getLogger("paceline.dialect")
 
 Match = Any
 """Match of `regex`."""
-Begun = tuple[Match, str]
-"""Beginning of a call of an offered tool, and the kind of its arguments."""
+CallStart = tuple[Match, str]
+"""Match of a call's start marker and tool name, and the kind of its arguments (see `CallPatterns`)."""
 
 
 class CallsEnded(Exception):
-    """The rest of the answer is ignored: only one call is allowed, or a call begun for the client cannot be read."""
+    """Ends the answer: only one call is allowed, or a call that the client has begun to receive cannot be parsed."""
 
 
 class CallSender:
-    """Sends the calls of one answer. `begins` is called before each; `one_call`: the first one ends the answer.
-    `taken`: ids that no call may have."""
+    """Sends the calls of one answer. `on_begin` is called before each; `one_call`: the first one ends the answer.
+    `used_ids`: ids that no call may have."""
 
     def __init__(
         self,
-        begins: Callable[[], None],
-        tell: Callable[[ToolCallDelta], None],
+        on_begin: Callable[[], None],
+        send: Callable[[ToolCallDelta], None],
         *,
         one_call: bool,
-        taken: Iterable[str] = (),
+        used_ids: Iterable[str] = (),
     ) -> None:
-        self._begins = begins
-        self._tell = tell
+        self._on_begin = on_begin
+        self._send = send
         self._one_call = one_call
-        self._taken = set(taken)
+        self._used_ids = set(used_ids)
         self.count = 0
-        """Number of calls that began."""
+        """Number of calls begun."""
         self.unfinished: int | None = None
         """Index of the last call while its arguments are incomplete."""
 
-    def begin(self, name: str, written_id: str | None) -> None:
-        """Send a name; arguments follow."""
-        self._name(Call(name, "", written_id or ""))
+    def begin_call(self, name: str, written_id: str | None) -> None:
+        """Send the name of a call; its arguments follow."""
+        self._send_head(Call(name, "", written_id or ""))
         self.unfinished = self.count - 1
 
-    def add(self, arguments: str) -> None:
-        """Send more arguments."""
+    def add_arguments(self, arguments: str) -> None:
+        """Send a delta of the arguments."""
         if arguments:
-            self._tell(ToolCallDelta(index=self.count - 1, arguments=arguments))
+            self._send(ToolCallDelta(index=self.count - 1, arguments=arguments))
 
     def end(self) -> None:
-        """Complete the arguments. Raises CallsEnded if no more calls are allowed."""
+        """Mark the arguments as complete. Raises CallsEnded if no more calls are allowed."""
         self.unfinished = None
         if self._one_call:
             raise CallsEnded
 
-    def tell(self, calls: Sequence[Call]) -> None:
+    def send(self, calls: Sequence[Call]) -> None:
         """Send complete calls."""
         for call in calls:
-            self._name(call)
+            self._send_head(call)
             self.end()
 
-    def _name(self, call: Call) -> None:
-        self._begins()
-        call_id = id_of(call.id, self._taken)
-        self._taken.add(call_id)
-        self._tell(ToolCallDelta(index=self.count, id=call_id, name=call.name, arguments=call.arguments))
+    def _send_head(self, call: Call) -> None:
+        self._on_begin()
+        call_id = usable_call_id(call.id, self._used_ids)
+        self._used_ids.add(call_id)
+        self._send(ToolCallDelta(index=self.count, id=call_id, name=call.name, arguments=call.arguments))
         self.count += 1
 
 
 class CallReader:
-    """Reads calls in one form. Each generator waits for more text until it can decide."""
+    """Parses calls of one form. Each generator waits for more text until it can decide."""
 
-    def __init__(self, written: UnreadText, tools: Tools, patterns: CallPatterns, calls: CallSender) -> None:
-        self._written = written
+    def __init__(self, unread: UnreadText, tools: Tools, patterns: CallPatterns, calls: CallSender) -> None:
+        self._unread = unread
         self._tools = tools
         self._patterns = patterns
         self._calls = calls
-        self._marked = False
-        """Whether the start mark of the form came before the calls, so that its end mark is still to come."""
+        self._has_start_marker = False
+        """Whether the start marker of the form came before the calls, so that its end marker is still to come."""
         self.failed = 0
-        """Number of false beginnings of calls."""
+        """Number of false call starts."""
 
-    def first(self) -> Generator[None, None, Begun | None]:
-        """Return the call that begins here, behind text."""
-        return self._begun(self._patterns.first)
+    def call_start(self) -> Generator[None, None, CallStart | None]:
+        """Match a call that starts here, after text; None if there is none."""
+        return self._match_start(self._patterns.call_starts)
 
-    def read(self) -> Generator[None, None, bool]:
-        """Read consecutive calls and the mark that ends them; return False, with nothing taken, if there is none."""
-        begun = yield from self.first()
-        self._marked = begun is not None and not self._patterns.unmarked(begun[0].group())
+    def scan_calls(self) -> Generator[None, None, bool]:
+        """Parse consecutive calls and their end marker; return False, with nothing consumed, if there is no call."""
+        start = yield from self.call_start()
+        self._has_start_marker = start is not None and not self._patterns.matches_bare_head(start[0].group())
         has_calls = False
-        while begun is not None and (yield from self._call(*begun)):
+        while start is not None and (yield from self._read_call(*start)):
             has_calls = True
-            end = (yield from self._written.match(self._patterns.end)) if self._patterns.end else None
+            end = (yield from self._unread.match(self._patterns.end)) if self._patterns.end else None
             if end is not None:
-                self._written.take(end.end())
+                self._unread.take(end.end())
                 break
-            begun = yield from self._begun(self._patterns.again)
+            start = yield from self._match_start(self._patterns.following_starts)
         return has_calls
 
-    def stream(
+    def stream_arguments(
         self, name: str, written_id: str | None, end: "regex.Pattern[str] | None"
     ) -> Generator[None, None, bool]:
-        """Send JSON arguments as they are written; `end`: the mark behind them. Return False if no object begins here.
+        """Send JSON arguments as they arrive, up to the marker `end`. Return False if no object begins here.
 
         Raises CallsEnded if they turn out not to be an object.
         """
-        if (yield from self._written.match(_OBJECT)) is None:
+        if (yield from self._unread.match(_OBJECT)) is None:
             return False
-        self._written.take(len(self._written.text) - len(self._written.text.lstrip()))
-        self._calls.begin(name, written_id)
-        reader = JsonText()
+        self._unread.take(len(self._unread.text) - len(self._unread.text.lstrip()))
+        self._calls.begin_call(name, written_id)
+        reader = JsonReader()
         while not reader.complete:
-            count, arguments = reader.read(self._written.text)
-            self._written.take(count)
-            self._calls.add(arguments)
+            count, arguments = reader.read(self._unread.text)
+            self._unread.take(count)
+            self._calls.add_arguments(arguments)
             if reader.complete:
                 break
             if reader.broken:
-                if not reader.missing or end is None or (yield from self._written.match(end)) is None:
-                    _logger.warning("the arguments of a call of %s are no JSON at %.80r", name, self._written.text)
+                if not reader.missing or end is None or (yield from self._unread.match(end)) is None:
+                    _logger.warning("the arguments of a call of %s are no JSON at %.80r", name, self._unread.text)
                     raise CallsEnded
-                self._calls.add(reader.missing)
+                self._calls.add_arguments(reader.missing)
                 break
-            if not (yield from self._written.more()):
+            if not (yield from self._unread.wait_for_more()):
                 raise CallsEnded
         self._calls.end()
         return True
 
-    def _begun(self, heads: Sequence[tuple["regex.Pattern[str]", str]]) -> Generator[None, None, Begun | None]:
-        for pattern, kind in heads if self.failed < MAX_FAILED else ():
-            head = yield from self._written.match(pattern)
+    def _match_start(
+        self, patterns: Sequence[tuple["regex.Pattern[str]", str]]
+    ) -> Generator[None, None, CallStart | None]:
+        for pattern, kind in patterns if self.failed < MAX_FAILED else ():
+            head = yield from self._unread.match(pattern)
             if head is not None and (kind == "value" or head["name"] in self._tools):
                 return head, kind
         return None
 
-    def _call(self, head: Match, kind: str) -> Generator[None, None, bool]:
-        """Read a call and send it; return False, with nothing taken, if there is none."""
+    def _read_call(self, head: Match, kind: str) -> Generator[None, None, bool]:
+        """Parse a call and send it; return False, with nothing consumed, if it cannot be parsed."""
         if kind in {"json", "member"}:
-            return (yield from self._streamed(head, kind))
+            return (yield from self._stream_call(head, kind))
         if kind == "value":
-            read = self._value(head)
+            read = self._read_value(head)
         elif self._patterns.form.opens:
-            read = self._parameters(head)
+            read = self._read_parameters(head)
         else:
-            read = self._closed(head)
+            read = self._read_literal_call(head)
         end, calls = yield from read
         if not calls:
             _logger.warning(
-                "text that looks like a tool call could not be parsed and is sent as text: %.200r", self._written.text
+                "text that looks like a tool call could not be parsed and is sent as text: %.200r", self._unread.text
             )
             self.failed += 1
             return False
-        self._written.take(end)
-        self._calls.tell(calls)
+        self._unread.take(end)
+        self._calls.send(calls)
         return True
 
-    def _streamed(self, head: Match, kind: str) -> Generator[None, None, bool]:
-        """Send the arguments behind a head, and take the marks around them."""
-        if (yield from self._written.match(_OBJECT, head.end())) is None:
+    def _stream_call(self, head: Match, kind: str) -> Generator[None, None, bool]:
+        """Send the arguments after a head, and consume the markers around them."""
+        if (yield from self._unread.match(_OBJECT, head.end())) is None:
             return False
-        self._written.take(head.end())
-        tail = _BEHIND_MEMBER if kind == "member" else self._patterns.tail
+        self._unread.take(head.end())
+        tail = _AFTER_MEMBER if kind == "member" else self._patterns.tail
         end = self._patterns.end if kind == "member" else self._patterns.tail or self._patterns.end
-        yield from self.stream(head["name"], head.groupdict().get("id"), end)
-        closing = (yield from self._written.match(tail)) if tail else None
-        self._written.take(closing.end() if closing else 0)
+        yield from self.stream_arguments(head["name"], head.groupdict().get("id"), end)
+        closing = (yield from self._unread.match(tail)) if tail else None
+        self._unread.take(closing.end() if closing else 0)
         return True
 
-    # --- each returns where the calls end, and the calls; none if they cannot be read -------------------------------
+    # --- each returns the end position and the calls; no calls if they cannot be parsed -----------------------------
 
-    def _value(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
-        """Read an object or a list of objects that include the names."""
-        reader, place = JsonText(), head.end()
+    def _read_value(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
+        """Parse an object, or a list of objects, that includes the tool name."""
+        reader, position = JsonReader(), head.end()
         while True:
-            place += reader.read(self._written.text[place:])[0]
-            if reader.complete or reader.broken or not (yield from self._written.more()):
+            position += reader.read(self._unread.text[position:])[0]
+            if reader.complete or reader.broken or not (yield from self._unread.wait_for_more()):
                 break
-        calls = listed_calls(self._written.text[head.end() : place], self._tools) if reader.complete else []
-        fence = (yield from self._written.match(_FENCE, place)) if calls and "```" in head.group() else None
-        return fence.end() if fence else place, calls
+        calls = parse_json_calls(self._unread.text[head.end() : position], self._tools) if reader.complete else []
+        fence = (yield from self._unread.match(_FENCE, position)) if calls and "```" in head.group() else None
+        return fence.end() if fence else position, calls
 
-    def _parameters(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
-        """Read parameters, each of them a text between marks."""
-        form, name, place = self._patterns.form, head["name"], head.end()
+    def _read_parameters(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
+        """Parse parameters, each of them a text between markers."""
+        form, name, position = self._patterns.form, head["name"], head.end()
         values: dict[str, Any] = {}
         while True:
-            finished = yield from self._written.match(self._patterns.finishes, place)
+            finished = yield from self._unread.match(self._patterns.finishes, position)
             if finished is not None:
-                return finished.end(), [Call(name, as_json(values))]
-            opened = yield from self._written.match(self._patterns.opens, place)
-            closed = (yield from self._close(opened)) if opened is not None else None
+                return finished.end(), [Call(name, to_json(values))]
+            opened = yield from self._unread.match(self._patterns.opens, position)
+            closed = (yield from self._find_parameter_end(opened)) if opened is not None else None
             if opened is None or closed is None:
                 return 0, []
-            text = self._written.text[opened.end() : closed.start()]
+            text = self._unread.text[opened.end() : closed.start()]
             key, schema = opened["key"].strip(), self._tools[name].get(opened["key"].strip())
             if form.padded:
                 text = text.removeprefix("\n").removesuffix("\n")
             values[key] = (
-                nested_value(text, form.nested, schema)
+                parse_nested_value(text, form.nested, schema)
                 if form.nested
-                else parameter_value(text, schema, opened.groupdict().get("kind"))
+                else parse_parameter(text, schema, opened.groupdict().get("kind"))
             )
-            place = closed.end()
+            position = closed.end()
 
-    def _close(self, opened: Match) -> Generator[None, None, Match | None]:
-        """Find the end of the parameter, past the same mark inside its text."""
-        closes = self._patterns.closes(opened["key"], marked=self._marked, final=False)
+    def _find_parameter_end(self, opened: Match) -> Generator[None, None, Match | None]:
+        """Find the end of a parameter, skipping the same marker inside its value."""
+        closing_pattern = self._patterns.closes(opened["key"], has_start_marker=self._has_start_marker, final=False)
         if opened.groupdict().get("quoted"):
-            closes = self._patterns.closes_quoted
-        closed = yield from self._written.search(closes, opened.end())
-        if closed is None and self._written.final:
-            closes = self._patterns.closes(opened["key"], marked=self._marked, final=True)
-            closed = closes.search(self._written.text, opened.end())
+            closing_pattern = self._patterns.closes_quoted
+        closed = yield from self._unread.search(closing_pattern, opened.end())
+        if closed is None and self._unread.final:
+            closing_pattern = self._patterns.closes(opened["key"], has_start_marker=self._has_start_marker, final=True)
+            closed = closing_pattern.search(self._unread.text, opened.end())
         return closed
 
-    def _closed(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
-        """Read up to the first mark that completes a call."""
-        start = place = head.end()
-        for _ in range(MAX_ENDS):
-            end = yield from self._written.search(self._patterns.end, place)
-            calls = self._literal(head["name"], self._written.text[start : end.start() if end else None])
+    def _read_literal_call(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
+        """Parse up to the first end marker that completes a call."""
+        start = position = head.end()
+        for _ in range(MAX_END_MARKERS):
+            end = yield from self._unread.search(self._patterns.end, position)
+            calls = self._parse_literal(head["name"], self._unread.text[start : end.start() if end else None])
             if calls or end is None:
-                return end.end() if end else len(self._written.text), calls
-            place = end.end()
+                return end.end() if end else len(self._unread.text), calls
+            position = end.end()
         return 0, []
 
-    def _literal(self, name: str, text: str) -> list[Call]:
+    def _parse_literal(self, name: str, text: str) -> list[Call]:
         quote = self._patterns.form.quote
         if not quote:
-            return python_calls(text, self._tools)
+            return parse_python_calls(text, self._tools)
         try:
-            return [Call(name, as_json(gemma_arguments(text, quote)))]
+            return [Call(name, to_json(parse_gemma_arguments(text, quote)))]
         except (ValueError, RecursionError):
             return []

@@ -1,6 +1,6 @@
-"""Parses the text between the marks of calls: names of offered tools, and arguments as an object.
+"""Parses the text between the markers of calls: names of offered tools, and arguments as an object.
 
-Text that cannot be read is not a call. A parameter that does not fit its type is kept as text: the tool can say more
+Text that cannot be parsed is not a call. A parameter that does not fit its type stays text: the tool can say more
 about it than this code.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from app.text.json_text import JsonText, as_json, read_literal, read_python
+from app.text.json_text import JsonReader, parse_literal, parse_python, to_json
 
 ID_LETTERS = string.ascii_letters + string.digits
 ID_LENGTH = 9
-"""Length of generated ids, in letters and digits: Mistral's templates accept no other, and all others accept these."""
-_OWN_ID = re.compile(r"[A-Za-z0-9]{9}|[\w.:-]+:\d+")
+"""Length of generated ids, in letters and digits: Mistral's templates accept no other, all others accept it."""
+_MODEL_CALL_ID = re.compile(r"[A-Za-z0-9]{9}|[\w.:-]+:\d+")
 """Ids that a model writes itself and refers to later: Mistral's and Kimi's."""
 
 Tools = Mapping[str, Mapping[str, Any]]
@@ -35,7 +35,7 @@ class Call(msgspec.Struct, frozen=True):
     """Id as the model wrote it."""
 
 
-def offered(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Map the name of each tool of a request to the schemas of its parameters."""
     schemas = {}
     for tool in tools:
@@ -45,14 +45,14 @@ def offered(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     return schemas
 
 
-def id_of(written: str | None, taken: Container[str] = ()) -> str:
-    """Return the id that the model wrote for a call, if it is valid and not `taken`, or else a new one."""
-    if written and _OWN_ID.fullmatch(written) and written not in taken:
+def usable_call_id(written: str | None, used_ids: Container[str] = ()) -> str:
+    """Return the id that the model wrote for a call, if it is valid and not in `used_ids`, else a new one."""
+    if written and _MODEL_CALL_ID.fullmatch(written) and written not in used_ids:
         return written
     return "".join(secrets.choice(ID_LETTERS) for _ in range(ID_LENGTH))
 
 
-def ids_of(messages: Sequence[Mapping[str, Any]]) -> set[str]:
+def call_ids(messages: Sequence[Mapping[str, Any]]) -> set[str]:
     """Collect the ids of a conversation's calls: agents give up if one is repeated."""
     return {str(call.get("id")) for message in messages for call in message.get("tool_calls") or ()}
 
@@ -60,49 +60,49 @@ def ids_of(messages: Sequence[Mapping[str, Any]]) -> set[str]:
 # --- JSON with the names in it -------------------------------------------------------------------------------------
 
 
-def listed_calls(text: str, tools: Tools) -> list[Call]:
+def parse_json_calls(text: str, tools: Tools) -> list[Call]:
     """Parse objects one after another, or lists of them, as calls; empty unless each calls an offered tool."""
     calls: list[Call | None] = []
     while text := text.strip(" \t\r\n;,"):
-        reader = JsonText()
+        reader = JsonReader()
         count, _ = reader.read(text)
         try:
-            value = read_literal(text[:count])
+            value = parse_literal(text[:count])
         except ValueError:
             return []
-        calls += [_named(entry, tools) for entry in (value if isinstance(value, list) else [value])]
+        calls += [_call_from_object(entry, tools) for entry in (value if isinstance(value, list) else [value])]
         text = text[count:]
     return [call for call in calls if call] if all(calls) else []
 
 
-def _named(value: Any, tools: Tools) -> Call | None:
+def _call_from_object(value: Any, tools: Tools) -> Call | None:
     if not isinstance(value, dict):
         return None
     if len(value) == 1 and (name := next(iter(value))) in tools:
-        return _call(name, value[name])
+        return _call_from_parts(name, value[name])
     inner = value.get("function")
     if isinstance(inner, dict):
-        return _named({"id": value.get("id")} | inner, tools)
+        return _call_from_object({"id": value.get("id")} | inner, tools)
     name = next((value[key] for key in ("name", "tool_name", "function") if isinstance(value.get(key), str)), "")
     arguments = next((value[key] for key in ("arguments", "parameters") if key in value), None)
-    return _call(name, arguments, value.get("id")) if name in tools else None
+    return _call_from_parts(name, arguments, value.get("id")) if name in tools else None
 
 
-def _call(name: str, arguments: Any, written_id: Any = "") -> Call | None:
+def _call_from_parts(name: str, arguments: Any, model_id: Any = "") -> Call | None:
     """Read arguments as an object, an empty one if there are none; None if they are anything else."""
     if isinstance(arguments, str):
         try:
-            arguments = read_literal(arguments) if arguments.strip() else None
+            arguments = parse_literal(arguments) if arguments.strip() else None
         except ValueError:
             return None
     arguments = {} if arguments is None else arguments
-    identifier = written_id if isinstance(written_id, str) else ""
-    return Call(name, as_json(arguments), identifier) if isinstance(arguments, dict) else None
+    identifier = model_id if isinstance(model_id, str) else ""
+    return Call(name, to_json(arguments), identifier) if isinstance(arguments, dict) else None
 
 
 # --- one text per parameter ----------------------------------------------------------------------------------------
 
-_KINDS: dict[type, str] = {
+_JSON_TYPES: dict[type, str] = {
     bool: "boolean",
     int: "integer",
     float: "number",
@@ -115,59 +115,63 @@ _SPACE = re.compile(r"\s*")
 _SEPARATOR = re.compile(r"[,\s]*")
 
 
-def parameter_value(text: str, schema: Any, kind: str | None = None) -> Any:
-    """Convert `text` by the schema of its parameter; `kind`: the type that the model wrote beside it.
+def parse_parameter(text: str, schema: Any, type_name: str | None = None) -> Any:
+    """Convert `text` by the schema of its parameter; `type_name`: the type that the model stated.
 
-    It is kept as text if it fits none of the types, so that nothing is lost and the tool can complain.
+    It stays text if it fits none of the types, so that nothing is lost and the tool can complain.
     """
-    if kind in {"string", "true"}:
+    if type_name in {"string", "true"}:
         return text
-    kinds = set() if kind else kinds_of(schema)
-    if kinds == {"string"}:
+    types = set() if type_name else json_types(schema)
+    if types == {"string"}:
         return text
     try:
-        value = read_literal(text.strip().lower() if text.strip().lower() in {"true", "false", "null"} else text)
+        value = parse_literal(text.strip().lower() if text.strip().lower() in {"true", "false", "null"} else text)
     except ValueError:
         return text
-    own = _KINDS[type(value)]
-    if not kinds or own in kinds or (own == "null" and "string" not in kinds):
+    value_type = _JSON_TYPES[type(value)]
+    if not types or value_type in types or (value_type == "null" and "string" not in types):
         return value
-    if own == "integer" and "number" in kinds:
+    if value_type == "integer" and "number" in types:
         return value
-    return int(value) if own == "number" and "integer" in kinds and value.is_integer() else text
+    return int(value) if value_type == "number" and "integer" in types and value.is_integer() else text
 
 
-def kinds_of(schema: Any) -> set[str]:
+def json_types(schema: Any) -> set[str]:
     """Return the types that a JSON schema allows; empty if it does not say."""
     if not isinstance(schema, Mapping):
         return set()
-    named = schema.get("type")
-    kinds = {named} if isinstance(named, str) else {kind for kind in named or () if isinstance(kind, str)}
-    if not kinds and isinstance(schema.get("enum"), list):
-        kinds = {_KINDS[type(choice)] for choice in schema["enum"] if type(choice) in _KINDS}
+    declared = schema.get("type")
+    types = (
+        {declared}
+        if isinstance(declared, str)
+        else {type_name for type_name in declared or () if isinstance(type_name, str)}
+    )
+    if not types and isinstance(schema.get("enum"), list):
+        types = {_JSON_TYPES[type(choice)] for choice in schema["enum"] if type(choice) in _JSON_TYPES}
     for key in ("anyOf", "oneOf", "allOf"):
         for part in schema.get(key) or ():
-            kinds |= kinds_of(part)
-    return kinds | ({"null"} if schema.get("nullable") is True else set())
+            types |= json_types(part)
+    return types | ({"null"} if schema.get("nullable") is True else set())
 
 
-def nested_value(text: str, mark: str, schema: Any) -> Any:
-    """Read a value as MiniMax-M3 writes it: members and items are parameters again, each tag behind `mark`."""
+def parse_nested_value(text: str, marker: str, schema: Any) -> Any:
+    """Read a value as MiniMax-M3 writes it: members and items are parameters again, each tag after `marker`."""
     schema = schema if isinstance(schema, Mapping) else {}
     children, depth, start = list[tuple[str, str]](), 0, 0
-    for tag in re.finditer(rf"{re.escape(mark)}<(/?)([^>]*)>", text):
+    for tag in re.finditer(rf"{re.escape(marker)}<(/?)([^>]*)>", text):
         depth += -1 if tag[1] else 1
         if depth == 1 and not tag[1]:
             start = tag.end()
         elif depth == 0:
             children.append((tag[2], text[start : tag.start()]))
     if not children or depth:
-        return parameter_value(text, schema)
-    if all(name == "item" for name, _ in children) and "object" not in kinds_of(schema):
-        return [nested_value(child, mark, schema.get("items")) for _, child in children]
+        return parse_parameter(text, schema)
+    if all(name == "item" for name, _ in children) and "object" not in json_types(schema):
+        return [parse_nested_value(child, marker, schema.get("items")) for _, child in children]
     members = schema.get("properties")
     members = members if isinstance(members, Mapping) else {}
-    return {name: nested_value(child, mark, members.get(name)) for name, child in children}
+    return {name: parse_nested_value(child, marker, members.get(name)) for name, child in children}
 
 
 # --- as Python writes calls ----------------------------------------------------------------------------------------
@@ -178,41 +182,41 @@ _PYTHON_KEY = re.compile(r"\s*(?P<key>[\w-]+)\s*=\s*")
 _VALUE_END = re.compile(r"\s*(?:,\s*[\w-]+\s*=(?!=)|\)\s*(?:,\s*[\w.:/-]+\s*\(|\]?\s*\Z))")
 
 
-def python_calls(text: str, tools: Tools) -> list[Call]:
+def parse_python_calls(text: str, tools: Tools) -> list[Call]:
     """Parse `[name(key=value, …), …]`; as templates write them, strings may hold characters that Python escapes."""
     text = text.strip().removeprefix("[").removesuffix("]")
-    calls, place = [], 0
-    while begun := _PYTHON_CALL.match(text, place):
-        place, values = begun.end(), {}
-        while key := _PYTHON_KEY.match(text, place):
-            value = _python_value(text, key.end())
+    calls, position = [], 0
+    while head := _PYTHON_CALL.match(text, position):
+        position, values = head.end(), {}
+        while key := _PYTHON_KEY.match(text, position):
+            value = _parse_python_value(text, key.end())
             if value is None:
                 return []
-            values[key["key"]], place = value
-            place = _match_end(_SEPARATOR, text, place)
-        if begun["name"] not in tools or text[place : place + 1] != ")":
+            values[key["key"]], position = value
+            position = _match_end(_SEPARATOR, text, position)
+        if head["name"] not in tools or text[position : position + 1] != ")":
             return []
-        calls.append(Call(begun["name"], as_json(values)))
-        place = _match_end(_SEPARATOR, text, place + 1)
-    return calls if place == len(text) else []
+        calls.append(Call(head["name"], to_json(values)))
+        position = _match_end(_SEPARATOR, text, position + 1)
+    return calls if position == len(text) else []
 
 
-def _python_value(text: str, place: int) -> tuple[Any, int] | None:
-    """Return the shortest value at `place`, and where it ends; None if there is none."""
-    for end in _VALUE_END.finditer(text, place):
-        written = text[place : end.start()].strip()
+def _parse_python_value(text: str, position: int) -> tuple[Any, int] | None:
+    """Return the shortest value at `position` and its end position; None if there is none."""
+    for end in _VALUE_END.finditer(text, position):
+        written = text[position : end.start()].strip()
         if written[:1] in {"'", '"'}:
             if len(written) > 1 and written[-1] == written[0]:
-                return _python_string(written), end.start()
+                return _parse_python_string(written), end.start()
             continue
         try:
-            return read_python(written), end.start()
+            return parse_python(written), end.start()
         except ValueError:
             continue
     return None
 
 
-def _python_string(written: str) -> str:
+def _parse_python_string(written: str) -> str:
     """Return the text of a string in quotes: read as Python if it is one literal, else as it stands between them."""
     escaped = "".join(rf"\x{ord(letter):02x}" if letter < " " else letter for letter in written)
     try:
@@ -226,52 +230,52 @@ def _python_string(written: str) -> str:
 _BARE = re.compile(r"[^,\]}]*")
 
 
-def gemma_arguments(text: str, quote: str) -> dict[str, Any]:
+def parse_gemma_arguments(text: str, quote: str) -> dict[str, Any]:
     """Parse `{key:value,…}` with strings between two `quote`. Raises ValueError for anything else."""
-    value, place = _gemma_value(text, 0, quote)
-    if not isinstance(value, dict) or text[place:].strip():
+    value, position = _parse_gemma_value(text, 0, quote)
+    if not isinstance(value, dict) or text[position:].strip():
         raise ValueError("no object")
     return value
 
 
-def _gemma_value(text: str, place: int, quote: str) -> tuple[Any, int]:
-    place = _match_end(_SPACE, text, place)
-    if text.startswith(quote, place):
-        end = text.index(quote, place + len(quote))
-        return text[place + len(quote) : end], end + len(quote)
-    if text[place : place + 1] in {"{", "["}:
-        return _gemma_container(text, place, quote)
-    bare = _BARE.match(text, place)
+def _parse_gemma_value(text: str, position: int, quote: str) -> tuple[Any, int]:
+    position = _match_end(_SPACE, text, position)
+    if text.startswith(quote, position):
+        end = text.index(quote, position + len(quote))
+        return text[position + len(quote) : end], end + len(quote)
+    if text[position : position + 1] in {"{", "["}:
+        return _parse_gemma_container(text, position, quote)
+    bare = _BARE.match(text, position)
     written = bare.group() if bare else ""
     try:
-        return read_literal(written), place + len(written)
+        return parse_literal(written), position + len(written)
     except ValueError:
-        return written, place + len(written)
+        return written, position + len(written)
 
 
-def _gemma_container(text: str, place: int, quote: str) -> tuple[Any, int]:
-    closer, items, members = "}" if text[place] == "{" else "]", list[Any](), dict[str, Any]()
-    place = _match_end(_SPACE, text, place + 1)
-    while not text.startswith(closer, place):
+def _parse_gemma_container(text: str, position: int, quote: str) -> tuple[Any, int]:
+    closer, items, members = "}" if text[position] == "{" else "]", list[Any](), dict[str, Any]()
+    position = _match_end(_SPACE, text, position + 1)
+    while not text.startswith(closer, position):
         if closer == "}":
-            if text.startswith(quote, place):
-                key, place = _gemma_value(text, place, quote)
-                end = text.index(":", place)
+            if text.startswith(quote, position):
+                key, position = _parse_gemma_value(text, position, quote)
+                end = text.index(":", position)
             else:
-                end = text.index(":", place)
-                key = text[place:end].strip()
-            members[key], place = _gemma_value(text, end + 1, quote)
+                end = text.index(":", position)
+                key = text[position:end].strip()
+            members[key], position = _parse_gemma_value(text, end + 1, quote)
         else:
-            item, place = _gemma_value(text, place, quote)
+            item, position = _parse_gemma_value(text, position, quote)
             items.append(item)
-        place = _match_end(_SPACE, text, place)
-        if text.startswith(",", place):
-            place = _match_end(_SPACE, text, place + 1)
-        elif not text.startswith(closer, place):
+        position = _match_end(_SPACE, text, position)
+        if text.startswith(",", position):
+            position = _match_end(_SPACE, text, position + 1)
+        elif not text.startswith(closer, position):
             raise ValueError("neither a comma nor the end")
-    return (members if closer == "}" else items), place + 1
+    return (members if closer == "}" else items), position + 1
 
 
-def _match_end(what: "re.Pattern[str]", text: str, place: int) -> int:
-    match = what.match(text, place)
-    return match.end() if match else place
+def _match_end(pattern: "re.Pattern[str]", text: str, position: int) -> int:
+    match = pattern.match(text, position)
+    return match.end() if match else position

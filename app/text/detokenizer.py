@@ -1,6 +1,6 @@
 """Detokenizes one choice of one request: tokens in, text out.
 
-Tokens are decoded one by one, so the text and the place where it stops do not depend on how many tokens a step
+Tokens are decoded one by one, so the text and the position where it stops do not depend on how many tokens a step
 produced: with or without speculation, alone or in a batch, the client reads the same. No code of a model folder runs
 here: a token is a fixed string of bytes, and an incremental UTF-8 decoder holds back incomplete characters.
 
@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from app.text.dialect import NO_DIALECT, Dialect
-from app.text.spelling import WORDS, best_way
+from app.text.spelling import WORDS, best_algorithm
 
 
 class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """All that the worker knows about a tokenizer."""
+    """Everything that the worker needs to know about a tokenizer."""
 
     pieces: list[bytes]
     """Bytes of each token when it follows another one."""
@@ -33,7 +33,7 @@ class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Number of ids that the model has logits for, padding included."""
     dialect: Dialect = NO_DIALECT
     spelling: str = WORDS
-    """Way of `Speller` that is most like the tokenizer's own."""
+    """Algorithm of `ApproximateTokenizer` that is most like the tokenizer's own."""
 
     def open_stream(self, *, continued: bool = False) -> "TextStream":
         """Open the text of one choice; `continued`: it continues a prompt and keeps its leading space."""
@@ -45,7 +45,7 @@ class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return piece.decode("utf-8", "replace"), piece
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of an answer, exactly as its stream returns it piece by piece."""
+        """Return the text of an answer, exactly as its stream returns it token by token."""
         stream = self.open_stream()
         return "".join(map(stream.feed, tokens)) + stream.finish()
 
@@ -63,7 +63,7 @@ class TextStream:
         return "" if token in self._table.hidden_token_ids else self._decode(self._table.token_text(token)[1])
 
     def finish(self) -> str:
-        """Return the rest; an incomplete character becomes U+FFFD."""
+        """Return the remaining text; an incomplete character becomes U+FFFD."""
         return self._decode(b"", final=True)
 
     def _decode(self, data: bytes, *, final: bool = False) -> str:
@@ -74,17 +74,17 @@ class TextStream:
         return text
 
 
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""Sign that SentencePiece writes for a space."""
+SENTENCEPIECE_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""Character that SentencePiece writes for a space."""
 PROBE = "Grüße, 你好 👩‍💻 a ,b  isn't\n\tx"
 PROBES = (PROBE, f" {PROBE}", f"\n{PROBE} ")
 BATCH_TOKENS = 4096
 
-Spell = Callable[[Sequence[int]], list[bytes]]
+TokenBytes = Callable[[Sequence[int]], list[bytes]]
 """Function from tokens to the bytes of each."""
 
 
-def token_table(
+def build_token_table(
     tokenizer: Any,
     *,
     hidden: frozenset[int],
@@ -92,44 +92,44 @@ def token_table(
     vocabulary_size: int,
     dialect: Dialect = NO_DIALECT,
 ) -> TokenTable:
-    """Build what the worker needs of `tokenizer` (from transformers).
+    """Build the token table of `tokenizer` (from transformers).
 
     Byte-level BPE and SentencePiece with byte fallback write bytes into the names of their tokens. With any other
-    decoder, a token is what it adds behind another one. The first way that decodes the probes correctly is used.
+    decoder, a token is what it adds after another one. The first strategy that decodes the probes correctly is used.
     """
     probes = [tokenizer.encode(probe, add_special_tokens=False) for probe in PROBES]
     expected = [str(tokenizer.decode(probe, skip_special_tokens=True)) for probe in probes]
     probed = sorted({token for probe in probes for token in probe})
-    ways: tuple[tuple[Spell, bool], ...] = (
-        (partial(_named, tokenizer, _byte_level), False),
-        (partial(_named, tokenizer, _byte_fallback), False),
-        (partial(_named, tokenizer, _byte_fallback), True),
-        (partial(_differences, tokenizer, probes[0][:1]), True),
-        (partial(_differences, tokenizer, probes[0][:1]), False),
+    strategies: tuple[tuple[TokenBytes, bool], ...] = (
+        (partial(_bytes_by_name, tokenizer, _byte_level), False),
+        (partial(_bytes_by_name, tokenizer, _byte_fallback), False),
+        (partial(_bytes_by_name, tokenizer, _byte_fallback), True),
+        (partial(_bytes_by_difference, tokenizer, probes[0][:1]), True),
+        (partial(_bytes_by_difference, tokenizer, probes[0][:1]), False),
     )
-    empty = TokenTable(
+    base_table = TokenTable(
         pieces=[],
         hidden_token_ids=hidden | stops,
         stop_token_ids=stops,
         vocabulary_size=vocabulary_size,
         dialect=dialect,
     )
-    for spell, trims in ways:
-        spelled = dict(zip(probed, spell(probed), strict=True))
-        pieces = [spelled.get(token, b"") for token in range(max(probed, default=-1) + 1)]
-        tried = msgspec.structs.replace(empty, pieces=pieces, trims=trims)
-        if [tried.decode(probe) for probe in probes] == expected:
+    for token_bytes, trims in strategies:
+        probed_bytes = dict(zip(probed, token_bytes(probed), strict=True))
+        pieces = [probed_bytes.get(token, b"") for token in range(max(probed, default=-1) + 1)]
+        table = msgspec.structs.replace(base_table, pieces=pieces, trims=trims)
+        if [table.decode(probe) for probe in probes] == expected:
             break
-    pieces = spell(range(min(len(tokenizer), vocabulary_size)))
-    return msgspec.structs.replace(tried, pieces=pieces, spelling=best_way(pieces, tokenizer))
+    pieces = token_bytes(range(min(len(tokenizer), vocabulary_size)))
+    return msgspec.structs.replace(table, pieces=pieces, spelling=best_algorithm(pieces, tokenizer))
 
 
-def _named(tokenizer: Any, convert: Callable[[str], bytes], tokens: Sequence[int]) -> list[bytes]:
+def _bytes_by_name(tokenizer: Any, convert: Callable[[str], bytes], tokens: Sequence[int]) -> list[bytes]:
     """Convert tokens by their names in the vocabulary; an id without a name has no bytes."""
-    return [convert(name) for name in _names(tokenizer, tokens)]
+    return [convert(name) for name in _token_names(tokenizer, tokens)]
 
 
-def _names(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+def _token_names(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     return [name if isinstance(name, str) else "" for name in tokenizer.convert_ids_to_tokens(list(tokens))]
 
 
@@ -144,18 +144,18 @@ def _byte_level(name: str) -> bytes:
 def _byte_fallback(name: str) -> bytes:
     if name.startswith("<0x") and re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", name):
         return bytes([int(name[3:5], 16)])
-    return name.replace(SPACE, " ").encode("utf-8", "replace")
+    return name.replace(SENTENCEPIECE_SPACE, " ").encode("utf-8", "replace")
 
 
-def _differences(tokenizer: Any, before: list[int], tokens: Sequence[int]) -> list[bytes]:
-    """Return what the decoder adds for each token behind `before`; names of single bytes (`<0x…>`) are read as such."""
-    start = str(tokenizer.decode(before))
+def _bytes_by_difference(tokenizer: Any, prefix: list[int], tokens: Sequence[int]) -> list[bytes]:
+    """Return what the decoder adds for each token after `prefix`; names of single bytes (`<0x…>`) are read as such."""
+    start = str(tokenizer.decode(prefix))
     texts: list[str] = []
     for first in range(0, len(tokens), BATCH_TOKENS):
-        texts += tokenizer.batch_decode([[*before, token] for token in tokens[first : first + BATCH_TOKENS]])
+        texts += tokenizer.batch_decode([[*prefix, token] for token in tokens[first : first + BATCH_TOKENS]])
     return [
         _byte_fallback(name) if name.startswith("<0x") else text.removeprefix(start).encode("utf-8", "replace")
-        for name, text in zip(_names(tokenizer, tokens), texts, strict=True)
+        for name, text in zip(_token_names(tokenizer, tokens), texts, strict=True)
     ]
 
 

@@ -1,7 +1,7 @@
 """Dialects of reasoning and tool calls: a table of call forms, and which of them a template uses.
 
 Names are mlx-lm's where it knows the form, so that `tool_parser_type` in a tokenizer's config means the same here.
-Marks are regular expressions.
+Markers are regular expressions.
 """
 
 import re
@@ -13,13 +13,13 @@ import regex
 
 HARMONY = "harmony"
 JSON_CALLS = "json_tools"
-"""Form `{"name": …, "arguments": {…}}` between marks: its arguments are streamed, and grammars enforce it."""
+"""Form `{"name": …, "arguments": {…}}` between markers: its arguments are streamed, and grammars enforce it."""
 BARE_JSON = "bare_json"
-"""Same form without marks, as the whole answer (Llama)."""
+"""Same form without markers, as the whole answer (Llama)."""
 HARMONY_LAST = ("<|end|>", "<|call|>", "<|return|>")
 HARMONY_ENDS = (*HARMONY_LAST, "<|start|>", "<|channel|>")
-HARMONY_MARKS = (*HARMONY_ENDS, "<|message|>", "<|constrain|>")
-THINKING = (
+HARMONY_MARKERS = (*HARMONY_ENDS, "<|message|>", "<|constrain|>")
+REASONING_MARKERS = (
     ("<think>", "</think>"),
     ("<longcat_think>", "</longcat_think>"),
     ("<|think:start|>", "<|think:end|>"),
@@ -29,48 +29,48 @@ THINKING = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
-"""Marks around reasoning. A model uses a pair if both are tokens, or if both are in its template."""
-MAX_SPACE = 256
-"""Longest white space, in characters, between two marks that belong together."""
+"""Marker pairs around reasoning. A model uses a pair if both are tokens, or if both are in its template."""
+MAX_WHITESPACE = 256
+"""Limit on white space, in characters, between two markers that belong together."""
 _NAME = r"""(?P<name>[^\s"'<>{}()\[\]|]{1,128}?)"""
 
 
 class CallForm(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to write calls: between the marks `start` and `end`, each behind a head that names the tool."""
+    """Syntax of tool calls: between the markers `start` and `end`, each call after a head that names the tool."""
 
     sign: str
-    """Pattern found in the templates of models that use this form."""
+    """Pattern that identifies the templates of models that use this form."""
     tokens: tuple[str, ...] = ()
-    """Tokens of models that use it although their template lacks the sign."""
+    """Vocabulary tokens that identify models whose template lacks the sign."""
     start: str = ""
     end: str = ""
     json_head: str = ""
     """Head of a call with JSON arguments."""
     tail: str = ""
-    """Mark behind JSON arguments."""
+    """Marker after JSON arguments."""
     head: str = ""
     """Head of a call with arguments in any other shape."""
     opens: str = ""
-    """Literal beginning of a parameter's opening mark; `key` matches the rest of the mark."""
+    """Literal start of a parameter's opening marker; `key` matches the rest of the marker."""
     key: str = ""
     closes: str = ""
-    """Closing mark of a parameter; KEY stands for its name."""
+    """Closing marker of a parameter; KEY stands for its name."""
     finishes: str = ""
-    """Mark behind the last parameter of a call."""
+    """Marker after the last parameter of a call."""
     padded: bool = False
     """Whether a parameter's text is padded with a newline on either side."""
     nested: str = ""
     """Prefix of each tag in parameters whose members and items are parameters again."""
     quote: str = ""
     """Quote around strings in Gemma's arguments. Without parameters and a quote, arguments are Python's."""
-    unmarked: str = ""
-    """Beginning of a head that may come without `start`."""
+    bare_head: str = ""
+    """Start of a head that may appear without the `start` marker."""
     silent: str = ""
-    """Marks that are neither text nor calls."""
+    """Markers that are neither text nor calls and are dropped."""
     thinking: tuple[str, str] = ("", "")
-    """Marks around reasoning of models without a pair of `THINKING`."""
+    """Markers around reasoning of models without a pair of `REASONING_MARKERS`."""
     begun: str = ""
-    """Beginning of the answer that every prompt already contains."""
+    """Start of the answer that every prompt already contains."""
 
 
 _GLM = CallForm(
@@ -95,7 +95,7 @@ _QWEN = CallForm(
     closes=r"</parameter>",
     finishes=r"</function>",
     padded=True,
-    unmarked=r"<function=",
+    bare_head=r"<function=",
 )
 _INVOKE = CallForm(
     sign="<minimax:tool_call>",
@@ -106,9 +106,9 @@ _INVOKE = CallForm(
     key=r"[\"']?(?P<key>[^>]*?)[\"']?\s*>",
     closes=r"</parameter>",
     finishes=r"</invoke>",
-    unmarked=r"<invoke\s+name",
+    bare_head=r"<invoke\s+name",
 )
-_change = msgspec.structs.replace
+_variant = msgspec.structs.replace
 FORMS: dict[str, CallForm] = {
     "minimax_m3": CallForm(
         sign=r"<mm:think>",
@@ -136,7 +136,7 @@ FORMS: dict[str, CallForm] = {
         head=rf"call:\s*{_NAME}\s*(?=\{{)",
         quote="<escape>",
     ),
-    "longcat": _change(
+    "longcat": _variant(
         _GLM,
         sign=r"<longcat_tool_call>",
         start=r"<longcat_tool_call>",
@@ -156,7 +156,7 @@ FORMS: dict[str, CallForm] = {
         key=r"(?P<key>[^<]*)</arg_key:opensource>\s*<arg_value:opensource>",
         closes=r"</arg_value:opensource>",
         finishes=r"</tool_call:opensource>",
-        unmarked=r"<tool_call:opensource>",
+        bare_head=r"<tool_call:opensource>",
         thinking=("<think:opensource>", "</think:opensource>"),
     ),
     "glm47": _GLM,
@@ -168,7 +168,9 @@ FORMS: dict[str, CallForm] = {
         end=r"<\|tool_call_end\|>",
         head=rf"(?=\[\s*{_NAME}\s*\()",
     ),
-    "seed": _change(_QWEN, sign=r"<seed:tool_call>", start=r"<seed:tool_call>", end=r"</seed:tool_call>", padded=False),
+    "seed": _variant(
+        _QWEN, sign=r"<seed:tool_call>", start=r"<seed:tool_call>", end=r"</seed:tool_call>", padded=False
+    ),
     "qwen3_coder": _QWEN,
     "dsml": CallForm(
         sign=r"｜DSML｜",
@@ -179,7 +181,7 @@ FORMS: dict[str, CallForm] = {
         key=r"\"(?P<key>[^\"]*)\"(?:\s+string=\"(?P<kind>\w+)\")?\s*>",
         closes=r"</｜DSML｜parameter>",
         finishes=r"</｜DSML｜invoke>",
-        unmarked=r"<｜DSML｜invoke",
+        bare_head=r"<｜DSML｜invoke",
     ),
     "kimi_k2": CallForm(
         sign=r"<\|tool_calls_section_begin\|>",
@@ -190,7 +192,7 @@ FORMS: dict[str, CallForm] = {
             r"\s*<\|tool_call_argument_begin\|>\s*(?=\{)"
         ),
         tail=r"<\|tool_call_end\|>",
-        unmarked=r"<\|tool_call_begin\|>",
+        bare_head=r"<\|tool_call_begin\|>",
     ),
     "minicpm5": CallForm(
         sign=r"(?s)<function name=\".*<param name=\"",
@@ -199,14 +201,14 @@ FORMS: dict[str, CallForm] = {
         key=r"\s*[\"']?(?P<key>[^>]*?)[\"']?\s*>(?:(?P<quoted><!\[CDATA\[)|(?=[^<]|<[^!]|<![^\[]))",
         closes=r"</param>",
         finishes=r"</function>",
-        unmarked=r"<function\s+name",
+        bare_head=r"<function\s+name",
     ),
     "mistral": CallForm(
         sign=r"\[TOOL_CALLS\]",
         start=r"\[TOOL_CALLS\]",
         json_head=rf"{_NAME}\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?(?:\[ARGS\]\s*)?(?=\{{)",
     ),
-    "muse_spark": _change(
+    "muse_spark": _variant(
         _INVOKE,
         sign=r"<atem:function_calls>",
         start=r"<atem:function_calls>",
@@ -216,7 +218,7 @@ FORMS: dict[str, CallForm] = {
         key=r"\"(?P<key>[^\"]*)\"[^>]*>",
         closes=r"</atem:parameter>",
         finishes=r"</atem:invoke>",
-        unmarked=r"<atem:invoke",
+        bare_head=r"<atem:invoke",
         silent=(
             r"<\|eom\|>|<\|eot\|>"
             r"|<\|start\|>assistant(?:(?: to=[\w.:/-]+)?<\|message\|>|(?=[^ <]|<[^|]| [^t]))"
@@ -251,7 +253,7 @@ FORMS: dict[str, CallForm] = {
             r"(?:```json\s*)?(?=\{)"
         ),
         tail=r"(?:```\s*)?<｜tool▁call▁end｜>",
-        unmarked=r"<｜tool▁call▁begin｜>",
+        bare_head=r"<｜tool▁call▁begin｜>",
     ),
     "solar": CallForm(
         sign=r"<\|tool_call:begin\|>",
@@ -261,7 +263,7 @@ FORMS: dict[str, CallForm] = {
             rf"<\|tool_call:begin\|>\s*(?P<id>[\w-]*)\s*<\|tool_call:name\|>\s*{_NAME}\s*<\|tool_call:args\|>\s*(?=\{{)"
         ),
         tail=r"<\|tool_call:end\|>",
-        unmarked=r"<\|tool_call:begin\|>",
+        bare_head=r"<\|tool_call:begin\|>",
         silent=r"<\|begin\|>assistant|<\|content\|>|<\|end\|>",
         thinking=("<|think|>", "<|end|>"),
     ),
@@ -284,7 +286,7 @@ FORMS: dict[str, CallForm] = {
     "functionary": CallForm(
         sign=r">>>all",
         json_head=rf">>>\s*{_NAME}\s*\n\s*(?=\{{)",
-        unmarked=r">>>",
+        bare_head=r">>>",
         silent=r">>>all\n",
         begun=">>>",
     ),
@@ -293,18 +295,18 @@ FORMS: dict[str, CallForm] = {
         sign=r"\btools\b",
         json_head=rf"<function=\s*{_NAME}\s*>\s*(?=\{{)",
         tail=r"</function>",
-        unmarked=r"<function=",
+        bare_head=r"<function=",
     ),
 }
 """Forms by name, in the order in which their signs are searched for."""
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """Dialect of one model. Marks are plain text; an empty one means none."""
+    """Dialect of one model. Markers are plain text; an empty one means none."""
 
     opening: str = ""
     closing: str = ""
-    """Marks around reasoning."""
+    """Markers around reasoning."""
     parser: str = ""
     """Name of the call form; empty if the model was not taught to call."""
 
@@ -317,20 +319,20 @@ def with_json_calls(dialect: Dialect) -> Dialect:
     return msgspec.structs.replace(dialect, parser=JSON_CALLS)
 
 
-def written_marks(dialect: Dialect) -> tuple[str, str]:
-    """Return the marks before and behind calls as a model writes them; empty where its form has none."""
+def literal_markers(dialect: Dialect) -> tuple[str, str]:
+    """Return the markers before and after calls as a model writes them; empty where its form has none."""
     form = FORMS.get(dialect.parser)
-    usual = [re.split(r"(?<!\\)\|", mark)[0] for mark in (form.start, form.end)] if form else ["", ""]
-    start, end = (re.sub(r"\\(.)", r"\1", mark) for mark in usual)
+    first_alternatives = [re.split(r"(?<!\\)\|", marker)[0] for marker in (form.start, form.end)] if form else ["", ""]
+    start, end = (re.sub(r"\\(.)", r"\1", marker) for marker in first_alternatives)
     return start, end
 
 
-def visible_marks(dialect: Dialect) -> str:
+def visible_markers(dialect: Dialect) -> str:
     """Return a text that contains every special token that separates the parts of an answer."""
-    marks = [dialect.opening, dialect.closing, *(HARMONY_MARKS if dialect.parser == HARMONY else ())]
+    markers = [dialect.opening, dialect.closing, *(HARMONY_MARKERS if dialect.parser == HARMONY else ())]
     if form := FORMS.get(dialect.parser):
-        marks += [str(text).replace("\\", "") for text in msgspec.structs.astuple(form)[2:]]
-    return "\0".join(marks)
+        markers += [str(text).replace("\\", "") for text in msgspec.structs.astuple(form)[2:]]
+    return "\0".join(markers)
 
 
 def read_dialect(tokenizer: Any) -> Dialect:
@@ -343,12 +345,12 @@ def read_dialect(tokenizer: Any) -> Dialect:
         return Dialect(opening="<|channel|>analysis", closing="<|channel|>final<|message|>", parser=HARMONY)
     vocabulary = tokenizer.get_vocab()
     kind = str(tokenizer.init_kwargs.get("tool_parser_type") or "")
-    parser = kind if kind in FORMS else _form_of(template, vocabulary)
-    opening, closing = _thinking(template, vocabulary) or (FORMS[parser].thinking if parser else ("", ""))
+    parser = kind if kind in FORMS else _find_form(template, vocabulary)
+    opening, closing = _find_reasoning_markers(template, vocabulary) or (FORMS[parser].thinking if parser else ("", ""))
     return Dialect(opening=opening, closing=closing, parser=parser)
 
 
-def _form_of(template: str, vocabulary: dict[str, int]) -> str:
+def _find_form(template: str, vocabulary: dict[str, int]) -> str:
     by_sign = next((name for name, form in FORMS.items() if re.search(form.sign, template)), "")
     if by_sign not in {"", BARE_JSON}:
         return by_sign
@@ -356,62 +358,64 @@ def _form_of(template: str, vocabulary: dict[str, int]) -> str:
     return next(by_tokens, by_sign)
 
 
-def _thinking(template: str, vocabulary: dict[str, int]) -> tuple[str, str] | None:
-    """Find the marks around reasoning, among the tokens or else in the template."""
-    for pair in THINKING:
+def _find_reasoning_markers(template: str, vocabulary: dict[str, int]) -> tuple[str, str] | None:
+    """Find the markers around reasoning, among the tokens or else in the template."""
+    for pair in REASONING_MARKERS:
         if set(pair) <= vocabulary.keys():
             return pair
     if {"<|channel>", "<channel|>"} <= vocabulary.keys():
         return "<|channel>thought", "<channel|>"
-    return next((pair for pair in THINKING if all(mark in template for mark in pair)), None)
+    return next((pair for pair in REASONING_MARKERS if all(marker in template for marker in pair)), None)
 
 
 class CallPatterns:
-    """Compiled expressions of one form. Each start of a call is paired with the kind of its arguments: `json` behind a
-    head, `member` of an object, a whole `value` that includes the name, or any other shape behind a `head`."""
+    """Compiled expressions of one form. Each start of a call is paired with the kind of its arguments: `json` after a
+    head, `member` of an object, a whole `value` that includes the name, or any other shape after a `head`."""
 
     def __init__(self, form: CallForm) -> None:
         self.form = form
         start = rf"(?:{form.start})\s*"
         optional = rf"(?:{start})?" if form.start else ""
-        lead = optional if form.unmarked else start
+        prefix = optional if form.bare_head else start
         heads = [(head, kind) for head, kind in ((form.json_head, "json"), (form.head, "head")) if head]
-        values = [(_MEMBER, "member"), (_VALUE, "value")] if form.start else []
-        self.first = [(compiled(lead + head), kind) for head, kind in heads]
-        """Starts of a call behind text, in the order in which they are tried."""
-        self.first += [(compiled(start + value), kind) for value, kind in values]
-        self.again = [(compiled(rf"\s*(?:[,;]\s*)?{optional}{pattern}"), kind) for pattern, kind in (*heads, *values)]
-        """Starts of a call behind another call."""
-        self.marks = "|".join(f"(?:{mark})" for mark in (form.start, form.unmarked) if mark)
-        """Pattern of the marks where a call may begin."""
-        self.unmarked = compiled(form.unmarked or r"(?!)").match
+        values = [(_OBJECT_HEAD, "member"), (_VALUE, "value")] if form.start else []
+        self.call_starts = [(compiled(prefix + head), kind) for head, kind in heads]
+        """Patterns of a call's start after text, in the order in which they are tried."""
+        self.call_starts += [(compiled(start + value), kind) for value, kind in values]
+        self.following_starts = [
+            (compiled(rf"\s*(?:[,;]\s*)?{optional}{pattern}"), kind) for pattern, kind in (*heads, *values)
+        ]
+        """Patterns of a call's start after another call."""
+        self.start_markers = "|".join(f"(?:{marker})" for marker in (form.start, form.bare_head) if marker)
+        """Pattern of the markers at which a call may start."""
+        self.matches_bare_head = compiled(form.bare_head or r"(?!)").match
         self.tail = compiled(rf"\s*(?:{form.tail})") if form.tail else None
         self.end = compiled(rf"\s*(?:{form.end})") if form.end else None
         self.opens = compiled(rf"\s*{form.opens}{form.key}")
         self.finishes = compiled(rf"\s*{form.finishes}")
         self.closes_quoted = compiled(rf"\]\]>\s*{form.closes}")
 
-    def closes(self, key: str, *, marked: bool, final: bool) -> "regex.Pattern[str]":
-        """Return the pattern that ends the parameter `key`, but not at the same marks inside its value."""
+    def closes(self, key: str, *, has_start_marker: bool, final: bool) -> "regex.Pattern[str]":
+        """Return the pattern that ends the parameter `key` but does not match the same markers inside its value."""
         form = self.form
         key = regex.escape(key) if "KEY" in form.closes else ""
         if form.finishes == form.end or final:
-            finish = form.finishes
-        elif marked and form.end:
-            finish = rf"{form.finishes}\s*(?:{form.end}|{form.start}|{form.head})"
+            finish_pattern = form.finishes
+        elif has_start_marker and form.end:
+            finish_pattern = rf"{form.finishes}\s*(?:{form.end}|{form.start}|{form.head})"
         else:
-            finish = rf"{form.finishes}(?!\s*{form.closes})"
-        return compiled(rf"{form.closes.replace('KEY', key)}(?=\s*(?:{form.opens}|{finish}))")
+            finish_pattern = rf"{form.finishes}(?!\s*{form.closes})"
+        return compiled(rf"{form.closes.replace('KEY', key)}(?=\s*(?:{form.opens}|{finish_pattern}))")
 
 
-_MEMBER = rf'\{{\s*"name"\s*:\s*"{_NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)'
+_OBJECT_HEAD = rf'\{{\s*"name"\s*:\s*"{_NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)'
 _VALUE = r"(?:```\w*\s*)?(?=[\[{])"
 
 
 @lru_cache(maxsize=512)
 def compiled(pattern: str) -> "regex.Pattern[str]":
     """Compile a pattern with its white space bounded: no reader waits for a model that writes nothing else."""
-    return regex.compile(pattern.replace(r"\s*", rf"\s{{0,{MAX_SPACE}}}"), regex.DOTALL)
+    return regex.compile(pattern.replace(r"\s*", rf"\s{{0,{MAX_WHITESPACE}}}"), regex.DOTALL)
 
 
 @cache

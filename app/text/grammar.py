@@ -1,7 +1,7 @@
-"""Builds one llguidance grammar from all that a request enforces, and says why a grammar cannot be enforced.
+"""Builds one llguidance grammar from everything that a request enforces, and explains why one cannot be enforced.
 
 JSON is written on one line, with `", "` and `": "` between its parts: this forces most of it, and a model cannot write
-white space forever. Enforced calls are JSON between marks, whatever the model's own form.
+white space forever. Enforced calls are JSON between markers, whatever the model's own form.
 """
 
 import json
@@ -14,14 +14,21 @@ from app.core.messages import Generate
 from app.core.request import Grammar, Notice, Reasoning
 from app.text.constraint import Vocabulary
 from app.text.dialect import HARMONY, JSON_CALLS, Dialect
-from app.text.schema import Schema, guided, misfit, reason_of, with_patterns_named, without_broken_patterns
+from app.text.schema import (
+    Schema,
+    find_unsupported,
+    reason_of,
+    with_guidance,
+    with_patterns_as_properties,
+    without_broken_patterns,
+)
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-MOST_CALLS = 16
+MAX_CALLS = 16
 ANY_SPELLING = '%llguidance {"no_forcing": true}'
-"""Option that leaves the tokens of a forced text to the model."""
+"""Grammar option that lets the model choose the tokenization of forced text."""
 
-Part = dict[str, Any]
+GrammarRule = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,46 +40,46 @@ class AnswerGrammar:
     schemas: Mapping[str, Schema]
     """Schemas of the grammar, by the field of the request that holds each."""
     notices: tuple[Notice, ...] = ()
-    """Notices of the schemas' parts that are not enforced."""
+    """Notices about parts of the schemas that are not enforced."""
 
 
 def calls_by_grammar(command: Generate) -> bool:
-    """Return whether calls are written as JSON between marks because something is enforced."""
+    """Return whether calls are written as JSON between markers because something is enforced."""
     return bool(command.tools) and (command.tool_choice != "auto" or command.grammar is not None)
 
 
 def grammar_parameter(command: Generate) -> str:
-    """Return the field of a request to which a grammar of its answer is due."""
+    """Return the field of a request that makes its answer subject to a grammar."""
     return command.grammar.parameter if command.grammar else "tools"
 
 
 def answer_grammar(command: Generate, dialect: Dialect) -> AnswerGrammar | None:
     """Build the grammar of everything that a command enforces; None if it enforces nothing."""
-    wanted = command.tool_choice.removeprefix("function:")
+    tool_name = command.tool_choice.removeprefix("function:")
     tools = [tool["function"] for tool in command.tools or ()]
-    if wanted not in {"auto", "required"}:
-        tools = [tool for tool in tools if tool["name"] == wanted]
+    if tool_name not in {"auto", "required"}:
+        tools = [tool for tool in tools if tool["name"] == tool_name]
     start = _start(command, dialect, tools)
     if not start:
         return None
-    arguments = [_arguments(tool) for tool in tools]
+    arguments = [_argument_schema(tool) for tool in tools]
     schemas = {
         f'the parameters of "{tool["name"]}"': schema for tool, (schema, _) in zip(tools, arguments, strict=True)
     }
     parts = [{"name": f"arguments_{n}", "json_schema": schema} for n, (schema, _) in enumerate(arguments)]
     if "@answer" in start and command.grammar is not None:
-        answer = _wished(command.grammar)
+        answer = _text_rule(command.grammar)
         parts.append({"name": "answer", **answer})
         schemas |= {command.grammar.parameter: answer["json_schema"]} if "json_schema" in answer else {}
-    lark = f"{ANY_SPELLING}\n{start}\n{_call_rules(tools) if tools else ''}"
+    lark_grammar = f"{ANY_SPELLING}\n{start}\n{_call_rules(tools) if tools else ''}"
     notices = tuple(notice for _, notices in arguments for notice in notices)
-    return AnswerGrammar(json.dumps({"grammars": [{"lark_grammar": lark}, *parts]}), schemas, notices)
+    return AnswerGrammar(json.dumps({"grammars": [{"lark_grammar": lark_grammar}, *parts]}), schemas, notices)
 
 
 def _start(command: Generate, dialect: Dialect, tools: Sequence[Mapping[str, Any]]) -> str:
     """Return the first rule; empty if nothing is enforced."""
-    is_one = command.tool_choice not in {"auto", "required"} or not command.parallel_tool_calls
-    calls = "call" if is_one else f'call ("\\n" call){{0,{MOST_CALLS - 1}}}'
+    is_single = command.tool_choice not in {"auto", "required"} or not command.parallel_tool_calls
+    calls = "call" if is_single else f'call ("\\n" call){{0,{MAX_CALLS - 1}}}'
     if tools and command.tool_choice != "auto":
         return f"start: {calls}"
     if command.grammar is not None:
@@ -84,70 +91,72 @@ def _start(command: Generate, dialect: Dialect, tools: Sequence[Mapping[str, Any
 
 
 def reasoning_of(command: Generate, dialect: Dialect, prompt_end: str) -> Reasoning | None:
-    """Return the marks and the limit of the answer's reasoning; None if it has none, or the prompt has closed it."""
-    has_none = command.messages is None or command.continues or not dialect.closing
-    if has_none or prompt_end.rstrip().endswith(dialect.closing):
+    """Return the markers and the limit of the answer's reasoning; None if it has none or the prompt closed it."""
+    has_no_reasoning = command.messages is None or command.continues or not dialect.closing
+    if has_no_reasoning or prompt_end.rstrip().endswith(dialect.closing):
         return None
-    inside = dialect.parser == HARMONY or thinks(dialect, prompt_end)
+    inside = dialect.parser == HARMONY or opens_reasoning(dialect, prompt_end)
     opening = "" if dialect.parser == HARMONY else dialect.opening
     return Reasoning(opening=opening, closing=dialect.closing, inside=inside, most_tokens=command.reasoning_tokens)
 
 
-def thinks(dialect: Dialect, prompt_end: str) -> bool:
+def opens_reasoning(dialect: Dialect, prompt_end: str) -> bool:
     """Return whether a prompt that ends with `prompt_end` has opened the reasoning of its answer."""
     return bool(dialect.opening) and prompt_end.rstrip().endswith(dialect.opening)
 
 
 def _call_rules(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rules `call` and `call_rest` (behind its first mark)."""
+    """Return the rules `call` and `call_rest` (what follows its first marker)."""
     rules = ['call: "<tool_call>" call_rest', "call_rest: " + " | ".join(f"call_{n}" for n in range(len(tools)))]
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         head = f'\n{{"name": {json.dumps(tool["name"])}, "arguments": '
         rules.append(
-            f"call_{place}: {json.dumps(head)} @arguments_{place} {json.dumps('}' + chr(10) + '</tool_call>')}"
+            f"call_{index}: {json.dumps(head)} @arguments_{index} {json.dumps('}' + chr(10) + '</tool_call>')}"
         )
     return "\n".join(rules)
 
 
-def _arguments(tool: Mapping[str, Any]) -> tuple[Schema, Sequence[Notice]]:
+def _argument_schema(tool: Mapping[str, Any]) -> tuple[Schema, Sequence[Notice]]:
     """Return the schema of a tool's arguments, and notices of patterns dropped because it is not `strict`."""
     parameters = tool.get("parameters") or NO_ARGUMENTS
-    named_only = {"additionalProperties": False} if "properties" in parameters else {}
-    schema = with_patterns_named(named_only | parameters)
+    closed = {"additionalProperties": False} if "properties" in parameters else {}
+    schema = with_patterns_as_properties(closed | parameters)
     if tool.get("strict"):
-        return guided(schema), ()
+        return with_guidance(schema), ()
     schema, dropped = without_broken_patterns(schema)
     message_format = 'the parameters of "{}" at {}: the pattern is not enforced: {}'
     messages = [message_format.format(tool["name"], pointer, reason) for pointer, reason in dropped]
     notices = [Notice(code="pattern_not_enforced", message=message, parameter="tools") for message in messages]
-    return guided(schema, lenient=True), notices
+    return with_guidance(schema, lenient=True), notices
 
 
-def _wished(wish: Grammar) -> Part:
-    """Return the rule that the text must match. The API has checked that its JSON is valid."""
-    match wish.kind:
+def _text_rule(grammar: Grammar) -> GrammarRule:
+    """Return the rule that the text must match. The API has validated the JSON."""
+    match grammar.kind:
         case "json_schema":
-            return {"json_schema": guided(with_patterns_named(json.loads(wish.text)))}
+            return {"json_schema": with_guidance(with_patterns_as_properties(json.loads(grammar.text)))}
         case "choice":
-            return {"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, json.loads(wish.text)))}
+            return {"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, json.loads(grammar.text)))}
         case "regex":
-            escaped = wish.text.replace("/", "\\/").replace("\n", "\\n")
+            escaped = grammar.text.replace("/", "\\/").replace("\n", "\\n")
             return {"lark_grammar": f"start: /{escaped}/"}
         case _:
-            return {"lark_grammar": wish.text}
+            return {"lark_grammar": grammar.text}
 
 
 def check_grammar(grammar: AnswerGrammar, vocabulary: Vocabulary, parameter: str) -> None:
-    """Raise InvalidRequest that says what is wrong with a grammar, or why no answer can begin by it."""
+    """Raise InvalidRequest if a grammar is invalid or allows no answer, with the reason."""
     if not vocabulary.stops:
         raise InvalidRequest("this model has no token that ends an answer: no grammar can hold it", parameter=parameter)
-    broken = vocabulary.enforce(grammar.text).broken(vocabulary)
-    if not broken:
+    error = vocabulary.compile_grammar(grammar.text).first_error(vocabulary)
+    if not error:
         return
-    reason = reason_of(broken)
+    reason = reason_of(error)
     for described, schema in grammar.schemas.items():
-        if fault := misfit(schema):
-            place = " at ".join(word for word in ("" if described == parameter else described, fault.pointer) if word)
-            reason = f"{place}: {fault.reason}" if place else fault.reason
+        if unsupported := find_unsupported(schema):
+            location = " at ".join(
+                word for word in ("" if described == parameter else described, unsupported.pointer) if word
+            )
+            reason = f"{location}: {unsupported.reason}" if location else unsupported.reason
             break
     raise InvalidRequest(f"{parameter} cannot be enforced: {reason}", parameter=parameter, code="unsupported_grammar")

@@ -8,15 +8,15 @@ from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
-from app.text.dialect import NO_DIALECT, Dialect, with_json_calls, written_marks
+from app.text.dialect import NO_DIALECT, Dialect, literal_markers, with_json_calls
 from app.text.messages import Arguments, Messages, mapped_arguments
 from app.text.turns import (
     Conversation,
     calls_of,
+    count_leading_systems,
     each_message,
     function_of,
     joined_texts,
-    leading_systems,
     user_turn,
     with_messages,
 )
@@ -25,8 +25,8 @@ PYTHONIC = "pythonic"
 """Name of mlx-lm's parser for calls in Python syntax (LFM2)."""
 NO_RESULT = "(no result)"
 """Placeholder for a missing tool result."""
-TOOLS_IN_WORDS = "You may call these functions:\n{tools}"
-CALLS_IN_WORDS = """
+TOOLS_TEXT = "You may call these functions:\n{tools}"
+CALL_INSTRUCTIONS = """
 
 To call one, answer with nothing but
 <tool_call>
@@ -53,7 +53,9 @@ def tools_described(conversation: Conversation) -> Conversation:
 
 def tools_detailed(conversation: Conversation) -> Conversation:
     """Write out the schema keywords that old templates expect in tool parameters."""
-    return _each_tool(conversation, lambda function: {**function, "parameters": _detailed(function.get("parameters"))})
+    return _each_tool(
+        conversation, lambda function: {**function, "parameters": _detailed_schema(function.get("parameters"))}
+    )
 
 
 def _each_tool(conversation: Conversation, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Conversation:
@@ -62,7 +64,7 @@ def _each_tool(conversation: Conversation, change: Callable[[Mapping[str, Any]],
     return replace(conversation, tools=[{**tool, "function": change(function_of(tool))} for tool in conversation.tools])
 
 
-def _detailed(schema: Any) -> Any:
+def _detailed_schema(schema: Any) -> Any:
     """Give each part of a schema a description and a single type."""
     if not isinstance(schema, Mapping):
         return {"description": ""}
@@ -70,11 +72,11 @@ def _detailed(schema: Any) -> Any:
     if isinstance(detailed.get("type"), list):
         detailed |= {"anyOf": [{"type": kind} for kind in detailed.pop("type")]}
     if isinstance(detailed.get("properties"), Mapping):
-        detailed["properties"] = {name: _detailed(part) for name, part in detailed["properties"].items()}
+        detailed["properties"] = {name: _detailed_schema(part) for name, part in detailed["properties"].items()}
     if detailed.get("type") == "object":
         detailed = {"properties": {}, "additionalProperties": False} | detailed
     if "items" in detailed:
-        detailed["items"] = _detailed(detailed["items"])
+        detailed["items"] = _detailed_schema(detailed["items"])
     return detailed
 
 
@@ -89,7 +91,7 @@ def each_call(change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Callable
 
 
 def argument_mapping(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert arguments of any kind to an object."""
+    """Convert arguments of any type to an object."""
     arguments = function.get("arguments")
     return {**function, "arguments": arguments if isinstance(arguments, dict) else mapped_arguments(arguments)}
 
@@ -102,10 +104,10 @@ def argument_text(function: Mapping[str, Any]) -> dict[str, Any]:
 
 def short_identifiers(conversation: Conversation) -> Conversation:
     """Replace call ids with nine letters and digits, which every template accepts; equal ids remain equal."""
-    return _renamed(conversation, lambda identifier, _, place: _short(identifier or place))
+    return _with_call_ids(conversation, lambda identifier, _, position: _short_id(identifier or position))
 
 
-def _short(identifier: Any) -> str:
+def _short_id(identifier: Any) -> str:
     if isinstance(identifier, str) and re.fullmatch(r"[A-Za-z0-9]{9}", identifier):
         return identifier
     return sha256(str(identifier).encode("utf-8", "replace")).hexdigest()[:9]
@@ -114,33 +116,33 @@ def _short(identifier: Any) -> str:
 def numbered_identifiers(conversation: Conversation) -> Conversation:
     """Rename calls as Kimi does, `functions.<name>:<number>`, unless they already are."""
 
-    def named(identifier: Any, function: Mapping[str, Any], place: str) -> str:
+    def new_id(identifier: Any, function: Mapping[str, Any], position: str) -> str:
         if re.fullmatch(r"functions\..+:\d+", str(identifier)) or not function:
             return str(identifier)
-        return f"functions.{function.get('name')}:{place.rpartition('.')[2]}"
+        return f"functions.{function.get('name')}:{position.rpartition('.')[2]}"
 
-    return _renamed(conversation, named)
+    return _with_call_ids(conversation, new_id)
 
 
-def _renamed(conversation: Conversation, named: Callable[[Any, Mapping[str, Any], str], str]) -> Conversation:
-    """Rename each call by its id, function and place, and its results to match.
+def _with_call_ids(conversation: Conversation, new_id: Callable[[Any, Mapping[str, Any], str], str]) -> Conversation:
+    """Replace the id of each call, given id, function and position, and those of its results to match.
 
     A result without an id belongs to the next call that has no result yet.
     """
     renamed: Messages = []
     names: dict[str, str] = {}
-    waiting: list[str] = []
-    for place, message in enumerate(conversation.messages):
+    pending_ids: list[str] = []
+    for position, message in enumerate(conversation.messages):
         if calls := calls_of(message):
-            waiting = [named(call.get("id"), function_of(call), f"{place}.{n}") for n, call in enumerate(calls)]
-            names |= {str(call.get("id")): name for call, name in zip(calls, waiting, strict=True)}
-            called = [{**call, "id": name} for call, name in zip(calls, waiting, strict=True)]
+            pending_ids = [new_id(call.get("id"), function_of(call), f"{position}.{n}") for n, call in enumerate(calls)]
+            names |= {str(call.get("id")): name for call, name in zip(calls, pending_ids, strict=True)}
+            called = [{**call, "id": name} for call, name in zip(calls, pending_ids, strict=True)]
             renamed.append(message | {"tool_calls": called})
         elif message["role"] == "tool":
-            own = message.get("tool_call_id")
-            name = names.get(str(own)) if own else next(iter(waiting), None)
-            name = name or named(own, {}, str(place))
-            waiting = [other for other in waiting if other != name]
+            result_id = message.get("tool_call_id")
+            name = names.get(str(result_id)) if result_id else next(iter(pending_ids), None)
+            name = name or new_id(result_id, {}, str(position))
+            pending_ids = [other for other in pending_ids if other != name]
             renamed.append(message | {"tool_call_id": name})
         else:
             renamed.append(message)
@@ -150,56 +152,56 @@ def _renamed(conversation: Conversation, named: Callable[[Any, Mapping[str, Any]
 def calls_split(conversation: Conversation) -> Conversation:
     """Split parallel calls into one message per call, each followed by its result."""
     messages = conversation.messages
-    owned = _results_of(messages)
-    placed = {place for places in owned.values() for place in places}
+    results_by_caller = _results_by_caller(messages)
+    result_positions = {position for positions in results_by_caller.values() for position in positions}
     split: Messages = []
-    for place, message in enumerate(messages):
+    for position, message in enumerate(messages):
         calls = calls_of(message)
-        if place in placed:
+        if position in result_positions:
             continue
         if len(calls) < 2:
-            split += [message, *(messages[index] for index in owned.get(place, ()))]
+            split += [message, *(messages[index] for index in results_by_caller.get(position, ()))]
             continue
-        results = [messages[index] for index in owned[place]]
+        results = [messages[index] for index in results_by_caller[position]]
         for number, call in enumerate(calls):
             bare = {"role": message["role"], "content": None if message["content"] is None else ""}
             split.append((bare if number else message) | {"tool_calls": [call]})
-            own = results if number == len(calls) - 1 else _results_for(call, results)
-            split += own
-            results = _others(results, own)
+            own_results = results if number == len(calls) - 1 else _results_for(call, results)
+            split += own_results
+            results = _without(results, own_results)
     return with_messages(conversation, split)
 
 
 def texts_apart(conversation: Conversation) -> Conversation:
-    """Move text beside calls into a message of its own before them."""
-    apart: Messages = []
+    """Move text next to calls into a separate message before them."""
+    separated: Messages = []
     for message in conversation.messages:
         if calls_of(message) and message["content"]:
-            apart.append({name: value for name, value in message.items() if name != "tool_calls"})
-            apart.append({"role": message["role"], "content": None, "tool_calls": message["tool_calls"]})
+            separated.append({name: value for name, value in message.items() if name != "tool_calls"})
+            separated.append({"role": message["role"], "content": None, "tool_calls": message["tool_calls"]})
         else:
-            apart.append(message)
-    return with_messages(conversation, apart)
+            separated.append(message)
+    return with_messages(conversation, separated)
 
 
-def call_in_words(message: dict[str, Any]) -> dict[str, Any]:
+def calls_and_results_as_text(message: dict[str, Any]) -> dict[str, Any]:
     """Write calls and results as text."""
     return (
-        _result_in_words(message) if message["role"] == "tool" else calls_written(message, with_json_calls(NO_DIALECT))
+        _result_as_text(message) if message["role"] == "tool" else calls_as_text(message, with_json_calls(NO_DIALECT))
     )
 
 
-def calls_written(message: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
+def calls_as_text(message: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
     """Write calls as text, as a model of this dialect would."""
-    written = [_written(function_of(call), dialect) for call in calls_of(message)]
-    if not written:
+    texts = [_call_text(function_of(call), dialect) for call in calls_of(message)]
+    if not texts:
         return message
-    return {"role": message["role"], "content": "\n".join(filter(None, [message["content"], *written]))}
+    return {"role": message["role"], "content": "\n".join(filter(None, [message["content"], *texts]))}
 
 
-def _written(function: Mapping[str, Any], dialect: Dialect) -> str:
+def _call_text(function: Mapping[str, Any], dialect: Dialect) -> str:
     name, arguments = function.get("name"), function.get("arguments")
-    start, end = written_marks(dialect)
+    start, end = literal_markers(dialect)
     if dialect.parser == PYTHONIC and isinstance(arguments, Mapping):
         values = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items()]
         return f"{start}[{name}({', '.join(values)})]{end}"
@@ -207,14 +209,14 @@ def _written(function: Mapping[str, Any], dialect: Dialect) -> str:
     return "\n".join(filter(None, (start, call, end)))
 
 
-def tools_in_words(conversation: Conversation, how: str = "") -> Conversation:
-    """Describe the tools, and `how` to call them, in the first system message."""
+def tools_as_text(conversation: Conversation, instructions: str = "") -> Conversation:
+    """Describe the tools in the first system message, followed by `instructions` for calling them."""
     if not conversation.tools:
         return conversation
     described = [json.dumps(tool, ensure_ascii=False) for tool in conversation.tools]
-    system_message = {"role": "system", "content": TOOLS_IN_WORDS.format(tools="\n".join(described)) + how}
+    system_message = {"role": "system", "content": TOOLS_TEXT.format(tools="\n".join(described)) + instructions}
     messages = conversation.messages
-    if leading_systems(messages):
+    if count_leading_systems(messages):
         return with_messages(
             conversation, [messages[0] | {"content": joined_texts(messages[0], system_message)}, *messages[1:]]
         )
@@ -224,88 +226,90 @@ def tools_in_words(conversation: Conversation, how: str = "") -> Conversation:
 # --- results ------------------------------------------------------------------------------------------------------
 
 
-def _results_of(messages: Messages) -> dict[int, list[int]]:
-    """Map the place of each message with calls to those of its results; one without an id follows its calls."""
-    owned: dict[int, list[int]] = {}
+def _results_by_caller(messages: Messages) -> dict[int, list[int]]:
+    """Map each position of a message with calls to those of its results; one without an id follows its calls."""
+    results_by_caller: dict[int, list[int]] = {}
     callers: dict[str, int] = {}
     caller = -1
-    for place, message in enumerate(messages):
+    for position, message in enumerate(messages):
         if message["role"] == "tool":
             owner = callers.get(str(message["tool_call_id"]), -1) if message.get("tool_call_id") else caller
             if owner >= 0:
-                owned[owner].append(place)
+                results_by_caller[owner].append(position)
             continue
-        caller = place if calls_of(message) else -1
+        caller = position if calls_of(message) else -1
         if caller >= 0:
-            owned[place] = []
-            callers |= {str(call.get("id")): place for call in calls_of(message)}
-    return owned
+            results_by_caller[position] = []
+            callers |= {str(call.get("id")): position for call in calls_of(message)}
+    return results_by_caller
 
 
 def _results_for(call: Mapping[str, Any], results: Messages) -> Messages:
     """Return the `results` with the call's id, or else the first one without an id."""
-    named = [result for result in results if result.get("tool_call_id") and result["tool_call_id"] == call.get("id")]
-    return named or [result for result in results if not result.get("tool_call_id")][:1]
+    matching = [result for result in results if result.get("tool_call_id") and result["tool_call_id"] == call.get("id")]
+    return matching or [result for result in results if not result.get("tool_call_id")][:1]
 
 
-def _others(results: Messages, own: Messages) -> Messages:
-    return [result for result in results if not any(result is taken for taken in own)]
+def _without(results: Messages, own_results: Messages) -> Messages:
+    return [result for result in results if not any(result is other for other in own_results)]
 
 
 def results_ordered(conversation: Conversation) -> Conversation:
     """Put results in the order of their calls: most templates omit ids, so models match results by order alone."""
     ordered: Messages = []
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for are_results, run in groupby(conversation.messages, key=lambda message: message["role"] == "tool"):
         messages = list(run)
         if are_results:
-            messages.sort(key=lambda message: places.get(str(message.get("tool_call_id")), len(places)))
-        places = {str(call.get("id")): place for place, call in enumerate(calls_of(messages[-1]))}
+            messages.sort(key=lambda message: positions.get(str(message.get("tool_call_id")), len(positions)))
+        positions = {str(call.get("id")): position for position, call in enumerate(calls_of(messages[-1]))}
         ordered += messages
     return with_messages(conversation, ordered)
 
 
 def results_moved(conversation: Conversation) -> Conversation:
-    """Move results directly behind their calls."""
+    """Move results directly after their calls."""
     messages = conversation.messages
-    owned = _results_of(messages)
-    placed = {place for places in owned.values() for place in places}
+    results_by_caller = _results_by_caller(messages)
+    result_positions = {position for positions in results_by_caller.values() for position in positions}
     moved: Messages = []
-    for place, message in enumerate(messages):
-        if place not in placed:
-            moved += [message, *(messages[index] for index in owned.get(place, ()))]
+    for position, message in enumerate(messages):
+        if position not in result_positions:
+            moved += [message, *(messages[index] for index in results_by_caller.get(position, ()))]
     return with_messages(conversation, moved)
 
 
 def results_added(conversation: Conversation) -> Conversation:
-    """Add a placeholder for each call without a result, behind the existing results."""
+    """Add a placeholder for each call without a result, after the existing results."""
     messages = conversation.messages
-    owned = _results_of(messages)
+    results_by_caller = _results_by_caller(messages)
     added: dict[int, Messages] = {}
-    for caller, places in owned.items():
-        results = [messages[place] for place in places]
-        lacking: Messages = []
+    for caller, positions in results_by_caller.items():
+        results = [messages[position] for position in positions]
+        placeholders: Messages = []
         for call in calls_of(messages[caller]):
-            own = _results_for(call, results)
-            results = _others(results, own)
-            if not own:
-                lacking.append({"role": "tool", "tool_call_id": call.get("id"), "content": NO_RESULT})
-        added[max([caller, *places])] = lacking
-    groups = [[message, *added.get(place, ())] for place, message in enumerate(messages)]
+            own_results = _results_for(call, results)
+            results = _without(results, own_results)
+            if not own_results:
+                placeholders.append({"role": "tool", "tool_call_id": call.get("id"), "content": NO_RESULT})
+        added[max([caller, *positions])] = placeholders
+    groups = [[message, *added.get(position, ())] for position, message in enumerate(messages)]
     return with_messages(conversation, [message for part in groups for message in part])
 
 
-def _result_in_words(message: Mapping[str, Any]) -> dict[str, Any]:
+def _result_as_text(message: Mapping[str, Any]) -> dict[str, Any]:
     return user_turn(f"<tool_response>\n{message['content'] or ''}\n</tool_response>")
 
 
-def orphans_in_words(conversation: Conversation) -> Conversation:
+def orphans_as_text(conversation: Conversation) -> Conversation:
     """Rewrite results without a call as user text."""
-    owned = {place for places in _results_of(conversation.messages).values() for place in places}
+    result_positions = {
+        position for positions in _results_by_caller(conversation.messages).values() for position in positions
+    }
     return with_messages(
         conversation,
         [
-            _result_in_words(message) if message["role"] == "tool" and place not in owned else message
-            for place, message in enumerate(conversation.messages)
+            _result_as_text(message) if message["role"] == "tool" and position not in result_positions else message
+            for position, message in enumerate(conversation.messages)
         ],
     )

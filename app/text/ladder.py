@@ -1,8 +1,8 @@
-"""Renders a conversation as it was sent or, if the template refuses it or leaves out a text, repaired.
+"""Renders a conversation as sent or, if the template refuses it or omits a text, after repairs.
 
-A refused conversation may need several repairs at once: they add up until the template accepts it, then the needless
-ones are dropped. A repair for missing parts is kept only if it brings some back. So a template renders a few more
-times: at most four for each repair of `LADDER`, and a dozen to find what it refuses.
+A refused conversation may need several repairs at once: they accumulate until the template accepts it, then the
+needless ones are dropped. A repair for missing parts is retained only if it restores some. This costs extra renderings:
+at most four for each repair of `LADDER`, and a dozen to find the message that is refused.
 """
 
 import contextlib
@@ -19,30 +19,30 @@ from jinja2 import TemplateError
 from app.core.errors import InvalidRequest
 from app.core.request import Notice
 from app.text.messages import Messages
-from app.text.repairs import CALLS_MISSING, LADDER, NULLS_WRITTEN, REFUSED, Repair, repaired
+from app.text.repairs import CALLS_MISSING, LADDER, NULLS_WRITTEN, REFUSED, Repair, apply_repairs
 from app.text.turns import SYSTEM, Conversation, calls_of, function_of
 
 WRITTEN_NULLS = ("None", "null")
-SURE_CHARACTERS = 16
-"""Shortest system text, in characters, that is not found in a prompt by accident."""
-OURS = -1
-"""Place, among those of the messages that were sent, of a text that was not: the tools in words."""
-MOST_SEARCHES = 32
-"""Limit on searches of a whole prompt for texts that are not where they were expected."""
-MOST_NAMED = 8
+MIN_DISTINCT_CHARACTERS = 16
+"""Length, in characters, from which a system text cannot occur in a prompt by accident."""
+TOOL_DESCRIPTIONS = -1
+"""Pseudo-position of a text that no message contains: the tools described as text."""
+MAX_SEARCHES = 32
+"""Limit on searches of the whole prompt for texts that are not at their expected position."""
+MAX_NAMED_MESSAGES = 8
 """Limit on messages that one notice names."""
-MOST_WORDS = 500
+MAX_ERROR_CHARACTERS = 500
 """Longest quote of a template's error in a refusal, in characters."""
 
-_ENDS_OF_THOUGHTS = ("</think>", "[/THINK]", "</seed:think>", "<channel|>", "<|END_THINKING|>", "</thinking>")
+_REASONING_ENDS = ("</think>", "[/THINK]", "</seed:think>", "<channel|>", "<|END_THINKING|>", "</thinking>")
 _ESCAPES = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
-_NO_LETTERS = re.compile(r"[\W_]+")
+_NON_ALPHANUMERIC = re.compile(r"[\W_]+")
 _SPELLINGS: tuple[Callable[[str], str], ...] = (
     str,
     lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
     lambda text: json.dumps(text)[1:-1],
 )
-"""Ways in which templates write a text: as it is, or inside JSON."""
+"""Encodings in which templates write a text: as it is, or inside JSON."""
 
 Render = Callable[[Conversation], str]
 
@@ -57,44 +57,46 @@ class Rendered:
 
 
 class _Attempt:
-    """A rendering of `sent` after the repairs `forms` and `added`."""
+    """A rendering of `sent` after the repairs `required_repairs` and `added`."""
 
     def __init__(
-        self, sent: Conversation, forms: tuple[Repair, ...], added: tuple[Repair, ...], render: Render
+        self, sent: Conversation, required_repairs: tuple[Repair, ...], added: tuple[Repair, ...], render: Render
     ) -> None:
         self.sent = sent
         self.added = added
-        self.repairs = forms + added
-        formed = repaired(sent, forms)
-        self.conversation = repaired(formed, added)
+        self.repairs = required_repairs + added
+        adapted = apply_repairs(sent, required_repairs)
+        self.conversation = apply_repairs(adapted, added)
         self.text = ""
         self.error: Exception | None = None
-        self.unseen: set[int] = set()
-        """Places of the messages whose text is missing."""
-        self.uncalled: set[int] = set()
-        """Places of the messages that lack a call."""
+        self.missing_texts: set[int] = set()
+        """Positions of the messages whose text is missing in the prompt."""
+        self.missing_calls: set[int] = set()
+        """Positions of the messages of which a call is missing in the prompt."""
         try:
             self.text = render(self.conversation)
         except Exception as error:  # noqa: BLE001 - templates fail in any way they like
             self.error = error
             return
-        search = _TextSearch(self.text)
-        if not search.finds(_own_text(sent.messages, formed.messages), "system"):
-            self.unseen.add(OURS)
-        for place, message in enumerate(sent.messages):
-            if not search.finds(_behind_thoughts(message["content"] or ""), message["role"]):
-                self.unseen.add(place)
-            if not all(search.finds(_longest(function_of(call)), "call") for call in calls_of(message)):
-                self.uncalled.add(place)
-        self._doubt(render)
+        search = _PromptSearch(self.text)
+        if not search.finds(_added_text(sent.messages, adapted.messages), "system"):
+            self.missing_texts.add(TOOL_DESCRIPTIONS)
+        for position, message in enumerate(sent.messages):
+            if not search.finds(_without_reasoning(message["content"] or ""), message["role"]):
+                self.missing_texts.add(position)
+            if not all(search.finds(_longest_argument(function_of(call)), "call") for call in calls_of(message)):
+                self.missing_calls.add(position)
+        self._check_stand_ins(render)
 
-    def _doubt(self, render: Render) -> None:
-        """Look for stand-ins of short texts, since these could be in the prompt by accident."""
-        stand_ins, marks = _stand_ins(self.sent)
-        if marks:
+    def _check_stand_ins(self, render: Render) -> None:
+        """Search for stand-ins of short texts, since the texts themselves could be in the prompt by accident."""
+        stand_ins, stand_in_texts = _stand_ins(self.sent)
+        if stand_in_texts:
             with contextlib.suppress(Exception):  # a refusal of stand-ins says nothing
-                text = render(repaired(stand_ins, self.repairs))
-                self.unseen |= {place for mark, place in marks.items() if mark not in text}
+                text = render(apply_repairs(stand_ins, self.repairs))
+                self.missing_texts |= {
+                    position for stand_in_text, position in stand_in_texts.items() if stand_in_text not in text
+                }
 
     @cached_property
     def nulls(self) -> int:
@@ -103,32 +105,35 @@ class _Attempt:
         return sum(self.text.count(word) for word in WRITTEN_NULLS) if holds else 0
 
     @property
-    def faults(self) -> tuple[bool, int, int, int]:
-        """Rank of the rendering: lower is better."""
-        return self.error is not None, len(self.uncalled), len(self.unseen), self.nulls
+    def severity(self) -> tuple[bool, int, int, int]:
+        """Severity of the rendering's flaws, as a sort key: lower is better."""
+        return self.error is not None, len(self.missing_calls), len(self.missing_texts), self.nulls
 
     @property
     def flaws(self) -> set[str]:
-        """Flaws that a repair may mend."""
+        """Flaws that a repair may fix."""
         if self.error is not None:
             return {REFUSED}
-        roles = {"system" if place == OURS else str(self.sent.messages[place]["role"]) for place in self.unseen}
-        return roles | ({CALLS_MISSING} if self.uncalled else set()) | ({NULLS_WRITTEN} if self.nulls else set())
+        roles = {
+            "system" if position == TOOL_DESCRIPTIONS else str(self.sent.messages[position]["role"])
+            for position in self.missing_texts
+        }
+        return roles | ({CALLS_MISSING} if self.missing_calls else set()) | ({NULLS_WRITTEN} if self.nulls else set())
 
 
-def climb(sent: Conversation, forms: tuple[Repair, ...], render: Render) -> Rendered:
-    """Render `sent` after `forms` and the repairs it needs. Raises InvalidRequest, which names what is refused."""
+def render_with_repairs(sent: Conversation, required_repairs: tuple[Repair, ...], render: Render) -> Rendered:
+    """Render `sent` after `required_repairs` and those it needs. Raises InvalidRequest, naming what is refused."""
 
     def attempt(added: tuple[Repair, ...]) -> _Attempt:
-        return _Attempt(sent, forms, added, render)
+        return _Attempt(sent, required_repairs, added, render)
 
     first = best = attempt(())
     for repair in LADDER:
-        if not repair.mends & best.flaws or repair.apply(best.conversation) == best.conversation:
+        if not repair.fixes & best.flaws or repair.apply(best.conversation) == best.conversation:
             continue
-        tried = attempt((*best.added, repair))
-        if tried.faults < best.faults or (best.error is not None and tried.error is not None):
-            best = tried
+        candidate = attempt((*best.added, repair))
+        if candidate.severity < best.severity or (best.error is not None and candidate.error is not None):
+            best = candidate
     if best.error is not None:
         raise _refusal(first, render) from first.error
     if first.error is not None and len(best.added) > 1:
@@ -137,93 +142,100 @@ def climb(sent: Conversation, forms: tuple[Repair, ...], render: Render) -> Rend
 
 
 def _without_needless(best: _Attempt, attempt: Callable[[tuple[Repair, ...]], _Attempt]) -> _Attempt:
-    """Drop repairs without which nothing is lost: all but the last, which usually suffices, or else one by one."""
+    """Drop needless repairs: all but the last, which usually suffices, or else one by one."""
     alone = attempt(best.added[-1:])
-    if alone.faults <= best.faults:
+    if alone.severity <= best.severity:
         return alone
     for repair in best.added if len(best.added) > 2 else ():
-        fewer = attempt(tuple(kept for kept in best.added if kept is not repair))
-        best = fewer if fewer.faults <= best.faults else best
+        fewer = attempt(tuple(retained for retained in best.added if retained is not repair))
+        best = fewer if fewer.severity <= best.severity else best
     return best
 
 
 # --- what is missing ----------------------------------------------------------------------------------------------
 
 
-def _own_text(sent: Messages, formed: Messages) -> str:
-    """Return what the forms added to the first system message, without the text sent."""
-    was, now = (
-        "".join(message["content"] or "" for message in some[:1] if message["role"] in SYSTEM)
-        for some in (sent, formed)
+def _added_text(sent: Messages, adapted: Messages) -> str:
+    """Return the text that the required repairs added to the first system message."""
+    before, after = (
+        "".join(message["content"] or "" for message in messages[:1] if message["role"] in SYSTEM)
+        for messages in (sent, adapted)
     )
-    return now.removeprefix(was).strip()
+    return after.removeprefix(before).strip()
 
 
-def _behind_thoughts(text: str) -> str:
-    return text[max(text.rfind(end) + len(end) if end in text else 0 for end in _ENDS_OF_THOUGHTS) :].strip()
+def _without_reasoning(text: str) -> str:
+    return text[max(text.rfind(end) + len(end) if end in text else 0 for end in _REASONING_ENDS) :].strip()
 
 
-def _longest(called: Mapping[str, Any]) -> str:
+def _longest_argument(function: Mapping[str, Any]) -> str:
     """Return the longest string in a call's arguments; empty if they are not an object."""
-    arguments = called.get("arguments")
-    waiting, longest = [arguments] if isinstance(arguments, Mapping) else [], ""
-    while waiting:
-        value = waiting.pop()
+    arguments = function.get("arguments")
+    pending, longest = [arguments] if isinstance(arguments, Mapping) else [], ""
+    while pending:
+        value = pending.pop()
         if isinstance(value, str):
             longest = max(longest, value.strip(), key=len)
         elif isinstance(value, Mapping | list):
-            waiting += value.values() if isinstance(value, Mapping) else value
+            pending += value.values() if isinstance(value, Mapping) else value
     return longest
 
 
-class _TextSearch:
-    """Finds texts in a prompt, each behind the previous one; time grows with the prompt, not with their number."""
+class _PromptSearch:
+    """Finds texts in a prompt, each after the previous one; the time grows with the prompt, not with their number."""
 
     def __init__(self, prompt: str) -> None:
         self._prompt = prompt
-        self._place = 0
-        self._usual: dict[str, Callable[[str], str]] = {}
-        """Spelling of the last text of each role."""
-        self._left = MOST_SEARCHES
+        self._position = 0
+        self._last_spelling: dict[str, Callable[[str], str]] = {}
+        """Encoding of the last text of each role."""
+        self._searches_left = MAX_SEARCHES
 
     def finds(self, text: str, role: str) -> bool:
-        """Return whether a text is there. After `MOST_SEARCHES` texts out of order, all others count as found."""
-        if not text or self._left == 0 or self._goes_to(self._usual.get(role, str)(text), self._place):
+        """Return whether the prompt contains a text. After `MAX_SEARCHES` texts out of order, all count as found."""
+        if (
+            not text
+            or self._searches_left == 0
+            or self._find_from(self._last_spelling.get(role, str)(text), self._position)
+        ):
             return True
-        self._left -= 1
+        self._searches_left -= 1
         for spelled in _SPELLINGS:
-            if self._goes_to(spelled(text), 0):
-                self._usual[role] = spelled
+            if self._find_from(spelled(text), 0):
+                self._last_spelling[role] = spelled
                 return True
-        letters = _letters(text)
-        return letters != "" and letters in self._letters
+        alphanumeric = _alphanumeric(text)
+        return alphanumeric != "" and alphanumeric in self._alphanumeric
 
-    def _goes_to(self, text: str, start: int) -> bool:
-        place = self._prompt.find(text, start)
-        if place >= 0:
-            self._place = place + len(text)
-        return place >= 0
+    def _find_from(self, text: str, start: int) -> bool:
+        position = self._prompt.find(text, start)
+        if position >= 0:
+            self._position = position + len(text)
+        return position >= 0
 
     @cached_property
-    def _letters(self) -> str:
-        return _letters(self._prompt)
+    def _alphanumeric(self) -> str:
+        return _alphanumeric(self._prompt)
 
 
-def _letters(text: str) -> str:
-    """Reduce a text to its letters and digits, the same however its lines, marks and escapes are written."""
-    return _NO_LETTERS.sub("", _ESCAPES.sub("", html.unescape(text)))
+def _alphanumeric(text: str) -> str:
+    """Reduce a text to its letters and digits, so that line breaks, punctuation and escapes do not matter."""
+    return _NON_ALPHANUMERIC.sub("", _ESCAPES.sub("", html.unescape(text)))
 
 
 def _stand_ins(sent: Conversation) -> tuple[Conversation, dict[str, int]]:
-    """Replace short system texts with marks, except one that is first and alone; map each mark to its place."""
-    systems = [place for place, message in enumerate(sent.messages) if message["role"] in SYSTEM]
-    marks: dict[str, int] = {}
+    """Replace short system texts with stand-ins, except a single one at the start; map stand-ins to positions."""
+    systems = [position for position, message in enumerate(sent.messages) if message["role"] in SYSTEM]
+    stand_in_texts: dict[str, int] = {}
     messages = list(sent.messages)
-    for place in systems if systems != [0] else ():
-        if 0 < len((messages[place]["content"] or "").strip()) < SURE_CHARACTERS:
-            mark = f"standin{place}text"
-            marks[mark], messages[place] = place, messages[place] | {"content": mark}
-    return replace(sent, messages=messages), marks
+    for position in systems if systems != [0] else ():
+        if 0 < len((messages[position]["content"] or "").strip()) < MIN_DISTINCT_CHARACTERS:
+            stand_in_text = f"standin{position}text"
+            stand_in_texts[stand_in_text], messages[position] = (
+                position,
+                messages[position] | {"content": stand_in_text},
+            )
+    return replace(sent, messages=messages), stand_in_texts
 
 
 # --- notices and refusals -----------------------------------------------------------------------------------------
@@ -236,47 +248,52 @@ def _notices(best: _Attempt) -> Iterator[Notice]:
         if repair.code and after != before:
             yield Notice(code=repair.code, message=repair.message, parameter=repair.parameter)
         before = after
-    for code, what, places in (
-        ("text_missing", "the text", best.unseen),
-        ("tool_calls_missing", "calls", best.uncalled),
+    for code, what, missing in (
+        ("text_missing", "the text", best.missing_texts),
+        ("tool_calls_missing", "calls", best.missing_calls),
     ):
-        if places:
+        if missing:
             message = (
-                f"The chat template of this model leaves out {what} of {_named(best.sent.messages, sorted(places))}."
+                f"The chat template of this model leaves out {what} of {_listed(best.sent.messages, sorted(missing))}."
             )
             yield Notice(code=code, message=message, parameter="messages")
 
 
-def _named(messages: Messages, places: Sequence[int]) -> str:
-    named = ["the tools" if place == OURS else _name(messages, place) for place in places[:MOST_NAMED]]
-    return ", ".join(named) + (f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else "")
+def _listed(messages: Messages, positions: Sequence[int]) -> str:
+    names = [
+        "the tools" if position == TOOL_DESCRIPTIONS else _message_name(messages, position)
+        for position in positions[:MAX_NAMED_MESSAGES]
+    ]
+    return ", ".join(names) + (
+        f" and {len(positions) - MAX_NAMED_MESSAGES} more" if len(positions) > MAX_NAMED_MESSAGES else ""
+    )
 
 
-def _name(messages: Messages, place: int) -> str:
-    return f"messages.{place} ({messages[place]['role']})"
+def _message_name(messages: Messages, position: int) -> str:
+    return f"messages.{position} ({messages[position]['role']})"
 
 
 def _refusal(first: _Attempt, render: Render) -> InvalidRequest:
     """Name the message at which the refusal begins, unless every conversation is refused like this."""
-    messages, words = first.sent.messages, _words(first.error)
+    messages, error_text = first.sent.messages, _error_text(first.error)
 
-    def is_refused(begun: Messages) -> bool:
+    def is_refused(prefix: Messages) -> bool:
         try:
-            render(repaired(replace(first.sent, messages=begun), first.repairs))
+            render(apply_repairs(replace(first.sent, messages=prefix), first.repairs))
         except Exception as error:  # noqa: BLE001 - the template's again
-            return _words(error) == words
+            return _error_text(error) == error_text
         return False
 
-    named = "the request"
+    subject = "the request"
     if not is_refused([{"role": "user", "content": "a"}]):
         low, high = 0, len(messages)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if is_refused(messages[:middle]) else (middle, high)
-        named = _name(messages, high - 1)
-    return InvalidRequest(f"the chat template of this model refuses {named}: {words}", parameter="messages")
+        subject = _message_name(messages, high - 1)
+    return InvalidRequest(f"the chat template of this model refuses {subject}: {error_text}", parameter="messages")
 
 
-def _words(error: Exception | None) -> str:
+def _error_text(error: Exception | None) -> str:
     detail = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
-    return " ".join(detail.split())[:MOST_WORDS]
+    return " ".join(detail.split())[:MAX_ERROR_CHARACTERS]

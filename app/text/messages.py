@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from app.core.errors import InvalidRequest
-from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES
+from app.core.messages import MAX_TEMPLATE_ARGUMENTS, RESERVED_TEMPLATE_NAMES
 
 MAX_ARGUMENT_CHARACTERS = 4096
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 _COMMA_BEFORE_END = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\Z))|,(?=\s*[}\]])', re.DOTALL)
-"""Whole strings, which are kept, or a trailing comma, which JSON does not allow."""
+"""Matches whole strings, to preserve them, or a trailing comma, which JSON does not allow."""
 
 Messages = list[dict[str, Any]]
 
 
 class Arguments(dict[str, Any]):
-    """The arguments of a tool call: an object to templates that look into it, the client's JSON text to all others."""
+    """Arguments of a tool call: an object to templates that access it as one, the client's JSON text to all others."""
 
     def __init__(self, values: Mapping[str, Any], text: str) -> None:
         super().__init__(values)
@@ -76,7 +76,7 @@ def checked_arguments(arguments: Mapping[str, Any], reserved: Iterable[str] = ()
     for name, value in arguments.items():
         if not (isinstance(name, str) and name.isidentifier() and len(name) <= 64) or name.startswith("_"):
             raise _invalid("a name in template_arguments is not a plain identifier")
-        if name in SERVER_NAMES or name in reserved:
+        if name in RESERVED_TEMPLATE_NAMES or name in reserved:
             raise _invalid(f"template_arguments may not set {name!r}: the server decides it")
         if not (value is None or isinstance(value, str | int | float)):
             raise _invalid(f"template_arguments[{name!r}] must be a string, a number, true, false or null")

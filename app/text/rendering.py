@@ -8,16 +8,16 @@ from typing import Any
 
 from app.core.errors import InvalidRequest
 from app.text.dialect import Dialect
-from app.text.ladder import Rendered, climb
+from app.text.ladder import Rendered, render_with_repairs
 from app.text.messages import Messages, mapped_arguments
-from app.text.repairs import Repair, forms_of, repaired
+from app.text.repairs import Repair, apply_repairs, required_repairs
 from app.text.turns import Conversation
 
-CONTINUED = "continuedhere"
-"""Marker appended to a text that is to be continued, to find its end in the prompt."""
+CONTINUATION_MARKER = "continuedhere"
+"""Marker appended to the text to continue, to find its end in the prompt."""
 
 STAND_IN = "toolstandin"
-"""Marker in tools and calls, to test whether a template shows them."""
+"""Placeholder in tools and calls, to test whether a template shows them."""
 
 Renderer = Callable[[dict[str, Any]], str]
 
@@ -31,33 +31,37 @@ class Template:
         self._dialect = dialect
 
     @cached_property
-    def forms(self) -> tuple[Repair, ...]:
+    def required_repairs(self) -> tuple[Repair, ...]:
         """Repairs that every conversation with this template needs."""
-        return forms_of(self._source, self._dialect, self)
+        return required_repairs(self._source, self._dialect, self)
 
-    def tools(self) -> bool:
-        """Return whether tools appear in its prompts; assumed if it refuses the probe."""
-        return self._shows(STAND_IN, [], STAND_IN, otherwise=True)
+    def shows_tools(self) -> bool:
+        """Return whether tools appear in its prompts; True if it refuses the probe."""
+        return self._renders(STAND_IN, [], STAND_IN, default=True)
 
-    def calls(self, content: str | None, number: int) -> bool:
-        """Return whether `number` parallel calls appear beside `content`. If it refuses the probe, one call is assumed
+    def shows_calls(self, content: str | None, number: int) -> bool:
+        """Return whether `number` parallel calls appear next to `content`. If it refuses the probe, one call is assumed
         to appear, provided that its source mentions `tool_calls`."""
         called = _called(content, ["a"] * (number - 1) + [STAND_IN], "abcdefgh")
-        return self._shows("a", called, STAND_IN, otherwise=number == 1 and "tool_calls" in self._source)
+        return self._renders("a", called, STAND_IN, default=number == 1 and "tool_calls" in self._source)
 
     def numbers_calls(self) -> bool:
         """Return whether it names calls by function and number itself, but results by their own ids."""
-        return self._shows("a", _called("", ["a"], STAND_IN), "functions.a:0", f"{STAND_IN}0", otherwise=False)
+        return self._renders("a", _called("", ["a"], STAND_IN), "functions.a:0", f"{STAND_IN}0", default=False)
 
-    def _shows(self, tool: str, more: Messages, *wanted: str, otherwise: bool) -> bool:
+    def _renders(self, tool: str, messages: Messages, *expected: str, default: bool) -> bool:
         parameters = {"type": "object", "properties": {}}
         tools = [{"type": "function", "function": {"name": tool, "description": "a", "parameters": parameters}}]
-        shown = {"messages": [{"role": "user", "content": "a"}, *more], "tools": tools, "add_generation_prompt": True}
+        variables = {
+            "messages": [{"role": "user", "content": "a"}, *messages],
+            "tools": tools,
+            "add_generation_prompt": True,
+        }
         try:
-            text = self.render({"bos_token": "", "eos_token": "", "documents": None} | shown)
+            text = self.render({"bos_token": "", "eos_token": "", "documents": None} | variables)
         except Exception:  # noqa: BLE001 - templates fail in any way they like
-            return otherwise
-        return all(word in text for word in wanted)
+            return default
+        return all(word in text for word in expected)
 
 
 def _called(content: str | None, words: Sequence[str], identifier: str) -> Messages:
@@ -85,7 +89,11 @@ class Rendering:
 
     def prompt(self) -> Rendered:
         """Render the prompt up to where the answer begins. Raises InvalidRequest."""
-        return climb(self.conversation, self.template.forms, lambda shown: self._text(shown, prompted=True))
+        return render_with_repairs(
+            self.conversation,
+            self.template.required_repairs,
+            lambda conversation: self._render(conversation, opens_answer=True),
+        )
 
     def continued(self) -> Rendered:
         """Render the prompt up to where the last message ends. Raises InvalidRequest."""
@@ -93,32 +101,38 @@ class Rendering:
         if last["role"] != "assistant" or last.get("tool_calls"):
             raise InvalidRequest("only a text of the assistant can be continued", parameter="messages")
         text = last["content"] or ""
-        marked = last | {"content": text.rstrip() + CONTINUED}
+        marked = last | {"content": text.rstrip() + CONTINUATION_MARKER}
         conversation = replace(self.conversation, messages=[*self.messages[:-1], marked])
-        rendered = climb(conversation, self.template.forms, lambda shown: self._text(shown, prompted=False))
-        before, mark, _ = rendered.text.rpartition(CONTINUED)
-        if not mark:
+        rendered = render_with_repairs(
+            conversation,
+            self.template.required_repairs,
+            lambda conversation: self._render(conversation, opens_answer=False),
+        )
+        before, marker, _ = rendered.text.rpartition(CONTINUATION_MARKER)
+        if not marker:
             reason = "the chat template of this model leaves out the message that is to be continued"
             raise InvalidRequest(reason, parameter="messages")
         return replace(rendered, text=before + text[len(text.rstrip()) :])
 
     def variants(self, *, continues: bool) -> Iterator[tuple[Messages, bool]]:
-        """Yield chats that begin like this one, each with whether its prompt opens an answer.
+        """Yield chats that begin like this one, each with a flag: whether its prompt opens an answer.
 
         They share the system part, the turns before the last one of the user, and the whole chat without the answer.
         """
         messages = self.messages
-        users = [place for place, message in enumerate(messages) if message["role"] == "user"]
-        for place in dict.fromkeys((*users[:1], *users[-1:])):
-            begun = (messages[place]["content"] or "").lstrip()[:1]
-            other = {**messages[place], "content": "b" if begun == "a" else "a"}
-            yield [*messages[:place], other, *messages[place + 1 :]], True
+        users = [position for position, message in enumerate(messages) if message["role"] == "user"]
+        for position in dict.fromkeys((*users[:1], *users[-1:])):
+            first_character = (messages[position]["content"] or "").lstrip()[:1]
+            other = {**messages[position], "content": "b" if first_character == "a" else "a"}
+            yield [*messages[:position], other, *messages[position + 1 :]], True
         yield messages[:-1] if continues else messages, False
 
-    def again(self, messages: Messages, repairs: tuple[Repair, ...], *, prompted: bool) -> str:
+    def render_variant(self, messages: Messages, repairs: tuple[Repair, ...], *, opens_answer: bool) -> str:
         """Render other messages with the same repairs. Raises whatever the template raises."""
-        return self._text(repaired(replace(self.conversation, messages=messages), repairs), prompted=prompted)
+        return self._render(
+            apply_repairs(replace(self.conversation, messages=messages), repairs), opens_answer=opens_answer
+        )
 
-    def _text(self, shown: Conversation, *, prompted: bool) -> str:
-        named = {"messages": shown.messages, "tools": shown.tools, "add_generation_prompt": prompted}
+    def _render(self, conversation: Conversation, *, opens_answer: bool) -> str:
+        named = {"messages": conversation.messages, "tools": conversation.tools, "add_generation_prompt": opens_answer}
         return self.template.render(self.variables | named)

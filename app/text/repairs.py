@@ -1,8 +1,8 @@
 """Repairs of a conversation that a chat template refuses or shows only in part: pure functions, in order.
 
-`forms_of` chooses the repairs that all conversations with a template need; `app.text.ladder` climbs `LADDER`, only as
-far as a template needs it. No repair loses a text, and none changes the beginning of a conversation depending on what
-comes later, so that earlier prompts match the prefix cache.
+`required_repairs` chooses the repairs that all conversations with a template need; `app.text.ladder` tries those of
+`LADDER` in order, only as far as a template needs it. No repair loses a text, and none changes the beginning of a
+conversation depending on what comes later, so that earlier prompts match the prefix cache.
 """
 
 import re
@@ -21,19 +21,19 @@ REFUSED, CALLS_MISSING, NULLS_WRITTEN = "refused", "calls missing", "nulls writt
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A change that makes a conversation fit a template."""
+    """Change that adapts a conversation to a template."""
 
     apply: Callable[[Conversation], Conversation]
     code: str = ""
     """Code of the notice; empty for a repair that only changes the spelling, which needs none."""
     message: str = ""
-    mends: frozenset[str] = frozenset({REFUSED})
-    """Flaws for which it is tried, and roles whose missing texts it may bring back."""
+    fixes: frozenset[str] = frozenset({REFUSED})
+    """Flaws that it may fix, and roles whose missing texts it may restore."""
     parameter: str = "messages"
     """Field of the request that it changes."""
 
 
-def repaired(conversation: Conversation, repairs: tuple[Repair, ...]) -> Conversation:
+def apply_repairs(conversation: Conversation, repairs: tuple[Repair, ...]) -> Conversation:
     """Apply all of `repairs` in their order."""
     for repair in repairs:
         conversation = repair.apply(conversation)
@@ -43,7 +43,7 @@ def repaired(conversation: Conversation, repairs: tuple[Repair, ...]) -> Convers
 _SYSTEMS = frozenset({REFUSED, *SYSTEM})
 _RESULTS = frozenset({REFUSED, "tool"})
 
-_DEVELOPERS = Repair(each_message(turns.developer_as_system), mends=_SYSTEMS)
+_DEVELOPERS = Repair(each_message(turns.developer_as_system), fixes=_SYSTEMS)
 _SPLIT = Repair(
     history_calls.calls_split,
     "tool_calls_split",
@@ -60,55 +60,62 @@ _NUMBERED = "Ids of tool calls were replaced by function and number, the form th
 _TOOLS = "The tools were described in the system message: this model's chat template does not show tools."
 
 
-class Shows(Protocol):
-    """Parts of a conversation that a template shows."""
+class TemplateProbe(Protocol):
+    """Probe of which parts of a conversation a template shows."""
 
-    def tools(self) -> bool:
+    def shows_tools(self) -> bool:
         """Return whether tools appear in its prompts."""
 
-    def calls(self, content: str | None, number: int) -> bool:
-        """Return whether `number` parallel calls appear in its prompts beside `content`."""
+    def shows_calls(self, content: str | None, number: int) -> bool:
+        """Return whether `number` parallel calls appear in its prompts next to `content`."""
 
     def numbers_calls(self) -> bool:
         """Return whether it names calls by function and number itself, but results by their own ids."""
 
 
-def forms_of(source: str, dialect: Dialect, shows: Shows) -> tuple[Repair, ...]:
+def required_repairs(source: str, dialect: Dialect, probe: TemplateProbe) -> tuple[Repair, ...]:
     """Choose the repairs that every conversation needs for a template with this source and dialect."""
-    forms = [Repair(history_calls.results_ordered)]
+    repairs = [Repair(history_calls.results_ordered)]
     if "developer" not in source:
-        forms.append(_DEVELOPERS)
-    with_empty = shows.calls("", 1)
-    if not with_empty and not shows.calls(None, 1):
-        written = (
-            partial(history_calls.calls_written, dialect=dialect) if dialect.parser else history_calls.call_in_words
+        repairs.append(_DEVELOPERS)
+    shows_with_empty_content = probe.shows_calls("", 1)
+    if not shows_with_empty_content and not probe.shows_calls(None, 1):
+        calls_repair = (
+            partial(history_calls.calls_as_text, dialect=dialect)
+            if dialect.parser
+            else history_calls.calls_and_results_as_text
         )
-        forms.append(Repair(each_message(written), "tool_calls_in_words", _WORDS))
+        repairs.append(Repair(each_message(calls_repair), "tool_calls_in_words", _WORDS))
     else:
-        forms += [] if shows.calls("" if with_empty else None, 2) else [_SPLIT]
-        forms += [] if shows.calls("a", 1) else [_APART]
-        forms += [] if with_empty else [Repair(each_message(turns.empty_as_null))]
-    if shows.numbers_calls():
-        forms.append(Repair(history_calls.numbered_identifiers, "tool_call_ids_fitted", _NUMBERED))
-    if not dialect.parser or not shows.tools():
-        how = "" if dialect.parser else history_calls.CALLS_IN_WORDS
-        forms.append(
-            Repair(partial(history_calls.tools_in_words, how=how), "tools_in_words", _TOOLS, parameter="tools")
+        repairs += [] if probe.shows_calls("" if shows_with_empty_content else None, 2) else [_SPLIT]
+        repairs += [] if probe.shows_calls("a", 1) else [_APART]
+        repairs += [] if shows_with_empty_content else [Repair(each_message(turns.empty_to_null))]
+    if probe.numbers_calls():
+        repairs.append(Repair(history_calls.numbered_identifiers, "tool_call_ids_fitted", _NUMBERED))
+    if not dialect.parser or not probe.shows_tools():
+        instructions = "" if dialect.parser else history_calls.CALL_INSTRUCTIONS
+        repairs.append(
+            Repair(
+                partial(history_calls.tools_as_text, instructions=instructions),
+                "tools_in_words",
+                _TOOLS,
+                parameter="tools",
+            )
         )
-    if "reasoning_content" not in source and (name := _name_of_thoughts(source)):
+    if "reasoning_content" not in source and (name := _reasoning_field(source)):
         message = f"What the model thought was told as `{name}`, the name that its chat template reads."
-        forms.append(Repair(turns.thoughts_named(name), "thinking_renamed", message))
-    return tuple(forms)
+        repairs.append(Repair(turns.with_reasoning_as(name), "thinking_renamed", message))
+    return tuple(repairs)
 
 
-def _name_of_thoughts(source: str) -> str | None:
+def _reasoning_field(source: str) -> str | None:
     reads = re.compile(r"\bm(?:sg|essage)?(?:\.|\[['\"]|\.get\(['\"])(reasoning|thinking)\b")
     match = reads.search(source)
     return match.group(1) if match else None
 
 
 LADDER = (
-    Repair(each_message(turns.null_as_empty), mends=frozenset({REFUSED, NULLS_WRITTEN})),
+    Repair(each_message(turns.null_to_empty), fixes=frozenset({REFUSED, NULLS_WRITTEN})),
     _DEVELOPERS,
     Repair(
         turns.systems_joined,
@@ -148,7 +155,7 @@ LADDER = (
         parameter="tools",
     ),
     Repair(
-        each_message(turns.thoughts_left_out),
+        each_message(turns.without_reasoning),
         "thinking_left_out",
         "What the model thought before calls that have a text was left out: its chat template takes one of both.",
     ),
@@ -170,7 +177,7 @@ LADDER = (
         frozenset({REFUSED, CALLS_MISSING}),
     ),
     Repair(
-        history_calls.orphans_in_words,
+        history_calls.orphans_as_text,
         "tool_results_in_words",
         "Results that no call asked for were told as the user's text: the chat template of this model has no place "
         "for them.",
@@ -202,4 +209,4 @@ LADDER = (
     Repair(history_calls.tools_listed),
     Repair(history_calls.each_call(history_calls.argument_text)),
 )
-"""Repairs that are tried, in this order, for the flaws of a prompt; each is kept if it helps."""
+"""Repairs that are tried, in this order, for the flaws of a prompt; each is retained if it helps."""

@@ -1,5 +1,5 @@
-"""Finds what of a JSON schema can be enforced. Parts that cannot are named by JSON pointer; parts that would lead
-llguidance into a dead end are rewritten. llguidance itself decides, on bytes in place of tokens.
+"""Finds which parts of a JSON schema can be enforced. Those that cannot are named by JSON pointer; those that would
+lead llguidance into a dead end are rewritten. llguidance itself decides, on bytes instead of tokens.
 """
 
 import json
@@ -13,111 +13,117 @@ from app.text.forced_text import byte_tokenizer
 Schema = Mapping[str, Any]
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 DEFINITIONS = ("$defs", "definitions")
-NAMING = frozenset({*DEFINITIONS, "properties", "patternProperties"})
+SCHEMA_MAPS = frozenset({*DEFINITIONS, "properties", "patternProperties"})
 """Keywords whose value maps names to schemas."""
-VALUES = frozenset({"const", "default", "enum", "example", "examples", "x-guidance"})
+VALUE_KEYWORDS = frozenset({"const", "default", "enum", "example", "examples", "x-guidance"})
 """Keywords whose value is not a schema."""
-MOST_REASON_CHARACTERS = 300
-NO_TEXT = ("NoExtension", "NoExtensionBias")
-"""Errors of llguidance when nothing can follow."""
+MAX_REASON_CHARACTERS = 300
+DEAD_END_ERRORS = ("NoExtension", "NoExtensionBias")
+"""Errors that llguidance reports at a dead end."""
 
 
-class Misfit(NamedTuple):
+class UnsupportedPart(NamedTuple):
     """A part of a schema that cannot be enforced."""
 
     pointer: str
     reason: str
 
 
-def guided(schema: Schema, **options: bool) -> Schema:
-    """Add to a schema that its JSON is written on one line, and llguidance's `options`."""
+def with_guidance(schema: Schema, **options: bool) -> Schema:
+    """Add llguidance's options to a schema: JSON on one line, and `options`."""
     return {**schema, "x-guidance": ONE_LINE | options}
 
 
 def reason_of(error: object) -> str:
     """Shorten an error of llguidance to one line, without the parser state that follows it."""
     first, *rest = str(error).strip().splitlines() or [""]
-    if first in NO_TEXT:
+    if first in DEAD_END_ERRORS:
         return "no text can fulfil it"
     if first.endswith("parse error:"):
         first = next((line.removeprefix("error: ") for line in rest if line.startswith("error: ")), first)
-    return first[:MOST_REASON_CHARACTERS]
+    return first[:MAX_REASON_CHARACTERS]
 
 
-def misfit(schema: Schema) -> Misfit | None:
-    """Find the smallest part that alone fails as the whole does; None if all of it can be enforced."""
+def find_unsupported(schema: Schema) -> UnsupportedPart | None:
+    """Find the smallest part that alone causes the error of the whole; None if all of the schema can be enforced."""
     reason = _error(schema)
     if not reason:
         return None
     shared = {name: schema[name] for name in (*DEFINITIONS, "x-guidance") if name in schema}
     parts: dict[str, Schema] = {}
 
-    def note(part: Schema, pointer: str) -> Schema:
+    def record(part: Schema, pointer: str) -> Schema:
         parts[pointer] = part
         return part
 
-    _rebuilt(schema, note)
+    _transformed(schema, record)
     ordered = sorted(parts, key=lambda pointer: not pointer.startswith(("/$defs/", "/definitions/")))
     failing_pointer = next(pointer for pointer in ordered if _error({**shared, **parts[pointer]}) == reason)
-    return Misfit(failing_pointer + _broken_pattern(parts[failing_pointer]), reason)
+    return UnsupportedPart(failing_pointer + _broken_pattern(parts[failing_pointer]), reason)
 
 
-def without_broken_patterns(schema: Schema) -> tuple[Schema, Sequence[Misfit]]:
+def without_broken_patterns(schema: Schema) -> tuple[Schema, Sequence[UnsupportedPart]]:
     """Remove the string patterns that cannot be enforced; return the schema and those removed."""
-    dropped: list[Misfit] = []
+    dropped: list[UnsupportedPart] = []
 
-    def change(part: Schema, pointer: str) -> Schema:
+    def transform(part: Schema, pointer: str) -> Schema:
         pattern = part.get("pattern")
         reason = _error({"type": "string", "pattern": pattern}) if isinstance(pattern, str) else ""
         if not reason:
             return part
-        dropped.append(Misfit(f"{pointer}/pattern", reason))
+        dropped.append(UnsupportedPart(f"{pointer}/pattern", reason))
         return {name: value for name, value in part.items() if name != "pattern"}
 
-    return _rebuilt(schema, change), dropped
+    return _transformed(schema, transform), dropped
 
 
-def with_patterns_named(schema: Schema) -> Schema:
-    """Replace name patterns that match only listed or required names by these names: behind them, llguidance would
-    begin another property, and there is none."""
-    return _rebuilt(schema, _patterns_named)
+def with_patterns_as_properties(schema: Schema) -> Schema:
+    """Replace name patterns that match only listed or required names with properties of these names: after them,
+    llguidance would begin another property, and there is none."""
+    return _transformed(schema, _patterns_as_properties)
 
 
-def _patterns_named(part: Schema, _: str) -> Schema:
+def _patterns_as_properties(part: Schema, _: str) -> Schema:
     patterns, listed, required = (part.get(name) for name in ("patternProperties", "properties", "required"))
     if not isinstance(patterns, dict):
         return part
     listed, required = listed if isinstance(listed, dict) else {}, required if isinstance(required, list) else []
     names = dict.fromkeys([*listed, *(name for name in required if isinstance(name, str))])
-    spent = {pattern: wanted for pattern, wanted in patterns.items() if not _names_others(pattern, tuple(names))}
+    redundant = {
+        pattern: subschema for pattern, subschema in patterns.items() if not _matches_other_names(pattern, tuple(names))
+    }
     properties = dict(listed)
-    for name in names if spent else ():
-        wanted = [wanted for pattern, wanted in spent.items() if _matches(pattern, name)]
-        if wanted:
-            properties[name] = {"allOf": [*([listed[name]] if name in listed else []), *wanted]}
+    for name in names if redundant else ():
+        subschema = [subschema for pattern, subschema in redundant.items() if _matches(pattern, name)]
+        if subschema:
+            properties[name] = {"allOf": [*([listed[name]] if name in listed else []), *subschema]}
     return {
         **part,
         "properties": properties,
-        "patternProperties": {pattern: wanted for pattern, wanted in patterns.items() if pattern not in spent},
+        "patternProperties": {
+            pattern: subschema for pattern, subschema in patterns.items() if pattern not in redundant
+        },
     }
 
 
-def _rebuilt(part: Schema, change: Callable[[Schema, str], Schema], pointer: str = "") -> Schema:
-    """Change every part, inner ones first; `change` gets each part and its JSON pointer."""
+def _transformed(part: Schema, transform: Callable[[Schema, str], Schema], pointer: str = "") -> Schema:
+    """Apply `transform` to every part and its JSON pointer, innermost first."""
 
-    def inside(value: Any, name: object, within: str) -> Any:
-        below = "{}/{}".format(within, str(name).replace("~", "~0").replace("/", "~1"))
-        return _rebuilt(value, change, below) if isinstance(value, dict) else value
+    def transform_member(value: Any, name: object, pointer_to_parent: str) -> Any:
+        nested_pointer = "{}/{}".format(pointer_to_parent, str(name).replace("~", "~0").replace("/", "~1"))
+        return _transformed(value, transform, nested_pointer) if isinstance(value, dict) else value
 
-    def changed(keyword: str, value: Any) -> Any:
-        below = f"{pointer}/{keyword}"
-        if keyword in NAMING and isinstance(value, dict):
-            return {name: inside(member, name, below) for name, member in value.items()}
+    def transformed(keyword: str, value: Any) -> Any:
+        nested_pointer = f"{pointer}/{keyword}"
+        if keyword in SCHEMA_MAPS and isinstance(value, dict):
+            return {name: transform_member(member, name, nested_pointer) for name, member in value.items()}
         if isinstance(value, list):
-            return [inside(entry, place, below) for place, entry in enumerate(value)]
-        return inside(value, keyword, pointer)
+            return [transform_member(entry, index, nested_pointer) for index, entry in enumerate(value)]
+        return transform_member(value, keyword, pointer)
 
-    return change({word: value if word in VALUES else changed(word, value) for word, value in part.items()}, pointer)
+    return transform(
+        {word: value if word in VALUE_KEYWORDS else transformed(word, value) for word, value in part.items()}, pointer
+    )
 
 
 def _broken_pattern(part: Schema) -> str:
@@ -130,7 +136,7 @@ def _broken_pattern(part: Schema) -> str:
     return f"/patternProperties/{broken[0]}" if broken else ""
 
 
-def _names_others(pattern: str, names: Sequence[str]) -> bool:
+def _matches_other_names(pattern: str, names: Sequence[str]) -> bool:
     """Return whether a name pattern matches a name other than `names`; True also if that cannot be determined."""
     zero = {"const": 0}
     listed = {"properties": dict.fromkeys(names, zero), "required": list(names)}
@@ -139,8 +145,8 @@ def _names_others(pattern: str, names: Sequence[str]) -> bool:
     )
     if matcher.is_error():
         return True
-    begun = "{" + "".join(f"{json.dumps(name, ensure_ascii=False)}: 0, " for name in names) + '"'
-    return _consumes(matcher, begun)
+    opening_text = "{" + "".join(f"{json.dumps(name, ensure_ascii=False)}: 0, " for name in names) + '"'
+    return _consumes(matcher, opening_text)
 
 
 def _matches(pattern: str, name: str) -> bool:
@@ -149,8 +155,8 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def _consumes(matcher: llguidance.LLMatcher, text: str) -> bool:
-    known = list(text.encode())
-    return int(matcher.try_consume_tokens(known)) == len(known)
+    data = list(text.encode())
+    return int(matcher.try_consume_tokens(data)) == len(data)
 
 
 def _error(schema: Schema) -> str:

@@ -1,7 +1,7 @@
 """Splits the stream of an answer into text, reasoning and tool calls, by the dialect of its model.
 
 Only a call that names a tool of the request counts as one; everything else is text, exactly as it was written. The
-result does not depend on how the text was cut: token by token or all at once, the pieces are the same.
+result does not depend on how the text was chunked: token by token or all at once, the content is the same.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -13,20 +13,20 @@ import regex
 
 from app.core.messages import ToolCallDelta
 from app.text.call_reader import CallReader, CallsEnded, CallSender
-from app.text.calls import Call, listed_calls, offered, python_calls
+from app.text.calls import Call, parameter_schemas, parse_json_calls, parse_python_calls
 from app.text.detokenizer import TextStream
 from app.text.dialect import (
     FORMS,
     HARMONY,
     HARMONY_ENDS,
     HARMONY_LAST,
-    MAX_SPACE,
+    MAX_WHITESPACE,
     Dialect,
     compiled,
     patterns,
     with_json_calls,
 )
-from app.text.stops import MarkedText, OutgoingText, spans_of
+from app.text.stops import FlaggedText, OutgoingText, spans_of
 from app.text.unread_text import UnreadText
 
 _HEADER = compiled(
@@ -36,7 +36,7 @@ _HEADER = compiled(
 )
 """Header of a harmony message."""
 _ENDS = "|".join(map(regex.escape, HARMONY_ENDS))
-_MARK = compiled(rf"\s*(?:{_ENDS}|<\|message\|>)")
+_MARKER = compiled(rf"\s*(?:{_ENDS}|<\|message\|>)")
 _EMPTY = compiled(rf"\s*(?:{_ENDS})")
 _BARE = (
     compiled(
@@ -45,43 +45,43 @@ _BARE = (
     ),
     compiled(r"\s*(?:<\|python_tag\|>|```\w*)?\s*\[\s*(?P<name>[\w.:/-]+)\s*\("),
 )
-"""Beginnings of an answer that may be nothing but calls without marks."""
+"""Beginnings of an answer that may be nothing but calls without markers."""
 _WRAPPED = regex.compile(r"(?s)\s*(?:<\|python_tag\|>|<tools>|```\w*)?(?P<body>.*?)(?:</tools>|</tool_call>|```)?\s*")
-_LINES = "\n\n"
+_MESSAGE_SEPARATOR = "\n\n"
 """Separator of two harmony messages that are both text, or both reasoning."""
 
-Reading = Generator[None, None, bool]
-"""Reader whose every `yield` asks for more text."""
-Tell = Callable[[MarkedText], None]
+Scan = Generator[None, None, bool]
+"""Generator that scans text step by step; each `yield` waits for more."""
+Emit = Callable[[FlaggedText], None]
 
 
-class AnswerPart(msgspec.Struct, kw_only=True):
-    """Piece of an answer: first reasoning, then text, then calls."""
+class AnswerDelta(msgspec.Struct, kw_only=True):
+    """Increment of an answer, in this order: reasoning, text, tool-call deltas."""
 
     reasoning: str = ""
     text: str = ""
-    marks: bytearray = msgspec.field(default_factory=bytearray)
-    """One byte for each character of `text`: 1 if it was drafted."""
+    drafted_flags: bytearray = msgspec.field(default_factory=bytearray)
+    """Flags of the characters of `text`, one byte each: 1 if drafted."""
     calls: list[ToolCallDelta] = []
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
         """Spans (start, end) of `text` that were drafted."""
-        return spans_of(self.marks)
+        return spans_of(self.drafted_flags)
 
     def __bool__(self) -> bool:
         return bool(self.text or self.reasoning or self.calls)
 
 
-class _Stopped(Exception):
-    """A stop string was met."""
+class _StopStringMet(Exception):
+    """Ends the answer at a stop string."""
 
 
 class AnswerSplitter:
-    """Splits one answer. `inside`: it begins inside reasoning that the prompt opened; `tools`: the tools it may call.
+    """Splits one answer. `inside`: it starts inside reasoning that the prompt opened; `tools`: tools it may call.
 
-    `by_grammar`: calls are JSON between marks, whatever the model's own form. `stop`: strings that end the text, but
-    not reasoning or arguments. `one_call`: the first call ends the answer. `taken_ids`: ids that no call may have.
+    `by_grammar`: calls are JSON between markers, whatever the model's own form. `stop`: strings that end the text, but
+    not reasoning or arguments. `one_call`: the first call ends the answer. `used_ids`: ids that no call may have.
     """
 
     def __init__(
@@ -93,47 +93,47 @@ class AnswerSplitter:
         by_grammar: bool = False,
         stop: Sequence[str] = (),
         one_call: bool = False,
-        taken_ids: Iterable[str] = (),
+        used_ids: Iterable[str] = (),
     ) -> None:
         is_harmony = dialect.parser == HARMONY
         if by_grammar or is_harmony or not dialect.parser:
             dialect = with_json_calls(dialect)
         self._opening, self._closing = dialect.opening, dialect.closing
         self._form, self._patterns = FORMS[dialect.parser], patterns(dialect.parser)
-        self._open_inner = partial(
+        self._make_inner_splitter = partial(
             AnswerSplitter, msgspec.structs.replace(dialect, opening="", closing=""), tools=tools
         )
-        """Factory of the splitter that reads possible calls at the end of reasoning."""
+        """Creates the splitter that scans possible calls at the end of the reasoning."""
         self._by_grammar = by_grammar
-        self._tools = offered(tools)
-        self._written = UnreadText()
-        self._said = OutgoingText(stop, calls=bool(tools))
-        self._thought: str | None = None
-        """White space held back behind the reasoning; None before any reasoning."""
-        self._cut = False
-        self._parts: list[AnswerPart] = []
-        self._calls = CallSender(self._begin_call, self._call, one_call=one_call, taken=taken_ids)
-        self._reader = CallReader(self._written, self._tools, self._patterns, self._calls)
+        self._tools = parameter_schemas(tools)
+        self._unread = UnreadText()
+        self._outgoing = OutgoingText(stop, calls=bool(tools))
+        self._reasoning_whitespace: str | None = None
+        """Trailing white space of the reasoning, withheld until more reasoning follows; None before any reasoning."""
+        self._truncated = False
+        self._deltas: list[AnswerDelta] = []
+        self._calls = CallSender(self._begin_call, self._append_call, one_call=one_call, used_ids=used_ids)
+        self._reader = CallReader(self._unread, self._tools, self._patterns, self._calls)
         self.ended = False
         """Whether the rest of the answer is ignored."""
         if is_harmony:
-            self._reading = self._messages()
+            self._scan = self._scan_messages()
         else:
-            self._written.add(MarkedText(self._form.begun, bytes(len(self._form.begun))))
-            self._reading = self._answer(inside and bool(dialect.opening))
+            self._unread.add(FlaggedText(self._form.begun, bytes(len(self._form.begun))))
+            self._scan = self._scan_answer(inside and bool(dialect.opening))
 
     @property
-    def met(self) -> str:
+    def matched_stop(self) -> str:
         """Stop string that ended the answer; empty if none did."""
-        return self._said.met
+        return self._outgoing.matched_stop
 
     @property
-    def says_something(self) -> bool:
+    def has_text(self) -> bool:
         """Whether there was any text other than white space."""
-        return self._said.began
+        return self._outgoing.has_text
 
     @property
-    def whole_calls(self) -> int:
+    def complete_calls(self) -> int:
         """Number of calls whose arguments are complete."""
         return self._calls.count - (self._calls.unfinished is not None)
 
@@ -142,211 +142,213 @@ class AnswerSplitter:
         """Index of the last call while its arguments are incomplete, else None."""
         return self._calls.unfinished
 
-    def feed(self, text: str, *, drafted: bool = False, final: bool = False, cut: bool = False) -> None:
-        """Add text, `drafted` or not. `final`: no more will come; `cut`: because the answer was cut off."""
+    def feed(self, text: str, *, drafted: bool = False, final: bool = False, truncated: bool = False) -> None:
+        """Add text, `drafted` or not. `final`: this is the last text; `truncated`: because the answer was cut off."""
         if self.ended:
             return
-        self._written.add(MarkedText(text, bytes([drafted]) * len(text)))
-        self._written.final, self._cut = final, cut
+        self._unread.add(FlaggedText(text, bytes([drafted]) * len(text)))
+        self._unread.final, self._truncated = final, truncated
         try:
-            next(self._reading, None)
-        except (_Stopped, CallsEnded):
+            next(self._scan, None)
+        except (_StopStringMet, CallsEnded):
             self.ended = True
 
-    def take(self) -> list[AnswerPart]:
-        """Return the parts since the last call, in order."""
-        parts, self._parts = self._parts, []
-        return parts
+    def take(self) -> list[AnswerDelta]:
+        """Return the deltas since the previous call, in order, and clear them."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     # --- output ----------------------------------------------------------------------------------------------------
 
-    def _part(self, *, fits: Callable[[AnswerPart], bool]) -> AnswerPart:
-        """Return the last part if more fits behind it, or else a new one."""
-        if not self._parts or not fits(self._parts[-1]):
-            self._parts.append(AnswerPart())
-        return self._parts[-1]
+    def _open_delta(self, *, accepts: Callable[[AnswerDelta], bool]) -> AnswerDelta:
+        """Return the last delta if it `accepts` more content, else append a new one."""
+        if not self._deltas or not accepts(self._deltas[-1]):
+            self._deltas.append(AnswerDelta())
+        return self._deltas[-1]
 
-    def _tell(self, text: MarkedText) -> None:
+    def _append_text(self, text: FlaggedText) -> None:
         if text:
-            part = self._part(fits=lambda last: not last.calls)
-            part.text += text.text
-            part.marks += text.marks
+            delta = self._open_delta(accepts=lambda last: not last.calls)
+            delta.text += text.text
+            delta.drafted_flags += text.drafted_flags
 
-    def _say(self, text: MarkedText) -> None:
-        self._tell(self._said.add(text))
-        if self._said.met:
-            raise _Stopped
+    def _emit_text(self, text: FlaggedText) -> None:
+        self._append_text(self._outgoing.add(text))
+        if self._outgoing.matched_stop:
+            raise _StopStringMet
 
-    def _think(self, text: MarkedText) -> None:
-        more = text.text.lstrip() if self._thought is None else self._thought + text.text
-        bare = more[: max(len(more.rstrip()), len(more) - MAX_SPACE)]
-        if bare:
-            self._part(fits=lambda last: not last.text and not last.calls).reasoning += bare
-        if bare or self._thought is not None:
-            self._thought = more[len(bare) :]
+    def _emit_reasoning(self, text: FlaggedText) -> None:
+        combined = text.text.lstrip() if self._reasoning_whitespace is None else self._reasoning_whitespace + text.text
+        visible = combined[: max(len(combined.rstrip()), len(combined) - MAX_WHITESPACE)]
+        if visible:
+            self._open_delta(accepts=lambda last: not last.text and not last.calls).reasoning += visible
+        if visible or self._reasoning_whitespace is not None:
+            self._reasoning_whitespace = combined[len(visible) :]
 
     def _begin_call(self) -> None:
-        self._tell(self._said.begin_call())
+        self._append_text(self._outgoing.begin_call())
 
-    def _call(self, piece: ToolCallDelta) -> None:
-        self._part(fits=lambda _: True).calls.append(piece)
+    def _append_call(self, call: ToolCallDelta) -> None:
+        self._open_delta(accepts=lambda _: True).calls.append(call)
 
-    # --- readers: each waits for more text until it can decide -----------------------------------------------------
+    # --- scans: each waits for more text until it can decide -------------------------------------------------------
 
-    def _answer(self, inside: bool) -> Generator[None, None, None]:  # noqa: FBT001
-        if inside or (yield from self._opens()):
-            yield from self._reasoning()
+    def _scan_answer(self, inside: bool) -> Generator[None, None, None]:  # noqa: FBT001
+        if inside or (yield from self._opens_reasoning()):
+            yield from self._scan_reasoning()
         if not (yield from self._is_all_calls()):
-            yield from self._content()
-        self._tell(self._said.end())
+            yield from self._scan_content()
+        self._append_text(self._outgoing.end())
 
-    def _until(self, marks: "regex.Pattern[str]", tell: Tell) -> Generator[None, None, str]:
-        """Pass the text before the first of these marks to `tell`; return the mark's group, empty if there is none."""
+    def _until(self, markers: "regex.Pattern[str]", emit: Emit) -> Generator[None, None, str]:
+        """Pass the text before the first of `markers` to `emit`; return the marker's group name, or an empty text."""
         while True:
-            match = marks.search(self._written.text, partial=True)
-            if before := self._written.take(match.start() if match else len(self._written.text)):
-                tell(before)
+            match = markers.search(self._unread.text, partial=True)
+            if before := self._unread.take(match.start() if match else len(self._unread.text)):
+                emit(before)
             if match and not match.partial:
                 return str(match.lastgroup)
-            if not (yield from self._written.more()):
-                tell(self._written.take(len(self._written.text)))
+            if not (yield from self._unread.wait_for_more()):
+                emit(self._unread.take(len(self._unread.text)))
                 return ""
 
-    def _opens(self) -> Reading:
-        """Return whether the answer begins with reasoning; a lone closing mark is skipped."""
+    def _opens_reasoning(self) -> Scan:
+        """Return whether the answer begins with reasoning; a lone closing marker is skipped."""
         if not self._opening:
             return False
-        mark = yield from self._written.match(_marks(opening=self._opening, closing=self._closing))
-        if mark is None:
+        marker = yield from self._unread.match(_markers(opening=self._opening, closing=self._closing))
+        if marker is None:
             return False
-        self._written.take(mark.end())
-        self._said.trims = True
-        return str(mark.lastgroup) == "opening"
+        self._unread.take(marker.end())
+        self._outgoing.trims_leading = True
+        return str(marker.lastgroup) == "opening"
 
-    def _reasoning(self) -> Generator[None, None, None]:
+    def _scan_reasoning(self) -> Generator[None, None, None]:
         may_call = self._tools and not self._by_grammar
-        marks = _compiled({"closing": regex.escape(self._closing), "call": self._patterns.marks if may_call else ""})
-        while mark := (yield from self._until(marks, self._think)):
-            if mark == "closing":
-                self._written.take(len(self._closing))
-                self._said.trims = True
+        markers = _compiled(
+            {"closing": regex.escape(self._closing), "call": self._patterns.start_markers if may_call else ""}
+        )
+        while marker := (yield from self._until(markers, self._emit_reasoning)):
+            if marker == "closing":
+                self._unread.take(len(self._closing))
+                self._outgoing.trims_leading = True
                 return
             if (yield from self._ends_with_calls()):
                 return
-            self._think(self._written.take(1))
+            self._emit_reasoning(self._unread.take(1))
 
-    def _ends_with_calls(self) -> Reading:
-        """Return whether the answer ends here, inside its reasoning, with nothing but complete calls."""
-        if (yield from self._reader.first()) is None:
+    def _ends_with_calls(self) -> Scan:
+        """Return whether the rest of the answer, still inside its reasoning, is nothing but complete calls."""
+        if (yield from self._reader.call_start()) is None:
             return False
-        inner, read = self._open_inner(), 0
+        inner_splitter, fed_characters = self._make_inner_splitter(), 0
         while True:
-            text, final = self._written.text, self._written.final
-            inner.feed(text[read:], final=final, cut=self._cut)
-            if inner.says_something or self._closing in text[max(0, read - len(self._closing)) :]:
+            text, final = self._unread.text, self._unread.final
+            inner_splitter.feed(text[fed_characters:], final=final, truncated=self._truncated)
+            if inner_splitter.has_text or self._closing in text[max(0, fed_characters - len(self._closing)) :]:
                 break
-            if final and inner.whole_calls and inner.unfinished_call is None:
-                self._written.take(len(text))
-                self._calls.tell(_put_together([piece for part in inner.take() for piece in part.calls]))
+            if final and inner_splitter.complete_calls and inner_splitter.unfinished_call is None:
+                self._unread.take(len(text))
+                self._calls.send(_assembled_calls([call for delta in inner_splitter.take() for call in delta.calls]))
                 return True
             if final:
                 break
-            read = len(text)
+            fed_characters = len(text)
             yield
         self._reader.failed += 1
         return False
 
-    def _is_all_calls(self) -> Reading:
-        """Return whether the answer is nothing but calls without marks."""
+    def _is_all_calls(self) -> Scan:
+        """Return whether the answer is nothing but calls without markers."""
         if not self._tools or self._by_grammar:
             return False
         for pattern in _BARE:
-            beginning = yield from self._written.match(pattern)
+            beginning = yield from self._unread.match(pattern)
             if beginning and (beginning["name"] is None or beginning["name"] in self._tools):
                 break
         else:
             return False
-        while (yield from self._written.more()):
+        while (yield from self._unread.wait_for_more()):
             pass
-        if not self._written.final:  # too long for a call
+        if not self._unread.final:  # too long for a call
             return False
-        body = _WRAPPED.fullmatch(self._written.text)["body"]
-        calls = listed_calls(body, self._tools) or python_calls(body, self._tools)
+        body = _WRAPPED.fullmatch(self._unread.text)["body"]
+        calls = parse_json_calls(body, self._tools) or parse_python_calls(body, self._tools)
         if not calls:
             return False
-        self._written.take(len(self._written.text))
-        self._calls.tell(calls)
+        self._unread.take(len(self._unread.text))
+        self._calls.send(calls)
         return True
 
-    def _content(self, until: str = "") -> Generator[None, None, None]:
-        """Read text and calls up to one of the marks `until`."""
-        calls = self._patterns.marks if self._tools else ""
+    def _scan_content(self, until: str = "") -> Generator[None, None, None]:
+        """Scan text and calls up to a marker that matches `until`."""
+        calls = self._patterns.start_markers if self._tools else ""
         silent = _compiled({"silent": self._form.silent})
-        marks = _compiled({"until": until, "silent": self._form.silent, "call": calls})
-        while mark := (yield from self._until(marks, self._say)):
-            if mark == "until":
+        markers = _compiled({"until": until, "silent": self._form.silent, "call": calls})
+        while marker := (yield from self._until(markers, self._emit_text)):
+            if marker == "until":
                 return
-            if mark == "call" and (yield from self._reader.read()):
+            if marker == "call" and (yield from self._reader.scan_calls()):
                 continue
-            match = yield from self._written.match(silent)
+            match = yield from self._unread.match(silent)
             if match is not None:
-                self._written.take(match.end())
+                self._unread.take(match.end())
             else:
-                self._say(self._written.take(1))
+                self._emit_text(self._unread.take(1))
 
     # --- harmony: messages of channels -----------------------------------------------------------------------------
 
-    def _messages(self) -> Generator[None, None, None]:
+    def _scan_messages(self) -> Generator[None, None, None]:
         while True:
-            header = yield from self._written.match(_HEADER)
+            header = yield from self._unread.match(_HEADER)
             if header is not None:
-                self._written.take(header.end())
-                yield from self._message(header["channel"], (header["name"] or header["to"] or "").strip())
-            elif mark := (yield from self._written.match(_MARK)):
-                self._written.take(mark.end())
-            elif self._written.text:  # text outside of any message
-                yield from self._content(_ENDS)
-            elif not (yield from self._written.more()):
+                self._unread.take(header.end())
+                yield from self._scan_message(header["channel"], (header["name"] or header["to"] or "").strip())
+            elif marker := (yield from self._unread.match(_MARKER)):
+                self._unread.take(marker.end())
+            elif self._unread.text:  # text outside of any message
+                yield from self._scan_content(_ENDS)
+            elif not (yield from self._unread.wait_for_more()):
                 break
-        self._tell(self._said.end())
+        self._append_text(self._outgoing.end())
 
-    def _message(self, channel: str | None, recipient: str) -> Generator[None, None, None]:
-        """Read the body of a message: arguments of an offered tool, reasoning, or text."""
+    def _scan_message(self, channel: str | None, recipient: str) -> Generator[None, None, None]:
+        """Scan the body of a message: arguments of an offered tool, reasoning, or text."""
         ends = _compiled({"until": _ENDS})
-        if recipient in self._tools and not self._by_grammar and (yield from self._harmony_call(recipient)):
+        if recipient in self._tools and not self._by_grammar and (yield from self._scan_harmony_call(recipient)):
             yield from self._until(ends, lambda _: None)
         elif channel == "analysis":
-            if self._thought is not None:
-                self._thought += _LINES
-            yield from self._until(ends, self._think)
+            if self._reasoning_whitespace is not None:
+                self._reasoning_whitespace += _MESSAGE_SEPARATOR
+            yield from self._until(ends, self._emit_reasoning)
         else:
-            self._said.begin_part(_LINES)
-            yield from self._content(_ENDS)
+            self._outgoing.begin_segment(_MESSAGE_SEPARATOR)
+            yield from self._scan_content(_ENDS)
 
-    def _harmony_call(self, name: str) -> Reading:
-        empty = yield from self._written.match(_EMPTY)
-        if empty is None and (yield from self._reader.stream(name, "", _EMPTY)):
+    def _scan_harmony_call(self, name: str) -> Scan:
+        empty = yield from self._unread.match(_EMPTY)
+        if empty is None and (yield from self._reader.stream_arguments(name, "", _EMPTY)):
             return True
-        nothing = empty is not None or (not self._written.text.strip() and not self._cut)
-        if nothing:
-            self._calls.tell([Call(name, "{}")])
-        return nothing
+        is_empty = empty is not None or (not self._unread.text.strip() and not self._truncated)
+        if is_empty:
+            self._calls.send([Call(name, "{}")])
+        return is_empty
 
 
 def feed_step(stream: TextStream, splitter: AnswerSplitter, tokens: Sequence[int], accepted: int) -> int:
-    """Feed the tokens of one step and return how many count: all, or those up to the one that ends the answer.
+    """Feed the tokens of one step; return how many count: all, or those up to the one that ends the answer.
 
-    They are fed one by one, so that the end does not depend on the step. The first `accepted` were drafted.
+    Tokens are fed one by one, so that the end does not depend on the step size. The first `accepted` were drafted.
     """
-    for place, token in enumerate(tokens):
-        splitter.feed(stream.feed(token), drafted=place < accepted)
+    for index, token in enumerate(tokens):
+        splitter.feed(stream.feed(token), drafted=index < accepted)
         if splitter.ended:
-            return place + 1
+            return index + 1
     return len(tokens)
 
 
 class ReasoningCount:
-    """Counts the reasoning tokens of an answer, drafted or not: those up to the closing mark, which is included."""
+    """Counts the reasoning tokens of an answer, drafted or not: those up to the closing marker, which is included."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._closing = (HARMONY_LAST[0] if dialect.parser == HARMONY else dialect.closing).encode()
@@ -364,20 +366,20 @@ class ReasoningCount:
             self._ended = self._closing in self._tail
 
 
-def _put_together(pieces: Sequence[ToolCallDelta]) -> list[Call]:
-    """Assemble calls from their pieces."""
-    heads = [piece for piece in pieces if piece.name]
+def _assembled_calls(deltas: Sequence[ToolCallDelta]) -> list[Call]:
+    """Assemble calls from their deltas."""
+    heads = [delta for delta in deltas if delta.name]
     arguments = {
-        head.index: "".join(piece.arguments for piece in pieces if piece.index == head.index) for head in heads
+        head.index: "".join(delta.arguments for delta in deltas if delta.index == head.index) for head in heads
     }
     return [Call(head.name, arguments[head.index], head.id) for head in heads]
 
 
-def _marks(**marks: str) -> "regex.Pattern[str]":
-    return _compiled({name: regex.escape(mark) for name, mark in marks.items()}, space=True)
+def _markers(**markers: str) -> "regex.Pattern[str]":
+    return _compiled({name: regex.escape(marker) for name, marker in markers.items()}, space=True)
 
 
-def _compiled(marks: Mapping[str, str], *, space: bool = False) -> "regex.Pattern[str]":
-    """Join marks into one expression with a named group for each; without marks it never matches."""
-    parts = "|".join(f"(?P<{name}>{mark})" for name, mark in marks.items() if mark)
+def _compiled(markers: Mapping[str, str], *, space: bool = False) -> "regex.Pattern[str]":
+    """Join markers into one expression with a named group for each; without markers it never matches."""
+    parts = "|".join(f"(?P<{name}>{marker})" for name, marker in markers.items() if marker)
     return compiled((r"\s*" if space else "") + f"(?:{parts or '(?!)'})")

@@ -1,13 +1,13 @@
-"""Text on its way to the client: up to a stop string, and without white space that only surrounds calls."""
+"""Filters outgoing text: ends it at a stop string and drops white space that only surrounds tool calls."""
 
 from collections.abc import Sequence
 from itertools import groupby
 
-from app.text.dialect import MAX_SPACE
+from app.text.dialect import MAX_WHITESPACE
 
 
 class StopMatcher:
-    """Finds stop strings in a stream: no part of one is ever sent, and no text that cannot become one is held back.
+    """Finds stop strings in a stream: no part of one is ever sent, and only text that may become one is withheld.
 
     The first match to complete wins; of two that end together, the one that starts first. So the answer depends on the
     text alone, never on how it was cut into tokens or steps. Empty strings never match.
@@ -30,100 +30,100 @@ class StopMatcher:
         return len(text)
 
 
-class MarkedText:
-    """Text with a mark for each character: 1 if it was drafted."""
+class FlaggedText:
+    """Text with one flag for each character: 1 if it was drafted."""
 
-    def __init__(self, text: str = "", marks: bytes | bytearray = b"") -> None:
+    def __init__(self, text: str = "", drafted_flags: bytes | bytearray = b"") -> None:
         self.text = text
-        self.marks = bytearray(marks)
+        self.drafted_flags = bytearray(drafted_flags)
 
     def __bool__(self) -> bool:
         return bool(self.text)
 
-    def add(self, other: "MarkedText") -> None:
+    def add(self, other: "FlaggedText") -> None:
         """Append `other`."""
         self.text += other.text
-        self.marks += other.marks
+        self.drafted_flags += other.drafted_flags
 
-    def take(self, count: int) -> "MarkedText":
-        """Cut off and return the first `count` characters."""
-        taken = MarkedText(self.text[:count], self.marks[:count])
-        self.text, self.marks = self.text[count:], self.marks[count:]
+    def take(self, count: int) -> "FlaggedText":
+        """Remove the first `count` characters and return them."""
+        taken = FlaggedText(self.text[:count], self.drafted_flags[:count])
+        self.text, self.drafted_flags = self.text[count:], self.drafted_flags[count:]
         return taken
 
 
-def spans_of(marks: bytes | bytearray) -> tuple[tuple[int, int], ...]:
-    """Return the (start, end) of each run of 1."""
+def spans_of(drafted_flags: bytes | bytearray) -> tuple[tuple[int, int], ...]:
+    """Return (start, end) of each run of drafted characters."""
     spans, position = [], 0
-    for marked, run in groupby(marks):
+    for is_drafted, run in groupby(drafted_flags):
         end = position + len(tuple(run))
-        if marked:
+        if is_drafted:
             spans.append((position, end))
         position = end
     return tuple(spans)
 
 
 class OutgoingText:
-    """Text of an answer up to a stop string. White space beside calls is released only when text follows it."""
+    """Text of an answer up to a stop string. White space next to calls is released only once text follows it."""
 
     def __init__(self, stop: Sequence[str], *, calls: bool) -> None:
         self._stops = StopMatcher(stop)
-        self._calls = calls
-        """Whether there may be calls."""
-        self._unsure = MarkedText()
+        self._may_call = calls
+        """Whether the answer may contain calls."""
+        self._pending = FlaggedText()
         """Text that may still become a stop string."""
-        self._space = MarkedText()
-        self._beside_call = False
-        self.began = False
+        self._held_whitespace = FlaggedText()
+        self._follows_call = False
+        self.has_text = False
         """Whether any text other than white space was released."""
-        self.trims = False
-        """Whether white space before the next text is dropped."""
-        self.met = ""
+        self.trims_leading = False
+        """Whether leading white space of the next text is dropped."""
+        self.matched_stop = ""
         """Stop string that ended the text; empty if none did."""
 
-    def add(self, more: MarkedText) -> MarkedText:
-        """Add `more`, and release the text that is certain."""
-        if self.trims:
+    def add(self, more: FlaggedText) -> FlaggedText:
+        """Add `wait_for_more`, and release the text that is certain."""
+        if self.trims_leading:
             more.take(len(more.text) - len(more.text.lstrip()))
-            self.trims = not more
-        self._unsure.add(more)
-        match = self._stops.find(self._unsure.text)
+            self.trims_leading = not more
+        self._pending.add(more)
+        match = self._stops.find(self._pending.text)
         if match is None:
-            return self._sure(self._stops.safe_length(self._unsure.text))
-        released = self._sure(match[0])
-        self.met = match[1]
-        released.add(self._space)
+            return self._release(self._stops.safe_length(self._pending.text))
+        released = self._release(match[0])
+        self.matched_stop = match[1]
+        released.add(self._held_whitespace)
         return released
 
-    def end(self) -> MarkedText:
-        """Release the rest when no more text will come."""
-        released = self._sure(len(self._unsure.text))
-        if not self._beside_call:
-            released.add(self._space)
+    def end(self) -> FlaggedText:
+        """Release the remaining text at the end of the answer."""
+        released = self._release(len(self._pending.text))
+        if not self._follows_call:
+            released.add(self._held_whitespace)
         return released
 
-    def begin_call(self) -> MarkedText:
+    def begin_call(self) -> FlaggedText:
         """Release the rest of the text before a call."""
-        released = self._sure(len(self._unsure.text))
-        self._beside_call = True
-        if not self.began:
-            self._space, self.trims = MarkedText(), True
+        released = self._release(len(self._pending.text))
+        self._follows_call = True
+        if not self.has_text:
+            self._held_whitespace, self.trims_leading = FlaggedText(), True
         return released
 
-    def begin_part(self, between: str) -> None:
-        """Begin another text, separated by `between` from a previous one."""
-        if self.began:
-            self._space.add(MarkedText(between, bytes(len(between))))
+    def begin_segment(self, separator: str) -> None:
+        """Begin another text segment, separated by `separator` from the previous one."""
+        if self.has_text:
+            self._held_whitespace.add(FlaggedText(separator, bytes(len(separator))))
 
-    def _sure(self, count: int) -> MarkedText:
-        """Release `count` characters and the white space held before them; hold that behind them if calls may come."""
-        text = self._unsure.take(count)
-        if not self._calls and not self._space:
-            self.began |= bool(text.text.strip())
+    def _release(self, count: int) -> FlaggedText:
+        """Release `count` characters and the white space withheld before; withhold trailing space if calls may come."""
+        text = self._pending.take(count)
+        if not self._may_call and not self._held_whitespace:
+            self.has_text |= bool(text.text.strip())
             return text
-        self._space.add(text)
-        held = min(MAX_SPACE, len(self._space.text) - len(self._space.text.rstrip()))
-        released = self._space.take(len(self._space.text) - held)
+        self._held_whitespace.add(text)
+        held = min(MAX_WHITESPACE, len(self._held_whitespace.text) - len(self._held_whitespace.text.rstrip()))
+        released = self._held_whitespace.take(len(self._held_whitespace.text) - held)
         if released:
-            self.began, self._beside_call = True, False
+            self.has_text, self._follows_call = True, False
         return released

@@ -1,4 +1,4 @@
-"""The text side of one model: chat template, tokenizer, stop tokens. Runs in a process of its own (`app.worker.texts`).
+"""Text processing of one model: chat template, tokenizer, stop tokens. Runs in its own process (`app.worker.texts`).
 
 No code of the model folder is executed: the tokenizer is built from data files without network or remote code, and
 the template runs in a sandbox. A client's mistakes raise `InvalidRequest`, a broken folder `ModelUnavailable`. Nothing
@@ -33,8 +33,8 @@ from app.core.request import Notice
 from app.models.config_values import VOCABULARY_KEYS, context_tokens, text_number
 from app.models.prompt_size import check_bytes, text_bytes
 from app.models.safe_files import DOWNLOAD_AGAIN, printable, read_object
-from app.text.detokenizer import TokenTable, token_table
-from app.text.dialect import Dialect, read_dialect, visible_marks
+from app.text.detokenizer import TokenTable, build_token_table
+from app.text.dialect import Dialect, read_dialect, visible_markers
 from app.text.messages import checked_arguments, plain_messages
 from app.text.rendering import Renderer, Rendering, Template
 from app.text.turns import Conversation
@@ -140,18 +140,18 @@ NO_TEMPLATE = "this model has no chat template: use /v1/completions"
 MAX_FILE_BYTES = 128 * 1024 * 1024
 """Largest tokenizer file, in bytes; the largest published ones have a quarter of it."""
 CHARACTERS_PER_TOKEN = 4
-"""Characters of a text that are tokenized first, per token of context."""
+"""Characters per token of context in the first chunk of a text that is tokenized."""
 
-MIDDLE_MARKS = (
+FILL_IN_MIDDLE_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
     ("<PRE>", "<SUF>", "<MID>"),
 )
-"""Marks before, between and behind the two parts of a text whose middle is to be filled in."""
+"""Special tokens before the prefix, before the suffix, and before the middle that is to be filled in."""
 
-Stage = Callable[[str, int], None]
+StageCallback = Callable[[str, int], None]
 """Callback with the stage that begins (`render`, `tokenize`) and its input in bytes."""
 
 
@@ -160,9 +160,9 @@ class ChatPrompt(NamedTuple):
 
     tokens: list[int]
     checkpoints: tuple[int, ...] = ()
-    """Places in the tokens, ascending, where later prompts will probably diverge."""
+    """Token positions, ascending, where later prompts will probably diverge."""
     notices: tuple[Notice, ...] = ()
-    """Notices of repairs, and of texts that the template leaves out."""
+    """Notices about repairs, and about texts that the template omits."""
 
 
 class TextModel:
@@ -175,7 +175,7 @@ class TextModel:
         stop_token_ids: frozenset[int],
         vocabulary_size: int,
         max_context_tokens: int,
-        begin: Stage = lambda _what, _size: None,
+        on_stage: StageCallback = lambda _what, _size: None,
     ) -> None:
         """Take a tokenizer of transformers; `load` is the usual way to get one."""
         self.tokenizer = tokenizer
@@ -183,24 +183,26 @@ class TextModel:
         self.vocabulary_size = vocabulary_size
         """Number of ids that the model has logits for, padding included."""
         dialect = read_dialect(tokenizer)
-        self.table: TokenTable = token_table(
+        self.table: TokenTable = build_token_table(
             tokenizer,
-            hidden=_hidden(tokenizer, dialect),
+            hidden=_hidden_tokens(tokenizer, dialect),
             stops=stop_token_ids,
             vocabulary_size=vocabulary_size,
             dialect=dialect,
         )
         self._max_context_tokens = max_context_tokens
         self._longest_token_bytes = max([len(piece) for piece in self.table.pieces], default=1)
-        self._names = {name: str(text) for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
+        self._special_tokens = {
+            name: str(text) for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)
+        }
         self._templates = _templates(tokenizer, dialect)
-        self._start = tuple(tokenizer.encode("")[:1])
-        if self._start != (tokenizer.bos_token_id,):
-            self._start = ()
-        self._begin = begin
+        self._bos_prefix = tuple(tokenizer.encode("")[:1])
+        if self._bos_prefix != (tokenizer.bos_token_id,):
+            self._bos_prefix = ()
+        self._on_stage = on_stage
 
     @classmethod
-    def load(cls, path: Path, begin: Stage = lambda _what, _size: None) -> "TextModel":
+    def load(cls, path: Path, on_stage: StageCallback = lambda _what, _size: None) -> "TextModel":
         """Read a folder. Raises `ModelUnavailable`."""
         try:
             _check_files(path)
@@ -212,7 +214,7 @@ class TextModel:
                 stop_token_ids=frozenset(stops),
                 vocabulary_size=text_number(config, *VOCABULARY_KEYS) or len(tokenizer),
                 max_context_tokens=context_tokens(config),
-                begin=begin,
+                on_stage=on_stage,
             )
         except ModelUnavailable as error:
             raise ModelUnavailable(f'model "{printable(path.name)}": {error.message}') from None
@@ -240,8 +242,8 @@ class TextModel:
     ) -> ChatPrompt:
         """Tokenize the prompt of a chat, with checkpoints where later prompts diverge and notices of its repairs.
 
-        They diverge behind the system part, at the last user turn, and before the answer begins (templates strip the
-        reasoning behind it). `continues`: the answer continues the last message. Raises `InvalidRequest`.
+        They diverge after the system part, at the last user turn, and before the answer begins (templates strip the
+        reasoning of earlier answers). `continues`: the answer continues the last message. Raises `InvalidRequest`.
         """
         limit = self._limit(max_context_tokens)
         size = text_bytes([messages, tools])
@@ -249,21 +251,21 @@ class TextModel:
         rendering = self._rendering(messages, tools, template_arguments)
         rendered = rendering.continued() if continues else rendering.prompt()
         tokens = self._encode(rendered.text, limit)
-        places = []
-        for other, prompted in rendering.variants(continues=continues):
-            self._begin("render", size)
-            with contextlib.suppress(Exception):  # a variant that the template refuses has no place
-                varied = rendering.again(other, rendered.repairs, prompted=prompted)
-                places.append(_shared_length(rendered.text, varied))
-        return ChatPrompt(tokens, self._token_places(rendered.text, tokens, places), rendered.notices)
+        positions = []
+        for other, opens_answer in rendering.variants(continues=continues):
+            self._on_stage("render", size)
+            with contextlib.suppress(Exception):  # a variant that the template refuses has no position
+                varied = rendering.render_variant(other, rendered.repairs, opens_answer=opens_answer)
+                positions.append(_shared_length(rendered.text, varied))
+        return ChatPrompt(tokens, self._token_positions(rendered.text, tokens, positions), rendered.notices)
 
-    def _token_places(self, text: str, tokens: list[int], places: Sequence[int]) -> tuple[int, ...]:
-        """Convert places in the text, in characters, to numbers of tokens before them, ascending."""
+    def _token_positions(self, text: str, tokens: list[int], positions: Sequence[int]) -> tuple[int, ...]:
+        """Convert character positions in the text to the numbers of tokens before them, ascending."""
         ends = list(accumulate(len(self.table.token_text(token)[1]) for token in tokens))
         if ends and ends[-1] == text_bytes(text):
-            counts = {bisect_right(ends, text_bytes(text[:place])) for place in places}
+            counts = {bisect_right(ends, text_bytes(text[:position])) for position in positions}
         else:  # the tokenizer changes the text, for example by adding spaces
-            counts = {_shared_length(tokens, self._tokenize(text[:place])) for place in places}
+            counts = {_shared_length(tokens, self._tokenize(text[:position])) for position in positions}
         return tuple(sorted(count for count in counts if 0 < count < len(tokens)))
 
     def render_text(
@@ -284,33 +286,44 @@ class TextModel:
         template = self._templates.get("tool_use" if tools else "default") or self._templates.get("default")
         if template is None:
             raise InvalidRequest(NO_TEMPLATE, parameter="messages")
-        variables = self._names | checked_arguments(template_arguments or {}, self._names) | {"documents": None}
-        self._begin("render", text_bytes([messages, tools]))
+        variables = (
+            self._special_tokens
+            | checked_arguments(template_arguments or {}, self._special_tokens)
+            | {"documents": None}
+        )
+        self._on_stage("render", text_bytes([messages, tools]))
         conversation = Conversation(plain_messages(messages), [dict(tool) for tool in tools] if tools else None)
         return Rendering(template, variables, conversation)
 
-    def around_middle(self, text: str, suffix: str) -> str:
-        """Return the prompt whose answer fills the middle. Raises InvalidRequest if the model has no marks for it."""
-        known = self.tokenizer.get_vocab()
-        marks = next((marks for marks in MIDDLE_MARKS if all(mark in known for mark in marks)), None)
-        if marks is None:
+    def fill_in_middle_prompt(self, text: str, suffix: str) -> str:
+        """Return the prompt whose answer fills the middle. Raises InvalidRequest if the model lacks the tokens."""
+        vocabulary = self.tokenizer.get_vocab()
+        special_tokens = next(
+            (
+                special_tokens
+                for special_tokens in FILL_IN_MIDDLE_TOKENS
+                if all(special_token in vocabulary for special_token in special_tokens)
+            ),
+            None,
+        )
+        if special_tokens is None:
             raise InvalidRequest("this model cannot fill in a middle: leave out suffix", parameter="suffix")
-        begin, hole, end = marks
+        begin, hole, end = special_tokens
         return f"{begin}{text}{hole}{suffix}{end}"
 
     def encode(self, text: str, *, max_context_tokens: int | None = None) -> list[int]:
         """Tokenize a plain prompt, with BOS first if this tokenizer adds it. Raises `InvalidRequest`."""
         tokens = self._encode(text, self._limit(max_context_tokens))
-        return tokens if tuple(tokens[:1]) == self._start else [*self._start, *tokens]
+        return tokens if tuple(tokens[:1]) == self._bos_prefix else [*self._bos_prefix, *tokens]
 
-    def encode_framed(self, text: str, *, max_context_tokens: int | None = None) -> list[int]:
+    def encode_with_special_tokens(self, text: str, *, max_context_tokens: int | None = None) -> list[int]:
         """Tokenize a text for an embedding, between the special tokens that this tokenizer adds."""
         tokens = self._encode(text, self._limit(max_context_tokens))
-        before, after = self._frame
+        before, after = self._special_affixes
         return [*before, *tokens, *after]
 
     @cached_property
-    def _frame(self) -> tuple[list[int], list[int]]:
+    def _special_affixes(self) -> tuple[list[int], list[int]]:
         whole, bare = self.tokenizer.encode("a"), self.tokenizer.encode("a", add_special_tokens=False)
         starts = range(len(whole) - len(bare) + 1)
         start = next((start for start in starts if whole[start : start + len(bare)] == bare), 0)
@@ -320,7 +333,7 @@ class TextModel:
         return min(self._max_context_tokens, max_context_tokens or self._max_context_tokens)
 
     def _encode(self, text: str, limit: int) -> list[int]:
-        """Tokenize a text by ever longer beginnings, so that one beyond the context fails early."""
+        """Tokenize ever longer prefixes of a text, so that one beyond the context fails early."""
         check_bytes(text_bytes(text), limit, self._longest_token_bytes)
         characters = max(1024, CHARACTERS_PER_TOKEN * limit)
         tokens = self._tokenize(text[:characters])
@@ -334,7 +347,7 @@ class TextModel:
         return tokens
 
     def _tokenize(self, text: str) -> list[int]:
-        self._begin("tokenize", text_bytes(text))
+        self._on_stage("tokenize", text_bytes(text))
         try:
             return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
         except BaseException as error:
@@ -400,15 +413,15 @@ def _renderer(source: str) -> Renderer:
 
 def _render_natively(tokenizer: Any, variables: dict[str, Any]) -> str:
     """Render in mlx-lm's own Python, as for a few models (`chat_template_type`), not in code of the folder."""
-    own = {"messages", "documents", *tokenizer.special_tokens_map}
-    arguments = {name: value for name, value in variables.items() if name not in own}
+    reserved = {"messages", "documents", *tokenizer.special_tokens_map}
+    arguments = {name: value for name, value in variables.items() if name not in reserved}
     return str(tokenizer.apply_chat_template(variables["messages"], tokenize=False, **arguments))
 
 
-def _hidden(tokenizer: Any, dialect: Dialect) -> frozenset[int]:
+def _hidden_tokens(tokenizer: Any, dialect: Dialect) -> frozenset[int]:
     """Return the vocabulary's special tokens, without those that the dialect looks for in the text."""
     added = {token: entry.content for token, entry in tokenizer.added_tokens_decoder.items() if entry.special}
-    shown = visible_marks(dialect)
+    shown = visible_markers(dialect)
     return frozenset(token for token, text in added.items() if text not in shown)
 
 
@@ -416,8 +429,8 @@ def _stop_tokens(path: Path, config: Mapping[str, Any]) -> set[int]:
     """Collect `eos_token_id` (one or several) from config.json and generation_config.json."""
     generation = read_object(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
     nested = config.get("text_config")
-    parts = (config, generation, nested if isinstance(nested, dict) else {})
-    listed = [part.get("eos_token_id") for part in parts]
+    sections = (config, generation, nested if isinstance(nested, dict) else {})
+    listed = [part.get("eos_token_id") for part in sections]
     ids = [token for entry in listed for token in (entry if isinstance(entry, list) else [entry])]
     return {token for token in ids if isinstance(token, int) and not isinstance(token, bool) and token >= 0}
 

@@ -55,9 +55,9 @@ def joined_texts(*messages: Mapping[str, Any], name: str = "content") -> str:
 # --- system messages ----------------------------------------------------------------------------------------------
 
 
-def leading_systems(messages: Messages) -> int:
+def count_leading_systems(messages: Messages) -> int:
     """Count the system messages at the beginning."""
-    return next((place for place, message in enumerate(messages) if message["role"] not in SYSTEM), len(messages))
+    return next((position for position, message in enumerate(messages) if message["role"] not in SYSTEM), len(messages))
 
 
 def developer_as_system(message: dict[str, Any]) -> dict[str, Any]:
@@ -68,32 +68,32 @@ def developer_as_system(message: dict[str, Any]) -> dict[str, Any]:
 def systems_joined(conversation: Conversation) -> Conversation:
     """Join the system messages at the beginning into one."""
     messages = conversation.messages
-    count = leading_systems(messages)
+    count = count_leading_systems(messages)
     if count < 2:
         return conversation
     return with_messages(conversation, [messages[0] | {"content": joined_texts(*messages[:count])}, *messages[count:]])
 
 
 def systems_moved(conversation: Conversation) -> Conversation:
-    """Turn later system messages into the user's, in their places, but never between a call and its result."""
-    count = leading_systems(conversation.messages)
+    """Turn later system messages into user messages at their positions, but never between a call and its result."""
+    count = count_leading_systems(conversation.messages)
     moved = conversation.messages[:count]
-    held: Messages = []
+    deferred: Messages = []
     for message in conversation.messages[count:]:
         if message["role"] in SYSTEM:
-            held.append(user_turn(message["content"]))
+            deferred.append(user_turn(message["content"]))
             continue
         if message["role"] != "tool":
-            moved += held
-            held = []
+            moved += deferred
+            deferred = []
         moved.append(message)
-    return with_messages(conversation, moved + held)
+    return with_messages(conversation, moved + deferred)
 
 
 def system_folded(conversation: Conversation) -> Conversation:
-    """Move the system text into the first turn if that is the user's, or else into a user turn of its own."""
+    """Merge the system text into the first turn if it is the user's, else move it into a new user turn."""
     messages = conversation.messages
-    count = leading_systems(messages)
+    count = count_leading_systems(messages)
     if not count:
         return conversation
     if messages[count:] and messages[count]["role"] == "user":
@@ -104,40 +104,42 @@ def system_folded(conversation: Conversation) -> Conversation:
 # --- contents, reasoning and turns ----------------------------------------------------------------------------------
 
 
-def null_as_empty(message: dict[str, Any]) -> dict[str, Any]:
+def null_to_empty(message: dict[str, Any]) -> dict[str, Any]:
     """Replace null content with an empty text."""
     return message | {"content": ""} if message["content"] is None else message
 
 
-def empty_as_null(message: dict[str, Any]) -> dict[str, Any]:
-    """Replace empty content beside calls with null, which some templates test for."""
+def empty_to_null(message: dict[str, Any]) -> dict[str, Any]:
+    """Replace empty content next to calls with null, which some templates test for."""
     return message | {"content": None} if calls_of(message) and not message["content"] else message
 
 
-def thoughts_named(name: str) -> Callable[[Conversation], Conversation]:
-    """Make the repair that gives reasoning under another name too."""
-    return each_message(lambda message: message | {name: message["reasoning_content"]} if _thinks(message) else message)
+def with_reasoning_as(name: str) -> Callable[[Conversation], Conversation]:
+    """Create the repair that copies reasoning to a second field `name`."""
+    return each_message(
+        lambda message: message | {name: message["reasoning_content"]} if _has_reasoning(message) else message
+    )
 
 
-def _thinks(message: Mapping[str, Any]) -> bool:
+def _has_reasoning(message: Mapping[str, Any]) -> bool:
     return bool(message.get("reasoning_content"))
 
 
-def thoughts_left_out(message: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the reasoning of a message that has both text and calls."""
+def without_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Drop the reasoning of a message that has both text and calls."""
     if not (message["content"] and calls_of(message)):
         return message
     return {name: value for name, value in message.items() if name not in REASONING_NAMES}
 
 
 def empty_left_out(conversation: Conversation) -> Conversation:
-    """Leave out empty messages of the assistant."""
-    spoken = [
+    """Drop empty messages of the assistant."""
+    non_empty = [
         message
         for message in conversation.messages
         if message["role"] != "assistant" or calls_of(message) or (message["content"] or "").strip()
     ]
-    return with_messages(conversation, spoken)
+    return with_messages(conversation, non_empty)
 
 
 def roles_joined(conversation: Conversation) -> Conversation:
@@ -158,7 +160,7 @@ def _joined_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[s
 
 
 def results_joined(conversation: Conversation) -> Conversation:
-    """Append a user message right behind a result to that result."""
+    """Merge a user message that directly follows a tool result into that result."""
     joined: Messages = []
     for message in conversation.messages:
         if message["role"] == "user" and joined and joined[-1]["role"] == "tool":
@@ -169,9 +171,9 @@ def results_joined(conversation: Conversation) -> Conversation:
 
 
 def user_added(conversation: Conversation) -> Conversation:
-    """Put an empty turn of the user first, unless the user's turn is first already."""
+    """Insert an empty user turn at the start, unless the conversation starts with one."""
     messages = conversation.messages
-    count = leading_systems(messages)
+    count = count_leading_systems(messages)
     if messages[count:] and messages[count]["role"] == "user":
         return conversation
     return with_messages(conversation, [*messages[:count], user_turn(""), *messages[count:]])

@@ -1,51 +1,51 @@
-"""Unread text of a model, for readers that wait for more until they can decide."""
+"""Buffer of model output that has not been parsed yet, for scans that wait for more text until they can decide."""
 
 from collections.abc import Generator
 from typing import Any
 
 import regex
 
-from app.text.stops import MarkedText
+from app.text.stops import FlaggedText
 
 MAX_CALL_CHARACTERS = 256 * 1024
-"""Longest call that is read as a whole, in characters; a longer one is text."""
+"""Length limit, in characters, of a call that is buffered as a whole; a longer one is sent as text."""
 
 Match = Any
 """Match of `regex`, which has no types."""
-Reading = Generator[None, None, Match | None]
-"""Reader whose every `yield` asks for more text."""
+Scan = Generator[None, None, Match | None]
+"""Generator that scans text step by step; each `yield` waits for more."""
 
 
-class UnreadText(MarkedText):
-    """Text that grows at its end while it is read from its beginning."""
+class UnreadText(FlaggedText):
+    """Text buffer: appended at its end, consumed from its beginning."""
 
     def __init__(self) -> None:
         super().__init__()
         self.final = False
-        """Whether no more text will come."""
+        """Whether the text is complete: nothing more will be appended."""
 
-    def more(self) -> Generator[None, None, bool]:
+    def wait_for_more(self) -> Generator[None, None, bool]:
         """Wait for more text, and return whether any may have come."""
         if self.final or len(self.text) > MAX_CALL_CHARACTERS:
             return False
         yield
         return True
 
-    def match(self, pattern: "regex.Pattern[str]", place: int = 0) -> Reading:
-        """Match an expression at `place`, as soon as the match is certain."""
+    def match(self, pattern: "regex.Pattern[str]", position: int = 0) -> Scan:
+        """Match a pattern at `position`, waiting for more text while the match is only partial."""
         while True:
-            match = pattern.match(self.text, place, partial=True)
+            match = pattern.match(self.text, position, partial=True)
             if match is None or not match.partial:
                 return match
-            if not (yield from self.more()):
-                return pattern.match(self.text, place)
+            if not (yield from self.wait_for_more()):
+                return pattern.match(self.text, position)
 
-    def search(self, pattern: "regex.Pattern[str]", place: int = 0) -> Reading:
-        """Return the first match from `place` on, or None."""
+    def search(self, pattern: "regex.Pattern[str]", position: int = 0) -> Scan:
+        """Return the first match from `position` on, or None."""
         while True:
-            match = pattern.search(self.text, place, partial=True)
+            match = pattern.search(self.text, position, partial=True)
             if match is not None and not match.partial:
                 return match
-            place = match.start() if match is not None else len(self.text)
-            if not (yield from self.more()):
+            position = match.start() if match is not None else len(self.text)
+            if not (yield from self.wait_for_more()):
                 return None

@@ -12,16 +12,16 @@ from app.core.reason import NO_REASON
 from app.core.request import Notice, Request
 from app.core.statistics import Counters, MethodStatistics, Statistics
 from app.core.step import FinishReason, TokenEvent, TokenLogprobs
-from app.text.calls import ids_of
+from app.text.calls import call_ids
 from app.text.dialect import NO_DIALECT
-from app.text.grammar import calls_by_grammar, grammar_parameter, thinks
-from app.text.splitter import AnswerPart, AnswerSplitter, ReasoningCount, feed_step
-from app.worker.texts import Prompt, Reading, Unread
+from app.text.grammar import calls_by_grammar, grammar_parameter, opens_reasoning
+from app.text.splitter import AnswerDelta, AnswerSplitter, ReasoningCount, feed_step
+from app.worker.texts import Prompt, PromptFailure, PromptFuture
 from app.worker.thread_commands import LoopCommand, Submission, choice_id
 
 _SEEDS = 1 << 64
 _NO_LIMIT = (1 << 31) - 1
-"""Token limit for the scheduler that means: up to the end of the context."""
+"""Token limit that the scheduler treats as: up to the end of the context."""
 UNFINISHED_CALL = Notice(
     code="unfinished_call",
     message="The last tool call is incomplete: its arguments were cut off or cannot be read. Send the request again.",
@@ -50,16 +50,16 @@ class Choice:
         self._stream = prompt.table.open_stream(continued=command.messages is None)
         dialect = prompt.table.dialect if command.messages is not None else NO_DIALECT
         self._reasoning = ReasoningCount(dialect)
-        self._reasons = False
+        self._has_reasoning = False
         """Whether any reasoning was sent."""
         self._splitter = AnswerSplitter(
             dialect,
-            inside=thinks(prompt.table.dialect, prompt.end),
+            inside=opens_reasoning(prompt.table.dialect, prompt.end),
             tools=command.tools or (),
             by_grammar=calls_by_grammar(command),
             stop=command.stop,
             one_call=not command.parallel_tool_calls,
-            taken_ids=ids_of(command.messages or ()),
+            used_ids=call_ids(command.messages or ()),
         )
         self._scored = 1
         """Prompt tokens whose scores were sent, if requested; the first token has none."""
@@ -68,17 +68,17 @@ class Choice:
         """Time from which the scheduler's statistics count."""
         self._sent = Counters()
         """Counts of sent tokens: they end exactly at a stop string, which the scheduler cannot see."""
-        self._next = Delta(id=command.id, index=index, text="", tokens=0)
-        """Delta that is sent next."""
-        self._why = self._sent_why = NO_REASON
-        self.closing = ""
-        """Finish reason, if it is decided before the scheduler knows."""
+        self._next_delta = Delta(id=command.id, index=index, text="", tokens=0)
+        """Delta under construction, to be sent next."""
+        self._no_draft_reason = self._sent_no_draft_reason = NO_REASON
+        self.early_finish_reason = ""
+        """Finish reason decided before the scheduler ends the request; empty if it is not."""
         self.ended = False
         """Whether its `Finished` was sent."""
         self._embedding: tuple[float, ...] = ()
 
     def echo(self, text: str, *, scored: bool) -> None:
-        """Send the prompt as it was given; if scores are to follow, with its first token, which has none."""
+        """Send the prompt as given; if its scores were requested, with its first token, which has none."""
         first, data = self._table.token_text(self._prompt[0])
         tokens = (TokenText(token=first, token_bytes=tuple(data), logprob=None),) if scored else ()
         self._send(Delta(id=self._command.id, index=self._index, text=text, tokens=0, logprobs=tokens))
@@ -91,61 +91,61 @@ class Choice:
         self._send(Delta(id=self._command.id, index=self._index, text="", tokens=0, logprobs=logprobs))
 
     def close(self, finish_reason: str) -> None:
-        """Send nothing more but the end."""
-        self.closing = self.closing or finish_reason
+        """Stop sending deltas; only the end is still to be sent."""
+        self.early_finish_reason = self.early_finish_reason or finish_reason
 
     def feed(self, event: TokenEvent, at: float) -> None:
-        """Send what one event brings; an error only after `close`."""
+        """Process one event; it may report an error only after `close`."""
         self._embedding = event.embedding or self._embedding
-        if not self.closing:
-            self._take(event, at)
+        if not self.early_finish_reason:
+            self._stream_step(event, at)
         if event.finish_reason is None:
             return
-        if self.closing:
-            self._finish(self.closing, self._usage_as_told(event.statistics, at))
+        if self.early_finish_reason:
+            self._finish(self.early_finish_reason, self._sent_usage(event.statistics, at))
             return
         reason = event.finish_reason.value
-        self._splitter.feed(self._stream.finish(), final=True, cut=reason != "stop")
-        self._emit()
-        if self._splitter.met or reason == "stop":
-            reason = self._natural_end
+        self._splitter.feed(self._stream.finish(), final=True, truncated=reason != "stop")
+        self._send_deltas()
+        if self._splitter.matched_stop or reason == "stop":
+            reason = self._natural_finish_reason
         self._finish(reason, self._usage(event.statistics))
 
     @property
-    def _natural_end(self) -> str:
-        return "tool_calls" if self._splitter.whole_calls else "stop"
+    def _natural_finish_reason(self) -> str:
+        return "tool_calls" if self._splitter.complete_calls else "stop"
 
-    def _take(self, event: TokenEvent, at: float) -> None:
+    def _stream_step(self, event: TokenEvent, at: float) -> None:
         """Count the tokens of one step up to the end of the answer, and send the resulting text."""
-        used = feed_step(self._stream, self._splitter, event.tokens, event.accepted)
+        kept_count = feed_step(self._stream, self._splitter, event.tokens, event.accepted)
         if self._splitter.ended:
-            self.close(self._natural_end)
+            self.close(self._natural_finish_reason)
         if event.tokens:
-            drafted = event.drafted if used == len(event.tokens) else min(event.drafted, used)
-            accepted = min(event.accepted, used) if drafted else 0
-            self._sent.count_step(kept=used, drafted=drafted, accepted=accepted, method=event.method)
-            self._next.tokens += used
-            self._reasoning.feed(self._table.token_text(token)[1] for token in event.tokens[:used])
-            self._next.drafted += drafted
-            self._next.accepted += accepted
+            drafted = event.drafted if kept_count == len(event.tokens) else min(event.drafted, kept_count)
+            accepted = min(event.accepted, kept_count) if drafted else 0
+            self._sent.count_step(emitted=kept_count, drafted=drafted, accepted=accepted, method=event.method)
+            self._next_delta.tokens += kept_count
+            self._reasoning.feed(self._table.token_text(token)[1] for token in event.tokens[:kept_count])
+            self._next_delta.drafted += drafted
+            self._next_delta.accepted += accepted
             self._last_sent_at = at
         if event.logprobs:
-            self._next.logprobs += self._token_texts(event.tokens[:used], event.logprobs)
-        self._next.method = event.method
-        self._why = event.why_not_drafted
-        self._emit()
+            self._next_delta.logprobs += self._token_texts(event.tokens[:kept_count], event.logprobs)
+        self._next_delta.method = event.method
+        self._no_draft_reason = event.why_not_drafted
+        self._send_deltas()
 
     def _finish(self, finish_reason: str, usage: Statistics) -> None:
         self.ended = True
-        if self._next.tokens:
-            self._send_next(AnswerPart())
+        if self._next_delta.tokens:
+            self._send_delta(AnswerDelta())
         unfinished = self._splitter.unfinished_call
         finished = Finished(
             id=self._command.id,
             index=self._index,
             finish_reason=finish_reason,
             usage=usage,
-            stop=self._splitter.met,
+            stop=self._splitter.matched_stop,
             unfinished_call=unfinished,
             embedding=self._embedding,
             notices=self._notices if unfinished is None else (*self._notices, UNFINISHED_CALL),
@@ -153,18 +153,18 @@ class Choice:
         _log(self._command, "%s", describe(self._command.model.id, finished))
         self._send(finished)
 
-    def _emit(self) -> None:
-        for part in self._splitter.take():
-            self._reasons |= bool(part.reasoning)
-            self._send_next(part)
+    def _send_deltas(self) -> None:
+        for answer_delta in self._splitter.take():
+            self._has_reasoning |= bool(answer_delta.reasoning)
+            self._send_delta(answer_delta)
 
-    def _send_next(self, part: AnswerPart) -> None:
-        delta = self._next
-        self._next = Delta(id=delta.id, index=delta.index, text="", tokens=0, method=delta.method)
-        delta.text, delta.accepted_spans = part.text, part.spans
-        delta.reasoning, delta.tool_calls = part.reasoning, tuple(part.calls)
-        if self._why != self._sent_why:
-            delta.why_not_drafted = self._sent_why = self._why
+    def _send_delta(self, answer_delta: AnswerDelta) -> None:
+        delta = self._next_delta
+        self._next_delta = Delta(id=delta.id, index=delta.index, text="", tokens=0, method=delta.method)
+        delta.text, delta.accepted_spans = answer_delta.text, answer_delta.spans
+        delta.reasoning, delta.tool_calls = answer_delta.reasoning, tuple(answer_delta.calls)
+        if self._no_draft_reason != self._sent_no_draft_reason:
+            delta.why_not_drafted = self._sent_no_draft_reason = self._no_draft_reason
         self._send(delta)
 
     def _token_texts(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenText, ...]:
@@ -180,47 +180,47 @@ class Choice:
 
     def _usage(self, statistics: Statistics) -> Statistics:
         """Return the scheduler's statistics plus the time before the request was queued."""
-        lead_seconds = self.queued_at - self._received_at
+        prompt_seconds = self.queued_at - self._received_at
         first_token_seconds = statistics.first_token_seconds
         return replace(
             statistics,
             prompt_tokens=len(self._prompt),
-            reasoning_tokens=self._reasoning.tokens if self._reasons else 0,
-            queue_seconds=lead_seconds + statistics.queue_seconds,
-            first_token_seconds=lead_seconds + first_token_seconds if statistics.completion_tokens else 0.0,
+            reasoning_tokens=self._reasoning.tokens if self._has_reasoning else 0,
+            queue_seconds=prompt_seconds + statistics.queue_seconds,
+            first_token_seconds=prompt_seconds + first_token_seconds if statistics.completion_tokens else 0.0,
         )
 
-    def _usage_as_told(self, statistics: Statistics, ended_at: float) -> Statistics:
-        """Return statistics of the sent tokens, if a stop string or the client ended it before the scheduler did."""
-        late_seconds = ended_at - self._last_sent_at if self._sent.by_method else statistics.decode_seconds
-        whole = self._usage(statistics)
+    def _sent_usage(self, statistics: Statistics, ended_at: float) -> Statistics:
+        """Return the statistics of the tokens sent, for a choice that a stop string or the client ended early."""
+        excess_seconds = ended_at - self._last_sent_at if self._sent.by_method else statistics.decode_seconds
+        total_usage = self._usage(statistics)
         return replace(
-            whole,
+            total_usage,
             completion_tokens=self._sent.generated,
-            decode_seconds=max(0.0, whole.decode_seconds - late_seconds),
-            by_method=self._methods_as_told(whole.by_method),
+            decode_seconds=max(0.0, total_usage.decode_seconds - excess_seconds),
+            by_method=self._sent_methods(total_usage.by_method),
         )
 
-    def _methods_as_told(self, whole: tuple[MethodStatistics, ...]) -> tuple[MethodStatistics, ...]:
-        """Return the counts of sent tokens, with the scheduler's seconds scaled by the share of steps."""
-        known = {statistics.method: statistics for statistics in whole}
+    def _sent_methods(self, totals: tuple[MethodStatistics, ...]) -> tuple[MethodStatistics, ...]:
+        """Return the counts of tokens sent, with the scheduler's seconds scaled to the share of steps used."""
+        by_method = {statistics.method: statistics for statistics in totals}
         methods = []
         for sent in self._sent.by_method:
-            all_of_it = known.get(sent.method, sent)
-            share = min(1.0, sent.steps / max(1, all_of_it.steps))
+            total = by_method.get(sent.method, sent)
+            share = min(1.0, sent.steps / max(1, total.steps))
             methods.append(
                 replace(
                     sent,
-                    draft_seconds=share * all_of_it.draft_seconds,
-                    verify_seconds=share * all_of_it.verify_seconds,
-                    rewind_seconds=share * all_of_it.rewind_seconds,
+                    draft_seconds=share * total.draft_seconds,
+                    verify_seconds=share * total.verify_seconds,
+                    rewind_seconds=share * total.rewind_seconds,
                 )
             )
         return tuple(methods)
 
 
 class Answer:
-    """The answer to one command; begins once its prompt was read. `send` takes events, `post` loop commands."""
+    """Answer to one command; begins once its prompt is processed. `send` takes events, `post` loop commands."""
 
     _prompt: Prompt
     """Set once the answer has begun."""
@@ -228,14 +228,14 @@ class Answer:
     def __init__(
         self,
         command: Generate,
-        prompt: Reading,
+        prompt: PromptFuture,
         received_at: float,
         *,
         send: Callable[[Event], None],
         post: Callable[[LoopCommand], None],
     ) -> None:
         self._command = command
-        self.reading = prompt
+        self.prompt_future = prompt
         self._received_at = received_at
         self._send = send
         self._post = post
@@ -250,10 +250,10 @@ class Answer:
         """Whether its prompt was read and its choices exist."""
         return bool(self._choices)
 
-    def begin(self, prompt: Prompt | Unread) -> None:
+    def begin(self, prompt: Prompt | PromptFailure) -> None:
         """Submit the request to the loop, now that its prompt was read. Raises InvalidRequest if it cannot run."""
         command = self._command
-        if isinstance(prompt, Unread):
+        if isinstance(prompt, PromptFailure):
             self.fail(prompt.error)
             return
         check_tokens(command, prompt)
@@ -266,15 +266,15 @@ class Answer:
     def _submission(self) -> Submission:
         """Return the requests of all choices; choice i draws with seed + i."""
         command = self._command
-        most = _NO_LIMIT if command.max_tokens is None else max(1, command.max_tokens)
+        max_tokens = _NO_LIMIT if command.max_tokens is None else max(1, command.max_tokens)
         # A request for the scores of a prompt and one token expects that token, even if it ends the text.
-        ignore_end = command.ignore_end or (self._scores_prompt and most == 1)
+        ignore_end = command.ignore_end or (self._scores_prompt and max_tokens == 1)
         requests = tuple(
             Request(
                 id=choice_id(command.id, index),
                 owner=command.owner,
                 prompt_tokens=self._prompt.tokens,
-                max_tokens=most,
+                max_tokens=max_tokens,
                 stop_token_ids=frozenset() if ignore_end else self._prompt.table.stop_token_ids,
                 sampling=msgspec.structs.replace(command.sampling, seed=(command.sampling.seed + index) % _SEEDS),
                 speculation=command.speculation,
@@ -302,22 +302,25 @@ class Answer:
         choice = self._choices[index]
         if self.ended or choice.ended:
             return
-        was_closing = choice.closing
-        if event.prompt_logprobs and was_closing != "cancelled":
+        early_reason_before = choice.early_finish_reason
+        if event.prompt_logprobs and early_reason_before != "cancelled":
             choice.score_prompt(event.prompt_logprobs)
             return
-        if event.finish_reason in {FinishReason.FAILED, FinishReason.DEAD_END} and was_closing in {"", "length"}:
+        if event.finish_reason in {FinishReason.FAILED, FinishReason.DEAD_END} and early_reason_before in {
+            "",
+            "length",
+        }:
             self.fail(self._error_of(event))
             return
         choice.feed(event, at)
         if choice.ended:
             self._open_choices -= 1
             self.ended = not self._open_choices
-        if choice.closing and not was_closing and not choice.ended:
+        if choice.early_finish_reason and not early_reason_before and not choice.ended:
             self._post(Cancel(id=choice.id))
 
     def _error_of(self, event: TokenEvent) -> PacelineError:
-        """Return the error that ends a choice: what its grammar costs, or leads to, is the request's own fault."""
+        """Return the error that ends a choice; a grammar's cost or dead end is the request's own fault."""
         if event.finish_reason is FinishReason.DEAD_END:
             parameter = grammar_parameter(self._command)
             return InvalidRequest(f"The answer stops: {event.error}", parameter=parameter, code="unsupported_grammar")
@@ -327,7 +330,7 @@ class Answer:
         """End everything with one error."""
         if self.ended:
             return
-        self._withdraw()
+        self._cancel_work()
         self.ended = True
         if self.begun:  # the error of an unreadable prompt may quote it
             _log(self._command, "%s model=%s failed: %s", self._command.id, self._command.model.id, error.message)
@@ -335,7 +338,7 @@ class Answer:
 
     def cancel(self) -> None:
         """End every open choice at what was sent, because the client left."""
-        self._withdraw()
+        self._cancel_work()
         for choice in self._choices:
             choice.close("cancelled")
         if not self.begun:
@@ -347,9 +350,9 @@ class Answer:
     def _scores_prompt(self) -> bool:
         return self._command.echo and self._command.sampling.top_logprobs is not None
 
-    def _withdraw(self) -> None:
-        """Cancel the reading of the prompt, and the choices that the scheduler may still be working on."""
-        self.reading.cancel()
+    def _cancel_work(self) -> None:
+        """Cancel the processing of the prompt, and the choices that the scheduler may still be working on."""
+        self.prompt_future.cancel()
         for choice in self._choices:
             if not choice.ended:
                 self._post(Cancel(id=choice.id))
@@ -385,9 +388,9 @@ def describe(model_id: str, finished: Finished) -> str:
 def check_tokens(command: Generate, prompt: Prompt) -> None:
     """Raise InvalidRequest for a prompt without tokens, and for tokens that the model does not have."""
     size = prompt.table.vocabulary_size
-    strange = [str(token) for token in sorted(command.sampling.logit_bias) if token >= size]
-    if strange:
-        message = f"logit_bias: the model has no token {', '.join(strange[:8])}; its ids are 0 to {size - 1}."
+    unknown = [str(token) for token in sorted(command.sampling.logit_bias) if token >= size]
+    if unknown:
+        message = f"logit_bias: the model has no token {', '.join(unknown[:8])}; its ids are 0 to {size - 1}."
         raise InvalidRequest(message, parameter="logit_bias")
     if not prompt.tokens:
         raise InvalidRequest("The prompt is empty.", parameter="prompt")
@@ -396,7 +399,7 @@ def check_tokens(command: Generate, prompt: Prompt) -> None:
 
 
 def check_command(command: Generate) -> None:
-    """Raise InvalidRequest for what no model can run, and unless exactly one of the three kinds of prompt is given."""
+    """Raise InvalidRequest for commands that no model can run, and unless exactly one kind of prompt is given."""
     if command.n < 1:
         raise InvalidRequest("n must be at least 1.", parameter="n")
     if command.max_tokens is not None and command.max_tokens < (0 if command.echo or command.embeds else 1):

@@ -1,4 +1,4 @@
-"""Communication of server and worker: frames over the inherited socketpair, and the note of the model at work.
+"""Communication of server and worker: frames over the inherited socketpair, and the crash note.
 
 A frame is four bytes of length (big endian), then one msgpack struct. No pickle. `FrameDecoder` does no I/O;
 `ServerChannel` is the asyncio end (commands out, events in), `WorkerChannel` the blocking end (events out under a lock,
@@ -22,7 +22,7 @@ from app.core.errors import InvalidRequest, QueueFull
 from app.core.messages import MAX_FRAME_BYTES, Command, Event, Failed, Generate, ReadPrompt
 
 MAX_BACKLOG_BYTES: Final = 2 * MAX_FRAME_BYTES
-"""Bytes of commands that the worker has not read yet; above it new requests are refused."""
+"""Limit, in bytes, on commands that the worker has not read yet; above it new requests are refused."""
 READ_BYTES: Final = 256 * 1024
 NOTE_BYTES: Final = mmap.PAGESIZE
 
@@ -38,8 +38,8 @@ class FrameError(Exception):
     """The bytes are not a valid frame: too long, or not a known message."""
 
 
-class _Addressed(msgspec.Struct):
-    """The part of an undecodable command that is needed to report the error."""
+class _RequestId(msgspec.Struct):
+    """Id of an undecodable command, to which the error is reported."""
 
     id: str
 
@@ -113,7 +113,7 @@ class ServerChannel(asyncio.Protocol):
         return channel
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Store the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -144,8 +144,8 @@ class ServerChannel(asyncio.Protocol):
             raise InvalidRequest(f"The request cannot be sent to the model: {error}.") from error
         if self._transport is None or self._transport.is_closing():
             return
-        full = self._transport.get_write_buffer_size() + len(frame) > MAX_BACKLOG_BYTES
-        if full and isinstance(command, Generate | ReadPrompt):
+        is_full = self._transport.get_write_buffer_size() + len(frame) > MAX_BACKLOG_BYTES
+        if is_full and isinstance(command, Generate | ReadPrompt):
             raise QueueFull("Too many requests wait for the worker; try again.", retry_after_seconds=2)
         self._transport.write(frame)
 
@@ -186,18 +186,18 @@ class WorkerChannel:
         try:
             while data := self._end.recv(READ_BYTES):
                 for payload in decoder.feed(data):
-                    self._hand_over(payload, on_command)
+                    self._dispatch(payload, on_command)
         except (OSError, FrameError) as error:
             _logger.warning("the channel to the server ended: %s", error)
         on_close()
 
-    def _hand_over(self, payload: bytes, on_command: Callable[[Command], None]) -> None:
+    def _dispatch(self, payload: bytes, on_command: Callable[[Command], None]) -> None:
         """Pass on a command. A malformed one fails its request; raises FrameError if it has no readable id."""
         try:
             command = unpack_command(payload)
         except FrameError as error:
             try:
-                request_id = msgspec.msgpack.decode(payload, type=_Addressed).id
+                request_id = msgspec.msgpack.decode(payload, type=_RequestId).id
             except _NOT_A_MESSAGE:
                 raise error from None
             self.send(Failed(id=request_id, error="InvalidRequest", message=str(error), code="invalid_request"))

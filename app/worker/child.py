@@ -18,14 +18,14 @@ from app.core.reason import Reason
 from app.worker.channel import NOTE_BYTES, CrashNote, ServerChannel
 
 MAX_LINE_BYTES = 64 * 1024
-KILLED_SECONDS = 10.0
-"""Seconds in which a process ends after SIGKILL, unless the kernel holds it."""
-LAST_WORDS_SECONDS = 1.0
-"""Seconds to read what is left in the stderr pipe once the child has ended."""
+SIGKILL_SECONDS = 10.0
+"""Seconds to wait for a process to end after SIGKILL; longer means that the kernel is blocking it."""
+STDERR_DRAIN_SECONDS = 1.0
+"""Seconds to drain the stderr pipe once the child has ended."""
 WORKER_COMMAND = (sys.executable, "-m", "app.worker.process")
 PACKAGE_PARENT = Path(app.__file__).resolve().parent.parent
 
-_SET = {
+_FIXED_VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
@@ -36,7 +36,7 @@ _SET = {
     "PYTHONUNBUFFERED": "1",
 }
 _SECRET_ENDINGS = ("TOKEN", "_KEY", "SECRET", "PASSWORD")
-_DROPPED = frozenset({"MLX_LM_TRUST_REMOTE_CODE"})
+_DROPPED_VARIABLES = frozenset({"MLX_LM_TRUST_REMOTE_CODE"})
 _SIGNALS: dict[int, Reason] = {
     signal.SIGKILL: Reason("exit_killed"),
     signal.SIGABRT: Reason("exit_aborted"),
@@ -49,12 +49,12 @@ _SIGNALS: dict[int, Reason] = {
 
 def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the worker's environment: offline, with stack dumps, without anything that looks like a secret."""
-    kept = {
+    allowed = {
         name: value
         for name, value in inherited.items()
-        if name not in _DROPPED and not name.upper().endswith(_SECRET_ENDINGS)
+        if name not in _DROPPED_VARIABLES and not name.upper().endswith(_SECRET_ENDINGS)
     }
-    return kept | _SET
+    return allowed | _FIXED_VARIABLES
 
 
 class Child:
@@ -66,12 +66,12 @@ class Child:
         lifeline: BinaryIO,
         channel: ServerChannel,
         note: CrashNote,
-        listening: asyncio.Task[None] | None,
+        stderr_task: asyncio.Task[None] | None,
     ) -> None:
         self._process = process
         self._lifeline = lifeline
         self._note = note
-        self._listening = listening
+        self._stderr_task = stderr_task
         self._channel = channel
         self.process_id = process.pid
         """Id of the process, and of its session and group."""
@@ -89,21 +89,21 @@ class Child:
     ) -> "Child":
         """Start `command --channel-fd N --note-fd M` in its own session. Its standard input closes with this process;
         `on_line` gets the lines of its stderr, which otherwise is inherited. Raises OSError."""
-        with contextlib.ExitStack() as undo, contextlib.ExitStack() as handed_over:
+        with contextlib.ExitStack() as cleanup, contextlib.ExitStack() as child_ends:
             ours, theirs = socket.socketpair()
-            undo.callback(ours.close)
-            handed_over.enter_context(theirs)
-            note = handed_over.enter_context(tempfile.TemporaryFile())
+            cleanup.callback(ours.close)
+            child_ends.enter_context(theirs)
+            note = child_ends.enter_context(tempfile.TemporaryFile())
             note.truncate(NOTE_BYTES)
-            stdin, held = os.pipe()
-            handed_over.callback(os.close, stdin)
-            lifeline = os.fdopen(held, "wb")
-            undo.callback(lifeline.close)
-            listening, stderr = None, None
+            stdin, write_end = os.pipe()
+            child_ends.callback(os.close, stdin)
+            lifeline = os.fdopen(write_end, "wb")
+            cleanup.callback(lifeline.close)
+            stderr_task, stderr = None, None
             if on_line is not None:
                 read_end, stderr = os.pipe()
-                handed_over.callback(os.close, stderr)
-                listening = asyncio.create_task(_hand_over_lines(read_end, on_line), name="stderr of the worker")
+                child_ends.callback(os.close, stderr)
+                stderr_task = asyncio.create_task(_forward_lines(read_end, on_line), name="stderr of the worker")
             process = await asyncio.create_subprocess_exec(
                 *command,
                 *("--channel-fd", str(theirs.fileno()), "--note-fd", str(note.fileno())),
@@ -115,13 +115,13 @@ class Child:
                 pass_fds=(theirs.fileno(), note.fileno()),
                 start_new_session=True,
             )
-            undo.callback(process.kill)
+            cleanup.callback(process.kill)
             channel = await ServerChannel.open(ours, on_event, on_close)
-            undo.pop_all()
-            return cls(process, lifeline, channel, CrashNote(note.fileno()), listening)
+            cleanup.pop_all()
+            return cls(process, lifeline, channel, CrashNote(note.fileno()), stderr_task)
 
     @property
-    def at(self) -> str:
+    def active_model(self) -> str:
         """Id of the model that the worker is working on, or was when it ended; empty for none."""
         return self._note.model_id
 
@@ -131,27 +131,27 @@ class Child:
             return await asyncio.wait_for(self._process.wait(), seconds)
         return None
 
-    async def end(self, *steps: tuple[signal.Signals, float]) -> int | None:
-        """Send each signal and wait its seconds, then SIGKILL the whole group. Return the exit code; None for one
-        that is left behind because a call of the kernel holds it."""
-        for number, seconds in steps:
+    async def end(self, *signals: tuple[signal.Signals, float]) -> int | None:
+        """Send each signal and wait its seconds, then SIGKILL the whole group. Return the exit code; None if the
+        process is stuck in a system call and is left behind."""
+        for number, seconds in signals:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.send_signal(number)
                 await self.wait(seconds)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # after a crash, its text processes may still be at work
-        code = await self.wait(KILLED_SECONDS)
+        code = await self.wait(SIGKILL_SECONDS)
         self._lifeline.close()
         self._channel.close()
-        if self._listening is not None:
-            await asyncio.wait({self._listening}, timeout=LAST_WORDS_SECONDS)
-            self._listening.cancel()
+        if self._stderr_task is not None:
+            await asyncio.wait({self._stderr_task}, timeout=STDERR_DRAIN_SECONDS)
+            self._stderr_task.cancel()
         return code
 
 
-async def _hand_over_lines(read_end: int, on_line: Callable[[str], None]) -> None:
-    """Read lines until the other end of the pipe is closed; an endless line is cut into pieces.
+async def _forward_lines(read_end: int, on_line: Callable[[str], None]) -> None:
+    """Read lines until the other end of the pipe is closed; an endless line is split.
 
     The pipe is not asyncio's, for which a process has not ended while one of its children holds its stderr.
     """

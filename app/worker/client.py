@@ -39,7 +39,7 @@ from app.core.messages import (
     failed_frame,
 )
 from app.core.reason import Reason
-from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
+from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
 from app.worker.request_stream import BUFFER_EVENTS, RequestStream, StreamEvent
 from app.worker.supervisor import Supervisor
 
@@ -62,17 +62,17 @@ class WorkerClient(Supervisor):
         self._ready_seconds = ready_seconds
         self._streams: dict[str, RequestStream] = {}
         """Streams by the id of each prompt that has not ended in the worker."""
-        self._sending: set[asyncio.Task[None]] = set()
-        self._answers: dict[str, tuple[str, asyncio.Future[Any]]] = {}
+        self._send_tasks: set[asyncio.Task[None]] = set()
+        self._pending: dict[str, tuple[str, asyncio.Future[Any]]] = {}
         """Model id and future of each load, unload and `ReadPrompt`, by command id."""
         self._listeners: dict[type[Event], list[Callable[[Any], None]]] = {kind: [] for kind in get_args(Event)}
-        self._kept = KeepModels()
-        self._used: dict[str, ModelSpecification] = {}
-        """Model id -> the unit that was last asked for, in order of the last request."""
-        self._lost: dict[str, LoadedModel] = {}
-        """Models of earlier workers, as they were in memory, until they are loaded again."""
-        self._restores = True
-        """Whether the next worker loads them at once."""
+        self._keep_models = KeepModels()
+        self._requested_units: dict[str, ModelSpecification] = {}
+        """Most recently requested unit of each model id, in order of the last request."""
+        self._models_to_restore: dict[str, LoadedModel] = {}
+        """Models that earlier workers had in memory, until they are loaded again, by id."""
+        self._restores_when_ready = True
+        """Whether the next worker loads them as soon as it is ready."""
         self.progress: dict[str, LoadProgress] = {}
         """Model id -> the last progress of a load under way."""
         self.snapshot = Snapshot()
@@ -80,10 +80,10 @@ class WorkerClient(Supervisor):
 
     @property
     def in_flight(self) -> frozenset[str]:
-        """Ids of the models that are asked for something; also safe in other threads."""
-        streams, answers = tuple(self._streams.values()), tuple(self._answers.values())
+        """Ids of the models with requests in progress; also safe in other threads."""
+        streams, pending = tuple(self._streams.values()), tuple(self._pending.values())
         return frozenset(
-            [stream.model_id for stream in streams] + [model_id for model_id, future in answers if not future.done()]
+            [stream.model_id for stream in streams] + [model_id for model_id, future in pending if not future.done()]
         )
 
     def subscribe(self, listener: Callable[[Any], None], *kinds: type[Event]) -> Callable[[], None]:
@@ -118,8 +118,8 @@ class WorkerClient(Supervisor):
             raise ValueError(f"a request id of {[command.id for command in commands]} is in use")
         stream = RequestStream(commands, cancel=self._cancel_prompt, on_event=on_event, limit=self._buffer_events)
         task = asyncio.get_running_loop().create_task(self._send(stream, commands))
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        self._send_tasks.add(task)
+        task.add_done_callback(self._send_tasks.discard)
         return stream
 
     async def generate(self, command: Generate) -> AsyncGenerator[StreamEvent, None]:
@@ -152,10 +152,10 @@ class WorkerClient(Supervisor):
             self._cancel(request_id)
 
     def send(self, command: Command) -> None:
-        """Queue a command, as `Supervisor.send`. A model that an earlier worker had stays as long as it did there."""
-        if isinstance(command, Generate | LoadModel) and (lost := self._lost.get(command.model.id)):
-            command = msgspec.structs.replace(command, stay=command.stay.over(lost.stay))
-            self._lost[lost.id] = msgspec.structs.replace(lost, stay=command.stay)
+        """Queue a command, as `Supervisor.send`. A model of an earlier worker keeps its stay."""
+        if isinstance(command, Generate | LoadModel) and (former := self._models_to_restore.get(command.model.id)):
+            command = msgspec.structs.replace(command, stay=command.stay.over(former.stay))
+            self._models_to_restore[former.id] = msgspec.structs.replace(former, stay=command.stay)
         super().send(command)
 
     def loaded(self) -> dict[str, LoadedModel]:
@@ -165,59 +165,59 @@ class WorkerClient(Supervisor):
     def unit(self, model_id: str) -> ModelSpecification | None:
         """Return the unit that a model is in memory as, or on its way there as; None if it is neither.
 
-        | in memory | asked for or loading | unit                                          |
+        | in memory | requested or loading | unit                                          |
         |-----------|----------------------|-----------------------------------------------|
         | in use    | any                  | the one in memory: it is not replaced         |
-        | idle      | yes                  | the one last asked for, which will replace it |
+        | idle      | yes                  | the one requested last, which will replace it |
         | idle      | no                   | the one in memory                             |
-        | no        | yes                  | the one last asked for                        |
+        | no        | yes                  | the one requested last                        |
         | no        | no                   | None                                          |
 
         Safe in other threads.
         """
         loaded = self.loaded().get(model_id)
         if (loaded is None or not loaded.leases) and (model_id in self.in_flight or model_id in self.progress):
-            return self._used.get(model_id)
+            return self._requested_units.get(model_id)
         return loaded.unit if loaded is not None else None
 
-    async def load(self, model: ModelSpecification, stay: Stay = UNSAID) -> ModelLoaded:
+    async def load(self, model: ModelSpecification, stay: Stay = UNSPECIFIED_STAY) -> ModelLoaded:
         """Load a unit and keep it for `stay`; cancelling the caller cancels the load. Raises the PacelineError that
         ended it."""
         await self._prepare(model)
-        loaded: ModelLoaded = await self._ask(_load(model, stay), model.id)
+        loaded: ModelLoaded = await self._request(_load(model, stay), model.id)
         return loaded
 
     async def read_prompt(self, prompt: Generate) -> PromptTokens:
         """Return the tokens of a prompt, without loading its model. Raises the PacelineError that refused it."""
         await self._prepare(None)
-        answer: PromptTokens = await self._ask(ReadPrompt(id=prompt.id, prompt=prompt), "")
+        answer: PromptTokens = await self._request(ReadPrompt(id=prompt.id, prompt=prompt), "")
         return answer
 
     def keep(self, settings: KeepModels) -> None:
         """Set how long models stay in memory, in this worker and in every later one. Loads nothing."""
-        if settings != self._kept:
-            for name, model in self._lost.items():
-                if settings.of(name) != self._kept.of(name):
-                    self._lost[name] = msgspec.structs.replace(model, stay=UNSAID)
-            self._kept = settings
+        if settings != self._keep_models:
+            for name, model in self._models_to_restore.items():
+                if settings.of(name) != self._keep_models.of(name):
+                    self._models_to_restore[name] = msgspec.structs.replace(model, stay=UNSPECIFIED_STAY)
+            self._keep_models = settings
             with contextlib.suppress(WorkerGone):
                 self.send(settings)
 
     def clear_prefixes(self) -> None:
-        """Let the worker forget every earlier prompt. Without a worker, there are none in memory."""
+        """Clear the prefix cache of the worker. Without a worker, there is none in memory."""
         with contextlib.suppress(WorkerGone):
             self.send(ClearPrefixes())
 
     async def unload(self, model_id: str) -> None:
         """Unload a unit. Raises ModelInUse while it is leased."""
         await self._prepare(None)
-        await self._ask(UnloadModel(id=f"unload-{secrets.token_hex(8)}", model_id=model_id), model_id)
+        await self._request(UnloadModel(id=f"unload-{secrets.token_hex(8)}", model_id=model_id), model_id)
 
     async def _prepare(self, model: ModelSpecification | None) -> None:
         """Wait for the worker. Raises if the model is quarantined or no worker is ready in time."""
         if model is not None:
-            self._used.pop(model.id, None)
-            self._used[model.id] = model
+            self._requested_units.pop(model.id, None)
+            self._requested_units[model.id] = model
         if not self.ready and not await self.wait_ready(self._ready_seconds):
             seconds = self.retry_after_seconds
             message = f"The model worker is not running ({self.last_exit or 'it starts'}); try again in {seconds} s."
@@ -229,18 +229,18 @@ class WorkerClient(Supervisor):
                 code="model_quarantined",
             )
 
-    async def _ask(self, command: LoadModel | UnloadModel | ReadPrompt, model_id: str) -> Any:
+    async def _request(self, command: LoadModel | UnloadModel | ReadPrompt, model_id: str) -> Any:
         """Send a command and return the worker's answer. Raises its PacelineError, and WorkerGone if it dies."""
         future = asyncio.get_running_loop().create_future()
         self.send(command)
-        self._answers[command.id] = model_id, future
+        self._pending[command.id] = model_id, future
         try:
             return await future
         except asyncio.CancelledError:
             self._cancel(command.id)
             raise
         finally:
-            self._answers.pop(command.id, None)
+            self._pending.pop(command.id, None)
 
     def _cancel(self, request_id: str) -> None:
         with contextlib.suppress(WorkerGone):
@@ -251,13 +251,13 @@ class WorkerClient(Supervisor):
     def _on_event(self, event: Event) -> None:
         match event:
             case Accepted() | Delta() | Finished():
-                self._put(event)
+                self._route(event)
             case Failed():
                 self._fail(event.id, error_of(event))
             case Heartbeat(snapshot=Snapshot() as snapshot):
                 self.snapshot = snapshot
             case ModelLoaded() | ModelUnloaded() | PromptTokens():
-                _, future = self._answers.get(event.id, ("", None))
+                _, future = self._pending.get(event.id, ("", None))
                 if future is not None and not future.done():
                     future.set_result(event)
             case LoadProgress():
@@ -265,7 +265,7 @@ class WorkerClient(Supervisor):
                 if event.phase not in LOAD_ENDED:
                     self.progress[event.model_id] = event
                 else:
-                    self._lost.pop(event.model_id, None)
+                    self._models_to_restore.pop(event.model_id, None)
             case Ready():
                 self.ready_info = event
                 self._restore()
@@ -273,27 +273,29 @@ class WorkerClient(Supervisor):
 
     def _restore(self) -> None:
         """Tell a new worker how long models stay, and let it load the models that the last one had."""
-        self.send(self._kept)
-        for model_id in reversed(self._used):
-            if self._restores and model_id in self._lost and model_id not in self.quarantined:
-                self._used[model_id] = self._lost[model_id].unit
-                self.send(_load(self._used[model_id], UNSAID))
+        self.send(self._keep_models)
+        for model_id in reversed(self._requested_units):
+            if self._restores_when_ready and model_id in self._models_to_restore and model_id not in self.quarantined:
+                self._requested_units[model_id] = self._models_to_restore[model_id].unit
+                self.send(_load(self._requested_units[model_id], UNSPECIFIED_STAY))
 
     def _on_exit(self, cause: Reason) -> None:
         message = (
             f"The model worker ended while the request ran: {cause}. It is being restarted; send the request again."
         )
-        for request_id in (*self._streams, *self._answers):
+        for request_id in (*self._streams, *self._pending):
             error = WorkerGone(message, retry_after_seconds=self.retry_after_seconds)
             if self._fail(request_id, error):
                 self._publish(failed_frame(request_id, error))
-        self._restores = not self._pause_seconds  # if workers die in quick succession, a loaded model may be the cause
-        self._lost |= {model.id: model for model in self.snapshot.models if model.state == "ready"}
+        self._restores_when_ready = (
+            not self._pause_seconds
+        )  # if workers die in quick succession, a loaded model may be the cause
+        self._models_to_restore |= {model.id: model for model in self.snapshot.models if model.state == "ready"}
         self.progress.clear()
         self.snapshot = Snapshot()
         self.ready_info = None
 
-    def _put(self, event: StreamEvent) -> None:
+    def _route(self, event: StreamEvent) -> None:
         stream = self._streams.get(event.id)
         if stream is not None:
             stream.put(event)
@@ -306,7 +308,7 @@ class WorkerClient(Supervisor):
         if stream is not None:
             stream.fail(error)
             return True
-        _, future = self._answers.get(request_id, ("", None))
+        _, future = self._pending.get(request_id, ("", None))
         if future is None or future.done():
             return False
         future.set_exception(error)

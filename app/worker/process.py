@@ -15,7 +15,7 @@ from app.engine import platform
 
 PREPARATION = platform.prepare()
 platform.bare_mlx_lm(tokenizers=False)
-with descriptors.kept_limit():
+with descriptors.preserved_limit():
     from app.engine.loading.pool import EnginePool, open_pool
 
 import argparse
@@ -44,7 +44,7 @@ from app.scheduler.scheduler import Scheduler
 from app.worker.channel import CrashNote, WorkerChannel
 from app.worker.loop import Loop
 from app.worker.text_thread import TextThread
-from app.worker.texts import Texts
+from app.worker.texts import TextReaders
 
 TERMINATE_DRAIN_SECONDS = 10.0
 FLUSH_SECONDS = 4.0
@@ -68,7 +68,7 @@ def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Sch
     return Scheduler(
         engine.limits,
         policy=specification.policy,
-        usual=SpeculationRequest(
+        default_speculation=SpeculationRequest(
             method=specification.methods[0] if len(specification.methods) == 1 else "auto",
             num_draft_tokens=specification.num_draft_tokens,
         ),
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - a child that outlived this process would hold them open
     channel = WorkerChannel(socket.socket(fileno=options.channel_fd))
     memory.bound_buffer_cache()
-    disk = Disk(options.prefixes_folder, options.prefixes_bytes, most_days=options.prefixes_days)
+    disk = Disk(options.prefixes_folder, options.prefixes_bytes, max_days=options.prefixes_days)
     make_pool = make_pool or partial(open_pool, wire=options.wire == "auto", disk=disk)
     _serve(channel, options.ceiling_bytes, make_pool(options.ceiling_bytes, costs), costs, CrashNote(options.note_fd))
     disk.flush(FLUSH_SECONDS)
@@ -112,10 +112,10 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
 def _serve(
     channel: WorkerChannel, ceiling_bytes: int, pool: EnginePool, costs: CostFiles, crash_note: CrashNote
 ) -> None:
-    texts = Texts()
+    texts = TextReaders()
     text_thread = TextThread(
         read=texts.read,
-        tidy=texts.tidy,
+        close_idle=texts.close_idle,
         send=channel.send,
         post=lambda command: loop.post(command),  # noqa: PLW0108 - defined below
     )
@@ -124,7 +124,7 @@ def _serve(
         open_scheduler=open_scheduler,
         text_thread=text_thread,
         send=channel.send,
-        keep_costs=costs.keep,
+        save_costs=costs.save,
         crash_note=crash_note,
         text_bytes=lambda: texts.nbytes,
     )

@@ -12,8 +12,8 @@ from app.core.messages import Accepted, Delta, Finished, Generate
 StreamEvent = Accepted | Delta | Finished
 
 BUFFER_EVENTS = 4096
-MOST_IN_FLIGHT = 64
-"""Most choices of one request in the worker at once: two batches of an encoder. Others of its owner get turns."""
+MAX_IN_FLIGHT = 64
+"""Limit on choices of one request in the worker at once (two batches of an encoder), so that others get turns."""
 
 _logger = logging.getLogger("paceline.client")
 
@@ -47,16 +47,16 @@ class RequestStream:
         self._changed = asyncio.Event()
         self._in_flight = 0
         """Choices that are in the worker."""
-        self._most_in_flight = min(MOST_IN_FLIGHT, max(1, commands[0].model.queue_limit // 2))
-        self._left = asyncio.Event()
+        self._max_in_flight = min(MAX_IN_FLIGHT, max(1, commands[0].model.queue_limit // 2))
+        self._slot_freed = asyncio.Event()
         """Set when a choice leaves the worker, or when nothing more is to be sent."""
-        self._alarm = Alarm(self._wake_late)
-        self._late = False
+        self._alarm = Alarm(self._on_timeout)
+        self._timed_out = False
         self._closed = False
 
     @property
     def ended(self) -> bool:
-        """Whether no further event is taken: the last event or an error has come, or the reader has left."""
+        """Whether further events are ignored: the last event or an error has arrived, or the reader has left."""
         return self._closed or self._error is not None or not self._open_choices
 
     @property
@@ -86,7 +86,7 @@ class RequestStream:
         elif isinstance(event, Finished):
             self._open_choices[event.id] -= 1
             self._in_flight -= 1
-            self._left.set()
+            self._slot_freed.set()
             if not self._open_choices[event.id]:
                 del self._open_choices[event.id]
         self._events.append(event)
@@ -99,7 +99,7 @@ class RequestStream:
             self._on_event(error)
             self._cancel_open()
             self._changed.set()
-            self._left.set()
+            self._slot_freed.set()
 
     async def next(self, seconds: float | None = None) -> StreamEvent | None:
         """Return the next event; None after the last one, or if none came in time. Raises the error that ended it."""
@@ -113,9 +113,9 @@ class RequestStream:
 
     async def wait_turn(self, choices: int) -> bool:
         """Wait until `choices` more may be sent, and count them as in flight. False if there is nothing to send."""
-        while not self.ended and self._in_flight and self._in_flight + choices > self._most_in_flight:
-            self._left.clear()
-            await self._left.wait()
+        while not self.ended and self._in_flight and self._in_flight + choices > self._max_in_flight:
+            self._slot_freed.clear()
+            await self._slot_freed.wait()
         self._in_flight += choices
         return not self.ended
 
@@ -130,21 +130,21 @@ class RequestStream:
         if not self.ended:
             self._cancel_open()
         self._closed = True
-        self._left.set()
+        self._slot_freed.set()
         self._alarm.close()
 
     async def _wait(self, condition: Callable[[], bool], seconds: float | None) -> None:
         """Wait until `condition` holds, or for `seconds`."""
-        self._late = False
+        self._timed_out = False
         if seconds is not None:
             self._alarm.set(seconds)
-        while not condition() and not self._late:
+        while not condition() and not self._timed_out:
             self._changed.clear()
             await self._changed.wait()
         self._alarm.disarm()
 
-    def _wake_late(self) -> None:
-        self._late = True
+    def _on_timeout(self) -> None:
+        self._timed_out = True
         self._changed.set()
 
     def _cancel_open(self) -> None:

@@ -1,7 +1,7 @@
 """One model as the loop serves it: its scheduler, the requests that wait for its engine, and those with a lease.
 
-Whatever scheduler or engine do, each choice gets exactly one end and gives back exactly one lease: `_open` records the
-choices that have not ended, and events of any other are dropped.
+Whatever scheduler or engine do, each choice gets exactly one end and gives back exactly one lease:
+`_open_requests` records the choices that have not ended, and events of any other are dropped.
 """
 
 import logging
@@ -24,11 +24,11 @@ from app.worker.thread_commands import Submission
 _logger = logging.getLogger("paceline.loop")
 
 OpenScheduler = Callable[[ModelSpecification, EnginePort], Scheduler]
-KeepCosts = Callable[[ModelSpecification, Sequence[StepCost]], None]
+SaveCosts = Callable[[ModelSpecification, Sequence[StepCost]], None]
 
 
 class ServedModel:
-    """One served model. All calls come from the MLX thread; none raises. `pool` lends the engine, one lease for each
+    """One served model. All calls come from the MLX thread; none raises. `pool` provides the engine, with one lease per
     choice, and memory for its rows: a request that does not fit beside the running ones waits for a row."""
 
     def __init__(
@@ -36,37 +36,37 @@ class ServedModel:
         *,
         open_scheduler: OpenScheduler,
         text_thread: TextThread,
-        keep_costs: KeepCosts,
+        save_costs: SaveCosts,
         pool: EnginePool,
         model_id: str,
         clock: Clock,
     ) -> None:
         self._open_scheduler = open_scheduler
         self._text_thread = text_thread
-        self._keep_costs = keep_costs
+        self._save_costs_callback = save_costs
         self._pool = pool
         self._model_id = model_id
         self._clock = clock
         self._specification: ModelSpecification | None = None
         self._engine: EnginePort | None = None
         self._scheduler: Scheduler | None = None
-        self._line: list[Submission | LoadModel] = []
+        self._waiting_commands: list[Submission | LoadModel] = []
         """Commands that wait for the engine."""
-        self._open: set[str] = set()
-        self._promised: list[RowSize] = []
+        self._open_requests: set[str] = set()
+        self._reserved_rows: list[RowSize] = []
         """Expected sizes of the rows for which the pool has reserved memory."""
-        self._is_fetching = False
+        self._is_fetching_prefix = False
         """Whether the next request waits for files that are being read."""
 
-    def line_of(self, owner: str) -> int:
+    def waiting_for(self, owner: str) -> int:
         """Return the number of choices of one owner that wait for the engine."""
         return sum(request.owner == owner for submission in self._submissions for request in submission.requests)
 
     @property
     def waiting(self) -> int:
         """Number of choices without a row."""
-        line = sum(len(submission.requests) for submission in self._submissions)
-        return line + (self._scheduler.waiting if self._scheduler else 0)
+        unsubmitted = sum(len(submission.requests) for submission in self._submissions)
+        return unsubmitted + (self._scheduler.waiting if self._scheduler else 0)
 
     @property
     def running(self) -> int:
@@ -81,83 +81,83 @@ class ServedModel:
     @property
     def busy(self) -> bool:
         """Whether any command waits for a step, or for the engine."""
-        return bool(self._open or self._line)
+        return bool(self._open_requests or self._waiting_commands)
 
     @property
     def _submissions(self) -> list[Submission]:
-        return [entry for entry in self._line if isinstance(entry, Submission)]
+        return [entry for entry in self._waiting_commands if isinstance(entry, Submission)]
 
     def describe(self, model: LoadedModel) -> LoadedModel:
         """Return the pool's state of the model with its requests added."""
-        reading = self._scheduler.reading if self._scheduler else {}
+        reading = self._scheduler.prefill_progress if self._scheduler else {}
         return msgspec.structs.replace(model, running=self.running, waiting=self.waiting, reading=reading)
 
-    def keep_costs(self) -> None:
+    def save_costs(self) -> None:
         """Store the measured step costs, for the next load; only while no request waits for a step."""
-        if self._scheduler is None or self._specification is None or self._open or self._submissions:
+        if self._scheduler is None or self._specification is None or self._open_requests or self._submissions:
             return
         try:
-            self._keep_costs(self._specification, self._scheduler.costs)
+            self._save_costs_callback(self._specification, self._scheduler.costs)
         except Exception:
             _logger.exception("the costs could not be kept")
 
-    def join(self, command: Submission | LoadModel) -> None:
+    def enqueue(self, command: Submission | LoadModel) -> None:
         """Queue for the engine; the caller has taken one lease for each choice, or for the load."""
-        self._line.append(command)
+        self._waiting_commands.append(command)
 
     def open(self, engine: EnginePort) -> list[LoadModel]:
-        """Queue in the ready engine what waits for it, in order. Returns the load commands, which are done."""
-        line, self._line = self._line, []
-        for entry in line:
+        """Submit the waiting commands to the ready engine, in order. Returns the load commands, which are complete."""
+        waiting_commands, self._waiting_commands = self._waiting_commands, []
+        for entry in waiting_commands:
             if isinstance(entry, LoadModel):
                 self._release()
                 continue
             try:
-                self._queue(entry, engine)
+                self._submit_all(entry, engine)
             except PacelineError as error:
                 self._refuse(entry, error)
             except Exception as error:
                 _logger.exception("could not queue %s", entry.id)
                 self._refuse(entry, PacelineError(f"The request could not be queued: {short_text(error)}"))
-        return [entry for entry in line if isinstance(entry, LoadModel)]
+        return [entry for entry in waiting_commands if isinstance(entry, LoadModel)]
 
     def close(self, error: PacelineError) -> list[LoadModel]:
         """Refuse every choice that waits for the engine, after its load failed and the leases with it. Returns the load
         commands."""
-        line, self._line = self._line, []
-        for entry in line:
+        waiting_commands, self._waiting_commands = self._waiting_commands, []
+        for entry in waiting_commands:
             if isinstance(entry, Submission):
                 self._text_thread.refused(entry.id, error)
-        return [entry for entry in line if isinstance(entry, LoadModel)]
+        return [entry for entry in waiting_commands if isinstance(entry, LoadModel)]
 
     def detach(self) -> None:
-        """Drop the evicted engine, so that nothing keeps it alive. An evicted engine has no rows."""
-        if not self._open:
+        """Drop references to the evicted engine. An evicted engine has no rows."""
+        if not self._open_requests:
             self._engine = self._scheduler = None
 
-    def withdraw(self, request_id: str) -> None:
+    def cancel(self, request_id: str) -> None:
         """Cancel one choice or load, waiting or running; does nothing if it has ended."""
-        for place, entry in enumerate(self._line):
+        for index, entry in enumerate(self._waiting_commands):
             if isinstance(entry, LoadModel):
                 if entry.id == request_id:
-                    del self._line[place]
+                    del self._waiting_commands[index]
                     self._release()
                     self._pool.cancel_load(self._model_id)
                     return
             elif any(request.id == request_id for request in entry.requests):
-                left = tuple(request for request in entry.requests if request.id != request_id)
-                self._line[place : place + 1] = [replace(entry, requests=left)] if left else []
+                remaining = tuple(request for request in entry.requests if request.id != request_id)
+                self._waiting_commands[index : index + 1] = [replace(entry, requests=remaining)] if remaining else []
                 self._release()
                 end = TokenEvent(request_id, finish_reason=FinishReason.CANCELLED)
                 self._text_thread.emitted((end,), self._clock())
                 return
-        if request_id in self._open and self._scheduler is not None:
+        if request_id in self._open_requests and self._scheduler is not None:
             try:
                 events = self._scheduler.cancel(request_id)
             except Exception as error:
                 _logger.exception("the scheduler could not cancel")
                 events = self._fail_all(error)
-            self._settle(events)
+            self._deliver_events(events)
             if self._engine is not None:
                 self._engine.release(request_id, ())  # what was fetched for it, if it had no row yet
 
@@ -180,21 +180,21 @@ class ServedModel:
             failure = error
         if failure is not None:
             events += self._recover(scheduler, failure)
-        self._settle(events)
-        return plan is not None or bool(events) or self._is_fetching
+        self._deliver_events(events)
+        return plan is not None or bool(events) or self._is_fetching_prefix
 
     def _recover(self, scheduler: Scheduler, error: Exception) -> list[TokenEvent]:
         """Recover from a failed step: its requests fail, unless memory ran out, when they continue with less of it."""
         try:
             if not isinstance(error, InsufficientMemory):
                 return scheduler.fail_running(short_text(error))
-            self._pool.shed()
+            self._pool.free_unused()
             return scheduler.shrink(short_text(error))
         except Exception as second:
             _logger.exception("the scheduler could not end its requests")
             return self._fail_all(second)
 
-    def _queue(self, submission: Submission, engine: EnginePort) -> None:
+    def _submit_all(self, submission: Submission, engine: EnginePort) -> None:
         scheduler = self._scheduler_for(submission.model, engine)
         queued: list[str] = []
         try:
@@ -207,15 +207,15 @@ class ServedModel:
                 scheduler.cancel(request_id)
             self._free_rows()
             raise
-        self._open.update(queued)
+        self._open_requests.update(queued)
         self._text_thread.queued(submission.id, self._clock())
 
     def _scheduler_for(self, specification: ModelSpecification, engine: EnginePort) -> Scheduler:
         """Return the engine's scheduler; a new one if the engine changed, or its specification while idle."""
-        changed = engine is not self._engine or (specification != self._specification and not self._open)
+        changed = engine is not self._engine or (specification != self._specification and not self._open_requests)
         if self._scheduler is None or changed:
-            if self._open:
-                self._settle(self._fail_all(RuntimeError("the engine was replaced")))
+            if self._open_requests:
+                self._deliver_events(self._fail_all(RuntimeError("the engine was replaced")))
             if self._scheduler is not None and engine is self._engine:
                 engine.measured = self._scheduler.costs
             self._scheduler = self._open_scheduler(specification, engine)
@@ -229,7 +229,7 @@ class ServedModel:
 
     def _keep_within_memory(self, scheduler: Scheduler) -> None:
         """Preempt the newest rows if answers longer than expected have outgrown the reserved memory."""
-        if scheduler.expected == self._promised:
+        if scheduler.expected == self._reserved_rows:
             return
         while not self._reserve(scheduler.expected):
             preempted = scheduler.preempt()
@@ -240,18 +240,18 @@ class ServedModel:
 
     def _reserve(self, rows: Sequence[RowSize]) -> bool:
         """Reserve memory in the pool for rows of these sizes; return whether it was granted."""
-        promised = self._pool.reserve(self._model_id, rows)
-        if promised:
-            self._promised = list(rows)
-        return promised
+        granted = self._pool.reserve(self._model_id, rows)
+        if granted:
+            self._reserved_rows = list(rows)
+        return granted
 
     def _admit(self, scheduler: Scheduler, engine: EnginePort) -> list[TokenEvent]:
         """Give free rows to waiting requests; a request that the engine cannot take fails alone."""
         events: list[TokenEvent] = []
-        self._is_fetching = False
-        while not self._pool.holds and (request := scheduler.next_admission()) is not None:
-            self._is_fetching = not engine.fetch(request)
-            if self._is_fetching or not self._reserve([*scheduler.expected, scheduler.expected_of(request)]):
+        self._is_fetching_prefix = False
+        while not self._pool.must_wait and (request := scheduler.next_admission()) is not None:
+            self._is_fetching_prefix = not engine.fetch(request)
+            if self._is_fetching_prefix or not self._reserve([*scheduler.expected, scheduler.expected_of(request)]):
                 break
             try:
                 cached_tokens = engine.admit(request)
@@ -268,12 +268,12 @@ class ServedModel:
         """End all choices of a broken scheduler; the next submission opens a new one."""
         self._scheduler = None
         if self._engine is not None:
-            for request_id in self._open:
+            for request_id in self._open_requests:
                 self._engine.release(request_id, ())
             self._reserve(())
         return [
             TokenEvent(request_id=request_id, finish_reason=FinishReason.FAILED, error=short_text(error))
-            for request_id in sorted(self._open)
+            for request_id in sorted(self._open_requests)
         ]
 
     def _free_rows(self) -> None:
@@ -285,22 +285,22 @@ class ServedModel:
                 self._reserve(self._scheduler.expected)
 
     def _release(self) -> None:
-        """Give one lease back."""
+        """Release one lease."""
         self._pool.release(self._model_id)
 
-    def _settle(self, events: Iterable[TokenEvent]) -> None:
-        """Free rows, report the events of open choices, give back the leases of those that ended."""
+    def _deliver_events(self, events: Iterable[TokenEvent]) -> None:
+        """Free rows, deliver the events of open choices, release the leases of those that ended."""
         try:
             self._free_rows()
         except Exception:
             _logger.exception("freeing a row failed")
-        current: list[TokenEvent] = []
+        open_events: list[TokenEvent] = []
         for event in events:
-            if event.request_id not in self._open:
+            if event.request_id not in self._open_requests:
                 continue
-            current.append(event)
+            open_events.append(event)
             if event.finish_reason is not None:
-                self._open.discard(event.request_id)
+                self._open_requests.discard(event.request_id)
                 self._release()
-        if current:
-            self._text_thread.emitted(current, self._clock())
+        if open_events:
+            self._text_thread.emitted(open_events, self._clock())

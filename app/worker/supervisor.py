@@ -22,7 +22,7 @@ from app.core.messages import Command, Event, Heartbeat, Ready, Shutdown
 from app.core.reason import NO_REASON, Reason
 from app.worker.child import WORKER_COMMAND, Child, describe_exit, exit_name
 
-_KEPT_STEPS = 512
+_STEP_WINDOW = 512
 _logger = logging.getLogger("paceline.supervisor")
 
 
@@ -35,7 +35,7 @@ class Timing:
     step_factor: float = 10.0
     longest_silence_seconds: float = 120.0
     """Longest silence allowed with slow steps (their parts send heartbeats) or without work (it may be suspended)."""
-    look_seconds: float = 1.0
+    poll_seconds: float = 1.0
     reap_seconds: float = 1.0
     abort_seconds: float = 2.0
     first_pause_seconds: float = 1.0
@@ -57,10 +57,10 @@ class Watchdog:
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
-        self._steps: deque[float] = deque(maxlen=_KEPT_STEPS)
+        self._steps: deque[float] = deque(maxlen=_STEP_WINDOW)
         self._silent_seconds = 0.0
         self._pending = False
-        self._heard = True
+        self._beat_received = True
 
     @property
     def allowed_seconds(self) -> float:
@@ -70,19 +70,19 @@ class Watchdog:
         slow = min(self._timing.longest_silence_seconds, self._timing.step_factor * slowest)
         return max(self._timing.silence_seconds, slow)
 
-    def beat(self, heartbeat: Heartbeat) -> None:
-        """Take a heartbeat: the worker is alive."""
-        self._heard = True
+    def record_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Record a heartbeat: the worker is alive."""
+        self._beat_received = True
         self._pending = heartbeat.pending
         self._steps.extend(seconds for seconds in heartbeat.step_seconds if seconds > 0)
 
-    def look(self, elapsed_seconds: float, *, in_flight: bool) -> bool:
+    def is_hung(self, elapsed_seconds: float, *, in_flight: bool) -> bool:
         """Return whether the worker hangs. `in_flight`: the server itself waits for an answer."""
-        if self._heard:
-            self._heard = False
+        if self._beat_received:
+            self._beat_received = False
             self._silent_seconds = 0.0
             return False
-        self._silent_seconds += min(elapsed_seconds, 2 * self._timing.look_seconds)  # more means that the server slept
+        self._silent_seconds += min(elapsed_seconds, 2 * self._timing.poll_seconds)  # more means that the server slept
         is_busy = self._pending or in_flight
         return self._silent_seconds > (self.allowed_seconds if is_busy else self._timing.longest_silence_seconds)
 
@@ -94,23 +94,23 @@ class Backoff:
         self._timing = timing
         self._next_seconds = 0.0
 
-    def pause_seconds(self, lived_seconds: float) -> float:
-        """Return the pause after a worker that ran for `lived_seconds`."""
-        pause = 0.0 if lived_seconds >= self._timing.steady_seconds else self._next_seconds
-        longer = max(self._timing.first_pause_seconds, pause * 2)
-        self._next_seconds = min(self._timing.longest_pause_seconds, longer)
+    def pause_seconds(self, uptime_seconds: float) -> float:
+        """Return the pause after a worker that ran for `uptime_seconds`."""
+        pause = 0.0 if uptime_seconds >= self._timing.steady_seconds else self._next_seconds
+        next_pause = max(self._timing.first_pause_seconds, pause * 2)
+        self._next_seconds = min(self._timing.longest_pause_seconds, next_pause)
         return pause
 
 
-def to_blame(code: int | None, at: str, in_flight: frozenset[str]) -> str:
+def model_to_blame(code: int | None, active_model: str, in_flight: frozenset[str]) -> str:
     """Return the model to blame for the end of a worker; empty for none.
 
-    `at` is the model that it was working on; in `in_flight`, "" stands for prompts that are only counted. SIGKILL and
-    SIGTERM come from outside (a person, the system when out of memory): they count only against a model that had the
-    worker to itself.
+    `active_model` is the model that it was working on; in `in_flight`, "" stands for prompts that are only tokenized.
+    SIGKILL and SIGTERM come from outside (a person, the system when out of memory): they count only against a model
+    that had the worker to itself.
     """
     from_outside = code is not None and -code in (signal.SIGKILL, signal.SIGTERM)
-    return "" if from_outside and in_flight - {at, ""} else at
+    return "" if from_outside and in_flight - {active_model, ""} else active_model
 
 
 class CrashLog:
@@ -123,10 +123,10 @@ class CrashLog:
 
     def quarantined(self, now_seconds: float) -> Mapping[str, Reason]:
         """Return model id -> why it is quarantined now."""
-        self._quarantined = {name: kept for name, kept in self._quarantined.items() if kept[0] > now_seconds}
+        self._quarantined = {name: entry for name, entry in self._quarantined.items() if entry[0] > now_seconds}
         return {
-            name: replace(why, values={**why.values, "again": max(1, round((until - now_seconds) / 60))})
-            for name, (until, why) in self._quarantined.items()
+            name: replace(reason, values={**reason.values, "again": max(1, round((until - now_seconds) / 60))})
+            for name, (until, reason) in self._quarantined.items()
         }
 
     def record(self, now_seconds: float, model_id: str, cause: Reason) -> bool:
@@ -138,8 +138,8 @@ class CrashLog:
         if sum(name == model_id for _, name in self._crashes) < count:
             return False
         self.release(model_id)
-        why = Reason("quarantined", {"count": count, "minutes": window_seconds / 60, "cause": str(cause)})
-        self._quarantined[model_id] = now_seconds + self._timing.quarantine_seconds, why
+        reason = Reason("quarantined", {"count": count, "minutes": window_seconds / 60, "cause": str(cause)})
+        self._quarantined[model_id] = now_seconds + self._timing.quarantine_seconds, reason
         return True
 
     def release(self, model_id: str) -> bool:
@@ -149,17 +149,17 @@ class CrashLog:
 
 
 class PrefixDisk(NamedTuple):
-    """Folder in which the worker keeps earlier prompts on disk, with the limits on bytes and days."""
+    """Folder of the worker's prefix cache on disk, with its limits in bytes and days."""
 
     folder: Path
     limit_bytes: int
-    most_days: float
+    max_days: float
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Arguments for the worker's command line."""
         folder = ("--prefixes-folder", str(self.folder))
-        return (*folder, "--prefixes-bytes", str(self.limit_bytes), "--prefixes-days", str(self.most_days))
+        return (*folder, "--prefixes-bytes", str(self.limit_bytes), "--prefixes-days", str(self.max_days))
 
 
 class Supervisor:
@@ -190,17 +190,17 @@ class Supervisor:
         self._child: Child | None = None
         self._wake = asyncio.Event()
         self._ready = asyncio.Event()
-        self._closed: Reason | None = None
-        self._greeted = False
+        self._close_reason: Reason | None = None
+        self._is_initialized = False
         self._stopping = False
         self._drain_seconds: float | None = None
         """Seconds that running requests may take in a worker that is to end, for a stop or a renewal; else None."""
         self._drained_at = math.inf
-        """Moment at which signals end it if it has not ended by itself."""
-        self._began = time.monotonic()
-        self._lost_at = self._pause_seconds = 0.0
-        self._usual_start_seconds = 2.0
-        self._waiting = 0
+        """Monotonic seconds at which signals end the worker if it has not ended by itself."""
+        self._started_at = time.monotonic()
+        self._exited_at = self._pause_seconds = 0.0
+        self._last_start_seconds = 2.0
+        self._waiting_callers = 0
         self.restarts = 0
         """Number of times the worker was restarted."""
         self.last_exit = NO_REASON
@@ -244,9 +244,9 @@ class Supervisor:
     @property
     def retry_after_seconds(self) -> int:
         """Seconds until a worker should be ready: the rest of the pause, plus a start as long as the last one."""
-        started = time.monotonic() - self._began if self._child and self._closed is None else 0.0
-        pause = self._pause_left(self._timing.awaited_pause_seconds)
-        return math.ceil(max(1.0, pause + self._usual_start_seconds - started))
+        started = time.monotonic() - self._started_at if self._child and self._close_reason is None else 0.0
+        pause = self._remaining_pause_seconds(self._timing.awaited_pause_seconds)
+        return math.ceil(max(1.0, pause + self._last_start_seconds - started))
 
     # --- operations -------------------------------------------------------------------------------------------
 
@@ -264,13 +264,13 @@ class Supervisor:
     async def wait_ready(self, seconds: float) -> bool:
         """Return whether a worker is ready within `seconds`; False at once after `stop`."""
         if not self._stopping:
-            self._waiting += 1
+            self._waiting_callers += 1
             self._wake.set()  # a waiting caller shortens a long pause
             try:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ready.wait(), seconds)
             finally:
-                self._waiting -= 1
+                self._waiting_callers -= 1
         return self.ready
 
     def renew(self, drain_seconds: float = 0.0) -> None:
@@ -279,7 +279,7 @@ class Supervisor:
         New requests wait for the new worker. A second call ends a drain that is under way.
         """
         if not self._stopping:
-            self._hurry()
+            self._cut_drain_short()
             self._drain_seconds = drain_seconds
             self._ready.clear()
             self._wake.set()
@@ -294,38 +294,38 @@ class Supervisor:
     async def stop(self, drain_seconds: float = 0.0) -> None:
         """Let running requests finish for `drain_seconds`, then end the worker for certain. Safe to call twice."""
         if not self._stopping:
-            self._hurry()
+            self._cut_drain_short()
             self._stopping, self._drain_seconds = True, drain_seconds
         self._wake.set()
         self._ready.set()  # wakes waiting callers, which then see that it is over
         if self._task is not None:
             await asyncio.shield(self._task)
 
-    def _hurry(self) -> None:
-        """Cut a drain under way short: the second Shutdown means now."""
-        if self.draining and self._greeted and self._child is not None:
+    def _cut_drain_short(self) -> None:
+        """Cut a drain in progress short: a second Shutdown means now."""
+        if self.draining and self._is_initialized and self._child is not None:
             self._child.send(Shutdown())
-            self._leave_seconds(self._timing.stop_seconds)
+            self._limit_drain(self._timing.stop_seconds)
 
     # --- the one task -----------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while not self._stopping:
             self._drain_seconds = None
-            self._began = time.monotonic()
+            self._started_at = time.monotonic()
             try:
-                await self._live()
+                await self._run_worker()
             except Exception as error:
                 _logger.exception("the supervisor failed; another worker is started")
-                self._lose(Reason("exit_unwatched", {"detail": str(error)}), "")
+                self._handle_loss(Reason("exit_unwatched", {"detail": str(error)}), "")
             if not self._stopping:
                 self.restarts += 1
                 await self._pause()
 
-    async def _live(self) -> None:
+    async def _run_worker(self) -> None:
         """Run one worker from spawn to its end."""
-        self._closed = None
-        self._greeted = False
+        self._close_reason = None
+        self._is_initialized = False
         self._wake.clear()
         self._watchdog = Watchdog(self._timing)
         try:
@@ -333,18 +333,20 @@ class Supervisor:
                 self._command, on_event=self._handle, on_close=self._handle_close, on_line=self._on_line
             )
         except OSError as error:
-            self._lose(Reason("exit_not_started", {"detail": str(error)}), "")
+            self._handle_loss(Reason("exit_not_started", {"detail": str(error)}), "")
             return
         try:
-            hung = await self._watch()
-            if self._drain_seconds is not None and (self._stopping or self._closed is None):
+            hang_reason = await self._watch()
+            if self._drain_seconds is not None and (self._stopping or self._close_reason is None):
                 await self._drain(child, self._drain_seconds, "exit_stopped" if self._stopping else "exit_restarted")
-            elif hung:
-                self._lose(hung, child.at)
+            elif hang_reason:
+                self._handle_loss(hang_reason, child.active_model)
                 await child.end((signal.SIGABRT, self._timing.abort_seconds))
             else:
                 code = await child.wait(self._timing.reap_seconds)
-                self._lose(self._closed or describe_exit(code), to_blame(code, child.at, self.in_flight))
+                self._handle_loss(
+                    self._close_reason or describe_exit(code), model_to_blame(code, child.active_model, self.in_flight)
+                )
         finally:
             self._ready.clear()
             self._child = None
@@ -353,87 +355,91 @@ class Supervisor:
 
     async def _watch(self) -> Reason:
         """Watch until the channel closes or the worker is to end; return why it hangs, else `NO_REASON`."""
-        looked = time.monotonic()
-        while self._closed is None and self._drain_seconds is None:
+        checked_at = time.monotonic()
+        while self._close_reason is None and self._drain_seconds is None:
             now = time.monotonic()
             if not self.ready:
-                if now - self._began > self._timing.start_seconds:
+                if now - self._started_at > self._timing.start_seconds:
                     return Reason("exit_not_ready", {"seconds": self._timing.start_seconds})
-            elif self._watchdog.look(now - looked, in_flight=bool(self.in_flight)):
+            elif self._watchdog.is_hung(now - checked_at, in_flight=bool(self.in_flight)):
                 return Reason("exit_hung", {"seconds": self._watchdog.allowed_seconds})
-            looked = now
+            checked_at = now
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._timing.look_seconds)
+                await asyncio.wait_for(self._wake.wait(), self._timing.poll_seconds)
         return NO_REASON
 
-    async def _drain(self, child: Child, drain_seconds: float, why: str) -> None:
+    async def _drain(self, child: Child, drain_seconds: float, reason: str) -> None:
         """End the worker: Shutdown, SIGTERM, then (in `Child.end`) SIGKILL; one that still starts is killed at once."""
         code = None
-        if self._greeted:
+        if self._is_initialized:
             child.send(Shutdown(drain_seconds=drain_seconds))
             self._drained_at = time.monotonic() + drain_seconds + self._timing.stop_seconds
-            code = await self._outlast(child)
+            code = await self._wait_for_drain(child)
         if code is None:
-            steps = ((signal.SIGTERM, self._timing.reap_seconds),) if self._greeted else ()
+            steps = ((signal.SIGTERM, self._timing.reap_seconds),) if self._is_initialized else ()
             code = await child.end(*steps)
         self._ready.clear()
-        self.last_exit = Reason(why, {"code": exit_name(code)})
+        self.last_exit = Reason(reason, {"code": exit_name(code)})
         self._pause_seconds = 0.0
         self._on_exit(self.last_exit)
 
-    async def _outlast(self, child: Child) -> int | None:
-        """Return the exit code of a worker that drains; None if its time is over, if it hangs, or if it does not end
-        although nothing of it is awaited any more."""
-        while (left := self._drained_at - (looked := time.monotonic())) > 0:
-            code = await child.wait(min(left, self._timing.look_seconds))
-            if code is not None or self._watchdog.look(time.monotonic() - looked, in_flight=bool(self.in_flight)):
+    async def _wait_for_drain(self, child: Child) -> int | None:
+        """Wait for a draining worker; return its exit code, or None if it times out, hangs, or does not end although
+        nothing more is awaited from it."""
+        while (remaining_seconds := self._drained_at - (checked_at := time.monotonic())) > 0:
+            code = await child.wait(min(remaining_seconds, self._timing.poll_seconds))
+            if code is not None or self._watchdog.is_hung(
+                time.monotonic() - checked_at, in_flight=bool(self.in_flight)
+            ):
                 return code
             if not self.in_flight:
-                self._leave_seconds(self._timing.stop_seconds)
+                self._limit_drain(self._timing.stop_seconds)
         return None
 
-    def _leave_seconds(self, seconds: float) -> None:
-        """Give a worker that drains at most these seconds from now on."""
+    def _limit_drain(self, seconds: float) -> None:
+        """Limit a drain in progress to `seconds` from now."""
         self._drained_at = min(self._drained_at, time.monotonic() + seconds)
 
-    def _lose(self, cause: Reason, blamed: str) -> None:
-        """Handle the loss of the worker: report it, then record the crash of the model to blame, `blamed`, if any."""
+    def _handle_loss(self, cause: Reason, blamed_model: str) -> None:
+        """Handle the loss of the worker: report it, then record a crash of `blamed_model`, if any."""
         now = time.monotonic()
         self._ready.clear()
-        self._closed = self.last_exit = cause
+        self._close_reason = self.last_exit = cause
         _logger.error("the worker is gone: %s", cause)
-        self._lost_at, self._pause_seconds = now, self._backoff.pause_seconds(now - self._began)
+        self._exited_at, self._pause_seconds = now, self._backoff.pause_seconds(now - self._started_at)
         self._on_exit(cause)
-        if blamed and self._crashes.record(now, blamed, cause):
-            _logger.error("quarantined %s: %s", blamed, self._crashes.quarantined(now)[blamed])
+        if blamed_model and self._crashes.record(now, blamed_model, cause):
+            _logger.error("quarantined %s: %s", blamed_model, self._crashes.quarantined(now)[blamed_model])
 
     async def _pause(self) -> None:
         """Wait before the next start; the pause is shorter while a caller waits."""
         while self._drain_seconds is None:
-            left = self._pause_left(self._timing.awaited_pause_seconds if self._waiting else math.inf)
-            if left <= 0:
+            remaining_seconds = self._remaining_pause_seconds(
+                self._timing.awaited_pause_seconds if self._waiting_callers else math.inf
+            )
+            if remaining_seconds <= 0:
                 return
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), left)
+                await asyncio.wait_for(self._wake.wait(), remaining_seconds)
 
-    def _pause_left(self, longest_seconds: float) -> float:
-        return max(0.0, self._lost_at + min(self._pause_seconds, longest_seconds) - time.monotonic())
+    def _remaining_pause_seconds(self, longest_seconds: float) -> float:
+        return max(0.0, self._exited_at + min(self._pause_seconds, longest_seconds) - time.monotonic())
 
     def _handle(self, event: Event) -> None:
-        if self._closed is not None:
-            return  # late events of a worker that was given up
+        if self._close_reason is not None:
+            return  # late events of an abandoned worker
         if isinstance(event, Heartbeat):
-            self._watchdog.beat(event)
+            self._watchdog.record_heartbeat(event)
         if isinstance(event, Ready):
-            self._greeted = True
-            self._usual_start_seconds = time.monotonic() - self._began
+            self._is_initialized = True
+            self._last_start_seconds = time.monotonic() - self._started_at
             if self._drain_seconds is None:
                 self._ready.set()
         self._on_event(event)
 
     def _handle_close(self, reason: str) -> None:
-        if self._closed is None:
-            self._closed = Reason("exit_channel", {"detail": reason}) if reason else NO_REASON
+        if self._close_reason is None:
+            self._close_reason = Reason("exit_channel", {"detail": reason}) if reason else NO_REASON
         self._wake.set()

@@ -26,7 +26,7 @@ from app.core.request import Notice
 from app.text.constraint import Vocabulary
 from app.text.grammar import AnswerGrammar, answer_grammar, check_grammar, grammar_parameter
 from app.text.template import ChatPrompt, TextModel
-from app.text.thinking import TemplateWords, fitted, template_words
+from app.text.thinking import TemplateVariables, template_variables, translate_arguments
 
 LOAD_SECONDS = 20.0
 STAGE_SECONDS = 1.0
@@ -34,7 +34,7 @@ VOCABULARY_SECONDS = 10.0
 """Seconds to build the vocabulary that grammars need, once per tokenizer."""
 GRAMMAR_SECONDS = 2.0
 BYTES_PER_SECOND = 100_000
-"""Prompt bytes that buy one more second of a stage; tokenizers process 1 MB/s and more."""
+"""Prompt bytes that extend the limit of a stage by one second; tokenizers process 1 MB/s and more."""
 
 
 class Stages:
@@ -94,7 +94,7 @@ class Reader:
     def read(self, command: Generate) -> PromptRead:
         """Return the tokens of one prompt and the grammar of its answer, or why the prompt cannot be read."""
         try:
-            command, notices = self._in_its_words(command)
+            command, notices = self._with_supported_arguments(command)
             prompt, grammar = self._prompt(command), self._grammar(command)
             text, relaxed = (grammar.text, grammar.notices) if grammar else ("", ())
             return PromptRead(
@@ -109,28 +109,28 @@ class Reader:
             failed = failed_frame(command.id, PacelineError(f"The prompt could not be read: {short_text(error)}"))
         return PromptRead(error=failed)
 
-    def _in_its_words(self, command: Generate) -> tuple[Generate, tuple[Notice, ...]]:
-        """Return the command with the thinking arguments that its template knows, and notices about the others."""
+    def _with_supported_arguments(self, command: Generate) -> tuple[Generate, tuple[Notice, ...]]:
+        """Return the command with thinking arguments that its template supports, and notices about the others."""
         if not command.template_arguments:
             return command, ()
         self._stages.begin("render")
-        words = self._words["tool_use" if command.tools else "default"]
-        if words is None:
+        variables = self._template_variables["tool_use" if command.tools else "default"]
+        if variables is None:
             return command, ()
-        thinks = bool(self._model.table.dialect.opening)
-        arguments, notices = fitted(command.template_arguments, words, thinks=thinks)
+        has_reasoning = bool(self._model.table.dialect.opening)
+        arguments, notices = translate_arguments(command.template_arguments, variables, has_reasoning=has_reasoning)
         return msgspec.structs.replace(command, template_arguments=arguments), notices
 
     @cached_property
-    def _words(self) -> dict[str, TemplateWords | None]:
-        """Thinking arguments that each template of the model reads; None: arguments are passed unchanged."""
+    def _template_variables(self) -> dict[str, TemplateVariables | None]:
+        """Variables that each template of the model reads; None: arguments are passed unchanged."""
         tokenizer = self._model.tokenizer
         templates = tokenizer.chat_template
         default = templates.get("default") if isinstance(templates, dict) else templates
         with_tools = templates.get("tool_use", default) if isinstance(templates, dict) else templates
         is_known = not tokenizer.init_kwargs.get("chat_template_type")
         sources = {"default": default, "tool_use": with_tools}
-        return {name: template_words(str(source or "")) if is_known else None for name, source in sources.items()}
+        return {name: template_variables(str(source or "")) if is_known else None for name, source in sources.items()}
 
     def _prompt(self, command: Generate) -> ChatPrompt:
         model, limit = self._model, command.model.max_context_tokens
@@ -146,8 +146,8 @@ class Reader:
             return ChatPrompt([])
         text = command.text or ""
         if command.embeds:
-            return ChatPrompt(model.encode_framed(text, max_context_tokens=limit))
-        text = text if command.suffix is None else model.around_middle(text, command.suffix)
+            return ChatPrompt(model.encode_with_special_tokens(text, max_context_tokens=limit))
+        text = text if command.suffix is None else model.fill_in_middle_prompt(text, command.suffix)
         return ChatPrompt(model.encode(text, max_context_tokens=limit))
 
     def _grammar(self, command: Generate) -> AnswerGrammar | None:

@@ -33,14 +33,14 @@ from app.core.messages import (
 )
 from app.core.step import TokenEvent
 from app.worker.answer import Answer, check_command, check_tokens
-from app.worker.texts import Reading, Unread
+from app.worker.texts import PromptFailure, PromptFuture
 from app.worker.thread_commands import (
     Emitted,
     Halt,
     InMemory,
     LoopCommand,
+    PromptDone,
     Queued,
-    ReadingDone,
     Received,
     Refused,
     TextMessage,
@@ -48,26 +48,26 @@ from app.worker.thread_commands import (
 )
 
 BACKLOG_LIMIT = 1024
-"""Most prompts that are not read yet; above it new requests are refused."""
+"""Limit on prompts not processed yet; above it new requests are refused."""
 DELIVERY_LIMIT = 4096
 
 _logger = logging.getLogger("paceline.text")
 
 
 class TextThread:
-    """The worker's text side. `run` ends after a Shutdown, once every answer has ended; then it halts the loop.
+    """Text side of the worker. `run` returns after a Shutdown, once every answer has ended; then it halts the loop.
 
-    `read` starts reading a prompt, `tidy` ends what is not needed for models in these folders, `send` sends to the
-    server, `post` to the MLX thread.
+    `read` starts processing a prompt, `close_idle` ends idle text processes given the folders in memory, `send` sends
+    to the server, `post` to the MLX thread.
     """
 
     def __init__(
         self,
         *,
-        read: Callable[[Generate], Reading],
+        read: Callable[[Generate], PromptFuture],
         send: Callable[[Event], None],
         post: Callable[[LoopCommand], None],
-        tidy: Callable[[frozenset[str]], None] = lambda _paths: None,
+        close_idle: Callable[[frozenset[str]], None] = lambda _paths: None,
         clock: Clock = time.monotonic,
         backlog_limit: int = BACKLOG_LIMIT,
     ) -> None:
@@ -76,12 +76,12 @@ class TextThread:
         self._clock = clock
         self._backlog_limit = backlog_limit
         self._post = post
-        self._tidy = tidy
+        self._close_idle = close_idle
         self._inbox: queue.SimpleQueue[TextMessage] = queue.SimpleQueue()
-        self._room = threading.Semaphore(DELIVERY_LIMIT)
+        self._delivery_slots = threading.Semaphore(DELIVERY_LIMIT)
         self._answers: dict[str, Answer] = {}
-        self._counted: dict[str, Reading] = {}
-        """Readings of prompts whose tokens are wanted and nothing more."""
+        self._prompt_reads: dict[str, PromptFuture] = {}
+        """Futures of prompts that are only tokenized, by command id."""
         self._drain_until: float | None = None
         self._streamed_seconds = 0.0
 
@@ -104,8 +104,8 @@ class TextThread:
         self._deliver(Emitted(events, at))
 
     def _deliver(self, message: Queued | Refused | Emitted) -> None:
-        """Queue what the MLX thread tells; blocks while the text thread is `DELIVERY_LIMIT` deliveries behind."""
-        self._room.acquire()
+        """Queue a message of the MLX thread; blocks while the text thread is `DELIVERY_LIMIT` messages behind."""
+        self._delivery_slots.acquire()
         self._inbox.put(message)
 
     def in_memory(self, paths: frozenset[str]) -> None:
@@ -122,9 +122,9 @@ class TextThread:
 
     def turn(self, *, wait: bool = True) -> bool:
         """Do the queued work, in order; with `wait`, block until there is some. False once a Shutdown is complete."""
-        left = None if self._drain_until is None else max(0.0, self._drain_until - self._clock())
+        remaining_seconds = None if self._drain_until is None else max(0.0, self._drain_until - self._clock())
         try:
-            self._handle(self._inbox.get(timeout=left) if wait else self._inbox.get_nowait())
+            self._handle(self._inbox.get(timeout=remaining_seconds) if wait else self._inbox.get_nowait())
             for _ in range(self._inbox.qsize()):
                 self._handle(self._inbox.get_nowait())
         except queue.Empty:
@@ -134,23 +134,23 @@ class TextThread:
     def _handle(self, message: TextMessage) -> None:
         match message:
             case Received():
-                self._obey(message.command, message.at)
-            case ReadingDone():
-                self._prompt_read(message)
+                self._execute(message.command, message.at)
+            case PromptDone():
+                self._on_prompt_done(message)
             case InMemory():
-                self._tidy(message.paths)
+                self._close_idle(message.paths)
             case Queued() | Refused() | Emitted():
                 began = self._clock()
-                self._room.release()
+                self._delivery_slots.release()
                 self._stream(message)
                 self._streamed_seconds += self._clock() - began
 
-    def _prompt_read(self, message: ReadingDone) -> None:
+    def _on_prompt_done(self, message: PromptDone) -> None:
         command = message.command
         if isinstance(command, Generate):
             self._with_answer(command.id, self._begin)
         else:
-            self._tell_prompt(command, message.reading)
+            self._send_prompt_tokens(command, message.prompt_future)
 
     def _stream(self, message: Queued | Refused | Emitted) -> None:
         match message:
@@ -163,7 +163,7 @@ class TextThread:
             case Refused():
                 self._with_answer(message.request_id, Answer.fail, message.error)
 
-    def _obey(self, command: Command, received_at: float) -> None:
+    def _execute(self, command: Command, received_at: float) -> None:
         match command:
             case Generate():
                 self._generate(command, received_at)
@@ -171,42 +171,42 @@ class TextThread:
                 self._read_prompt(command)
             case Cancel() if command.id in self._answers:
                 self._with_answer(command.id, Answer.cancel)
-            case Cancel() if command.id in self._counted:
-                self._counted.pop(command.id).cancel()
+            case Cancel() if command.id in self._prompt_reads:
+                self._prompt_reads.pop(command.id).cancel()
             case Cancel() | LoadModel() | KeepModels() | UnloadModel() | ClearPrefixes():
                 self._post(command)
             case Shutdown():
-                again = self._drain_until is not None  # the second one means now
-                self._drain_until = self._clock() + (0.0 if again else command.drain_seconds)
+                is_second = self._drain_until is not None  # the second one means now
+                self._drain_until = self._clock() + (0.0 if is_second else command.drain_seconds)
 
     def _generate(self, command: Generate, received_at: float) -> None:
-        with _failing(command.id, self._send_failure(command.id)):
+        with _errors_reported_to(command.id, self._send_failure(command.id)):
             self._check_open()
             check_command(command)
             prompt = self._read(command)
             self._answers[command.id] = Answer(command, prompt, received_at, send=self._send, post=self._post)
-            prompt.add_done_callback(lambda reading: self._inbox.put(ReadingDone(command, reading)))
+            prompt.add_done_callback(lambda future: self._inbox.put(PromptDone(command, future)))
 
     def _read_prompt(self, command: ReadPrompt) -> None:
-        with _failing(command.id, self._send_failure(command.id)):
+        with _errors_reported_to(command.id, self._send_failure(command.id)):
             self._check_open()
-            reading = self._counted[command.id] = self._read(command.prompt)
-            reading.add_done_callback(lambda reading: self._inbox.put(ReadingDone(command, reading)))
+            future = self._prompt_reads[command.id] = self._read(command.prompt)
+            future.add_done_callback(lambda future: self._inbox.put(PromptDone(command, future)))
 
     def _check_open(self) -> None:
-        """Raise WorkerGone once the worker is to end, QueueFull if too many prompts wait to be read."""
+        """Raise WorkerGone once the worker is shutting down, QueueFull if too many prompts wait."""
         if self._drain_until is not None:
             raise _stopping()
-        if len(self._counted) + sum(not answer.begun for answer in self._answers.values()) >= self._backlog_limit:
+        if len(self._prompt_reads) + sum(not answer.begun for answer in self._answers.values()) >= self._backlog_limit:
             raise QueueFull("Too many requests wait to be read; try again.", retry_after_seconds=1)
 
-    def _tell_prompt(self, command: ReadPrompt, reading: Reading) -> None:
-        if self._counted.pop(command.id, None) is None:
+    def _send_prompt_tokens(self, command: ReadPrompt, future: PromptFuture) -> None:
+        if self._prompt_reads.pop(command.id, None) is None:
             return  # its client has left
-        with _failing(command.id, self._send_failure(command.id)):
-            prompt = reading.result()
-            self._tell_work(prompt.seconds)
-            if isinstance(prompt, Unread):
+        with _errors_reported_to(command.id, self._send_failure(command.id)):
+            prompt = future.result()
+            self._send_text_work(prompt.seconds)
+            if isinstance(prompt, PromptFailure):
                 raise prompt.error
             check_tokens(command.prompt, prompt)
             text = b"".join(prompt.table.token_text(token)[1] for token in prompt.tokens).decode("utf-8", "replace")
@@ -217,22 +217,22 @@ class TextThread:
         return lambda error: self._send(failed_frame(request_id, error))
 
     def _begin(self, answer: Answer) -> None:
-        prompt = answer.reading.result()
-        self._tell_work(prompt.seconds)
+        prompt = answer.prompt_future.result()
+        self._send_text_work(prompt.seconds)
         answer.begin(prompt)
 
-    def _with_answer(self, request_id: str, react: Callable[..., None], *values: Any) -> None:
-        """Call `react` with an answer that has not ended, and `values`; an exception ends this answer and no other."""
+    def _with_answer(self, request_id: str, handle: Callable[..., None], *values: Any) -> None:
+        """Call `handle` with an answer that has not ended, and `values`; an exception ends this answer and no other."""
         answer = self._answers.get(request_id)
         if answer is None:
             return
-        with _failing(request_id, answer.fail):
-            react(answer, *values)
+        with _errors_reported_to(request_id, answer.fail):
+            handle(answer, *values)
         if answer.ended:
             self._answers.pop(request_id, None)
-            self._tell_work({})
+            self._send_text_work({})
 
-    def _tell_work(self, seconds: dict[str, float]) -> None:
+    def _send_text_work(self, seconds: dict[str, float]) -> None:
         """Report the seconds that the text side was busy since the last report."""
         streamed, self._streamed_seconds = self._streamed_seconds, 0.0
         if seconds or streamed:
@@ -240,15 +240,15 @@ class TextThread:
 
     def _drained(self) -> bool:
         """Return whether a Shutdown is complete: no answer is open, or its deadline ends those that are."""
-        is_busy = bool(self._answers or self._counted or not self._inbox.empty())
+        is_busy = bool(self._answers or self._prompt_reads or not self._inbox.empty())
         if self._drain_until is None or (is_busy and self._clock() < self._drain_until):
             return False
         for answer in self._answers.values():
             answer.fail(_stopping())
-        for request_id in self._counted:
+        for request_id in self._prompt_reads:
             self._send(failed_frame(request_id, _stopping()))
         self._answers.clear()
-        self._counted.clear()
+        self._prompt_reads.clear()
         return True
 
 
@@ -257,7 +257,7 @@ def _stopping() -> WorkerGone:
 
 
 @contextmanager
-def _failing(request_id: str, fail: Callable[[PacelineError], None]) -> Iterator[None]:
+def _errors_reported_to(request_id: str, fail: Callable[[PacelineError], None]) -> Iterator[None]:
     """Suppress an error in the block and `fail` this one request with it; an unexpected error is logged."""
     try:
         yield

@@ -1,9 +1,9 @@
 """Tokenizers and templates, with one process per folder, so that a hostile one harms only itself.
 
-A process is started for a folder's first prompt and kept for the next ones. It ends when it has rested for some
-minutes, soon after its model has left memory, or when too many others were used since. While it works, it is killed if
+A process is started for a folder's first prompt and reused for the next ones. It is ended after some idle minutes,
+soon after its model has been unloaded, or when too many others were used since. While it works, it is killed if
 it exceeds its memory or is silent for too long; it limits its processor time itself (`app.worker.text_process`).
-Waiting requests get the reason as their error, and the next prompt starts another process.
+Waiting requests fail with the reason, and the next prompt starts another process.
 """
 
 import contextlib
@@ -34,20 +34,20 @@ from app.text.constraint import AnswerConstraint, Vocabulary
 from app.text.detokenizer import TokenTable
 from app.text.grammar import reasoning_of
 
-KEPT_FOLDERS = 4
-RESTING_SECONDS = 300.0
-"""Seconds without a prompt after which a process ends; of a model that is not in memory, `LEFT_SECONDS`."""
-LEFT_SECONDS = 20.0
-LOOK_SECONDS = 0.02
-SILENT_SECONDS = 60.0
-ENDING_SECONDS = 1.0
-LOAD_BYTES = 2 * 1024**3
-PROMPT_BYTES = 1024**3
-"""Bytes of memory that prompts may take on top of the loaded process; `LOAD_BYTES` limits the load."""
-REMEMBERED_SECONDS = 60.0
-"""Seconds for which a folder that could not be loaded is not retried, unless it changes."""
-END_TOKENS = 16
-"""Tokens at the end of a prompt that show whether it opened the reasoning of its answer."""
+MAX_PROCESSES = 4
+IDLE_SECONDS = 300.0
+"""Seconds without a prompt after which a process is ended; `UNLOADED_IDLE_SECONDS` if its model is not in memory."""
+UNLOADED_IDLE_SECONDS = 20.0
+POLL_SECONDS = 0.02
+MAX_SILENCE_SECONDS = 60.0
+EXIT_SECONDS = 1.0
+LOAD_MEMORY_BYTES = 2 * 1024**3
+PROMPT_MEMORY_BYTES = 1024**3
+"""Memory limit, in bytes, for prompts on top of the loaded process; `LOAD_MEMORY_BYTES` limits the load itself."""
+LOAD_RETRY_SECONDS = 60.0
+"""Seconds before a folder that could not be loaded is retried, unless it changes."""
+PROMPT_END_TOKENS = 16
+"""Number of tokens at the end of a prompt that show whether it opened the reasoning of its answer."""
 ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
 _logger = logging.getLogger("paceline.prompts")
@@ -55,7 +55,7 @@ _logger = logging.getLogger("paceline.prompts")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The prompt of a request, once read."""
+    """The processed prompt of a request: tokenized, with the constraint on its answer."""
 
     tokens: tuple[int, ...]
     table: TokenTable
@@ -71,27 +71,27 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
-    """The error of a prompt that could not be read. Not raised: a traceback would keep the prompt."""
+class PromptFailure:
+    """Error of a prompt that could not be processed. Not raised: a traceback would keep the prompt in memory."""
 
     error: PacelineError
     seconds: dict[str, float]
 
 
-Reading = Future[Prompt | Unread]
+PromptFuture = Future[Prompt | PromptFailure]
 
 
-class Texts:
-    """The readers of all folders. A folder in which a file changed is read again. Called from one thread."""
+class TextReaders:
+    """Text readers of all folders. A folder with a changed file gets a new reader. Called from one thread."""
 
-    def __init__(self, kept_folders: int = KEPT_FOLDERS, clock: Clock = time.monotonic) -> None:
-        self._kept_folders = kept_folders
+    def __init__(self, max_processes: int = MAX_PROCESSES, clock: Clock = time.monotonic) -> None:
+        self._max_processes = max_processes
         self._clock = clock
         self.nbytes = 0
-        """Memory of all processes at the last `tidy`, in bytes."""
+        """Memory of all processes at the last `close_idle`, in bytes."""
         self._readers: OrderedDict[tuple[str, Signature], TextReader] = OrderedDict()
 
-    def read(self, command: Generate) -> Reading:
+    def read(self, command: Generate) -> PromptFuture:
         """Start reading the prompt of `command`. Raises ModelUnavailable for a missing folder."""
         model = command.model
         try:
@@ -102,20 +102,20 @@ class Texts:
             self._readers[key] = TextReader(Path(model.path))
         self._readers.move_to_end(key)
         self._readers[key].used_at = self._clock()
-        reading = self._readers[key].read(command)
+        future = self._readers[key].read(command)
         # The least recently used are closed; a busy one only when a later prompt comes.
         idle = [idle_key for idle_key, reader in self._readers.items() if reader.idle]
-        for idle_key in idle[: max(0, len(self._readers) - self._kept_folders)]:
+        for idle_key in idle[: max(0, len(self._readers) - self._max_processes)]:
             self._readers.pop(idle_key).close()
-        return reading
+        return future
 
-    def tidy(self, in_memory: frozenset[str]) -> None:
-        """End the processes that rest; `in_memory` are the folders of the models that are loaded."""
+    def close_idle(self, in_memory: frozenset[str]) -> None:
+        """End idle processes; `in_memory` are the folders of the models that are loaded."""
         now = self._clock()
         for key, reader in tuple(self._readers.items()):
             if not reader.idle:
                 reader.used_at = now
-            elif now - reader.used_at > (RESTING_SECONDS if key[0] in in_memory else LEFT_SECONDS):
+            elif now - reader.used_at > (IDLE_SECONDS if key[0] in in_memory else UNLOADED_IDLE_SECONDS):
                 self._readers.pop(key).close()
         self.nbytes = sum(reader.nbytes for reader in self._readers.values())
 
@@ -133,100 +133,104 @@ class TextReader:
         self._folder = folder
         self._name = printable(folder.name)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
-        self._open: set[Reading] = set()
+        self._pending_prompts: set[PromptFuture] = set()
         self._process: TextProcess | None = None
         self.used_at = 0.0
         """Monotonic seconds of the last prompt that was queued or read."""
-        self._refusal: tuple[PacelineError, float] | None = None
-        self._logged: set[str] = set()
+        self._load_failure: tuple[PacelineError, float] | None = None
+        self._logged_codes: set[str] = set()
         """Codes of notices already logged for this folder."""
         self._closed = False
 
     @property
     def idle(self) -> bool:
-        """Whether no prompt is being read or waits."""
-        return not self._open
+        """Whether no prompt is in progress or waiting."""
+        return not self._pending_prompts
 
     @property
     def nbytes(self) -> int:
         """Memory of its process, in bytes."""
         return self._process.nbytes if self._process is not None else 0
 
-    def read(self, command: Generate) -> Reading:
-        """Queue the prompt of `command`; cancelling the future has an effect until its turn comes."""
-        reading = self._thread.submit(self._read, command)
-        self._open.add(reading)
-        reading.add_done_callback(self._open.discard)
-        return reading
+    def read(self, command: Generate) -> PromptFuture:
+        """Queue the prompt of `command`; cancelling the future has an effect only before processing begins."""
+        future = self._thread.submit(self._read, command)
+        self._pending_prompts.add(future)
+        future.add_done_callback(self._pending_prompts.discard)
+        return future
 
     def close(self) -> None:
-        """Kill the process; what is being read ends with an error."""
+        """Kill the process; a prompt in progress fails."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._process is not None:
             self._process.kill()
 
-    def _read(self, command: Generate) -> Prompt | Unread:
+    def _read(self, command: Generate) -> Prompt | PromptFailure:
         began = time.monotonic()
         try:
-            process = self._running()
+            process = self._ensure_process()
             if command.tokens is not None and command.grammar is None:
                 return Prompt(tuple(command.tokens), process.table, {})
             answer = process.read(command)
         except PacelineError as error:
-            return Unread(error.with_traceback(None), {"stopped": time.monotonic() - began})
-        except Ended as ended:
-            reason = f"{command.model.id} cannot read this prompt: its chat template or tokenizer {ended}"
-            named = "prompt" if command.messages is None else "messages"
-            refusal = (
-                InvalidRequest(reason, parameter=named)
-                if ended.costly
+            return PromptFailure(error.with_traceback(None), {"stopped": time.monotonic() - began})
+        except ProcessEnded as process_ended:
+            reason = f"{command.model.id} cannot read this prompt: its chat template or tokenizer {process_ended}"
+            parameter_name = "prompt" if command.messages is None else "messages"
+            error_for_client = (
+                InvalidRequest(reason, parameter=parameter_name)
+                if process_ended.exceeded_limit
                 else ModelUnavailable(reason, retry_after_seconds=1)
             )
-            return Unread(refusal, {"stopped": time.monotonic() - began})
+            return PromptFailure(error_for_client, {"stopped": time.monotonic() - began})
         if answer.error is not None:
-            return Unread(error_of(answer.error), answer.seconds)
+            return PromptFailure(error_of(answer.error), answer.seconds)
         self._log(answer.notices)
         tokens = tuple(answer.tokens if command.tokens is None else command.tokens)
-        end = b"".join(process.table.token_text(token)[1] for token in tokens[-END_TOKENS:]).decode("utf-8", "replace")
+        end = b"".join(process.table.token_text(token)[1] for token in tokens[-PROMPT_END_TOKENS:]).decode(
+            "utf-8", "replace"
+        )
         constraint = process.constraint(command, answer.grammar, end)
         return Prompt(tokens, process.table, answer.seconds, constraint, end, answer.checkpoints, answer.notices)
 
     def _log(self, notices: tuple[Notice, ...]) -> None:
         for notice in notices:
-            if notice.code not in self._logged:
-                self._logged.add(notice.code)
+            if notice.code not in self._logged_codes:
+                self._logged_codes.add(notice.code)
                 _logger.info("prompts of %s: %s", self._name, notice.message)
 
-    def _running(self) -> "TextProcess":
-        """Return the process, started if necessary. Raises ModelUnavailable."""
+    def _ensure_process(self) -> "TextProcess":
+        """Return the process, starting it if necessary. Raises ModelUnavailable."""
         if self._closed:
             raise ModelUnavailable("The text side of the model is closed; send the request again.")
         if self._process is None or not self._process.alive:
-            if self._refusal is not None and time.monotonic() < self._refusal[1]:
-                raise self._refusal[0]
+            if self._load_failure is not None and time.monotonic() < self._load_failure[1]:
+                raise self._load_failure[0]
             self._process = TextProcess(self._folder)
             if self._closed:
                 self._process.kill()
             try:
                 self._process.load()
-            except Ended as ended:
-                raise self._refuse(ModelUnavailable(f'the tokenizer of "{self._name}" {ended}')) from ended
+            except ProcessEnded as process_ended:
+                raise self._remember_failure(
+                    ModelUnavailable(f'the tokenizer of "{self._name}" {process_ended}')
+                ) from process_ended
             except PacelineError as error:
-                raise self._refuse(error) from error
+                raise self._remember_failure(error) from error
         return self._process
 
-    def _refuse(self, error: PacelineError) -> PacelineError:
-        self._refusal = error.with_traceback(None), time.monotonic() + REMEMBERED_SECONDS
+    def _remember_failure(self, error: PacelineError) -> PacelineError:
+        self._load_failure = error.with_traceback(None), time.monotonic() + LOAD_RETRY_SECONDS
         return error
 
 
-class Ended(Exception):
-    """The process has ended; the message completes a sentence about it. `costly`: it exceeded a limit."""
+class ProcessEnded(Exception):
+    """The process has ended; the message completes a sentence about it. `exceeded_limit`: it exceeded a limit."""
 
-    def __init__(self, reason: str, *, costly: bool) -> None:
+    def __init__(self, reason: str, *, exceeded_limit: bool) -> None:
         super().__init__(reason)
-        self.costly = costly
+        self.exceeded_limit = exceeded_limit
 
 
 class TextProcess:
@@ -244,18 +248,18 @@ class TextProcess:
                 env={**os.environ, **ENVIRONMENT},
             )
         self._connection = Connection(ours.detach())
-        self._limit_bytes = LOAD_BYTES
+        self._limit_bytes = LOAD_MEMORY_BYTES
         self.table = TokenTable(pieces=[], vocabulary_size=0)
         self._vocabulary: Vocabulary | None = None
 
     def load(self) -> None:
-        """Wait for the token table. Raises Ended, or the error of the folder."""
+        """Wait for the token table. Raises ProcessEnded, or the error of the folder."""
         table = self._receive(TokenTable | Failed)
         if isinstance(table, Failed):
             self.kill()
             raise error_of(table)
         self.table = table
-        self._limit_bytes = self.nbytes + PROMPT_BYTES
+        self._limit_bytes = self.nbytes + PROMPT_MEMORY_BYTES
 
     def constraint(self, command: Generate, grammar: str, prompt_end: str) -> Constraint | None:
         """Return the constraint on the answer to a prompt; its grammar was already compiled in the process."""
@@ -264,7 +268,9 @@ class TextProcess:
             return None
         if self._vocabulary is None:
             self._vocabulary = Vocabulary(self.table)
-        return AnswerConstraint(self._vocabulary, self._vocabulary.enforce(grammar) if grammar else None, reasoning)
+        return AnswerConstraint(
+            self._vocabulary, self._vocabulary.compile_grammar(grammar) if grammar else None, reasoning
+        )
 
     @property
     def alive(self) -> bool:
@@ -280,11 +286,11 @@ class TextProcess:
             return 0
 
     def read(self, command: Generate) -> PromptRead:
-        """Return the result for one prompt. Raises Ended."""
+        """Return the result for one prompt. Raises ProcessEnded."""
         try:
             self._connection.send_bytes(msgspec.msgpack.encode(command))
         except OSError:
-            self._end("")
+            self._kill_and_raise("")
         return cast("PromptRead", self._receive(PromptRead))
 
     def kill(self) -> None:
@@ -296,21 +302,23 @@ class TextProcess:
     def _receive(self, kind: Any) -> Any:
         silent_since = time.monotonic()
         try:
-            while not self._connection.poll(LOOK_SECONDS):
+            while not self._connection.poll(POLL_SECONDS):
                 if self.nbytes > self._limit_bytes:
-                    self._end(f"takes more than {self._limit_bytes >> 20} MiB of memory")
-                if time.monotonic() - silent_since > SILENT_SECONDS:
-                    self._end(f"did not answer for {SILENT_SECONDS:g} s")
+                    self._kill_and_raise(f"takes more than {self._limit_bytes >> 20} MiB of memory")
+                if time.monotonic() - silent_since > MAX_SILENCE_SECONDS:
+                    self._kill_and_raise(f"did not answer for {MAX_SILENCE_SECONDS:g} s")
             return msgspec.msgpack.decode(self._connection.recv_bytes(MAX_FRAME_BYTES), type=kind)
         except (OSError, EOFError, msgspec.MsgspecError):
-            self._end("")
+            self._kill_and_raise("")
 
-    def _end(self, reason: str) -> NoReturn:
-        """Kill the process and raise Ended with `reason`; empty if it ended by itself."""
+    def _kill_and_raise(self, reason: str) -> NoReturn:
+        """Kill the process and raise ProcessEnded with `reason`, which is empty if the process ended by itself."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0 if reason else ENDING_SECONDS)
+            self._process.wait(0 if reason else EXIT_SECONDS)
         if self._process.returncode == -signal.SIGPROF:
             reason = "takes too much time"
         self.kill()
         self._connection.close()
-        raise Ended(reason or f"ended (code {self._process.returncode}), see the log", costly=bool(reason))
+        raise ProcessEnded(
+            reason or f"ended (code {self._process.returncode}), see the log", exceeded_limit=bool(reason)
+        )

@@ -9,7 +9,7 @@ from app.core.errors import PacelineError
 from app.core.messages import Cancel, ClearPrefixes, Command, Generate, KeepModels, LoadModel, ReadPrompt, UnloadModel
 from app.core.request import Request
 from app.core.step import TokenEvent
-from app.core.unit import UNSAID, ModelSpecification, Stay
+from app.core.unit import UNSPECIFIED_STAY, ModelSpecification, Stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Submission:
     id: str
     model: ModelSpecification
     requests: tuple[Request, ...]
-    stay: Stay = UNSAID
+    stay: Stay = UNSPECIFIED_STAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingDone:
-    """The result of reading the prompt of `command` is known."""
+class PromptDone:
+    """The prompt of `command` has been processed, or could not be."""
 
     command: Generate | ReadPrompt
-    reading: Future[Any]
-    """A finished `Reading` of `app.worker.texts`."""
+    prompt_future: Future[Any]
+    """A finished `PromptFuture` of `app.worker.texts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class InMemory:
     paths: frozenset[str]
 
 
-TextMessage = Received | ReadingDone | Queued | Refused | Emitted | InMemory
+TextMessage = Received | PromptDone | Queued | Refused | Emitted | InMemory
 """Message to the text thread."""
 
 

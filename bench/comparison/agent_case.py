@@ -30,7 +30,7 @@ TURN_WORDS = 2
 ROOM_TOKENS = 16_384
 DISK_BYTES = 1 << 30
 PATIENCE_SECONDS = 60.0
-NOBODY = "none"
+NO_DRAFTER = "none"
 SUMMARY = "an agent's wait for the first token in turns 23 to 25 against turns 2 to 4, over contexts of 8k tokens"
 
 
@@ -50,16 +50,16 @@ class Setting:
     @property
     def speculation(self) -> SpeculationRequest:
         """Speculation that drafts from the first cycle on, so that the wait includes what the drafter reads."""
-        return PLAIN if self.drafter == NOBODY else SpeculationRequest(method=self.drafter, num_draft_tokens=4)
+        return PLAIN if self.drafter == NO_DRAFTER else SpeculationRequest(method=self.drafter, num_draft_tokens=4)
 
 
 SETTINGS = (
-    *(Setting(family, drafter) for family in FAMILIES for drafter in (NOBODY, *DRAFTERS)),
-    *(Setting(family, drafter, restarts=True) for family in FAMILIES for drafter in (NOBODY, "eagle3")),
+    *(Setting(family, drafter) for family in FAMILIES for drafter in (NO_DRAFTER, *DRAFTERS)),
+    *(Setting(family, drafter, restarts=True) for family in FAMILIES for drafter in (NO_DRAFTER, "eagle3")),
 )
 
 
-class Reopened:
+class EngineOpener:
     """Opens the engine for each turn of one session."""
 
     def __init__(self, setting: Setting, folder: Path) -> None:
@@ -89,14 +89,14 @@ def contender_of(setting: Setting, text: TextModel, system_words: int) -> Conten
         with ExitStack() as stack:
             sessions = []
             for _ in range(2):
-                reopened = Reopened(setting, Path(stack.enter_context(TemporaryDirectory(prefix="paceline-bench-"))))
-                stack.callback(reopened.close)
+                opener = EngineOpener(setting, Path(stack.enter_context(TemporaryDirectory(prefix="paceline-bench-"))))
+                stack.callback(opener.close)
                 session = Session(text, words, TURN_WORDS, speculation=setting.speculation)
-                sessions.append(session.take_turns(reopened))
-            aged, young = sessions
-            _, *middle = islice(aged, turns - COMPARED_TURNS)
-            next(young)
-            pairs = list(islice(zip(young, aged, strict=False), COMPARED_TURNS))
+                sessions.append(session.take_turns(opener))
+            late_session, early_session = sessions
+            _, *middle = islice(late_session, turns - COMPARED_TURNS)
+            next(early_session)
+            pairs = list(islice(zip(early_session, late_session, strict=False), COMPARED_TURNS))
         later = [*middle, *(late for _, late in pairs)]
         new = sum(later_turn.new_tokens for later_turn in later)
         notes = {
@@ -117,16 +117,19 @@ def run_agent_session(bench: Bench) -> CaseResult:
         text = agent_text(Path(folder))
     contenders = [contender_of(setting, text, SYSTEM_WORDS * bench.tokens) for setting in SETTINGS]
     series = tuple(bench.measure(*contenders).values())
-    of = {family: [entry for entry in series if entry.name.startswith(f"{family},")] for family in FAMILIES}
-    waits = (Check(f"turn 25 / turn 2, {family}", most(of[family], "ratio"), 1.3, "at most") for family in FAMILIES)
-    reads = (Check(f"tokens {note} / new", most(series, note), 1.1, "at most") for note in READS)
+    by_family = {family: [entry for entry in series if entry.name.startswith(f"{family},")] for family in FAMILIES}
+    waits = (
+        Check(f"turn 25 / turn 2, {family}", largest_median(by_family[family], "ratio"), 1.3, "at most")
+        for family in FAMILIES
+    )
+    reads = (Check(f"tokens {note} / new", largest_median(series, note), 1.1, "at most") for note in READS)
     return CaseResult("agent_session", SUMMARY, "ms", series, (*waits, *reads))
 
 
 READS = ("read", "read by the drafter")
 
 
-def most(series: Sequence[Series], note: str) -> float:
+def largest_median(series: Sequence[Series], note: str) -> float:
     """Return the largest median of a note."""
     return max(entry.median_notes()[note] for entry in series)
 

@@ -13,7 +13,7 @@ from bench.comparison.measure import Sample
 
 CHUNK_TOKENS = 512
 WIDTH = 5
-KEPT = ((1, 3, 5, 2), (4, 1, 2, 5), (2, 5, 1, 3))
+RETAINED = ((1, 3, 5, 2), (4, 1, 2, 5), (2, 5, 1, 3))
 """Tokens of each row that are kept, cycle by cycle."""
 
 
@@ -44,7 +44,7 @@ class RaggedRows:
 
     def __init__(self, context: int, *, layers: int, heads: int, dimension: int = 64) -> None:
         self._runner = Runner(CachesAlone(layers=layers, heads=heads, dimension=dimension), probe=False)
-        self._names = [f"row-{row}" for row in range(len(KEPT[0]))]
+        self._names = [f"row-{row}" for row in range(len(RETAINED[0]))]
         for name in self._names:
             self._runner.claim(name)
         for start in range(0, context, CHUNK_TOKENS):
@@ -59,12 +59,12 @@ class RaggedRows:
         seconds = []
         for cycle in range(cycles):
             started = perf_counter()
-            self._forward(WIDTH, list(KEPT[cycle % len(KEPT)]))
+            self._forward(WIDTH, list(RETAINED[cycle % len(RETAINED)]))
             seconds.append(perf_counter() - started)
         return Sample(quantiles(seconds, n=4)[0] * 1000, {"cached tokens": float(self._runner.length(self._names[0]))})
 
-    def _forward(self, width: int, kept: list[int]) -> None:
+    def _forward(self, width: int, retained: list[int]) -> None:
         tokens = mx.ones((len(self._names), width), dtype=mx.int32)
         read, forward = self._runner.forward(self._names, tokens, [width] * len(self._names))
         mx.eval(read, *self._runner.caches.arrays())
-        self._runner.commit(forward, kept)
+        self._runner.commit(forward, retained)

@@ -19,7 +19,7 @@ from app.text.template import TextModel
 from bench.comparison.cases import TOKENS_PER_SECOND, Bench, Case
 from bench.comparison.measure import CaseResult, Check, Sample, Series
 from bench.comparison.ours import OurSide
-from bench.comparison.verdict import Rates, Taken, best_single, judge, where_loaded
+from bench.comparison.verdict import Rates, RatesBySetting, best_single, effective_setting, summarise
 from bench.comparison.workloads import ASSISTANT, HYBRID, LONGEST_ANSWER_TOKENS, WORKLOADS, Workload
 from bench.comparison.workshop import DEMO_MODELS
 
@@ -35,14 +35,14 @@ FIXED_LENGTHS, QUICK_LENGTHS = (1, 4, 7, 15), (4,)
 WARM_UP_TOKENS = 16
 QUICK_BELOW_TOKENS, QUICK_REQUESTS = 100, 2
 """Tokens below which a bench is a smoke test, and requests of each workload in one."""
-TURNS_A_ROUND = 5
-"""Turns of the governor and its rivals for each round of the sweep: they are compared, so they are measured longer."""
-WORST, MEAN, LEAD = 0.9, 0.95, 1.0
+TURNS_PER_ROUND = 5
+"""Turns of the governor and its competitors for each round of the sweep; more, because these are compared."""
+MIN_WORST_RATIO, MIN_MEAN_RATIO, MIN_MEAN_OVER_SINGLE = 0.9, 0.95, 1.0
 
 
 @dataclass(slots=True)
-class Answered:
-    """Answers of one setting to the requests of one workload."""
+class WorkloadResult:
+    """Totals of one setting over the requests of one workload."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -72,7 +72,7 @@ class LoadedModel:
         self._fixed = OurSide(
             ModelSpecification(id=name, path=str(folder), drafts=tuple(drafts), policy="auto", prefix_cache_bytes=0)
         )
-        self._governor = self._fixed.beside()
+        self._governor = self._fixed.with_new_scheduler()
         self.text = TextModel.load(folder)
 
     @property
@@ -99,10 +99,10 @@ class LoadedModel:
         return (PLAIN, *drafting)
 
 
-class Turns:
-    """Lets any setting answer one workload: the same prompts and seeds, and as many tokens each time."""
+class WorkloadRunner:
+    """Runs one workload with any setting: the same prompts and seeds, and as many tokens each time."""
 
-    def __init__(self, workload: Workload, model: LoadedModel, *, most_tokens: int, quick: bool) -> None:
+    def __init__(self, workload: Workload, model: LoadedModel, *, max_tokens: int, quick: bool) -> None:
         self.name = workload.name
         self.model = model
         self._sampling = workload.sampling
@@ -110,14 +110,14 @@ class Turns:
         groups = [prompts] if workload.together else [[prompt] for prompt in prompts]
         stops = frozenset[int]() if workload.noise_tokens else model.text.stop_token_ids
         self.groups: Sequence[tuple[list[list[int]], int]] = [
-            (group, self._natural_length(group, most_tokens, stops))
+            (group, self._natural_length(group, max_tokens, stops))
             for group in (groups[:QUICK_REQUESTS] if quick else groups)
         ]
 
-    def _natural_length(self, group: list[list[int]], most_tokens: int, stops: frozenset[int]) -> int:
+    def _natural_length(self, group: list[list[int]], max_tokens: int, stops: frozenset[int]) -> int:
         """Return the length of the shortest answer."""
-        run = self.model.side(PLAIN).run(group, most_tokens, speculation_of(PLAIN), stops, self._sampling)
-        return min(len(said) for said in run.texts.values())
+        run = self.model.side(PLAIN).run(group, max_tokens, speculation_of(PLAIN), stops, self._sampling)
+        return min(len(tokens) for tokens in run.texts.values())
 
     def warm_up(self, setting: Setting) -> None:
         """Generate the beginning of the first answer."""
@@ -126,17 +126,17 @@ class Turns:
             prompts, min(tokens, WARM_UP_TOKENS), speculation_of(setting), sampling=self._sampling
         )
 
-    def take(self, setting: Setting) -> Answered:
+    def run(self, setting: Setting) -> WorkloadResult:
         """Answer all requests, one group after the other."""
-        answered, side = Answered(), self.model.side(setting)
+        result, side = WorkloadResult(), self.model.side(setting)
         for prompts, tokens in self.groups:
             run = side.run(prompts, tokens, speculation_of(setting), sampling=self._sampling)
-            answered.tokens += run.tokens
-            answered.seconds += run.seconds
-            answered.texts += run.texts.values()
+            result.tokens += run.tokens
+            result.seconds += run.seconds
+            result.texts += run.texts.values()
             for entry in (method for statistics in run.statistics for method in statistics.by_method):
-                answered.steps[entry.method] = answered.steps.get(entry.method, 0) + entry.steps
-        return answered
+                result.steps[entry.method] = result.steps.get(entry.method, 0) + entry.steps
+        return result
 
 
 def speculation_of(setting: Setting) -> SpeculationRequest:
@@ -144,7 +144,7 @@ def speculation_of(setting: Setting) -> SpeculationRequest:
     return SpeculationRequest(method=setting.method, num_draft_tokens=setting.drafts or None)
 
 
-Answers = Mapping[Setting, Sequence[Answered]]
+Answers = Mapping[Setting, Sequence[WorkloadResult]]
 """Answers by setting, one for each round."""
 
 TEN_SUMMARY = "the governor over ten mixed workloads of the embedded models, against the best of all fixed settings"
@@ -154,48 +154,51 @@ def run_governor_ten(bench: Bench) -> CaseResult:
     """Measure, then sum up; the medians of all settings are in the document's notes."""
     quick = bench.tokens < QUICK_BELOW_TOKENS
     models = {name: LoadedModel(name) for name in DRAFTERS}
-    most_tokens = bench.tokens if quick else LONGEST_ANSWER_TOKENS
-    turns = [Turns(workload, models[workload.model], most_tokens=most_tokens, quick=quick) for workload in WORKLOADS]
+    max_tokens = bench.tokens if quick else LONGEST_ANSWER_TOKENS
+    turns = [
+        WorkloadRunner(workload, models[workload.model], max_tokens=max_tokens, quick=quick) for workload in WORKLOADS
+    ]
     fixed = [turn.model.settings(QUICK_LENGTHS if quick else FIXED_LENGTHS) for turn in turns]
     for current, settings in zip(turns, fixed, strict=True):
         for setting in settings:
             bench.progress(f"{current.name}: warm-up of {setting.name}")
             current.warm_up(setting)
-    swept = take_all(turns, fixed, bench.rounds, lambda message: bench.progress(f"sweep: {message}"))
-    sweeps = [rates_of(answers) for answers in swept]
+    sweep_results = run_rounds(turns, fixed, bench.rounds, lambda message: bench.progress(f"sweep: {message}"))
+    sweeps = [rates_of(answers) for answers in sweep_results]
     single = best_single(sweeps)
     # The governor does not warm up: its first steps count.
-    rivals = [[*dict.fromkeys((best_single([sweep]), where_loaded(single, sweep))), GOVERNOR] for sweep in sweeps]
-    answers = take_all(turns, rivals, TURNS_A_ROUND * bench.rounds, bench.progress)
+    competitors = [
+        [*dict.fromkeys((best_single([sweep]), effective_setting(single, sweep))), GOVERNOR] for sweep in sweeps
+    ]
+    answers = run_rounds(turns, competitors, TURNS_PER_ROUND * bench.rounds, bench.progress)
     for model in models.values():
         model.close()
     rates = [
-        Rates(turn.name, sweep, rates_of(answered))
-        for turn, sweep, answered in zip(turns, sweeps, answers, strict=True)
+        Rates(turn.name, sweep, rates_of(results)) for turn, sweep, results in zip(turns, sweeps, answers, strict=True)
     ]
-    verdict = judge(rates)
+    verdict = summarise(rates)
     checks = (
-        Check(f"worst: {verdict.worst_name} / best fixed", verdict.worst, WORST),
-        Check("geometric mean / best fixed", verdict.mean, MEAN),
-        Check(f"geometric mean / {verdict.single.name}", verdict.lead, LEAD),
+        Check(f"worst: {verdict.worst_name} / best fixed", verdict.worst, MIN_WORST_RATIO),
+        Check("geometric mean / best fixed", verdict.mean, MIN_MEAN_RATIO),
+        Check(f"geometric mean / {verdict.single.name}", verdict.mean_over_single, MIN_MEAN_OVER_SINGLE),
     )
-    everything = list(zip(rates, swept, answers, strict=True))
-    series = [measured for rate, _, answered in everything for measured in series_of(rate, answered[GOVERNOR])]
-    notes = {key: value for rate, *answered in everything for key, value in notes_of(rate, *answered)}
+    combined = list(zip(rates, sweep_results, answers, strict=True))
+    series = [measured for rate, _, results in combined for measured in series_of(rate, results[GOVERNOR])]
+    notes = {key: value for rate, *results in combined for key, value in notes_of(rate, *results)}
     return CaseResult("governor_ten", TEN_SUMMARY, TOKENS_PER_SECOND, tuple(series), checks, notes)
 
 
-def take_all(
-    turns: Sequence[Turns], settings: Sequence[Sequence[Setting]], rounds: int, progress: Callable[[str], None]
+def run_rounds(
+    turns: Sequence[WorkloadRunner], settings: Sequence[Sequence[Setting]], rounds: int, progress: Callable[[str], None]
 ) -> list[Answers]:
     """Take one round after another over all workloads, with one turn of every setting in each."""
-    taken: list[dict[Setting, list[Answered]]] = [{} for _ in turns]
+    results: list[dict[Setting, list[WorkloadResult]]] = [{} for _ in turns]
     for number in range(rounds):
-        for turn, everyone, answers in zip(turns, settings, taken, strict=True):
+        for turn, workload_settings, answers in zip(turns, settings, results, strict=True):
             progress(f"{turn.name}: round {number + 1} of {rounds}")
-            for setting in rotated(everyone, number * len(everyone) // rounds):
-                answers.setdefault(setting, []).append(turn.take(setting))
-    return [*taken]
+            for setting in rotated(workload_settings, number * len(workload_settings) // rounds):
+                answers.setdefault(setting, []).append(turn.run(setting))
+    return [*results]
 
 
 def rotated(settings: Sequence[Setting], by: int) -> list[Setting]:
@@ -203,37 +206,40 @@ def rotated(settings: Sequence[Setting], by: int) -> list[Setting]:
     return [*settings[by:], *settings[:by]]
 
 
-def rates_of(answers: Answers) -> Taken:
+def rates_of(answers: Answers) -> RatesBySetting:
     """Return the rates alone."""
-    return {setting: tuple(answer.tokens_per_second for answer in answered) for setting, answered in answers.items()}
+    return {setting: tuple(result.tokens_per_second for result in results) for setting, results in answers.items()}
 
 
-def series_of(rates: Rates, governor: Sequence[Answered]) -> tuple[Series, Series]:
+def series_of(rates: Rates, governor: Sequence[WorkloadResult]) -> tuple[Series, Series]:
     """Return the series of the best fixed setting and of the governor."""
-    best, own = rates.rounds[rates.best], rates.rounds[GOVERNOR]
-    explained = (
-        {"of the best": ours / theirs, **answered.shares()}
-        for ours, theirs, answered in zip(own, best, governor, strict=True)
+    best, governor_rates = rates.rounds[rates.best], rates.rounds[GOVERNOR]
+    notes = (
+        {"of the best": ours / theirs, **result.shares()}
+        for ours, theirs, result in zip(governor_rates, best, governor, strict=True)
     )
     return (
         Series(f"{rates.name}: {rates.best.name}", tuple(Sample(value) for value in best)),
-        Series(f"{rates.name}: governor", tuple(map(Sample, own, explained))),
+        Series(f"{rates.name}: governor", tuple(map(Sample, governor_rates, notes))),
     )
 
 
-def notes_of(rates: Rates, swept: Answers, answers: Answers) -> list[tuple[str, float]]:
+def notes_of(rates: Rates, sweep_results: Answers, answers: Answers) -> list[tuple[str, float]]:
     """Return every median, the ratios, and the share of turns with plain decoding's texts (last bits may differ)."""
-    expected = swept[PLAIN][0].texts
+    expected = sweep_results[PLAIN][0].texts
     same = [
-        answer.texts == expected for taken in (swept, answers) for answered in taken.values() for answer in answered
+        result.texts == expected
+        for by_setting in (sweep_results, answers)
+        for results in by_setting.values()
+        for result in results
     ]
-    best, own = rates.rounds[rates.best], rates.rounds[GOVERNOR]
+    best, governor_rates = rates.rounds[rates.best], rates.rounds[GOVERNOR]
     return [
         *((f"{rates.name} / {setting.name}", median(values)) for setting, values in rates.sweep.items()),
-        (f"{rates.name} / governor", median(own)),
+        (f"{rates.name} / governor", median(governor_rates)),
         (f"{rates.name} / of the best", rates.ratio),
-        (f"{rates.name} / of the best, first round", own[0] / best[0]),
-        (f"{rates.name} / tokens", float(swept[PLAIN][0].tokens)),
+        (f"{rates.name} / of the best, first round", governor_rates[0] / best[0]),
+        (f"{rates.name} / tokens", float(sweep_results[PLAIN][0].tokens)),
         (f"{rates.name} / same text", sum(same) / len(same)),
     ]
 

@@ -72,8 +72,8 @@ class OurSide:
         self._scheduler = self._new_scheduler()
         self._numbers = count()
 
-    def beside(self) -> "OurSide":
-        """Return the same engine under a new scheduler, which knows only the costs measured at the load.
+    def with_new_scheduler(self) -> "OurSide":
+        """Return a copy with the same engine and a new scheduler, which knows only the costs measured at the load.
 
         Only one of them may run at a time, and only one is closed."""
         other = copy(self)
@@ -121,7 +121,7 @@ class OurSide:
 
     def _step(self, run: Run) -> None:
         """Run one turn of the worker's loop: admit, plan, step, commit, free rows."""
-        began = perf_counter()
+        started_at = perf_counter()
         scheduler, engine = self._scheduler, self.engine
         while (request := scheduler.next_admission()) is not None:
             scheduler.admitted(request.id, engine.admit(request))
@@ -131,13 +131,13 @@ class OurSide:
             run.tokens += len(event.tokens)
             if event.tokens:
                 run.texts[event.request_id] += event.tokens
-                run.clock.tell(event.request_id, len(event.tokens))
+                run.clock.count(event.request_id, len(event.tokens))
             if event.finish_reason is not None:
                 run.statistics.append(event.statistics)
         for request_id, tokens in scheduler.drain_released():
             engine.release(request_id, tokens)
         if isinstance(plan, DecodeStep):
-            run.cycles.append((perf_counter() - began, result))
+            run.cycles.append((perf_counter() - started_at, result))
 
     def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> Sample:
         """Decode plainly; return tokens per second once every row has produced a token."""

@@ -124,9 +124,9 @@ def make_copying_target(sizes: Sizes | None = None, *, period: int = 64, seed: i
     rows = list(range(table.shape[0]))
     for token, follower in zip(ring, [*ring[1:], ring[0]], strict=True):
         rows[follower] = token
-    inside = mx.zeros((table.shape[0], 1))
-    inside[mx.array(ring)] = 1.0
-    pair.target.lm_head.weight = table[mx.array(rows)] * inside
+    in_ring = mx.zeros((table.shape[0], 1))
+    in_ring[mx.array(ring)] = 1.0
+    pair.target.lm_head.weight = table[mx.array(rows)] * in_ring
     for projection in _projections(pair.target.model.layers[0]):
         projection.weight = projection.weight * 0.0
     mx.eval(pair.target.parameters())
@@ -176,12 +176,12 @@ def greedy_text(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> mx
     """Generate greedily after prompts of one length, all rows in one batch."""
     cache = make_prompt_cache(model)
     current = mx.argmax(model(mx.array(list(prompts)), cache=cache)[:, -1], axis=-1)
-    said = []
+    generated = []
     for _ in range(tokens):
-        said.append(current)
+        generated.append(current)
         current = mx.argmax(model(current[:, None], cache=cache)[:, -1], axis=-1)
         mx.eval(current)
-    return mx.stack(said, axis=1)
+    return mx.stack(generated, axis=1)
 
 
 def accepted_share(agreement: Sequence[bool], drafts: int) -> float:
@@ -199,10 +199,10 @@ def measure_acceptance(
     pair: LayerSkipPair, prompts: Sequence[Sequence[int]], *, tokens: int = 64, drafts: int = 4
 ) -> float:
     """Measure the acceptance of the pair, by one target run and one draft forward over its text."""
-    said = greedy_text(pair.target, prompts, tokens)
+    generated = greedy_text(pair.target, prompts, tokens)
     start = len(prompts[0]) - 1
-    guessed = mx.argmax(pair.draft(mx.concatenate([mx.array(list(prompts)), said], axis=1)), axis=-1)[:, start:-1]
-    agreement: Any = (guessed == said).tolist()
+    drafted = mx.argmax(pair.draft(mx.concatenate([mx.array(list(prompts)), generated], axis=1)), axis=-1)[:, start:-1]
+    agreement: Any = (drafted == generated).tolist()
     return sum(accepted_share(row, drafts) for row in agreement) / len(agreement)
 
 
@@ -210,7 +210,7 @@ def calibrate(
     pair: LayerSkipPair,
     prompts: Sequence[Sequence[int]],
     *,
-    aim: float = 0.8,
+    target_acceptance: float = 0.8,
     tolerance: float = 0.04,
     drafts: int = 4,
     tokens: int = 64,
@@ -219,9 +219,9 @@ def calibrate(
     low, high = 0.0, 0.0
     reached = measure_acceptance(pair, prompts, tokens=tokens, drafts=drafts)
     for _ in range(8):
-        if abs(reached - aim) <= tolerance:
+        if abs(reached - target_acceptance) <= tolerance:
             break
-        low, high = (pair.epsilon, high) if reached > aim else (low, pair.epsilon)
+        low, high = (pair.epsilon, high) if reached > target_acceptance else (low, pair.epsilon)
         pair.set_epsilon(_between(low, high))
         reached = measure_acceptance(pair, prompts, tokens=tokens, drafts=drafts)
     return reached

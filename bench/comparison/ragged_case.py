@@ -21,7 +21,7 @@ JOINS = 50
 SUMMARY = "bytes held for a row of 8,192 tokens and four short ones against those of their tokens; joining and leaving"
 
 
-class RowsApart:
+class SeparateRows:
     """Rows that join, are prefilled in chunks, and leave, no two of them in one forward."""
 
     def __init__(self, sizes: Sizes, answer_tokens: int) -> None:
@@ -29,21 +29,21 @@ class RowsApart:
         self._answer_tokens = answer_tokens
         self.runner = Runner(model, probe=False)
 
-    def read(self, name: str, tokens: int) -> None:
+    def join(self, name: str, tokens: int) -> None:
         """Join with a prompt of `tokens` tokens."""
         self.runner.claim(name, reservation(tokens, self._answer_tokens))
-        self.go_on(name, tokens)
+        self.extend(name, tokens)
 
-    def go_on(self, name: str, tokens: int) -> None:
+    def extend(self, name: str, tokens: int) -> None:
         """Forward `tokens` more tokens in chunks."""
         for start in range(0, tokens, CHUNK_TOKENS):
             width = min(CHUNK_TOKENS, tokens - start)
-            self.runner.settle()
-            read, forward = self.runner.forward([name], mx.ones((1, width), dtype=mx.int32), [width])
-            mx.eval(read, *self.runner.caches.arrays())
+            self.runner.separate_long_rows()
+            output, forward = self.runner.forward([name], mx.ones((1, width), dtype=mx.int32), [width])
+            mx.eval(output, *self.runner.caches.arrays())
             self.runner.commit(forward, [width])
 
-    def come_and_go(self, _: int) -> Sample:
+    def join_and_leave(self, _: int) -> Sample:
         """Return the lower quartile of the milliseconds of a join and a leave, and the peak megabytes of all."""
         seconds = []
         mx.clear_cache()
@@ -51,7 +51,7 @@ class RowsApart:
         held = mx.get_active_memory()
         for _ in range(JOINS):
             started = perf_counter()
-            self.read("guest", SHORT_TOKENS[0])
+            self.join("guest", SHORT_TOKENS[0])
             self.runner.release("guest")
             seconds.append(perf_counter() - started)
         taken = mx.get_peak_memory() - held
@@ -60,13 +60,13 @@ class RowsApart:
 
 def bytes_ratio(sizes: Sizes, answer_tokens: int, said_tokens: int) -> float:
     """Return bytes held / bytes of the cached tokens, after every row has generated `said_tokens`."""
-    rows, alone = RowsApart(sizes, answer_tokens), RowsApart(sizes, 0)
-    alone.read("256", 256)
+    rows, alone = SeparateRows(sizes, answer_tokens), SeparateRows(sizes, 0)
+    alone.join("256", 256)
     token_bytes = alone.runner.caches.nbytes // 256
     lengths = {str(tokens): tokens for tokens in (LONG_TOKENS, *SHORT_TOKENS)}
     for name, tokens in lengths.items():
-        rows.read(name, tokens)
-        rows.go_on(name, said_tokens)
+        rows.join(name, tokens)
+        rows.extend(name, said_tokens)
     cached = sum(map(rows.runner.length, lengths))
     return rows.runner.caches.nbytes / (cached * token_bytes)
 
@@ -79,11 +79,11 @@ def run_ragged_memory(bench: Bench) -> CaseResult:
         for name, most in ANSWERS.items()
         for said in (0, 128)
     ]
-    hosts = {tokens: RowsApart(sizes, 256) for tokens in (LONG_TOKENS, MIDDLE_TOKENS)}
+    hosts = {tokens: SeparateRows(sizes, 256) for tokens in (LONG_TOKENS, MIDDLE_TOKENS)}
     for tokens, rows in hosts.items():
-        rows.read("host", tokens)
-        rows.read("other guest", SHORT_TOKENS[1])
-    long, short = (Contender(f"joining {tokens:,} tokens", rows.come_and_go) for tokens, rows in hosts.items())
+        rows.join("host", tokens)
+        rows.join("other guest", SHORT_TOKENS[1])
+    long, short = (Contender(f"joining {tokens:,} tokens", rows.join_and_leave) for tokens, rows in hosts.items())
     series = bench.measure(long, short)
     taken = [series[contender.name].median_notes()["megabytes taken"] for contender in (long, short)]
     ratio = paired_ratio(series[long.name], series[short.name])

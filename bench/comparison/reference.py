@@ -33,7 +33,7 @@ def generate_in_batch(model: nn.Module, prompts: Sequence[Sequence[int]], tokens
     running = len(prompts)
     while running:
         for answer in generator.next_generated():
-            clock.tell(answer.uid, 1)
+            clock.count(answer.uid, 1)
             running -= answer.finish_reason is not None
     generator.close()
     return Sample(clock.tokens_per_second)
@@ -44,15 +44,15 @@ def generate_with_draft(
 ) -> Sample:
     """Run `stream_generate` with or without a draft; return tokens per second from the prompt to the last token."""
     started = perf_counter()
-    said = from_draft = 0
+    token_count = from_draft = 0
     answers = stream_generate(
         model, tokenizer, list(prompt), max_tokens=tokens, draft_model=draft, num_draft_tokens=drafts
     )
     for answer in answers:
-        said = answer.generation_tokens
+        token_count = answer.generation_tokens
         from_draft += answer.from_draft
-    rate = said / (perf_counter() - started)
-    return Sample(rate, {"share from draft": from_draft / said}) if draft is not None else Sample(rate)
+    rate = token_count / (perf_counter() - started)
+    return Sample(rate, {"share from draft": from_draft / token_count}) if draft is not None else Sample(rate)
 
 
 def raw_cycle(target: nn.Module, draft: nn.Module, prompt: Sequence[int], drafts: int, repeats: int) -> Sample:
@@ -80,7 +80,7 @@ def _filled_cache(model: nn.Module, prompt: Sequence[int]) -> list[Any]:
 
 def _milliseconds(model: nn.Module, cache: list[Any], width: int, forwards: int) -> float:
     """Time a chain of greedy forwards with one synchronisation, then restore the cache."""
-    kept = [list(entry.cache) if isinstance(entry, ArraysCache) else None for entry in cache]
+    saved = [list(entry.cache) if isinstance(entry, ArraysCache) else None for entry in cache]
     tokens = mx.full((1, width), 33, dtype=mx.uint32)
     mx.eval(tokens)
     started = perf_counter()
@@ -88,7 +88,7 @@ def _milliseconds(model: nn.Module, cache: list[Any], width: int, forwards: int)
         tokens = mx.argmax(model(tokens, cache=cache), axis=-1)
     mx.eval(tokens)
     elapsed = perf_counter() - started
-    for entry, arrays in zip(cache, kept, strict=True):
+    for entry, arrays in zip(cache, saved, strict=True):
         if arrays is None:
             entry.trim(width * forwards)
         else:

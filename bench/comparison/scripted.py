@@ -34,17 +34,17 @@ class Script:
         self._acceptance = acceptance
         self._texts: dict[tuple[int, ...], list[int]] = {}
 
-    def learn(self, prompt: Sequence[int], text: Sequence[int]) -> None:
+    def record(self, prompt: Sequence[int], text: Sequence[int]) -> None:
         """Record the greedy text of a prompt."""
         self._texts[tuple(prompt)] = list(text)
 
-    def drafts(self, prompt: Sequence[int], said: int, count: int) -> list[int]:
-        """Return `count` drafts behind the first `said` tokens of the answer, each wrong with the same probability."""
+    def drafts(self, prompt: Sequence[int], generated: int, count: int) -> list[int]:
+        """Return `count` drafts after the first `generated` tokens, each wrong with the same probability."""
         text = self._texts.get(tuple(prompt), [])
-        ahead = (text[said : said + count] + [0] * count)[:count]
+        ahead = (text[generated : generated + count] + [0] * count)[:count]
         return [
-            token if random.Random(f"{prompt[0]} {said + place}").random() < self._acceptance else token ^ 1
-            for place, token in enumerate(ahead)
+            token if random.Random(f"{prompt[0]} {generated + index}").random() < self._acceptance else token ^ 1
+            for index, token in enumerate(ahead)
         ]
 
 
@@ -57,11 +57,11 @@ class ScriptedDFlash(DFlash):
 
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
         drawn, logits = super()._draft(rows, sampled, width)
-        wanted = [
+        scripted = [
             self._script.drafts(row.tokens[: row.prompt_length], len(row.tokens) - row.prompt_length, width)
             for row in rows
         ]
-        return mx.array(wanted, dtype=mx.int32) + 0 * drawn, logits  # the sum makes the drafts wait for the forward
+        return mx.array(scripted, dtype=mx.int32) + 0 * drawn, logits  # the sum makes the drafts wait for the forward
 
 
 def open_scripted(unit: LoadedUnit, script: Script) -> Engine:
@@ -83,7 +83,7 @@ def open_scripted(unit: LoadedUnit, script: Script) -> Engine:
 def drafter_config(target: dict[str, Any]) -> dict[str, Any]:
     """Build a config with layers as wide as the target's and taps at the start, in the middle and near the end."""
     layers = target["num_hidden_layers"]
-    kept = (
+    shared = (
         "hidden_size",
         "intermediate_size",
         "num_attention_heads",
@@ -95,7 +95,7 @@ def drafter_config(target: dict[str, Any]) -> dict[str, Any]:
         "max_position_embeddings",
     )
     return {
-        **{name: target[name] for name in kept},
+        **{name: target[name] for name in shared},
         "num_hidden_layers": LAYERS,
         "num_target_layers": layers,
         "block_size": BLOCK_SIZE,

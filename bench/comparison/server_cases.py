@@ -11,13 +11,13 @@ from bench.comparison.cases import TOKENS_PER_SECOND, Bench, Case
 from bench.comparison.measure import CaseResult, Check, Contender, Sample, Series, paired_ratio
 from bench.comparison.ours import OurSide
 from bench.comparison.reference import generate_with_draft, load_reference
-from bench.comparison.servers import Endpoint, ask, ask_together, run_mlx_server, run_paceline
+from bench.comparison.servers import Endpoint, run_mlx_server, run_paceline, stream_answer, stream_answers
 from bench.comparison.workshop import PairFolders
 
 CLIENTS = (1, 4, 8)
 OFF = {"speculation": {"method": "off"}}
 DEMO_DRAFTS = 8
-AS_MANY_DRAFTS = {"speculation": {"method": "draft_model", "num_draft_tokens": DEMO_DRAFTS}}
+SAME_DRAFTS = {"speculation": {"method": "draft_model", "num_draft_tokens": DEMO_DRAFTS}}
 DEMO_TOKENS = 192
 DEMO_PROMPTS = {
     "counting": ("Count from {a} to {b}.", "Please count from {a} up to {b}."),
@@ -29,8 +29,8 @@ WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron",
 
 def worded_prompt(number: int, row: int) -> str:
     """Return a text that is unique to this round and row."""
-    chooser = random.Random(f"{number} {row}")
-    return " ".join(chooser.choice(WORDS) for _ in range(12))
+    rng = random.Random(f"{number} {row}")
+    return " ".join(rng.choice(WORDS) for _ in range(12))
 
 
 HTTP_SUMMARY = "plain decoding streamed over HTTP against the engine alone"
@@ -44,7 +44,7 @@ def run_http_vs_engine(bench: Bench) -> CaseResult:
         plain = replace(endpoint, extra=OFF)
 
         def http_turn(number: int) -> Sample:
-            return Sample(ask(plain, worded_prompt(number, 0), bench.tokens).decode_tokens_per_second)
+            return Sample(stream_answer(plain, worded_prompt(number, 0), bench.tokens).decode_tokens_per_second)
 
         series = bench.measure(
             Contender("over HTTP", http_turn),
@@ -76,20 +76,20 @@ def run_best_of_both(bench: Bench) -> CaseResult:
                 for name, endpoint in endpoints.items()
             )
         )
-    checks = [_against_the_better(series, clients) for clients in CLIENTS]
+    checks = [_check_against_better(series, clients) for clients in CLIENTS]
     return CaseResult("best_of_both", BEST_SUMMARY, TOKENS_PER_SECOND, tuple(series.values()), tuple(checks))
 
 
-def _against_the_better(series: dict[str, Series], clients: int) -> Check:
-    rivals = (series[f"mlx-lm, {kind} × {clients}"] for kind in ("draft", "plain"))
-    rival = max(rivals, key=lambda entry: entry.median)
-    return Check(f"paceline / {rival.name}", paired_ratio(series[f"paceline × {clients}"], rival), 1.1)
+def _check_against_better(series: dict[str, Series], clients: int) -> Check:
+    competitors = (series[f"mlx-lm, {kind} × {clients}"] for kind in ("draft", "plain"))
+    competitor = max(competitors, key=lambda entry: entry.median)
+    return Check(f"paceline / {competitor.name}", paired_ratio(series[f"paceline × {clients}"], competitor), 1.1)
 
 
 def _clients(name: str, endpoint: Endpoint, clients: int, tokens: int) -> Contender:
     def turn(number: int) -> Sample:
         prompts = [worded_prompt(number * len(CLIENTS) + CLIENTS.index(clients), row) for row in range(clients)]
-        rate, answers = ask_together(endpoint, prompts, tokens)
+        rate, answers = stream_answers(endpoint, prompts, tokens)
         drafted = sum(answer.speculation.get("drafted", 0) for answer in answers)
         accepted = sum(answer.speculation.get("accepted", 0) for answer in answers)
         return Sample(rate, {"acceptance": accepted / drafted} if drafted else {})
@@ -125,7 +125,7 @@ def run_demo_pair(bench: Bench) -> CaseResult:
             for task in DEMO_PROMPTS
             for contender in (
                 _task(f"paceline {task}", endpoint, task),
-                _task(f"paceline {task}, {DEMO_DRAFTS} drafts", replace(endpoint, extra=AS_MANY_DRAFTS), task),
+                _task(f"paceline {task}, {DEMO_DRAFTS} drafts", replace(endpoint, extra=SAME_DRAFTS), task),
                 reference(task),
                 _task(f"plain {task}", replace(endpoint, extra=OFF), task),
             )
@@ -137,15 +137,15 @@ def run_demo_pair(bench: Bench) -> CaseResult:
 
 def demo_prompts(task: str, number: int) -> list[str]:
     """Return the prompts of one round, with different numbers each time so that no prefix cache helps."""
-    chooser = random.Random(f"{task} {number}")
-    start = chooser.randrange(1, 40)
-    values = {"a": start, "b": start + 30, "c": chooser.randrange(2, 13)}
+    rng = random.Random(f"{task} {number}")
+    start = rng.randrange(1, 40)
+    values = {"a": start, "b": start + 30, "c": rng.randrange(2, 13)}
     return [wording.format(**values) for wording in DEMO_PROMPTS[task]]
 
 
 def _task(name: str, endpoint: Endpoint, task: str) -> Contender:
     def turn(number: int) -> Sample:
-        answers = [ask(endpoint, prompt, DEMO_TOKENS) for prompt in demo_prompts(task, number)]
+        answers = [stream_answer(endpoint, prompt, DEMO_TOKENS) for prompt in demo_prompts(task, number)]
         drafted = sum(answer.speculation.get("drafted", 0) for answer in answers)
         accepted = sum(answer.speculation.get("accepted", 0) for answer in answers)
         notes = {"acceptance": accepted / drafted} if drafted else {}
@@ -155,10 +155,10 @@ def _task(name: str, endpoint: Endpoint, task: str) -> Contender:
 
 
 def _demo_checks(series: dict[str, Series], task: str) -> Sequence[Check]:
-    ours, rival = (series[f"{side} {task}, {DEMO_DRAFTS} drafts"] for side in ("paceline", "mlx-lm"))
+    ours, competitor = (series[f"{side} {task}, {DEMO_DRAFTS} drafts"] for side in ("paceline", "mlx-lm"))
     return (
         Check(f"{task}: endpoint / plain", paired_ratio(series[f"paceline {task}"], series[f"plain {task}"]), 2.5),
-        Check(f"{task}, {DEMO_DRAFTS} drafts: endpoint / mlx-lm", paired_ratio(ours, rival), 1.0),
+        Check(f"{task}, {DEMO_DRAFTS} drafts: endpoint / mlx-lm", paired_ratio(ours, competitor), 1.0),
     )
 
 

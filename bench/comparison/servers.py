@@ -131,7 +131,7 @@ def _wait_until_ready(endpoint: Endpoint, path: str, log: Path) -> None:
     raise RuntimeError(f"the server did not get ready in {START_SECONDS:.0f} s; the end of its log:\n{tail}")
 
 
-def ask(endpoint: Endpoint, prompt: str, tokens: int) -> Answer:
+def stream_answer(endpoint: Endpoint, prompt: str, tokens: int) -> Answer:
     """Stream one greedy answer."""
     body = {
         "model": endpoint.model,
@@ -177,9 +177,9 @@ def _content(chunk: Mapping[str, Any]) -> str:
     )
 
 
-def ask_together(endpoint: Endpoint, prompts: Sequence[str], tokens: int) -> tuple[float, list[Answer]]:
+def stream_answers(endpoint: Endpoint, prompts: Sequence[str], tokens: int) -> tuple[float, list[Answer]]:
     """Send all prompts at once, one client each; return tokens per second over all of them, and the answers."""
     started = perf_counter()
     with ThreadPoolExecutor(len(prompts)) as clients:
-        answers = list(clients.map(lambda prompt: ask(endpoint, prompt, tokens), prompts))
+        answers = list(clients.map(lambda prompt: stream_answer(endpoint, prompt, tokens), prompts))
     return sum(answer.tokens for answer in answers) / (perf_counter() - started), answers

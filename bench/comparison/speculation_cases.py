@@ -27,7 +27,7 @@ def run_dflash_pair(bench: Bench) -> CaseResult:
     def plain_turn(number: int) -> Sample:
         prompt = bench.workshop.prompt(number)
         run = ours.run([prompt], bench.tokens, PLAIN)
-        script.learn(prompt, next(iter(run.texts.values())))
+        script.record(prompt, next(iter(run.texts.values())))
         return Sample(run.tokens_per_second)
 
     def drafting_turn(number: int) -> Sample:
@@ -105,7 +105,7 @@ NOTHING_SUMMARY = "the governor with a draft model of which nothing is accepted,
 
 def run_nothing_accepted(bench: Bench) -> CaseResult:
     """Run one request with a draft that is unrelated to the target."""
-    ours = OurSide(bench.workshop.strangers())
+    ours = OurSide(bench.workshop.unrelated_pair())
     tokens, governed = bench.tokens * 2, SpeculationRequest(method="draft_model")
     prompt = bench.workshop.prompt
     series = bench.measure(

@@ -11,7 +11,7 @@ from statistics import median
 
 from app.serving.sweep.grid import GOVERNOR, PLAIN, Setting
 
-Taken = Mapping[Setting, Sequence[float]]
+RatesBySetting = Mapping[Setting, Sequence[float]]
 """Tokens per second of one workload, by setting: a value for each round."""
 
 
@@ -20,8 +20,8 @@ class Rates:
     """Rates of one workload: every fixed setting in `sweep`; the governor and its rivals in `rounds`."""
 
     name: str
-    sweep: Taken
-    rounds: Taken
+    sweep: RatesBySetting
+    rounds: RatesBySetting
 
     @property
     def best(self) -> Setting:
@@ -35,7 +35,7 @@ class Rates:
 
     def ratio_to(self, setting: Setting) -> float:
         """Return the median over the rounds of governor / setting."""
-        return paired(self.rounds[GOVERNOR], self.rounds[where_loaded(setting, self.sweep)])
+        return paired(self.rounds[GOVERNOR], self.rounds[effective_setting(setting, self.sweep)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class Verdict:
     """Geometric mean of the governor over the best fixed setting of each workload."""
     single: Setting
     """Fixed setting that is best for all workloads together."""
-    lead: float
+    mean_over_single: float
     """Geometric mean of the governor over `single`."""
 
 
-def judge(workloads: Sequence[Rates]) -> Verdict:
-    """Sum up the workloads."""
+def summarise(workloads: Sequence[Rates]) -> Verdict:
+    """Summarise the workloads."""
     worst = min(workloads, key=lambda rates: rates.ratio)
     single = best_single([rates.sweep for rates in workloads])
     return Verdict(
@@ -61,21 +61,21 @@ def judge(workloads: Sequence[Rates]) -> Verdict:
         worst_name=worst.name,
         mean=geometric_mean(rates.ratio for rates in workloads),
         single=single,
-        lead=geometric_mean(rates.ratio_to(single) for rates in workloads),
+        mean_over_single=geometric_mean(rates.ratio_to(single) for rates in workloads),
     )
 
 
-def best_single(sweeps: Sequence[Taken]) -> Setting:
+def best_single(sweeps: Sequence[RatesBySetting]) -> Setting:
     """Return the setting whose medians have the highest geometric mean; among equals, the first in order."""
 
     def mean(setting: Setting) -> float:
-        return geometric_mean(median(sweep[where_loaded(setting, sweep)]) for sweep in sweeps)
+        return geometric_mean(median(sweep[effective_setting(setting, sweep)]) for sweep in sweeps)
 
     return max(sorted({setting for sweep in sweeps for setting in sweep}), key=mean)
 
 
-def where_loaded(setting: Setting, sweep: Taken) -> Setting:
-    """Return the setting that requests actually get: plain decoding if the setting's drafter is not loaded."""
+def effective_setting(setting: Setting, sweep: RatesBySetting) -> Setting:
+    """Return the setting that takes effect: plain decoding if the setting's drafter is not loaded."""
     return setting if setting in sweep else PLAIN
 
 

@@ -13,7 +13,7 @@ Conversation = tuple[str, ...]
 
 ASSISTANT, HYBRID = "demo-assistant", "demo-hybrid"
 LONGEST_ANSWER_TOKENS = 240
-NEVER_AGAIN = SamplingParameters(temperature=0.0, presence_penalty=30.0)
+WITHOUT_REPETITION = SamplingParameters(temperature=0.0, presence_penalty=30.0)
 """Sampling without repeated tokens: behind a prompt of noise, the text is new to every drafter."""
 
 
@@ -35,26 +35,29 @@ class Workload:
         """Return its requests as tokens."""
         rendered = [
             text.render_chat(
-                [{"role": ("user", "assistant")[turn % 2], "content": said} for turn, said in enumerate(conversation)]
+                [
+                    {"role": ("user", "assistant")[turn % 2], "content": content}
+                    for turn, content in enumerate(conversation)
+                ]
             )[0]
             for conversation in self.conversations
         ]
-        chooser = random.Random(self.name)
-        noise = [chooser.randrange(SPECIAL_TOKENS, vocabulary_size) for _ in range(self.noise_tokens)]
+        rng = random.Random(self.name)
+        noise = [rng.randrange(SPECIAL_TOKENS, vocabulary_size) for _ in range(self.noise_tokens)]
         return [*rendered, noise] if noise else rendered
 
 
-def alone(*questions: str) -> tuple[Conversation, ...]:
+def single_turns(*questions: str) -> tuple[Conversation, ...]:
     """Put each question into a conversation of its own."""
     return tuple((question,) for question in questions)
 
 
-def again(question: str, answer: str) -> Conversation:
+def repeated_question(question: str, answer: str) -> Conversation:
     """Return a conversation that repeats an answered question."""
     return (question, answer, question)
 
 
-def counted(numbers: range) -> str:
+def count_text(numbers: range) -> str:
     """Format numbers as the assistant counts."""
     return ", ".join(str(number) for number in numbers)
 
@@ -67,21 +70,25 @@ def times_table(factor: int) -> str:
 WORKLOADS = (
     Workload(
         "counting",
-        alone("Count backwards from 40 to 1.", "Write the times table of 7.", "Make a table of squares from 1 to 12."),
+        single_turns(
+            "Count backwards from 40 to 1.", "Write the times table of 7.", "Make a table of squares from 1 to 12."
+        ),
     ),
     Workload(
         "stream",
         (
-            *alone("Hello, who are you?", "Spell window.", "Write the times table of 4.", "Sort 9, 3, 55, 21, 8, 40."),
-            again(
+            *single_turns(
+                "Hello, who are you?", "Spell window.", "Write the times table of 4.", "Sort 9, 3, 55, 21, 8, 40."
+            ),
+            repeated_question(
                 "Make a table of cubes from 1 to 6.", "| n | cube |\n| --- | --- |\n| 1 | 1 |\n| 2 | 8 |\n| 3 | 27 |"
             ),
-            *alone("Tell me a joke.", "What is 347 + 589?", "Spell the word planet.", "Tell me about the moon."),
+            *single_turns("Tell me a joke.", "What is 347 + 589?", "Spell the word planet.", "Tell me about the moon."),
         ),
     ),
     Workload(
         "spelling",
-        alone(
+        single_turns(
             "Spell window.",
             "Sort 9, 3, 55, 21, 8, 40.",
             "Spell the word garden.",
@@ -98,7 +105,7 @@ WORKLOADS = (
     ),
     Workload(
         "code",
-        alone(
+        single_turns(
             "Make JSON from name: Ada, age: 36, city: Paris, colour: red, active: true",
             "Make a JSON list of apple, pear, fig, plum, cherry",
             "Write JSON with title Dune, author Frank, year 1965 and pages 412.",
@@ -110,14 +117,14 @@ WORKLOADS = (
     Workload(
         "copying",
         (
-            again("Write the times table of 9.", times_table(9)),
-            again("Count backwards from 40 to 1.", counted(range(40, 0, -1))),
+            repeated_question("Write the times table of 9.", times_table(9)),
+            repeated_question("Count backwards from 40 to 1.", count_text(range(40, 0, -1))),
             ("Count from 21 to 90 please.",),
         ),
     ),
     Workload(
         "sampled",
-        alone(
+        single_turns(
             "Write a Python function that checks if a number is prime.",
             "Tell me about the moon.",
             "Make a table of cubes from 2 to 9.",
@@ -126,10 +133,10 @@ WORKLOADS = (
         ),
         sampling=SamplingParameters(temperature=0.8, seed=7),
     ),
-    Workload("strange", (), sampling=NEVER_AGAIN, noise_tokens=24),
+    Workload("strange", (), sampling=WITHOUT_REPETITION, noise_tokens=24),
     Workload(
         "four rows",
-        alone(
+        single_turns(
             "Count from 3 to 70.",
             "Write the times table of 7.",
             "Make a table of squares from 1 to 12.",
@@ -139,7 +146,7 @@ WORKLOADS = (
     ),
     Workload(
         "hybrid",
-        alone(
+        single_turns(
             "Count from 3 to 60.",
             "Hello, who are you?",
             "Make JSON from name: Ada, age: 36, city: Paris, colour: red, active: true",
@@ -147,5 +154,5 @@ WORKLOADS = (
         ),
         model=HYBRID,
     ),
-    Workload("1.5k context", ((*("Count from 1 to 40.", counted(range(1, 41))) * 12, "Count from 5 to 60."),)),
+    Workload("1.5k context", ((*("Count from 1 to 40.", count_text(range(1, 41))) * 12, "Count from 5 to 60."),)),
 )

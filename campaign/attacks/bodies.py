@@ -9,16 +9,16 @@ from typing import Any
 
 import httpx2
 
-from campaign.attack import Arena
+from campaign.attack import TurnContext
 from campaign.chats import MODEL
 
 SECONDS = 10.0
 CLIENTS = 8
 DEEP, MANY = 100_000, 100_000
 METHODS = ("post", "put", "patch", "delete")
-LEFT_OUT = ("/admin/api/worker/restart", "/admin/api/worker/drain")
+EXCLUDED_ROUTES = ("/admin/api/worker/restart", "/admin/api/worker/drain")
 """Routes that end the worker, which all others need, whatever the body; the fuzzer calls them."""
-WRONG: tuple[Any, ...] = (
+WRONG_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1 << 31, 1 << 53, 1 << 63, -(1 << 63), 10**400, 0.5, 1e308, "", "x", "x" * 100_000),
     *([], {}, [[]], [None], {"": {}}, [{"role": "user"}], "\ud800", "\x00", "../../../etc/passwd", "1" * 5000),
 )
@@ -64,46 +64,46 @@ LARGE_SHARE, WHOLE_SHARE = 0.05, 0.4
 def operations(document: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
     """Return method, path and field names of each route that changes something."""
     shapes = document.get("components", {}).get("schemas", {})
-    listed = []
+    found_operations = []
     for path, methods in document["paths"].items():
-        for method in sorted(set(methods) & set(METHODS) if path not in LEFT_OUT else ()):
+        for method in sorted(set(methods) & set(METHODS) if path not in EXCLUDED_ROUTES else ()):
             content = methods[method].get("requestBody", {}).get("content", {}).get("application/json", {})
             shape = content.get("schema", {})
             shape = shapes.get(shape.get("$ref", "").rpartition("/")[2], shape)
-            listed.append((method.upper(), path, sorted(shape.get("properties", {}))))
-    return listed
+            found_operations.append((method.upper(), path, sorted(shape.get("properties", {}))))
+    return found_operations
 
 
-def hostile(chance: random.Random, fields: list[str]) -> bytes:
+def hostile_body(rng: random.Random, fields: list[str]) -> bytes:
     """Return a document that is wrong as a whole, or one whose fields have values that do not fit."""
-    if chance.random() < LARGE_SHARE:
-        return chance.choice(LARGE_DOCUMENTS)
-    if not fields or chance.random() < WHOLE_SHARE:
-        return chance.choice(DOCUMENTS)
-    chosen = chance.sample(fields, min(len(fields), chance.randint(1, 4)))
-    body = {"model": MODEL, "max_tokens": 1} | {name: chance.choice(WRONG) for name in chosen}
+    if rng.random() < LARGE_SHARE:
+        return rng.choice(LARGE_DOCUMENTS)
+    if not fields or rng.random() < WHOLE_SHARE:
+        return rng.choice(DOCUMENTS)
+    chosen = rng.sample(fields, min(len(fields), rng.randint(1, 4)))
+    body = {"model": MODEL, "max_tokens": 1} | {name: rng.choice(WRONG_VALUES) for name in chosen}
     return json.dumps(body).encode("utf-8", "surrogatepass")
 
 
-async def hostile_bodies(arena: Arena) -> None:
+async def hostile_bodies(context: TurnContext) -> None:
     """Send hostile bodies for some seconds, many at once."""
-    async with arena.server.client(arena.server.admin_key) as admin:
+    async with context.server.client(context.server.admin_key) as admin:
         routes = operations((await admin.get("/openapi.json")).json())
         ends_at = time.monotonic() + SECONDS
 
         async def send() -> None:
             while time.monotonic() < ends_at:
-                method, path, fields = arena.chance.choice(routes)
-                path = re.sub(r"\{[^}]*\}", lambda _: arena.chance.choice(IDENTIFIERS), path)
-                content = hostile(arena.chance, fields)
-                asked = f"{method} {path[:80]} {content[:60]!r}"
+                method, path, fields = context.rng.choice(routes)
+                path = re.sub(r"\{[^}]*\}", lambda _: context.rng.choice(IDENTIFIERS), path)
+                content = hostile_body(context.rng, fields)
+                description = f"{method} {path[:80]} {content[:60]!r}"
                 try:
                     answer = await admin.request(
                         method, path, content=content, headers={"content-type": "application/json"}
                     )
-                    arena.findings.answered(answer.status_code, answer.headers, answer.content, asked)
+                    context.findings.count_response(answer.status_code, answer.headers, answer.content, description)
                 except httpx2.TransportError as error:
-                    arena.findings.tried += 1
-                    arena.findings.failures.append(f"{asked}: no answer ({type(error).__name__})")
+                    context.findings.tried += 1
+                    context.findings.failures.append(f"{description}: no answer ({type(error).__name__})")
 
         await asyncio.gather(*(send() for _ in range(CLIENTS)))

@@ -8,90 +8,94 @@ import time
 
 import httpx2
 
-from campaign.attack import Arena
+from campaign.attack import TurnContext
 from campaign.chats import CHAT, long_chat
-from campaign.sockets import connections, head, send
-from campaign.streams import settled
+from campaign.sockets import connections, request_head, send
+from campaign.streams import wait_until_idle
 
 CLIENTS, SECONDS = 16, 10.0
-LATEST_SECONDS = 0.4
-HONEST = 1
+MAX_DELAY_SECONDS = 0.4
+HONEST_REQUESTS = 1
 """Number of open requests that are not leaks: the honest stream's."""
 NON_READERS, HELD_SECONDS = 30, 10.0
 RECEIVE_BYTES = 4096
-MOST_BYTES = 100 << 20
+MAX_BYTES = 100 << 20
 """Bytes of the server's memory that unread answers may take."""
 RESET = struct.pack("ii", 1, 0)
 
 
-async def cancel(arena: Arena) -> None:
+async def cancel(context: TurnContext) -> None:
     """Abandon requests in every way for some seconds."""
     ends_at = time.monotonic() + SECONDS
 
-    async def leave_often(client: httpx2.AsyncClient) -> None:
+    async def abandon_requests(client: httpx2.AsyncClient) -> None:
         while time.monotonic() < ends_at:
-            await arena.chance.choice((hang_up, reset))(arena, client)
+            await context.rng.choice((hang_up, reset))(context, client)
 
-    async with arena.client() as client:
-        await asyncio.gather(*(leave_often(client) for _ in range(CLIENTS)))
-    await nothing_is_left(arena)
+    async with context.client() as client:
+        await asyncio.gather(*(abandon_requests(client) for _ in range(CLIENTS)))
+    await expect_no_open_requests(context)
 
 
-def body(arena: Arena) -> dict[str, object]:
+def body(context: TurnContext) -> dict[str, object]:
     """Return a random request that takes a while."""
-    chance = arena.chance
-    return long_chat("Tell a story.", chance.choice((1, 50, 1000)), n=chance.choice((1, 1, 4))) | {
-        "stream": chance.random() < 0.8
+    rng = context.rng
+    return long_chat("Tell a story.", rng.choice((1, 50, 1000)), n=rng.choice((1, 1, 4))) | {
+        "stream": rng.random() < 0.8
     }
 
 
-async def hang_up(arena: Arena, client: httpx2.AsyncClient) -> None:
+async def hang_up(context: TurnContext, client: httpx2.AsyncClient) -> None:
     """Close the connection at a random moment; an answer that came before is judged."""
-    asking = asyncio.create_task(client.post(CHAT, json=body(arena)))
+    task = asyncio.create_task(client.post(CHAT, json=body(context)))
     try:
-        answer = await asyncio.wait_for(asking, arena.chance.uniform(0, LATEST_SECONDS))
+        answer = await asyncio.wait_for(task, context.rng.uniform(0, MAX_DELAY_SECONDS))
     except (httpx2.TransportError, TimeoutError):
-        arena.findings.tried += 1
+        context.findings.tried += 1
     else:
-        arena.findings.answered(answer.status_code, answer.headers, answer.content, "a request that was not given up")
+        context.findings.count_response(
+            answer.status_code, answer.headers, answer.content, "a request that was not given up"
+        )
 
 
-async def reset(arena: Arena, _client: httpx2.AsyncClient) -> None:
+async def reset(context: TurnContext, _client: httpx2.AsyncClient) -> None:
     """Reset the connection like a crashing client, sometimes in the middle of the request."""
-    arena.findings.tried += 1
-    async with connections(arena.server.address, 1) as (connection,):
-        content = json.dumps(body(arena)).encode()
-        whole = head("POST", CHAT, arena.key, f"Content-Length: {len(content)}") + content
-        await send(connection, [whole[: arena.chance.choice((len(whole), len(whole) - 5, 40))]])
-        await asyncio.sleep(arena.chance.uniform(0, LATEST_SECONDS))
+    context.findings.tried += 1
+    async with connections(context.server.address, 1) as (connection,):
+        content = json.dumps(body(context)).encode()
+        request = request_head("POST", CHAT, context.key, f"Content-Length: {len(content)}") + content
+        await send(connection, [request[: context.rng.choice((len(request), len(request) - 5, 40))]])
+        await asyncio.sleep(context.rng.uniform(0, MAX_DELAY_SECONDS))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
 
-async def never_read(arena: Arena) -> None:
+async def never_read(context: TurnContext) -> None:
     """Request long answers and read nothing of them."""
-    before = server_bytes(arena)
+    before = server_bytes(context)
     content = json.dumps(long_chat("Tell a story.", 3000, n=4, logprobs=True, top_logprobs=20)).encode()
-    whole = head("POST", CHAT, arena.key, f"Content-Length: {len(content)}") + content
-    async with connections(arena.server.address, NON_READERS, RECEIVE_BYTES) as opened:
-        for connection in opened:
-            await send(connection, [whole])
-        most, ends_at = before, time.monotonic() + HELD_SECONDS
+    request = request_head("POST", CHAT, context.key, f"Content-Length: {len(content)}") + content
+    async with connections(context.server.address, NON_READERS, RECEIVE_BYTES) as sockets:
+        for connection in sockets:
+            await send(connection, [request])
+        peak, ends_at = before, time.monotonic() + HELD_SECONDS
         while time.monotonic() < ends_at:
             await asyncio.sleep(0.5)
-            most = max(most, server_bytes(arena))
-    arena.findings.tried += NON_READERS
-    grown = (most - before) >> 20
-    arena.findings.expect(most - before <= MOST_BYTES, f"answers that nobody reads took {grown} MB of the server")
-    await nothing_is_left(arena)
+            peak = max(peak, server_bytes(context))
+    context.findings.tried += NON_READERS
+    grown = (peak - before) >> 20
+    context.findings.expect(peak - before <= MAX_BYTES, f"answers that nobody reads took {grown} MB of the server")
+    await expect_no_open_requests(context)
 
 
-def server_bytes(arena: Arena) -> int:
+def server_bytes(context: TurnContext) -> int:
     """Return the memory of the server's own process, in bytes."""
-    return arena.server.memory()["server"].resident_bytes
+    return context.server.memory()["server"].resident_bytes
 
 
-async def nothing_is_left(arena: Arena) -> None:
+async def expect_no_open_requests(context: TurnContext) -> None:
     """Expect that no request is open except the honest one."""
-    async with arena.server.client(arena.server.admin_key) as admin:
-        left = await settled(admin, HONEST)
-    arena.findings.expect(left <= HONEST, f"{left - HONEST} requests are open that everybody has left")
+    async with context.server.client(context.server.admin_key) as admin:
+        open_count = await wait_until_idle(admin, HONEST_REQUESTS)
+    context.findings.expect(
+        open_count <= HONEST_REQUESTS, f"{open_count - HONEST_REQUESTS} requests are open that everybody has left"
+    )

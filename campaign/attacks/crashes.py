@@ -15,9 +15,9 @@ import httpx2
 import psutil
 
 from app.store.store import FILE_NAME, Store
-from campaign.attack import Arena
+from campaign.attack import TurnContext
 from campaign.chats import chat
-from campaign.judgement import GONE
+from campaign.judgement import CHILDREN_GONE
 from campaign.server import kill_all
 
 WRITE_SECONDS = (0.2, 2.5)
@@ -27,7 +27,7 @@ SAFETENSORS_HEADER_BYTES = 8
 
 
 @dataclass
-class Written:
+class WriteLog:
     """Writes that were sent, and those that were acknowledged."""
 
     setting: int = 0
@@ -37,71 +37,71 @@ class Written:
     """Ids of acknowledged turns, by conversation."""
 
 
-async def kill_server(arena: Arena) -> None:
+async def kill_server(context: TurnContext) -> None:
     """SIGKILL the server while settings, keys and conversations are written and chats run; then restart it."""
-    written, server = Written(), arena.server
+    log, server = WriteLog(), context.server
     async with server.client(server.admin_key) as admin:
-        writers = [asyncio.create_task(write(admin, written)) for write in (settings, keys, conversations, chats)]
-        await asyncio.sleep(arena.chance.uniform(*WRITE_SECONDS))
-        children = server.family()[1:]
+        writers = [asyncio.create_task(write(admin, log)) for write in (settings, keys, conversations, chats)]
+        await asyncio.sleep(context.rng.uniform(*WRITE_SECONDS))
+        children = server.process_tree()[1:]
         killed_at = time.monotonic()
         await server.kill()
         await asyncio.gather(*writers)
-    arena.findings.took(GONE, await gone_seconds(children, killed_at))
-    arena.findings.failures += torn_files(server.home)
-    arena.findings.tried += 1
+    context.findings.record_time(CHILDREN_GONE, await wait_for_exit(children, killed_at))
+    context.findings.failures += torn_files(server.home)
+    context.findings.tried += 1
     await server.start()
     async with server.client(server.admin_key) as admin:
-        arena.findings.failures += await lost(admin, written)
+        context.findings.failures += await missing_writes(admin, log)
 
 
-async def settings(admin: httpx2.AsyncClient, written: Written) -> None:
+async def settings(admin: httpx2.AsyncClient, log: WriteLog) -> None:
     """Write one setting again and again."""
     with contextlib.suppress(httpx2.TransportError):
         while True:
-            written.sent += 1
-            if (await admin.patch("/admin/api/settings", json={"history_limit": written.sent})).is_success:
-                written.setting = written.sent
+            log.sent += 1
+            if (await admin.patch("/admin/api/settings", json={"history_limit": log.sent})).is_success:
+                log.setting = log.sent
 
 
-async def keys(admin: httpx2.AsyncClient, written: Written) -> None:
+async def keys(admin: httpx2.AsyncClient, log: WriteLog) -> None:
     """Create one key after another."""
     with contextlib.suppress(httpx2.TransportError):
         while True:
             body = {"name": secrets.token_hex(8), "scope": "inference"}
-            if (made := await admin.post("/admin/api/keys", json=body)).is_success:
-                written.keys.add(str(made.json()["key"]["id"]))
+            if (response := await admin.post("/admin/api/keys", json=body)).is_success:
+                log.keys.add(str(response.json()["key"]["id"]))
 
 
-async def conversations(admin: httpx2.AsyncClient, written: Written) -> None:
+async def conversations(admin: httpx2.AsyncClient, log: WriteLog) -> None:
     """Write one conversation after another, turn by turn."""
     with contextlib.suppress(httpx2.TransportError):
         for number in range(1_000_000):
-            await one_conversation(admin, written, time.time_ns() + number)
+            await one_conversation(admin, log, time.time_ns() + number)
 
 
-async def one_conversation(admin: httpx2.AsyncClient, written: Written, number: int) -> None:
+async def one_conversation(admin: httpx2.AsyncClient, log: WriteLog, number: int) -> None:
     """Write three turns of a conversation under an id of our own."""
     begin: dict[str, object] = {"begin": {"title": "Kept"}}
     number, parent = number % (1 << 53), ""
     for version in range(3):
         turn = {"id": f"t{version}", "parent": parent, "role": "user", "content": "words " * 200}
         body = {"version": version, "turns": [turn]} | begin
-        kept = await admin.post(f"/admin/api/conversations/{number}/turns", json=body)
-        if not kept.is_success:
+        response = await admin.post(f"/admin/api/conversations/{number}/turns", json=body)
+        if not response.is_success:
             return
-        written.turns.setdefault(number, set()).add(f"t{version}")
+        log.turns.setdefault(number, set()).add(f"t{version}")
         begin, parent = {}, f"t{version}"
 
 
-async def chats(admin: httpx2.AsyncClient, _written: Written) -> None:
+async def chats(admin: httpx2.AsyncClient, _log: WriteLog) -> None:
     """Request answers, whose statistics are written too."""
     with contextlib.suppress(httpx2.TransportError):
         while True:
             await admin.post("/v1/chat/completions", json=chat("Hello", max_tokens=20) | {"stream": False})
 
 
-async def gone_seconds(children: list[psutil.Process], since: float) -> float:
+async def wait_for_exit(children: list[psutil.Process], since: float) -> float:
     """Return the seconds from `since` to the end of the last process, at most about `GONE_SECONDS`; kill the rest."""
     while (now := time.monotonic()) < since + GONE_SECONDS:
         if not any(map(_runs, children)):
@@ -118,19 +118,19 @@ def _runs(process: psutil.Process) -> bool:
     return False
 
 
-async def lost(admin: httpx2.AsyncClient, written: Written) -> list[str]:
+async def missing_writes(admin: httpx2.AsyncClient, log: WriteLog) -> list[str]:
     """List the acknowledged writes that are missing."""
     problems = []
     values = (await admin.get("/admin/api/settings")).json()
     limit = next(setting["value"] for setting in values["settings"] if setting["name"] == "history_limit")
-    if written.setting and not written.setting <= limit <= written.sent:
-        problems.append(f"a setting is {limit}, {written.setting} was acknowledged")
+    if log.setting and not log.setting <= limit <= log.sent:
+        problems.append(f"a setting is {limit}, {log.setting} was acknowledged")
     present = {str(key["id"]) for key in (await admin.get("/admin/api/keys")).json()["keys"]}
-    problems += [f"key {key} is lost" for key in written.keys - present]
-    for number, turns in written.turns.items():
+    problems += [f"key {key} is lost" for key in log.keys - present]
+    for number, turns in log.turns.items():
         answer = await admin.get(f"/admin/api/conversations/{number}")
-        there = {turn["id"] for turn in answer.json()["turns"]} if answer.is_success else set()
-        problems += [f"turn {turn} of a conversation is lost" for turn in turns - there]
+        present_turns = {turn["id"] for turn in answer.json()["turns"]} if answer.is_success else set()
+        problems += [f"turn {turn} of a conversation is lost" for turn in turns - present_turns]
     return problems
 
 
@@ -149,8 +149,8 @@ def torn_files(home: Path) -> list[str]:
             shutil.copy(path, folder)
         store = Store(Path(folder) / FILE_NAME)
         with contextlib.closing(store):
-            if said := store.start():
-                problems.append(f"the store is torn: {said}")
+            if message := store.start():
+                problems.append(f"the store is torn: {message}")
     return problems
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from campaign.attack import Arena
+from campaign.attack import TurnContext
 from campaign.chats import MODEL
 from campaign.honest import ROOT
 
@@ -18,18 +18,24 @@ SECONDS = 30
 GRACE_SECONDS = 20.0
 
 
-async def fuzz(arena: Arena) -> None:
+async def fuzz(context: TurnContext) -> None:
     """Let it call some routes for some seconds; answers are judged here, not by its own checks."""
-    async with arena.server.client(arena.server.admin_key) as admin:
+    async with context.server.client(context.server.admin_key) as admin:
         paths = sorted((await admin.get("/openapi.json")).json()["paths"])
-    chosen = [word for path in arena.chance.sample(paths, ROUTES) for word in ("--include-path", path)]
-    answers = arena.server.folder / "answers.jsonl"
+    chosen = [word for path in context.rng.sample(paths, ROUTES) for word in ("--include-path", path)]
+    answers = context.server.folder / "answers.jsonl"
     answers.write_text("")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIGURATION), "run"),
-        *(f"{arena.server.address}/openapi.json", "--max-time", str(SECONDS), "--phases", "coverage,fuzzing,stateful"),
-        *("--seed", str(arena.chance.getrandbits(32)), *chosen),
-        *("--header", f"Authorization: Bearer {arena.server.admin_key}"),
+        *(
+            f"{context.server.address}/openapi.json",
+            "--max-time",
+            str(SECONDS),
+            "--phases",
+            "coverage,fuzzing,stateful",
+        ),
+        *("--seed", str(context.rng.getrandbits(32)), *chosen),
+        *("--header", f"Authorization: Bearer {context.server.admin_key}"),
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT), "SCHEMA_MODEL": MODEL, "CAMPAIGN_ANSWERS": str(answers)},
         stdout=asyncio.subprocess.DEVNULL,
@@ -45,6 +51,6 @@ async def fuzz(arena: Arena) -> None:
         await process.wait()
     for line in answers.read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(ValueError):  # the last line may be half written
-            status, headers, body, asked = json.loads(line)
-            arena.findings.answered(status, headers, body.encode(), asked)
-    arena.findings.expect(arena.findings.tried, "schemathesis asked for nothing")
+            status, headers, body, description = json.loads(line)
+            context.findings.count_response(status, headers, body.encode(), description)
+    context.findings.expect(context.findings.tried, "schemathesis asked for nothing")

@@ -9,7 +9,7 @@ import schemathesis
 
 from tests.api import schema_hooks  # noqa: F401 - the bodies
 
-MOST_BODY_CHARACTERS = 300
+MAX_BODY_CHARACTERS = 300
 _answers = Path(os.environ["CAMPAIGN_ANSWERS"]).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 - as long as the process
 
 
@@ -17,6 +17,6 @@ _answers = Path(os.environ["CAMPAIGN_ANSWERS"]).open("a", encoding="utf-8", buff
 def after_call(_context: Any, case: Any, response: Any) -> None:
     """Record of one answer what its judgement needs."""
     headers = {name.lower(): "".join(value) for name, value in response.headers.items()}
-    body = (response.content or b"")[:MOST_BODY_CHARACTERS].decode("utf-8", "replace")
-    asked = f"{case.method} {case.path}"
-    _answers.write(json.dumps([response.status_code, headers, body, asked]) + "\n")
+    body = (response.content or b"")[:MAX_BODY_CHARACTERS].decode("utf-8", "replace")
+    description = f"{case.method} {case.path}"
+    _answers.write(json.dumps([response.status_code, headers, body, description]) + "\n")

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 
-from campaign.attack import Arena
+from campaign.attack import TurnContext
 from tests.hub.queue import model_files
 from tests.hub.stand_in import Repository, StandInHub
 
@@ -19,31 +19,31 @@ ROWS = 2000
 TOKEN = "hf_" + "campaign" * 4
 FINISHED = ("done", "failed", "cancelled")
 
-Told = dict[str, Any]
+Information = dict[str, Any]
 
 
 @dataclass
 class LyingRepository(Repository):
     """A repository with false information."""
 
-    lie: Callable[[Told], Any] = field(default=lambda truth: truth)
+    lie: Callable[[Information], Any] = field(default=lambda truth: truth)
 
     def information(self, *, blobs: bool = False) -> Any:
         """Return the hub's information after the lie."""
         return self.lie(super().information(blobs=blobs))
 
 
-def with_files(**values: Any) -> Callable[[Told], Any]:
+def with_files(**values: Any) -> Callable[[Information], Any]:
     """Return a lie that changes the values of every file."""
     return lambda truth: truth | {"siblings": [file | values for file in truth["siblings"]]}
 
 
-def with_more(*names: str, size: int = 10) -> Callable[[Told], Any]:
+def with_more(*names: str, size: int = 10) -> Callable[[Information], Any]:
     """Return a lie that adds files that do not exist."""
     return lambda truth: truth | {"siblings": truth["siblings"] + [{"rfilename": name, "size": size} for name in names]}
 
 
-LIES: dict[str, Callable[[Told], Any]] = {
+LIES: dict[str, Callable[[Information], Any]] = {
     "sizes of 2^63": with_files(size=1 << 63, lfs=None),
     "sizes of 2^62, together too much": with_files(size=1 << 62, lfs=None),
     "sizes of 10^400": with_files(size=10**400, lfs=None),
@@ -69,65 +69,69 @@ LIES: dict[str, Callable[[Told], Any]] = {
 }
 
 
-async def lying_hubs(arena: Arena) -> None:
+async def lying_hubs(context: TurnContext) -> None:
     """Try one lie after another for some seconds."""
     ends_at = time.monotonic() + SECONDS
-    arena.hub.tokens.add(TOKEN)
-    await arena.server.call("PUT", "/admin/api/hub/token", {"token": TOKEN})
-    for name, lie in arena.chance.sample([*LIES.items()], len(LIES)):
+    context.hub.tokens.add(TOKEN)
+    await context.server.call("PUT", "/admin/api/hub/token", {"token": TOKEN})
+    for name, lie in context.rng.sample([*LIES.items()], len(LIES)):
         if time.monotonic() < ends_at:
-            await believe(arena, LyingRepository(new_name(arena), model_files(ROWS), lie=lie), name)
-    await redirected(arena)
+            await try_lie(context, LyingRepository(new_name(context), model_files(ROWS), lie=lie), name)
+    await redirected(context)
 
 
-async def redirected(arena: Arena) -> None:
+async def redirected(context: TurnContext) -> None:
     """Download files from another host, which must not get the token."""
     elsewhere, files = StandInHub(), model_files(ROWS)
     try:
-        await believe(arena, Repository(new_name(arena), files, elsewhere=elsewhere.address), "files elsewhere")
+        await try_lie(context, Repository(new_name(context), files, elsewhere=elsewhere.address), "files elsewhere")
     finally:
         elsewhere.close()
-    leaked = [request for request in elsewhere.seen if request.authorization]
-    arena.findings.expect(not leaked, "files elsewhere: the token was told to another host")
+    leaked = [request for request in elsewhere.requests if request.authorization]
+    context.findings.expect(not leaked, "files elsewhere: the token was told to another host")
 
 
-def new_name(arena: Arena) -> str:
+def new_name(context: TurnContext) -> str:
     """Return a repository name that was not used before."""
-    return f"campaign/model-{arena.chance.getrandbits(48):x}"
+    return f"campaign/model-{context.rng.getrandbits(48):x}"
 
 
-async def believe(arena: Arena, false: Repository, name: str) -> None:
-    """Download the false repository, which must end, and then a true one, which must succeed."""
-    arena.begin(name)
-    arena.hub.repositories[false.id] = false
-    true = arena.hub.add(new_name(arena), model_files(ROWS))
-    async with arena.server.client(arena.server.admin_key) as admin:
-        await ended(arena, admin, false.id, name, LIE_SECONDS)
-        state = await ended(arena, admin, true.id, name, TRUTH_SECONDS)
-    arena.findings.expect(state == "done", f"{name}: the next download is {state or 'not there'}")
-    stray = [path.name for path in arena.server.folder.rglob("*evil*")]
-    arena.findings.expect(not stray, f"{name}: outside of its folder: {stray[:3]}")
+async def try_lie(context: TurnContext, lying: Repository, name: str) -> None:
+    """Download the lying repository, which must end, and then an honest one, which must succeed."""
+    context.begin(name)
+    context.hub.repositories[lying.id] = lying
+    honest = context.hub.add(new_name(context), model_files(ROWS))
+    async with context.server.client(context.server.admin_key) as admin:
+        await download_to_end(context, admin, lying.id, name, LIE_SECONDS)
+        state = await download_to_end(context, admin, honest.id, name, TRUTH_SECONDS)
+    context.findings.expect(state == "done", f"{name}: the next download is {state or 'not there'}")
+    stray = [path.name for path in context.server.folder.rglob("*evil*")]
+    context.findings.expect(not stray, f"{name}: outside of its folder: {stray[:3]}")
 
 
-async def ended(arena: Arena, admin: httpx2.AsyncClient, repository: str, name: str, seconds: float) -> str:
+async def download_to_end(
+    context: TurnContext, admin: httpx2.AsyncClient, repository: str, name: str, seconds: float
+) -> str:
     """Download a repository and return its last state; cancel it after `seconds`, and remove it from the list."""
-    await ask(arena, admin, "POST", ROUTE, name, {"repository": repository})
+    await call(context, admin, "POST", ROUTE, name, {"repository": repository})
     deadline, state = time.monotonic() + seconds, ""
     while True:
-        listed = (await ask(arena, admin, "GET", ROUTE, name)).get("downloads", [])
+        listed = (await call(context, admin, "GET", ROUTE, name)).get("downloads", [])
         download = next((entry for entry in listed if entry["repository"] == repository), None)
         state = download["state"] if download else ""
         if download is None or state in FINISHED or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.2)
     if download is not None:
-        await ask(arena, admin, "POST", f"{ROUTE}/{download['id']}/cancel", name, {})
-        await ask(arena, admin, "DELETE", f"{ROUTE}/{download['id']}", name)
+        await call(context, admin, "POST", f"{ROUTE}/{download['id']}/cancel", name, {})
+        await call(context, admin, "DELETE", f"{ROUTE}/{download['id']}", name)
     return state
 
 
-async def ask(arena: Arena, admin: httpx2.AsyncClient, method: str, path: str, name: str, body: Any = None) -> Any:
+async def call(
+    context: TurnContext, admin: httpx2.AsyncClient, method: str, path: str, name: str, body: Any = None
+) -> Any:
     """Make one call and judge it; return its answer, or {} if it failed."""
     answer = await admin.request(method, path, json=body)
-    arena.findings.answered(answer.status_code, answer.headers, answer.content, f"{name}: {method} {path}")
+    context.findings.count_response(answer.status_code, answer.headers, answer.content, f"{name}: {method} {path}")
     return answer.json() if answer.is_success else {}

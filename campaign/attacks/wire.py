@@ -6,9 +6,9 @@ import socket
 import time
 from collections.abc import Iterable
 
-from campaign.attack import Arena
+from campaign.attack import TurnContext
 from campaign.chats import CHAT
-from campaign.sockets import connections, head, is_closed, send, status
+from campaign.sockets import connections, is_closed, request_head, send, status
 
 CONNECTIONS, SECONDS = 8, 12.0
 ANSWER_SECONDS = 90.0
@@ -17,14 +17,14 @@ IDLE, HALF_HEADERS, SLOW_BODIES = 1000, 500, 100
 CLOSED_SECONDS = 45.0
 """Seconds after which the server must have hung up on a client that sends no whole request."""
 CHUNKED = "Transfer-Encoding: chunked"
-PIECES = 1000
+CHUNKS_PER_WRITE = 1000
 """Number of chunks sent together."""
 
 
 def chunked(key: str, chunk: bytes) -> Iterable[bytes]:
     """Yield a body of many such chunks."""
-    yield head("POST", CHAT, key, CHUNKED)
-    yield from itertools.repeat(chunk * PIECES, CHUNKS // PIECES)
+    yield request_head("POST", CHAT, key, CHUNKED)
+    yield from itertools.repeat(chunk * CHUNKS_PER_WRITE, CHUNKS // CHUNKS_PER_WRITE)
     yield b"0\r\n\r\n"
 
 
@@ -45,25 +45,25 @@ def extended_chunks(key: str) -> Iterable[bytes]:
 
 def one_byte_writes(key: str) -> Iterable[bytes]:
     """Yield a body byte by byte."""
-    yield head("POST", CHAT, key, "Content-Length: 20000")
+    yield request_head("POST", CHAT, key, "Content-Length: 20000")
     yield from itertools.repeat(b" ", 20_000)
 
 
 def trailers(key: str) -> Iterable[bytes]:
     """Yield more trailer fields than a head may have."""
-    yield head("POST", CHAT, key, CHUNKED) + b"2\r\n{}\r\n0\r\n"
-    yield from itertools.repeat(b"a: b\r\n" * PIECES, CHUNKS // PIECES)
+    yield request_head("POST", CHAT, key, CHUNKED) + b"2\r\n{}\r\n0\r\n"
+    yield from itertools.repeat(b"a: b\r\n" * CHUNKS_PER_WRITE, CHUNKS // CHUNKS_PER_WRITE)
     yield b"\r\n"
 
 
 def pipelined(key: str) -> Iterable[bytes]:
     """Yield thousands of requests before the first answer is read."""
-    yield from itertools.repeat(head("GET", "/v1/models/nothing", key) * 100, 30)
+    yield from itertools.repeat(request_head("GET", "/v1/models/nothing", key) * 100, 30)
 
 
 def many_fields(key: str) -> Iterable[bytes]:
     """Yield a head of many fields."""
-    yield head("GET", "/health", key)[:-2] + b"a: b\r\n" * 5000 + b"\r\n"
+    yield request_head("GET", "/health", key)[:-2] + b"a: b\r\n" * 5000 + b"\r\n"
 
 
 EXPENSIVE = (
@@ -77,48 +77,50 @@ EXPENSIVE = (
 )
 
 
-async def expensive_requests(arena: Arena) -> None:
+async def expensive_requests(context: TurnContext) -> None:
     """Send one kind after another for some seconds, each over several connections, with or without a key."""
     ends_at = time.monotonic() + SECONDS
     while time.monotonic() < ends_at:
-        make, key = arena.chance.choice(EXPENSIVE), arena.chance.choice((arena.key, ""))
+        make, key = context.rng.choice(EXPENSIVE), context.rng.choice((context.key, ""))
         name = f"{make.__name__} {'with' if key else 'without'} a key"
-        arena.begin(name)
-        async with connections(arena.server.address, CONNECTIONS) as opened:
-            statuses = await asyncio.gather(*(ask(connection, make(key)) for connection in opened))
-        arena.findings.tried += len(statuses)
-        arena.findings.expect(max(statuses) < 500, f"{name}: {max(statuses)}")
+        context.begin(name)
+        async with connections(context.server.address, CONNECTIONS) as sockets:
+            statuses = await asyncio.gather(*(send_and_read_status(connection, make(key)) for connection in sockets))
+        context.findings.tried += len(statuses)
+        context.findings.expect(max(statuses) < 500, f"{name}: {max(statuses)}")
 
 
-async def ask(connection: socket.socket, pieces: Iterable[bytes]) -> int:
+async def send_and_read_status(connection: socket.socket, chunks: Iterable[bytes]) -> int:
     """Send a request, and return the status of its answer; 0 if there is none."""
-    sending = asyncio.create_task(send(connection, pieces))
+    sending = asyncio.create_task(send(connection, chunks))
     code = await status(connection, ANSWER_SECONDS)
     sending.cancel()
     return code
 
 
-async def half_requests(arena: Arena) -> None:
+async def half_requests(context: TurnContext) -> None:
     """Open 1,000 silent connections, half heads and slow bodies: others are answered, and half requests closed."""
-    host = arena.server.address
+    host = context.server.address
     async with (
         connections(host, IDLE),
         connections(host, HALF_HEADERS) as halves,
         connections(host, SLOW_BODIES) as bodies,
-        arena.client() as client,
+        context.client() as client,
     ):
-        arena.begin("half heads and bodies")
+        context.begin("half heads and bodies")
         for connection in halves:
             await send(connection, [b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nA: "])
         for connection in bodies:
-            await send(connection, [head("POST", CHAT, arena.key, "Content-Length: 100") + b"{"])
-        arena.begin("a request beside half ones")
+            await send(connection, [request_head("POST", CHAT, context.key, "Content-Length: 100") + b"{"])
+        context.begin("a request beside half ones")
         began = time.monotonic()
         answer = await client.get("/v1/models")
-        arena.findings.answered(answer.status_code, answer.headers, answer.content, "a request beside half ones")
-        arena.findings.expect(answer.is_success, f"a request beside half ones: {answer.status_code}")
-        arena.findings.took("answer beside", time.monotonic() - began)
-        arena.begin("half requests end")
+        context.findings.count_response(
+            answer.status_code, answer.headers, answer.content, "a request beside half ones"
+        )
+        context.findings.expect(answer.is_success, f"a request beside half ones: {answer.status_code}")
+        context.findings.record_time("answer beside", time.monotonic() - began)
+        context.begin("half requests end")
         closed = await asyncio.gather(*(is_closed(half, CLOSED_SECONDS) for half in [*halves, *bodies]))
-    arena.findings.tried += IDLE + len(closed)
-    arena.findings.expect(all(closed), f"{closed.count(False)} of {len(closed)} half requests were left open")
+    context.findings.tried += IDLE + len(closed)
+    context.findings.expect(all(closed), f"{closed.count(False)} of {len(closed)} half requests were left open")

@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 import httpx2
 import psutil
 
-from campaign.attack import Arena, released
+from campaign.attack import TurnContext, release_quarantined
 from campaign.chats import long_chat
-from campaign.judgement import BACK
-from campaign.streams import first_token_seconds, listen
+from campaign.judgement import FIRST_TOKEN
+from campaign.streams import first_token_seconds, read_stream
 
 STREAMS, FEW_STREAMS, LONG_TOKENS = 8, 3, 600
-LATEST_KILL_SECONDS = 2.0
-BACK_SECONDS = 120.0
+MAX_KILL_DELAY_SECONDS = 2.0
+RECOVERY_SECONDS = 120.0
 STOP_SECONDS = 120.0
 """Limit on the time until a stopped worker's streams end, in seconds: its watchdog waits for 30."""
 SUSPENDED_SECONDS = (3.0, 15.0)
@@ -24,73 +24,75 @@ SUSPENDED_SECONDS = (3.0, 15.0)
 
 @contextlib.asynccontextmanager
 async def streams(
-    arena: Arena, client: httpx2.AsyncClient, count: int, asked: str
+    context: TurnContext, client: httpx2.AsyncClient, count: int, description: str
 ) -> AsyncGenerator[asyncio.Future[list[Sequence[str]]]]:
     """Start long streams and enter the block at a random moment; wait for their ends behind it."""
-    listening = [
-        listen(client, long_chat(f"Tell story {row}.", LONG_TOKENS), arena.findings, asked) for row in range(count)
+    readers = [
+        read_stream(client, long_chat(f"Tell story {row}.", LONG_TOKENS), context.findings, description)
+        for row in range(count)
     ]
-    together = asyncio.gather(*listening)
+    all_ends = asyncio.gather(*readers)
     try:
-        await asyncio.sleep(arena.chance.uniform(0, LATEST_KILL_SECONDS))
-        yield together
+        await asyncio.sleep(context.rng.uniform(0, MAX_KILL_DELAY_SECONDS))
+        yield all_ends
         async with asyncio.timeout(STOP_SECONDS):
-            await together
+            await all_ends
     except TimeoutError:
-        arena.findings.failures.append(f"{asked}: streams without an end after {STOP_SECONDS:.0f} s")
+        context.findings.failures.append(f"{description}: streams without an end after {STOP_SECONDS:.0f} s")
     finally:
-        together.cancel()
+        all_ends.cancel()
 
 
-async def came_back(arena: Arena, client: httpx2.AsyncClient, since: float) -> None:
-    """Time the first token of a request that waits for the new worker."""
-    await released(arena.server)  # the only model in the worker is rightly quarantined after three ends in five minutes
+async def time_recovery(context: TurnContext, client: httpx2.AsyncClient, since: float) -> None:
+    """Record the time until a request that waits for the new worker gets its first token."""
+    # The only model in the worker is rightly quarantined after three ends in five minutes.
+    await release_quarantined(context.server)
     try:
-        arena.findings.took(BACK, await first_token_seconds(client, since, BACK_SECONDS))
+        context.findings.record_time(FIRST_TOKEN, await first_token_seconds(client, since, RECOVERY_SECONDS))
     except TimeoutError:
-        arena.findings.failures.append(f"no token {BACK_SECONDS:.0f} s after the worker's end")
+        context.findings.failures.append(f"no token {RECOVERY_SECONDS:.0f} s after the worker's end")
 
 
-async def kill_worker(arena: Arena) -> None:
+async def kill_worker(context: TurnContext) -> None:
     """SIGKILL the worker under streams: each has one end, and a waiting request is soon answered."""
-    async with arena.client() as client, streams(arena, client, STREAMS, "a stream of a killed worker"):
-        worker = arena.server.worker()
+    async with context.client() as client, streams(context, client, STREAMS, "a stream of a killed worker"):
+        worker = context.server.worker()
         if worker is None:
-            arena.findings.failures.append("there is no worker to kill")
+            context.findings.failures.append("there is no worker to kill")
             return
         killed_at = time.monotonic()
         worker.kill()
-        await came_back(arena, client, killed_at)
+        await time_recovery(context, client, killed_at)
 
 
-async def stop_worker(arena: Arena) -> None:
+async def stop_worker(context: TurnContext) -> None:
     """SIGSTOP the worker under streams: the watchdog ends each once, and another worker takes over."""
-    async with arena.client() as client:
-        async with streams(arena, client, FEW_STREAMS, "a stream of a stopped worker"):
-            worker = arena.server.worker()
+    async with context.client() as client:
+        async with streams(context, client, FEW_STREAMS, "a stream of a stopped worker"):
+            worker = context.server.worker()
             if worker is not None:
                 worker.suspend()
         since = time.monotonic()
-        await came_back(arena, client, since)
+        await time_recovery(context, client, since)
 
 
-async def suspend_all(arena: Arena) -> None:
+async def suspend_all(context: TurnContext) -> None:
     """SIGSTOP and SIGCONT every process of the server, as when a computer sleeps: everything continues."""
-    before = arena.server.worker()
+    before = context.server.worker()
     async with (
-        arena.client() as client,
-        streams(arena, client, FEW_STREAMS, "a stream of a suspended server") as all_of_them,
+        context.client() as client,
+        streams(context, client, FEW_STREAMS, "a stream of a suspended server") as all_of_them,
     ):
-        family = arena.server.family()
-        send(family, signal.SIGSTOP)
+        process_tree = context.server.process_tree()
+        send(process_tree, signal.SIGSTOP)
         try:
-            await asyncio.sleep(arena.chance.uniform(*SUSPENDED_SECONDS))
+            await asyncio.sleep(context.rng.uniform(*SUSPENDED_SECONDS))
         finally:
-            send(reversed(family), signal.SIGCONT)
+            send(reversed(process_tree), signal.SIGCONT)
         for ends in await all_of_them:
-            arena.findings.expect(ends == ["done"], f"a stream of a suspended server ended with {ends}")
-    after = arena.server.worker()
-    arena.findings.expect(before == after, "a suspended worker was replaced")
+            context.findings.expect(ends == ["done"], f"a stream of a suspended server ended with {ends}")
+    after = context.server.worker()
+    context.findings.expect(before == after, "a suspended worker was replaced")
 
 
 def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:

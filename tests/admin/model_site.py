@@ -12,7 +12,7 @@ from app.admin.context import AdminContext
 from app.core.errors import InsufficientMemory, ModelInUse
 from app.core.messages import Accepted, Delta, Finished, Generate, ModelLoaded, Ready, Snapshot
 from app.core.statistics import MethodStatistics, Statistics
-from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
+from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
 from app.main import admin_context, build, measured_in
 from app.models.catalog import FolderCatalog, default_catalog
 from app.serving.context import Activity, Context
@@ -43,7 +43,7 @@ class PacedWorker(FakeWorker):
         """While it is set and clear, no answer begins."""
         self._time = time
 
-    async def load(self, model: ModelSpecification, stay: Stay = UNSAID) -> ModelLoaded:
+    async def load(self, model: ModelSpecification, stay: Stay = UNSPECIFIED_STAY) -> ModelLoaded:
         if self.in_use:
             raise ModelInUse("it is in use", retry_after_seconds=1)
         methods = (*(draft.method for draft in model.drafts), "ngram")

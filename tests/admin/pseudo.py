@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from app.i18n import NAME_KEY, PLACEHOLDER, read_words
-from app.serving.live_settings import OWN_CATALOGS
+from app.serving.live_settings import USER_LANGUAGES
 
 CODE = "en-XA"
 OPEN, CLOSE = "[!! ", " !!]"
@@ -30,7 +30,7 @@ def pseudo(words: str) -> str:
 
 def write_pseudo_locale(home: Path) -> str:
     """Put the catalog where an application with this `PACELINE_HOME` finds it; the answer is its code."""
-    folder = home / OWN_CATALOGS
+    folder = home / USER_LANGUAGES
     folder.mkdir(parents=True, exist_ok=True)
     entries = {key: pseudo(words) for key, words in read_words().entries.items()} | {NAME_KEY: "Pseudo"}
     (folder / f"{CODE}.json").write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")

@@ -66,8 +66,8 @@ def make_sign_in_site(*, password: str | None = PASSWORD, **settings: Any) -> Si
     store: Store = site.app.state.admin.store
     accounts = Accounts(store, clock=time, hasher=FAST)
     codes = {
-        "setup": OneTimeCodes(time),
-        "entries": OneTimeCodes(time, valid_seconds=ENTRY_SECONDS, most=ENTRIES),
+        "setup_codes": OneTimeCodes(time),
+        "entry_codes": OneTimeCodes(time, valid_seconds=ENTRY_SECONDS, max_open=ENTRIES),
     }
     admin = replace(admin_context(site.context, store), accounts=accounts, **codes)
     site.app = build(admin)

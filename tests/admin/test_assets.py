@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from app.admin.templating import ASK_AGAIN, FOLDER, KEEP, Assets, read_assets
+from app.admin.templating import CACHE_FOREVER, FOLDER, REVALIDATE, Assets, read_assets
 from tests.admin.sources import scripts, styles, templates
 from tests.api.fakes import make_site
 
@@ -52,9 +52,9 @@ async def test_only_addresses_of_this_version_are_kept(page: str) -> None:
     addresses = set(re.findall(r'"(/static/[^"]+)"', (await client.get(page, headers=OWN)).text))
     assert {address.split("/", 3)[3] for address in addresses} >= {"paceline.css", "boot.js"}
     for address in addresses:
-        assert (await client.get(address)).headers["cache-control"] == KEEP
+        assert (await client.get(address)).headers["cache-control"] == CACHE_FOREVER
         stale = f"/static/0123456789abcdef/{address.split('/', 3)[3]}"
-        assert (await client.get(stale)).headers["cache-control"] == ASK_AGAIN
+        assert (await client.get(stale)).headers["cache-control"] == REVALIDATE
 
 
 def test_any_change_of_any_file_or_name_is_another_version() -> None:

@@ -26,7 +26,7 @@ from app.serving.resolver import Resolver
 from app.settings import Settings
 from app.store.rows import DownloadRows
 from app.store.store import FILE_NAME, Store
-from tests.api.fakes import FakeKeeper, FakeWorker
+from tests.api.fakes import FakeStorage, FakeWorker
 from tests.hub.queue import model_files
 from tests.hub.stand_in import StandInHub, stand_in_hub
 from tests.loaded import loaded
@@ -72,7 +72,7 @@ async def site(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("HF_TOKEN", "")
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "none"))
     settings = Settings(home=tmp_path, api_key=KEY, hub_endpoint=hub.address)
-    live, worker = LiveSettings(settings, FakeKeeper()), FakeWorker()
+    live, worker = LiveSettings(settings, FakeStorage()), FakeWorker()
     worker.ready_info = Ready(process_id=1, device="cpu", memory_ceiling_bytes=16_000_000_000)
     resolver = Resolver(live, FolderCatalog([settings.downloads_path], refresh_seconds=1e9), worker)
     activity = Activity(lambda: live.current.max_requests)
@@ -84,7 +84,7 @@ async def site(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch)
         resolver.refresh()
         arrived.append(download)
 
-    downloads = Downloads(lambda: settings, DownloadRows(store), HubToken(tmp_path), arrived=listed)
+    downloads = Downloads(lambda: settings, DownloadRows(store), HubToken(tmp_path), on_done=listed)
     app = build(dataclasses.replace(admin_context(context, store), downloads=downloads))
     await downloads.start()
     headers = {"authorization": f"Bearer {KEY}"}
@@ -153,9 +153,9 @@ async def test_offline_has_words_and_leaves_the_rest_alone(site: DownloadSite) -
 
 async def test_a_hub_that_does_not_answer_holds_up_nothing_else(site: DownloadSite) -> None:
     site.hub.faults.searches_hang = True
-    searches = [asyncio.create_task(site.downloads.ask(_search)) for _ in range(40)]
+    searches = [asyncio.create_task(site.downloads.call_hub(_search)) for _ in range(40)]
     async with asyncio.timeout(60):
-        while not site.hub.seen:
+        while not site.hub.requests:
             await site.call("GET", "/admin/api/downloads")
         await site.call("GET", "/admin/api/hub/token")
     site.hub.faults.searches_hang = False
@@ -202,7 +202,7 @@ async def test_the_token_is_written_and_never_read(site: DownloadSite) -> None:
     assert "script" not in str(refused)
     site.hub.tokens.add("hf_abcdefgh1234")
     await site.call("GET", "/admin/api/hub/search?q=tiny")
-    assert site.hub.seen[-1].authorization == "Bearer hf_abcdefgh1234"
+    assert site.hub.requests[-1].authorization == "Bearer hf_abcdefgh1234"
     for path in ("/admin/api/hub/token", "/admin/api/downloads", "/admin/api/settings"):
         assert "hf_abcdefgh1234" not in (await site.client.get(path)).text
     assert await site.call("PUT", "/admin/api/hub/token", {"token": ""}) == {"origin": "none"}
@@ -220,7 +220,7 @@ async def test_a_token_is_told_to_the_hub_that_it_is_for_and_to_no_other(
     await site.call("GET", "/admin/api/hub/search?q=tiny")
     await site.call("POST", "/admin/api/downloads", {"repository": ID}, 202)
     await site.until("done")
-    assert {request.authorization for request in site.hub.seen} == {""}
+    assert {request.authorization for request in site.hub.requests} == {""}
     site.downloads.token.write("", "")
     assert (site.downloads.token.read(""), site.downloads.token.origin("")) == ("hf_of_other_tools", "hugging_face")
     (site.home / "hub_token").write_text("hf_as_once_written")

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
-from app.admin.live import Listener, LiveFeed, while_welcome
+from app.admin.live import Listener, LiveFeed, while_authorized
 from tests.api.fakes import make_site, served
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ class Source:
 
 def pending(listener: Listener) -> dict[str, object]:
     """What a tab would be sent next."""
-    return {topic: json.loads(value) for topic, value in listener.take()}
+    return {topic: json.loads(value) for topic, value in listener.take_pending()}
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ async def test_a_stream_ends_soon_after_its_session() -> None:
         return now[0] < 10
 
     now = [0.0]
-    received = [frame async for frame in while_welcome(frames(), is_welcome, lambda: now[0])]
+    received = [frame async for frame in while_authorized(frames(), is_welcome, lambda: now[0])]
     assert b"".join(received) == b"012345", "asked at 6 seconds, and again when five more had passed, at 12"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from app.serving.errors import Rejected
-from app.serving.guessing import FREE_ATTEMPTS, LOOPBACK, MAX_ADDRESSES, Lockout, place_of
+from app.serving.guessing import FREE_ATTEMPTS, LOOPBACK, MAX_ADDRESSES, Lockout, address_key
 from tests.admin.signing import Time
 
 
@@ -107,4 +107,4 @@ def test_memory_is_bounded() -> None:
     ],
 )
 def test_what_counts_as_one_address(address: str, place: str) -> None:
-    assert place_of(address) == place
+    assert address_key(address) == place

@@ -76,7 +76,7 @@ async def test_the_live_topic_tells_the_last_lines(site: Site, logger: logging.L
     for number in range(150):
         logger.info("line %d", number)
     await feed.tick()
-    logs = dict((topic, json.loads(value)) for topic, value in tab.take())["logs"]  # noqa: C402
+    logs = dict((topic, json.loads(value)) for topic, value in tab.take_pending())["logs"]  # noqa: C402
     assert logs["last"] == 150
     assert [line["number"] for line in logs["lines"]] == list(range(51, 151))
     feed.leave(tab)

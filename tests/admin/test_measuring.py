@@ -184,11 +184,13 @@ async def test_requests_that_come_meanwhile_keep_their_own_drafters(
     (asked,) = [command for command in site.worker.commands if command.owner != MEASUREMENT]
     assert (asked.model, asked.speculation) == (measured, expected), "no other unit is loaded in between"
     resolver = site.admin.serving.resolver
-    await site.admin.loading.renew(DEMO)
-    assert resolver.as_own(DEMO, SpeculationRequest()) == SpeculationRequest(), "what is chosen now is used whole"
+    await site.admin.loading.reload(DEMO)
+    assert resolver.limit_speculation(DEMO, SpeculationRequest()) == SpeculationRequest(), (
+        "what is chosen now is used whole"
+    )
     site.admin.measuring.stop()
     await site.admin.measuring.wait()
-    assert resolver.as_own(DEMO, SpeculationRequest()) == SpeculationRequest()
+    assert resolver.limit_speculation(DEMO, SpeculationRequest()) == SpeculationRequest()
 
 
 async def test_one_measurement_runs_at_a_time(site: ModelSite) -> None:
@@ -260,8 +262,8 @@ async def test_the_end_of_the_server_ends_a_measurement(site: ModelSite) -> None
 
 def test_tokens_that_arrive_in_one_lump_are_as_fast_as_the_worker_says() -> None:
     usage = Statistics(completion_tokens=40, decode_seconds=0.5)
-    assert rate_of([usage], arrived=2_000_000.0, seconds=1.0) == 80.0
-    assert rate_of([usage], arrived=79.0, seconds=1.0) == 79.0
-    assert rate_of([usage], arrived=0.0, seconds=1.0) == 80.0
-    assert rate_of([Statistics(completion_tokens=40)], arrived=0.0, seconds=2.0) == 20.0
-    assert rate_of([usage, usage], arrived=150.0, seconds=1.0) == 150.0
+    assert rate_of([usage], arrival_rate=2_000_000.0, seconds=1.0) == 80.0
+    assert rate_of([usage], arrival_rate=79.0, seconds=1.0) == 79.0
+    assert rate_of([usage], arrival_rate=0.0, seconds=1.0) == 80.0
+    assert rate_of([Statistics(completion_tokens=40)], arrival_rate=0.0, seconds=2.0) == 20.0
+    assert rate_of([usage, usage], arrival_rate=150.0, seconds=1.0) == 150.0

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from app.admin.model_routes import SECTIONS
-from app.command.listing import models_at_once
+from app.command.listing import models_for_greeting
 from app.core.download import Download
 from app.core.errors import ModelInUse
 from app.core.messages import Heartbeat, ModelLoaded, Ready, Snapshot
@@ -153,7 +153,7 @@ async def test_the_picker_ranks_what_fits_and_says_why_the_rest_does_not(site: M
     assert first["measured"]["num_draft_tokens"] == 1
     assert first["in_use"], "the best measured one is the usual one from now on"
     assert not candidate(measured, "demo-assistant-dflash")["in_use"]
-    listed = {row.id: row.draft for row in models_at_once(site.catalog, site.admin.serving.live)}
+    listed = {row.id: row.draft for row in models_for_greeting(site.catalog, site.admin.serving.live)}
     assert listed[DEMO] == "demo-draft", "and the command line says so too"
 
 
@@ -290,13 +290,13 @@ async def test_a_second_drafter_joins_the_first_of_another_method(site: ModelSit
 
 
 async def test_a_drafter_that_was_downloaded_for_a_model_joins_it_by_itself(site: ModelSite) -> None:
-    site.admin.loading.arrived(Download(id=1, repository="demo-draft", state="done", drafts_for=DEMO))
+    site.admin.loading.on_download_done(Download(id=1, repository="demo-draft", state="done", drafts_for=DEMO))
     await site.worker.wait_asked()
     ended = await site.admin.measuring.wait()
     assert ended is not None
     assert ended.outcome == "done"
     assert site.admin.serving.live.model(DEMO).drafts == ("demo-draft",)
-    site.admin.loading.arrived(Download(id=2, repository="demo-hybrid", state="done"))
+    site.admin.loading.on_download_done(Download(id=2, repository="demo-hybrid", state="done"))
     assert site.admin.measuring.active == "", "it was not asked to draft for any model"
 
 

@@ -10,7 +10,7 @@ from app.core.messages import Delta, LoadProgress, Ready, Snapshot
 from app.core.reason import Reason
 from app.core.unit import DraftSpecification
 from app.main import build
-from app.serving.measurements import Pace
+from app.serving.metrics import Pace
 from app.store.rows import RequestHistory
 from tests.admin.signing import Time
 from tests.admin.test_frame import OWN, get, script_data

@@ -14,7 +14,7 @@ import pytest
 from app.core.errors import ModelUnavailable
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress, Snapshot
 from app.core.reason import Reason
-from app.core.request import Past
+from app.core.request import FinishedRequest
 from app.main import create_app
 from app.serving.journal import Journal
 from app.serving.live_settings import LiveSettings
@@ -241,7 +241,7 @@ async def test_a_damaged_store_leaves_what_runs_and_says_why(site: Site, tmp_pat
 async def test_nothing_in_a_request_becomes_markup(site: Site, tmp_path: Path, text: str) -> None:
     history = RequestHistory(Store(tmp_path / FILE_NAME))
     pasts = [_past("plain", "plain"), _past("id", text)]
-    history.keep(pasts, 10)
+    history.save(pasts, 10)
     for path in ("/admin/requests", "/admin/requests/id"):
         page = (await get(site, path)).text
         assert text not in page or "<" not in text
@@ -254,7 +254,7 @@ def _replace_by_a_folder(path: Path) -> None:
     path.mkdir()
 
 
-def _past(name: str, text: str, created_at: float = 1.0) -> Past:
+def _past(name: str, text: str, created_at: float = 1.0) -> FinishedRequest:
     asked = {"sampling": {}, "drafters": [text], "choices": 1, "streamed": True, "max_tokens": None}
     drafts = {"drafted": 8, "accepted": 6, "cycles": 4, "accepted_per_position": [4, 2], "tokens_per_cycle": 2.5}
     figures = {
@@ -265,7 +265,7 @@ def _past(name: str, text: str, created_at: float = 1.0) -> Past:
         "asked": {**asked, "method": "auto", "num_draft_tokens": None},
         "problem": text,
     }
-    return Past(
+    return FinishedRequest(
         id=name,
         endpoint="/v1/chat/completions",
         model_id=text,
@@ -280,7 +280,7 @@ def _past(name: str, text: str, created_at: float = 1.0) -> Past:
 
 async def test_with_a_thousand_requests_the_pages_are_there_in_time(site: Site, tmp_path: Path) -> None:
     pasts = [_past(f"chatcmpl-{number:024x}", "demo-main", created_at=float(number)) for number in range(1000)]
-    RequestHistory(Store(tmp_path / FILE_NAME)).keep(pasts, 1000)
+    RequestHistory(Store(tmp_path / FILE_NAME)).save(pasts, 1000)
     for path in ("/admin/", "/admin/requests", "/admin/requests/chatcmpl-0000000000000000000003e7"):
         await get(site, path)
         seconds = []
@@ -295,7 +295,7 @@ async def test_the_menu_bar_gets_the_models_that_were_used_last_first(tmp_path: 
     main = next(model for model in MODELS if model.id == "demo-main")
     site = make_site(home=tmp_path, api_key="k", models=[replace(main, id=name) for name in "abcd"])
     used = [_past(f"r{number}", name, created_at=float(number)) for number, name in enumerate(["c", "gone", "b", "c"])]
-    RequestHistory(Store(tmp_path / FILE_NAME)).keep(used, 1000)
+    RequestHistory(Store(tmp_path / FILE_NAME)).save(used, 1000)
     menu = await ask(site, "menu")
     assert menu["models"] == ["c", "b", "a", "d"]
     assert menu["state"] == (await ask(site, "state"))["state"]

@@ -16,7 +16,7 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from sqlmodel import Session
 
-from app.core.unit import UNSAID
+from app.core.unit import UNSPECIFIED_STAY
 from app.serving.auth import COOKIE
 from app.store.store import Store
 from tests.admin.signing import PASSWORD, SignInSite, make_sign_in_site
@@ -295,7 +295,7 @@ async def test_a_key_for_inference_changes_nothing_that_is_in_memory_for_everybo
         assert [warning["parameter"] for warning in response.json().get("warnings", [])] == (
             ["keep_alive"] if status == 200 else []
         )
-    assert [command.stay for command in site.site.worker.commands] == [UNSAID]
+    assert [command.stay for command in site.site.worker.commands] == [UNSPECIFIED_STAY]
     assert site.site.worker.unloads == []
     for path in ("/api/load", "/api/unload"):
         response = await site.browser().post(path, json=bodies[0], headers={"x-api-key": site.key("admin")})
@@ -334,9 +334,9 @@ class WatchedStore(Store):
             yield session
 
     @contextmanager
-    def reading(self) -> Iterator[Session]:
+    def read_session(self) -> Iterator[Session]:
         self._watch()
-        with super().reading() as session:
+        with super().read_session() as session:
             yield session
 
     def _watch(self) -> None:

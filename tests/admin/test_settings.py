@@ -12,10 +12,10 @@ import pytest
 from app.admin.settings_routes import OPTION_WORDS
 from app.core.errors import ModelInUse
 from app.core.messages import Snapshot
-from app.core.unit import USUAL_STAY, Stay
+from app.core.unit import DEFAULT_STAY, Stay
 from app.model_settings import ModelSettings
 from app.models.drafters import METHOD_NAMES
-from app.serving.live_settings import OWN_CATALOGS
+from app.serving.live_settings import USER_LANGUAGES
 from app.settings import SECTIONS, Settings, TakesEffect
 from tests.admin.signing import SignInSite, make_sign_in_site
 from tests.api.fakes import chat_body
@@ -57,7 +57,7 @@ async def test_every_setting_is_told_with_all_that_a_form_needs(client: httpx2.A
 
 
 async def test_a_language_of_the_users_own_can_be_chosen(site: SignInSite, client: httpx2.AsyncClient) -> None:
-    own = site.admin.serving.settings.home / OWN_CATALOGS
+    own = site.admin.serving.settings.home / USER_LANGUAGES
     own.mkdir(parents=True, exist_ok=True)
     (own / "tlh.json").write_text('{"language.name": "tlhIngan Hol"}')
     row = by_name((await client.get(ADDRESS)).json()["settings"])["language"]
@@ -73,7 +73,7 @@ async def test_a_change_is_kept_felt_and_answered(site: SignInSite, client: http
     assert [rows[name]["in_effect"] for name in ("theme", "port", "queue_limit")] == [True, False, True]
     assert {row["origin"] for row in rows.values()} == {"store"}
     assert site.admin.serving.settings.theme == "dark"
-    assert site.site.keeper.values == {"theme": "dark", "port": 9000, "queue_limit": 5}
+    assert site.site.storage.values == {"theme": "dark", "port": 9000, "queue_limit": 5}
     assert 'data-theme="dark"' in (await client.get("/admin/settings")).text
     back = by_name((await client.patch(ADDRESS, json={"port": None})).json()["changed"])["port"]
     assert (back["value"], back["origin"], back["in_effect"]) == (8710, "default", True)
@@ -103,7 +103,7 @@ async def test_what_cannot_be_is_422_and_changes_nothing(
     response = await client.patch(ADDRESS, json={"theme": "dark"} | body)
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (422, code, parameter)
-    assert site.site.keeper.values == {}
+    assert site.site.storage.values == {}
 
 
 NASTY = ("x" * 4000, "nonsense !", -1, 1e12, 1.5, "", [], ["no://host"], {}, {"a": 1}, True, "900T")
@@ -125,7 +125,7 @@ async def test_every_refusal_is_said_in_the_language_of_the_page(
 
 async def test_require_key_is_felt_at_the_next_request(site: SignInSite, client: httpx2.AsyncClient) -> None:
     key = site.key()
-    site.site.keeper.keys = 1
+    site.site.storage.keys = 1
     program = site.browser()
     assert (await program.get("/v1/models")).status_code == 200
     assert (await client.patch(ADDRESS, json={"require_key": True})).status_code == 200
@@ -270,7 +270,7 @@ async def test_an_alias_is_shown_and_found_everywhere(site: SignInSite, client: 
 
 
 async def test_pins_and_idle_times_are_felt_at_load_and_now(site: SignInSite, client: httpx2.AsyncClient) -> None:
-    worker, stay = site.site.worker, USUAL_STAY
+    worker, stay = site.site.worker, DEFAULT_STAY
     async with site.site.app.router.lifespan_context(site.site.app):
         for body, pinned, idle_seconds in (
             ({"pinned": True}, True, 3600.0),

@@ -48,7 +48,7 @@ async def test_before_the_first_run_every_page_leads_to_the_set_up() -> None:
 
 async def test_the_set_up_code_chooses_the_password_once() -> None:
     site = first_run()
-    token = site.admin.setup.issue()
+    token = site.admin.setup_codes.issue()
     client = site.browser()
     done = await post(client, "/admin/api/setup", token=token, password=PASSWORD)
     assert done.status_code == 200
@@ -63,7 +63,7 @@ async def test_the_set_up_code_chooses_the_password_once() -> None:
 
 async def test_a_bad_password_does_not_use_the_code_up() -> None:
     site = first_run()
-    token = site.admin.setup.issue()
+    token = site.admin.setup_codes.issue()
     assert code_of(await post(site.browser(), "/admin/api/setup", token=token, password="short")) == "password_short"
     assert (
         code_of(await post(site.browser(), "/admin/api/setup", token=token, password="password")) == "password_obvious"
@@ -73,10 +73,10 @@ async def test_a_bad_password_does_not_use_the_code_up() -> None:
 
 async def test_a_wrong_or_late_code_does_nothing() -> None:
     site = first_run()
-    for wrong in ("", "x", "é", site.admin.setup.issue()[:-1]):
+    for wrong in ("", "x", "é", site.admin.setup_codes.issue()[:-1]):
         response = await post(site.browser(), "/admin/api/setup", token=wrong, password=PASSWORD)
         assert (response.status_code, code_of(response)) == (403, "invalid_setup_code")
-    token = site.admin.setup.issue()
+    token = site.admin.setup_codes.issue()
     site.time.pass_by(30 * MINUTE)
     assert (
         code_of(await post(site.browser(), "/admin/api/setup", token=token, password=PASSWORD)) == "invalid_setup_code"
@@ -93,14 +93,14 @@ async def test_without_a_code_issued_nothing_is_one() -> None:
 
 async def test_a_new_code_ends_the_one_before() -> None:
     site = first_run()
-    old, new = site.admin.setup.issue(), site.admin.setup.issue()
+    old, new = site.admin.setup_codes.issue(), site.admin.setup_codes.issue()
     assert code_of(await post(site.browser(), "/admin/api/setup", token=old, password=PASSWORD)) == "invalid_setup_code"
     assert (await post(site.browser(), "/admin/api/setup", token=new, password=PASSWORD)).status_code == 200
 
 
 async def test_another_computer_cannot_set_up_even_with_the_code() -> None:
     site = first_run()
-    token = site.admin.setup.issue()
+    token = site.admin.setup_codes.issue()
     response = await post(site.browser(FAR), "/admin/api/setup", token=token, password=PASSWORD)
     assert (response.status_code, code_of(response)) == (403, "not_local")
     page = (await site.browser(FAR).get("/admin/setup")).text
@@ -110,7 +110,7 @@ async def test_another_computer_cannot_set_up_even_with_the_code() -> None:
 
 async def test_two_at_once_make_one_account() -> None:
     site = first_run()
-    token = site.admin.setup.issue()
+    token = site.admin.setup_codes.issue()
     attempts = [post(site.browser(), "/admin/api/setup", token=token, password=PASSWORD) for _ in range(5)]
     statuses = [response.status_code for response in await asyncio.gather(*attempts)]
     assert sorted(statuses) == [200, 404, 404, 404, 404]
@@ -118,7 +118,7 @@ async def test_two_at_once_make_one_account() -> None:
 
 async def test_a_stranger_who_sends_slowly_does_not_keep_the_owner_out() -> None:
     site = first_run()
-    token, end = site.admin.setup.issue(), asyncio.Event()
+    token, end = site.admin.setup_codes.issue(), asyncio.Event()
 
     async def slowly() -> AsyncGenerator[bytes, None]:
         yield b'{"token": '
@@ -145,7 +145,7 @@ def test_serve_prints_the_address_only_while_there_is_no_account() -> None:
     url = "http://127.0.0.1:8710/"
     address = setup_address(site.admin, url)
     assert address.startswith(f"{url}admin/setup#")
-    assert site.admin.setup.matches(address.partition("#")[2])
+    assert site.admin.setup_codes.matches(address.partition("#")[2])
     site.accounts.set_up(PASSWORD)
     assert setup_address(site.admin, url) == ""
     assert setup_address(first_run(host="192.168.1.5", api_key="k").admin, url) == ""
@@ -322,7 +322,7 @@ async def test_where_other_machines_reach_the_server_a_key_is_always_asked_for()
 
 async def test_the_setting_require_key_closes_the_endpoint_at_once() -> None:
     site = make_sign_in_site()
-    site.site.keeper.keys = 1
+    site.site.storage.keys = 1
     client, key = site.browser(), site.key()
     assert (await client.get("/v1/models")).status_code == 200
     site.admin.serving.live.change({"require_key": True}, "test")
@@ -345,7 +345,7 @@ async def test_a_damaged_store_closes_everything_until_a_new_set_up() -> None:
         assert (await caller.get("/admin/api/keys")).status_code == 401
     assert (await site.browser().get("/admin/")).headers["location"] == "/admin/setup"
     assert (await post(site.browser(), "/admin/api/login", password=PASSWORD)).status_code == 403
-    token = site.admin.setup.issue()
+    token = site.admin.setup_codes.issue()
     assert "has been set aside" in (await site.browser().get("/admin/setup")).text
     assert (await post(site.browser(), "/admin/api/setup", token=token, password=OTHER_PASSWORD)).status_code == 200
     assert (await site.browser().get("/v1/models")).status_code == 200
@@ -364,7 +364,7 @@ async def test_a_store_that_fails_opens_nothing() -> None:
 async def test_what_is_secret_is_in_no_log_page_address_or_list(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     site = first_run(api_key="sk-environment-secret")
-    token = site.admin.setup.issue()
+    token = site.admin.setup_codes.issue()
     client = site.browser()
     await post(client, "/admin/api/setup", token="wrong-token-value", password=PASSWORD)
     await post(client, "/admin/api/setup", token=token, password=PASSWORD)
@@ -415,7 +415,7 @@ def test_a_browser_is_named_by_words_of_ours(sent: str, name: str) -> None:
 
 async def test_the_key_of_the_servers_file_opens_everything_from_this_computer_and_nothing_from_elsewhere() -> None:
     site = make_sign_in_site(require_key=True)
-    own = {"authorization": f"Bearer {site.site.app.state.door.own_key}"}
+    own = {"authorization": f"Bearer {site.site.app.state.access_policy.local_key}"}
     near, far = site.browser(**own), site.browser(address=FAR, **own)
     for path in ("/v1/models", "/admin/api/settings"):
         assert (await near.get(path)).status_code == 200
@@ -431,7 +431,7 @@ async def test_the_key_of_the_servers_file_opens_everything_from_this_computer_a
 
 async def entry_of(site: SignInSite, to: str = "/admin/chat#7") -> tuple[str, Path]:
     """The code that a command of this computer gets, and the file that leads a browser to it."""
-    command = site.browser(authorization=f"Bearer {site.site.app.state.door.own_key}")
+    command = site.browser(authorization=f"Bearer {site.site.app.state.access_policy.local_key}")
     answer = (await post(command, "/admin/api/entry", to=to)).json()
     assert answer["address"].startswith("http://127.0.0.1:8710/admin/enter#")
     return answer["address"].partition("#")[2], Path(answer["file"])
@@ -467,7 +467,7 @@ async def test_a_one_time_address_that_is_late_guessed_or_from_afar_opens_nothin
 
 async def test_where_the_server_has_an_address_of_the_network_its_own_computer_is_let_in_and_no_other() -> None:
     site = first_run(host=FAR)
-    own, there = f"http://{FAR}:8710", {"authorization": f"Bearer {site.site.app.state.door.own_key}"}
+    own, there = f"http://{FAR}:8710", {"authorization": f"Bearer {site.site.app.state.access_policy.local_key}"}
 
     async def fragment() -> str:
         answer = await site.browser(FAR, **there).post(f"{own}/admin/api/entry", json={})
@@ -484,7 +484,7 @@ async def test_where_the_server_has_an_address_of_the_network_its_own_computer_i
 
 async def test_only_a_command_of_this_computer_gets_a_one_time_address() -> None:
     site = make_sign_in_site()
-    own = f"Bearer {site.site.app.state.door.own_key}"
+    own = f"Bearer {site.site.app.state.access_policy.local_key}"
     for client in (await site.signed_in(), site.browser(authorization=f"Bearer {site.key('admin')}")):
         answer = await post(client, "/admin/api/entry")
         assert (answer.status_code, code_of(answer)) == (403, "not_a_command")
@@ -507,7 +507,7 @@ async def test_only_a_command_of_this_computer_gets_a_one_time_address() -> None
 
 async def test_before_there_is_a_password_a_command_gets_the_address_of_the_set_up() -> None:
     site = first_run()
-    command = site.browser(authorization=f"Bearer {site.site.app.state.door.own_key}")
+    command = site.browser(authorization=f"Bearer {site.site.app.state.access_policy.local_key}")
     address = (await post(command, "/admin/api/entry")).json()["address"]
     assert address.startswith("http://127.0.0.1:8710/admin/setup#")
     done = await post(site.browser(), "/admin/api/setup", token=address.partition("#")[2], password=PASSWORD)

@@ -27,7 +27,7 @@ from app.i18n import (
 )
 from app.model_settings import ModelSettings
 from app.models.drafters import METHOD_NAMES
-from app.serving.errors import HTTP_CODES, Rejected, said
+from app.serving.errors import HTTP_CODES, Rejected, localized_message
 from app.settings import SECTIONS, Settings, TakesEffect
 from tests.admin.pseudo import CLOSE, CODE, OPEN, pseudo, write_pseudo_locale
 from tests.admin.sources import APP, calls, quoted_keys, scripts, templates
@@ -121,8 +121,10 @@ def test_every_error_has_words_of_its_own_and_the_words_an_error() -> None:
 @pytest.mark.parametrize("language", languages())
 def test_every_error_is_told_in_every_language(language: str) -> None:
     words = read_words(language)
-    messages = [said(PacelineError("detail", code=code), words) for code in {*raised_codes(), "never heard of"}]
-    messages += [said(HubProblem(problem, "a/b"), words) for problem in PROBLEMS]
+    messages = [
+        localized_message(PacelineError("detail", code=code), words) for code in {*raised_codes(), "never heard of"}
+    ]
+    messages += [localized_message(HubProblem(problem, "a/b"), words) for problem in PROBLEMS]
     assert [text for text in messages if not SCRIPTS.get(language, re.compile("")).search(text)] == []
 
 

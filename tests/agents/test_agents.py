@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.api.messages import BILLING_HEADER
-from app.coding_agents import AGENTS, NO_KEY, Place
+from app.coding_agents import AGENTS, NO_KEY, ModelEndpoint
 from tests.agents.installed import FOLDERS
 from tests.agents.task import RIGHT, TASK, TEMPLATES, WRONG
 from tests.scripted.folders import CONTEXT_TOKENS
@@ -54,7 +54,7 @@ def mend(
     }
     command = [sys.executable, "-m", "app.cli", "launch", agent, "--model", server.model(template), "--"]
     if by_hand:
-        place = Place(str(server.client.base_url).rstrip("/"), server.model(template), CONTEXT_TOKENS, NO_KEY)
+        place = ModelEndpoint(str(server.client.base_url).rstrip("/"), server.model(template), CONTEXT_TOKENS, NO_KEY)
         environment |= AGENTS[agent].environment(place)
         del environment["CLAUDE_CODE_ATTRIBUTION_HEADER"]
         command = [AGENTS[agent].program, *AGENTS[agent].flags(place)]

@@ -33,7 +33,7 @@ from app.core.messages import (
 )
 from app.core.reason import NO_REASON, Reason
 from app.core.statistics import Decision, MethodStatistics, Statistics
-from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
+from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
 from app.main import admin_context, build
 from app.model_settings import ModelSettings
 from app.models.catalog import CatalogModel, FolderCatalog
@@ -199,7 +199,7 @@ class FakeWorker:
         loaded = self.loaded().get(model_id)
         return loaded.unit if loaded is not None else self.coming.get(model_id)
 
-    async def load(self, model: ModelSpecification, stay: Stay = UNSAID) -> ModelLoaded:
+    async def load(self, model: ModelSpecification, stay: Stay = UNSPECIFIED_STAY) -> ModelLoaded:
         self.loads.append(model)
         self.stays.append(stay)
         await self.tell()
@@ -277,11 +277,11 @@ class FakeCatalog:
 
     def refresh(self) -> None: ...
 
-    def is_looking(self) -> bool:
+    def is_reading_tokenizers(self) -> bool:
         return False
 
 
-class FakeKeeper:
+class FakeStorage:
     """A store in memory: `stored` is what is set for models, by id; `values` are settings of the server."""
 
     def __init__(self) -> None:
@@ -314,7 +314,7 @@ class Site:
 
     app: FastAPI
     worker: FakeWorker
-    keeper: FakeKeeper
+    storage: FakeStorage
     context: Context
     client: httpx2.AsyncClient = field(init=False)
 
@@ -362,8 +362,8 @@ def make_site(
     if "home" not in settings:
         settings["home"] = shutil.copytree(_empty_home(), Path(tempfile.gettempdir()) / f"paceline-{uuid4().hex}")
     chosen = Settings(**settings)
-    keeper = FakeKeeper()
-    live = LiveSettings(chosen, keeper)
+    storage = FakeStorage()
+    live = LiveSettings(chosen, storage)
     resolver = Resolver(live, FakeCatalog(models), worker)
     made = Context(
         live=live,
@@ -373,7 +373,7 @@ def make_site(
         **(context or {}),
     )
     store = open_store(chosen.home / FILE_NAME)
-    return Site(build(admin_context(made, store)), worker, keeper, made)
+    return Site(build(admin_context(made, store)), worker, storage, made)
 
 
 @contextlib.asynccontextmanager

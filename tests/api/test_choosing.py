@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.core.errors import SpeculationUnavailable
-from app.core.request import WHOLE, Quantisation
+from app.core.request import UNQUANTISED, Quantisation
 from app.model_settings import ModelSettings
 from app.serving.resolver import Resolver
 from tests.api.fakes import DRAFTERS, Site, make_site, names_of
@@ -41,7 +41,7 @@ def test_a_stored_choice_decides_where_settings_say_nothing() -> None:
 
 def test_how_keys_and_values_are_kept_reaches_the_specification() -> None:
     site = make_site(models=DRAFTERS, policy="off")
-    assert site.context.resolver.resolve("demo-main").quantisation == WHOLE
+    assert site.context.resolver.resolve("demo-main").quantisation == UNQUANTISED
     for chosen, wanted in (({"kv_bits": 4}, (4, 1024)), ({"kv_bits": 8, "kv_bits_from": 0}, (8, 0))):
         keep(site, **chosen)
         assert site.context.resolver.resolve("demo-main").quantisation == Quantisation(*wanted)

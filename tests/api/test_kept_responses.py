@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from app.api.commands import MAX_KEY_CHARACTERS, MAX_PAIRS, MAX_VALUE_CHARACTERS
-from app.api.kept_responses import KEPT_SECONDS, KeptResponses
+from app.api.response_store import MAX_AGE_SECONDS, ResponseStore
 from app.serving.errors import Rejected
 from tests.api.fakes import Site, chat_body, make_site
 
@@ -28,11 +28,11 @@ class Now:
         return self.seconds
 
 
-def keep(kept: KeptResponses, owner: str, name: str, text: str = LARGE) -> None:
-    kept.keep(owner, {"id": name, "output": [{"id": f"msg_{name}", "text": text}]}, [{"text": text}], [{"text": text}])
+def keep(kept: ResponseStore, owner: str, name: str, text: str = LARGE) -> None:
+    kept.save(owner, {"id": name, "output": [{"id": f"msg_{name}", "text": text}]}, [{"text": text}], [{"text": text}])
 
 
-def names(kept: KeptResponses, owner: str, *wanted: str) -> list[str]:
+def names(kept: ResponseStore, owner: str, *wanted: str) -> list[str]:
     """Those that are kept."""
 
     def is_kept(name: str) -> bool:
@@ -46,7 +46,7 @@ def names(kept: KeptResponses, owner: str, *wanted: str) -> list[str]:
 
 
 def test_who_fills_the_room_loses_the_own_oldest_and_nobody_elses() -> None:
-    kept = KeptResponses(most_bytes=ROOM)
+    kept = ResponseStore(max_bytes=ROOM)
     keep(kept, "one", "mine")
     for number in range(50):
         keep(kept, "two", str(number))
@@ -57,7 +57,7 @@ def test_who_fills_the_room_loses_the_own_oldest_and_nobody_elses() -> None:
 
 
 def test_who_keeps_one_more_in_equal_shares_loses_the_own() -> None:
-    kept = KeptResponses(most_bytes=ROOM)
+    kept = ResponseStore(max_bytes=ROOM)
     for number in range(50):
         keep(kept, "one", f"a{number:02}")
     for number in range(50):
@@ -71,7 +71,7 @@ def test_who_keeps_one_more_in_equal_shares_loses_the_own() -> None:
 
 
 def test_of_three_who_has_most_gives_way() -> None:
-    kept = KeptResponses(most_bytes=26 * len(LARGE))
+    kept = ResponseStore(max_bytes=26 * len(LARGE))
     keep(kept, "small", "s")
     for number in range(4):
         keep(kept, "large", f"l{number}")
@@ -83,17 +83,17 @@ def test_of_three_who_has_most_gives_way() -> None:
 
 def test_old_ones_of_every_owner_go_and_with_them_their_items() -> None:
     now = Now()
-    kept = KeptResponses(now)
+    kept = ResponseStore(now)
     keep(kept, "one", "a")
-    now.seconds = KEPT_SECONDS / 2
+    now.seconds = MAX_AGE_SECONDS / 2
     keep(kept, "one", "b")
     assert kept.item("one", "msg_a") == {"id": "msg_a", "text": LARGE}
     assert kept.item("two", "msg_a") is None
-    now.seconds = KEPT_SECONDS + 1
+    now.seconds = MAX_AGE_SECONDS + 1
     keep(kept, "two", "c")
     assert names(kept, "one", "a", "b") == ["b"]
     assert (kept.item("one", "msg_a"), kept.item("one", "msg_b")) == (None, {"id": "msg_b", "text": LARGE})
-    kept.forget("one", "b")
+    kept.delete("one", "b")
     assert kept.item("one", "msg_b") is None
 
 
@@ -106,13 +106,13 @@ VALUES: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_what_is_counted_is_what_they_take(kind: str) -> None:
-    kept = KeptResponses()
+    kept = ResponseStore()
     body = msgspec.json.encode([{"tools": VALUES[kind]}])
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     for number in range(3):
         given = msgspec.json.decode(body)
-        kept.keep("one", {"id": str(number), "output": []}, given, given)
+        kept.save("one", {"id": str(number), "output": []}, given, given)
         del given
     taken = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
@@ -125,7 +125,7 @@ def test_what_is_counted_is_what_they_take(kind: str) -> None:
 @pytest.fixture
 def caller() -> Callable[[Site, str], httpx2.AsyncClient]:
     def call(site: Site, name: str) -> httpx2.AsyncClient:
-        _, text = site.app.state.door.accounts.keys.create(name, "inference")
+        _, text = site.app.state.access_policy.accounts.keys.create(name, "inference")
         return site.connect(headers={"authorization": f"Bearer {text}"})
 
     return call
@@ -140,7 +140,7 @@ async def respond(client: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
 
 async def test_another_key_pushes_no_response_out(caller: Callable[[Site, str], httpx2.AsyncClient]) -> None:
     site = make_site(require_key=True)
-    site.app.state.responses = KeptResponses(most_bytes=200_000)
+    site.app.state.responses = ResponseStore(max_bytes=200_000)
     first, second = caller(site, "one"), caller(site, "two")
     mine = (await respond(first))["id"]
     theirs = [(await respond(second, instructions="x" * 20_000))["id"] for _ in range(20)]

@@ -14,14 +14,14 @@ from app.serving.live_settings import CONFLICTS, LiveSettings
 from app.settings import Settings, read_settings
 from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
-from tests.api.fakes import FakeKeeper
+from tests.api.fakes import FakeStorage
 
 pytestmark = pytest.mark.anyio
 
 
-def make(keeper: FakeKeeper | None = None, **given: Any) -> LiveSettings:
+def make(storage: FakeStorage | None = None, **given: Any) -> LiveSettings:
     """Settings whose `given` part comes from the command line."""
-    return LiveSettings(read_settings(_env_prefix="PACELINE_IGNORED_IN_TESTS_", **given), keeper or FakeKeeper())
+    return LiveSettings(read_settings(_env_prefix="PACELINE_IGNORED_IN_TESTS_", **given), storage or FakeStorage())
 
 
 def test_the_command_line_goes_before_the_environment_before_the_store_before_the_default(
@@ -29,9 +29,9 @@ def test_the_command_line_goes_before_the_environment_before_the_store_before_th
 ) -> None:
     monkeypatch.setenv("PACELINE_PORT", "2")
     monkeypatch.setenv("PACELINE_MAX_ROWS", "2")
-    keeper = FakeKeeper()
-    keeper.values = {"port": 3, "max_rows": 3, "queue_limit": 3}
-    live = LiveSettings(read_settings(port=1), keeper)
+    storage = FakeStorage()
+    storage.values = {"port": 3, "max_rows": 3, "queue_limit": 3}
+    live = LiveSettings(read_settings(port=1), storage)
     current = live.current
     assert (current.port, current.max_rows, current.queue_limit, current.max_requests) == (1, 2, 3, 512)
     names = ("port", "max_rows", "queue_limit", "max_requests")
@@ -43,11 +43,11 @@ def test_what_is_felt_at_once_is_and_what_waits_for_a_restart_waits() -> None:
     live = make()
     live.change({"max_requests": 7, "port": 9000, "theme": "dark"}, "test")
     assert (live.current.max_requests, live.current.theme) == (7, "dark")
-    assert (live.current.port, live.wanted.port) == (8710, 9000)
+    assert (live.current.port, live.pending.port) == (8710, 9000)
     live.change({"max_requests": None}, "test")
     assert live.current.max_requests == 512
     live.change({"port": None}, "test")
-    assert live.wanted.port == 8710
+    assert live.pending.port == 8710
 
 
 def test_values_are_taken_as_text_and_as_json(tmp_path: Path) -> None:
@@ -68,18 +68,18 @@ def test_values_are_taken_as_text_and_as_json(tmp_path: Path) -> None:
         live.change({name: text}, "test")
         assert getattr(live.current, name) == value, name
         assert live.stored(name) == plain, name
-        again = LiveSettings(Settings(), keeper_with(live, name))
+        again = LiveSettings(Settings(), storage_with(live, name))
         assert getattr(again.current, name) == value, name
     live.change({"memory_limit": "1.5G"}, "test")
-    assert live.wanted.memory_limit == live.stored("memory_limit") == 1_500_000_000
+    assert live.pending.memory_limit == live.stored("memory_limit") == 1_500_000_000
     live.change({"speculative_config": '{"method": "ngram"}'}, "test")
     assert live.stored("speculative_config") == {"method": "ngram"}
 
 
-def keeper_with(live: LiveSettings, name: str) -> FakeKeeper:
-    keeper = FakeKeeper()
-    keeper.values = {name: live.stored(name)}
-    return keeper
+def storage_with(live: LiveSettings, name: str) -> FakeStorage:
+    storage = FakeStorage()
+    storage.values = {name: live.stored(name)}
+    return storage
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def keeper_with(live: LiveSettings, name: str) -> FakeKeeper:
     ],
 )
 def test_a_value_that_cannot_be_used_is_one_line_and_nothing_is_kept(name: str, value: Any, reason: str) -> None:
-    keeper = FakeKeeper()
-    live = make(keeper)
+    storage = FakeStorage()
+    live = make(storage)
     with pytest.raises(InvalidSetting) as refused:
         live.change({"theme": "dark", name: value}, "test")
     assert reason in refused.value.message
     assert "\n" not in refused.value.message
-    assert (refused.value.status, keeper.values) == (422, {})
+    assert (refused.value.status, storage.values) == (422, {})
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_settings_that_clash_are_refused_with_what_to_do(
 
 
 def test_a_key_makes_room_for_what_needs_one() -> None:
-    keeper = FakeKeeper()
-    keeper.keys = 1
-    live = make(keeper)
+    storage = FakeStorage()
+    storage.keys = 1
+    live = make(storage)
     live.change({"host": "0.0.0.0", "require_key": True}, "test")  # noqa: S104
     make(api_key="k").change({"host": "0.0.0.0", "require_key": True}, "test")  # noqa: S104
 
@@ -161,18 +161,18 @@ def test_an_alias_belongs_to_one_model() -> None:
     live = make()
     live.change_model("big", {"alias": "assistant"}, "test")
     live.change_model("big", {"alias": "assistant", "top_k": 5}, "test")
-    assert live.named("assistant") == "big"
+    assert live.id_of_alias("assistant") == "big"
     for taken in ({"alias": "assistant"}, {"alias": "other-id"}):
         with pytest.raises(InvalidSetting, match="name of another model"):
-            live.change_model("small", taken, "test", taken={"other-id"})
+            live.change_model("small", taken, "test", reserved={"other-id"})
     live.change_model("big", {"alias": None}, "test")
-    assert (live.named("assistant"), live.model("big")) == (None, ModelSettings(top_k=5))
+    assert (live.id_of_alias("assistant"), live.model("big")) == (None, ModelSettings(top_k=5))
 
 
 def test_a_stored_value_that_means_nothing_any_more_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    keeper = FakeKeeper()
-    keeper.values = {"theme": "pink", "gone": 1, "max_requests": 5}
-    live = make(keeper)
+    storage = FakeStorage()
+    storage.values = {"theme": "pink", "gone": 1, "max_requests": 5}
+    live = make(storage)
     assert (live.current.theme, live.current.max_requests) == ("system", 5)
     assert "the stored setting theme is left out" in caplog.text
 
@@ -181,14 +181,14 @@ def test_a_stored_value_that_means_nothing_any_more_is_left_out(caplog: pytest.L
 def test_what_protects_is_on_where_its_stored_value_cannot_be_read(
     stored: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper = FakeKeeper()
-    keeper.values = {"require_key": stored, "prefix_cache_disk": "much", "keep_texts": "maybe", "allowed_hosts": 7}
-    live = make(keeper)
+    storage = FakeStorage()
+    storage.values = {"require_key": stored, "prefix_cache_disk": "much", "keep_texts": "maybe", "allowed_hosts": 7}
+    live = make(storage)
     assert (live.current.require_key, live.current.prefix_cache_disk) == (True, 0.0)
     assert (live.current.keep_texts, live.current.allowed_hosts) == (False, ())
     assert "the stored setting require_key is taken for True" in caplog.text
     live.change({"require_key": False}, "test")
-    assert make(keeper).current.require_key is False
+    assert make(storage).current.require_key is False
 
 
 def test_what_is_kept_is_read_as_it_was_set(tmp_path: Path) -> None:
@@ -224,14 +224,14 @@ async def test_a_change_is_told_on_the_loop_wherever_it_is_made(tmp_path: Path) 
 
 
 async def test_a_store_that_cannot_be_written_changes_nothing() -> None:
-    class Failing(FakeKeeper):
+    class Failing(FakeStorage):
         def change_settings(self, changes: Any, *, source: str) -> None:
             raise StoreUnavailable("the disk is gone")
 
     live = make(Failing())
     with pytest.raises(StoreUnavailable):
         live.change({"theme": "dark"}, "test")
-    assert (live.current.theme, live.wanted.theme, live.stored("theme"), live.changes) == ("system", "system", None, 0)
+    assert (live.current.theme, live.pending.theme, live.stored("theme"), live.changes) == ("system", "system", None, 0)
 
 
 async def test_without_a_store_settings_are_read_only() -> None:

@@ -72,8 +72,8 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 import psutil
 from app.api.completions import CompletionBody
-from app.serving.gate import give_memory_back, parse
-give_memory_back()
+from app.serving.gate import configure_malloc, parse
+configure_malloc()
 
 def read(size):
     parse(json.dumps({"prompt": "7" * size}).encode(), CompletionBody)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.command.server import given
+from app.command.server import explicit_settings
 from app.core.errors import InvalidSetting
 from app.settings import Settings, read_settings
 
@@ -109,7 +109,7 @@ def test_a_folder_is_kept_with_its_whole_path_because_other_processes_use_it(
     settings = make(model_dirs="models", downloads_folder="loads", home="state")
     assert settings.model_dirs == (tmp_path / "models",)
     assert (settings.downloads_folder, settings.home) == (tmp_path / "loads", tmp_path / "state")
-    assert given(model_dirs=[Path("more")]).model_dirs[0] == tmp_path / "more"
+    assert explicit_settings(model_dirs=[Path("more")]).model_dirs[0] == tmp_path / "more"
 
 
 @pytest.mark.parametrize(

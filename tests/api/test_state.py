@@ -11,7 +11,7 @@ import pytest
 from app.core.errors import InvalidRequest, ModelInUse, WorkerGone
 from app.core.messages import Accepted, Generate, Heartbeat, KeepModels, LoadProgress, Snapshot, TextWork
 from app.core.reason import Reason
-from app.core.unit import UNSAID, DraftSpecification, Stay
+from app.core.unit import UNSPECIFIED_STAY, DraftSpecification, Stay
 from tests.api.fakes import DRAFTERS, FOLDERS, Site, chat_body, failing, make_site
 from tests.loaded import loaded
 
@@ -326,7 +326,7 @@ async def test_every_request_may_say_how_long_its_model_stays(site: Site, path: 
         assert answer.status_code == 400, wrong
         assert "keep_alive" in answer.text
     await site.client.post(path, json={"model": "demo-main"} | body | {"keep_alive": None})
-    assert site.worker.commands[-1].stay == UNSAID
+    assert site.worker.commands[-1].stay == UNSPECIFIED_STAY
 
 
 async def test_settings_say_how_long_models_stay_where_no_request_does() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from app.core.errors import QueueFull
 from app.serving.journal import Journal
-from app.serving.measurements import Measurements
+from app.serving.metrics import Metrics
 from tests.api.fakes import Site, failing
 
 pytestmark = pytest.mark.anyio
@@ -19,7 +19,7 @@ def fails(*_arguments: Any, **_options: Any) -> Any:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("owner", "names"),
-    [(Journal, ("begun", "ended", "note")), (Measurements, ("accepted", "emitted", "finished"))],
+    [(Journal, ("begun", "ended", "log_notices")), (Metrics, ("accepted", "emitted", "finished"))],
 )
 async def test_an_answer_is_whole_whatever_fails_to_count_it(
     site: Site, monkeypatch: pytest.MonkeyPatch, owner: type, names: tuple[str, ...], stream: bool

@@ -375,7 +375,7 @@ async def test_a_reply_goes_on_while_the_page_that_asked_is_reloaded() -> None:
 
 
 async def test_a_reply_ends_when_the_page_that_asked_does_not_come_again() -> None:
-    site = make_site(api_key="sk-of-this-test", context={"reply_patience_seconds": 0.05})
+    site = make_site(api_key="sk-of-this-test", context={"reply_grace_seconds": 0.05})
     site.worker.script = hold
     async with served(site) as (port, _):
         request_id = await leave_the_page(port)

@@ -2,7 +2,7 @@
 
 import re
 
-from app.core.setting_texts import plain
+from app.core.setting_texts import to_json_value
 from app.settings import Settings
 from tests.architecture.source import ROOT
 
@@ -21,7 +21,7 @@ def settings_table() -> str:
     for variable, field in VARIABLES.items():
         extra = field.json_schema_extra
         assert isinstance(extra, dict)
-        default = plain(field.get_default(call_default_factory=True))
+        default = to_json_value(field.get_default(call_default_factory=True))
         shown = (
             ""
             if default in (None, "", [], {})

@@ -8,16 +8,16 @@ from app.core.request import SpeculationRequest
 from app.serving.sweep.grid import GOVERNOR, PLAIN, Setting
 from bench.comparison.governor_case import (
     LoadedModel,
-    Turns,
+    WorkloadRunner,
     notes_of,
     rates_of,
     rotated,
+    run_rounds,
     series_of,
     speculation_of,
-    take_all,
 )
 from bench.comparison.verdict import Rates
-from bench.comparison.workloads import ASSISTANT, WORKLOADS, Workload, alone
+from bench.comparison.workloads import ASSISTANT, WORKLOADS, Workload, single_turns
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +45,11 @@ def test_every_method_runs_at_lengths_that_it_can_draft(assistant: LoadedModel) 
 
 
 def test_every_setting_says_as_much_and_the_governor_learns_alone(assistant: LoadedModel) -> None:
-    workload = Workload("short", alone("Hello, who are you?", "Spell window."))
-    turns = [Turns(workload, assistant, most_tokens=12, quick=False)]
+    workload = Workload("short", single_turns("Hello, who are you?", "Spell window."))
+    turns = [WorkloadRunner(workload, assistant, max_tokens=12, quick=False)]
     fixed, progress = (PLAIN, Setting("draft_model", 4)), list[str]()
-    swept = take_all(turns, [fixed], 1, progress.append)
-    answers = take_all(turns, [(*fixed, GOVERNOR)], 2, progress.append)
+    swept = run_rounds(turns, [fixed], 1, progress.append)
+    answers = run_rounds(turns, [(*fixed, GOVERNOR)], 2, progress.append)
     assert progress == ["short: round 1 of 1", "short: round 1 of 2", "short: round 2 of 2"]
     assert (
         len({answer.tokens for taken in (*swept, *answers) for answered in taken.values() for answer in answered}) == 1

@@ -55,7 +55,7 @@ def test_the_decode_phase_starts_when_every_row_speaks() -> None:
     times = iter([1.0, 2.0, 3.0, 4.0])
     clock = DecodeClock(["a", "b"], lambda: next(times))
     for row, tokens in (("a", 1), ("b", 1), ("a", 3), ("b", 3)):
-        clock.tell(row, tokens)
+        clock.count(row, tokens)
     assert clock.tokens_per_second == 3.0
 
 

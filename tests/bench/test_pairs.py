@@ -37,7 +37,7 @@ def test_without_the_upper_layers_the_draft_is_the_target(make: type) -> None:
 def test_acceptance_falls_with_epsilon_and_is_calibrated() -> None:
     pair = make_attention_pair(TINY, epsilon=5.0)
     assert measure_acceptance(pair, PROMPTS, tokens=24) < 0.7
-    reached = calibrate(pair, PROMPTS, aim=0.95, tolerance=0.05, tokens=24)
+    reached = calibrate(pair, PROMPTS, target_acceptance=0.95, tolerance=0.05, tokens=24)
     assert reached >= 0.9
     assert pair.epsilon < 5.0
 

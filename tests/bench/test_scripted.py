@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.core.request import SpeculationRequest
-from bench.comparison.caches_alone import KEPT, WIDTH, RaggedRows
+from bench.comparison.caches_alone import RETAINED, WIDTH, RaggedRows
 from bench.comparison.ours import PLAIN, OurSide
 from bench.comparison.pairs import Sizes
 from bench.comparison.scripted import BLOCK_SIZE, Script, open_scripted
@@ -29,7 +29,7 @@ def test_scripted_drafts_are_accepted_as_often_as_the_script_says(
     )
     prompt = workshop.prompt(0)
     plain = ours.run([prompt], 64, PLAIN)
-    script.learn(prompt, next(iter(plain.texts.values())))
+    script.record(prompt, next(iter(plain.texts.values())))
     drafted = ours.run([prompt], 64, SpeculationRequest(method="dflash", num_draft_tokens=BLOCK_SIZE - 1))
     ours.close()
     assert list(drafted.texts.values()) == list(plain.texts.values())
@@ -38,7 +38,7 @@ def test_scripted_drafts_are_accepted_as_often_as_the_script_says(
 
 def test_a_script_is_wrong_in_the_same_places_every_time() -> None:
     script = Script(0.5)
-    script.learn([7, 8], range(100, 200))
+    script.record([7, 8], range(100, 200))
     assert script.drafts([7, 8], 3, 8) == script.drafts([7, 8], 3, 8)
     assert script.drafts([7, 8], 3, 8)[1:] == script.drafts([7, 8], 4, 7)
     assert script.drafts([9], 0, 2) != []
@@ -46,7 +46,7 @@ def test_a_script_is_wrong_in_the_same_places_every_time() -> None:
 
 def test_ragged_rows_keep_what_each_cycle_says() -> None:
     rows = RaggedRows(600, layers=1, heads=1, dimension=8)
-    rows.turn(len(KEPT))
+    rows.turn(len(RETAINED))
     lengths = [rows._runner.length(name) for name in rows._names]
-    assert lengths == [600 + sum(kept[row] for kept in KEPT) for row in range(4)]
-    assert max(max(kept) for kept in KEPT) <= WIDTH
+    assert lengths == [600 + sum(kept[row] for kept in RETAINED) for row in range(4)]
+    assert max(max(kept) for kept in RETAINED) <= WIDTH

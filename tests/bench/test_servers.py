@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from bench.comparison.server_cases import DEMO_PROMPTS, demo_prompts, worded_prompt
-from bench.comparison.servers import Endpoint, ask, ask_together
+from bench.comparison.servers import Endpoint, stream_answer, stream_answers
 from tests.cli.fake_server import LAST_CHUNK, FakeServer, chunk, running_server
 
 USAGE = {"choices": [], "usage": {"completion_tokens": 7}}
@@ -26,14 +26,14 @@ def endpoint(fake: FakeServer) -> Iterator[Endpoint]:
 
 def test_an_answer_counts_tokens_by_usage(fake: FakeServer, endpoint: Endpoint) -> None:
     fake.answers["/v1/chat/completions"] = (200, [chunk("a"), chunk("b"), LAST_CHUNK, USAGE])
-    answer = ask(endpoint, "Say ab.", 7)
+    answer = stream_answer(endpoint, "Say ab.", 7)
     assert (answer.text, answer.tokens, answer.speculation["accepted"]) == ("ab", 7, 3)
     assert fake.requests[0][2]["speculation"] == {"method": "off"}
 
 
 def test_clients_add_up(fake: FakeServer, endpoint: Endpoint) -> None:
     fake.answers["/v1/chat/completions"] = (200, [chunk("a"), USAGE])
-    rate, answers = ask_together(endpoint, ["one", "two", "three"], 7)
+    rate, answers = stream_answers(endpoint, ["one", "two", "three"], 7)
     assert rate > 0
     assert sum(answer.tokens for answer in answers) == 21
 
@@ -41,7 +41,7 @@ def test_clients_add_up(fake: FakeServer, endpoint: Endpoint) -> None:
 def test_an_error_ends_the_measurement(fake: FakeServer, endpoint: Endpoint) -> None:
     fake.answers["/v1/chat/completions"] = (503, {"error": {"message": "no memory"}})
     with pytest.raises(RuntimeError, match="no memory"):
-        ask(endpoint, "Hi", 7)
+        stream_answer(endpoint, "Hi", 7)
 
 
 def test_prompts_differ_by_round() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from app.serving.sweep.grid import GOVERNOR, PLAIN, Setting
-from bench.comparison.verdict import Rates, best_single, geometric_mean, judge, paired, where_loaded
+from bench.comparison.verdict import Rates, best_single, effective_setting, geometric_mean, paired, summarise
 
 SHORT, LONG, OTHER = Setting("dflash", 2), Setting("dflash", 7), Setting("mtp", 2)
 
@@ -36,7 +36,7 @@ def test_the_best_fixed_setting_differs_by_workload_and_may_be_plain() -> None:
 
 
 def test_a_setting_without_its_drafter_is_plain() -> None:
-    assert where_loaded(LONG, HYBRID.sweep) == PLAIN
+    assert effective_setting(LONG, HYBRID.sweep) == PLAIN
     assert HYBRID.ratio_to(LONG) == 2.0
 
 
@@ -47,11 +47,11 @@ def test_the_best_single_setting_is_best_for_all_together() -> None:
 
 
 def test_the_verdict_names_the_worst_the_mean_and_the_lead() -> None:
-    verdict = judge(ALL)
+    verdict = summarise(ALL)
     assert (verdict.worst_name, verdict.worst) == ("counting", pytest.approx(0.9))
     assert verdict.mean == pytest.approx((0.9 * 0.95 * 1.0) ** (1 / 3))
     assert verdict.single == OTHER
-    assert verdict.lead == pytest.approx((3.0 * 0.95 * 1.0) ** (1 / 3))
+    assert verdict.mean_over_single == pytest.approx((3.0 * 0.95 * 1.0) ** (1 / 3))
 
 
 def test_the_geometric_mean_is_that_of_factors() -> None:

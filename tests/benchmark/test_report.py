@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from app.command.bench import left_out, measurement_table
+from app.command.bench import measurement_table, omission_text
 from app.core.errors import InvalidSetting
 from app.model_settings import SPECULATION
 from app.serving.live_settings import checked_model
@@ -319,12 +319,12 @@ def test_the_table_shows_every_setting() -> None:
 
 def test_what_is_not_there_is_told() -> None:
     sweep = swept(PAYS_ALONE)
-    assert left_out(sweep.results()) == ""
+    assert omission_text(sweep.results()) == ""
     sweep.skipped = list(sweep.measured)[1:]
-    assert "8 requests, 0.1k" in left_out(sweep.results())
-    assert "--minutes" in left_out(sweep.results())
+    assert "8 requests, 0.1k" in omission_text(sweep.results())
+    assert "--minutes" in omission_text(sweep.results())
     sweep.interrupted = True
-    assert "Interrupted" in left_out(sweep.results())
+    assert "Interrupted" in omission_text(sweep.results())
 
 
 def parsed(sweep: Sweep, title: str = "big + draft") -> tuple[str, ET.Element]:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from app.store.store import FILE_NAME, Store
-from campaign.attacks.bodies import hostile, operations
+from campaign.attacks.bodies import hostile_body, operations
 from campaign.attacks.constraints import CONSTRAINTS, fits, random_regex, random_schema
 from campaign.attacks.crashes import torn_files
 from campaign.attacks.hubs import LIES, LyingRepository
-from campaign.attacks.stores import damage_bytes, damage_pages, damage_protection, damage_value, fill
+from campaign.attacks.stores import damage_bytes, damage_pages, damage_protection, damage_value, fill_store
 from campaign.attacks.wire import EXPENSIVE
 from tests.hub.queue import model_files
 from tests.models.folders import packed
@@ -23,7 +23,7 @@ from tests.models.folders import packed
 def home(tmp_path: Path) -> Path:
     """What a killed server leaves: a store, files of JSON and of tensors."""
     Store(tmp_path / FILE_NAME).close()
-    fill(tmp_path / FILE_NAME)
+    fill_store(tmp_path / FILE_NAME)
     (tmp_path / "tokenizers.json").write_text('{"a": 1}')
     (tmp_path / "kept.safetensors").write_bytes(model_files(3)["model.safetensors"])
     return tmp_path
@@ -65,14 +65,14 @@ def test_every_constraint_can_be_sent_and_no_empty_text_keeps_to_one_that_wants_
     constraint = make(random.Random(1))
     assert len(json.dumps(constraint.fields)) < 1 << 20
     if make not in {random_regex, random_schema}:
-        assert not constraint.holds("")
+        assert not constraint.is_met_by("")
 
 
 def test_every_choice_keeps_to_its_constraint() -> None:
     for seed in range(20):
-        chance = random.Random(seed)
-        made = next(constraint for constraint in CONSTRAINTS if constraint.__name__ == "many_choices")(chance)
-        assert made.holds(made.fields["structured_outputs"]["choice"][seed])
+        rng = random.Random(seed)
+        made = next(constraint for constraint in CONSTRAINTS if constraint.__name__ == "many_choices")(rng)
+        assert made.is_met_by(made.fields["structured_outputs"]["choice"][seed])
 
 
 def test_random_schemas_are_schemas() -> None:
@@ -98,8 +98,8 @@ def test_routes_that_change_something_are_found_with_the_fields_of_their_bodies(
 
 
 def test_hostile_bodies_are_of_many_kinds() -> None:
-    chance = random.Random(3)
-    assert len({hostile(chance, ["model", "n", "stop"])[:200] for _ in range(300)}) > 100
+    rng = random.Random(3)
+    assert len({hostile_body(rng, ["model", "n", "stop"])[:200] for _ in range(300)}) > 100
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -112,7 +112,7 @@ def test_every_lie_differs_from_the_truth(name: str) -> None:
 @pytest.mark.parametrize("damage", [damage_bytes, damage_pages, damage_value, damage_protection])
 def test_every_damage_changes_the_store(tmp_path: Path, damage: Any) -> None:
     path = tmp_path / FILE_NAME
-    fill(path)
+    fill_store(path)
     before, changed = path.read_bytes(), 0
     for seed in range(10):
         path.write_bytes(before)
@@ -123,7 +123,7 @@ def test_every_damage_changes_the_store(tmp_path: Path, damage: Any) -> None:
 
 def test_a_damaged_protection_stays_a_row_of_the_table(tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
-    fill(path)
+    fill_store(path)
     damage_protection(path, random.Random(2))
     with sqlite3.connect(path) as file:
         assert file.execute("SELECT count(*) FROM setting WHERE name = 'require_key'").fetchone() == (1,)

@@ -4,7 +4,7 @@ import pytest
 
 from campaign.judgement import (
     GROWTH_BYTES,
-    LEAST_SAMPLES,
+    MIN_SAMPLES,
     QUIET_SECONDS,
     SILENCE,
     Findings,
@@ -15,8 +15,8 @@ from campaign.judgement import (
     growth_bytes,
     is_unhandled,
     longest_silence,
-    missed,
-    slowness,
+    measured_slowdown,
+    missed_time_limits,
 )
 
 AGAIN = {"retry-after": "3"}
@@ -58,7 +58,7 @@ def test_a_stream_has_the_ends_that_it_told() -> None:
 def test_a_stream_without_an_end_and_one_with_two_are_failures() -> None:
     findings = Findings()
     for ends in (["done"], ["error"], [], ["error", "done"]):
-        findings.ended(ends, "a stream")
+        findings.count_stream(ends, "a stream")
     assert (findings.tried, findings.failures) == (4, ["a stream: 0 ends (cut)", "a stream: 2 ends (error, done)"])
 
 
@@ -80,17 +80,19 @@ def test_silence_counts_within_the_turn_only() -> None:
 
 
 def test_a_machine_is_never_quicker_than_a_quiet_one() -> None:
-    assert slowness([]) == 1.0
-    assert slowness([QUIET_SECONDS / 10] * 5) == 1.0
-    assert slowness([50 * QUIET_SECONDS]) == 1.0, "one alone says nothing"
-    assert slowness([QUIET_SECONDS, 50 * QUIET_SECONDS, 2 * QUIET_SECONDS]) == 2.0
+    assert measured_slowdown([]) == 1.0
+    assert measured_slowdown([QUIET_SECONDS / 10] * 5) == 1.0
+    assert measured_slowdown([50 * QUIET_SECONDS]) == 1.0, "one alone says nothing"
+    assert measured_slowdown([QUIET_SECONDS, 50 * QUIET_SECONDS, 2 * QUIET_SECONDS]) == 2.0
 
 
 def test_a_promise_of_seconds_is_for_the_median_and_for_the_worst() -> None:
     promises = {"first token": Promise(10.0, 5.0)}
 
     def missed_by(*seconds: float, slow: float = 1.0) -> list[str]:
-        return missed(promises, {"first token": [Timed(duration, f"kill {duration:g}") for duration in seconds]}, slow)
+        return missed_time_limits(
+            promises, {"first token": [Timed(duration, f"kill {duration:g}") for duration in seconds]}, slow
+        )
 
     assert missed_by(1.0, 4.0, 9.0) == []
     assert missed_by(6.0, 6.0, 9.0) == ["first token, median: 6.00 s, promised 5 s, allowed here 5.00 s"]
@@ -100,27 +102,27 @@ def test_a_promise_of_seconds_is_for_the_median_and_for_the_worst() -> None:
 
 
 def test_what_was_not_timed_and_what_nobody_promised_break_nothing() -> None:
-    assert missed({SILENCE: Promise(0.5)}, {}, 1.0) == []
-    assert missed({}, {SILENCE: [Timed(60.0)]}, 1.0) == []
+    assert missed_time_limits({SILENCE: Promise(0.5)}, {}, 1.0) == []
+    assert missed_time_limits({}, {SILENCE: [Timed(60.0)]}, 1.0) == []
 
 
 def test_memory_leaks_where_the_second_half_of_a_life_adds_to_it() -> None:
     megabyte = 1 << 20
-    warm = [Memory(1, 100 * megabyte)] * LEAST_SAMPLES
-    grown = [Memory(1, 200 * megabyte)] * LEAST_SAMPLES
+    warm = [Memory(1, 100 * megabyte)] * MIN_SAMPLES
+    grown = [Memory(1, 200 * megabyte)] * MIN_SAMPLES
     assert growth_bytes(warm) == 0
     assert growth_bytes([Memory(1, 50 * megabyte), *warm]) == 0, "it warms up in the first half"
     assert growth_bytes([*warm, Memory(1, 100 * megabyte + GROWTH_BYTES)]) == 0
     assert growth_bytes([*warm, *grown]) == 100 * megabyte
-    assert growth_bytes([*warm, *([Memory(2, 200 * megabyte)] * LEAST_SAMPLES)]) == 0, "another process"
+    assert growth_bytes([*warm, *([Memory(2, 200 * megabyte)] * MIN_SAMPLES)]) == 0, "another process"
     assert growth_bytes([Memory(1, megabyte), Memory(1, 900 * megabyte)]) == 0, "two samples say nothing"
 
 
 def test_findings_of_turns_add_up() -> None:
     findings, other = Findings(1, ["a"]), Findings(2, ["b"])
-    findings.took(SILENCE, 0.1)
-    other.took(SILENCE, 0.3, "long constant")
-    other.took("first token", 4.0)
+    findings.record_time(SILENCE, 0.1)
+    other.record_time(SILENCE, 0.3, "long constant")
+    other.record_time("first token", 4.0)
     findings.add(other)
     silences = [Timed(0.1), Timed(0.3, "long constant")]
     assert (findings.tried, findings.failures, findings.times) == (

@@ -5,16 +5,16 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from campaign.attack import Arena, Attack, next_attack
-from campaign.judgement import BACK, LEAST_SAMPLES, PROMISES, SILENCE, Findings, Memory, Timed
+from campaign.attack import Attack, TurnContext, next_attack
+from campaign.judgement import FIRST_TOKEN, MIN_SAMPLES, PROMISES, SILENCE, Findings, Memory, Timed
 from campaign.plan import LEGS, QUIET, SHARES, chosen_legs
 from campaign.table import as_table, memory_table, verdict
 
 
-async def nothing(_arena: Arena) -> None: ...
+async def nothing(_context: TurnContext) -> None: ...
 
 
-LOUD, KILLS = Attack("loud", "", nothing), Attack("kills", "", nothing, 3.0, {BACK: PROMISES[BACK]})
+LOUD, KILLS = Attack("loud", "", nothing), Attack("kills", "", nothing, 3.0, {FIRST_TOKEN: PROMISES[FIRST_TOKEN]})
 MEGABYTE = 1 << 20
 
 
@@ -38,7 +38,7 @@ def cells(text: str, name: str) -> list[str]:
 def test_no_failure_and_kept_times_are_a_good_end() -> None:
     findings = {
         LOUD: Findings(5, [], {SILENCE: timed(0.1, 0.4)}),
-        KILLS: Findings(2, [], {SILENCE: timed(9.0), BACK: timed(1.0, 3.0)}),
+        KILLS: Findings(2, [], {SILENCE: timed(9.0), FIRST_TOKEN: timed(1.0, 3.0)}),
     }
     assert verdict(findings, {}, 1.0) == []
     text = shown(findings)
@@ -67,7 +67,7 @@ def test_a_slow_machine_is_allowed_more_and_both_figures_are_told() -> None:
 
 
 def test_a_leak_is_a_broken_promise() -> None:
-    samples = [Memory(1, 100 * MEGABYTE)] * LEAST_SAMPLES + [Memory(1, 190 * MEGABYTE)]
+    samples = [Memory(1, 100 * MEGABYTE)] * MIN_SAMPLES + [Memory(1, 190 * MEGABYTE)]
     assert verdict({}, {"server": samples}, 1.0) == ["memory of server: 90 MB more than at half"]
 
 

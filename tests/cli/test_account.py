@@ -46,10 +46,10 @@ def test_a_password_is_set_from_a_pipe_and_every_browser_signed_out(home: Path) 
 def test_with_the_first_password_the_first_steps_are_offered_once(home: Path) -> None:
     first_run = FirstRun(Store(home / FILE_NAME))
     assert run(home, "password", typed=f"{PASSWORD}\n").exit_code == 0
-    assert first_run.left() == list(FIRST_STEPS)
+    assert first_run.remaining() == list(FIRST_STEPS)
     first_run.finish(*FIRST_STEPS)
     assert run(home, "password", typed="another password\n").exit_code == 0
-    assert first_run.left() == []
+    assert first_run.remaining() == []
 
 
 def test_a_bad_password_changes_nothing_and_says_why(home: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.command import autostart, service
-from app.command.autostart import Agent, agent_of, environment_of, launch_agent, steady_python, systemd_unit
+from app.command.autostart import Agent, agent_of, environment_of, launch_agent, stable_python, systemd_unit
 from app.core.errors import CommandError
 from app.machine.server_file import is_served
 from app.settings import Settings, read_settings
@@ -37,7 +37,7 @@ HOSTILE = 'ho me/a "b" 100% $HOME \\ c'
 def nobodys_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in [*os.environ]:
-        if name.startswith(("PACELINE_", "HF_", "XDG_CONFIG")) or name in autostart.NAMES:
+        if name.startswith(("PACELINE_", "HF_", "XDG_CONFIG")) or name in autostart.FORWARDED_VARIABLES:
             monkeypatch.delenv(name)
 
 
@@ -143,9 +143,9 @@ def test_it_is_installed_as_often_as_one_likes_and_undone_completely(
     before = files_below(tmp_path)
     assert not autostart.uninstall(settings)
     for _ in range(2):
-        agent = autostart.install(settings, autostart.written(settings, ()))
+        agent = autostart.install(settings, autostart.agent_file_content(settings, ()))
         assert agent.path.is_file()
-        assert autostart.installed(settings) == agent
+        assert autostart.installed_agent(settings) == agent
         assert agent.path.stat().st_mode & 0o777 == 0o600
     agent.start()
     assert autostart.uninstall(settings)
@@ -166,7 +166,7 @@ def test_a_server_of_the_systems_gets_its_options_by_the_command_that_made_it_so
     tmp_path: Path, system: Callable[[], Told]
 ) -> None:
     settings = settings_of(tmp_path / "home")
-    autostart.install(settings, autostart.written(settings, ()))
+    autostart.install(settings, autostart.agent_file_content(settings, ()))
     calls = system()
     for begin in (service.start, service.restart):
         with pytest.raises(CommandError, match="`paceline service install` with options changes how"):
@@ -181,11 +181,11 @@ def test_what_the_system_refuses_is_told_and_leaves_nothing(
     (tmp_path / "fails").write_text("bootstrap\n", encoding="utf-8")
     settings = settings_of(tmp_path / "home")
     with pytest.raises(CommandError, match="no such domain"):
-        autostart.install(settings, autostart.written(settings, ()))
-    assert autostart.installed(settings) is None
+        autostart.install(settings, autostart.agent_file_content(settings, ()))
+    assert autostart.installed_agent(settings) is None
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     with pytest.raises(CommandError, match="no launchctl: start it with `paceline start`"):
-        autostart.install(settings, autostart.written(settings, ()))
+        autostart.install(settings, autostart.agent_file_content(settings, ()))
 
 
 def test_a_python_of_homebrew_is_named_by_the_path_that_outlives_an_update(tmp_path: Path) -> None:
@@ -194,8 +194,8 @@ def test_a_python_of_homebrew_is_named_by_the_path_that_outlives_an_update(tmp_p
     for path in (python, linked):
         path.parent.mkdir(parents=True)
         path.touch()
-    assert steady_python(python) == linked
-    assert steady_python(Path("/usr/bin/python3")) == Path("/usr/bin/python3")
+    assert stable_python(python) == linked
+    assert stable_python(Path("/usr/bin/python3")) == Path("/usr/bin/python3")
 
 
 def test_the_system_starts_it_keeps_it_alive_and_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

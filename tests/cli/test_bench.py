@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from app.command.bench import measured, own_server
+from app.command.bench import temporary_server, wait_for_result
 from app.command.server import Server
-from app.machine.server_file import RunningServer, held_home
+from app.machine.server_file import RunningServer, lock_home
 from app.serving.sweep.report import report_object
 from app.settings import Settings
-from app.store.rows import KeptMeasurements, StoredSettings
+from app.store.rows import StoredMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
 from tests.benchmark.sweeps import measured as results_of
 from tests.cli.fake_server import FakeServer
@@ -58,7 +58,7 @@ def test_a_model_is_measured_shown_and_kept_by_a_server_of_its_own(
     assert document["versions"]["mlx-lm"]
     assert document["machine"]["cores"] >= 1
     store = Store(Path(environment["PACELINE_HOME"]) / FILE_NAME)
-    kept = KeptMeasurements(store).of(DEMO)
+    kept = StoredMeasurements(store).of(DEMO)
     assert [row.results["model"] for row in kept] == [DEMO]
     assert (DEMO not in StoredSettings(store).models()) == ("Nothing to change." in result.stdout)
 
@@ -85,7 +85,7 @@ def test_the_server_of_the_home_lets_the_command_in_by_its_file(
     fake.answers["/admin/api/session"] = (200, {"kind": "command"})
     home = Path(environment["PACELINE_HOME"])
     home.mkdir()
-    with held_home(home) as write:
+    with lock_home(home) as write:
         write(RunningServer("127.0.0.1", fake.port, "own-key"))
         assert run({**environment, "PACELINE_PORT": "1"}, "bench", "big").exit_code == 0
     assert {authorization for *_, authorization in fake.requests} == {"Bearer own-key"}
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_the_measurement_and_keeps_what_is_known(fake: FakeServer, t
             raise KeyboardInterrupt
 
     settings = Settings(_env_prefix="PACELINE_IGNORED_IN_TESTS_", home=tmp_path, port=fake.port)  # type: ignore[call-arg]
-    assert measured(Server(settings), "big", tell)["id"] == 7
+    assert wait_for_result(Server(settings), "big", tell)["id"] == 7
     assert said == [f"{ask['text']}, 60 s left", "stopping"]
     assert ("DELETE", f"{MEASUREMENTS}/current") in [(method, path) for method, path, _, _ in fake.requests]
 
@@ -136,6 +136,6 @@ def test_the_server_of_a_measurement_opens_no_page(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("app.command.bench.subprocess.Popen", start)
     monkeypatch.setattr("app.command.bench.signal.signal", lambda *_: None)
-    with pytest.raises(InterruptedError), own_server(Settings(home=tmp_path, open=True)):
+    with pytest.raises(InterruptedError), temporary_server(Settings(home=tmp_path, open=True)):
         pass
     assert given["PACELINE_OPEN"] == "0"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from app.command.chat import ACCEPTED_STYLE, Chat, Reply, held_to, marked, summary_of
+from app.command.chat import ACCEPTED_STYLE, Chat, Reply, mark_accepted, output_constraints, summary_of
 from app.core.errors import CommandError
 from tests.cli.fake_server import chunk
 
@@ -31,8 +31,8 @@ class InterruptedServer:
 def test_ctrl_c_stops_the_reply_and_keeps_what_was_said() -> None:
     server, console = InterruptedServer(), Console(record=True, width=100)
     chat = Chat(server, {"model": "big"}, console)
-    assert chat.say("Hi").stopped
-    chat.say("Go on")
+    assert chat.send_message("Hi").stopped
+    chat.send_message("Go on")
     assert server.closed == 2
     assert [message["content"] for message in server.asked[1]] == ["Hi", "Well, ", "Go on"]
     assert "Stopped." in console.export_text()
@@ -49,7 +49,7 @@ def test_ctrl_d_leaves_and_ctrl_c_at_the_prompt_does_not() -> None:
 
 
 def test_accepted_spans_are_marked() -> None:
-    text = marked("one two three", [[4, 7]])
+    text = mark_accepted("one two three", [[4, 7]])
     assert [(span.start, span.end, span.style) for span in text.spans] == [(4, 7, ACCEPTED_STYLE)]
 
 
@@ -155,13 +155,13 @@ def test_schema_and_tools_come_from_files_and_what_they_are_not_is_said(tmp_path
     schema, tools, odd = tmp_path / "schema.json", tmp_path / "tools.json", tmp_path / "odd.json"
     schema.write_text('{"type": "object"}')
     tools.write_text('[{"name": "look"}, {"type": "function", "function": {"name": "hear"}}]')
-    held = held_to(schema, tools)
+    held = output_constraints(schema, tools)
     assert held["response_format"]["json_schema"]["schema"] == {"type": "object"}
     assert [tool["function"]["name"] for tool in held["tools"]] == ["look", "hear"]
-    assert held_to(None, None) == {}
+    assert output_constraints(None, None) == {}
     odd.write_text("[1")
     with pytest.raises(CommandError, match=r"odd\.json holds no JSON"):
-        held_to(odd, None)
+        output_constraints(odd, None)
     odd.write_text("[1]")
     with pytest.raises(CommandError, match=r"odd\.json holds no list of functions"):
-        held_to(None, odd)
+        output_constraints(None, odd)

@@ -14,7 +14,7 @@ from app.cli import application
 from app.command import doctor
 from app.core.messages import Pressure
 from app.machine.host import chip_name
-from app.machine.server_file import RunningServer, held_home
+from app.machine.server_file import RunningServer, lock_home
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings, read_settings
 from tests.cli.fake_server import FakeServer
@@ -50,7 +50,7 @@ def test_a_port_that_is_held_by_a_silent_program() -> None:
         port = silent.getsockname()[1]
         (finding,) = doctor.check_port(read_settings(port=port), answer_seconds=0.1)
         assert finding.level == "fail"
-        assert "process" in doctor.holder_of(port)
+        assert "process" in doctor.port_owner(port)
 
 
 def test_a_free_port(settings: Settings) -> None:
@@ -64,7 +64,7 @@ def test_a_free_port(settings: Settings) -> None:
 
 def test_the_server_of_this_home_is_found_wherever_it_listens(settings: Settings, fake: FakeServer) -> None:
     fake.answers["/health/ready"] = (200, {"status": "ready"})
-    with held_home(settings.home) as write:
+    with lock_home(settings.home) as write:
         write(RunningServer("127.0.0.1", fake.port, "key"))
         (finding,) = doctor.check_port(settings)
     assert finding.message == f"ready at http://127.0.0.1:{fake.port}"

@@ -5,10 +5,10 @@ import shlex
 
 from rich.console import Console
 
-from app.command.listing import Row, curl_line, greeting, python_lines
+from app.command.listing import ModelRow, curl_line, greeting, python_lines
 from app.settings import read_settings
 
-ROW = Row("demo", "main", "embedded", 10_000_000, 4096, "demo-draft", "", "demo")
+ROW = ModelRow("demo", "main", "embedded", 10_000_000, 4096, "demo-draft", "", "demo")
 
 
 def test_the_greeting_names_address_models_and_what_to_try() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.coding_agents import AGENTS, Place
+from app.coding_agents import AGENTS, ModelEndpoint
 
 STAND_IN = """#!/bin/sh
 printf '%s\\n' "$0 $*"
@@ -68,7 +68,7 @@ def test_each_agent_gets_what_it_needs(environment: Mapping[str, str]) -> None:
 
 @pytest.mark.parametrize(("context", "output"), [(4096, 512), (65_536, 8192), (131_072, 16_384), (1 << 20, 32_000)])
 def test_each_agent_knows_what_the_model_holds(context: int, output: int) -> None:
-    place = Place("http://127.0.0.1:1", "m", context, "key")
+    place = ModelEndpoint("http://127.0.0.1:1", "m", context, "key")
     claude = AGENTS["claude"].environment(place)
     assert claude["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(context)
     assert claude["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(output)
@@ -91,12 +91,12 @@ def test_an_answer_and_a_compaction_fit_behind_the_shortest_context_that_is_take
     first_request = {"claude": 13_706, "codex": 9_000, "opencode": 8_000, "aider": 763, "crush": 8_000}[agent]
     kept_free = 13_000 if agent == "claude" else 0
     shortest = AGENTS[agent].context_tokens
-    output = Place("", "m", shortest, "").output_tokens
+    output = ModelEndpoint("", "m", shortest, "").output_tokens
     assert first_request * 1.5 <= shortest - output - kept_free
 
 
 def test_a_model_that_does_not_tell_its_context_sets_no_limits() -> None:
-    unknown = Place("http://127.0.0.1:1", "m", 0, "key")
+    unknown = ModelEndpoint("http://127.0.0.1:1", "m", 0, "key")
     assert not [name for name in AGENTS["claude"].environment(unknown) if name.endswith("TOKENS")]
     assert not [word for word in AGENTS["codex"].flags(unknown) if "token" in word or "window" in word]
 

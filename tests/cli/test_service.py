@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from app.command import service
-from app.command.service import log_lines, readable, start, status, status_lines, stop, words_of
+from app.command.service import log_lines, option_arguments, readable, start, status, status_lines, stop
 from app.core.errors import CommandError
 from app.machine.installation import this_installation
 from app.machine.server_file import (
@@ -28,14 +28,14 @@ from app.machine.server_file import (
     LOG_FOLDER,
     START_LOCK,
     RunningServer,
-    held_home,
-    holder,
     is_served,
+    lock_holder,
+    lock_home,
     read_server,
 )
 from app.settings import read_settings
 from app.store.database import back_up
-from app.store.glance import FILE_NAME as STORE
+from app.store.snapshot import FILE_NAME as STORE
 
 
 @pytest.fixture
@@ -148,13 +148,13 @@ def test_a_start_while_it_stops_waits_for_the_end_and_starts_another(
 def test_a_stop_is_over_although_another_server_comes_at_once(environment: Mapping[str, str], home: Path) -> None:
     said(environment, "start", "--port", "0")
     program = (
-        "import contextlib, sys, time, pathlib; from app.machine.server_file import ServerRuns, held_home\n"
+        "import contextlib, sys, time, pathlib; from app.machine.server_file import ServerRuns, lock_home\n"
         "while True:\n"
-        "    with contextlib.suppress(ServerRuns), held_home(pathlib.Path(sys.argv[1])): time.sleep(60); break"
+        "    with contextlib.suppress(ServerRuns), lock_home(pathlib.Path(sys.argv[1])): time.sleep(60); break"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(home)], env=environment) as next_one:
         assert said(environment, "stop").endswith("is stopped.")
-        while holder(home) != next_one.pid:
+        while lock_holder(home) != next_one.pid:
             pass
         assert "is stopped." in said(environment, "stop", "--force")
 
@@ -180,8 +180,8 @@ def test_a_server_that_never_listens_is_named_and_ended_by_force(
     for name in ("KILL_SECONDS", "HANG_SECONDS"):
         monkeypatch.setattr(service, name, 0.3)
     program = (
-        "import sys, time, pathlib; from app.machine.server_file import held_home\n"
-        "with held_home(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+        "import sys, time, pathlib; from app.machine.server_file import lock_home\n"
+        "with lock_home(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", program, str(home)]
     settings = read_settings(home=home)
@@ -221,15 +221,15 @@ def test_a_browser_that_comes_back_when_it_is_closed_holds_nobody_up(
     os.mkfifo(go_on)
     monkeypatch.setattr(service, "OPEN_SECONDS", 0.05)
     monkeypatch.setattr("webbrowser.open", lambda _address: bool(go_on.read_text()))
-    assert service.opened("about:blank")
+    assert service.open_in_browser("about:blank")
     go_on.write_text("closed")
     monkeypatch.setattr("webbrowser.open", lambda _address: False)
     monkeypatch.setattr(service, "OPEN_SECONDS", 30.0)
-    assert not service.opened("about:blank")
+    assert not service.open_in_browser("about:blank")
 
 
 def test_a_start_beside_a_server_that_does_not_come_up_starts_one(environment: Mapping[str, str], home: Path) -> None:
-    with held_home(home):
+    with lock_home(home):
         starting = begin(environment, "start", "--port", "0")
         while not (home / START_LOCK).exists():
             pass
@@ -315,13 +315,13 @@ def test_options_become_words_that_mean_the_same_elsewhere(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     options = {"host": None, "port": 9000, "model_dir": [Path("models"), Path("/other")], "draft": ["a=b", "c=off"]}
     folders = (f"--model-dir={tmp_path}/models", "--model-dir=/other")
-    assert words_of(options) == ("--port=9000", *folders, "--draft=a=b", "--draft=c=off")
+    assert option_arguments(options) == ("--port=9000", *folders, "--draft=a=b", "--draft=c=off")
 
 
 @pytest.mark.parametrize("name", [FILE_NAME, LOCK_NAME])
 def test_a_pipe_in_the_place_of_what_a_server_says_is_not_waited_for(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
-    assert (is_served(tmp_path), holder(tmp_path), read_server(tmp_path)) == (False, 0, None)
+    assert (is_served(tmp_path), lock_holder(tmp_path), read_server(tmp_path)) == (False, 0, None)
 
 
 def test_the_log_is_read_from_its_end_and_followed_into_its_next_file(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.machine.server_file import RunningServer, held_home
+from app.machine.server_file import RunningServer, lock_home
 from app.settings import Settings, read_settings
 from tests.cli.fake_server import FakeServer, running_server
 from tests.desktop.test_menu import menu
@@ -33,6 +33,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 @pytest.fixture
 def served(fake: FakeServer, settings: Settings) -> Iterator[FakeServer]:
     """The server of the home."""
-    with held_home(settings.home) as write:
+    with lock_home(settings.home) as write:
         write(RunningServer("127.0.0.1", fake.port, "key"))
         yield fake

@@ -12,7 +12,7 @@ from PySide6.QtGui import QPainter, QPixmap
 from PySide6.QtWidgets import QApplication
 
 from app.desktop.linux import LinuxTray
-from app.desktop.menu import face
+from app.desktop.menu import tray_content
 from tests.desktop.screen import SECONDS, screen_with_tray
 from tests.desktop.test_menu import BUSY, PORT_TAKEN, QUARANTINED, READY, STARTING, STOPPED, WORDS
 
@@ -35,9 +35,9 @@ def take(picture: Path) -> None:
     tray = LinuxTray()
     pictures = []
     for seen in STATES:
-        tray.show(face(seen, WORDS))
+        tray.show(tray_content(seen, WORDS))
         draw()
-        tray.show(face(seen, WORDS))  # by now it knows where it lies
+        tray.show(tray_content(seen, WORDS))  # by now it knows where it lies
         tray._menu.popup(QPoint(640 - tray._menu.sizeHint().width(), 26))
         draw()
         height = 30 + tray._menu.sizeHint().height()

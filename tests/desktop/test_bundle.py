@@ -12,19 +12,19 @@ import msgspec
 import pytest
 
 from app import __version__
-from app.command.autostart import steady_python
+from app.command.autostart import stable_python
 from app.core.errors import CommandError
 from app.desktop.bundle import (
     ICON,
-    INFORMATION,
+    INFO_PLIST,
     LAUNCHER,
     NAME,
     RECORD,
     BundleRecord,
-    Launching,
-    information,
+    LauncherInfo,
+    info_plist,
     install,
-    launcher,
+    launcher_script,
     status,
     uninstall,
 )
@@ -49,10 +49,10 @@ DOCUMENTED = {
     "NSHighResolutionCapable": bool,
 }
 """Apple's types of the keys of an Info.plist (Bundle Resources); an array here is one of strings."""
-LAUNCHING = Launching("1.2.0", Path("/opt/paceline/bin/python"), "It has moved.")
+LAUNCHING = LauncherInfo("1.2.0", Path("/opt/paceline/bin/python"), "It has moved.")
 
 
-def written(folder: Path, launching: Launching = LAUNCHING) -> str:
+def written(folder: Path, launching: LauncherInfo = LAUNCHING) -> str:
     return install(folder, launching, languages())
 
 
@@ -62,7 +62,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def test_the_information_has_the_types_that_apple_documents(tmp_path: Path) -> None:
     written(tmp_path)
-    read = plistlib.loads((tmp_path / NAME / INFORMATION).read_bytes())
+    read = plistlib.loads((tmp_path / NAME / INFO_PLIST).read_bytes())
     assert {key: type(value) for key, value in read.items()} == DOCUMENTED
     assert all(isinstance(item, str) for value in read.values() if isinstance(value, list) for item in value)
 
@@ -70,7 +70,7 @@ def test_the_information_has_the_types_that_apple_documents(tmp_path: Path) -> N
 def test_the_information_names_what_is_in_the_bundle(tmp_path: Path) -> None:
     written(tmp_path)
     bundle = tmp_path / NAME
-    read = plistlib.loads((bundle / INFORMATION).read_bytes())
+    read = plistlib.loads((bundle / INFO_PLIST).read_bytes())
     assert os.access(bundle / "Contents" / "MacOS" / read["CFBundleExecutable"], os.X_OK)
     assert (bundle / "Contents" / "Resources" / read["CFBundleIconFile"]).read_bytes().startswith(b"icns")
     assert (read["CFBundlePackageType"], read["LSUIElement"]) == ("APPL", True)
@@ -80,7 +80,7 @@ def test_the_information_names_what_is_in_the_bundle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("version", "number"), [("1.2.0", "1.2.0"), ("1.3.0rc1", "1.3.0"), ("2.0.0.dev3", "2.0.0")])
 def test_a_version_is_told_as_three_numbers(version: str, number: str) -> None:
-    read = information(version, ("en",))
+    read = info_plist(version, ("en",))
     assert (read["CFBundleShortVersionString"], read["CFBundleVersion"]) == (number, number)
 
 
@@ -101,8 +101,8 @@ def double_click(script: Path, **environment: str) -> subprocess.CompletedProces
 def test_a_double_click_runs_the_python_of_this_installation_wherever_it_lies(tmp_path: Path) -> None:
     python = program(tmp_path / 'Ann\'s "tools" $HOME `x` \\ 도구' / "python", 'echo "$PACELINE_HOME"')
     script = tmp_path / "paceline"
-    launching = Launching("1.2.0", python, "It has moved.", home="/her 'state'")
-    script.write_bytes(os.fsencode(launcher(launching)))
+    launching = LauncherInfo("1.2.0", python, "It has moved.", home="/her 'state'")
+    script.write_bytes(os.fsencode(launcher_script(launching)))
     script.chmod(0o755)
     ran = double_click(script)
     assert ran.returncode == 0, ran.stderr
@@ -112,7 +112,7 @@ def test_a_double_click_runs_the_python_of_this_installation_wherever_it_lies(tm
 def test_a_double_click_after_the_installation_moved_says_so_in_a_dialog(tmp_path: Path) -> None:
     moved = 'It\'s "gone" $HOME `id`.'
     script = tmp_path / "paceline"
-    script.write_bytes(os.fsencode(launcher(Launching("1.2.0", tmp_path / "gone", moved))))
+    script.write_bytes(os.fsencode(launcher_script(LauncherInfo("1.2.0", tmp_path / "gone", moved))))
     script.chmod(0o755)
     shown = tmp_path / "shown"
     program(tmp_path / "bin" / "osascript", f"exec >{shown}")
@@ -125,7 +125,7 @@ def test_a_python_without_paceline_is_told_in_the_same_way(tmp_path: Path) -> No
     empty = tmp_path / "empty"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", empty], check=True)
     script = tmp_path / "paceline"
-    script.write_bytes(os.fsencode(launcher(Launching("1.2.0", empty / "bin" / "python", "It has moved."))))
+    script.write_bytes(os.fsencode(launcher_script(LauncherInfo("1.2.0", empty / "bin" / "python", "It has moved."))))
     script.chmod(0o755)
     ran = double_click(script)
     assert (ran.returncode, ran.stderr) == (1, "It has moved.\n")
@@ -161,7 +161,7 @@ def test_installing_again_changes_nothing_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("other", "age"), [("1.10.0", "newer"), ("1.2.0rc1", "older"), ("0.9.0", "older")])
 def test_the_app_of_another_version_is_told_and_replaced(tmp_path: Path, other: str, age: str) -> None:
-    written(tmp_path, Launching(other, LAUNCHING.python, LAUNCHING.moved))
+    written(tmp_path, LauncherInfo(other, LAUNCHING.python, LAUNCHING.moved_message))
     assert f"is of Paceline {other} ({age} than this one): `paceline app install`" in status(tmp_path, LAUNCHING)
     assert f"was of Paceline {other} ({age} than this one) and is now for Paceline 1.2.0" in written(tmp_path)
     assert status(tmp_path, LAUNCHING).endswith("is installed, for Paceline 1.2.0.")
@@ -192,7 +192,7 @@ def test_a_damaged_app_is_told_and_repaired(tmp_path: Path) -> None:
 
 
 def test_the_app_of_another_installation_is_told(tmp_path: Path) -> None:
-    written(tmp_path, Launching("1.2.0", Path("/elsewhere/python"), "It has moved."))
+    written(tmp_path, LauncherInfo("1.2.0", Path("/elsewhere/python"), "It has moved."))
     assert "is of another installation (/elsewhere/python)" in status(tmp_path, LAUNCHING)
 
 
@@ -235,10 +235,10 @@ def test_a_folder_that_cannot_be_written_is_told_with_the_way_out(tmp_path: Path
 def test_homebrew_python_is_known_by_the_path_that_updates_keep(tmp_path: Path) -> None:
     cellar = tmp_path / "Cellar" / "paceline" / "1.2.0" / "libexec" / "bin" / "python"
     kept = tmp_path / "opt" / "paceline" / "libexec" / "bin" / "python"
-    assert steady_python(cellar) == cellar
+    assert stable_python(cellar) == cellar
     kept.parent.mkdir(parents=True)
     kept.touch()
-    assert steady_python(cellar) == kept
+    assert stable_python(cellar) == kept
 
 
 def test_the_command_installs_tells_and_uninstalls(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.desktop.bundle import LAUNCHER, NAME
-from app.desktop.menu import face
-from app.desktop.menubar import look
+from app.desktop.menu import tray_content
+from app.desktop.menubar import read_service_state
 from app.i18n import read_words
 from app.machine.server_file import is_served, read_server
 from app.settings import read_settings
@@ -78,8 +78,8 @@ def test_the_window_starts_the_server_which_outlives_it(environment: Mapping[str
 def test_the_menu_understands_what_a_real_server_says(environment: Mapping[str, str]) -> None:
     paceline(environment, "start")
     paceline(environment, "load", "demo-assistant", "--draft", "demo-draft", "--pin")
-    seen = look(read_settings(home=Path(environment["PACELINE_HOME"])))
-    shown = face(seen, read_words())
+    seen = read_service_state(read_settings(home=Path(environment["PACELINE_HOME"])))
+    shown = tray_content(seen, read_words())
     assert shown.state == "ready"
     memory, load = shown.entries[2:4]
     assert [entry.title for entry in memory.children] == ["demo-assistant"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.desktop.menu import face
+from app.desktop.menu import tray_content
 from app.settings import Settings
 from tests.cli.fake_server import FakeServer
 from tests.desktop.screen import SECONDS, Screen, ended, screen_with_tray
@@ -86,7 +86,7 @@ def story():
     tray.show(FACES["stopped"])
     assert "Stopped" not in titles()
     tray._menu.hide()
-    tray.hand_over(closed)
+    tray.schedule(closed)
 def closed():
     assert "Stopped" in titles() and len(tray._menu.actions()) == len(FACES["stopped"].entries)
     tray.show(FACES["quarantined"])
@@ -95,11 +95,11 @@ def closed():
     tray.notify("Paceline", "told")
     print(tray.languages(), "ended well")
     tray.quit()
-tray.hand_over(story)
+tray.schedule(story)
 tray.run(print)
 """
 FACES = {
-    name: face(seen, WORDS)
+    name: tray_content(seen, WORDS)
     for name, seen in {
         "ready": READY,
         "busy": BUSY,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from app.desktop.menubar import MenuBar
-from app.desktop.tray import Face, MenuEntry, Tray
+from app.desktop.tray import MenuEntry, Tray, TrayContent
 from app.i18n import read_words
 from app.settings import Settings
 from tests.architecture.source import PACKAGE
@@ -22,7 +22,7 @@ from tests.desktop import fake_appkit
 
 STUBS = Path(__file__).parent / "stubs"
 LINE = MenuEntry()
-READY = Face(
+READY = TrayContent(
     "ready",
     "",
     "Paceline: ready",
@@ -36,12 +36,12 @@ READY = Face(
 )
 
 
-def busy(speed: str) -> Face:
+def busy(speed: str) -> TrayContent:
     """The same menu with other words."""
-    return Face("busy", speed, f"Paceline: {speed}", (MenuEntry(f"{speed} tokens/s"), *READY.entries[1:]))
+    return TrayContent("busy", speed, f"Paceline: {speed}", (MenuEntry(f"{speed} tokens/s"), *READY.entries[1:]))
 
 
-LONGER = Face("ready", "", "", (*READY.entries, LINE, MenuEntry("Update", "update")))
+LONGER = TrayContent("ready", "", "", (*READY.entries, LINE, MenuEntry("Update", "update")))
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def run(tray: Any, *steps: Callable[[], object], chosen: Callable[[str], None] =
 
 def test_each_state_has_a_template_image_for_both_densities(tray: Any) -> None:
     for state in ("stopped", "starting", "ready", "busy", "trouble"):
-        tray.show(Face(state))
+        tray.show(TrayContent(state))
         image = item().button().image
         assert image.is_template
         assert image.size == (18.0, 18.0)
@@ -137,7 +137,7 @@ def test_what_waited_for_a_menu_to_close_is_forgotten_when_it_fits_again(tray: A
 
 def test_an_item_becomes_a_line_and_loses_what_is_below_it(tray: Any) -> None:
     tray.show(READY)
-    tray.show(Face("ready", entries=(LINE, MenuEntry("Chat", "chat"), MenuEntry("Models in memory"))))
+    tray.show(TrayContent("ready", entries=(LINE, MenuEntry("Chat", "chat"), MenuEntry("Models in memory"))))
     assert titles() == ["–", "Chat", "Models in memory"]
     assert item().menu.items[2].below is None
 
@@ -166,7 +166,7 @@ def test_what_other_threads_hand_over_is_done_in_the_loop_also_while_the_menu_is
     done: list[int] = []
 
     def hand_over() -> None:
-        other = threading.Thread(target=tray.hand_over, args=(lambda: done.append(threading.get_ident()),))
+        other = threading.Thread(target=tray.schedule, args=(lambda: done.append(threading.get_ident()),))
         other.start()
         other.join()
 
@@ -181,7 +181,7 @@ def test_what_fails_in_the_loop_is_logged_and_the_next_thing_is_done(
     tray: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     done: list[str] = []
-    run(tray, lambda: tray.hand_over(lambda: 1 / 0), lambda: tray.hand_over(lambda: done.append("next")))
+    run(tray, lambda: tray.schedule(lambda: 1 / 0), lambda: tray.schedule(lambda: done.append("next")))
     assert done == ["next"]
     assert "ZeroDivisionError" in caplog.text
 

@@ -11,11 +11,11 @@ import pytest
 from app.command.server import running_server as home_server
 from app.command.service import setup_address
 from app.core.errors import CommandError
-from app.desktop.menubar import MenuBar, look, only_one, show_menu_bar
-from app.desktop.tray import Face
+from app.desktop.menubar import MenuBar, only_one, read_service_state, show_menu_bar
+from app.desktop.tray import TrayContent
 from app.desktop.window import address_of
 from app.i18n import read_words
-from app.machine.server_file import RunningServer, held_home
+from app.machine.server_file import RunningServer, lock_home
 from app.settings import Settings
 from tests.cli.fake_server import FakeServer, running_server
 from tests.desktop.test_menu import actions, menu, state
@@ -27,7 +27,7 @@ class FakeTray:
     """A menu bar whose person waits for what they wait for, then chooses."""
 
     def __init__(self) -> None:
-        self.faces: list[Face] = []
+        self.contents: list[TrayContent] = []
         self.notices: list[str] = []
         self.copied: list[str] = []
         self.opened: list[str] = []
@@ -35,20 +35,20 @@ class FakeTray:
         self._is_over = threading.Event()
         self.story: Callable[[Callable[[str], None]], None] = lambda _choose: None
 
-    def show(self, face: Face) -> None:
+    def show(self, content: TrayContent) -> None:
         with self._changed:
-            self.faces.append(face)
+            self.contents.append(content)
             self._changed.notify_all()
 
-    def run(self, chosen: Callable[[str], None]) -> None:
-        self.story(chosen)
-        chosen("quit")
+    def run(self, on_choose: Callable[[str], None]) -> None:
+        self.story(on_choose)
+        on_choose("quit")
         self.wait_for_quit()
 
     def wait_for_quit(self) -> None:
         assert self._is_over.wait(SECONDS)
 
-    def hand_over(self, call: Callable[[], None]) -> None:
+    def schedule(self, call: Callable[[], None]) -> None:
         call()
         with self._changed:
             self._changed.notify_all()
@@ -82,11 +82,11 @@ def play(settings: Settings, story: Callable[[FakeTray, Callable[[str], None]], 
 def test_a_home_without_a_server_is_stopped_and_one_that_answers_tells_its_state(
     settings: Settings, fake: FakeServer
 ) -> None:
-    assert not look(settings).is_served
-    with held_home(settings.home) as write:
-        assert (look(settings).is_served, look(settings).state) == (True, {})
+    assert not read_service_state(settings).is_served
+    with lock_home(settings.home) as write:
+        assert (read_service_state(settings).is_served, read_service_state(settings).state) == (True, {})
         write(RunningServer("127.0.0.1", fake.port, "key"))
-        seen = look(settings)
+        seen = read_service_state(settings)
     assert seen.address.endswith(str(fake.port))
     assert seen.state == state()
     assert seen.models == ("demo-assistant", "demo-hybrid")
@@ -97,9 +97,9 @@ def test_a_server_that_hangs_holds_up_neither_menu_bar_nor_window(
 ) -> None:
     for module in ("desktop.menubar", "desktop.window", "command.service"):
         monkeypatch.setattr(f"app.{module}.ANSWER_SECONDS", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as hanging, held_home(settings.home) as write:
+    with socket.create_server(("127.0.0.1", 0)) as hanging, lock_home(settings.home) as write:
         write(RunningServer("127.0.0.1", hanging.getsockname()[1], "key"))
-        assert (look(settings).is_served, look(settings).state) == (True, {})
+        assert (read_service_state(settings).is_served, read_service_state(settings).state) == (True, {})
         server = home_server(settings)
         assert server is not None
         assert address_of(server, "/admin/chat") == f"{server.address}/admin/chat", "it asks for the password there"
@@ -184,7 +184,7 @@ def test_the_command_that_updates_is_copied_and_told(settings: Settings, served:
 
 
 def test_a_server_that_comes_back_on_another_port_is_followed(settings: Settings, fake: FakeServer) -> None:
-    with running_server() as other, held_home(settings.home) as write:
+    with running_server() as other, lock_home(settings.home) as write:
         other.answers["/admin/api/menu"] = (200, menu(models=["elsewhere"]))
         write(RunningServer("127.0.0.1", fake.port, "key"))
 
@@ -200,16 +200,16 @@ def test_a_server_that_comes_back_on_another_port_is_followed(settings: Settings
 
 
 def test_the_server_of_another_home_is_not_this_ones(settings: Settings, fake: FakeServer) -> None:
-    with held_home(settings.home.parent / "other") as write:
+    with lock_home(settings.home.parent / "other") as write:
         write(RunningServer("127.0.0.1", fake.port, "key"))
-        assert not look(settings).is_served
-        assert look(settings.with_values({"home": settings.home.parent / "other"})).state == state()
+        assert not read_service_state(settings).is_served
+        assert read_service_state(settings.with_values({"home": settings.home.parent / "other"})).state == state()
     assert {path for _, path, _, _ in fake.requests} == {"/admin/api/menu"}
 
 
 def offered(tray: FakeTray) -> set[str]:
     """The actions of the menu as it is now."""
-    return actions(tray.faces[-1].entries) if tray.faces else set()
+    return actions(tray.contents[-1].entries) if tray.contents else set()
 
 
 def test_start_runs_our_command_and_shows_that_it_starts(settings: Settings) -> None:
@@ -219,10 +219,10 @@ def test_start_runs_our_command_and_shows_that_it_starts(settings: Settings) -> 
 
     def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
         choose("start")
-        tray.until(lambda: tray.faces[-1].state == "starting")
-        assert tray.faces[-1].entries[0].title == "Starting…"
+        tray.until(lambda: tray.contents[-1].state == "starting")
+        assert tray.contents[-1].entries[0].title == "Starting…"
         go_on.touch()
-        tray.until(lambda: tray.faces[-1].state == "stopped")
+        tray.until(lambda: tray.contents[-1].state == "stopped")
 
     program = f"""import sys, pathlib, time
 while not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.01)
@@ -247,8 +247,8 @@ def test_a_server_that_no_longer_starts_at_login_runs_on(settings: Settings, ser
 def test_what_a_command_could_not_do_is_told_once_and_shown_until_the_next_one(settings: Settings) -> None:
     def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
         choose("start")
-        tray.until(lambda: tray.faces[-1].state == "trouble")
-        shown.append(tray.faces[-1].entries[0].title)
+        tray.until(lambda: tray.contents[-1].state == "trouble")
+        shown.append(tray.contents[-1].entries[0].title)
 
     shown: list[str] = []
     tray = play(settings, story, "import sys; sys.exit('first\\nport 8710 is taken')")
@@ -257,15 +257,15 @@ def test_what_a_command_could_not_do_is_told_once_and_shown_until_the_next_one(s
 
 
 def test_a_server_that_ends_by_itself_is_told(settings: Settings, fake: FakeServer) -> None:
-    home = held_home(settings.home)
+    home = lock_home(settings.home)
     write = home.__enter__()
     write(RunningServer("127.0.0.1", fake.port, "key"))
 
     def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
-        tray.until(lambda: tray.faces[-1].state == "ready")
+        tray.until(lambda: tray.contents[-1].state == "ready")
         home.__exit__(None, None, None)
         choose("nothing that exists")  # it looks again at once
-        tray.until(lambda: tray.faces[-1].state == "stopped")
+        tray.until(lambda: tray.contents[-1].state == "stopped")
 
     tray = play(settings, story)
     assert tray.notices == ["The server ended. Start it again from the menu."]

@@ -157,8 +157,8 @@ def test_a_folder_of_ours_that_is_a_link_stays_with_what_it_leads_to(home: Path,
 
 def test_the_app_goes_as_its_own_command_takes_it_away(home: Path, tmp_path: Path) -> None:
     folder = tmp_path / "Applications"
-    bundle.install(folder, bundle.this_installation(settings(), read_words()), ("en",))
-    assert "app" in {part.name for part in removal.parts_of(settings())}
+    bundle.install(folder, bundle.launcher_info(settings(), read_words()), ("en",))
+    assert "app" in {part.name for part in removal.installed_parts(settings())}
     assert run("app", "--yes").exit_code == 0
     assert not (folder / bundle.NAME).exists()
 
@@ -169,7 +169,7 @@ def test_an_app_in_another_folder_is_known(home: Path, tmp_path: Path) -> None:
         for _ in range(2):
             done = CliRunner().invoke(application, ["app", "install", "--folder", str(folder)])
             assert done.exit_code == 0, done.output
-    (part,) = (part for part in removal.parts_of(settings()) if part.name == "app")
+    (part,) = (part for part in removal.installed_parts(settings()) if part.name == "app")
     assert set(part.paths) == {folder / bundle.NAME for folder in folders}
     assert run("--all", "--yes").exit_code == 0
     assert not any(folder.exists() for folder in folders)
@@ -179,7 +179,7 @@ def test_an_app_in_another_folder_is_known(home: Path, tmp_path: Path) -> None:
 def test_an_app_of_somebody_else_is_not_listed_and_keeps_nothing_from_going(home: Path, tmp_path: Path) -> None:
     other = tmp_path / "Applications" / bundle.NAME
     other.mkdir(parents=True)
-    assert "app" not in {part.name for part in removal.parts_of(settings())}
+    assert "app" not in {part.name for part in removal.installed_parts(settings())}
     result = run("--all", "--yes")
     assert result.exit_code == 0, result.output
     assert there(home) == set(STRANGERS)

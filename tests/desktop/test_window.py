@@ -60,7 +60,7 @@ class Opening:
 
     def open(self, view: Any, to: str = "/admin/") -> None:
         open_window(
-            self.settings, to, view, connect=Server, in_browser=lambda _server, page: self.in_browser.append(page)
+            self.settings, to, view, connect=Server, open_in_browser=lambda _server, page: self.in_browser.append(page)
         )
 
 
@@ -131,7 +131,7 @@ def test_a_double_click_opens_the_dashboard_where_nothing_else_would_be_seen(
         settings,
         lambda _settings, _open: not runs_already,
         connect=Server,
-        in_browser=lambda _server, to: shown.append(to),
+        open_in_browser=lambda _server, to: shown.append(to),
     )
     assert shown == ["/admin/"] * opened
 

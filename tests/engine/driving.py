@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, make_prompt_cache
 
-from app.core.request import WHOLE, Quantisation, Request, SamplingParameters
+from app.core.request import UNQUANTISED, Quantisation, Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, EngineLimits, PrefillRow, PrefillStep
 from app.engine.drafters import Drafter, Proposal
 from app.engine.drafters.draft_model import DraftModel
@@ -138,8 +138,8 @@ def runner_of(model: nn.Module, margin_tokens: int, chunk_tokens: int, shared_to
     known = key in _fits
     runner = Runner(model, probe=not known, **sizes)
     if not known:
-        _fits[key] = model, (runner.rows_apart, runner.recordable, runner.caches.table.in_pieces)
-    _, (runner.rows_apart, runner.recordable, runner.caches.table.in_pieces) = _fits[key]
+        _fits[key] = model, (runner.rows_isolated, runner.recordable, runner.caches.table.attends_per_buffer)
+    _, (runner.rows_isolated, runner.recordable, runner.caches.table.attends_per_buffer) = _fits[key]
     return runner
 
 
@@ -159,7 +159,7 @@ def build(
     max_context_tokens: int = 4096,
     disk: Disk = NO_DISK,
     slow_seconds: float = SLOW_SECONDS,
-    quantisation: Quantisation = WHOLE,
+    quantisation: Quantisation = UNQUANTISED,
 ) -> Engine:
     """An engine over a tiny model. A small margin makes sliding windows wrap; `carry_over` forgets the recordings."""
     runner = runner_of(target, margin_tokens, chunk_tokens, shared_tokens)
@@ -291,5 +291,5 @@ class Driver:
                 [method for method in self.methods if method == sequence.request.id] or self.methods
             ),
             num_draft_tokens=min(wanted, remaining - 1),
-            most_draft_tokens=min(LONGEST_DRAFT, remaining - 1),
+            max_draft_tokens=min(LONGEST_DRAFT, remaining - 1),
         )

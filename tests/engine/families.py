@@ -50,7 +50,7 @@ def _batched(seen: Walk) -> str:
     if seen.engine.limits.max_rows == 1:
         return "one request at a time"
     assert seen.rows == seen.engine.limits.max_rows
-    return "row by row" if seen.engine.runner.rows_apart else "yes"
+    return "row by row" if seen.engine.runner.rows_isolated else "yes"
 
 
 def _undone(seen: Walk) -> str:

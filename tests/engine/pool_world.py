@@ -48,8 +48,8 @@ class FakeEngine:
     def clear_prefix_cache(self) -> None:
         self.prefix_cache_bytes = 0
 
-    def drop_prefix_cache(self, kept_share: float = 0.0) -> None:
-        self.prefix_cache_bytes = int(self.prefix_cache_bytes * kept_share)
+    def drop_prefix_cache(self, retained_share: float = 0.0) -> None:
+        self.prefix_cache_bytes = int(self.prefix_cache_bytes * retained_share)
 
     def bound_prefix_cache(self, limit_bytes: int) -> None:
         self.prefix_cache_bytes = min(self.prefix_cache_bytes, limit_bytes)
@@ -109,7 +109,7 @@ class World:
     def reclaim(self) -> None:
         self.reclaimed += 1
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         self.actions.append("settle")
 
     def set_limit(self, size: int) -> None:

@@ -11,7 +11,7 @@ from mlx import nn
 from msgspec import msgpack
 from msgspec.structs import replace
 
-from app.core.request import WHOLE, Quantisation, Request, SamplingParameters
+from app.core.request import UNQUANTISED, Quantisation, Request, SamplingParameters
 from app.models.footprint import SHARED_TOKENS
 from tests.engine.driving import Driver, Guided, Scripted, build, naive, quantised_caches
 from tests.tiny import related_draft, tiny_model
@@ -96,7 +96,7 @@ def run_schedule(
     cancel_rate: float = 0.02,
     rows: int = 1,
     sampling: Mapping[str, Any] = MappingProxyType({}),
-    quantisation: Quantisation = WHOLE,
+    quantisation: Quantisation = UNQUANTISED,
 ) -> Outcome:
     """Run it and assert that every sequence said what the naive loop says, and that nothing is left behind.
 

@@ -18,8 +18,8 @@ from app.engine.caches.attention import (
     attention,
     composed,
     composed_if_few,
-    in_pieces,
-    piece_queries,
+    in_query_chunks,
+    queries_per_chunk,
 )
 from app.engine.runner import Runner
 from tests.tiny import tiny_model
@@ -43,14 +43,14 @@ MAC = "applegpu_g16s"
     ],
 )
 def test_each_piece_fits_the_kernel_and_chunks_of_prompts_stay_whole(width: int, group: int, pieces: int) -> None:
-    size = piece_queries(width, group, 8192, 128)
+    size = queries_per_chunk(width, group, 8192, 128)
     assert -(-width // size) == pieces
     assert pieces == 1 or (size <= 8 and size * group <= 32)
 
 
 @pytest.mark.parametrize(("context", "dimension"), [(2047, 128), (8192, 80)])
 def test_nothing_is_cut_in_short_contexts_or_for_other_heads(context: int, dimension: int) -> None:
-    assert piece_queries(9, 4, context, dimension) == 9
+    assert queries_per_chunk(9, 4, context, dimension) == 9
 
 
 def ragged(width: int, context: int) -> mx.array:
@@ -93,7 +93,9 @@ def test_pieces_are_equal_to_all_at_once(kind: str, group: int, width: int) -> N
 
     arguments: dict[str, Any] = {"scale": size**-0.5, "mask": mask_of(kind, width, 2 * group, context), "sinks": sinks}
     whole = scaled_dot_product_attention(queries, keys, values, None, **arguments)
-    cut = attention(queries, keys, values, SimpleNamespace(attend=partial(in_pieces, cut=choose)), **arguments)
+    cut = attention(
+        queries, keys, values, SimpleNamespace(attend=partial(in_query_chunks, chunk_size=choose)), **arguments
+    )
     assert float(mx.max(mx.abs(cut - whole))) < 1e-5
     assert asked == [(width, group, context, size)]
 
@@ -133,7 +135,7 @@ def test_a_model_verifies_and_goes_on_alike_in_each_form(form: str) -> None:
         asked.append(queries.shape[2])
         return composed_if_few(queries, *arguments, **kept)
 
-    attend = {"in pieces": partial(in_pieces, cut=four), "composed": few}[form]
+    attend = {"in pieces": partial(in_query_chunks, chunk_size=four), "composed": few}[form]
 
     def verify(attend: Attend) -> mx.array:
         runner = Runner(model)
@@ -159,6 +161,6 @@ def test_a_model_is_attached_once_and_each_device_has_its_form() -> None:
         attach(tiny_model("qwen3"))
         assert qwen3.scaled_dot_product_attention is attention
     assert sys.modules["mlx_lm.models.base"].scaled_dot_product_attention is not attention
-    assert attend_for(MAC) is in_pieces
+    assert attend_for(MAC) is in_query_chunks
     assert attend_for("sm_90") is composed_if_few
     assert attend_for("") is scaled_dot_product_attention

@@ -108,7 +108,7 @@ def said(tokens: Sequence[int]) -> str:
 
 
 def request(name: str, grammar: str, *, reasoning: Reasoning | None = None, **sampling: Any) -> Request:
-    enforced = vocabulary().enforce(grammar) if grammar else None
+    enforced = vocabulary().compile_grammar(grammar) if grammar else None
     assert enforced is None or not enforced.matcher.is_error(), enforced.matcher.get_error()
     return Request(
         id=name,
@@ -286,7 +286,9 @@ def nested(inner: some.SearchStrategy[Any]) -> some.SearchStrategy[Any]:
         some.integers(0, 2),
     )
     return some.one_of(
-        objects, arrays, some.builds(lambda parts: {"anyOf": parts}, some.lists(inner, min_size=1, max_size=2))
+        objects,
+        arrays,
+        some.builds(lambda phase_seconds: {"anyOf": phase_seconds}, some.lists(inner, min_size=1, max_size=2)),
     )
 
 
@@ -316,7 +318,7 @@ class Secretive(AnswerConstraint):
     """It masks and tells nobody what it forces."""
 
     def begin(self) -> "Secretive":
-        return Secretive(self._vocabulary, self._pristine, self._reasoning)
+        return Secretive(self._vocabulary, self._initial_state, self._reasoning)
 
     def forced(self, output: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         return ()
@@ -336,7 +338,7 @@ class Timed:
 
     def step(self, plan: StepPlan) -> StepResult:
         result = self.engine.step(plan)
-        return replace(result, seconds=0.01 * (1 + 0.2 * (result.width - 1)), parts=None)
+        return replace(result, seconds=0.01 * (1 + 0.2 * (result.width - 1)), phase_seconds=None)
 
 
 def tokens_per_cycle(engine: Engine, asked: Request, truth: Sequence[int], *methods: str) -> float:
@@ -366,7 +368,7 @@ def test_forced_keys_make_more_tokens_of_a_cycle_than_the_same_text_without_them
         max_tokens=128,
         speculation=SpeculationRequest(method=method, num_draft_tokens=None if method == "auto" else 1),
     )
-    constraint = Secretive(vocabulary(), vocabulary().enforce(grammar), None)
+    constraint = Secretive(vocabulary(), vocabulary().compile_grammar(grammar), None)
     methods = METHODS[family] if method == "auto" else (method,)
     free = tokens_per_cycle(engine, msgspec.structs.replace(asked, constraint=constraint), truth, *methods)
     assert tokens_per_cycle(engine, asked, truth, *methods) >= 1.3 * free
@@ -378,18 +380,18 @@ class Costly(AnswerConstraint):
     affordable_drafts = 2
 
     def begin(self) -> "Costly":
-        return Costly(self._vocabulary, self._pristine, self._reasoning)
+        return Costly(self._vocabulary, self._initial_state, self._reasoning)
 
 
 @pytest.mark.parametrize("by_rejection", [False, True])
 def test_a_row_with_slow_masks_drafts_no_more_than_it_can_afford(by_rejection: bool) -> None:
-    row = DecodeRow("a", [*PROMPT], len(PROMPT), len(PROMPT) - 1, 64, num_draft_tokens=7, most_draft_tokens=15)
+    row = DecodeRow("a", [*PROMPT], len(PROMPT), len(PROMPT) - 1, 64, num_draft_tokens=7, max_draft_tokens=15)
     for kind, most in ((AnswerConstraint, 15), (Costly, 2)):
         constraints = Constraints(by_rejection=by_rejection)
-        held = kind(vocabulary(), vocabulary().enforce(schema_text(CITIZEN)), None)
+        held = kind(vocabulary(), vocabulary().compile_grammar(schema_text(CITIZEN)), None)
         constraints.admit(msgspec.structs.replace(request("a", ""), constraint=held))
-        led = constraints.led(row)
-        assert (led.num_draft_tokens, led.most_draft_tokens, len(led.forced)) == (min(7, most), most, min(7, most))
+        led = constraints.with_forced_drafts(row)
+        assert (led.num_draft_tokens, led.max_draft_tokens, len(led.forced)) == (min(7, most), most, min(7, most))
 
 
 def forced_text(constraint: AnswerConstraint, output: Sequence[int] = ()) -> str:
@@ -397,7 +399,7 @@ def forced_text(constraint: AnswerConstraint, output: Sequence[int] = ()) -> str
 
 
 def test_what_is_forced_may_be_spelled_in_other_ways_that_the_grammar_allows() -> None:
-    held = AnswerConstraint(vocabulary(), vocabulary().enforce(schema_text(CITIZEN)), None)
+    held = AnswerConstraint(vocabulary(), vocabulary().compile_grammar(schema_text(CITIZEN)), None)
     assert forced_text(held) == '{"given_name": '
     output: list[int] = []
     for usual, *others in held.forced(()):
@@ -410,7 +412,7 @@ def test_what_is_forced_may_be_spelled_in_other_ways_that_the_grammar_allows() -
 
 
 def test_what_is_forced_stands_behind_the_drafts_and_in_place_of_the_first_wrong_one() -> None:
-    held = AnswerConstraint(vocabulary(), vocabulary().enforce(schema_text(CITIZEN)), None)
+    held = AnswerConstraint(vocabulary(), vocabulary().compile_grammar(schema_text(CITIZEN)), None)
     begun = vocabulary()(b'{"given_name": ')
     for drafts, kept in ((b'"A', b'"A'), (b'"Axx', b'"A'), (b"x", b"")):
         count, forced = held.forced_after(begun, vocabulary()(drafts))

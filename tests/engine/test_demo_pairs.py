@@ -86,7 +86,7 @@ def test_forced_keys_make_more_tokens_of_a_cycle_and_never_fewer(method: str, le
         )
         properties = {name: {"type": kind} for name, kind in fields.items()}
         schema = {"type": "object", "properties": properties, "required": [*fields], "additionalProperties": False}
-        constraint = AnswerConstraint(vocabulary, vocabulary.enforce(schema_text(schema)), None)
+        constraint = AnswerConstraint(vocabulary, vocabulary.compile_grammar(schema_text(schema)), None)
         held = msgspec.structs.replace(free, id=f"held-{index}", constraint=constraint)
         free_text, free_tokens, without = cycles(engine, free)
         held_text, held_tokens, with_grammar = cycles(engine, held)

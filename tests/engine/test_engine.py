@@ -83,8 +83,8 @@ def test_a_model_whose_rows_disturb_one_another_drafts_with_each_row_by_itself()
 
     crowded = Crowded()
     model, runner = crowded.model, Runner(crowded)
-    assert runner.rows_apart
-    assert not Runner(model).rows_apart
+    assert runner.rows_isolated
+    assert not Runner(model).rows_isolated
     for name in ("a", "b"):
         runner.claim(name)
     logits, forward = runner.forward(["a", "b"], mx.array([[5, 6, 7], [8, 9, 0]]), [3, 2], record=True)
@@ -248,7 +248,7 @@ def test_a_request_whose_row_cannot_be_claimed_leaves_nothing_behind(monkeypatch
         with pytest.raises(MemoryError):
             engine.admit(request)
         engine.release("a", ())
-    assert not engine.plain_rows._fresh
+    assert not engine.strict_rows._fresh
     driver = Driver(engine, random.Random(1), ("off",), longest_draft=0)
     driver.admit(request)
     while driver.live:

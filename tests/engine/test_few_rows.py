@@ -1,4 +1,4 @@
-"""Products of few rows: any shape gives the plain result, and nothing changes where results must be the same bits."""
+"""Products of few rows: any shape gives the direct result, and nothing changes where results must be the same bits."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 from mlx import nn
 
-from app.engine.few_rows import FewRowsEmbedding, FewRowsLinear, Product, padded, plain, turned, use_fast_products
+from app.engine.few_rows import FewRowsEmbedding, FewRowsLinear, Product, direct, padded, transposed, use_fast_products
 
 WITH_OPENBLAS = """
 from app.engine.platform import openblas_is_loaded, prepare
@@ -29,11 +29,11 @@ print("ok")
 """
 
 
-@pytest.mark.parametrize("product", [turned, padded(16)])
+@pytest.mark.parametrize("product", [transposed, padded(16)])
 @pytest.mark.parametrize("rows", [1, 2, 5, 15])
 def test_every_shape_gives_the_plain_product(product: Product, rows: int) -> None:
     x, weight = mx.random.normal((rows, 24)), mx.random.normal((40, 24))
-    assert mx.allclose(product(x, weight), plain(x, weight), rtol=1e-5, atol=1e-5)
+    assert mx.allclose(product(x, weight), direct(x, weight), rtol=1e-5, atol=1e-5)
 
 
 def test_without_openblas_a_model_stays_as_it_is() -> None:

@@ -13,7 +13,7 @@ from mlx_lm.models import deepseek_v3
 from mlx_lm.models.base import scaled_dot_product_attention
 
 from app.engine.caches import attention
-from app.engine.caches.attention import LATENT_QUERIES, absorbed, attend_for, in_pieces
+from app.engine.caches.attention import LATENT_QUERIES, absorbed, attend_for, in_query_chunks
 from app.engine.runner import Runner
 from tests.engine.tiny_families import configuration, families, family_model
 from tests.shares import one_in
@@ -134,7 +134,7 @@ def test_all_heads_read_latents_at_once_where_no_kernel_does(monkeypatch: pytest
         attention.attention(
             queries, latents, latents, SimpleNamespace(attend=attend, latent_reader=object()), scale=0.25, mask=mask
         )
-        for attend in (attend_for(""), in_pieces)
+        for attend in (attend_for(""), in_query_chunks)
     ]
     assert asked == [(2, 1, 4, 16), (2, 4, 1, 16)]
     assert distance(*outputs) < 1e-5

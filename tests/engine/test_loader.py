@@ -281,7 +281,7 @@ def left_out(spec: ModelSpecification, pattern: str) -> None:
     """The unit loads without its drafter, for that reason."""
     unit = run(spec)[1]
     assert not unit.drafts
-    assert re.search(pattern, unit.left_out["draft_model"])
+    assert re.search(pattern, unit.load_failures["draft_model"])
 
 
 def refused(spec: ModelSpecification, pattern: str) -> None:

@@ -178,7 +178,7 @@ def test_a_drafter_that_does_not_fit_is_left_out(tmp_path: Path, write: Callable
     folder = write(tmp_path / "drafter")
     method = "eagle3" if "eagle" in (folder / "config.json").read_text() else "dflash"
     unit = load(ModelSpecification(id="main", path=spec.path, drafts=(DraftSpecification("d", str(folder), method),)))
-    reason = unit.left_out[method]
+    reason = unit.load_failures[method]
     assert reason.startswith(f'{method} drafter "d": ')
     assert words in reason
     assert str(tmp_path) not in reason
@@ -190,7 +190,7 @@ def test_a_method_without_a_builder_is_left_out(tmp_path: Path) -> None:
     folder = write_dflash(tmp_path / "drafter")
     spec = specification(tmp_path)
     unit = load(ModelSpecification(id="main", path=spec.path, drafts=(DraftSpecification("d", str(folder), "other"),)))
-    assert "it is a drafter" in unit.left_out["other"]
+    assert "it is a drafter" in unit.load_failures["other"]
 
 
 def test_a_drafter_whose_weights_cannot_be_read_is_left_out_and_the_others_draft(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_drafter_whose_weights_cannot_be_read_is_left_out_and_the_others_draft
     except StopIteration as finished:
         unit: LoadedUnit = finished.value
     assert [draft.method for draft in unit.drafts] == ["dflash"]
-    assert "cannot be read" in unit.left_out["draft_model"]
+    assert "cannot be read" in unit.load_failures["draft_model"]
 
 
 def test_a_drafter_that_fails_to_open_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,7 @@ def test_readings_follow_live_arrays() -> None:
     block = mx.ones((1024, 1024))
     mx.eval(block)
     assert mx.get_active_memory() - before >= 4 << 20
-    assert memory.readings() == (mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
+    assert memory.usage() == (mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
     assert mx.get_peak_memory() >= mx.get_active_memory()
     del block
     memory.release()
@@ -227,12 +227,12 @@ def test_what_rows_are_promised_covers_their_caches_however_they_come_and_go(
         before = runner.caches.nbytes
         lengths[name] = 0
         while lengths[name] < tokens:
-            runner.settle()
+            runner.separate_long_rows()
             width = min(64, tokens - lengths[name])
             _, forward = runner.forward([name], mx.zeros((1, width), mx.int32), [width])
             runner.commit(forward, [width])
             lengths[name] += width
-        runner.settle()
+        runner.separate_long_rows()
         lengths[name] += 1024 if known else 0  # what the scheduler expects of a long answer
         assert runner.caches.nbytes <= max(
             before, promised.rows_bytes([footprint.RowSize(length) for length in lengths.values()])
@@ -267,7 +267,7 @@ def test_an_answer_longer_than_reserved_grows_and_a_later_row_gets_its_own_room(
         _, forward = runner.forward([name], mx.zeros((1, tokens), mx.int32), [tokens])
         runner.commit(forward, [tokens])
         cache = runner.caches.kv[0]
-        return int(cache.own.get(name, cache.shared).positions)
+        return int(cache.row_buffers.get(name, cache.shared).positions)
 
     runner.claim("a", reservation(100, 50))
     assert feed("a", 100) == feed("a", 150) == 256

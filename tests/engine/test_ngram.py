@@ -13,7 +13,7 @@ from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.core.unit import ModelSpecification
 from app.engine.drafters import LoadedUnit
-from app.engine.drafters.ngram import ACROSS_TOKENS, END, MOST_MATCHES, OWNERS, Ngram, Text
+from app.engine.drafters.ngram import ACROSS_TOKENS, END, MAX_MATCHES, OWNERS, Ngram, Text
 from app.engine.drafters.registry import open_drafters
 from tests.tiny import tiny_model
 
@@ -26,7 +26,7 @@ def naive_places(texts: Texts, known: Sequence[int], shortest: int, longest: int
     ends = [(number, end) for number, text in enumerate(texts) for end in range(shortest, len(text) + 1)]
     context = list(known[-shortest:])
     latest = [(number, end) for number, end in ends if list(texts[number][end - shortest : end]) == context]
-    going_on = [(number, end) for number, end in latest[-MOST_MATCHES:] if end < len(texts[number])]
+    going_on = [(number, end) for number, end in latest[-MAX_MATCHES:] if end < len(texts[number])]
     for size in range(min(longest, len(known)), shortest - 1, -1):
         places = [
             (number, end)

@@ -107,12 +107,12 @@ def test_a_leased_model_stays_although_an_idle_one_was_used_later(world: World) 
 
 def test_pinned_models_stay_and_waiting_would_not_help(world: World) -> None:
     pool = world.pool()
-    pool.keep(kept("c"))
+    pool.set_stays(kept("c"))
     ready(pool, "c")
     with pytest.raises(InsufficientMemory, match="unpin one") as caught:
         pool.acquire(specification("d"))
     assert caught.value.retry_after_seconds is None
-    pool.keep(kept())
+    pool.set_stays(kept())
     pool.acquire(specification("d"))
     assert world.open == []
 
@@ -252,7 +252,7 @@ def test_any_other_setting_reloads_an_idle_model_and_is_told_to_wait_for_one_in_
 
 def test_a_pinned_model_may_reload_with_another_draft(world: World) -> None:
     pool = world.pool()
-    pool.keep(kept("d"))
+    pool.set_stays(kept("d"))
     ready(pool, "d")
     pool.acquire(specification("d", drafts=(DraftSpecification("x", "/models/x"),)))
     assert isinstance(drain(pool)[-1], Loaded)
@@ -324,15 +324,15 @@ def test_a_row_that_can_never_fit_is_told_with_the_figures(world: World) -> None
 
 def test_idle_models_expire_by_their_own_time(world: World) -> None:
     pool = world.pool()
-    pool.keep(kept(usual=60.0, b=-1.0))
+    pool.set_stays(kept(usual=60.0, b=-1.0))
     ready(pool, "a", "b")
     world.now = 59.0
     assert pool.expire() == []
     world.now = 61.0
     assert pool.expire() == [Evicted("a")]
-    pool.keep(kept("b", b=10.0))
+    pool.set_stays(kept("b", b=10.0))
     assert pool.expire() == []
-    pool.keep(kept(b=10.0))
+    pool.set_stays(kept(b=10.0))
     assert pool.expire() == [Evicted("b")]
     assert pool.snapshot() == ()
 
@@ -366,12 +366,12 @@ def test_a_model_that_was_pinned_by_a_setting_stays_where_a_request_lets_it_go_a
     world: World,
 ) -> None:
     pool = world.pool()
-    pool.keep(kept("a"))
+    pool.set_stays(kept("a"))
     pool.acquire(specification("a"), Stay(idle_seconds=0.0))
     drain(pool)
     pool.release("a")
     assert pool.expire() == []
-    pool.keep(kept())
+    pool.set_stays(kept())
     assert pool.expire() == [], "the changed setting is the last word"
     world.now = 3600.0
     assert pool.expire() == [Evicted("a")]
@@ -382,7 +382,7 @@ def test_settings_of_another_model_leave_what_a_request_said(world: World) -> No
     pool.acquire(specification("a"), Stay(idle_seconds=5.0))
     drain(pool)
     pool.release("a")
-    pool.keep(kept("b"))
+    pool.set_stays(kept("b"))
     world.now = 5.0
     assert pool.expire() == [Evicted("a")]
 
@@ -390,16 +390,16 @@ def test_settings_of_another_model_leave_what_a_request_said(world: World) -> No
 def test_values_that_no_engine_depends_on_change_without_a_reload(world: World) -> None:
     pool = world.pool()
     ready(pool, "a")
-    pool.use(specification("a", policy="off"))
+    pool.update_specification(specification("a", policy="off"))
     assert pool.snapshot()[0].unit.policy == "off"
-    pool.use(specification("a", max_rows=3))
+    pool.update_specification(specification("a", max_rows=3))
     assert pool.snapshot()[0].unit.max_rows == specification("a").max_rows
     assert world.loads == ["a"]
 
 
 def test_a_leased_model_never_expires(world: World) -> None:
     pool = world.pool()
-    pool.keep(kept(usual=1.0))
+    pool.set_stays(kept(usual=1.0))
     pool.acquire(specification("a"))
     drain(pool)
     world.now = 100.0
@@ -429,7 +429,7 @@ def test_when_the_device_is_full_former_prompts_and_idle_models_go_and_nothing_e
     engine = pool.engine("a")
     assert isinstance(engine, FakeEngine)
     engine.prefix_cache_bytes, engine.cache_bytes = 2, 1
-    pool.shed()
+    pool.free_unused()
     assert (engine.prefix_cache_bytes, engine.cache_bytes, world.open) == (0, 1, ["a"])
     assert pool.advance() == [Evicted("b")]
 
@@ -440,7 +440,7 @@ def test_a_model_in_use_is_not_unloaded(world: World) -> None:
     with pytest.raises(ModelInUse, match="in use by 1 requests"):
         pool.unload("a")
     pool.release("a")
-    pool.keep(kept("a"))
+    pool.set_stays(kept("a"))
     pool.unload("a")
     pool.unload("nobody")
     assert (world.open, world.loading) == ([], [])
@@ -449,7 +449,7 @@ def test_a_model_in_use_is_not_unloaded(world: World) -> None:
 
 def test_the_snapshot_tells_state_leases_and_bytes(world: World) -> None:
     pool = world.pool()
-    pool.keep(kept("b"))
+    pool.set_stays(kept("b"))
     ready(pool, "b")
     world.now = 7.0
     pool.acquire(specification("a", drafts=(DraftSpecification("x", "/x"),)))
@@ -464,7 +464,7 @@ def test_the_snapshot_tells_state_leases_and_bytes(world: World) -> None:
     )
     assert (b.idle_seconds(7.0), b.seconds_left(7.0)) == (7.0, None)
     assert (a.state, a.draft_ids, a.leases, a.idle_seconds(9.0)) == ("loading", ("x",), 1, 0.0)
-    assert pool.memory() == memory.readings()
+    assert pool.memory() == memory.usage()
 
 
 def test_a_warning_of_the_system_halves_former_prompts_and_need_drops_them_with_idle_models(world: World) -> None:
@@ -476,7 +476,7 @@ def test_a_warning_of_the_system_halves_former_prompts_and_need_drops_them_with_
     pool.pressure = "warning"
     assert pool.relieve() == 1
     assert (engine.prefix_cache_bytes, world.open) == (1, ["a", "b"])
-    pool.keep(kept("b"))
+    pool.set_stays(kept("b"))
     pool.pressure = "critical"
     assert pool.relieve() == 1 + SIZES["a"]
     assert world.open == ["b"]
@@ -490,9 +490,9 @@ def test_in_need_a_load_waits_for_the_rows_that_run_and_then_goes_on(world: Worl
     pool.reserve("a", [RowSize(1)])
     pool.acquire(specification("b"))
     pool.pressure = "critical"
-    assert pool.holds
+    assert pool.must_wait
     assert pool.advance() == []
     assert world.loads == ["a"]
     pool.reserve("a", [])
-    assert not pool.holds
+    assert not pool.must_wait
     assert Loaded("b", 0.0) in drain(pool)

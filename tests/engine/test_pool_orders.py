@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 
 from app.core.errors import InsufficientMemory, ModelInUse, ModelUnavailable
 from app.core.messages import KeepModels
-from app.core.unit import USUAL_STAY, DraftSpecification, Stay
+from app.core.unit import DEFAULT_STAY, DraftSpecification, Stay
 from app.engine.loading.pool import Evicted, LoadFailed, PoolEvent
 from tests.engine.pool_world import CEILING, SIZES, FakeEngine, World, drain, specification
 
@@ -30,8 +30,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = self.world.pool()
         self.leases = dict.fromkeys(SIZES, 0)
         self.settings = KeepModels(usual=Stay(pinned=False, idle_seconds=30.0))
-        self.pool.keep(self.settings)
-        self.said = dict.fromkeys(SIZES, USUAL_STAY)
+        self.pool.set_stays(self.settings)
+        self.said = dict.fromkeys(SIZES, DEFAULT_STAY)
         """What the last word on each model in memory was."""
         self.protected: set[str] = set()
 
@@ -104,7 +104,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.settings = KeepModels(usual=self.settings.usual, models=models)
         if self.settings.of(model) != before:
             self.said[model] = self.settings.of(model)
-        self.pool.keep(self.settings)
+        self.pool.set_stays(self.settings)
 
     @rule(seconds=st.floats(0, 40))
     def expire(self, seconds: float) -> None:

@@ -14,31 +14,31 @@ import pytest
 
 from app.engine.prefix import disk as prefix_disk
 from app.engine.prefix.disk import DAY_SECONDS, Disk, model_folder_name
-from app.engine.prefix.index import ROWS, STATE, Piece, root
-from app.machine.prefix_files import clear_prompts, kept_prompts
+from app.engine.prefix.index import ROWS, STATE, CacheBlock, root_key
+from app.machine.prefix_files import cached_prompts, clear_cached_prompts
 
 PATIENCE_SECONDS = 60.0
 
 
-def arrays_of(piece: Piece, size: int = 500) -> dict[str, mx.array]:
+def arrays_of(block: CacheBlock, size: int = 500) -> dict[str, mx.array]:
     """What a piece holds, as everybody can tell from its key."""
-    key = mx.random.key(int.from_bytes(piece.key[:8], "little"))
+    key = mx.random.key(int.from_bytes(block.key[:8], "little"))
     return {"0 0": mx.random.normal((1, 2, size, 4), key=key), "0 1": mx.random.normal((1, 2, size, 4), key=key) * 2}
 
 
-def chain(count: int, owner: str = "me") -> list[Piece]:
-    pieces, parent = [], root(owner)
+def chain(count: int, owner: str = "me") -> list[CacheBlock]:
+    blocks, parent = [], root_key(owner)
     for number in range(count):
-        pieces.append(Piece.of(ROWS, parent, [number] * 256))
-        parent = pieces[-1].key
-    return pieces
+        blocks.append(CacheBlock.of(ROWS, parent, [number] * 256))
+        parent = blocks[-1].key
+    return blocks
 
 
-def written(disk: Disk, pieces: list[Piece], size: int = 500) -> None:
-    for piece in pieces:
-        arrays = arrays_of(piece, size)
+def written(disk: Disk, blocks: list[CacheBlock], size: int = 500) -> None:
+    for block in blocks:
+        arrays = arrays_of(block, size)
         mx.eval(arrays)
-        disk.write("model", piece, arrays)
+        disk.write("model", block, arrays)
     disk.flush(PATIENCE_SECONDS)
 
 
@@ -52,21 +52,21 @@ def same(actual: dict[str, mx.array] | None, wanted: dict[str, mx.array]) -> boo
 
 
 def test_what_was_written_is_found_by_the_next_process_and_by_nobody_but_the_user(tmp_path: Path) -> None:
-    folder, pieces = tmp_path / "prefixes", chain(3)
-    state = Piece.of(STATE, pieces[1].key, (5, 6))
+    folder, blocks = tmp_path / "prefixes", chain(3)
+    state = CacheBlock.of(STATE, blocks[1].key, (5, 6))
     kinds = [kind for kind in vars(mx).values() if isinstance(kind, mx.Dtype) and kind != mx.float64]  # no GPU has it
     arrays = {f"state 0 {n}": mx.arange(24).reshape(2, 3, 4).astype(kind) for n, kind in enumerate(kinds)}
     arrays |= {"nothing": mx.zeros((1, 2, 0, 4)), "one": mx.array(3.5)}
     mx.eval(arrays)
     disk = Disk(folder, 1 << 20)
     disk.write("model", state, arrays)
-    written(disk, pieces)
+    written(disk, blocks)
     assert disk.pending == 0
     again = Disk(folder, 1 << 20)
-    assert len(again.shelf) == 4
+    assert len(again.blocks) == 4
     assert abs(again.nbytes - disk.nbytes) < 4096
     assert same(again.read(state), arrays)
-    assert all(same(again.read(piece), arrays_of(piece)) for piece in pieces)
+    assert all(same(again.read(block), arrays_of(block)) for block in blocks)
     files = list(folder.rglob("*.safetensors"))
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert {stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "model")} == {0o700}
@@ -75,8 +75,8 @@ def test_what_was_written_is_found_by_the_next_process_and_by_nobody_but_the_use
 
 @pytest.mark.parametrize("flips", [40, pytest.param(4_000, marks=pytest.mark.soak)])
 def test_a_flipped_bit_is_found_and_never_served(tmp_path: Path, flips: int) -> None:
-    chance, [piece] = random.Random(1), chain(1)
-    written(Disk(tmp_path, 1 << 20), [piece], size=20)
+    chance, [block] = random.Random(1), chain(1)
+    written(Disk(tmp_path, 1 << 20), [block], size=20)
     [path] = tmp_path.rglob("*.safetensors")
     content = path.read_bytes()
     places = [*range(0, 400, max(1, 8_000 // flips)), *(chance.randrange(len(content)) for _ in range(flips))]
@@ -85,37 +85,37 @@ def test_a_flipped_bit_is_found_and_never_served(tmp_path: Path, flips: int) -> 
         damaged[place] ^= 1 << chance.randrange(8)
         path.write_bytes(damaged)
         disk = Disk(tmp_path, 1 << 20)
-        assert disk.read(piece) is None, f"byte {place}"
+        assert disk.read(block) is None, f"byte {place}"
         disk.flush(PATIENCE_SECONDS)
         assert not path.exists()
     for size in (0, 7, 8, 60, 300, len(content) - 1):
         path.write_bytes(content[:size])
         disk = Disk(tmp_path, 1 << 20)
-        assert disk.read(piece) is None
+        assert disk.read(block) is None
         disk.flush(PATIENCE_SECONDS)
     path.write_bytes(content)
-    assert same(Disk(tmp_path, 1 << 20).read(piece), arrays_of(piece, 20))
+    assert same(Disk(tmp_path, 1 << 20).read(block), arrays_of(block, 20))
 
 
 def test_what_is_read_ahead_is_what_is_read_and_damage_is_found_there_too(tmp_path: Path) -> None:
-    pieces = chain(3)
-    written(Disk(tmp_path, 1 << 20), pieces)
-    paths = [tmp_path / "model" / f"rows-{piece.key.hex()}.safetensors" for piece in pieces]
+    blocks = chain(3)
+    written(Disk(tmp_path, 1 << 20), blocks)
+    paths = [tmp_path / "model" / f"rows-{block.key.hex()}.safetensors" for block in blocks]
     disk = Disk(tmp_path, 1 << 20)
     paths[1].write_bytes(paths[1].read_bytes()[:-1])
     paths[2].unlink()
-    contents = [disk.read_ahead(piece) for piece in pieces]
-    read = [disk.read(piece, content) for piece, content in zip(pieces, contents, strict=True)]
+    contents = [disk.read_ahead(block) for block in blocks]
+    read = [disk.read(block, content) for block, content in zip(blocks, contents, strict=True)]
     assert read[0] is not None
-    assert same(read[0], arrays_of(pieces[0]))
+    assert same(read[0], arrays_of(blocks[0]))
     assert read[1:] == [None, None]
-    assert [disk.read_ahead(piece) is None for piece in pieces] == [False, True, True], "these are forgotten"
+    assert [disk.read_ahead(block) is None for block in blocks] == [False, True, True], "these are forgotten"
 
 
 def test_a_file_in_the_place_of_another_is_not_believed(tmp_path: Path) -> None:
     mine, other = chain(1, "me")[0], chain(1, "you")[0]
     written(Disk(tmp_path, 1 << 20), [mine, other])
-    names = {piece.key: tmp_path / "model" / f"rows-{piece.key.hex()}.safetensors" for piece in (mine, other)}
+    names = {block.key: tmp_path / "model" / f"rows-{block.key.hex()}.safetensors" for block in (mine, other)}
     names[mine.key].write_bytes(names[other.key].read_bytes())
     disk = Disk(tmp_path, 1 << 20)
     assert disk.read(mine) is None
@@ -124,20 +124,20 @@ def test_a_file_in_the_place_of_another_is_not_believed(tmp_path: Path) -> None:
 
 def test_what_was_not_used_for_longest_goes_when_there_is_too_much_or_it_is_too_old(tmp_path: Path) -> None:
     now = [1e9]
-    disk = Disk(tmp_path, 150_000, most_days=2, clock=lambda: now[0])
+    disk = Disk(tmp_path, 150_000, max_days=2, clock=lambda: now[0])
     first, second = chain(3, "first"), chain(3, "second")
-    for pieces in (first, second):
-        written(disk, pieces)
-        disk.used([piece.name for piece in reversed(pieces)])
+    for blocks in (first, second):
+        written(disk, blocks)
+        disk.used([block.name for block in reversed(blocks)])
         now[0] += DAY_SECONDS
     assert disk.nbytes <= 150_000
     assert disk.read(first[2]) is None, "the end of what was used before"
-    assert all(disk.read(piece) for piece in (first[0], *second))
+    assert all(disk.read(block) for block in (first[0], *second))
     disk.flush(PATIENCE_SECONDS)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors")) <= 150_000
     now[0] += 0.5 * DAY_SECONDS
-    again = Disk(tmp_path, 150_000, most_days=2, clock=lambda: now[0])
-    assert {piece.name for piece in again.shelf} == {piece.name for piece in second}
+    again = Disk(tmp_path, 150_000, max_days=2, clock=lambda: now[0])
+    assert {block.name for block in again.blocks} == {block.name for block in second}
     again.clear()
     again.flush(PATIENCE_SECONDS)
     assert not list(tmp_path.rglob("*.safetensors"))
@@ -145,9 +145,9 @@ def test_what_was_not_used_for_longest_goes_when_there_is_too_much_or_it_is_too_
 
 @pytest.mark.parametrize("full", ["nearly", "quite"])
 def test_a_full_disk_is_told_and_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
-    now, pieces = [1e9], chain(3)
+    now, blocks = [1e9], chain(3)
     disk = Disk(tmp_path, 1 << 20, clock=lambda: now[0])
-    written(disk, pieces[:1])
+    written(disk, blocks[:1])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with monkeypatch.context() as patched:
         if full == "nearly":
@@ -155,40 +155,40 @@ def test_a_full_disk_is_told_and_harms_nobody(tmp_path: Path, monkeypatch: pytes
         else:
             resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
         try:
-            written(disk, pieces[1:2])
+            written(disk, blocks[1:2])
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert disk.trouble
+    assert disk.write_error
     assert not list(tmp_path.rglob("*.part"))
-    written(disk, pieces[2:])
-    assert disk.read(pieces[2]) is None, "it rests for a while"
-    assert same(disk.read(pieces[0]), arrays_of(pieces[0]))
+    written(disk, blocks[2:])
+    assert disk.read(blocks[2]) is None, "it rests for a while"
+    assert same(disk.read(blocks[0]), arrays_of(blocks[0]))
     now[0] += 120
-    written(disk, pieces[1:])
-    assert not disk.trouble
-    assert all(same(disk.read(piece), arrays_of(piece)) for piece in pieces)
+    written(disk, blocks[1:])
+    assert not disk.write_error
+    assert all(same(disk.read(block), arrays_of(block)) for block in blocks)
 
 
 def test_a_disk_that_fills_up_in_a_file_loses_what_was_under_way_and_nothing_else(tmp_path: Path) -> None:
-    now, pieces = [1e9], chain(6)
+    now, blocks = [1e9], chain(6)
     disk = Disk(tmp_path, 1 << 20, clock=lambda: now[0])
-    written(disk, pieces[:2], size=100)
+    written(disk, blocks[:2], size=100)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:
-        written(disk, pieces[2:4])
-        written(disk, pieces[4:5], size=100)
+        written(disk, blocks[2:4])
+        written(disk, blocks[4:5], size=100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "large" in disk.trouble
+    assert "large" in disk.write_error
     assert disk.pending == 0, "the memory of what was not written is let go of"
     assert disk.nbytes == sum(path.stat().st_size + 1024 for path in tmp_path.rglob("*") if path.is_file())
     again = Disk(tmp_path, 1 << 20)
-    assert [again.read(piece) is not None for piece in pieces] == [True, True, False, False, False, False]
+    assert [again.read(block) is not None for block in blocks] == [True, True, False, False, False, False]
     now[0] += 120
-    written(disk, pieces[2:])
+    written(disk, blocks[2:])
     again = Disk(tmp_path, 1 << 20)
-    assert (disk.trouble, len(again.shelf)) == ("", 6)
+    assert (disk.write_error, len(again.blocks)) == ("", 6)
 
 
 @pytest.fixture
@@ -209,16 +209,16 @@ def others(tmp_path: Path) -> dict[Path, bytes]:
 
 
 def test_files_of_others_stay_and_no_link_is_followed(tmp_path: Path, others: dict[Path, bytes]) -> None:
-    folder, pieces = tmp_path / "prefixes", chain(2)
+    folder, blocks = tmp_path / "prefixes", chain(2)
     (folder / "model").mkdir()
     for name in (f"rows-{'3' * 64}.1.part", f"rows-{'3' * 64}.safetensors"):
         (folder / "model" / name).write_bytes(b"ours, and damaged")
     disk = Disk(folder, 1 << 20)
-    written(disk, pieces)
+    written(disk, blocks)
     assert len(list((folder / "model").iterdir())) == 2, "what is damaged is gone"
-    assert len(Disk(folder, 1 << 20).shelf) == 2
-    assert [(kept.files, kept.model) for kept in kept_prompts(folder)] == [(2, "")]
-    assert clear_prompts(folder) > 2 * 4 * 4000
+    assert len(Disk(folder, 1 << 20).blocks) == 2
+    assert [(kept.files, kept.model) for kept in cached_prompts(folder)] == [(2, "")]
+    assert clear_cached_prompts(folder) > 2 * 4 * 4000
     assert not (folder / "model").exists()
     disk.clear()
     disk.flush(PATIENCE_SECONDS)
@@ -235,31 +235,31 @@ def test_a_linked_folder_is_not_read_nor_written_nor_cleared(
     (tmp_path / linked).symlink_to(tmp_path / "elsewhere")
     disk = Disk(tmp_path / "prefixes", 1 << 20)
     written(disk, chain(1))
-    assert (len(disk.shelf), disk.pending, "is a link" in disk.trouble) == (0, 0, True)
-    assert clear_prompts(tmp_path / "prefixes") == 0
+    assert (len(disk.blocks), disk.pending, "is a link" in disk.write_error) == (0, 0, True)
+    assert clear_cached_prompts(tmp_path / "prefixes") == 0
     moved = {Path(str(path).replace(str(shown), str(tmp_path / "elsewhere"))): held for path, held in others.items()}
     assert {path: path.read_bytes() for path in moved} == moved
 
 
 def test_a_pipe_of_our_name_is_not_waited_for(tmp_path: Path) -> None:
-    [piece] = chain(1)
-    path = tmp_path / "model" / f"rows-{piece.key.hex()}.safetensors"
+    [block] = chain(1)
+    path = tmp_path / "model" / f"rows-{block.key.hex()}.safetensors"
     path.parent.mkdir()
     os.mkfifo(path)
     disk = Disk(tmp_path, 1 << 20)
-    assert disk.read(piece) is None
-    written(disk, [piece])
-    assert same(disk.read(piece), arrays_of(piece)), "ours takes its place"
+    assert disk.read(block) is None
+    written(disk, [block])
+    assert same(disk.read(block), arrays_of(block)), "ours takes its place"
     path.unlink()
     os.mkfifo(path)
-    assert disk.read(piece) is None
+    assert disk.read(block) is None
 
 
 def test_a_file_in_the_place_of_the_folder_holds_no_memory_and_says_why(tmp_path: Path) -> None:
     (tmp_path / "prefixes").write_text("thesis")
     disk = Disk(tmp_path / "prefixes", 1 << 20)
     written(disk, chain(2))
-    assert (disk.trouble != "", disk.pending) == (True, 0)
+    assert (disk.write_error != "", disk.pending) == (True, 0)
     assert (tmp_path / "prefixes").read_text() == "thesis"
 
 
@@ -271,18 +271,18 @@ from app.engine.prefix.disk import Disk
 from tests.engine.test_prefix_disk import arrays_of, chain
 disk = Disk(Path(sys.argv[1]), 1 << 30)
 told = 0
-for number, piece in enumerate(chain(10_000)):
-    arrays = arrays_of(piece, 20_000)
+for number, block in enumerate(chain(10_000)):
+    arrays = arrays_of(block, 20_000)
     mx.eval(arrays)
-    disk.write("model", piece, arrays)
-    while len(disk.shelf) < number + 1:
+    disk.write("model", block, arrays)
+    while len(disk.blocks) < number + 1:
         disk.collect()
     print(number + 1, flush=True)
     if not number:
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
 """
-"""It kills itself so many seconds after its first piece."""
+"""It kills itself so many seconds after its first block."""
 
 
 @pytest.mark.timeout(3600)
@@ -301,11 +301,12 @@ def test_a_kill_at_any_moment_loses_at_most_the_last_block_and_never_serves_a_wr
             reported = [*map(int, child.stdout.read().split())][-1]
         assert child.returncode == -signal.SIGKILL
         disk = Disk(folder, 1 << 30)
-        blocks = [disk.read(piece) for piece in chain(reported + 2)]
-        there = next(place for place, block in enumerate(blocks) if block is None)
-        assert all(block is None for block in blocks[there:]), "a chain, without holes"
+        contents = [disk.read(block) for block in chain(reported + 2)]
+        there = next(place for place, content in enumerate(contents) if content is None)
+        assert all(content is None for content in contents[there:]), "a chain, without holes"
         assert all(
-            same(block, arrays_of(piece, 20_000)) for block, piece in zip(blocks[:there], chain(there), strict=True)
+            same(content, arrays_of(block, 20_000))
+            for content, block in zip(contents[:there], chain(there), strict=True)
         )
         assert reported <= there <= reported + 1
         assert not list(folder.rglob("*.part"))

@@ -58,11 +58,11 @@ def test_what_is_on_disk_is_read_by_other_threads(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(prefix_disk, "_whole", read)
     assert not engine.fetch(Request(id="cancelled", prompt_tokens=PROMPT, max_tokens=12))
     engine.release("cancelled", ())
-    assert not engine.prefixes._ahead, "nothing is held for who has left"
+    assert not engine.prefixes._fetched, "nothing is held for who has left"
     assert not engine.fetch(Request(id="again", prompt_tokens=PROMPT, max_tokens=12))
     may_read.set()
     assert answer(engine, "again") == wanted
-    assert sum(engine.prefixes.found_tokens.values()) > 0
+    assert sum(engine.prefixes.restored_tokens.values()) > 0
     assert readers
     assert threading.current_thread() not in readers
 

@@ -10,9 +10,9 @@ import pytest
 from mlx_lm.models.cache import QuantizedKVCache
 from msgspec.structs import replace
 
-from app.core.request import WHOLE, Quantisation, Request, SamplingParameters
+from app.core.request import UNQUANTISED, Quantisation, Request, SamplingParameters
 from app.core.unit import ModelSpecification
-from app.engine.caches.attention import MOST_PACKED_QUERIES, Packed, attention, packed_queries_for
+from app.engine.caches.attention import MAX_PACKED_QUERIES, Packed, attention, packed_queries_for
 from app.engine.caches.lanes import reservation
 from app.engine.engine import Engine
 from app.engine.loading.loader import load_unit
@@ -82,7 +82,7 @@ def test_packed_keys_read_as_they_are_say_what_mlx_lms_own_products_say(family: 
     """As on Metal: the naive loop is mlx-lm's cache with mlx-lm's attention, whole."""
     target, draft = models(family, False, 32)
     engine = build(target, draft=draft, quantisation=Quantisation(bits))
-    engine.runner.caches.table.packed_queries = MOST_PACKED_QUERIES
+    engine.runner.caches.table.packed_queries = MAX_PACKED_QUERIES
     driver = Driver(engine, random.Random(bits), ("draft_model",))
     prompts = {name: tuple((7 * place + size) % 97 for place in range(size)) for name, size in (("a", 30), ("b", 9))}
     for name, prompt in prompts.items():
@@ -103,7 +103,7 @@ def test_the_bits_are_felt() -> None:
 
 
 def test_packed_keys_are_read_packed_by_few_queries_on_a_mac_only() -> None:
-    assert packed_queries_for("applegpu_g16s") == MOST_PACKED_QUERIES
+    assert packed_queries_for("applegpu_g16s") == MAX_PACKED_QUERIES
     assert packed_queries_for("") == packed_queries_for("sm_90") == 0
 
 
@@ -115,9 +115,9 @@ def test_attention_reads_packed_keys_with_sinks_and_without(width: int, sinks: b
     more = mx.random.normal((4,)) if sinks else None
     mask = None if width == 1 else "causal"
     output = attention(queries * 1, packed[0], packed[1], None, 0.125, mask, more)
-    wanted = attention(queries, packed[0].whole(), packed[1].whole(), None, 0.125, mask, more)
+    wanted = attention(queries, packed[0].dequantised(), packed[1].dequantised(), None, 0.125, mask, more)
     assert float(mx.max(mx.abs(output - wanted))) < 1e-5
-    assert float(mx.max(mx.abs(packed[0].whole() - keys))) < 0.03
+    assert float(mx.max(mx.abs(packed[0].dequantised() - keys))) < 0.03
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_restart_finds_quantised_prompts_on_disk_unless_the_bits_changed(tmp_p
     assert [engine_of(bits).admit(asked) for bits in (8, 0)] == [0, 0]
     again = engine_of(4)
     assert text_of(again, family, "a", prompt) == 269
-    assert again.prefixes.found_tokens["disk"] > 0
+    assert again.prefixes.restored_tokens["disk"] > 0
 
 
 def test_models_whose_keys_cannot_be_quantised_say_why() -> None:
@@ -222,7 +222,7 @@ def test_models_whose_keys_cannot_be_quantised_say_why() -> None:
     assert {"latents", "no_positions", "head_size"} == set(KV_REFUSALS)
 
 
-@pytest.mark.parametrize(("size", "kept"), [(32, Quantisation(8, 20)), (16, WHOLE)])
+@pytest.mark.parametrize(("size", "kept"), [(32, Quantisation(8, 20)), (16, UNQUANTISED)])
 def test_a_loaded_model_is_quantised_where_it_can_be_and_whole_where_not(
     tmp_path: Path, size: int, kept: Quantisation
 ) -> None:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafter, Proposal
-from app.engine.drafters.draft_model import drawn_behind
-from app.engine.drafters.leads import led, merged
+from app.engine.drafters.draft_model import draw_after
+from app.engine.drafters.leads import merge, prepend_forced
 from app.engine.engine import Engine
 from app.engine.prefix.cache import PrefixCache
 from app.engine.sampling import DRAFT_SALT, SampledRow, acceptance
@@ -93,7 +93,7 @@ def cycle(pair: Pair, before: mx.array, position: int, width: int) -> tuple[mx.a
     salted = [SampledRow(row.parameters, row.tokens, 0, salt=DRAFT_SALT) for row in rows]
     fed, drafts, drawn_from = [before], [], []
     for _ in range(width):
-        draft, draft_logits = drawn_behind(drafts, logits_after(pair.draft, fed[-1]), salted, SIZE)
+        draft, draft_logits = draw_after(drafts, logits_after(pair.draft, fed[-1]), salted, SIZE)
         drafts.append(draft)
         drawn_from.append(draft_logits)
         fed.append(draft[:, 0])
@@ -159,7 +159,7 @@ def test_the_same_test_fails_when_drafts_share_the_noise_of_the_target() -> None
     pair = pairs()["near"]
     rows = [SampledRow(SamplingParameters(seed=seed), [], 0) for seed in range(FEWER)]
     before = mx.full((FEWER,), START, dtype=mx.int32)
-    drafts, draft_logits = drawn_behind((), logits_after(pair.draft, before), rows, SIZE)
+    drafts, draft_logits = draw_after((), logits_after(pair.draft, before), rows, SIZE)
     logits = mx.broadcast_to(logits_after(pair.target, before), (FEWER, 2, SIZE))
     drawn, _ = accept(drafts, logits, rows, [1] * FEWER, draft_logits=draft_logits)
     counts = np.bincount(np.array(drawn[:, 0]), minlength=SIZE)
@@ -209,7 +209,7 @@ def test_a_draft_with_fewer_tokens_than_the_target_is_padded() -> None:
 
 @pytest.mark.parametrize("kind", [mx.float32, mx.bfloat16])
 def test_what_a_smaller_draft_does_not_know_is_never_drafted(kind: mx.Dtype) -> None:
-    draft, draft_logits = drawn_behind((), mx.array([[[-9.0, -9.0, 9.0]]], dtype=kind), [row(1.0)], 12)
+    draft, draft_logits = draw_after((), mx.array([[[-9.0, -9.0, 9.0]]], dtype=kind), [row(1.0)], 12)
     assert draft.tolist() == [[2]]
     assert draft_logits.dtype == mx.float32
     assert draft_logits.tolist() == [[[-9.0, -9.0, 9.0, *[-float("inf")] * 9]]]
@@ -217,14 +217,14 @@ def test_what_a_smaller_draft_does_not_know_is_never_drafted(kind: mx.Dtype) -> 
 
 def test_a_draft_with_more_tokens_than_the_target_is_cut_and_shares_its_noise() -> None:
     wide = mx.random.normal((1, 1, 20), key=mx.random.key(8))
-    draft, draft_logits = drawn_behind((), wide, [row(1.0)], 12)
+    draft, draft_logits = draw_after((), wide, [row(1.0)], 12)
     assert mx.array_equal(draft_logits, wide[..., :12])
-    assert mx.array_equal(draft, drawn_behind((), wide[..., :12], [row(1.0)], 12)[0])
+    assert mx.array_equal(draft, draw_after((), wide[..., :12], [row(1.0)], 12)[0])
 
 
 def test_a_bias_for_a_token_that_only_the_target_knows_does_not_touch_the_draft() -> None:
     biased = SampledRow(SamplingParameters(temperature=0.0, logit_bias={11: 100.0}), [1, 11], 1)
-    draft, _ = drawn_behind((), mx.array([[[0.0, 3.0, 1.0]]]), [biased], 12)
+    draft, _ = draw_after((), mx.array([[[0.0, 3.0, 1.0]]]), [biased], 12)
     assert draft.tolist() == [[1]]
 
 
@@ -280,18 +280,18 @@ def test_rows_of_several_drafters_keep_what_their_drafts_were_drawn_from() -> No
     logits = mx.random.normal((1, 2, 12), key=mx.random.key(6))
     sampled = Proposal(mx.array([[3, 4]], dtype=mx.int32), (2,), ("",), logits)
     copied = Proposal(mx.array([[5]], dtype=mx.int32), (1,), ("",))
-    whole = merged(3, [([2], sampled), ([0], copied)])
+    whole = merge(3, [([2], sampled), ([0], copied)])
     assert whole.counts == (1, 0, 2)
     assert whole.logits is not None
     assert mx.array_equal(whole.logits[2], logits[0])
     assert mx.softmax(whole.logits[0, 0]).tolist() == [0.0] * 5 + [1.0] + [0.0] * 6, "its only choice"
-    assert merged(2, [([1], copied)]).logits is None
+    assert merge(2, [([1], copied)]).logits is None
 
 
 def test_what_is_forced_stands_first_and_was_the_only_choice() -> None:
     logits = mx.random.normal((3, 2, 12), key=mx.random.key(6))
     drawn = Proposal(mx.array([[3, 4], [5, 6], [0, 0]], dtype=mx.int32), (2, 2, 0), ("", "", "full"), logits)
-    whole = led(drawn, [((7,),), (), ((8,), (9,), (10,))])
+    whole = prepend_forced(drawn, [((7,),), (), ((8,), (9,), (10,))])
     assert whole.tokens is not None
     assert whole.logits is not None
     said: Any = whole.tokens.tolist()
@@ -301,7 +301,7 @@ def test_what_is_forced_stands_first_and_was_the_only_choice() -> None:
     assert mx.array_equal(whole.logits[0, 1], logits[0, 1])
     assert mx.array_equal(whole.logits[1, :2], logits[1])
     assert [chances[0, 0, 7].item(), *chances[2, mx.arange(3), mx.array([8, 9, 10])].tolist()] == [1.0] * 4
-    alone = led(Proposal(None, (0, 0), ("full", "full")), [((7,), (8,)), ()])
+    alone = prepend_forced(Proposal(None, (0, 0), ("full", "full")), [((7,), (8,)), ()])
     assert alone.tokens is not None
     assert (alone.counts, alone.reasons[1], alone.tokens[0].tolist()) == ((2, 0), "full", [7, 8])
 
@@ -321,7 +321,7 @@ def test_what_is_forced_stands_first_and_was_the_only_choice() -> None:
 def test_what_is_forced_is_spelled_as_the_drafter_likes(own: list[int], drafts: list[int]) -> None:
     """7 and then 8, or from 5 on as it says; for 8 a 6 may stand too. Nothing else is heard."""
     said = Proposal(mx.array([[*own, 0, 0, 0][:3]], dtype=mx.int32), (len(own),), ("",))
-    whole = led(said, [((7, 5, 4), (8, 6))])
+    whole = prepend_forced(said, [((7, 5, 4), (8, 6))])
     assert whole.tokens is not None
     tokens: Any = whole.tokens.tolist()
     assert tokens[0][: whole.counts[0]] == drafts
@@ -332,8 +332,8 @@ def test_a_forced_draft_leaves_the_distribution_of_the_target_as_it_is() -> None
     pair, before = pairs()["near"], mx.full((FEWER,), START, dtype=mx.int32)
     rows = [SampledRow(SamplingParameters(seed=seed), [], 0) for seed in range(FEWER)]
     salted = [SampledRow(row.parameters, row.tokens, 0, salt=DRAFT_SALT) for row in rows]
-    drafts, draft_logits = drawn_behind((), logits_after(pair.draft, before), salted, SIZE)
-    whole = led(Proposal(drafts, (1,) * FEWER, ("",) * FEWER, draft_logits), [((4,),)] * FEWER)
+    drafts, draft_logits = draw_after((), logits_after(pair.draft, before), salted, SIZE)
+    whole = prepend_forced(Proposal(drafts, (1,) * FEWER, ("",) * FEWER, draft_logits), [((4,),)] * FEWER)
     logits = mx.broadcast_to(logits_after(pair.target, before), (FEWER, 2, SIZE))
     assert whole.tokens is not None
     drawn, accepted = accept(whole.tokens, logits, rows, whole.counts, draft_logits=whole.logits)

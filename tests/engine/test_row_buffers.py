@@ -33,7 +33,7 @@ def read(runner: Runner, name: str, tokens: int, *, known: bool = True) -> None:
     """Claim a row and read a prompt of so many tokens in chunks of 512."""
     runner.claim(name, reservation(tokens, ANSWER_TOKENS) if known else 0)
     while (left := tokens - runner.length(name)) > 0:
-        runner.settle()
+        runner.separate_long_rows()
         feed(runner, {name: min(512, left)})
         mx.eval(runner.arrays())
 
@@ -71,12 +71,14 @@ def test_joining_and_leaving_leave_the_long_row_where_it_is() -> None:
     runner = Runner(tiny_model("qwen3"))
     read(runner, "long", 2_000)
     read(runner, "a", 40)
-    held = [cache.own["long"].parts[0] for cache in runner.caches.kv]
+    held = [cache.row_buffers["long"].parts[0] for cache in runner.caches.kv]
     read(runner, "b", 60)
     runner.release("a")
     read(runner, "second long one", 1_500)
     runner.release("b")
-    assert all(cache.own["long"].parts[0] is before for cache, before in zip(runner.caches.kv, held, strict=True))
+    assert all(
+        cache.row_buffers["long"].parts[0] is before for cache, before in zip(runner.caches.kv, held, strict=True)
+    )
     runner.release("long")
     runner.release("second long one")
     assert runner.caches.nbytes == 0
@@ -93,8 +95,8 @@ def test_rows_that_become_long_leave_the_rectangle_and_say_what_they_would_alone
     """Rows of every kind in one forward, one of them without a part in it; attention for each buffer, or padded."""
     model = tiny_model(family)
     runner = Runner(model, shared_tokens=12)
-    assert runner.caches.table.in_pieces, "qwen3's attention is called by its name"
-    runner.caches.table.in_pieces = in_pieces
+    assert runner.caches.table.attends_per_buffer, "qwen3's attention is called by its name"
+    runner.caches.table.attends_per_buffer = in_pieces
     texts = {
         name: [(7 * place + size) % 97 for place in range(size)]
         for name, size in zip("abcde", (3, 9, 30, 5, 14), strict=True)
@@ -103,7 +105,7 @@ def test_rows_that_become_long_leave_the_rectangle_and_say_what_they_would_alone
         runner.claim(name)
     outputs: dict[str, list[mx.array]] = {name: [] for name in texts}
     for step in range(10):
-        runner.settle()
+        runner.separate_long_rows()
         going = [
             name for place, name in enumerate(texts) if (step + place) % 3 and runner.length(name) < len(texts[name])
         ]
@@ -131,10 +133,10 @@ def test_the_answer_of_a_known_prompt_finds_its_room_there() -> None:
     assert engine.runner.caches.table.reserved["r"] == 2_062
     read(engine.runner, "other", 10)
     feed(engine.runner, {"r": 500})
-    before = engine.runner.caches.kv[0].own["r"].parts[0].shape
+    before = engine.runner.caches.kv[0].row_buffers["r"].parts[0].shape
     for _ in range(3):
         feed(engine.runner, {"r": 500})
-    assert engine.runner.caches.kv[0].own["r"].parts[0].shape == before == (1, 1, 2_304, 16)
+    assert engine.runner.caches.kv[0].row_buffers["r"].parts[0].shape == before == (1, 1, 2_304, 16)
 
 
 def test_a_row_that_sits_out_a_step_is_not_moved_within_its_window() -> None:

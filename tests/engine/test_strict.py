@@ -8,7 +8,7 @@ import sys
 import mlx.core as mx
 import pytest
 
-from app.core.request import WHOLE, Quantisation, Request, SamplingParameters, SpeculationRequest
+from app.core.request import UNQUANTISED, Quantisation, Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.engine.engine import Engine
 from app.engine.sampling import SampledRow, draw
@@ -36,11 +36,11 @@ def asked(prompt: tuple[int, ...], tokens: int, sampling: SamplingParameters, na
     return Request(id=name, prompt_tokens=prompt, max_tokens=tokens, sampling=sampling, speculation=wish)
 
 
-def vague_engine(family: str, *, carry_over: bool = False, quantisation: Quantisation = WHOLE) -> Engine:
+def vague_engine(family: str, *, carry_over: bool = False, quantisation: Quantisation = UNQUANTISED) -> Engine:
     """Of a tiny model that is believed to move logits a lot. Windows wrap, long rows get buffers of their own."""
     target, draft = models(family, False, 32)
     engine = build(target, draft=draft, shared_tokens=40, carry_over=carry_over, quantisation=quantisation)
-    engine.plain_rows.moved = VAGUE
+    engine.strict_rows.max_shift = VAGUE
     return engine
 
 
@@ -72,7 +72,9 @@ def test_on_500_prompts_strict_never_parts_where_coupled_does(family: str, dtype
 
 @pytest.mark.parametrize(
     ("family", "kept"),
-    one_in(4, FAMILIES, [(False, WHOLE), (True, WHOLE), (False, Quantisation(8)), (False, Quantisation(4))]),
+    one_in(
+        4, FAMILIES, [(False, UNQUANTISED), (True, UNQUANTISED), (False, Quantisation(8)), (False, Quantisation(4))]
+    ),
 )
 def test_a_row_goes_back_to_where_plain_decoding_was(family: str, kept: tuple[bool, Quantisation]) -> None:
     carry_over, quantisation = kept
@@ -140,7 +142,7 @@ def test_where_no_width_moves_a_logit_nothing_is_read_again() -> None:
     engine = build(target, draft=draft)
     request = asked(tuple(range(30)), 40, SamplingParameters(temperature=0.0), "a", "strict")
     answer = decode(engine, request, "draft_model", lambda: 4)
-    assert engine.plain_rows.moved == 0.0
+    assert engine.strict_rows.max_shift == 0.0
     assert answer.close_calls == 0 < answer.accepted
 
 
@@ -158,7 +160,7 @@ def replayed(engine: Engine, texts: dict[str, list[int]], computed: dict[str, in
 
 def test_rows_that_run_together_are_accepted_as_coupled_ones_are() -> None:
     engine = vague_engine("qwen3")
-    engine.plain_rows.moved = 1.0
+    engine.strict_rows.max_shift = 1.0
     texts = {name: [1, 2, 3] for name in ("first", "second")}
     for name in texts:
         engine.admit(Request(id=name, prompt_tokens=(1, 2, 3), max_tokens=99, speculation=STRICT))
@@ -172,7 +174,7 @@ def test_rows_that_run_together_are_accepted_as_coupled_ones_are() -> None:
 
 def test_a_row_whose_own_tokens_were_read_as_a_prompt_is_not_followed() -> None:
     engine = vague_engine("qwen3")
-    engine.plain_rows.moved = 1.0
+    engine.strict_rows.max_shift = 1.0
     text = [1, 2, 3, 4, 5, 6, 7, 8]
     engine.admit(Request(id="again", prompt_tokens=(1, 2, 3), max_tokens=99, speculation=STRICT))
     engine.step(PrefillStep((PrefillRow("again", text, 0, 7),)))

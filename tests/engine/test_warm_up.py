@@ -10,7 +10,7 @@ import pytest
 from app.core.errors import ModelUnavailable
 from app.core.messages import LoadProgress
 from app.core.request import Request
-from app.core.statistics import Parts
+from app.core.statistics import PhaseSeconds
 from app.core.step import DecodeStep, EngineLimits, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
@@ -94,8 +94,8 @@ class TimedEngine:
         self.now += seconds
         self.cached = {name: count + (not (self.carries and drafted)) for name, count in self.cached.items()}
         outcomes = (RowOutcome(name, (1,), count, drafted, 0, method=row.method) for name, count in self.cached.items())
-        parts = Parts(drafting) if drafted else None
-        return StepResult(tuple(outcomes), seconds=seconds, width=1 + drafted, parts=parts)
+        phase_seconds = PhaseSeconds(drafting) if drafted else None
+        return StepResult(tuple(outcomes), seconds=seconds, width=1 + drafted, phase_seconds=phase_seconds)
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         assert tokens == ()

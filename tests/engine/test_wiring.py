@@ -61,7 +61,7 @@ def test_a_model_that_expires_is_let_go_too(world: World) -> None:
     pool = wired(world)
     ready(pool, "a")
     world.actions.clear()
-    pool.keep(kept(a=0.0))
+    pool.set_stays(kept(a=0.0))
     pool.expire()
     pool.expire()
     assert world.actions == ["settle", "wire 0", "close a"]
@@ -131,6 +131,6 @@ def test_macos_15_and_later_wire_and_no_other_system(version: str, wires: bool) 
 
 def test_the_real_device_takes_the_calls() -> None:
     device = MetalDevice()
-    device.settle()
+    device.commit()
     assert mx.get_cache_memory() == 0
     device.set_limit(0)

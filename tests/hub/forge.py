@@ -19,14 +19,14 @@ from huggingface_hub import file_download, hf_api  # noqa: F401 - warm: a life i
 
 from app.admin.downloading import Downloads
 from app.hub import download_child
-from app.hub.download_run import Patience
+from app.hub.download_run import DownloadTimeouts
 from app.hub.hub_files import HubToken
 from app.machine.lifeline import end_with_parent
 from app.settings import Settings
 from app.store.rows import DownloadRows
 from app.store.store import Store
 
-PATIENCE = Patience(pauses_seconds=(0.01,) * 50)
+TIMEOUTS = DownloadTimeouts(pauses_seconds=(0.01,) * 50)
 
 
 class ForkedChild:
@@ -72,9 +72,9 @@ async def fork_child(job: bytes) -> asyncio.subprocess.Process:
 
 def serve_forked(stdin: int, stdout: int) -> None:
     """What `python -m app.hub.download_child` does, with nothing else of its parent open."""
-    kept = sorted((stdin, stdout, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+    inherited_descriptors = sorted((stdin, stdout, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
     first = 3
-    for descriptor in kept:
+    for descriptor in inherited_descriptors:
         os.closerange(first, min(descriptor, 4096))
         first = descriptor + 1
     with os.fdopen(stdin, "rb", buffering=0) as read, os.fdopen(stdout, "wb") as write:
@@ -93,7 +93,7 @@ async def live(order: dict[str, Any]) -> None:
         DownloadRows(store),
         HubToken(settings.home),
         spawn=fork_child,
-        patience=PATIENCE,
+        timeouts=TIMEOUTS,
         reserve_bytes=0,
         retry_seconds=0.01,
         streams=2,

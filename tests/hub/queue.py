@@ -9,7 +9,7 @@ from typing import Any
 
 from app.admin.downloading import Downloads
 from app.core.download import Download
-from app.hub.download_run import Patience, Spawn, spawn_child
+from app.hub.download_run import DownloadTimeouts, Spawn, spawn_child
 from app.hub.hub_files import HubToken
 from app.models.catalog import FolderCatalog
 from app.settings import Settings
@@ -18,7 +18,7 @@ from app.store.store import Store
 from tests.hub.stand_in import StandInHub
 from tests.models.folders import CONFIG, safetensors, tensors_of, tokenizer
 
-SHORT = Patience(pauses_seconds=(0.01, 0.02, 0.05))
+SHORT = DownloadTimeouts(pauses_seconds=(0.01, 0.02, 0.05))
 WAIT_SECONDS = 60.0
 
 
@@ -31,7 +31,7 @@ def model_files(rows: int = 20_000) -> dict[str, bytes]:
     }
 
 
-class Place:
+class DownloadEnvironment:
     """A folder for downloads with its queue, store and catalog; `open` again for the server's next start."""
 
     def __init__(self, folder: Path, hub: StandInHub) -> None:
@@ -46,9 +46,9 @@ class Place:
         self,
         *,
         parallel: int = 1,
-        patience: Patience = SHORT,
+        timeouts: DownloadTimeouts = SHORT,
         spawn: Spawn = spawn_child,
-        arrived: Callable[[Download], None] | None = None,
+        on_done: Callable[[Download], None] | None = None,
         token: str = "",
         reserve_bytes: int = 0,
         **job: Any,
@@ -67,9 +67,9 @@ class Place:
             lambda: settings,
             DownloadRows(store),
             hub_token,
-            arrived=arrived or (lambda _: self.catalog.refresh()),
+            on_done=on_done or (lambda _: self.catalog.refresh()),
             spawn=spawn,
-            patience=patience,
+            timeouts=timeouts,
             reserve_bytes=reserve_bytes,
             **{"retry_seconds": 0.01, **job},
         )

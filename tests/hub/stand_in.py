@@ -123,7 +123,7 @@ class Faults:
 
 
 @dataclass(frozen=True)
-class Seen:
+class RecordedRequest:
     """One request as it came."""
 
     method: str
@@ -140,7 +140,7 @@ class StandInHub:
         self.tokens: set[str] = set()
         """Tokens that the hub knows; they may read gated and private repositories."""
         self.faults = Faults()
-        self.seen: list[Seen] = []
+        self.requests: list[RecordedRequest] = []
         self.sent_bytes = 0
         """Of files."""
         self.release = threading.Event()
@@ -162,9 +162,9 @@ class StandInHub:
         self.repositories[id] = Repository(id, dict(files), **more)
         return self.repositories[id]
 
-    def gets(self, name: str) -> list[Seen]:
+    def gets(self, name: str) -> list[RecordedRequest]:
         """The requests for the bytes of a file."""
-        return [request for request in self.seen if request.method == "GET" and request.path.endswith(f"/{name}")]
+        return [request for request in self.requests if request.method == "GET" and request.path.endswith(f"/{name}")]
 
     def close(self) -> None:
         """Answer no more, on open connections neither."""
@@ -202,13 +202,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
-        """Nothing: tests look at `seen`."""
+        """Nothing: tests look at `requests`."""
 
     def _answer(self) -> None:
         url = urllib.parse.urlsplit(self.path)
         path = urllib.parse.unquote(url.path)
         range_, authorization = self.headers.get("Range", ""), self.headers.get("Authorization", "")
-        self.hub.seen.append(Seen(self.command, path, range_, authorization))
+        self.hub.requests.append(RecordedRequest(self.command, path, range_, authorization))
         if authorization and authorization.removeprefix("Bearer ") not in self.hub.tokens:
             self._refuse(401, message=INVALID_TOKEN)
         elif self.hub.faults.redirect:
@@ -248,16 +248,16 @@ class _Handler(BaseHTTPRequestHandler):
         return None if hidden else repository
 
     def _file(self, path: str) -> None:
-        asked, _, rest = path.partition("/resolve/")
+        repository_id, _, rest = path.partition("/resolve/")
         commit, _, name = rest.partition("/")
-        repository = self._visible(asked)
+        repository = self._visible(repository_id)
         faults = self.hub.faults
         if self.command == "GET" and faults.statuses:
             self._refuse(faults.statuses.popleft())
         elif repository is None:
             self._refuse(404, "RepoNotFound")
         elif repository.gated and not self.headers.get("Authorization"):
-            self._refuse(401, "GatedRepo", f"Access to model {asked} is restricted.")
+            self._refuse(401, "GatedRepo", f"Access to model {repository_id} is restricted.")
         elif commit not in {"main", repository.commit}:
             self._refuse(404, "RevisionNotFound")
         elif name not in repository.files:
@@ -364,7 +364,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _search(repositories: Any, query: dict[str, list[str]]) -> list[dict[str, Any]]:
     words = " ".join(query.get("search", [])).lower().split()
     filters = query.get("filter", [])
-    kept = [
+    matching = [
         repository
         for repository in repositories
         if all(word in repository.id.lower() for word in words)
@@ -373,8 +373,8 @@ def _search(repositories: Any, query: dict[str, list[str]]) -> list[dict[str, An
     ]
     keys = {"likes": "likes", "lastModified": "modified"}
     key = keys.get(query.get("sort", ["downloads"])[0], "downloads")
-    kept.sort(key=lambda repository: getattr(repository, key), reverse=True)
-    return [repository.information() for repository in kept[: int(query.get("limit", ["50"])[0])]]
+    matching.sort(key=lambda repository: getattr(repository, key), reverse=True)
+    return [repository.information() for repository in matching[: int(query.get("limit", ["50"])[0])]]
 
 
 @functools.lru_cache(maxsize=256)

@@ -30,11 +30,15 @@ MODEL_BYTES = sum(map(len, model_files(30_000).values()))
 class Forge:
     """The warm process and the life that it forked last."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", place: Path, hub: StandInHub) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", environment: Path, hub: StandInHub) -> None:
         self.process = process
         self.hub = hub
-        self.folder = place / "models"
-        self.order = {"store": str(place / "home" / "p.sqlite3"), "folder": str(self.folder), "endpoint": hub.address}
+        self.folder = environment / "models"
+        self.order = {
+            "store": str(environment / "home" / "p.sqlite3"),
+            "folder": str(self.folder),
+            "endpoint": hub.address,
+        }
         self.pid = self.child = 0
 
     def begin(self, repository: str) -> None:
@@ -80,10 +84,10 @@ class Forge:
 
 
 @contextmanager
-def forge_at(place: Path, hub: StandInHub) -> Iterator[Forge]:
+def forge_at(environment: Path, hub: StandInHub) -> Iterator[Forge]:
     command = [sys.executable, "-m", "tests.hub.forge"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
-        yield Forge(process, place, hub)
+        yield Forge(process, environment, hub)
         process.kill()
 
 
@@ -126,5 +130,5 @@ def test_a_killed_download_can_always_be_gone_on_with(tmp_path: Path, kills: int
             forge.let_live(f"paceline-test/model-{number}")
         assert check_visible(forge, hub) == seen + 1
         assert [path for path in (forge.folder / PARTIAL).iterdir() if path.suffix != ".lock"] == []
-        assert any(request.range for request in hub.seen), "some were gone on with in the middle of a file"
+        assert any(request.range for request in hub.requests), "some were gone on with in the middle of a file"
         assert min(killed.values()) >= kills // 10, killed

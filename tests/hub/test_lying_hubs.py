@@ -15,10 +15,10 @@ import pytest
 
 from app.core.download import LARGEST_COUNT, PARTIAL, Download
 from app.core.errors import HubProblem
-from app.hub.hub_files import MAX_ANSWER_BYTES, STORED_NAME, Hub, HubToken
+from app.hub.hub_files import MAX_RESPONSE_BYTES, PRIVATE_FILE_NAME, Hub, HubToken
 from app.hub.hub_search import inspect_repository, search
-from app.hub.partial_folder import begun_commit, read_marker, remove_partials
-from tests.hub.queue import Place, model_files, until, until_state
+from app.hub.partial_folder import interrupted_commit, read_marker, remove_partials
+from tests.hub.queue import DownloadEnvironment, model_files, until, until_state
 from tests.hub.stand_in import StandInHub, stand_in_hub
 
 pytestmark = pytest.mark.anyio
@@ -45,8 +45,8 @@ def stranger() -> Iterator[StandInHub]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, hub: StandInHub) -> Place:
-    return Place(tmp_path, hub)
+def environment(tmp_path: Path, hub: StandInHub) -> DownloadEnvironment:
+    return DownloadEnvironment(tmp_path, hub)
 
 
 def refused(hub: StandInHub, name: str = ID) -> str:
@@ -91,10 +91,10 @@ def test_names_that_are_there_twice_and_hashes_that_are_none_condemn_the_reposit
 
 
 async def test_a_repository_with_sizes_beyond_all_numbers_costs_the_queue_nothing(
-    place: Place, hub: StandInHub
+    environment: DownloadEnvironment, hub: StandInHub
 ) -> None:
     hub.repositories[ID].other_facts = {name: {"size": 1 << 63, "lfs": None} for name in model_files()}
-    async with place.open() as downloads:
+    async with environment.open() as downloads:
         await downloads.add(ID)
         view = await until(downloads, lambda view: view["state"] == "failed")
         assert view["problem"] == "unsafe"
@@ -103,19 +103,21 @@ async def test_a_repository_with_sizes_beyond_all_numbers_costs_the_queue_nothin
         assert (await downloads.cancel(1))["state"] == "cancelled"
         await downloads.add(HONEST)
         await until_state(downloads, "done", 2)
-    async with place.open() as downloads:
+    async with environment.open() as downloads:
         assert {view["repository"]: view["state"] for view in downloads.views()} == {ID: "cancelled", HONEST: "done"}
 
 
 @pytest.mark.parametrize("values", [{"total_bytes": 1 << 63}, {"done_bytes": LARGEST_COUNT + 1}, {"done_bytes": -1}])
-async def test_what_a_process_tells_beyond_all_numbers_is_not_believed(place: Place, values: dict[str, int]) -> None:
+async def test_what_a_process_tells_beyond_all_numbers_is_not_believed(
+    environment: DownloadEnvironment, values: dict[str, int]
+) -> None:
     line = json.dumps(asdict(Download(id=1, repository=ID, state="running", phase="downloading")) | values)
 
     async def spawn(_job: bytes) -> asyncio.subprocess.Process:
         words = [sys.executable, "-c", f"print({line!r})"]
         return await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
 
-    async with place.open(spawn=spawn) as downloads:
+    async with environment.open(spawn=spawn) as downloads:
         await downloads.add(ID)
         view = await until(downloads, lambda view: view["state"] == "failed")
         assert (view["problem"], view["total_bytes"], view["done_bytes"]) == ("interrupted", 0, 0)
@@ -157,7 +159,7 @@ def test_an_answer_that_is_none_is_a_refusal(hub: StandInHub, answer: bytes) -> 
 
 
 def test_an_answer_without_an_end_is_not_waited_for(hub: StandInHub) -> None:
-    hub.faults.answers.append(b"[]" + b" " * MAX_ANSWER_BYTES)
+    hub.faults.answers.append(b"[]" + b" " * MAX_RESPONSE_BYTES)
     with pytest.raises(HubProblem, match="not the hub's"):
         search(Hub(hub.address), "")
 
@@ -165,60 +167,62 @@ def test_an_answer_without_an_end_is_not_waited_for(hub: StandInHub) -> None:
 def test_an_answer_that_never_ends_is_given_up(hub: StandInHub) -> None:
     hub.faults.searches_drip = True
     with pytest.raises(HubProblem, match="takes too long"):
-        search(Hub(hub.address, answer_seconds=0.1), "")
+        search(Hub(hub.address, response_seconds=0.1), "")
     hub.faults.searches_drip = False
-    assert search(Hub(hub.address, answer_seconds=60), "")
+    assert search(Hub(hub.address, response_seconds=60), "")
 
 
 @pytest.mark.parametrize(
     "body", [b"[1]", b"5", b'{"error": 5, "errors": 5}', b"{" * 10**6], ids=lambda body: repr(body[:20])
 )
-async def test_a_refusal_in_any_words_is_a_refusal(place: Place, hub: StandInHub, body: bytes) -> None:
+async def test_a_refusal_in_any_words_is_a_refusal(
+    environment: DownloadEnvironment, hub: StandInHub, body: bytes
+) -> None:
     hub.faults.refusal = body
     assert refused(hub, "no/such") == "not_found"
     hub.faults.statuses.extend([404] * 9)
-    async with place.open() as downloads:
+    async with environment.open() as downloads:
         await downloads.add(ID)
         assert (await until(downloads, lambda view: view["state"] == "failed"))["problem"] == "not_found"
 
 
 async def test_the_token_goes_to_no_route_that_the_hub_names(
-    place: Place, hub: StandInHub, stranger: StandInHub
+    environment: DownloadEnvironment, hub: StandInHub, stranger: StandInHub
 ) -> None:
     hub.tokens.add("hf_secret")
     hub.repositories[ID].xet = frozenset({"model.safetensors"})
     commit = hub.repositories[ID].commit
     for route in (f"{stranger.address}/api/models/x", f"{hub.address}/api/models/{HONEST}/xet-read-token/x", "/", "x:"):
         hub.faults.token_route = route
-        hub.seen.clear()
-        async with place.open(xet_from_bytes=1000, token="hf_secret") as downloads:
+        hub.requests.clear()
+        async with environment.open(xet_from_bytes=1000, token="hf_secret") as downloads:
             await downloads.add(ID)
             await until_state(downloads, "done")
             await downloads.remove(1)
-        for file in (place.folder / ID).iterdir():
+        for file in (environment.folder / ID).iterdir():
             file.unlink()
-        (place.folder / ID).rmdir()
-        asked = {
+        (environment.folder / ID).rmdir()
+        requested_paths = {
             request.path
-            for request in hub.seen
+            for request in hub.requests
             if "/resolve/" not in request.path and request.path != f"/api/models/{ID}"
         }
-        assert asked == {f"/api/models/{ID}/xet-read-token/{commit}"}
-    assert stranger.seen == []
+        assert requested_paths == {f"/api/models/{ID}/xet-read-token/{commit}"}
+    assert stranger.requests == []
 
 
 async def test_the_token_goes_to_no_host_that_the_hub_redirects_to(
-    place: Place, hub: StandInHub, stranger: StandInHub
+    environment: DownloadEnvironment, hub: StandInHub, stranger: StandInHub
 ) -> None:
     hub.tokens.add("hf_secret")
     stranger.repositories[ID].xet = frozenset({"model.safetensors"})
     hub.faults.redirect = stranger.address
-    async with place.open(xet_from_bytes=1000, token="hf_secret") as downloads:
+    async with environment.open(xet_from_bytes=1000, token="hf_secret") as downloads:
         await downloads.add(ID)
         await until_state(downloads, "done")
-    assert {request.authorization for request in hub.seen} == {"Bearer hf_secret"}
-    assert {request.authorization for request in stranger.seen} == {""}
-    assert not [request for request in stranger.seen if request.method == "HEAD"], (
+    assert {request.authorization for request in hub.requests} == {"Bearer hf_secret"}
+    assert {request.authorization for request in stranger.requests} == {""}
+    assert not [request for request in stranger.requests if request.method == "HEAD"], (
         "where the chunk store is, only the hub says"
     )
 
@@ -226,9 +230,9 @@ async def test_the_token_goes_to_no_host_that_the_hub_redirects_to(
 def test_a_hash_of_the_chunk_store_that_is_none_is_not_asked_for(hub: StandInHub) -> None:
     ours, liar = Hub(hub.address), hub.repositories[ID]
     weights = next(file for file in ours.contents(ID).files if file.name == "model.safetensors")
-    assert ours.stored(ID, liar.commit, weights) is None
+    assert ours.find_in_xet(ID, liar.commit, weights) is None
     liar.xet = frozenset({"model.safetensors"})
-    stored = ours.stored(ID, liar.commit, weights)
+    stored = ours.find_in_xet(ID, liar.commit, weights)
     assert stored is not None
     assert stored.token_address == f"{hub.address}/api/models/{ID}/xet-read-token/{liar.commit}"
 
@@ -236,29 +240,33 @@ def test_a_hash_of_the_chunk_store_that_is_none_is_not_asked_for(hub: StandInHub
 # --- what is kept of downloads is ours by its name ----------------------------------------------------------------
 
 
-async def test_a_linked_folder_of_what_arrives_is_refused_and_stays(place: Place, tmp_path: Path) -> None:
+async def test_a_linked_folder_of_what_arrives_is_refused_and_stays(
+    environment: DownloadEnvironment, tmp_path: Path
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (place.folder / PARTIAL).symlink_to(elsewhere)
-    async with place.open() as downloads:
+    (environment.folder / PARTIAL).symlink_to(elsewhere)
+    async with environment.open() as downloads:
         await downloads.add(ID)
         view = await until(downloads, lambda view: view["state"] == "failed")
         assert (view["problem"], "is a link" in view["problem_text"]) == ("unwritable", True)
         view = await downloads.cancel(1)
         assert (view["state"], view["problem"]) == ("failed", "unwritable"), "told, and it can be cancelled again"
-        (place.folder / PARTIAL).unlink()
+        (environment.folder / PARTIAL).unlink()
         assert (await downloads.cancel(1))["state"] == "cancelled"
     assert list(elsewhere.iterdir()) == []
 
 
-async def test_a_linked_folder_inside_what_arrives_is_refused(place: Place, hub: StandInHub, tmp_path: Path) -> None:
+async def test_a_linked_folder_inside_what_arrives_is_refused(
+    environment: DownloadEnvironment, hub: StandInHub, tmp_path: Path
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     hub.repositories[ID].files["1_Pooling/config.json"] = b"{}"
-    growing = place.folder / PARTIAL / f"{ID.replace('/', '--')}@{hub.repositories[ID].commit}"
+    growing = environment.folder / PARTIAL / f"{ID.replace('/', '--')}@{hub.repositories[ID].commit}"
     growing.mkdir(parents=True)
     (growing / "1_Pooling").symlink_to(elsewhere)
-    async with place.open() as downloads:
+    async with environment.open() as downloads:
         await downloads.add(ID)
         assert (await until(downloads, lambda view: view["state"] == "failed"))["problem"] == "unwritable"
     assert list(elsewhere.iterdir()) == []
@@ -274,7 +282,7 @@ def test_only_folders_of_commits_are_removed_with_what_has_arrived(tmp_path: Pat
     (tmp_path / "model").mkdir()
     (folder / f"{flat}@{'1' * 40}").symlink_to(tmp_path / "model")
     (folder / f"{flat}@{'2' * 40}").write_bytes(b"a file")
-    assert begun_commit(tmp_path, ID) == commit
+    assert interrupted_commit(tmp_path, ID) == commit
     remove_partials(tmp_path, ID)
     assert {path.name for path in folder.iterdir()} == others | {f"{flat}@{'1' * 40}", f"{flat}@{'2' * 40}"}
 
@@ -283,7 +291,7 @@ def test_a_token_that_is_a_pipe_a_link_or_endless_is_none(tmp_path: Path) -> Non
     token, address = HubToken(tmp_path), "http://hub.test"
     token.write("hf_secret", address)
     assert token.read(address) == "hf_secret"
-    path, sound = tmp_path / STORED_NAME, tmp_path / "sound"
+    path, sound = tmp_path / PRIVATE_FILE_NAME, tmp_path / "sound"
     path.rename(sound)
     for make in (partial(os.mkfifo, path), partial(path.symlink_to, sound), partial(path.write_bytes, b"h" * 10**7)):
         make()

@@ -62,7 +62,7 @@ def test_a_folder_called_like_a_word_of_the_command_keeps_its_name(tmp_path: Pat
 def test_a_checkout_is_pulled_and_homebrew_upgrades_its_own(tmp_path: Path) -> None:
     origin = json.dumps({"url": f"file://{tmp_path}/my%20code", "dir_info": {"editable": True}})
     installation = installation_of(tmp_path, Path("python"), "pip", editable_source(origin))
-    assert (installation.kind, installation.place) == ("checkout", tmp_path / "my code")
+    assert (installation.kind, installation.path) == ("checkout", tmp_path / "my code")
     assert installation.update.startswith(f"git -C '{tmp_path}/my code' pull")
     assert installation.desktop == f"make -C '{tmp_path}/my code' desktop"
     for other in ('{"url": "file:///x", "dir_info": {}}', '{"url": "x", "archive_info": {}}', "", "[]"):

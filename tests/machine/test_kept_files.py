@@ -15,8 +15,8 @@ from app.desktop import bundle, removal
 from app.desktop.window import SIZE_FILE, WindowSize, read_size
 from app.hub.partial_folder import read_marker
 from app.i18n import Catalogs
-from app.machine.own_files import read_kept
-from app.machine.server_file import FILE_NAME, held_home, read_server
+from app.machine.own_files import read_json_as
+from app.machine.server_file import FILE_NAME, lock_home, read_server
 from app.models.tokenizer_file import TokenizerCache
 from app.settings import Settings
 
@@ -32,7 +32,7 @@ DAMAGED = {
 
 
 def server(home: Path) -> Any:
-    with held_home(home):
+    with lock_home(home):
         return read_server(home)
 
 
@@ -45,10 +45,10 @@ def record(folder: Path) -> Any:
 
 READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
     "window": (SIZE_FILE, lambda home: read_size(home / SIZE_FILE), WindowSize()),
-    "apps": (removal.APPS_FILE, lambda home: removal.parts_of(Settings(home=home)) and None, None),
+    "apps": (removal.APPS_FILE, lambda home: removal.installed_parts(Settings(home=home)) and None, None),
     "marker": (MARKER, read_marker, None),
     "record": (bundle.RECORD, record, None),
-    "tokenizers": ("tokenizers.json", lambda home: TokenizerCache(home / "tokenizers.json").known(home), None),
+    "tokenizers": ("tokenizers.json", lambda home: TokenizerCache(home / "tokenizers.json").cached_facts(home), None),
     "languages": ("languages/xx.json", lambda home: Catalogs(home / "languages").words("xx").language, "en"),
 }
 
@@ -64,7 +64,7 @@ def test_a_damaged_file_beside_the_store_is_as_none(reader: str, damage: str, tm
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_a_server_whose_file_is_damaged_is_as_one_that_does_not_listen_yet(damage: str, tmp_path: Path) -> None:
-    with held_home(tmp_path):
+    with lock_home(tmp_path):
         (tmp_path / FILE_NAME).write_bytes(DAMAGED[damage])
         assert read_server(tmp_path) is None
 
@@ -78,5 +78,5 @@ def test_a_pipe_in_the_place_of_a_kept_file_is_not_opened(tmp_path: Path) -> Non
 def test_any_bytes_are_a_value_of_the_kind_or_nothing(content: bytes) -> None:
     path = Path(os.environ["TMPDIR"]) / "kept.json"
     path.write_bytes(content)
-    kept = read_kept(path, dict[str, int], 1000)
+    kept = read_json_as(path, dict[str, int], 1000)
     assert kept is None or all(isinstance(value, int) for value in kept.values())

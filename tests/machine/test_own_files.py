@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from app.machine.own_files import ANY, MOST_BYTES, make_own_folder, open_own, own_files, own_folders, read_own
+from app.machine.own_files import (
+    ANY,
+    MAX_FILE_BYTES,
+    make_folder,
+    open_regular_file,
+    own_files,
+    own_folders,
+    read_regular_file,
+)
 
 NAME = r"ours-[0-9]\.txt"
 
@@ -45,23 +53,23 @@ def test_the_folder_that_is_named_may_be_a_link_and_may_not_be_there(root: Path)
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY, os.O_RDWR])
 def test_what_is_no_regular_file_is_refused_without_waiting(root: Path, name: str, flags: int) -> None:
     with pytest.raises(OSError, match=name):
-        open_own(root / "a" / name, flags)
+        open_regular_file(root / "a" / name, flags)
 
 
 def test_a_new_file_is_its_owners_alone_and_no_more_than_a_small_file_is_read(root: Path) -> None:
     path = root / "new"
-    with os.fdopen(open_own(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
+    with os.fdopen(open_regular_file(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
         file.write(b"12345678")
     assert path.stat().st_mode & 0o777 == 0o600
-    assert read_own(path) == b"12345678"
+    assert read_regular_file(path) == b"12345678"
     os.truncate(path, 1 << 40)
-    assert len(read_own(path)) == MOST_BYTES
+    assert len(read_regular_file(path)) == MAX_FILE_BYTES
 
 
 def test_a_folder_is_made_and_a_link_is_never_taken_for_one(root: Path) -> None:
     for _ in range(2):
-        make_own_folder(root / "c/d")
+        make_folder(root / "c/d")
     assert (root / "c/d").stat().st_mode & 0o777 == 0o700
     for name in ("linked", "ours-5.txt"):
         with pytest.raises(OSError, match=name):
-            make_own_folder(root / name)
+            make_folder(root / name)

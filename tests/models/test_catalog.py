@@ -10,7 +10,7 @@ from pathlib import Path, PosixPath
 import pytest
 
 from app.core.errors import DiskUnavailable, ModelNotFound
-from app.models.catalog import MAX_ENTRIES, CatalogModel, FolderCatalog, default_catalog
+from app.models.catalog import MAX_FOLDER_ENTRIES, CatalogModel, FolderCatalog, default_catalog
 from app.models.folder import MAX_FILES
 from tests.models.folders import write_model
 
@@ -157,7 +157,7 @@ def test_what_changes_while_the_disk_is_read_waits_for_nothing_and_is_not_lost(t
         scan = threads.submit(catalog.models)
         try:
             assert SlowDisk.reached.wait(60)
-            threads.submit(catalog.look_in, [tmp_path / "other"]).result(60)
+            threads.submit(catalog.set_folders, [tmp_path / "other"]).result(60)
             threads.submit(catalog.refresh).result(60)
             assert scan.running()
         finally:
@@ -247,7 +247,7 @@ def test_a_folder_of_very_many_entries_keeps_nobody_waiting(tmp_path: Path) -> N
     write_model(tmp_path / "models" / "good")
     crowd = tmp_path / "models" / "crowd"
     crowd.mkdir()
-    for index in range(MAX_ENTRIES + 1):
+    for index in range(MAX_FOLDER_ENTRIES + 1):
         os.mkfifo(crowd / f"{index}.gguf")
     for index in range(MAX_FILES + 1):
         (tmp_path / "models" / "good" / str(index)).touch()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.models.pairing import default_draft, refusal, suits
+from app.models.pairing import default_draft, is_best_match, refusal
 from app.models.safe_files import read_header, read_integers
 from tests.models.drafters import (
     DFLASH,
@@ -178,8 +178,8 @@ def test_every_layout_of_an_eagle3_config_fits(tmp_path: Path, changes: dict[str
 def test_an_eagle3_drafter_that_was_made_for_something_else_is_refused(
     tmp_path: Path, changes: dict[str, Any], tensors: dict[str, Any], d2t: tuple[int, ...], words: str
 ) -> None:
-    kept = {name: info for name, info in {**EAGLE3_TENSORS, **tensors}.items() if info is not None}
-    assert words in reason(tmp_path, {**EAGLE3, **changes}, kept, d2t=d2t)
+    drafter_tensors = {name: info for name, info in {**EAGLE3_TENSORS, **tensors}.items() if info is not None}
+    assert words in reason(tmp_path, {**EAGLE3, **changes}, drafter_tensors, d2t=d2t)
 
 
 def test_integers_are_read_from_their_place_in_the_file(tmp_path: Path) -> None:
@@ -385,5 +385,5 @@ def test_a_drafter_is_not_the_default_of_a_model_whose_name_is_farther_from_its_
     assert not refusal(other, drafter), "shapes alone do not tell"
     assert default_draft(main, models) == drafter
     assert default_draft(other, models) is None
-    assert not suits(other, drafter, models)
-    assert suits(other, drafter, [other, drafter]), "there is nobody nearer"
+    assert not is_best_match(other, drafter, models)
+    assert is_best_match(other, drafter, [other, drafter]), "there is nobody nearer"

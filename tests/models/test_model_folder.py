@@ -41,7 +41,7 @@ def test_a_sound_folder_is_described(tmp_path: Path) -> None:
     assert model.path == folder.resolve()
     assert (model.model_type, model.drafter) == ("qwen3", "")
     assert (model.size_bytes, model.parameter_count, model.bits) == (64 + 16, 36, 16)
-    assert (model.context, model.has_chat_template, model.reasons) == (4096, True, True)
+    assert (model.context, model.has_chat_template, model.supports_reasoning) == (4096, True, True)
     assert text_number(model.config, *VOCABULARY_KEYS) == 8
     assert model.tensors["embed.weight"].shape == (8, 4)
     assert model.tensors["embed.weight"].size_bytes == 64
@@ -132,7 +132,7 @@ def test_a_published_folder_may_carry_configs_that_nothing_reads(
         write_model(tmp_path / kind) if kind == "answers" else write_tiny_encoder(tmp_path / kind, pooling="cls_token")
     )
     (folder / file).write_bytes(content)
-    assert inspect_folder(folder).encodes == (kind == "embeds")
+    assert inspect_folder(folder).is_encoder == (kind == "embeds")
 
 
 @pytest.mark.parametrize("file", ["generation_config.json", "tokenizer_config.json"])
@@ -249,8 +249,8 @@ def test_pipes_and_folders_in_the_place_of_weights_are_refused(tmp_path: Path) -
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
 def test_an_encoder_is_told_from_a_model_that_answers(tmp_path: Path, kind: str) -> None:
     model = inspect_folder(write_tiny_encoder(tmp_path / kind, kind))
-    assert (model.encodes, model.pooling, model.context) == (True, "", CONTEXT_TOKENS)
-    assert not inspect_folder(write_model(tmp_path / "small")).encodes
+    assert (model.is_encoder, model.pooling, model.context) == (True, "", CONTEXT_TOKENS)
+    assert not inspect_folder(write_model(tmp_path / "small")).is_encoder
 
 
 @pytest.mark.parametrize(("flag", "pooling"), [("cls_token", "cls"), ("mean_tokens", "mean"), ("lasttoken", "last")])

@@ -27,9 +27,9 @@ class Reader:
         return read_file(path, max_bytes)
 
 
-def cache(kept: Path | None = None) -> tuple[TokenizerCache, Reader]:
+def cache(cache_file: Path | None = None) -> tuple[TokenizerCache, Reader]:
     reader = Reader()
-    return TokenizerCache(kept, reader), reader
+    return TokenizerCache(cache_file, reader), reader
 
 
 def write(folder: Path, pieces: str = "abcdefgh", **added: int) -> Path:
@@ -41,11 +41,11 @@ def write(folder: Path, pieces: str = "abcdefgh", **added: int) -> Path:
 @pytest.mark.system("npm")
 def test_sixteen_models_with_real_tokenizers_are_paired_by_reading_each_file_once_for_ever(tmp_path: Path) -> None:
     write_sixteen_published(tmp_path / "models")
-    kept = tmp_path / "home" / "tokenizers.json"
+    cache_file = tmp_path / "home" / "tokenizers.json"
     drafts = []
     reads = []
     for _ in range(2):
-        tokenizers, reader = cache(kept)
+        tokenizers, reader = cache(cache_file)
         models = FolderCatalog([tmp_path / "models"], tokenizers=tokenizers).models()
         assert not [model.problem for model in models if model.problem]
         drafts.append({model.id: draft.id for model in models if (draft := default_draft(model, models)) is not None})
@@ -65,7 +65,7 @@ def test_sixteen_models_with_real_tokenizers_are_paired_by_reading_each_file_onc
         "qwen3-large": "qwen3-tiny",
         "qwen3-middle": "qwen3-tiny",
     }
-    assert kept.stat().st_size < 200_000
+    assert cache_file.stat().st_size < 200_000
     by_id = {model.id: model for model in models}
     foreign = refusal(by_id["gemma3-large"], by_id["qwen3-small"])
     assert "token 0 is '<pad>' in the main model and '!' in the draft" in foreign
@@ -73,14 +73,17 @@ def test_sixteen_models_with_real_tokenizers_are_paired_by_reading_each_file_onc
 
 def test_a_difference_is_told_again_without_reading(tmp_path: Path) -> None:
     main, draft = write(tmp_path / "main"), write(tmp_path / "draft", "abxdefgh", think=8)
-    said = set()
+    differences = set()
     for expected in (["main/tokenizer.json", "draft/tokenizer.json"] * 3, [], []):
         tokenizers, reader = cache(tmp_path / "kept.json")
-        said.add(Tokenizer(main, tokenizers).misfit(Tokenizer(draft, tokenizers), 0))
-        said.add("word: " + Tokenizer(main, tokenizers).other_word(Tokenizer(draft, tokenizers)))
+        differences.add(Tokenizer(main, tokenizers).mismatch(Tokenizer(draft, tokenizers), 0))
+        differences.add("word: " + Tokenizer(main, tokenizers).text_difference(Tokenizer(draft, tokenizers)))
         assert reader.read == expected
     first = "token 2 is 'c' in the main model and 'x' in the draft"
-    assert said == {f"it has another tokenizer: {first}; choose a draft model of the same family", f"word: {first}"}
+    assert differences == {
+        f"it has another tokenizer: {first}; choose a draft model of the same family",
+        f"word: {first}",
+    }
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
@@ -99,13 +102,13 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     [b"", b"{", b"[]", b"\xff" * 100, b"[" * 100_000, b'{"form": 0, "files": {}}', b'{"form": 1, "files": {"a": 3}}'],
 )
 def test_a_damaged_or_older_file_of_what_is_known_is_made_anew(tmp_path: Path, content: bytes) -> None:
-    folder, kept = write(tmp_path / "main"), tmp_path / "kept.json"
-    kept.write_bytes(content)
+    folder, cache_file = write(tmp_path / "main"), tmp_path / "kept.json"
+    cache_file.write_bytes(content)
     for expected in (["main/tokenizer.json"], []):
-        tokenizers, reader = cache(kept)
+        tokenizers, reader = cache(cache_file)
         assert Tokenizer(folder, tokenizers).facts().highest == 7
         assert reader.read == expected
-    assert kept.stat().st_mode & 0o777 == 0o600
+    assert cache_file.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_cannot_be_kept_is_known_while_it_runs(tmp_path: Path) -> None:
@@ -118,11 +121,11 @@ def test_what_cannot_be_kept_is_known_while_it_runs(tmp_path: Path) -> None:
 
 def test_two_processes_keep_what_both_found(tmp_path: Path) -> None:
     folders = [write(tmp_path / name, f"{name}bcdefgh") for name in "xyz"]
-    kept = tmp_path / "kept.json"
-    for folder, (tokenizers, _) in zip(folders, [cache(kept), cache(kept), cache(kept)], strict=True):
+    cache_file = tmp_path / "kept.json"
+    for folder, (tokenizers, _) in zip(folders, [cache(cache_file), cache(cache_file), cache(cache_file)], strict=True):
         Tokenizer(folder, tokenizers).facts()
-    tokenizers, reader = cache(kept)
-    assert all(Tokenizer(folder, tokenizers).is_known for folder in folders)
+    tokenizers, reader = cache(cache_file)
+    assert all(Tokenizer(folder, tokenizers).is_cached for folder in folders)
     assert reader.read == []
 
 
@@ -158,7 +161,7 @@ def test_too_many_open_files_are_no_fault_of_the_tokenizer(tmp_path: Path) -> No
     exhausted = TokenizerCache(tmp_path / "kept.json", fails)
     with pytest.raises(DiskUnavailable):
         Tokenizer(folder, exhausted).facts()
-    assert not Tokenizer(folder, exhausted).is_known
+    assert not Tokenizer(folder, exhausted).is_cached
     assert Tokenizer(folder, cache(tmp_path / "kept.json")[0]).facts().highest == 7
 
 
@@ -171,10 +174,10 @@ def test_who_only_lists_models_is_told_that_drafters_are_looked_for(tmp_path: Pa
         assert may_read.wait(60)
         return read_file(path, max_bytes)
 
-    catalog = FolderCatalog([tmp_path], tokenizers=TokenizerCache(read=waits), patience_seconds=0.01)
-    assert [catalog.is_looking(), catalog.is_looking()] == [True, True]
+    catalog = FolderCatalog([tmp_path], tokenizers=TokenizerCache(read=waits), wait_seconds=0.01)
+    assert [catalog.is_reading_tokenizers(), catalog.is_reading_tokenizers()] == [True, True]
     may_read.set()
-    while catalog.is_looking():
+    while catalog.is_reading_tokenizers():
         pass
     models = catalog.models()
     draft = default_draft(catalog.find("main"), models)

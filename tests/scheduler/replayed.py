@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SpeculationRequest
-from app.core.statistics import Parts
+from app.core.statistics import PhaseSeconds
 from app.core.step import (
     DecodeRow,
     DecodeStep,
@@ -207,7 +207,7 @@ class TraceEngine:
             outcomes,
             seconds=told_drafting + rest,
             width=1 + max(drafted),
-            parts=Parts(told_drafting, rest) if timed else None,
+            phase_seconds=PhaseSeconds(told_drafting, rest) if timed else None,
         )
 
     def _drafted(self, row: DecodeRow) -> int:

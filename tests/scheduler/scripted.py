@@ -160,7 +160,7 @@ class ScriptedEngine:
         drafted = 0 if silent else row.num_draft_tokens
         forced = min(drafted, self.forced(row.tokens))
         accepted = max(forced, self.accepts(drafted)) if drafted else 0
-        appended = min(self.appended, row.most_draft_tokens - accepted) if drafted else 0
+        appended = min(self.appended, row.max_draft_tokens - accepted) if drafted else 0
         if appended:
             drafted = accepted = accepted + appended
         emitted: list[int] = []

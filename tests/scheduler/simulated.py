@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from app.core.step import Offer, StepCost
 from app.models.draft_lengths import DRAFT_LENGTHS
-from app.scheduler.estimates import Drafting, DraftObservation
+from app.scheduler.estimates import DraftingRow, DraftObservation
 from app.scheduler.governor import PLAIN, Governor, Option, StepObservation
 
 PLAIN_SECONDS = 0.020
@@ -47,7 +47,7 @@ class Machine:
     drafters: dict[str, Drafter]
     noise: float = 0.0
 
-    def step(self, choice: Option, chance: random.Random, *, row: Drafting, timed: bool = False) -> StepObservation:
+    def step(self, choice: Option, chance: random.Random, *, row: DraftingRow, timed: bool = False) -> StepObservation:
         drafter = self.drafters.get(choice.method)
         asked = choice.num_draft_tokens
         has = len(row.offered[choice.method].tokens) if choice.method in row.offered else asked
@@ -107,14 +107,14 @@ def governed_seconds(
     """Seconds of one row that says so many tokens."""
     seconds, emitted = 0.0, 0
     while emitted < tokens:
-        row = Drafting(request_id, emitted, machine.offers(chance))
+        row = DraftingRow(request_id, emitted, machine.offers(chance))
         choice = governor.choose(1, (row,), tuple(machine.drafters))
         timed = choice.num_draft_tokens > 0 and governor.costs.must_time(
             choice.method, rows=1, drafts=choice.num_draft_tokens
         )
         step = machine.step(Option(choice.method, choice.num_draft_tokens), chance, row=row, timed=timed)
         governor.observe(step)
-        governor.look_back(machine.hindsight(step, chance))
+        governor.observe_drafts(machine.hindsight(step, chance))
         emitted += 1 + step.drafts[0].accepted
         seconds += step.seconds
     return seconds
@@ -164,7 +164,7 @@ def drain(governor: Governor, machine: Machine, count: int) -> list[Option]:
     """The choices of `count` steps of which no draft is accepted."""
 
     def turn(emitted: int) -> Option:
-        row = Drafting("r", emitted)
+        row = DraftingRow("r", emitted)
         choice = governor.choose(1, (row,), tuple(machine.drafters))
         option = Option(choice.method, choice.num_draft_tokens)
         governor.observe(machine.step(option, random.Random(0), row=row))

@@ -4,7 +4,7 @@ import pytest
 
 from app.core.step import Offer, StepCost
 from app.scheduler.costs import CostTable, Shape
-from app.scheduler.estimates import AcceptanceHistory, Drafting, DraftObservation, Kind
+from app.scheduler.estimates import AcceptanceHistory, DraftingRow, DraftObservation, Kind
 
 
 def forwards(costs: CostTable, method: str, width: int, seconds: float, *, rows: int = 1, times: int = 2) -> None:
@@ -13,16 +13,16 @@ def forwards(costs: CostTable, method: str, width: int, seconds: float, *, rows:
 
 
 def observe(
-    history: AcceptanceHistory, method: str, row: Drafting, counts: tuple[int, int, int], *, times: int = 1
+    history: AcceptanceHistory, method: str, row: DraftingRow, counts: tuple[int, int, int], *, times: int = 1
 ) -> None:
     """`counts`: asked, drafted, accepted."""
     for _ in range(times):
         history.observe(DraftObservation(method, *counts, row))
 
 
-def chance(history: AcceptanceHistory, method: str, row: Drafting, position: int = 0) -> float:
+def chance(history: AcceptanceHistory, method: str, row: DraftingRow, position: int = 0) -> float:
     """That a draft is accepted like those before it."""
-    tokens = history.outlook(method, row)[0]
+    tokens = history.expected_tokens(method, row)[0]
     return (tokens[position + 1] - tokens[position]) / (tokens[position] - tokens[position - 1] if position else 1.0)
 
 
@@ -165,37 +165,37 @@ def test_what_was_learnt_survives_the_process() -> None:
 
 
 def test_expected_tokens_are_the_sum_of_the_chances_to_survive() -> None:
-    history, row = AcceptanceHistory(), Drafting("r")
-    assert history.outlook("mtp", row)[0][:4] == pytest.approx([1.0, 1.667, 2.111, 2.407], abs=0.001), (
+    history, row = AcceptanceHistory(), DraftingRow("r")
+    assert history.expected_tokens("mtp", row)[0][:4] == pytest.approx([1.0, 1.667, 2.111, 2.407], abs=0.001), (
         "nothing is known yet"
     )
-    assert history.outlook("mtp", row)[1] == 0
+    assert history.expected_tokens("mtp", row)[1] == 0
     observe(history, "mtp", row, (3, 3, 1), times=1_000)
-    assert history.outlook("mtp", row)[0][3] == pytest.approx(2.0, abs=0.25)
+    assert history.expected_tokens("mtp", row)[0][3] == pytest.approx(2.0, abs=0.25)
 
 
 def test_what_was_asked_for_and_not_drafted_counts_as_a_miss() -> None:
-    history, row = AcceptanceHistory(), Drafting("r")
+    history, row = AcceptanceHistory(), DraftingRow("r")
     observe(history, "mtp", row, (8, 2, 2), times=1_000)
-    assert history.outlook("mtp", row)[0][8] == pytest.approx(3.0, abs=0.3)
+    assert history.expected_tokens("mtp", row)[0][8] == pytest.approx(3.0, abs=0.3)
     observe(history, "mtp", row, (8, 0, 0), times=1_000)
     assert chance(history, "mtp", row) < 0.05
 
 
 def test_a_few_cycles_of_a_request_outweigh_what_others_had() -> None:
-    history, new, newer = AcceptanceHistory(), Drafting("new", 100), Drafting("newer", 100)
+    history, new, newer = AcceptanceHistory(), DraftingRow("new", 100), DraftingRow("newer", 100)
     for step in range(500):
-        observe(history, "dflash", Drafting(f"old {step}", 100), (4, 4, 4))
+        observe(history, "dflash", DraftingRow(f"old {step}", 100), (4, 4, 4))
     assert chance(history, "dflash", new, 1) > 0.95
     observe(history, "dflash", new, (4, 4, 0), times=12)
     assert chance(history, "dflash", new, 1) < 0.4
     assert chance(history, "dflash", newer, 1) > 0.9, "the others do not pay for it"
     history.forget("new")
-    assert history.outlook("dflash", new) == history.outlook("dflash", newer)
+    assert history.expected_tokens("dflash", new) == history.expected_tokens("dflash", newer)
 
 
-def sure(name: str, confidence: float) -> Drafting:
-    return Drafting(name, confidence=confidence)
+def sure(name: str, confidence: float) -> DraftingRow:
+    return DraftingRow(name, confidence=confidence)
 
 
 def test_how_sure_the_target_is_tells_how_it_goes_on() -> None:
@@ -205,29 +205,29 @@ def test_how_sure_the_target_is_tells_how_it_goes_on() -> None:
         for confidence, accepted in ((0.999, 7), (0.4, 0)):
             for _ in range(10):
                 observe(history, "dflash", sure("old", confidence), (7, 7, accepted))
-    assert history.outlook("dflash", sure("new", 0.995))[0][7] > 6
-    assert history.outlook("dflash", sure("new", 0.3))[0][7] < 1.5
-    assert 2 < history.outlook("dflash", Drafting("new"))[0][7] < 6, "before its first token"
+    assert history.expected_tokens("dflash", sure("new", 0.995))[0][7] > 6
+    assert history.expected_tokens("dflash", sure("new", 0.3))[0][7] < 1.5
+    assert 2 < history.expected_tokens("dflash", DraftingRow("new"))[0][7] < 6, "before its first token"
 
 
 def test_a_confidence_that_was_never_seen_is_judged_like_all_of_them() -> None:
     history = AcceptanceHistory()
     observe(history, "dflash", sure("old", 0.999), (7, 7, 7), times=100)
-    assert chance(history, "dflash", sure("new", 0.95)) == chance(history, "dflash", Drafting("new"))
+    assert chance(history, "dflash", sure("new", 0.95)) == chance(history, "dflash", DraftingRow("new"))
 
 
 def test_what_is_known_of_a_drafter_weighs_less_the_longer_ago_it_missed() -> None:
     history, weights = AcceptanceHistory(), list[float]()
-    observe(history, "mtp", Drafting("r"), (4, 4, 0), times=30)
+    observe(history, "mtp", DraftingRow("r"), (4, 4, 0), times=30)
     for tokens in (0, 64, 426):
         history.tokens += tokens
-        weights.append(history.outlook("mtp", Drafting("r"))[1])
+        weights.append(history.expected_tokens("mtp", DraftingRow("r"))[1])
     assert weights == [pytest.approx(30), pytest.approx(15), pytest.approx(3.5, abs=0.1)]
-    assert history.outlook("mtp", Drafting("other"))[1] == weights[-1], "whichever request wrote them"
-    observe(history, "mtp", Drafting("r"), (4, 4, 4))
-    assert history.outlook("mtp", Drafting("r"))[1] < 4, "what hits may go on"
-    observe(history, "mtp", Drafting("r"), (4, 4, 3))
-    assert history.outlook("mtp", Drafting("r"))[1] > 30
+    assert history.expected_tokens("mtp", DraftingRow("other"))[1] == weights[-1], "whichever request wrote them"
+    observe(history, "mtp", DraftingRow("r"), (4, 4, 4))
+    assert history.expected_tokens("mtp", DraftingRow("r"))[1] < 4, "what hits may go on"
+    observe(history, "mtp", DraftingRow("r"), (4, 4, 3))
+    assert history.expected_tokens("mtp", DraftingRow("r"))[1] > 30
 
 
 def test_misses_behind_sure_tokens_fade_though_it_also_misses_behind_others() -> None:
@@ -235,28 +235,28 @@ def test_misses_behind_sure_tokens_fade_though_it_also_misses_behind_others() ->
     observe(history, "dflash", sure("r", 0.999), (7, 7, 0), times=3)
     history.tokens += 320
     observe(history, "dflash", sure("r", 0.95), (7, 7, 3))
-    assert history.outlook("dflash", sure("r", 0.999))[1] == pytest.approx(0.5)
+    assert history.expected_tokens("dflash", sure("r", 0.999))[1] == pytest.approx(0.5)
 
 
 def test_the_record_of_a_request_fades_while_a_drafter_is_not_asked() -> None:
     history = AcceptanceHistory()
     for number in range(30):
-        observe(history, "mtp", Drafting(f"old {number}", 10), (4, 4, 4))
-    observe(history, "mtp", Drafting("r", 10), (4, 4, 0), times=8)
-    assert chance(history, "mtp", Drafting("r", 500)) > chance(history, "mtp", Drafting("r", 11)) + 0.1
+        observe(history, "mtp", DraftingRow(f"old {number}", 10), (4, 4, 4))
+    observe(history, "mtp", DraftingRow("r", 10), (4, 4, 0), times=8)
+    assert chance(history, "mtp", DraftingRow("r", 500)) > chance(history, "mtp", DraftingRow("r", 11)) + 0.1
 
 
 def test_a_new_request_is_judged_by_whole_requests_not_by_how_their_first_drafts_fared() -> None:
     history = AcceptanceHistory()
     for number in range(200):
-        observe(history, "mtp", Drafting(f"old {number}"), (4, 4, 0))
-        observe(history, "mtp", Drafting(f"old {number}"), (4, 4, 4), times=4)
-    assert chance(history, "mtp", Drafting("new")) > 0.7
+        observe(history, "mtp", DraftingRow(f"old {number}"), (4, 4, 0))
+        observe(history, "mtp", DraftingRow(f"old {number}"), (4, 4, 4), times=4)
+    assert chance(history, "mtp", DraftingRow("new")) > 0.7
 
 
 def test_an_offer_is_believed_by_the_length_of_its_match() -> None:
     history = AcceptanceHistory()
-    short, long = (Drafting("r", offered={"ngram": Offer((1, 2, 3), matched)}) for matched in (2, 30))
+    short, long = (DraftingRow("r", offered={"ngram": Offer((1, 2, 3), matched)}) for matched in (2, 30))
     assert chance(history, "ngram", short) < 0.8
     assert chance(history, "ngram", long) > 0.9
     for _ in range(50):
@@ -266,7 +266,7 @@ def test_an_offer_is_believed_by_the_length_of_its_match() -> None:
 
 
 def test_positions_beyond_what_was_drafted_follow_those_before_them() -> None:
-    history, row = AcceptanceHistory(), Drafting("r")
+    history, row = AcceptanceHistory(), DraftingRow("r")
     observe(history, "mtp", row, (2, 2, 2), times=100)
     assert chance(history, "mtp", row, 10) > 0.9
     observe(history, "mtp", row, (2, 2, 0), times=100)
@@ -274,21 +274,21 @@ def test_positions_beyond_what_was_drafted_follow_those_before_them() -> None:
 
 
 def test_contexts_are_told_apart_and_a_longer_one_starts_from_the_shorter() -> None:
-    history, short, long = AcceptanceHistory(), Drafting("s", 500), Drafting("s", 20_000)
-    observe(history, "eagle3", Drafting("r", 500), (4, 4, 4), times=100)
+    history, short, long = AcceptanceHistory(), DraftingRow("s", 500), DraftingRow("s", 20_000)
+    observe(history, "eagle3", DraftingRow("r", 500), (4, 4, 4), times=100)
     assert chance(history, "eagle3", long, 1) > 0.9
-    observe(history, "eagle3", Drafting("q", 20_000), (4, 4, 0), times=100)
+    observe(history, "eagle3", DraftingRow("q", 20_000), (4, 4, 0), times=100)
     assert chance(history, "eagle3", long) < 0.1
     assert chance(history, "eagle3", short, 1) > 0.9
 
 
 def test_what_a_drafter_missed_is_counted_until_it_drafts_again() -> None:
     history = AcceptanceHistory()
-    assert history.unread("draft_model", Drafting("r", 900)) == 900
-    observe(history, "draft_model", Drafting("r", 900), (4, 4, 4))
-    assert history.unread("draft_model", Drafting("r", 905)) == 0, "any cycle leaves a few"
-    assert history.unread("draft_model", Drafting("r", 1_000)) == 100
-    assert history.unread("ngram", Drafting("r", 1_000, {"ngram": Offer()})) == 0
+    assert history.unread("draft_model", DraftingRow("r", 900)) == 900
+    observe(history, "draft_model", DraftingRow("r", 900), (4, 4, 4))
+    assert history.unread("draft_model", DraftingRow("r", 905)) == 0, "any cycle leaves a few"
+    assert history.unread("draft_model", DraftingRow("r", 1_000)) == 100
+    assert history.unread("ngram", DraftingRow("r", 1_000, {"ngram": Offer()})) == 0
 
 
 def test_a_batch_is_drafted_for_by_the_law_that_one_row_shows_at_its_own_cost() -> None:

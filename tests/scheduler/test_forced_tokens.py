@@ -7,7 +7,7 @@ import pytest
 from app.core.request import Request
 from app.core.step import DecodeRow, EngineLimits, StepCost
 from app.models.draft_lengths import LONGEST_DRAFT
-from app.scheduler.estimates import Drafting, DraftObservation
+from app.scheduler.estimates import DraftingRow, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
 from app.scheduler.scheduler import Scheduler
 from tests.scheduler.scripted import Loop, ScriptedEngine, build, check_against_naive, some_request
@@ -105,8 +105,8 @@ def test_a_grammar_is_begun_once_however_often_its_request_is_measured() -> None
 
 def test_who_names_a_length_gets_all_that_is_forced_behind_it() -> None:
     rows = ask(build(), method="draft_model", constraint=Held(), num_draft_tokens=2)
-    assert {row.most_draft_tokens for row in rows if row.remaining > LONGEST_DRAFT} == {LONGEST_DRAFT}
-    assert all(row.most_draft_tokens < row.remaining for row in rows)
+    assert {row.max_draft_tokens for row in rows if row.remaining > LONGEST_DRAFT} == {LONGEST_DRAFT}
+    assert all(row.max_draft_tokens < row.remaining for row in rows)
 
 
 @pytest.mark.parametrize(("cost", "right", "most"), [(0.0, 3, 15), (0.2, 3, 15), (0.3, 3, 3), (0.2, 2, 3)])
@@ -115,7 +115,7 @@ def test_what_is_forced_widens_a_forward_as_far_as_that_pays(cost: float, right:
     is as likely to stand as all of them."""
     lengths = (1, 2, 3, 5, 7, 15)
     measured = [StepCost("draft_model", 1, length, 0.01 * (1 + cost * max(0, length - 3))) for length in lengths]
-    governor, row = Governor([StepCost("off", 1, 0, 0.01), *measured]), Drafting("a")
+    governor, row = Governor([StepCost("off", 1, 0, 0.01), *measured]), DraftingRow("a")
     for _ in range(60):
         governor.observe(StepObservation(1, 4, 0.01, drafts=(DraftObservation("draft_model", 3, 3, right, row),)))
     assert governor.widest(1, [row], ("draft_model",), DraftChoice("draft_model", 3)) == most

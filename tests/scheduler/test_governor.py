@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.core.reason import Reason
 from app.core.step import StepCost
-from app.scheduler.estimates import AcceptanceHistory, Drafting, DraftObservation
+from app.scheduler.estimates import AcceptanceHistory, DraftingRow, DraftObservation
 from app.scheduler.governor import PLAIN, DraftChoice, Governor, Option, StepObservation
 from tests.scheduler.simulated import (
     PLAIN_SECONDS,
@@ -36,7 +36,7 @@ COSTS: dict[str, Callable[[int], float]] = {
     "every token costs the same": lambda width: 0.020 * width,
     "a step after four": lambda width: 0.020 if width <= 4 else 0.050,
 }
-ROW = Drafting("r")
+ROW = DraftingRow("r")
 
 
 def model(acceptance: float, seconds_per_token: float = 0.002) -> Drafter:
@@ -174,7 +174,7 @@ def test_a_request_starts_from_what_the_model_taught() -> None:
     governor, chance = Governor(machine.measured()), random.Random(0)
     governed_seconds(machine, 1_000, governor=governor, chance=chance, request_id="first")
     governor.forget("first")
-    assert governor.choose(1, (Drafting("second"),), ("draft_model",)).num_draft_tokens >= 4
+    assert governor.choose(1, (DraftingRow("second"),), ("draft_model",)).num_draft_tokens >= 4
     assert (
         governed_seconds(machine, 100, governor=governor, chance=chance, request_id="third") * best_fixed_rate(machine)
         <= 1.25 * 100
@@ -187,19 +187,19 @@ def test_the_first_step_of_a_text_risks_little_unless_all_former_ones_went_right
     governor, chance = Governor(machine.measured()), random.Random(0)
     governed_seconds(machine, 1_000, governor=governor, chance=chance, request_id="former")
     governor.forget("former")
-    assert governor.choose(1, (Drafting("new"),), ("draft_model",)).num_draft_tokens == first
+    assert governor.choose(1, (DraftingRow("new"),), ("draft_model",)).num_draft_tokens == first
 
 
 def test_acceptance_in_short_texts_says_little_about_long_ones() -> None:
     governor = Governor(Machine(COSTS["linear"], {"dflash": block(0.9)}).measured())
     for tokens, accepted in ((500, 7), (20_000, 0)):
         for step in range(200):
-            row = Drafting(f"{tokens} {step}", tokens)
+            row = DraftingRow(f"{tokens} {step}", tokens)
             draft = DraftObservation("dflash", 7, 7, accepted, row)
             governor.observe(StepObservation(1, 8, 0.0, None, (draft,)))
-    assert governor.choose(1, (Drafting("short", 600),), ("dflash",)).why.kind == "draft"
-    governor.choose(1, (Drafting("long", 30_000),), ("dflash",))
-    assert governor.choose(1, (Drafting("longer", 30_000),), ("dflash",)).why.kind == "plain"
+    assert governor.choose(1, (DraftingRow("short", 600),), ("dflash",)).decision.kind == "draft"
+    governor.choose(1, (DraftingRow("long", 30_000),), ("dflash",))
+    assert governor.choose(1, (DraftingRow("longer", 30_000),), ("dflash",)).decision.kind == "plain"
 
 
 def test_a_block_drafter_is_never_asked_for_more_than_its_block() -> None:
@@ -234,7 +234,7 @@ def test_after_a_warm_up_no_step_is_spent_on_measuring() -> None:
     governor, chance = Governor(machine.measured()), random.Random(0)
     for _ in range(60):
         choice = governor.choose(1, (ROW,), ("draft_model",))
-        assert choice.why.kind in {"draft", "plain", "probe"}
+        assert choice.decision.kind in {"draft", "plain", "probe"}
         governor.observe(machine.step(_option(choice), chance, row=ROW))
 
 
@@ -243,7 +243,7 @@ def test_without_one_plain_decoding_is_measured_first() -> None:
     kinds = []
     for _ in range(10):
         choice = governor.choose(1, (ROW,), ("draft_model",))
-        kinds.append(choice.why.kind)
+        kinds.append(choice.decision.kind)
         governor.observe(machine.step(_option(choice), random.Random(0), row=ROW))
     assert kinds[:3] == ["measuring"] * 3
     assert "measuring" not in kinds[3:]
@@ -254,7 +254,7 @@ def test_plain_decoding_is_measured_again_while_its_lead_is_in_doubt() -> None:
     chance, measured = random.Random(0), 0
     for _ in range(1_000):
         choice = governor.choose(1, (ROW,), ("draft_model",))
-        measured += choice.why.kind == "measuring"
+        measured += choice.decision.kind == "measuring"
         governor.observe(machine.step(_option(choice), chance, row=ROW))
     assert 5 <= measured <= 15
 
@@ -263,13 +263,13 @@ def test_a_plain_choice_is_a_value_and_says_why_with_numbers() -> None:
     machine = Machine(COSTS["steep"], {"draft_model": Drafter(0.0, 0.001)})
     governor = Governor(machine.measured())
     drain(governor, machine, 500)
-    choice = governor.choose(1, (Drafting("r", 500),), ("draft_model",))
-    why = choice.why
+    choice = governor.choose(1, (DraftingRow("r", 500),), ("draft_model",))
+    decision = choice.decision
     assert (choice.method, choice.num_draft_tokens) == ("off", 0)
-    assert (why.kind, why.method, why.num_draft_tokens) == ("plain", "draft_model", 1)
-    assert why.cost_ratio == pytest.approx(1.55, abs=0.1)
-    assert why.acceptance < 0.3
-    numbers = f"costs {why.cost_ratio:.1f}x a plain step, acceptance {why.acceptance:.2f}"
+    assert (decision.kind, decision.method, decision.num_draft_tokens) == ("plain", "draft_model", 1)
+    assert decision.cost_ratio == pytest.approx(1.55, abs=0.1)
+    assert decision.acceptance < 0.3
+    numbers = f"costs {decision.cost_ratio:.1f}x a plain step, acceptance {decision.acceptance:.2f}"
     assert str(choice.refusal) == f"plain is faster: draft_model with draft length 1 {numbers}"
     reason = Reason(choice.refusal.code, {**choice.refusal.values, "count": 1.0})
     assert str(reason) == str(choice.refusal), "behind the worker's channel all numbers are floats"
@@ -300,7 +300,7 @@ def test_a_probe_goes_on_while_it_hits() -> None:
     hits = Machine(COSTS["linear"], {"draft_model": Drafter(1.0, 0.001)})
     chance, drafted = random.Random(0), []
     for step in range(400):
-        row = Drafting("r", 200 + step)
+        row = DraftingRow("r", 200 + step)
         choice = governor.choose(1, (row,), ("draft_model",))
         drafted.append(choice.num_draft_tokens)
         governor.observe(hits.step(_option(choice), chance, row=row))
@@ -328,14 +328,14 @@ def test_a_step_in_which_the_drafter_read_a_prompt_says_nothing_about_costs() ->
     for governor in (taught, spared):
         governed_rate(machine, 600, governor=governor)
     for number in range(50):
-        drafts = (DraftObservation("draft_model", 4, 4, 3, Drafting(f"{number}", 60)),)
+        drafts = (DraftObservation("draft_model", 4, 4, 3, DraftingRow(f"{number}", 60)),)
         spared.observe(StepObservation(1, 5, 9.0, 5.0, drafts, typical=False))
         taught.observe(StepObservation(1, 5, 9.0, 5.0, drafts))
     for context in (0, 60):  # to draft behind so many it would have to read them, and they took no time of its own
         for governor in (taught, spared):
-            governor.choose(1, (Drafting("next", context),), ("draft_model",))
-        assert spared.choose(1, (Drafting("next", context),), ("draft_model",)).num_draft_tokens > 0
-        assert taught.choose(1, (Drafting("next", context),), ("draft_model",)).num_draft_tokens != 4
+            governor.choose(1, (DraftingRow("next", context),), ("draft_model",))
+        assert spared.choose(1, (DraftingRow("next", context),), ("draft_model",)).num_draft_tokens > 0
+        assert taught.choose(1, (DraftingRow("next", context),), ("draft_model",)).num_draft_tokens != 4
 
 
 def test_lengths_still_compare_on_an_engine_that_measures_no_time() -> None:
@@ -345,7 +345,7 @@ def test_lengths_still_compare_on_an_engine_that_measures_no_time() -> None:
         drafts = (DraftObservation(choice.method, choice.num_draft_tokens, choice.num_draft_tokens, 0, ROW),)
         governor.observe(StepObservation(1, 1 + choice.num_draft_tokens, 0.0, None, drafts))
         choices.append(choice)
-    settled = [choice.num_draft_tokens for choice in choices[30:] if choice.why.kind != "probe"]
+    settled = [choice.num_draft_tokens for choice in choices[30:] if choice.decision.kind != "probe"]
     assert len(settled) >= 20
     assert max(settled) <= 1
 
@@ -366,12 +366,12 @@ def test_lengths_still_compare_on_an_engine_that_measures_no_time() -> None:
 def test_only_allowed_methods_are_ever_picked(steps: list[tuple[int, list[str], int, float]], warm: bool) -> None:
     governor = Governor([StepCost("off", 1, 0, 0.02), StepCost("dflash", 1, 7, 0.03, 0.01)] if warm else ())
     for rows, methods, accepted, seconds in steps:
-        drafting = tuple(Drafting(f"r{row}", 100 * row) for row in range(rows))
+        drafting = tuple(DraftingRow(f"r{row}", 100 * row) for row in range(rows))
         choice = governor.choose(rows, drafting, tuple(methods))
         assert choice.method in {"off", *methods}
         assert (choice.method == "off") == (choice.num_draft_tokens == 0)
         assert 0 <= choice.num_draft_tokens <= 16
-        assert choice.why.method in {"off", *methods}
+        assert choice.decision.method in {"off", *methods}
         asked = choice.num_draft_tokens
         drafts = tuple(DraftObservation(choice.method, asked, asked, min(asked, accepted), row) for row in drafting)
         governor.observe(StepObservation(rows, 1 + asked, seconds, seconds / 4 if warm else None, drafts))
@@ -383,12 +383,12 @@ def test_a_text_that_turned_predictable_is_drafted_for_before_anything_was_tried
     governor, chance = Governor(machine.measured()), random.Random(0)
     for step in range(200):
         sure = step // 20 % 2
-        row = Drafting("old", step, confidence=0.999 if sure else 0.3)
+        row = DraftingRow("old", step, confidence=0.999 if sure else 0.3)
         option = Option("draft_model", 5)
         missing = Machine(COSTS["linear"], {"draft_model": Drafter(float(sure), 0.001)})
         governor.observe(missing.step(option, chance, row=row))
     chosen = [
-        governor.choose(1, (Drafting("new", 40 + step, confidence=confidence),), ("draft_model",)).num_draft_tokens
+        governor.choose(1, (DraftingRow("new", 40 + step, confidence=confidence),), ("draft_model",)).num_draft_tokens
         for step, confidence in enumerate((0.3, 0.3, 0.999, 0.999, 0.3))
     ]
     assert [bool(drafts) for drafts in chosen] == [False, False, True, True, False]
@@ -397,28 +397,28 @@ def test_a_text_that_turned_predictable_is_drafted_for_before_anything_was_tried
 def test_what_fails_in_texts_that_the_target_is_sure_of_is_known_to_fail_in_others() -> None:
     history = AcceptanceHistory()
     for step in range(20):
-        history.observe(DraftObservation("dflash", 4, 4, 0, Drafting("r", step, confidence=0.999)))
+        history.observe(DraftObservation("dflash", 4, 4, 0, DraftingRow("r", step, confidence=0.999)))
     evidence = {
-        confidence: history.outlook("dflash", Drafting("new", 20, confidence=confidence))[1]
+        confidence: history.expected_tokens("dflash", DraftingRow("new", 20, confidence=confidence))[1]
         for confidence in (0.3, 0.95, 0.999)
     }
     assert min(evidence.values()) > 5
     other_way_round = AcceptanceHistory()
     for step in range(20):
-        other_way_round.observe(DraftObservation("dflash", 4, 4, 0, Drafting("r", step, confidence=0.3)))
-    assert other_way_round.outlook("dflash", Drafting("new", 20, confidence=0.999))[1] == 0
+        other_way_round.observe(DraftObservation("dflash", 4, 4, 0, DraftingRow("r", step, confidence=0.3)))
+    assert other_way_round.expected_tokens("dflash", DraftingRow("new", 20, confidence=0.999))[1] == 0
 
 
 def test_a_pause_that_was_taken_for_the_cost_of_plain_decoding_is_found_out_soon() -> None:
     paused = [StepCost("off", 1, 0, 0.1), StepCost("dflash", 1, 1, 0.03), StepCost("dflash", 1, 7, 0.03)]
     governor, choices = Governor(paused), []
     for step in range(80):
-        row = Drafting("r", step, confidence=0.3)
+        row = DraftingRow("r", step, confidence=0.3)
         choice = governor.choose(1, (row,), ("dflash",))
         asked = choice.num_draft_tokens
         drafts = (DraftObservation(choice.method, asked, asked, 0, row),) if asked else ()
         governor.observe(StepObservation(1, 1 + asked, 0.03 if asked else 0.01, 0.0, drafts))
-        choices.append(choice.why.kind)
+        choices.append(choice.decision.kind)
     assert choices.count("measuring") >= 4, "one run of it in 32 steps"
 
 

@@ -57,14 +57,14 @@ def test_every_step_says_why_it_did_not_draft() -> None:
 def test_how_much_of_a_prompt_is_read_is_known_until_its_first_token() -> None:
     loop = build(engine=ScriptedEngine(speculative_limits(chunk=4)))
     loop.scheduler.submit(some_request("a", prompt=40, max_tokens=2))
-    assert loop.scheduler.reading == {}
+    assert loop.scheduler.prefill_progress == {}
     read = []
     while not loop.events.get("a"):
         loop.turn()
-        read += loop.scheduler.reading.values()
+        read += loop.scheduler.prefill_progress.values()
     assert read[0] == 4
     assert read == sorted(set(read))
-    assert loop.scheduler.reading == {}
+    assert loop.scheduler.prefill_progress == {}
 
 
 def test_single_does_not_draft_beside_a_prompt_that_is_being_read() -> None:
@@ -136,8 +136,8 @@ def test_an_explicit_method_is_the_one_that_runs() -> None:
 
 def test_a_configured_length_and_method_hold_for_requests_that_name_none() -> None:
     engine = ScriptedEngine(accepts=lambda drafts: drafts * 0)
-    usual = SpeculationRequest(method="draft_model", num_draft_tokens=3)
-    loop = Loop(Scheduler(engine.limits, usual=usual), engine)
+    default_speculation = SpeculationRequest(method="draft_model", num_draft_tokens=3)
+    loop = Loop(Scheduler(engine.limits, default_speculation=default_speculation), engine)
     loop.run(some_request("a", max_tokens=10))
     assert drafts_planned(loop, "a") == [3] * 7 + [2, 1, 0]
     loop.run(some_request("b", max_tokens=10, method="draft_model", num_draft_tokens=5))
@@ -145,13 +145,13 @@ def test_a_configured_length_and_method_hold_for_requests_that_name_none() -> No
 
 
 def test_a_length_without_a_method_is_the_most_that_the_governor_may_draft() -> None:
-    for usual, asked in ((SpeculationRequest(), 3), (SpeculationRequest(num_draft_tokens=3), None)):
+    for default_speculation, asked in ((SpeculationRequest(), 3), (SpeculationRequest(num_draft_tokens=3), None)):
         engine = ScriptedEngine()
-        loop = Loop(Scheduler(engine.limits, usual=usual), engine)
+        loop = Loop(Scheduler(engine.limits, default_speculation=default_speculation), engine)
         loop.run(some_request("a", max_tokens=60, num_draft_tokens=asked))
         assert max(drafts_planned(loop, "a")) == 3
         engine = ScriptedEngine(accepts=lambda drafts: drafts * 0, seconds=lambda width: 0.01 * width)
-        loop = Loop(Scheduler(engine.limits, usual=usual), engine)
+        loop = Loop(Scheduler(engine.limits, default_speculation=default_speculation), engine)
         loop.run(some_request("a", max_tokens=300, num_draft_tokens=asked))
         assert sum(map(bool, drafts_planned(loop, "a"))) < 40, "what is never accepted is not drafted on"
         assert "plain is faster" in str(loop.end("a").statistics.reason)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from app.serving.sweep.grid import GOVERNOR, PLAIN
-from bench.comparison.verdict import judge
+from bench.comparison.verdict import summarise
 from tests.scheduler.replayed import fixed_rates, rates, recorded, recorded_server
 
 LIVES = 8
@@ -14,14 +14,14 @@ LIVES = 8
 @pytest.mark.soak
 @pytest.mark.landing
 def test_ten_recorded_workloads_earn_nearly_what_the_best_setting_for_each_would() -> None:
-    verdict = judge(rates(range(LIVES)))
+    verdict = summarise(rates(range(LIVES)))
     assert verdict.mean >= 0.95
     assert verdict.worst >= 0.9, verdict.worst_name
-    assert verdict.lead >= 1.2, f"{verdict.single.name} for all ten would be nearly as good"
+    assert verdict.mean_over_single >= 1.2, f"{verdict.single.name} for all ten would be nearly as good"
 
 
 def test_who_meets_them_for_the_first_time_loses_little() -> None:
-    verdict = judge(rates(range(LIVES), rounds=1))
+    verdict = summarise(rates(range(LIVES), rounds=1))
     assert verdict.mean >= 0.93
     assert verdict.worst >= 0.8, verdict.worst_name
 

@@ -50,11 +50,11 @@ def test_rows_and_chunks_are_halved_and_all_go_on_in_their_order() -> None:
 def test_alone_it_is_tried_once_more_and_again_only_while_that_gets_further() -> None:
     scheduler = begun(1)
     for tries, reached in enumerate((512, 1024, 1280)):
-        while scheduler.reading["r0"] < reached:
+        while scheduler.prefill_progress["r0"] < reached:
             read(scheduler)
         assert scheduler.shrink("full") == [], tries
         assert admit_all(scheduler) == ["r0"]
-    while scheduler.reading["r0"] < 1280:
+    while scheduler.prefill_progress["r0"] < 1280:
         read(scheduler)
     (event,) = scheduler.shrink("full")
     assert (event.request_id, event.finish_reason, event.error) == ("r0", FinishReason.FAILED, "full")
@@ -65,7 +65,7 @@ def test_at_the_smallest_chunk_it_is_not_tried_for_ever() -> None:
     scheduler = begun(1)
     events = []
     for tries in range(1, 20):
-        while scheduler.reading["r0"] < 400 * tries:
+        while scheduler.prefill_progress["r0"] < 400 * tries:
             read(scheduler)
         events = scheduler.shrink("full")
         if events:

@@ -4,7 +4,7 @@ import pytest
 
 from app.core.reason import Reason
 from app.core.request import Request
-from app.core.statistics import Parts
+from app.core.statistics import PhaseSeconds
 from app.core.step import DecodeStep, EngineLimits, FinishReason, PrefillStep, RowOutcome, StepResult, TokenLogprobs
 from app.scheduler.scheduler import Scheduler
 from app.scheduler.sequence import LiveSequence
@@ -140,18 +140,18 @@ def test_a_stop_token_inside_a_block_ends_it_untold_and_everything_behind_it_nev
 def test_how_sure_the_target_is_of_a_text_follows_its_last_tokens_and_nothing_behind_the_end() -> None:
     sequence = LiveSequence(some_request("a", prompt=3, max_tokens=4), 0.0)
     assert not sequence.confidence.weight
-    sequence.take(RowOutcome("a", (1,), 3, confidences=(0.5,)), 100, Parts())
+    sequence.append(RowOutcome("a", (1,), 3, confidences=(0.5,)), 100, PhaseSeconds())
     assert sequence.confidence.value == 0.5
-    sequence.take(RowOutcome("a", (2, 3), 5, drafted=1, accepted=1, confidences=(1.0, 0.0)), 100, Parts())
+    sequence.append(RowOutcome("a", (2, 3), 5, drafted=1, accepted=1, confidences=(1.0, 0.0)), 100, PhaseSeconds())
     assert sequence.confidence.value == pytest.approx(0.5), "the first ones count alike"
-    sequence.take(RowOutcome("a", (4, 5), 7, drafted=1, accepted=1, confidences=(0.9, 1.0)), 100, Parts())
+    sequence.append(RowOutcome("a", (4, 5), 7, drafted=1, accepted=1, confidences=(0.9, 1.0)), 100, PhaseSeconds())
     assert sequence.confidence.value == pytest.approx(0.6), "the fourth token was the last one"
 
 
 def test_how_sure_the_target_was_long_ago_fades() -> None:
     sequence = LiveSequence(some_request("a", prompt=3, max_tokens=100), 0.0)
     for place, confidence in enumerate([1.0] * 50 + [0.0] * 10):
-        sequence.take(RowOutcome("a", (1,), 3 + place, confidences=(confidence,)), 100, Parts())
+        sequence.append(RowOutcome("a", (1,), 3 + place, confidences=(confidence,)), 100, PhaseSeconds())
     assert sequence.confidence.value == pytest.approx(0.8**10)
 
 
@@ -247,8 +247,8 @@ def test_seconds_of_timed_steps_are_told_and_stand_for_the_others() -> None:
         (row,) = plan.rows
         end = len(row.tokens) + 2
         outcome = RowOutcome("a", (1, 2, 3), end, row.num_draft_tokens, 2, method="draft_model")
-        parts = Parts(0.25, 0.5, 0.125) if plan.timed else None
-        scheduler.commit(StepResult((outcome,), seconds=1.0, width=5, parts=parts))
+        phase_seconds = PhaseSeconds(0.25, 0.5, 0.125) if plan.timed else None
+        scheduler.commit(StepResult((outcome,), seconds=1.0, width=5, phase_seconds=phase_seconds))
     (end_event,) = scheduler.cancel("a")
     (drafts,) = end_event.statistics.by_method
     assert (drafts.method, drafts.steps, drafts.drafted, drafts.accepted) == ("draft_model", 8, 32, 16)

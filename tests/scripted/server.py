@@ -16,7 +16,7 @@ from typing import Any
 import httpx2 as httpx
 
 import app
-from app.machine.server_file import RunningServer, held_home
+from app.machine.server_file import RunningServer, lock_home
 from app.main import create_app
 from app.models.catalog import FolderCatalog
 from app.serving.live_settings import LiveSettings
@@ -126,7 +126,7 @@ async def _serve(
     heard: list[Exchange],
 ) -> None:
     try:
-        with held_home(home) as publish, contextlib.closing(Store(home / FILE_NAME)) as store:
+        with lock_home(home) as publish, contextlib.closing(Store(home / FILE_NAME)) as store:
             store.start()
             live = LiveSettings(Settings(home=home), StoredSettings(store))
             worker = WorkerClient(command=(sys.executable, "-m", worker_module))
@@ -138,7 +138,7 @@ async def _serve(
             await worker.start()
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             await started.wait()
-            port, key = listener.getsockname()[1], application.state.door.own_key
+            port, key = listener.getsockname()[1], application.state.access_policy.local_key
             publish(RunningServer("127.0.0.1", port, key, os.getpid(), app.__version__, time.time()))
             ready.set_result((port, server, asyncio.get_running_loop()))
             try:

@@ -20,10 +20,18 @@ from app.engine.drafters import LoadedUnit
 from app.engine.loading.loader import load_unit
 from app.engine.loading.pool import EnginePool
 from app.engine.loading.warm_up import CostFiles
-from app.engine.prefix.index import BLOCK_TOKENS, PIECE_BYTES, ROWS, Piece, Shelf, root, walk
+from app.engine.prefix.index import (
+    BLOCK_OVERHEAD_BYTES,
+    BLOCK_TOKENS,
+    ROWS,
+    BlockStore,
+    CacheBlock,
+    match_prefix,
+    root_key,
+)
 from tests.scripted.folders import PLAYS
 
-PREFIX_BYTES = 16_384 * PIECE_BYTES
+PREFIX_BYTES = 16_384 * BLOCK_OVERHEAD_BYTES
 Speak = Callable[[str, Path], str]
 """What a model says to a prompt, by its folder."""
 
@@ -55,7 +63,7 @@ class ScriptedEngine:
         self._ends: Sequence[int] = unit.config["eos_token_id"]
         self._scripts: dict[str, Sequence[int]] = {}
         self._chains: dict[str, bytes] = {}
-        self._prefixes: Shelf[None] = Shelf(PREFIX_BYTES)
+        self._prefixes: BlockStore[None] = BlockStore(PREFIX_BYTES)
 
     def fetch(self, request: Request) -> bool:
         return True
@@ -64,8 +72,8 @@ class ScriptedEngine:
         prompt = self._tokenizer.decode(list(request.prompt_tokens), skip_special_tokens=False)
         text = self._speak(prompt, self._folder)
         self._scripts[request.id] = [*self._tokenizer.encode(text, add_special_tokens=False).ids, self._ends[0]]
-        self._chains[request.id] = root(request.owner)
-        return walk((self._prefixes,), self._chains[request.id], request.prompt_tokens[:-1]).shared
+        self._chains[request.id] = root_key(request.owner)
+        return match_prefix((self._prefixes,), self._chains[request.id], request.prompt_tokens[:-1]).length
 
     def step(self, plan: StepPlan) -> StepResult:
         if isinstance(plan, PrefillStep):
@@ -82,15 +90,15 @@ class ScriptedEngine:
         self._scripts.pop(request_id, None)
         parent = self._chains.pop(request_id, b"")
         for begin in range(0, len(tokens) if parent else 0, BLOCK_TOKENS):
-            piece = Piece.of(ROWS, parent, tokens[begin : begin + BLOCK_TOKENS])
-            self._prefixes.make_room(PIECE_BYTES)
-            self._prefixes.add(piece, None, PIECE_BYTES)
-            parent = piece.key
+            block = CacheBlock.of(ROWS, parent, tokens[begin : begin + BLOCK_TOKENS])
+            self._prefixes.make_room(BLOCK_OVERHEAD_BYTES)
+            self._prefixes.add(block, None, BLOCK_OVERHEAD_BYTES)
+            parent = block.key
 
     def clear_prefix_cache(self) -> None:
         self._prefixes.clear()
 
-    def drop_prefix_cache(self, kept_share: float = 0.0) -> None: ...
+    def drop_prefix_cache(self, retained_share: float = 0.0) -> None: ...
 
     def bound_prefix_cache(self, limit_bytes: int) -> None: ...
 

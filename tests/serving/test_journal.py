@@ -12,11 +12,11 @@ import pytest
 from app.core.errors import ModelUnavailable, StoreUnavailable
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
 from app.core.reason import NO_REASON, Reason
-from app.core.request import Past, SamplingParameters
+from app.core.request import FinishedRequest, SamplingParameters
 from app.core.statistics import MethodStatistics, Statistics
 from app.core.unit import ModelSpecification
 from app.serving.journal import Journal
-from app.serving.measurements import Measurements
+from app.serving.metrics import Metrics
 from app.serving.record import Record
 from app.store.rows import RequestHistory
 from app.store.store import FILE_NAME, Store
@@ -45,12 +45,12 @@ class Broken(RequestHistory):
         self.mended = False
         self.kept: list[str] = []
 
-    def keep(self, requests: Sequence[Past], limit: int) -> None:
+    def save(self, requests: Sequence[FinishedRequest], limit: int) -> None:
         if not self.mended:
             raise StoreUnavailable("no room")
         self.kept += [request.id for request in requests]
 
-    def page(self, *, count: int, before: str = "", model_id: str = "", outcome: str = "") -> list[Past]:
+    def page(self, *, count: int, before: str = "", model_id: str = "", outcome: str = "") -> list[FinishedRequest]:
         raise StoreUnavailable("no room")
 
     def clear(self) -> None:
@@ -65,11 +65,11 @@ class Slow(Broken):
         self.mended = True
         self.writes, self.goes_on = threading.Event(), threading.Event()
 
-    def keep(self, requests: Sequence[Past], limit: int) -> None:
+    def save(self, requests: Sequence[FinishedRequest], limit: int) -> None:
         if requests:
             self.writes.set()
             self.goes_on.wait()
-        super().keep(requests, limit)
+        super().save(requests, limit)
 
 
 def opened(journal: Journal, name: str = "r", *, prompts: int = 1, n: int = 1, created_at: float = 1.0) -> Record:
@@ -87,7 +87,7 @@ def opened(journal: Journal, name: str = "r", *, prompts: int = 1, n: int = 1, c
         for at in range(prompts)
     ]
     named = {"id": name, "endpoint": "/v1/completions", "key_name": "a key"}
-    return Record(journal, Measurements(), commands, **named, created_at=created_at)
+    return Record(journal, Metrics(), commands, **named, created_at=created_at)
 
 
 def delta(tokens: int = 1, **changes: object) -> Delta:
@@ -125,7 +125,7 @@ async def test_a_request_goes_through_its_phases_and_their_seconds_add_up() -> N
     assert record.seconds() == {"queue": 3.0, "load": 2.0, "prefill": 0.0, "decode": 0.0, "total": 5.0}
     record.on_event(Accepted(id="r-0", prompt_tokens=40))
     time.now += 4
-    assert (record.is_accepted, record.writes) == (True, False)
+    assert (record.is_accepted, record.has_first_token) == (True, False)
     record.on_event(delta(3, drafted=4, accepted=2, method="ngram", why_not_drafted=NO_REASON))
     time.now += 2
     record.on_event(delta(1, why_not_drafted=Reason("batched")))
@@ -290,13 +290,13 @@ async def test_many_surplus_requests_go_at_once(tmp_path: Path) -> None:
     kept = history(tmp_path)
     source = Journal()
     past = run(source).past()
-    kept.keep([Past(**{**_values(past), "id": f"r{n}", "created_at": float(n)}) for n in range(700)], 1_000)
-    kept.keep([], 10)
+    kept.save([FinishedRequest(**{**_values(past), "id": f"r{n}", "created_at": float(n)}) for n in range(700)], 1_000)
+    kept.save([], 10)
     assert [row.id for row in kept.page(count=20)] == [f"r{n}" for n in range(699, 689, -1)]
 
 
-def _values(past: Past) -> dict[str, object]:
-    return {name: getattr(past, name) for name in Past.__dataclass_fields__}
+def _values(past: FinishedRequest) -> dict[str, object]:
+    return {name: getattr(past, name) for name in FinishedRequest.__dataclass_fields__}
 
 
 async def test_pages_follow_each_other_and_can_be_narrowed(tmp_path: Path) -> None:
@@ -304,9 +304,9 @@ async def test_pages_follow_each_other_and_can_be_narrowed(tmp_path: Path) -> No
     assert (kept.page(count=5), kept.find("r"), kept.models(), kept.count()) == ([], None, [], 0)
     past = run(Journal()).past()
     outcomes = ("stop", "length", "cancelled", "queue_full")
-    kept.keep(
+    kept.save(
         [
-            Past(
+            FinishedRequest(
                 **{
                     **_values(past),
                     "id": f"r{n}",

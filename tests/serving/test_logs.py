@@ -13,11 +13,11 @@ from app.command.service import log_lines
 from app.core.errors import CommandError
 from app.machine.server_file import LOG, LOG_FOLDER
 from app.serving.logs import (
-    Handed,
     LogRing,
     PrivateLogFile,
+    ThreadedHandler,
     level_of,
-    open_outlets,
+    open_log_handlers,
     redact,
     set_log_level,
 )
@@ -158,17 +158,17 @@ def test_the_terminal_is_short_and_the_rest_goes_to_ring_and_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ring = LogRing()
-    with open_outlets(ring, tmp_path) as lines:
+    with open_log_handlers(ring, tmp_path) as lines:
         set_log_level("info")
         logging.getLogger("app.somewhere").info("quiet")
         logging.getLogger("app.somewhere").warning("loud \x1b[31m")
-        lines.take("2026-11-21 16:00:00,123 ERROR paceline.loop a step failed")
-        lines.take("Traceback (most recent call last):")
-        lines.take("2026-11-21 16:00:00,124 INFO paceline.request chatcmpl-" + "a" * 24 + "#0 model=m")
+        lines.log("2026-11-21 16:00:00,123 ERROR paceline.loop a step failed")
+        lines.log("Traceback (most recent call last):")
+        lines.log("2026-11-21 16:00:00,124 INFO paceline.request chatcmpl-" + "a" * 24 + "#0 model=m")
         set_log_level("error")
         logging.getLogger("app.somewhere").warning("nobody hears it")
-        lines.take("2026-11-21 16:00:00,125 WARNING paceline.loop nor this")
-        lines.take("2026-11-21 16:00:00,126 ERROR paceline.loop but this")
+        lines.log("2026-11-21 16:00:00,125 WARNING paceline.loop nor this")
+        lines.log("2026-11-21 16:00:00,126 ERROR paceline.loop but this")
     set_log_level("info")
     shown = capfd.readouterr().err.splitlines()
     assert shown[0] == "loud \\x1b[31m"
@@ -196,7 +196,7 @@ def test_the_terminal_is_short_and_the_rest_goes_to_ring_and_file(
 def test_a_folder_that_cannot_be_written_leaves_the_log_in_memory(tmp_path: Path) -> None:
     (tmp_path / LOG_FOLDER).write_text("in the way")
     ring = LogRing()
-    with open_outlets(ring, tmp_path):
+    with open_log_handlers(ring, tmp_path):
         logging.getLogger("paceline.test").warning("still told")
     assert [line.text for line in ring.lines()][-1] == "still told"
     assert "in memory only" in ring.lines()[0].text
@@ -210,7 +210,7 @@ def test_what_is_no_file_in_the_place_of_the_log_is_neither_waited_for_nor_writt
     makers = {"a pipe": os.mkfifo, "a link": lambda path: path.symlink_to(other), "a folder": Path.mkdir}
     makers[kind](path)
     ring = LogRing()
-    with open_outlets(ring, tmp_path):
+    with open_log_handlers(ring, tmp_path):
         logging.getLogger("paceline.test").warning("still told")
     assert "in memory only" in ring.lines()[0].text
     assert other.read_text() == "mine"
@@ -219,7 +219,7 @@ def test_what_is_no_file_in_the_place_of_the_log_is_neither_waited_for_nor_writt
 
 
 def test_an_outlet_may_be_closed_again_when_the_program_ends(tmp_path: Path) -> None:
-    outlet = Handed(logging.FileHandler(tmp_path / "log"))
+    outlet = ThreadedHandler(logging.FileHandler(tmp_path / "log"))
     outlet.emit(logging.makeLogRecord({"msg": "last words"}))
     outlet.close()
     outlet.close()

@@ -1,7 +1,7 @@
 """The pace: tokens by the second, the present speed, and what of the drafts stayed."""
 
 from app.core.messages import Delta, Heartbeat
-from app.serving.measurements import SMOOTHED_SECONDS, Pace
+from app.serving.metrics import SMOOTHED_SECONDS, Pace
 
 
 class Clock:
@@ -17,10 +17,10 @@ def delta(tokens: int, drafted: int = 0, accepted: int = 0) -> Delta:
 
 
 def test_an_idle_server_has_no_speed_and_no_acceptance() -> None:
-    course = Pace(clock=Clock(), span_seconds=5).course()
-    assert course.tokens == course.drafted == course.accepted == (0,) * 5
-    assert course.tokens_per_second == 0
-    assert course.acceptance is None
+    history = Pace(clock=Clock(), span_seconds=5).history()
+    assert history.tokens == history.drafted == history.accepted == (0,) * 5
+    assert history.tokens_per_second == 0
+    assert history.acceptance is None
 
 
 def test_tokens_are_counted_in_the_second_that_told_them() -> None:
@@ -28,16 +28,16 @@ def test_tokens_are_counted_in_the_second_that_told_them() -> None:
     pace = Pace(clock=clock, span_seconds=5)
     for count in (3, 4):
         pace.on_event(delta(count, drafted=4, accepted=3))
-    assert pace.course().tokens == (0,) * 5, "the second that runs is not told yet"
+    assert pace.history().tokens == (0,) * 5, "the second that runs is not told yet"
     clock.now += 1
     pace.on_event(delta(5))
     pace.on_event(Heartbeat(pending=True))
     clock.now += 1
-    course = pace.course()
-    assert course.tokens == (0, 0, 0, 7, 5)
-    assert (course.drafted, course.accepted) == ((0, 0, 0, 8, 0), (0, 0, 0, 6, 0))
-    assert course.tokens_per_second == 12 / SMOOTHED_SECONDS
-    assert course.acceptance == 6 / 8
+    history = pace.history()
+    assert history.tokens == (0, 0, 0, 7, 5)
+    assert (history.drafted, history.accepted) == ((0, 0, 0, 8, 0), (0, 0, 0, 6, 0))
+    assert history.tokens_per_second == 12 / SMOOTHED_SECONDS
+    assert history.acceptance == 6 / 8
 
 
 def test_once_nothing_runs_any_more_no_acceptance_is_told() -> None:
@@ -45,9 +45,9 @@ def test_once_nothing_runs_any_more_no_acceptance_is_told() -> None:
     pace = Pace(clock=clock, span_seconds=30)
     pace.on_event(delta(9, drafted=4, accepted=4))
     clock.now += 1
-    assert pace.course().acceptance == 1.0
+    assert pace.history().acceptance == 1.0
     clock.now += SMOOTHED_SECONDS
-    assert pace.course().acceptance is None
+    assert pace.history().acceptance is None
 
 
 def test_what_is_older_than_the_span_is_forgotten() -> None:
@@ -55,19 +55,19 @@ def test_what_is_older_than_the_span_is_forgotten() -> None:
     pace = Pace(clock=clock, span_seconds=5)
     pace.on_event(delta(9))
     clock.now += 5
-    assert pace.course().tokens == (9, 0, 0, 0, 0)
+    assert pace.history().tokens == (9, 0, 0, 0, 0)
     clock.now += 1
-    assert pace.course().tokens == (0,) * 5
+    assert pace.history().tokens == (0,) * 5
     clock.now += 1e6
-    assert pace.course().tokens == (0,) * 5
+    assert pace.history().tokens == (0,) * 5
 
 
 def test_a_clock_that_stands_still_loses_nothing() -> None:
     pace = Pace(clock=Clock(), span_seconds=2)
     for _ in range(100):
         pace.on_event(delta(1))
-        pace.course()
-    assert sum(pace.course().tokens) == 0
+        pace.history()
+    assert sum(pace.history().tokens) == 0
 
 
 def test_a_day_is_told_by_its_minutes_and_no_more_is_kept() -> None:

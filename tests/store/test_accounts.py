@@ -11,7 +11,7 @@ from argon2 import PasswordHasher
 from sqlmodel import Session
 
 from app.core.errors import InvalidRequest, StoreUnavailable
-from app.store.accounts import ACCOUNT, MAX_SESSIONS, Accounts, digest_of, is_hash_of
+from app.store.accounts import ACCOUNT, MAX_SESSIONS, Accounts, digest_of, matches_hash
 from app.store.store import FILE_NAME, Store
 from app.store.tables import AccountRow
 
@@ -40,7 +40,7 @@ def accounts(tmp_path: Path, time: Time) -> Accounts:
 
 
 def stored_hash(accounts: Accounts) -> str:
-    with accounts._store.reading() as session:
+    with accounts._store.read_session() as session:
         return session.get_one(AccountRow, ACCOUNT).password_hash
 
 
@@ -77,7 +77,7 @@ def test_the_hash_says_how_it_was_made_and_is_another_each_time(accounts: Accoun
         made.append(stored_hash(accounts))
     assert made[0] != made[1]
     assert all(hashed.startswith("$argon2id$v=19$m=8,t=1,p=1$") for hashed in made)
-    assert all(is_hash_of(hashed, PASSWORD, FAST) for hashed in made)
+    assert all(matches_hash(hashed, PASSWORD, FAST) for hashed in made)
 
 
 def test_a_hash_of_an_earlier_paceline_counts_and_is_renewed_at_the_next_sign_in(accounts: Accounts) -> None:
@@ -119,8 +119,8 @@ def test_a_hash_that_costs_less_than_others_do_today_is_renewed(accounts: Accoun
     ],
 )
 def test_what_is_no_hash_matches_nothing(stored: str) -> None:
-    assert not is_hash_of(stored, PASSWORD, FAST)
-    assert not is_hash_of(stored, "", FAST)
+    assert not matches_hash(stored, PASSWORD, FAST)
+    assert not matches_hash(stored, "", FAST)
 
 
 def test_one_letter_typed_on_two_keyboards_is_one_letter(accounts: Accounts) -> None:
@@ -186,7 +186,7 @@ def test_its_use_is_written_once_a_minute(accounts: Accounts, time: Time) -> Non
 
 def test_signing_in_again_ends_the_session_before(accounts: Accounts) -> None:
     first = accounts.sessions.begin("Firefox")
-    second = accounts.sessions.begin("Firefox", instead_of=first)
+    second = accounts.sessions.begin("Firefox", replacing=first)
     assert first != second
     assert not accounts.sessions.is_open(first)
     assert accounts.sessions.is_open(second)
@@ -207,7 +207,7 @@ def test_one_or_all_browsers_are_signed_out(accounts: Accounts) -> None:
     secrets = [accounts.sessions.begin("Firefox") for _ in range(4)]
     accounts.sessions.end(secrets[0])
     assert [accounts.sessions.is_open(secret) for secret in secrets] == [False, True, True, True]
-    accounts.sessions.end_all(but=secrets[1])
+    accounts.sessions.end_all(except_secret=secrets[1])
     assert [accounts.sessions.is_open(secret) for secret in secrets] == [False, True, False, False]
     accounts.sessions.end_all()
     assert not accounts.sessions.is_open(secrets[1])

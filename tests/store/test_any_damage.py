@@ -23,8 +23,8 @@ from app.main import create_app, open_store
 from app.model_settings import ModelSettings
 from app.settings import Settings
 from app.store.accounts import Accounts
-from app.store.conversations import Beginning, Conversations
-from app.store.rows import DownloadRows, FirstRun, KeptMeasurements, StoredSettings
+from app.store.conversations import ConversationHeader, Conversations
+from app.store.rows import DownloadRows, FirstRun, StoredMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.store.tables import MessageRow, RequestRow, SQLModel
 from tests.api.fakes import MODELS, FakeCatalog, FakeWorker
@@ -78,13 +78,13 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kept.save_model("demo-main", ModelSettings(alias="main", temperature=0.5), source="test")
     DownloadRows(store).add(Download(repository="org/model", state="failed", problem="disk_full: 3", total_bytes=9))
     results = swept({(1, "off", 0): 10.0, (1, "draft_model", 4): 20.0}).results(drafts={"draft_model": "demo-draft"})
-    KeptMeasurements(store).keep("demo-main", versions={"mlx": "1"}, machine={"cores": 2}, results=results)
+    StoredMeasurements(store).save("demo-main", versions={"mlx": "1"}, machine={"cores": 2}, results=results)
     turns = [
         MessageRow(turn="q1", content="Hi"),
         MessageRow(turn="a1", parent="q1", role="assistant", content="So", spans=[[0, 1, "ngram"]], calls=[CALL]),
     ]
     turns[1].figures = {"stopped": True}
-    Conversations(store).add(1, 0, turns, Beginning("Talk", "demo-main", {"temperature": 0.5}))
+    Conversations(store).add(1, 0, turns, ConversationHeader("Talk", "demo-main", {"temperature": 0.5}))
     with store.session() as session:
         session.add(RequestRow(id="r1", figures=FIGURES, model_id="demo-main", prompt="Hi", reply="So", outcome="stop"))
     store.close()
@@ -102,7 +102,7 @@ def check_start(content: bytes, damage: Damaging = lambda _path: None, *, may_be
             notice, live, is_unsafe = open_store(store, Settings(home=path.parent))
             app = create_app(live, store, FakeWorker(), FakeCatalog(MODELS))  # type: ignore[arg-type]
             assert not is_unsafe
-            assert may_be_open or app.state.door.is_closed
+            assert may_be_open or app.state.access_policy.is_key_required
             asides = [aside for aside in path.parent.glob(f"{FILE_NAME}.damaged-*") if aside.suffix[:4] != "-wal"]
             assert (store.locked_down, LOCK in notice, bool(asides)) in {(False,) * 3, (True,) * 3}, notice
             has_copy = any(path.parent.glob(f"{FILE_NAME}.before-*"))
@@ -113,7 +113,7 @@ def check_start(content: bytes, damage: Damaging = lambda _path: None, *, may_be
 
 
 async def _check_pages(app: Any) -> None:
-    headers = {"authorization": f"Bearer {app.state.door.own_key}"}
+    headers = {"authorization": f"Bearer {app.state.access_policy.local_key}"}
     transport = httpx2.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
@@ -330,7 +330,7 @@ def test_a_number_too_large_for_a_column_is_an_error_of_the_store(tmp_path: Path
     with closing(Store(tmp_path / FILE_NAME)) as store:
         for use in (
             lambda: DownloadRows(store).add(Download(repository="org/model", total_bytes=1 << 63)),
-            lambda: Conversations(store).add(1 << 63, 0, [], Beginning("Talk", "", {})),
+            lambda: Conversations(store).add(1 << 63, 0, [], ConversationHeader("Talk", "", {})),
         ):
             with pytest.raises(StoreUnavailable):
                 use()

@@ -14,7 +14,7 @@ from sqlmodel import select
 
 from app.core.errors import InvalidRequest, StaleVersion
 from app.store import database
-from app.store.conversations import Beginning, Conversations, Limits
+from app.store.conversations import ConversationHeader, Conversations, Limits
 from app.store.store import Store
 from app.store.tables import ConversationRow, MessageRow
 
@@ -43,7 +43,7 @@ def Turn(  # noqa: N802 - as a value
     )
 
 
-BEGINNING = Beginning("Counting", "demo", {"temperature": 0.5})
+BEGINNING = ConversationHeader("Counting", "demo", {"temperature": 0.5})
 QUESTION = Turn("q1", "", "user", "Count from 1 to 3.")
 REPLY = Turn("a1", "q1", "assistant", "1, 2, 3", "easy", [[0, 4, "ngram"], [4, 7, "draft_model"]], {"drafted": 6})
 
@@ -73,7 +73,7 @@ def contents(conversations: Conversations, number: int = NUMBER) -> dict[str, st
 
 def begun(conversations: Conversations, *turns: MessageRow, number: int = NUMBER, title: str = "x") -> int:
     """A conversation with these turns; the answer is its version."""
-    heading = conversations.add(number, 0, turns, Beginning(title, "", {}))
+    heading = conversations.add(number, 0, turns, ConversationHeader(title, "", {}))
     assert heading is not None
     return heading.version
 
@@ -217,7 +217,7 @@ def test_deleted_is_gone_with_its_turns(conversations: Conversations, store: Sto
     assert conversations.change(1, title="y") is None
     assert conversations.delete_all() == 2
     assert conversations.list() == []
-    with store.reading() as session:
+    with store.read_session() as session:
         assert session.exec(select(MessageRow)).all() == []
 
 

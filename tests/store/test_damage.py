@@ -16,7 +16,7 @@ from argon2 import PasswordHasher
 from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
 from app.store.accounts import Accounts
-from app.store.rows import KeptMeasurements, StoredSettings
+from app.store.rows import StoredMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.store.tables import RequestRow
 
@@ -47,7 +47,7 @@ def fill(store: Store) -> None:
     kept.change_settings(SETTINGS, source="test")
     kept.save_model("big", MODELS["big"], source="test")
     for number in range(60):
-        KeptMeasurements(store).keep(
+        StoredMeasurements(store).save(
             "big", versions={"mlx": "1"}, machine={}, results={"rate": number, "text": "x" * 300}
         )
     with store.session() as session:

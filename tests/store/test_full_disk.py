@@ -74,7 +74,7 @@ def test_revoking_signing_in_and_out_and_a_new_password_have_the_reserve_and_tak
         lambda: accounts.sessions.begin("Safari"),
         lambda: accounts.set_password("staple staple staple"),
     ):
-        with Store(store.path).reading() as other:  # keeps the journal from being emptied
+        with Store(store.path).read_session() as other:  # keeps the journal from being emptied
             other.connection().exec_driver_sql("SELECT 1 FROM setting")
             before = journal.stat().st_size
             vital()

@@ -15,7 +15,7 @@ from sqlmodel import SQLModel
 from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
 from app.store import database
-from app.store.rows import KeptMeasurements, StoredSettings
+from app.store.rows import StoredMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
 
 FIRST_SCHEMA = """
@@ -64,7 +64,7 @@ def test_a_file_from_before_migrations_keeps_what_is_in_it(old: Path) -> None:
             drafts=(), methods=("ngram",), acceptance="rejection", prompt_lookup_min=2, prompt_lookup_max=4
         ),
     }
-    assert [(row.created_at, row.results) for row in KeptMeasurements(store).of("big")] == [(3.0, {"rate": 20})]
+    assert [(row.created_at, row.results) for row in StoredMeasurements(store).of("big")] == [(3.0, {"rate": 20})]
     assert not store.locked_down
     assert Store(old).start() == "", "once is enough"
 

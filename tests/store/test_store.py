@@ -12,7 +12,7 @@ from app.core.download import Download
 from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
 from app.store.database import check_owner, exclusive, fill_reserve
-from app.store.rows import DownloadRows, KeptMeasurements, StoredSettings
+from app.store.rows import DownloadRows, StoredMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.store.tables import RequestRow
 
@@ -81,7 +81,7 @@ def test_what_another_version_set_and_this_one_does_not_know_is_left_out(path: P
 def test_reading_makes_no_file(path: Path) -> None:
     store = Store(path)
     assert (kept(path).models(), kept(path).settings(), kept(path).has_keys()) == ({}, {}, False)
-    assert (KeptMeasurements(store).of("big"), store.locked_down) == ([], False)
+    assert (StoredMeasurements(store).of("big"), store.locked_down) == ([], False)
     store.check()
     assert not path.parent.exists()
 
@@ -103,21 +103,21 @@ def test_the_database_writes_ahead_and_holds_foreign_keys(path: Path) -> None:
 def test_what_is_read_never_waits_for_who_writes_and_is_of_one_moment(path: Path) -> None:
     store = Store(path)
     kept(path).change_settings({"port": 1}, source="test")
-    with store.reading() as reading:
+    with store.read_session() as reading:
         assert reading.get(RequestRow, "a") is None
         with store.session() as writing:
             writing.add(RequestRow(id="a", figures={}))
         assert reading.get(RequestRow, "a") is None
-    with store.reading() as reading:
+    with store.read_session() as reading:
         assert reading.get(RequestRow, "a") is not None
 
 
 def test_measurements_are_listed_from_the_latest(path: Path) -> None:
     times = iter([1.0, 2.0, 3.0])
-    kept = KeptMeasurements(Store(path), lambda: next(times))
+    kept = StoredMeasurements(Store(path), lambda: next(times))
     for rate in (10, 20):
-        kept.keep("big", versions={"mlx": "1"}, machine={"cores": 2}, results={"rate": rate})
-    kept.keep("other", versions={}, machine={}, results={})
+        kept.save("big", versions={"mlx": "1"}, machine={"cores": 2}, results={"rate": rate})
+    kept.save("other", versions={}, machine={}, results={})
     rows = kept.of("big")
     assert [(row.created_at, row.results) for row in rows] == [(2.0, {"rate": 20}), (1.0, {"rate": 10})]
     assert (rows[0].versions, rows[0].machine) == ({"mlx": "1"}, {"cores": 2})
@@ -128,7 +128,7 @@ def test_measurements_are_listed_from_the_latest(path: Path) -> None:
     [
         lambda path: kept(path).models().get("big"),
         lambda path: kept(path).save_model("big", CHOSEN, source="test"),
-        lambda path: KeptMeasurements(Store(path)).of("big"),
+        lambda path: StoredMeasurements(Store(path)).of("big"),
         lambda path: Store(path).check(),
     ],
 )

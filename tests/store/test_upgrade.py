@@ -11,7 +11,7 @@ import pytest
 from app.model_settings import ModelSettings
 from app.store.accounts import Accounts
 from app.store.conversations import Conversations
-from app.store.rows import DownloadRows, KeptMeasurements, RequestHistory, StoredSettings
+from app.store.rows import DownloadRows, RequestHistory, StoredMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
 
 HOMES = Path(__file__).parent / "homes"
@@ -57,7 +57,7 @@ def test_downloads_measurements_and_requests_stay(store: Store) -> None:
     (download,) = DownloadRows(store).all()
     assert (download.repository, download.state) == ("mlx-community/Qwen3-8B-4bit", "paused")
     assert (download.done_bytes, download.total_bytes, download.drafts_for) == (400, 1000, "big")
-    (measurement,) = KeptMeasurements(store).of("demo-assistant")
+    (measurement,) = StoredMeasurements(store).of("demo-assistant")
     assert measurement.results["model"] == "demo-assistant"
     assert measurement.versions["mlx"] == "0.32.4"
     (request,) = RequestHistory(store).page(count=5)

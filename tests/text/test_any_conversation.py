@@ -12,7 +12,7 @@ from app.api.ollama import OllamaChat, _messages
 from app.api.response_items import ItemReader, flat_tools
 from app.api.responses import ResponsesBody
 from app.core.errors import InvalidRequest
-from app.serving.gate import checked
+from app.serving.gate import validated
 from tests.scripted.surfaces import BODIES, SURFACES
 from tests.text.agent_dialogues import Message, Tools, agent_dialogues, argument_words, readable, word_in
 from tests.text.agent_words import GEMMA2, HARMONY, LLAMA, MINIMAX, MISTRAL, QWEN35
@@ -75,15 +75,15 @@ def conversation_of(surface: str, body: dict[str, Any]) -> tuple[list[Message], 
     """What the text side is asked for a body of one of the surfaces."""
     match surface:
         case "responses":
-            response = checked(body, ResponsesBody)
+            response = validated(body, ResponsesBody)
             given = ItemReader(lambda _: None).read(response.input_items)
             body = response.as_chat(given.messages, flat_tools(response.tools or (), given.tools))
         case "messages":
-            body = checked(body, MessagesBody).as_chat()
+            body = validated(body, MessagesBody).as_chat()
         case "ollama":
-            ollama = checked(body, OllamaChat)
+            ollama = validated(body, OllamaChat)
             body = ollama.as_openai() | {"messages": _messages(ollama), "tools": ollama.tools}
-    chat = checked(body, ChatBody)
+    chat = validated(body, ChatBody)
     return messages_of(chat, None), chat.shown_tools()
 
 

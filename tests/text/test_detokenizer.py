@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.text.dialect import NO_DIALECT
-from app.text.splitter import AnswerPart, AnswerSplitter, feed_step
+from app.text.splitter import AnswerDelta, AnswerSplitter, feed_step
 from app.text.template import TextModel
 
 NAMES = ("bytes", "fallback", "unstripped", "window")
@@ -27,7 +27,7 @@ def split(tokens: Sequence[int], cuts: Sequence[int]) -> Iterator[Sequence[int]]
     yield tokens[start:]
 
 
-class Told:
+class StreamedText:
     """A plain text told step by step, as a choice does it."""
 
     def __init__(self, model: TextModel, stop: Sequence[str] = (), *, continued: bool = False) -> None:
@@ -37,25 +37,25 @@ class Told:
 
     @property
     def stopped(self) -> bool:
-        return bool(self._splitter.met)
+        return bool(self._splitter.matched_stop)
 
-    def feed(self, tokens: Sequence[int], accepted: int = 0) -> AnswerPart:
+    def feed(self, tokens: Sequence[int], accepted: int = 0) -> AnswerDelta:
         if not self.stopped:
             self.used += feed_step(self._stream, self._splitter, tokens, accepted)
         return self._take()
 
-    def finish(self) -> AnswerPart:
+    def finish(self) -> AnswerDelta:
         self._splitter.feed(self._stream.finish(), final=True)
         return self._take()
 
-    def _take(self) -> AnswerPart:
+    def _take(self) -> AnswerDelta:
         parts = self._splitter.take()
         assert len(parts) <= 1
-        return parts[0] if parts else AnswerPart()
+        return parts[0] if parts else AnswerDelta()
 
 
-def run(model: TextModel, steps: Sequence[Sequence[int]], stop: Sequence[str] = ()) -> tuple[list[AnswerPart], str]:
-    stream = Told(model, stop)
+def run(model: TextModel, steps: Sequence[Sequence[int]], stop: Sequence[str] = ()) -> tuple[list[AnswerDelta], str]:
+    stream = StreamedText(model, stop)
     parts = [stream.feed(step, len(step) - 1) for step in steps]
     parts.append(stream.finish())
     return parts, "".join(part.text for part in parts)
@@ -118,8 +118,8 @@ def test_a_continued_prompt_keeps_its_leading_space(models: dict[str, TextModel]
     for name in ("fallback", "window"):
         model = models[name]
         answer = model.tokenizer.encode("the", add_special_tokens=False)
-        assert Told(model).feed(answer).text == "the"
-        assert Told(model, continued=True).feed(answer).text == " the"
+        assert StreamedText(model).feed(answer).text == "the"
+        assert StreamedText(model, continued=True).feed(answer).text == " the"
 
 
 def cut_at(text: str, stop: Sequence[str]) -> tuple[str, bool]:
@@ -141,7 +141,7 @@ def test_the_first_complete_stop_string_ends_the_text(
     chat: TextModel, text: str, stop: list[str], cuts: list[int]
 ) -> None:
     tokens = chat.tokenizer.encode(text, add_special_tokens=False)
-    stream, shown = Told(chat, stop), ""
+    stream, shown = StreamedText(chat, stop), ""
     expected, stops = cut_at(text, stop)
     for step in split(tokens, cuts):
         shown += stream.feed(step, len(step)).text
@@ -161,21 +161,21 @@ def test_twenty_thousand_streams_tell_their_text_up_to_its_stop_string(chat: Tex
     letters = [*TRICKY, *"ﬃ\u0301\u202eעקאабвไทยकी🏳️\u200d🌈𝔘\U0001f9d1<|im_end|>"]
     for _ in range(20_000):
         text = "".join(chance.choices(letters, k=chance.randint(0, 14)))
-        places = [chance.randint(0, len(text)) for _ in range(chance.randint(0, 2))]
+        positions = [chance.randint(0, len(text)) for _ in range(chance.randint(0, 2))]
         stop = [
             "".join(chance.choices(letters, k=2)),
-            *(text[place : place + chance.randint(1, 3)] for place in places),
+            *(text[position : position + chance.randint(1, 3)] for position in positions),
         ]
         tokens = chat.tokenizer.encode(text, add_special_tokens=False)
         cuts = [chance.randint(1, 4) for _ in range(8)]
-        stream = Told(chat, stop)
+        stream = StreamedText(chat, stop)
         shown = "".join(stream.feed(step).text for step in split(tokens, cuts)) + stream.finish().text
         assert (shown, stream.stopped) == cut_at(chat.table.decode(tokens), stop)
 
 
 def test_tokens_after_a_stop_string_do_not_count(chat: TextModel) -> None:
     tokens = chat.tokenizer.encode("one END two END three", add_special_tokens=False)
-    stream = Told(chat, ("END", "three"))
+    stream = StreamedText(chat, ("END", "three"))
     assert stream.feed(tokens).text == "one "
     assert stream.stopped
     assert "END" in chat.table.decode(tokens[: stream.used])
@@ -185,7 +185,7 @@ def test_tokens_after_a_stop_string_do_not_count(chat: TextModel) -> None:
 
 
 def test_the_beginning_of_a_stop_string_is_held_and_told_when_it_was_none(chat: TextModel) -> None:
-    stream = Told(chat, ("###",))
+    stream = StreamedText(chat, ("###",))
     assert stream.feed(chat.encode("a ##")).text == "a "
     assert stream.feed(chat.encode("b")).text == "##b"
     assert stream.feed(chat.encode("#")).text == ""
@@ -205,10 +205,10 @@ def test_accepted_spans_lie_in_the_text_in_order(chat: TextModel, text: str, cut
 
 def test_accepted_spans_mark_what_the_drafter_brought(chat: TextModel) -> None:
     first, second = chat.encode("quick"), chat.encode(" fox")
-    stream = Told(chat)
+    stream = StreamedText(chat)
     assert stream.feed([*first, *second], len(first)).spans == ((0, 5),)
     assert stream.feed(first, 0).spans == ()
-    held = Told(chat, ("quick fox jumps",))
+    held = StreamedText(chat, ("quick fox jumps",))
     assert held.feed(first, len(first)).text == ""
     assert held.feed(second, 0).text == ""
     assert held.finish().spans == ((0, 5),)

@@ -151,9 +151,9 @@ def split(dialect: Dialect, pieces: Sequence[str], **options: Any) -> dict[str, 
     """Everything that came of the pieces; deltas put together as a client does."""
     options = {"tools": TOOLS} | options
     splitter, text, reasoning, calls = AnswerSplitter(dialect, **options), "", "", {}
-    for place in range(len(pieces) + 1):
-        final = place == len(pieces)
-        splitter.feed("" if final else pieces[place], final=final)
+    for index in range(len(pieces) + 1):
+        final = index == len(pieces)
+        splitter.feed("" if final else pieces[index], final=final)
         parts = splitter.take()
         text += "".join(part.text for part in parts)
         reasoning += "".join(part.reasoning for part in parts)
@@ -166,8 +166,8 @@ def split(dialect: Dialect, pieces: Sequence[str], **options: Any) -> dict[str, 
 
 
 def cuts(text: str, chance: random.Random) -> list[str]:
-    places = sorted(chance.sample(range(len(text) + 1), min(len(text), chance.randint(0, 9))))
-    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+    cuts = sorted(chance.sample(range(len(text) + 1), min(len(text), chance.randint(0, 9))))
+    return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 MLX_LM = {module.name for module in pkgutil.iter_modules(tool_parsers.__path__)}
@@ -189,7 +189,7 @@ def test_calls_are_those_that_mlx_lm_reads(dialect: Dialect, written: str, calls
 def test_the_form_of_a_published_template_is_the_one_that_mlx_lm_infers() -> None:
     differing = {}
     for name, path in chat_templates().items():
-        tokenizer = Told(path.read_text(encoding="utf-8"))
+        tokenizer = FakeTokenizer(path.read_text(encoding="utf-8"))
         theirs, ours = tokenizer_utils._infer_tool_parser(tokenizer), read_dialect(tokenizer).parser
         if theirs is not None and theirs != ours:
             differing[name] = theirs, ours
@@ -201,8 +201,8 @@ def test_the_calls_of_every_family_are_found_at_every_cut(dialect: Dialect, writ
     whole = split(dialect, [written])
     assert whole == {"text": "", "reasoning": "", "calls": calls}
     assert split(dialect, list(written)) == whole
-    for place in range(len(written)):
-        assert split(dialect, [written[:place], written[place:]]) == whole
+    for index in range(len(written)):
+        assert split(dialect, [written[:index], written[index:]]) == whole
 
 
 @pytest.mark.parametrize(
@@ -230,15 +230,15 @@ def test_channels_of_harmony_come_apart_at_every_cut() -> None:
     harmony = Dialect(opening="<|channel|>analysis", closing="<|channel|>final<|message|>", parser=HARMONY)
     expected = {"text": "I look.", "reasoning": "The user asks.", "calls": PLAIN}
     final = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Hello"
-    for answer, wanted in (
+    for answer, expected_parts in (
         (HARMONY_ANSWER, expected),
         (HARMONY_ANSWER + "<|call|>", expected),
         (final, {"text": "Hello", "reasoning": "Hm", "calls": []}),
         ("<|channel|>final<|message|>Hello<|return|>", {"text": "Hello", "reasoning": "", "calls": []}),
     ):
-        assert split(harmony, [answer]) == wanted
-        for place in range(len(answer)):
-            assert split(harmony, [answer[:place], answer[place:]]) == wanted
+        assert split(harmony, [answer]) == expected_parts
+        for index in range(len(answer)):
+            assert split(harmony, [answer[:index], answer[index:]]) == expected_parts
     by_grammar = f"<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>{JSON_CALL}"
     assert split(harmony, [by_grammar], by_grammar=True) == {"text": "", "reasoning": "Hm", "calls": CALL}
 
@@ -325,7 +325,7 @@ def test_a_text_without_marks_is_untouched_with_the_spans_of_its_drafts() -> Non
     assert (part.reasoning, part.text, part.spans) == ("no", "yes", ((0, 3),))
 
 
-class Told:
+class FakeTokenizer:
     """As much of a tokenizer as is asked."""
 
     def __init__(self, template: str, *tokens: str) -> None:
@@ -334,32 +334,32 @@ class Told:
         self._tokens = tokens
 
     def get_vocab(self) -> dict[str, int]:
-        return {token: place for place, token in enumerate(self._tokens)}
+        return {token: index for index, token in enumerate(self._tokens)}
 
 
 def test_the_template_says_the_dialect() -> None:
-    qwen = read_dialect(Told("<tool_call>{{ tool_call.name }} <think> {{ tools }}", "<think>", "</think>"))
+    qwen = read_dialect(FakeTokenizer("<tool_call>{{ tool_call.name }} <think> {{ tools }}", "<think>", "</think>"))
     assert (qwen.parser, qwen.opening) == ("json_tools", "<think>")
-    assert read_dialect(Told("{% if tools %}")).parser == BARE_JSON
-    assert read_dialect(Told("{{ messages }}")).parser == ""
-    assert read_dialect(Told("<|channel|>final<|message|>")).parser == HARMONY
+    assert read_dialect(FakeTokenizer("{% if tools %}")).parser == BARE_JSON
+    assert read_dialect(FakeTokenizer("{{ messages }}")).parser == ""
+    assert read_dialect(FakeTokenizer("<|channel|>final<|message|>")).parser == HARMONY
 
 
 def test_an_answer_reasons_no_more_where_its_prompt_ended_the_reasoning() -> None:
-    asked = Generate(id="", model=ModelSpecification(id="", path=""), messages=[{"role": "user", "content": "x"}])
+    command = Generate(id="", model=ModelSpecification(id="", path=""), messages=[{"role": "user", "content": "x"}])
     for end, inside in (("assistant\n", False), ("assistant\n<think>\n", True)):
-        reasoning = reasoning_of(asked, JSON_DIALECT, end)
+        reasoning = reasoning_of(command, JSON_DIALECT, end)
         assert reasoning is not None
         assert reasoning.inside == inside
-    assert reasoning_of(asked, JSON_DIALECT, "assistant\n<think>\n\n</think>\n\n") is None
+    assert reasoning_of(command, JSON_DIALECT, "assistant\n<think>\n\n</think>\n\n") is None
 
 
 def test_an_answer_that_goes_on_with_a_message_does_not_reason_first() -> None:
     said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It is ("}]
-    asked = Generate(id="", model=ModelSpecification(id="", path=""), messages=said, continues=True)
-    harmony = read_dialect(Told("<|channel|>final<|message|>"))
+    command = Generate(id="", model=ModelSpecification(id="", path=""), messages=said, continues=True)
+    harmony = read_dialect(FakeTokenizer("<|channel|>final<|message|>"))
     for dialect in (harmony, JSON_DIALECT):
-        assert reasoning_of(asked, dialect, "It is (") is None
+        assert reasoning_of(command, dialect, "It is (") is None
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])

@@ -35,7 +35,7 @@ def matcher_of(grammar: Any) -> llguidance.LLMatcher:
     return llguidance.LLMatcher(byte_tokenizer(), text, log_level=0, limits=LIMITS)
 
 
-class Counted:
+class CountingMatcher:
     """A matcher that counts the masks that it makes."""
 
     def __init__(self, grammar: Any) -> None:
@@ -55,24 +55,24 @@ class Counted:
 
 @pytest.mark.parametrize("kind", LONG)
 def test_a_long_forced_text_is_found_in_parts_and_each_byte_once(kind: str) -> None:
-    matcher: Any = Counted(LONG[kind])
+    matcher: Any = CountingMatcher(LONG[kind])
     text = ForcedText(matcher)
     begun = text.next(FORCED_BYTES)
     assert len(begun) == FORCED_BYTES
     assert matcher.masks <= FORCED_BYTES + 1
-    for place in range(0, 30, 3):
-        text.follow(begun[place : place + 3])
-        begun += text.next(FORCED_BYTES)[len(begun) - place - 3 :]
+    for position in range(0, 30, 3):
+        text.consume(begun[position : position + 3])
+        begun += text.next(FORCED_BYTES)[len(begun) - position - 3 :]
     assert matcher.masks <= len(begun) + 11
 
 
 def test_a_choice_is_looked_at_once_until_it_is_made() -> None:
-    matcher: Any = Counted({"lark_grammar": 'start: "ab" ("c" | "d") "e" ("f" | "g")'})
+    matcher: Any = CountingMatcher({"lark_grammar": 'start: "ab" ("c" | "d") "e" ("f" | "g")'})
     text = ForcedText(matcher)
     assert [text.next(9), text.next(9)] == [b"ab", b"ab"]
-    text.follow(b"a")
+    text.consume(b"a")
     assert (text.next(9), matcher.masks) == (b"b", 3)
-    text.follow(b"bd")
+    text.consume(b"bd")
     assert [text.next(9), text.next(9), matcher.masks] == [b"e", b"e", 5]
 
 
@@ -80,8 +80,8 @@ def test_nothing_is_forced_behind_what_the_grammar_forbids() -> None:
     text = ForcedText(matcher_of({"lark_grammar": 'start: "abc" | "abd"'}))
     assert text.next(9) == b"ab"
     other = text.copy()
-    other.follow(b"abc")
-    text.follow(b"ax")
+    other.consume(b"abc")
+    text.consume(b"ax")
     assert (text.next(9), text.copy().next(9)) == (b"", b"")
     assert other.next(9) == b"", "the text has ended"
 
@@ -101,6 +101,6 @@ def test_the_bytes_are_those_that_llguidance_would_force(schema: Any, seed: int)
         if not allowed:
             break
         byte = chance.choice(allowed)
-        piece = forced[: chance.randint(1, 20)] or bytes([byte])
-        right.consume_tokens(list(piece))
-        text.follow(piece)
+        data = forced[: chance.randint(1, 20)] or bytes([byte])
+        right.consume_tokens(list(data))
+        text.consume(data)

@@ -20,7 +20,7 @@ from app.text.constraint import FORCED_BYTES, AnswerConstraint, Vocabulary
 from app.text.detokenizer import TokenTable
 from app.text.dialect import NO_DIALECT
 from app.text.grammar import answer_grammar
-from app.text.schema import guided
+from app.text.schema import with_guidance
 
 WORDS = [b'{"', b'": ', b'", "', b'"}', b", ", b', "', b"score", b"true", b"null", b"}", b" ", b"\xc3\xa9"]
 PIECES = [*(bytes([letter]) for letter in range(32, 127)), *WORDS, b"<end>"]
@@ -38,17 +38,17 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(TABLE)
 
 
-def held_to(schema: Any) -> AnswerConstraint:
+def constraint_for(schema: Any) -> AnswerConstraint:
     """As a request with `response_format` is."""
-    wish = Grammar(kind="json_schema", text=json.dumps(schema))
-    asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
-    grammar = answer_grammar(asked, NO_DIALECT)
+    response_format = Grammar(kind="json_schema", text=json.dumps(schema))
+    command = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=response_format)
+    grammar = answer_grammar(command, NO_DIALECT)
     assert grammar is not None
-    return held_to_text(grammar.text)
+    return constraint_for_grammar(grammar.text)
 
 
-def held_to_text(grammar: str) -> AnswerConstraint:
-    enforced = vocabulary().enforce(grammar)
+def constraint_for_grammar(grammar: str) -> AnswerConstraint:
+    enforced = vocabulary().compile_grammar(grammar)
     assert not enforced.matcher.is_error(), enforced.matcher.get_error()
     return AnswerConstraint(vocabulary(), enforced, None)
 
@@ -57,26 +57,26 @@ def held_to_text(grammar: str) -> AnswerConstraint:
 class Walk:
     """A target that draws any allowed token, by seed and position, with drafts or without."""
 
-    held: AnswerConstraint
+    constraint: AnswerConstraint
     seed: int
     drafts: Callable[[Sequence[int]], list[int]] = lambda _output: []
 
     def __post_init__(self) -> None:
         self.output: list[int] = []
         self.failure = ""
-        self.held = self.held.begin()
+        self.constraint = self.constraint.begin()
 
     def run(self) -> "Walk":
         while not self.failure and END not in self.output and len(self.output) < MOST_TOKENS:
             emitted = self.step(self.drafts(self.output))
-            self.failure = self.held.failure([*self.output, *emitted])
+            self.failure = self.constraint.failure([*self.output, *emitted])
             self.output += [] if self.failure else emitted
         self.output = self.output[: self.output.index(END) + 1] if END in self.output else self.output[:MOST_TOKENS]
         return self
 
     def step(self, drafts: list[int]) -> list[int]:
         masks = full((1 + len(drafts), (len(PIECES) + 31) // 32), -1, int32)
-        standing = self.held.allow(self.output, drafts, masks)
+        standing = self.constraint.allow(self.output, drafts, masks)
         emitted: list[int] = []
         for slot in range(standing + 1):
             emitted.append(self.drawn(masks[slot], len(self.output) + slot))
@@ -96,7 +96,7 @@ class Walk:
         return b"".join(PIECES[token] for token in self.output if token != END).decode()
 
 
-def drafted(held: AnswerConstraint, seed: int, plain: Walk) -> Walk:
+def drafted(constraint: AnswerConstraint, seed: int, plain: Walk) -> Walk:
     """The same with drafts that are right for a while, and go on where the plain walk failed."""
 
     def drafts(output: Sequence[int]) -> list[int]:
@@ -104,12 +104,12 @@ def drafted(held: AnswerConstraint, seed: int, plain: Walk) -> Walk:
         right = [*plain.output, *chance.choices(range(len(PIECES)), k=3)][len(output) : len(output) + 5]
         return right[: chance.randint(0, 5)]
 
-    return Walk(held, seed, drafts).run()
+    return Walk(constraint, seed, drafts).run()
 
 
-def check(held: AnswerConstraint, schema: Any, seed: int) -> Walk:
-    plain = Walk(held, seed).run()
-    other = drafted(held, seed, plain)
+def check(constraint: AnswerConstraint, schema: Any, seed: int) -> Walk:
+    plain = Walk(constraint, seed).run()
+    other = drafted(constraint, seed, plain)
     assert (other.output, other.failure) == (plain.output, plain.failure)
     if END in plain.output:
         jsonschema.validate(json.loads(plain.text), schema)
@@ -154,9 +154,9 @@ PATTERNED = {
 @pytest.mark.parametrize("kind", PATTERNED)
 def test_patterns_of_names_are_enforced(kind: str) -> None:
     schema = PATTERNED[kind]
-    held, ended = held_to(schema), 0
+    constraint, ended = constraint_for(schema), 0
     for seed in range(20):
-        walk = check(held, schema, seed)
+        walk = check(constraint, schema, seed)
         assert walk.failure == ""
         ended += END in walk.output
     assert ended >= 5
@@ -177,8 +177,8 @@ DEAD_ENDS = {
 def test_an_answer_that_cannot_go_on_ends_in_an_error_and_never_with_half_an_object(kind: str) -> None:
     """The schemas are given to llguidance as they are, which leads into the dead end."""
     schema = DEAD_ENDS[kind]
-    held = held_to_text(json.dumps({"grammars": [{"json_schema": guided(schema)}]}))
-    walks = [check(held, schema, seed) for seed in range(40)]
+    constraint = constraint_for_grammar(json.dumps({"grammars": [{"json_schema": with_guidance(schema)}]}))
+    walks = [check(constraint, schema, seed) for seed in range(40)]
     failed = [walk for walk in walks if walk.failure]
     assert failed
     assert all("simplify the schema" in walk.failure and walk.text.endswith(", ") for walk in failed)
@@ -198,19 +198,19 @@ LONG = {
 
 @pytest.mark.parametrize("kind", LONG)
 def test_an_answer_goes_on_however_much_its_schema_forces_or_leaves_open(kind: str) -> None:
-    walk = check(held_to(LONG[kind]), LONG[kind], seed=1)
+    walk = check(constraint_for(LONG[kind]), LONG[kind], seed=1)
     assert walk.failure == ""
     assert END in walk.output or len(walk.output) == MOST_TOKENS
-    places = held_to(LONG[kind]).forced(())
-    assert len(places) <= FORCED_BYTES
+    forced_tokens = constraint_for(LONG[kind]).forced(())
+    assert len(forced_tokens) <= FORCED_BYTES
 
 
 def test_an_end_that_the_grammar_does_not_allow_is_an_error() -> None:
-    held = held_to(scored({})).begin()
+    constraint = constraint_for(scored({})).begin()
     begun = [PIECES.index(piece) for piece in (b'{"', b"score", b'": ', b"5")]
-    assert held.failure(begun) == ""
-    assert held.failure([*begun, END]) != ""
-    whole = held_to(scored({})).begin()
+    assert constraint.failure(begun) == ""
+    assert constraint.failure([*begun, END]) != ""
+    whole = constraint_for(scored({})).begin()
     assert whole.failure([*begun, PIECES.index(b"}"), END]) == ""
 
 
@@ -237,13 +237,13 @@ def hold(examples: int) -> None:
     @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(schema=objects, seed=some.integers(0, 1000))
     def check_example(schema: Any, seed: int) -> None:
-        wish = Grammar(kind="json_schema", text=json.dumps(schema))
-        asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
-        grammar = answer_grammar(asked, NO_DIALECT)
+        response_format = Grammar(kind="json_schema", text=json.dumps(schema))
+        command = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=response_format)
+        grammar = answer_grammar(command, NO_DIALECT)
         assert grammar is not None
-        if vocabulary().enforce(grammar.text).matcher.is_error():
+        if vocabulary().compile_grammar(grammar.text).matcher.is_error():
             return  # it is refused, and why is told
-        assert check(held_to_text(grammar.text), schema, seed).failure == ""
+        assert check(constraint_for_grammar(grammar.text), schema, seed).failure == ""
 
     check_example()
 

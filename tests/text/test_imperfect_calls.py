@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from app.text.call_reader import MAX_FAILED
-from app.text.calls import id_of, ids_of
+from app.text.calls import call_ids, usable_call_id
 from app.text.dialect import BARE_JSON, HARMONY, JSON_CALLS, NO_DIALECT, Dialect
-from app.text.json_text import JsonText
+from app.text.json_text import JsonReader
 from app.text.splitter import AnswerSplitter
 
 TOOLS = [
@@ -40,15 +40,15 @@ PARIS_CALL = f"<tool_call>\n{PARIS_JSON}\n</tool_call>"
 PARIS_CODER = "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>"
 
 
-class Told:
+class StreamedAnswer:
     """All that an answer says; calls as a client puts them together."""
 
     def __init__(self, dialect: Dialect, pieces: Sequence[str], **options: Any) -> None:
         self.splitter = AnswerSplitter(dialect, **{"tools": TOOLS} | options)
         self.text = self.reasoning = ""
         self._calls: dict[int, list[str]] = {}
-        for place in range(len(pieces) + 1):
-            self.splitter.feed(pieces[place] if place < len(pieces) else "", final=place == len(pieces), cut=True)
+        for index in range(len(pieces) + 1):
+            self.splitter.feed(pieces[index] if index < len(pieces) else "", final=index == len(pieces), truncated=True)
             for part in self.splitter.take():
                 self.text, self.reasoning = self.text + part.text, self.reasoning + part.reasoning
                 for piece in part.calls:
@@ -71,13 +71,13 @@ class Told:
         return None if index is None else self._calls[index][2]
 
 
-def read(dialect: Dialect, written: str, **options: Any) -> Told:
+def read(dialect: Dialect, written: str, **options: Any) -> StreamedAnswer:
     """At once, letter by letter and in two at every place: the same."""
-    whole = Told(dialect, [written], **options)
-    for pieces in (list(written), *([written[:place], written[place:]] for place in range(0, len(written), 3))):
-        other = Told(dialect, pieces, **options)
+    whole = StreamedAnswer(dialect, [written], **options)
+    for pieces in (list(written), *([written[:index], written[index:]] for index in range(0, len(written), 3))):
+        other = StreamedAnswer(dialect, pieces, **options)
         assert (other.text, other.reasoning, other.calls) == (whole.text, whole.reasoning, whole.calls)
-        assert (other.unfinished, other.splitter.met) == (whole.unfinished, whole.splitter.met)
+        assert (other.unfinished, other.splitter.matched_stop) == (whole.unfinished, whole.splitter.matched_stop)
     return whole
 
 
@@ -88,15 +88,15 @@ def test_a_stop_string_inside_reasoning_does_not_end_the_answer() -> None:
     written = "<think>\nLet me see. Question: what?\n</think>\n\nThe answer is 42. Question: next"
     answer = read(JSON, written, stop=["Question:"])
     assert (answer.reasoning, answer.text) == ("Let me see. Question: what?", "The answer is 42. ")
-    assert answer.splitter.met == "Question:"
+    assert answer.splitter.matched_stop == "Question:"
     inside = read(JSON, "so Question: it\n</think>Yes", stop=["Question:"], inside=True)
-    assert (inside.reasoning, inside.text, inside.splitter.met) == ("so Question: it", "Yes", "")
+    assert (inside.reasoning, inside.text, inside.splitter.matched_stop) == ("so Question: it", "Yes", "")
 
 
 def test_a_stop_string_in_the_analysis_of_gpt_oss_does_not_end_the_answer() -> None:
     written = "<|channel|>analysis<|message|>END of it<|end|><|start|>assistant<|channel|>final<|message|>Hello END no"
     answer = read(GPT_OSS, written, stop=["END"])
-    assert (answer.reasoning, answer.text, answer.splitter.met) == ("END of it", "Hello ", "END")
+    assert (answer.reasoning, answer.text, answer.splitter.matched_stop) == ("END of it", "Hello ", "END")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_stop_string_in_the_analysis_of_gpt_oss_does_not_end_the_answer() -> N
 def test_a_stop_string_inside_arguments_does_not_cut_the_call(dialect: Dialect, written: str) -> None:
     answer = read(dialect, written, stop=["\n\n", "STOP", "York"])
     assert answer.calls == [("get_weather", {"city": "New\n\nYork STOP"})]
-    assert not answer.splitter.met
+    assert not answer.splitter.matched_stop
 
 
 def test_a_stop_string_that_would_span_reasoning_and_text_does_not_match() -> None:
@@ -130,7 +130,7 @@ def test_text_ends_at_the_first_stop_string_with_tools_and_without(text: str, st
     expected = text[: min(ends)[1]] if ends else text
     for tools in ((), TOOLS):
         for pieces in ([text], list(text)):
-            assert Told(Dialect(parser=JSON_CALLS), pieces, tools=tools, stop=stop).text == expected
+            assert StreamedAnswer(Dialect(parser=JSON_CALLS), pieces, tools=tools, stop=stop).text == expected
 
 
 # --- arguments that are not quite JSON -----------------------------------------------------------------------------
@@ -415,9 +415,9 @@ def test_the_recipient_of_gpt_oss_may_stand_before_its_channel() -> None:
 
 
 def test_ids_fit_every_template_and_those_of_the_model_are_kept() -> None:
-    made = {id_of("") for _ in range(1000)}
-    assert len(made) == 1000
-    assert all(len(identifier) == 9 and identifier.isascii() and identifier.isalnum() for identifier in made)
+    ids = {usable_call_id("") for _ in range(1000)}
+    assert len(ids) == 1000
+    assert all(len(identifier) == 9 and identifier.isascii() and identifier.isalnum() for identifier in ids)
     written = '[TOOL_CALLS]get_weather[CALL_ID]abc123DEF[ARGS]{"city": "Paris"}'
     answer = read(MISTRAL, written)
     assert (answer.calls, answer.ids) == ([PARIS], ["abc123DEF"])
@@ -433,10 +433,10 @@ def test_an_id_that_the_model_writes_again_is_told_as_another_one() -> None:
     first, second = read(MISTRAL, written + written).ids
     assert (first, second != first, len(second)) == ("abc123DEF", True, 9)
     before = [{"role": "assistant", "content": None, "tool_calls": [{"id": "abc123DEF", "type": "function"}]}]
-    [again] = read(MISTRAL, written, taken_ids=ids_of(before)).ids
+    [again] = read(MISTRAL, written, used_ids=call_ids(before)).ids
     assert (again != "abc123DEF", len(again)) == (True, 9)
     listed = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "abc123DEF"}]'
-    assert read(MISTRAL, listed, taken_ids=ids_of([{"role": "user", "content": "Hi"}, *before])).ids != ["abc123DEF"]
+    assert read(MISTRAL, listed, used_ids=call_ids([{"role": "user", "content": "Hi"}, *before])).ids != ["abc123DEF"]
 
 
 # --- what is cut off -----------------------------------------------------------------------------------------------
@@ -479,10 +479,10 @@ def test_white_space_around_calls_is_as_it_was_written() -> None:
 
 def test_an_answer_of_beginnings_costs_no_more_than_its_length() -> None:
     begun = "<tool_call>\n<function=write_file>\n<parameter=code>\n"
-    answer = Told(CODER, [begun] * 2000)
+    answer = StreamedAnswer(CODER, [begun] * 2000)
     assert (answer.text, answer.calls) == (begun * 2000, [])
     assert answer.splitter._reader.failed == MAX_FAILED
-    blank = Told(JSON, [" \n"] * 5000)
+    blank = StreamedAnswer(JSON, [" \n"] * 5000)
     assert blank.text == " \n" * 5000
 
 
@@ -501,7 +501,7 @@ VALUES = some.recursive(
 )
 def test_json_is_read_letter_by_letter_as_it_is(value: Any, ascii_only: bool, data: some.DataObject) -> None:
     written = json.dumps(value, ensure_ascii=ascii_only, indent=data.draw(some.sampled_from([None, 1])))
-    reader, told_text, held = JsonText(), "", ""
+    reader, told_text, held = JsonReader(), "", ""
     for letter in f"{written} rest":
         held += letter
         count, text = reader.read(held)

@@ -92,11 +92,11 @@ def test_every_token_spells_what_the_tokenizer_says(model: TextModel) -> None:
 def test_a_middle_is_asked_for_in_the_models_own_words(model: TextModel) -> None:
     known = model.tokenizer.get_vocab()
     if "<|fim_middle|>" in known or "<｜fim▁end｜>" in known:
-        tokens = model.encode(model.around_middle("def add(a, b):\n", "\n    return c"))
+        tokens = model.encode(model.fill_in_middle_prompt("def add(a, b):\n", "\n    return c"))
         marks = [model.tokenizer.convert_ids_to_tokens(token) for token in tokens]
         named = [mark for mark in marks if "fim" in mark]
         assert len(named) == 3
         assert (marks[-1], marks.count(named[1])) == (named[2], 1)
     else:
         with pytest.raises(InvalidRequest, match="cannot fill in a middle"):
-            model.around_middle("a", "b")
+            model.fill_in_middle_prompt("a", "b")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.core.errors import InvalidRequest
-from app.text.ladder import climb
+from app.text.ladder import render_with_repairs
 from app.text.messages import plain_messages
 from app.text.repairs import LADDER
 from app.text.template import ChatTemplate
@@ -184,7 +184,7 @@ def test_a_result_that_nobody_asked_for_is_told_in_words(name: str) -> None:
 
 def test_every_kind_of_repair_is_described() -> None:
     described = (Path(__file__).parents[2] / "docs/api.md").read_text(encoding="utf-8")
-    forms = [repair for name in TEMPLATES for repair in template(name).forms]
+    forms = [repair for name in TEMPLATES for repair in template(name).required_repairs]
     kinds = {repair.code for repair in (*LADDER, *forms)} - {""}
     assert len(kinds) >= 20
     assert [kind for kind in kinds if f"`{kind}`" not in described] == []
@@ -201,7 +201,7 @@ def test_a_text_that_a_template_leaves_out_is_named() -> None:
 def rendered_by(source: str, messages: list[Message]) -> str:
     template = ChatTemplate(source)
     conversation = Conversation(plain_messages(messages))
-    return climb(conversation, (), lambda shown: template.render({"messages": shown.messages})).text
+    return render_with_repairs(conversation, (), lambda shown: template.render({"messages": shown.messages})).text
 
 
 def refusal(source: str, messages: list[Message]) -> str:
@@ -239,7 +239,9 @@ def test_the_renderings_of_one_request_are_bounded() -> None:
         raise ValueError("no")
 
     with pytest.raises(InvalidRequest):
-        climb(Conversation(plain_messages(everything), [{"type": "function", "function": {"name": "f"}}]), (), refuse)
+        render_with_repairs(
+            Conversation(plain_messages(everything), [{"type": "function", "function": {"name": "f"}}]), (), refuse
+        )
     assert len(LADDER) < rendered + 8 < len(LADDER) + 22
 
 
@@ -256,6 +258,6 @@ def test_to_look_for_every_text_takes_no_longer_the_more_of_them_there_are() -> 
             looked += 1
             return super().find(*place)
 
-    rendered = climb(Conversation(plain_messages(messages)), (), lambda _: Prompt("x" * 100_000))
+    rendered = render_with_repairs(Conversation(plain_messages(messages)), (), lambda _: Prompt("x" * 100_000))
     assert looked < 2 * len(messages)
     assert [notice.code for notice in rendered.notices] == ["text_missing"]

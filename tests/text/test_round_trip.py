@@ -107,10 +107,10 @@ class Trip:
     def __init__(self, name: str) -> None:
         self.name = name
         self._name = name
-        self.dialect = read_dialect(Told(TEMPLATES[name]))
+        self.dialect = read_dialect(FakeTokenizer(TEMPLATES[name]))
         self.calls = 1 if name in TAKES_ONE_CALL else 2
         user = [{"role": "user", "content": "Question?"}]
-        self._prompt, self._before = self._render(user, prompted=True), self._render(user, prompted=False)
+        self._prompt, self._before = self._render(user, opens_answer=True), self._render(user, opens_answer=False)
         self._user = user
         self._writes_python = (
             self.dialect.parser != "pythonic" and "['a']" in self.output([("run", {"tags": ["a"]})], "")[0]
@@ -121,23 +121,27 @@ class Trip:
         as_python = self._writes_python and not isinstance(value, str) and ESCAPED_BY_PYTHON.search(repr(value))
         return bool(as_python) or is_lost(self.dialect, value)
 
-    def _render(self, messages: list[dict[str, Any]], *, prompted: bool) -> str:
+    def _render(self, messages: list[dict[str, Any]], *, opens_answer: bool) -> str:
         shown = rendering(self._name, messages, TOOLS)
         rendered = shown.prompt()
-        return rendered.text if prompted else shown.again(shown.messages, rendered.repairs, prompted=False)
+        return (
+            rendered.text
+            if opens_answer
+            else shown.render_variant(shown.messages, rendered.repairs, opens_answer=False)
+        )
 
     def output(self, calls: list[tuple[str, dict[str, Any]]], content: str) -> tuple[str, bool]:
         """What the model would have written for it, and whether that begins inside its reasoning."""
         listed = [
             {
-                "id": f"abcdefgh{place}",
+                "id": f"abcdefgh{index}",
                 "type": "function",
                 "function": {"name": name, "arguments": json.dumps(arguments)},
             }
-            for place, (name, arguments) in enumerate(calls)
+            for index, (name, arguments) in enumerate(calls)
         ]
         text = self._render(
-            [*self._user, {"role": "assistant", "content": content, "tool_calls": listed}], prompted=False
+            [*self._user, {"role": "assistant", "content": content, "tool_calls": listed}], opens_answer=False
         )
         inside = text.startswith(self._prompt) and self._thinks(self._prompt)
         if text.startswith(self._prompt):
@@ -154,7 +158,7 @@ class Trip:
         return bool(self.dialect.opening) and prompt.rstrip().endswith(self.dialect.opening)
 
 
-class Told:
+class FakeTokenizer:
     """As much of a tokenizer as is asked: every mark of the template is a token."""
 
     def __init__(self, template: str) -> None:
@@ -163,7 +167,7 @@ class Told:
 
     def get_vocab(self) -> dict[str, int]:
         marks = re.findall(r"<\|?[^<>\s|]+\|?>|\[/?[A-Z_]+\]", self.chat_template)
-        return {mark: place for place, mark in enumerate(dict.fromkeys(marks))}
+        return {mark: index for index, mark in enumerate(dict.fromkeys(marks))}
 
 
 @cache
@@ -173,8 +177,8 @@ def trip(name: str) -> Trip:
 
 def split(dialect: Dialect, pieces: list[str], *, inside: bool) -> tuple[str, list[tuple[str, Any]]]:
     splitter, text, calls = AnswerSplitter(dialect, tools=TOOLS, inside=inside), "", dict[int, tuple[str, str]]()
-    for place in range(len(pieces) + 1):
-        splitter.feed(pieces[place] if place < len(pieces) else "", final=place == len(pieces))
+    for index in range(len(pieces) + 1):
+        splitter.feed(pieces[index] if index < len(pieces) else "", final=index == len(pieces))
         for part in splitter.take():
             text += part.text
             for piece in part.calls:
@@ -235,18 +239,18 @@ KNOWING = [name for name, source in TEMPLATES.items() if "tool" in source and na
 
 
 def check(name: str, drawn: list[tuple[str, dict[str, Any]]], content: str, seed: int) -> None:
-    made = trip(name)
+    template_case = trip(name)
     calls = [
-        (called, {key: value for key, value in values.items() if not made.loses(value)})
-        for called, values in drawn[: made.calls]
+        (called, {key: value for key, value in values.items() if not template_case.loses(value)})
+        for called, values in drawn[: template_case.calls]
     ]
     content = "" if name in LOSES_TEXT else content
-    output, inside = made.output(calls, content)
-    assert split(made.dialect, [output], inside=inside) == (content, calls), name
+    output, inside = template_case.output(calls, content)
+    assert split(template_case.dialect, [output], inside=inside) == (content, calls), name
     chance = random.Random(seed)
-    places = sorted(chance.sample(range(len(output) + 1), min(len(output), 20)))
-    pieces = [output[start:end] for start, end in zip([0, *places], [*places, len(output)], strict=True)]
-    assert split(made.dialect, pieces, inside=inside) == (content, calls), name
+    cuts = sorted(chance.sample(range(len(output) + 1), min(len(output), 20)))
+    pieces = [output[start:end] for start, end in zip([0, *cuts], [*cuts, len(output)], strict=True)]
+    assert split(template_case.dialect, pieces, inside=inside) == (content, calls), name
 
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -276,12 +280,12 @@ def test_the_round_trip_is_made_with_forty_templates() -> None:
 
 @pytest.mark.parametrize("name", KNOWING)
 def test_calls_are_the_same_letter_by_letter(name: str) -> None:
-    made = trip(name)
+    template_case = trip(name)
     values = {"code": "if a < b:\n\tprint('x')\n", "days": -3, "rate": 0.5, "deep": True}
-    calls = [(TOOL_NAMES[0], values), (TOOL_NAMES[1], {})][: made.calls]
-    output, inside = made.output(calls, "")
-    whole = split(made.dialect, [output], inside=inside)
+    calls = [(TOOL_NAMES[0], values), (TOOL_NAMES[1], {})][: template_case.calls]
+    output, inside = template_case.output(calls, "")
+    whole = split(template_case.dialect, [output], inside=inside)
     assert whole == ("", calls)
-    assert split(made.dialect, list(output), inside=inside) == whole
-    for place in range(len(output)):
-        assert split(made.dialect, [output[:place], output[place:]], inside=inside) == whole
+    assert split(template_case.dialect, list(output), inside=inside) == whole
+    for index in range(len(output)):
+        assert split(template_case.dialect, [output[:index], output[index:]], inside=inside) == whole

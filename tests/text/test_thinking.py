@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.text.template import ChatTemplate
-from app.text.thinking import fitted, template_words
+from app.text.thinking import template_variables, translate_arguments
 from tests.published import chat_templates
 
 OFF, ON = {"enable_thinking": False}, {"enable_thinking": True}
@@ -45,18 +45,20 @@ SAID: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
 def test_a_wish_is_said_as_the_template_knows_it(
     name: str, asked: dict[str, Any], expected: dict[str, Any], codes: list[str]
 ) -> None:
-    words = template_words(chat_templates()[name].read_text(encoding="utf-8"))
+    words = template_variables(chat_templates()[name].read_text(encoding="utf-8"))
     assert words is not None
-    arguments, notices = fitted(asked, words, thinks=True)
+    arguments, notices = translate_arguments(asked, words, has_reasoning=True)
     assert (arguments, [notice.code for notice in notices]) == (expected, codes)
 
 
 def test_a_model_that_does_not_think_says_so_when_it_should() -> None:
-    words = template_words("{{ messages[0].content }}")
+    words = template_variables("{{ messages[0].content }}")
     assert words is not None
-    assert [notice.code for notice in fitted(ON, words, thinks=False)[1]] == ["no_thinking"]
-    assert fitted(OFF, words, thinks=False) == ({}, ())
-    assert [notice.code for notice in fitted(effort("low"), words, thinks=False)[1]] == ["no_effort"]
+    assert [notice.code for notice in translate_arguments(ON, words, has_reasoning=False)[1]] == ["no_thinking"]
+    assert translate_arguments(OFF, words, has_reasoning=False) == ({}, ())
+    assert [notice.code for notice in translate_arguments(effort("low"), words, has_reasoning=False)[1]] == [
+        "no_effort"
+    ]
 
 
 @pytest.mark.parametrize("wanted", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
@@ -65,12 +67,12 @@ def test_no_published_template_refuses_an_effort(wanted: str) -> None:
     plain = {"bos_token": "", "eos_token": "", "documents": None}
     for name, path in chat_templates().items():
         source = path.read_text(encoding="utf-8")
-        words = template_words(source)
+        words = template_variables(source)
         if words is None or not (words.effort_name or words.switches):
             continue
-        arguments, _ = fitted(effort(wanted), words, thinks=True)
+        arguments, _ = translate_arguments(effort(wanted), words, has_reasoning=True)
         assert ChatTemplate(source).render(plain | shown | arguments), name
 
 
 def test_a_template_that_is_none_is_left_to_the_renderer() -> None:
-    assert template_words("{% if %}") is None
+    assert template_variables("{% if %}") is None

@@ -38,7 +38,7 @@ from app.core.messages import (
     UnloadModel,
 )
 from app.core.statistics import Statistics
-from app.core.unit import UNSAID, LoadedModel, ModelSpecification
+from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification
 from app.worker.channel import CrashNote, WorkerChannel
 
 BEAT_SECONDS = 0.05
@@ -54,7 +54,9 @@ class FakeWorker:
         self.channel = WorkerChannel(end)
         self.open: dict[str, Generate] = {}
         self.loads: set[str] = set()
-        self.models = {"fake": LoadedModel(unit=ModelSpecification(id="fake", path=""), state="ready", stay=UNSAID)}
+        self.models = {
+            "fake": LoadedModel(unit=ModelSpecification(id="fake", path=""), state="ready", stay=UNSPECIFIED_STAY)
+        }
         self.kept = KeepModels()
         self.over = threading.Event()
 

@@ -19,12 +19,12 @@ from app.core.step import (
     TokenEvent,
     TokenLogprobs,
 )
-from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
+from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
 from app.engine.loading.pool import Evicted, Loaded, LoadFailed, PoolEvent
 from app.models.footprint import RowSize
 from app.scheduler.scheduler import Scheduler
 from app.text.detokenizer import TokenTable
-from app.worker.texts import Prompt, Reading, Unread
+from app.worker.texts import Prompt, PromptFailure, PromptFuture
 from tests.loaded import loaded
 
 END = 0
@@ -90,7 +90,7 @@ class BreakableScheduler(Scheduler):
     def __init__(self, limits: EngineLimits, *, queue_limit: int, clock: Clock) -> None:
         super().__init__(
             limits,
-            usual=SpeculationRequest(method="draft_model", num_draft_tokens=2),
+            default_speculation=SpeculationRequest(method="draft_model", num_draft_tokens=2),
             queue_limit=queue_limit,
             clock=clock,
         )
@@ -151,7 +151,7 @@ class FakePool:
     def next_load(self) -> str:
         return next(iter(self.loads), "")
 
-    def acquire(self, spec: ModelSpecification, stay: Stay = UNSAID) -> None:
+    def acquire(self, spec: ModelSpecification, stay: Stay = UNSPECIFIED_STAY) -> None:
         folder = spec.path.rpartition("/")[2]
         if folder == "refused":
             raise ModelUnavailable("refused", retry_after_seconds=5)
@@ -159,7 +159,7 @@ class FakePool:
             raise OSError("no such disk")
         if spec.id not in self.engines and spec.id not in self.loads:
             self.loads[spec.id] = (spec, 0)
-        self.said[spec.id] = stay.over(self.said.get(spec.id, UNSAID))
+        self.said[spec.id] = stay.over(self.said.get(spec.id, UNSPECIFIED_STAY))
         self.leases[spec.id] = self.leases.get(spec.id, 0) + 1
 
     def release(self, model_id: str) -> None:
@@ -213,10 +213,10 @@ class FakePool:
         if self.engines.pop(model_id, None):
             self.events.append(Evicted(model_id))
 
-    def keep(self, settings: KeepModels) -> None:
+    def set_stays(self, settings: KeepModels) -> None:
         self.kept = settings
 
-    def use(self, spec: ModelSpecification) -> None:
+    def update_specification(self, spec: ModelSpecification) -> None:
         self.used.append(spec)
 
     def expire(self) -> list[PoolEvent]:
@@ -230,11 +230,11 @@ class FakePool:
     def snapshot(self) -> tuple[LoadedModel, ...]:
         return tuple(loaded(name) for name in self.engines)
 
-    def shed(self) -> None:
+    def free_unused(self) -> None:
         self.sheds += 1
 
     @property
-    def holds(self) -> bool:
+    def must_wait(self) -> bool:
         return self.pressure == "critical" and any(self.reserved.values())
 
     def relieve(self) -> int:
@@ -251,15 +251,15 @@ TABLE = TokenTable(pieces=[bytes([byte]) for byte in range(256)], stop_token_ids
 """One byte a token."""
 
 
-def fake_read(command: Generate) -> Reading:
+def fake_read(command: Generate) -> PromptFuture:
     """At once, in this process. A folder that is gone is not read, nor what is no Latin-1."""
-    future: Reading = Future()
+    future: PromptFuture = Future()
     if not Path(command.model.path).is_dir():
         raise ModelUnavailable("no folder")
     try:
         future.set_result(Prompt(_tokens(command), TABLE, {"tokenize": 0.5}))
     except UnicodeError as error:
-        future.set_result(Unread(PacelineError(f"unreadable: {error}"), {"render": 0.25}))
+        future.set_result(PromptFailure(PacelineError(f"unreadable: {error}"), {"render": 0.25}))
     return future
 
 

@@ -18,7 +18,7 @@ class Pair:
     """`say` a command, `settle`, and look at `events`; time stands still unless `now` is moved."""
 
     def __init__(self, folder: Path, *, make_engine: Callable[[], FakeEngine] = FakeEngine, **options: Any) -> None:
-        keep_costs = options.pop("keep_costs", lambda _spec, _costs: None)
+        save_costs = options.pop("save_costs", lambda _spec, _costs: None)
         self.folder = folder
         self.now = 100.0
         self.events: list[Event] = []
@@ -31,10 +31,10 @@ class Pair:
             open_scheduler=self.open_scheduler,
             text_thread=self.text_thread,
             send=self.events.append,
-            keep_costs=keep_costs,
+            save_costs=save_costs,
             crash_note=CrashNote(),
             clock=self.clock,
-            hear_pressure=lambda: "normal",
+            read_pressure=lambda: "normal",
         )
 
     def post(self, command: LoopCommand) -> None:

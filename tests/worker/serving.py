@@ -14,7 +14,7 @@ from app.worker.supervisor import Timing
 
 DEADLINE_SECONDS = 60.0
 QUICK = Timing(
-    look_seconds=0.1,
+    poll_seconds=0.1,
     abort_seconds=0.1,
     first_pause_seconds=0.02,
     longest_pause_seconds=0.05,

@@ -12,7 +12,7 @@ import pytest
 from app.core.messages import Cancel, Delta, Finished, Generate
 from app.core.request import SpeculationRequest
 from app.text.dialect import HARMONY, JSON_CALLS, Dialect
-from app.worker.texts import Reading
+from app.worker.texts import PromptFuture
 from tests.worker.fakes import END, FakeEngine, fake_read
 from tests.worker.pair import Pair
 
@@ -22,29 +22,29 @@ GPT_OSS = Dialect(opening="<|channel|>analysis", closing="<|channel|>final<|mess
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "New\n\nYork"}}\n</tool_call>'
 
 
-def reading(dialect: Dialect) -> Callable[[Generate], Reading]:
+def reading(dialect: Dialect) -> Callable[[Generate], PromptFuture]:
     """Prompts of a model that speaks so and whose prompt opens its reasoning."""
 
-    def read(command: Generate) -> Reading:
+    def read(command: Generate) -> PromptFuture:
         prompt = fake_read(command).result()
         table = msgspec.structs.replace(prompt.table, dialect=dialect)
-        made: Reading = Future()
+        made: PromptFuture = Future()
         made.set_result(replace(prompt, table=table, end=dialect.opening))
         return made
 
     return read
 
 
-class Said:
+class StreamedAnswer:
     """What a client is told of an answer that the model writes so."""
 
-    def __init__(self, folder: Path, said: str, dialect: Dialect = QWEN, **changes: Any) -> None:
-        engine = FakeEngine(said.encode() + bytes([END]), context_tokens=2000)
+    def __init__(self, folder: Path, answer: str, dialect: Dialect = QWEN, **changes: Any) -> None:
+        engine = FakeEngine(answer.encode() + bytes([END]), context_tokens=2000)
         self.pair = Pair(folder, make_engine=lambda: engine, read=reading(dialect))
         asked = {"text": None, "messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "max_tokens": 1000}
         self.pair.say(self.pair.ask(**asked | changes))
 
-    def settle(self) -> "Said":
+    def settle(self) -> "StreamedAnswer":
         self.pair.settle(300)
         return self
 
@@ -70,33 +70,35 @@ class Said:
 @pytest.mark.parametrize("method", ["off", "ngram"])
 def test_a_stop_string_ends_the_text_and_not_the_reasoning_and_counts_exactly(tmp_path: Path, method: str) -> None:
     before = "Let me see. Question: what?</think>\n\nThe answer is 42. Question:"
-    said = Said(tmp_path, f"{before} more", stop=("Question:",), speculation=SpeculationRequest(method=method)).settle()
-    assert said.reasoning == "Let me see. Question: what?"
-    assert said.pair.text() == "The answer is 42. "
-    finished = said.finished
+    answer = StreamedAnswer(
+        tmp_path, f"{before} more", stop=("Question:",), speculation=SpeculationRequest(method=method)
+    ).settle()
+    assert answer.reasoning == "Let me see. Question: what?"
+    assert answer.pair.text() == "The answer is 42. "
+    finished = answer.finished
     assert (finished.finish_reason, finished.stop) == ("stop", "Question:")
-    assert finished.usage.completion_tokens == len(before) == sum(delta.tokens for delta in said.deltas)
+    assert finished.usage.completion_tokens == len(before) == sum(delta.tokens for delta in answer.deltas)
     assert finished.usage.reasoning_tokens == len("Let me see. Question: what?</think>")
-    assert said.pair.leases == 0
+    assert answer.pair.leases == 0
 
 
 def test_a_stop_string_in_the_analysis_channel_loses_nothing(tmp_path: Path) -> None:
     final = "<|start|>assistant<|channel|>final<|message|>It is. Question: y"
     written = f"<|channel|>analysis<|message|>Question: x<|end|>{final}"
-    said = Said(tmp_path, written, GPT_OSS, stop=("Question:",)).settle()
-    assert (said.reasoning, said.pair.text(), said.finished.stop) == ("Question: x", "It is. ", "Question:")
+    answer = StreamedAnswer(tmp_path, written, GPT_OSS, stop=("Question:",)).settle()
+    assert (answer.reasoning, answer.pair.text(), answer.finished.stop) == ("Question: x", "It is. ", "Question:")
 
 
 def test_a_stop_string_inside_arguments_leaves_the_call_whole(tmp_path: Path) -> None:
-    said = Said(tmp_path, f"</think>{CALL}", stop=("\n\n", "York")).settle()
-    assert said.arguments == {0: '{"city": "New\\n\\nYork"}'}
-    finished = said.finished
+    answer = StreamedAnswer(tmp_path, f"</think>{CALL}", stop=("\n\n", "York")).settle()
+    assert answer.arguments == {0: '{"city": "New\\n\\nYork"}'}
+    finished = answer.finished
     assert (finished.finish_reason, finished.stop, finished.unfinished_call) == ("tool_calls", "", None)
 
 
 def test_a_stop_string_behind_a_call_ends_the_answer(tmp_path: Path) -> None:
-    said = Said(tmp_path, f"</think>{CALL}\nDone. STOP", stop=("STOP",)).settle()
-    finished = said.finished
+    answer = StreamedAnswer(tmp_path, f"</think>{CALL}\nDone. STOP", stop=("STOP",)).settle()
+    finished = answer.finished
     assert (finished.finish_reason, finished.stop, finished.unfinished_call) == ("tool_calls", "STOP", None)
 
 
@@ -109,36 +111,38 @@ def test_a_call_that_the_limit_cuts_is_named_as_unfinished(tmp_path: Path, draft
         (len(written) - 30, 2, 1),
         (len(written), 2, None),
     ):
-        said = Said(tmp_path, written, max_tokens=cut, speculation=SpeculationRequest(method=method)).settle()
-        assert len(said.arguments) == calls
-        assert (said.finished.finish_reason, said.finished.unfinished_call) == ("length", unfinished)
+        answer = StreamedAnswer(
+            tmp_path, written, max_tokens=cut, speculation=SpeculationRequest(method=method)
+        ).settle()
+        assert len(answer.arguments) == calls
+        assert (answer.finished.finish_reason, answer.finished.unfinished_call) == ("length", unfinished)
 
 
 def test_a_call_is_named_as_unfinished_when_the_client_leaves(tmp_path: Path) -> None:
-    said = Said(tmp_path, f"</think>{CALL}", speculation=SpeculationRequest(method="off"))
-    while not said.arguments.get(0):
-        said.pair.turn()
-    said.pair.say(Cancel(id="r"))
-    said.settle()
-    assert (said.finished.finish_reason, said.finished.unfinished_call) == ("cancelled", 0)
+    answer = StreamedAnswer(tmp_path, f"</think>{CALL}", speculation=SpeculationRequest(method="off"))
+    while not answer.arguments.get(0):
+        answer.pair.turn()
+    answer.pair.say(Cancel(id="r"))
+    answer.settle()
+    assert (answer.finished.finish_reason, answer.finished.unfinished_call) == ("cancelled", 0)
 
 
 def test_a_call_that_cannot_be_read_ends_the_answer_unfinished(tmp_path: Path) -> None:
     whole = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
     broken = whole.replace("{}", '{"city": Paris}')
     for written, reason, index in ((broken, "stop", 0), (f"{whole}\n{broken}", "tool_calls", 1)):
-        said = Said(tmp_path, f"</think>{written} and much more").settle()
-        assert (said.finished.finish_reason, said.finished.unfinished_call) == (reason, index)
-        assert [notice.code for notice in said.finished.notices] == ["unfinished_call"]
-        assert said.pair.text() == ""
-        assert said.finished.usage.completion_tokens == len(f"</think>{written}") - len("aris}}\n</tool_call>")
-        assert not said.pair.schedulers[0].has_work
+        answer = StreamedAnswer(tmp_path, f"</think>{written} and much more").settle()
+        assert (answer.finished.finish_reason, answer.finished.unfinished_call) == (reason, index)
+        assert [notice.code for notice in answer.finished.notices] == ["unfinished_call"]
+        assert answer.pair.text() == ""
+        assert answer.finished.usage.completion_tokens == len(f"</think>{written}") - len("aris}}\n</tool_call>")
+        assert not answer.pair.schedulers[0].has_work
 
 
 def test_a_call_at_the_end_of_reasoning_is_told_as_a_call(tmp_path: Path) -> None:
-    said = Said(tmp_path, f"I call it.\n{CALL}").settle()
-    assert said.arguments == {0: '{"city": "New\\n\\nYork"}'}
-    assert (said.reasoning, said.finished.finish_reason) == ("I call it.", "tool_calls")
+    answer = StreamedAnswer(tmp_path, f"I call it.\n{CALL}").settle()
+    assert answer.arguments == {0: '{"city": "New\\n\\nYork"}'}
+    assert (answer.reasoning, answer.finished.finish_reason) == ("I call it.", "tool_calls")
 
 
 def test_one_call_is_told_where_one_was_asked_for_and_reasoning_is_counted(tmp_path: Path) -> None:
@@ -147,14 +151,14 @@ def test_one_call_is_told_where_one_was_asked_for_and_reasoning_is_counted(tmp_p
     pythonic = Dialect(opening="<think>", closing="</think>", parser="pythonic")
     for parallel, calls in ((True, 2), (False, 1)):
         written = f"hm</think>{start}[weather(city='Oslo'), weather(city='Rome')]{end}"
-        said = Said(tmp_path, written, pythonic, parallel_tool_calls=parallel).settle()
-        assert list(said.arguments) == list(range(calls))
-        assert said.finished.usage.reasoning_tokens == len("hm</think>")
-        assert (said.finished.finish_reason, said.finished.unfinished_call) == ("tool_calls", None)
+        answer = StreamedAnswer(tmp_path, written, pythonic, parallel_tool_calls=parallel).settle()
+        assert list(answer.arguments) == list(range(calls))
+        assert answer.finished.usage.reasoning_tokens == len("hm</think>")
+        assert (answer.finished.finish_reason, answer.finished.unfinished_call) == ("tool_calls", None)
 
 
 def test_one_call_that_is_written_piece_by_piece_ends_the_answer(tmp_path: Path) -> None:
-    said = Said(tmp_path, f"</think>{CALL}\n{CALL} more", parallel_tool_calls=False).settle()
-    assert list(said.arguments) == [0]
-    assert (said.finished.finish_reason, said.finished.unfinished_call) == ("tool_calls", None)
-    assert said.finished.usage.completion_tokens == len(f"</think>{CALL}") - len("}\n</tool_call>")
+    answer = StreamedAnswer(tmp_path, f"</think>{CALL}\n{CALL} more", parallel_tool_calls=False).settle()
+    assert list(answer.arguments) == [0]
+    assert (answer.finished.finish_reason, answer.finished.unfinished_call) == ("tool_calls", None)
+    assert answer.finished.usage.completion_tokens == len(f"</think>{CALL}") - len("}\n</tool_call>")

@@ -63,10 +63,10 @@ class Worker:
             ),
             text_thread=self.text_thread,
             send=client._on_event,
-            keep_costs=lambda _spec, _costs: None,
+            save_costs=lambda _spec, _costs: None,
             crash_note=CrashNote(),
             clock=world.clock,
-            hear_pressure=lambda: "normal",
+            read_pressure=lambda: "normal",
         )
 
     def _post(self, command: LoopCommand) -> None:
@@ -194,7 +194,7 @@ class House:
         for model_id, model in held.items():
             assert (model.state, model.leases) == ("ready", 0)
             assert self.client.unit(model_id) == model.unit
-            assert model.stay == worker.pool._entries[model_id].said.over(self.settings.of(model_id))
+            assert model.stay == worker.pool._entries[model_id].requested_stay.over(self.settings.of(model_id))
             assert model.seconds_left(self.world.now) != 0, "its time is over"
         for model_id in set(MODELS) - held.keys():
             assert self.client.unit(model_id) is None

@@ -25,7 +25,7 @@ from tests.tiny import write_tiny_model
 CONTEXT_TOKENS = 700
 LONGEST_PROMPT_TOKENS, ANSWER_TOKENS = 500, (5, 60, 120, 120)
 SHARED_STARTS = 0.3
-USUAL_ANSWER_TOKENS = 12
+TYPICAL_ANSWER_TOKENS = 12
 """So short that most answers outgrow what was promised to them."""
 FAMILIES = ("qwen3", "gemma3", "qwen3_next")
 QUICK_MIXES = (0, 2, 10)
@@ -35,7 +35,7 @@ MIXES, MIXES_TOGETHER = 200, 10
 
 
 @dataclass
-class Told:
+class RecordingTextThread:
     """In the place of the text thread: what each request was told."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
@@ -60,7 +60,9 @@ class Told:
 
 
 def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Scheduler:
-    return Scheduler(engine.limits, policy="auto", measured=engine.measured, usual_answer_tokens=USUAL_ANSWER_TOKENS)
+    return Scheduler(
+        engine.limits, policy="auto", measured=engine.measured, typical_answer_tokens=TYPICAL_ANSWER_TOKENS
+    )
 
 
 @dataclass
@@ -69,7 +71,7 @@ class Machine:
 
     pool: EnginePool
     spec: ModelSpecification
-    records: Told = field(default_factory=Told)
+    records: RecordingTextThread = field(default_factory=RecordingTextThread)
 
     def load(self) -> None:
         """From its end on counts what is held."""
@@ -81,7 +83,7 @@ class Machine:
         served = ServedModel(
             open_scheduler=open_scheduler,
             text_thread=self.records,  # type: ignore[arg-type]  # what it is told is all there is
-            keep_costs=lambda _spec, _costs: None,
+            save_costs=lambda _spec, _costs: None,
             pool=self.pool,
             model_id=self.spec.id,
             clock=lambda: 0.0,
@@ -93,7 +95,7 @@ class Machine:
                 request = waiting.pop(0)
                 steps = next(late)
                 self.pool.acquire(self.spec)
-                served.join(Submission(request.id, self.spec, (request,)))
+                served.enqueue(Submission(request.id, self.spec, (request,)))
                 if self.pool.loading:
                     self.load()
                 engine = self.pool.engine(self.spec.id)

@@ -22,7 +22,7 @@ from app.core.messages import (
 )
 from app.core.unit import LoadedModel, ModelSpecification, Stay
 from app.worker.client import WorkerClient
-from app.worker.request_stream import MOST_IN_FLIGHT, RequestStream
+from app.worker.request_stream import MAX_IN_FLIGHT, RequestStream
 from tests.worker.serving import DEADLINE_SECONDS, QUICK, ask, collect, serving, until
 
 SLOW = ModelSpecification(id="slow", path="/models/slow")
@@ -371,33 +371,35 @@ def test_of_thousands_of_prompts_the_worker_has_a_few_and_others_go_in_between()
             def count(event: object) -> None:
                 running.append(running[-1] + isinstance(event, Accepted) - isinstance(event, Finished))
 
-            asked = [msgspec.structs.replace(ask("words 1"), id=f"many-{place}") for place in range(2048)]
-            stream = client.open(asked, on_event=count)
+            commands = [msgspec.structs.replace(ask("words 1"), id=f"many-{index}") for index in range(2048)]
+            stream = client.open(commands, on_event=count)
             texts, other = 0, asyncio.create_task(collect(client, ask("words 2")))
             while (event := await stream.next()) is not None:
                 texts += isinstance(event, Delta)
             assert (texts, len(await other)) == (2048, 4)
-            assert max(running) <= MOST_IN_FLIGHT
+            assert max(running) <= MAX_IN_FLIGHT
             assert not client.in_flight
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("limit", "most"), [(128, MOST_IN_FLIGHT), (8, 4), (1, 1)])
+@pytest.mark.parametrize(("limit", "most"), [(128, MAX_IN_FLIGHT), (8, 4), (1, 1)])
 def test_a_request_of_many_prompts_leaves_half_of_the_queue_to_others(limit: int, most: int) -> None:
     async def scenario() -> None:
         async with serving() as client:
             model = ModelSpecification(id="fake", path="/models/fake", queue_limit=limit)
-            asked = [msgspec.structs.replace(ask("forever"), id=f"many-{place}", model=model) for place in range(300)]
+            commands = [
+                msgspec.structs.replace(ask("forever"), id=f"many-{index}", model=model) for index in range(300)
+            ]
             accepted: list[object] = []
             all_in = asyncio.Event()
 
-            def note(event: object) -> None:
+            def record(event: object) -> None:
                 accepted.extend([event] if isinstance(event, Accepted) else [])
                 if len(accepted) == most:
                     all_in.set()
 
-            stream = client.open(asked, on_event=note)
+            stream = client.open(commands, on_event=record)
             await all_in.wait()
             assert len(await collect(client, ask("words 2"))) == 4
             assert len(accepted) == most
@@ -412,10 +414,10 @@ def test_a_worker_that_dies_ends_the_prompts_that_were_not_sent_yet() -> None:
     async def scenario() -> None:
         async with serving() as client:
             texts = ["forever"] * 200
-            texts[MOST_IN_FLIGHT - 1] = "kill"
-            asked = [msgspec.structs.replace(ask(text), id=f"many-{place}") for place, text in enumerate(texts)]
+            texts[MAX_IN_FLIGHT - 1] = "kill"
+            commands = [msgspec.structs.replace(ask(text), id=f"many-{index}") for index, text in enumerate(texts)]
             with pytest.raises(WorkerGone):
-                await exhaust(client.open(asked))
+                await exhaust(client.open(commands))
             assert not client.in_flight
 
     asyncio.run(scenario())

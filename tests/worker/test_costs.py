@@ -29,9 +29,9 @@ def only_file(tmp_path: Path) -> Path:
 
 
 def test_what_was_kept_is_recalled_by_the_next_process(files: CostFiles, tmp_path: Path) -> None:
-    assert files.recall(SPEC) == ()
-    files.keep(SPEC, COSTS)
-    assert CostFiles(tmp_path / "home" / "costs", MACHINE).recall(SPEC) == COSTS
+    assert files.load(SPEC) == ()
+    files.save(SPEC, COSTS)
+    assert CostFiles(tmp_path / "home" / "costs", MACHINE).load(SPEC) == COSTS
     assert stat.S_IMODE(only_file(tmp_path).stat().st_mode) == 0o600
     assert b"A chip (gpu)" in only_file(tmp_path).read_bytes(), "a person can read what it is about"
 
@@ -48,31 +48,31 @@ def test_what_was_kept_is_recalled_by_the_next_process(files: CostFiles, tmp_pat
 def test_costs_of_another_machine_library_model_or_drafter_are_others(
     files: CostFiles, tmp_path: Path, machine: tuple[str, ...], spec: ModelSpecification
 ) -> None:
-    files.keep(SPEC, COSTS)
-    assert CostFiles(tmp_path / "home" / "costs", machine).recall(spec) == ()
+    files.save(SPEC, COSTS)
+    assert CostFiles(tmp_path / "home" / "costs", machine).load(spec) == ()
 
 
 def test_settings_of_the_scheduler_do_not_change_what_steps_cost(files: CostFiles) -> None:
-    files.keep(SPEC, COSTS)
-    assert files.recall(msgspec.structs.replace(SPEC, policy="auto", queue_limit=1)) == COSTS
+    files.save(SPEC, COSTS)
+    assert files.load(msgspec.structs.replace(SPEC, policy="auto", queue_limit=1)) == COSTS
 
 
 def test_what_an_older_version_measured_is_measured_anew(files: CostFiles, tmp_path: Path) -> None:
-    files.keep(SPEC, COSTS)
+    files.save(SPEC, COSTS)
     path = only_file(tmp_path)
     kept = msgspec.json.decode(path.read_bytes())
     assert kept.pop("version") == 2
     path.write_bytes(msgspec.json.encode(kept))
     again = CostFiles(path.parent, MACHINE)
-    assert again.recall(SPEC) == ()
-    again.keep(SPEC, COSTS)
-    assert again.recall(SPEC) == COSTS
+    assert again.load(SPEC) == ()
+    again.save(SPEC, COSTS)
+    assert again.load(SPEC) == COSTS
 
 
 def test_contexts_and_what_requests_taught_are_kept(files: CostFiles, tmp_path: Path) -> None:
     costs = (*COSTS, StepCost("off", 1, 0, 0.05, context_tokens=8_192, is_learnt=True))
-    files.keep(SPEC, costs)
-    assert CostFiles(tmp_path / "home" / "costs", MACHINE).recall(SPEC) == costs
+    files.save(SPEC, costs)
+    assert CostFiles(tmp_path / "home" / "costs", MACHINE).load(SPEC) == costs
 
 
 @pytest.mark.parametrize(
@@ -88,54 +88,54 @@ def test_contexts_and_what_requests_taught_are_kept(files: CostFiles, tmp_path: 
     ],
 )
 def test_a_broken_file_is_ignored_and_replaced(files: CostFiles, tmp_path: Path, content: bytes) -> None:
-    files.keep(SPEC, COSTS)
+    files.save(SPEC, COSTS)
     path = only_file(tmp_path)
     path.write_bytes(content)
     again = CostFiles(path.parent, MACHINE)
-    assert again.recall(SPEC) == ()
-    again.keep(SPEC, COSTS)
-    assert again.recall(SPEC) == COSTS
+    assert again.load(SPEC) == ()
+    again.save(SPEC, COSTS)
+    assert again.load(SPEC) == COSTS
 
 
 @pytest.mark.parametrize("change", [(b"0.02", b"-1"), (b"0.02", b"1e999"), (b'"rows": 1', b'"rows": 0')])
 def test_impossible_numbers_are_not_believed(files: CostFiles, tmp_path: Path, change: tuple[bytes, bytes]) -> None:
-    files.keep(SPEC, COSTS)
+    files.save(SPEC, COSTS)
     path = only_file(tmp_path)
     path.write_bytes(path.read_bytes().replace(*change, 1))
-    assert files.recall(SPEC) == ()
+    assert files.load(SPEC) == ()
 
 
 def test_a_folder_in_the_place_of_the_file_is_no_reason_to_fail(files: CostFiles, tmp_path: Path) -> None:
-    files.keep(SPEC, COSTS)
+    files.save(SPEC, COSTS)
     path = only_file(tmp_path)
     path.unlink()
     path.mkdir()
     again = CostFiles(path.parent, MACHINE)
-    assert again.recall(SPEC) == ()
-    again.keep(SPEC, COSTS)
+    assert again.load(SPEC) == ()
+    again.save(SPEC, COSTS)
     assert list(path.parent.iterdir()) == [path], "the temporary file is gone"
 
 
 def test_the_same_costs_are_written_once(files: CostFiles, tmp_path: Path) -> None:
-    files.keep(SPEC, COSTS)
+    files.save(SPEC, COSTS)
     path = only_file(tmp_path)
     os.utime(path, (0, 0))
-    files.keep(SPEC, COSTS)
-    files.keep(SPEC, ())
+    files.save(SPEC, COSTS)
+    files.save(SPEC, ())
     assert path.stat().st_mtime == 0
-    files.keep(SPEC, COSTS[:1])
+    files.save(SPEC, COSTS[:1])
     assert path.stat().st_mtime > 0
 
 
 def test_without_a_folder_nothing_is_kept() -> None:
     files = CostFiles(None, MACHINE)
-    files.keep(SPEC, COSTS)
-    assert files.recall(SPEC) == ()
+    files.save(SPEC, COSTS)
+    assert files.load(SPEC) == ()
 
 
 def test_the_loop_hands_over_what_was_learnt_while_nobody_waits(tmp_path: Path) -> None:
     kept: list[str] = []
-    pair = Pair(tmp_path, keep_costs=lambda spec, _costs: kept.append(spec.id))
+    pair = Pair(tmp_path, save_costs=lambda spec, _costs: kept.append(spec.id))
     pair.say(pair.ask(max_tokens=150))
     pair.settle(8)
     assert kept == []
@@ -151,7 +151,7 @@ def test_the_loop_hands_over_what_was_learnt_while_nobody_waits(tmp_path: Path) 
 
 def test_what_was_learnt_of_a_unit_is_kept_when_a_load_replaces_it(tmp_path: Path) -> None:
     kept: list[str] = []
-    pair = Pair(tmp_path, keep_costs=lambda spec, _costs: kept.append(spec.id))
+    pair = Pair(tmp_path, save_costs=lambda spec, _costs: kept.append(spec.id))
     pair.say(pair.ask())
     pair.settle(30)
     assert pair.finished()

@@ -480,7 +480,7 @@ def test_random_lives_end_exactly_once_and_every_lease_comes_back(
 
 def test_the_text_side_hears_which_folders_are_in_memory(tmp_path: Path) -> None:
     heard: list[frozenset[str]] = []
-    pair = Pair(tmp_path, tidy=heard.append)
+    pair = Pair(tmp_path, close_idle=heard.append)
     pair.say(pair.ask())
     pair.settle()
     pair.now += 2

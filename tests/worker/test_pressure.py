@@ -23,7 +23,7 @@ from app.worker.channel import CrashNote
 from app.worker.loop import RELIEF_SECONDS, Loop, is_relief_due
 from app.worker.thread_commands import Submission
 from tests.tiny import write_tiny_model
-from tests.worker.test_ceiling import Told, open_scheduler
+from tests.worker.test_ceiling import RecordingTextThread, open_scheduler
 
 PATIENCE_SECONDS = 60.0
 
@@ -54,7 +54,7 @@ class Computer:
 
     folder: Path
     pressure: Pressure = "normal"
-    records: Told = field(default_factory=Told)
+    records: RecordingTextThread = field(default_factory=RecordingTextThread)
     events: list[Event] = field(default_factory=list)
     now: float = 0.0
     heard: list[float] = field(default_factory=list)
@@ -73,10 +73,10 @@ class Computer:
             open_scheduler=open_scheduler,
             text_thread=self.records,  # type: ignore[arg-type]  # what it is told is all there is
             send=self.events.append,
-            keep_costs=lambda _spec, _costs: None,
+            save_costs=lambda _spec, _costs: None,
             crash_note=CrashNote(),
             clock=lambda: self.now,
-            hear_pressure=self.hear,
+            read_pressure=self.hear,
         )
         write_tiny_model(self.folder / "model", "qwen3", context_tokens=700)
 
@@ -204,4 +204,4 @@ def test_a_request_that_cannot_be_admitted_leaves_neither_a_row_nor_a_promise_be
     assert "cannot be had" in computer.records.ends["refused"].error
     assert engine.runner.rows == {}
     computer.pool.pressure = "critical"
-    assert not computer.pool.holds
+    assert not computer.pool.must_wait

@@ -14,7 +14,7 @@ from app.core.messages import Heartbeat
 from app.core.reason import Reason
 from app.worker.channel import NOTE_BYTES, CrashNote
 from app.worker.child import describe_exit
-from app.worker.supervisor import Backoff, CrashLog, Timing, Watchdog, to_blame
+from app.worker.supervisor import Backoff, CrashLog, Timing, Watchdog, model_to_blame
 
 CRASH = Reason("exit_aborted")
 QUARANTINE = Timing(crash_limit=3, crash_window_seconds=300.0, quarantine_seconds=600.0)
@@ -51,17 +51,17 @@ def test_only_crashes_within_the_window_count() -> None:
 
 
 def test_what_the_worker_was_at_takes_the_blame_and_nobody_who_ran_beside_it() -> None:
-    assert to_blame(-signal.SIGABRT, "bad", frozenset({"bad", "good"})) == "bad"
-    assert to_blame(3, "", frozenset({"good"})) == ""
-    assert to_blame(None, "bad", frozenset({"good"})) == "bad"
+    assert model_to_blame(-signal.SIGABRT, "bad", frozenset({"bad", "good"})) == "bad"
+    assert model_to_blame(3, "", frozenset({"good"})) == ""
+    assert model_to_blame(None, "bad", frozenset({"good"})) == "bad"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_kill_from_outside_counts_only_against_a_model_that_had_the_worker_to_itself(number: signal.Signals) -> None:
-    assert to_blame(-number, "a", frozenset({"a", "b"})) == ""
-    assert to_blame(-number, "a", frozenset({"a"})) == "a"
-    assert to_blame(-number, "a", frozenset({"a", ""})) == "a", "a prompt that is counted is nobody's model"
-    assert to_blame(-number, "a", frozenset()) == "a"
+    assert model_to_blame(-number, "a", frozenset({"a", "b"})) == ""
+    assert model_to_blame(-number, "a", frozenset({"a"})) == "a"
+    assert model_to_blame(-number, "a", frozenset({"a", ""})) == "a", "a prompt that is counted is nobody's model"
+    assert model_to_blame(-number, "a", frozenset()) == "a"
 
 
 def test_a_quarantine_tells_when_it_ends_and_ends_then() -> None:
@@ -101,23 +101,23 @@ def test_a_note_outlives_the_process_that_wrote_it() -> None:
 
 
 def test_a_worker_without_work_may_be_silent_for_longer_and_is_noticed_too() -> None:
-    watchdog = Watchdog(Timing(silence_seconds=3.0, longest_silence_seconds=100.0, look_seconds=1.0))
-    assert [watchdog.look(1.0, in_flight=True) for _ in range(5)] == [False, False, False, False, True]
-    watchdog.beat(Heartbeat(pending=True))
-    assert [watchdog.look(1.0, in_flight=False) for _ in range(5)] == [False, False, False, False, True]
-    watchdog.beat(Heartbeat(pending=False))
-    assert not any(watchdog.look(1.0, in_flight=False) for _ in range(101))
-    assert watchdog.look(1.0, in_flight=False)
-    watchdog.beat(Heartbeat(pending=False))
-    assert not any(watchdog.look(1.0, in_flight=False) for _ in range(50))
-    assert watchdog.look(1.0, in_flight=True), "who asks such a worker does not wait as long again"
+    watchdog = Watchdog(Timing(silence_seconds=3.0, longest_silence_seconds=100.0, poll_seconds=1.0))
+    assert [watchdog.is_hung(1.0, in_flight=True) for _ in range(5)] == [False, False, False, False, True]
+    watchdog.record_heartbeat(Heartbeat(pending=True))
+    assert [watchdog.is_hung(1.0, in_flight=False) for _ in range(5)] == [False, False, False, False, True]
+    watchdog.record_heartbeat(Heartbeat(pending=False))
+    assert not any(watchdog.is_hung(1.0, in_flight=False) for _ in range(101))
+    assert watchdog.is_hung(1.0, in_flight=False)
+    watchdog.record_heartbeat(Heartbeat(pending=False))
+    assert not any(watchdog.is_hung(1.0, in_flight=False) for _ in range(50))
+    assert watchdog.is_hung(1.0, in_flight=True), "who asks such a worker does not wait as long again"
 
 
 def test_slow_steps_and_a_stopped_server_are_forgiven() -> None:
-    watchdog = Watchdog(Timing(silence_seconds=3.0, step_factor=10.0, look_seconds=1.0))
-    assert not watchdog.look(3600.0, in_flight=True)  # the server slept: that is not the worker's silence
+    watchdog = Watchdog(Timing(silence_seconds=3.0, step_factor=10.0, poll_seconds=1.0))
+    assert not watchdog.is_hung(3600.0, in_flight=True)  # the server slept: that is not the worker's silence
     for _ in range(100):
-        watchdog.beat(Heartbeat(pending=True, step_seconds=(1.0,)))
+        watchdog.record_heartbeat(Heartbeat(pending=True, step_seconds=(1.0,)))
     assert watchdog.allowed_seconds == 10.0
 
 
@@ -126,9 +126,9 @@ def test_a_step_of_a_minute_is_served_for_ever_and_a_stuck_one_is_noticed_within
     for second in range(3_600):
         if second % 8 == 0:  # an eighth of a step: its parts are told
             done = (60.0,) if second % 64 == 0 else ()
-            watchdog.beat(Heartbeat(pending=True, step_seconds=done))
-        assert not watchdog.look(1.0, in_flight=True)
-    assert sum(1 for _ in iter(lambda: watchdog.look(1.0, in_flight=True), True)) <= 130
+            watchdog.record_heartbeat(Heartbeat(pending=True, step_seconds=done))
+        assert not watchdog.is_hung(1.0, in_flight=True)
+    assert sum(1 for _ in iter(lambda: watchdog.is_hung(1.0, in_flight=True), True)) <= 130
     quick = Watchdog(Timing())
-    quick.beat(Heartbeat(pending=True, step_seconds=(0.02,)))
-    assert sum(1 for _ in iter(lambda: quick.look(1.0, in_flight=True), True)) <= 32
+    quick.record_heartbeat(Heartbeat(pending=True, step_seconds=(0.02,)))
+    assert sum(1 for _ in iter(lambda: quick.is_hung(1.0, in_flight=True), True)) <= 32

@@ -20,7 +20,7 @@ from tests.worker.serving import DEADLINE_SECONDS, QUICK, Stopwatch, ask, collec
 IMPATIENT = dataclasses.replace(QUICK, silence_seconds=3.0)
 
 
-async def lost(client: WorkerClient, text: str, *, request_id: str = "r", model_id: str = "m") -> PacelineError:
+async def failure_of(client: WorkerClient, text: str, *, request_id: str = "r", model_id: str = "m") -> PacelineError:
     """The error that a request ends with."""
     with pytest.raises(WorkerGone) as caught:
         await collect(client, ask(text, request_id=request_id, model_id=model_id))
@@ -44,9 +44,9 @@ def test_a_worker_serves_in_its_own_session_offline_and_without_secrets() -> Non
 
 def test_secrets_do_not_reach_the_worker() -> None:
     inherited = {"HF_TOKEN": "a", "PACELINE_API_KEY": "b", "MLX_LM_TRUST_REMOTE_CODE": "1", "PATH": "/bin"}
-    kept = worker_environment(inherited)
-    assert "PATH" in kept
-    assert not kept.keys() & (inherited.keys() - {"PATH"})
+    environment = worker_environment(inherited)
+    assert "PATH" in environment
+    assert not environment.keys() & (inherited.keys() - {"PATH"})
 
 
 def test_kill_mid_stream_tells_every_client_and_the_next_request_is_fine() -> None:
@@ -54,7 +54,7 @@ def test_kill_mid_stream_tells_every_client_and_the_next_request_is_fine() -> No
         async with serving() as client:
             failures: list[str] = []
             client.subscribe(lambda event: failures.append(event.id) if isinstance(event, Failed) else None)
-            tasks = [asyncio.create_task(lost(client, "forever", request_id=f"r{n}")) for n in range(8)]
+            tasks = [asyncio.create_task(failure_of(client, "forever", request_id=f"r{n}")) for n in range(8)]
             await until(client, lambda event: isinstance(event, Delta) and event.id == "r7")
             assert client.process_id is not None
             watch = Stopwatch()
@@ -76,7 +76,7 @@ def test_kill_mid_stream_tells_every_client_and_the_next_request_is_fine() -> No
 def test_every_way_to_die_has_a_readable_cause(text: str, cause: str) -> None:
     async def scenario() -> None:
         async with serving() as client:
-            error = await lost(client, text)
+            error = await failure_of(client, text)
             assert cause in error.message
             assert error.retry_after_seconds is not None
             assert await collect(client, ask("words 1"))
@@ -90,7 +90,7 @@ def test_a_stopped_worker_counts_as_hung_and_is_replaced() -> None:
             await client.wait_ready(DEADLINE_SECONDS)
             old = client.process_id
             watch = Stopwatch()
-            error = await lost(client, "stop")
+            error = await failure_of(client, "stop")
             assert "hung" in error.message
             assert watch.seconds > 0.5 * IMPATIENT.silence_seconds
             assert await collect(client, ask("words 1"))
@@ -119,7 +119,7 @@ def test_three_crashes_quarantine_the_model_and_only_it() -> None:
         async with serving() as client:
             for number in range(3):
                 assert client.quarantined == {}
-                await lost(client, "kill", request_id=f"r{number}", model_id="bad")
+                await failure_of(client, "kill", request_id=f"r{number}", model_id="bad")
             assert "3 times" in str(client.quarantined["bad"])
             with pytest.raises(ModelUnavailable, match="quarantined"):
                 await collect(client, ask("words 1", model_id="bad"))
@@ -137,9 +137,9 @@ def test_hostile_models_never_quarantine_a_busy_good_one() -> None:
         async with serving() as client:
             for number in range(3):
                 for hostile in ("bad", "worse", "worst"):
-                    good = asyncio.create_task(lost(client, "forever", request_id="good", model_id="good"))
+                    good = asyncio.create_task(failure_of(client, "forever", request_id="good", model_id="good"))
                     await until(client, lambda event: isinstance(event, Delta))
-                    await lost(client, "abort", request_id=f"{hostile}{number}", model_id=hostile)
+                    await failure_of(client, "abort", request_id=f"{hostile}{number}", model_id=hostile)
                     await good
             assert client.quarantined.keys() == {"bad", "worse", "worst"}
             assert await collect(client, ask("words 1", model_id="good"))
@@ -151,12 +151,12 @@ def test_kills_from_outside_blame_nobody_while_several_models_run() -> None:
     async def scenario() -> None:
         async with serving() as client:
             for number in range(4):
-                other = asyncio.create_task(lost(client, "forever", request_id="other", model_id="other"))
+                other = asyncio.create_task(failure_of(client, "forever", request_id="other", model_id="other"))
                 await until(client, lambda event: isinstance(event, Delta))
-                await lost(client, "kill", request_id=f"r{number}", model_id="m")
+                await failure_of(client, "kill", request_id=f"r{number}", model_id="m")
                 await other
             for number in range(4):
-                await lost(client, "kill idle", request_id=f"idle{number}", model_id="m")
+                await failure_of(client, "kill idle", request_id=f"idle{number}", model_id="m")
             assert client.quarantined == {}
 
     asyncio.run(scenario())
@@ -168,10 +168,12 @@ def test_after_many_crashes_clients_hear_the_true_wait_and_a_request_shortens_it
         timing = dataclasses.replace(patient, awaited_pause_seconds=1.0)
         async with serving(timing=timing, ready_seconds=0.05) as client:
             assert await client.wait_ready(DEADLINE_SECONDS)
-            assert (await lost(client, "abort")).retry_after_seconds in range(1, 4)  # the first restart is at once
+            assert (await failure_of(client, "abort")).retry_after_seconds in range(
+                1, 4
+            )  # the first restart is at once
             assert await client.wait_ready(DEADLINE_SECONDS)
             watch = Stopwatch()
-            error = await lost(client, "abort")
+            error = await failure_of(client, "abort")
             assert error.retry_after_seconds is not None
             with pytest.raises(WorkerGone, match=r"SIGABRT.*try again in") as refused:
                 await collect(client, ask("words 1"))
@@ -197,7 +199,7 @@ def test_a_worker_that_never_starts_is_reported_and_tried_again() -> None:
 
 def test_a_worker_that_is_never_ready_is_replaced() -> None:
     async def scenario() -> None:
-        timing = Timing(start_seconds=0.3, look_seconds=0.05, abort_seconds=0.1, stop_seconds=0.3)
+        timing = Timing(start_seconds=0.3, poll_seconds=0.05, abort_seconds=0.1, stop_seconds=0.3)
         async with serving("--never-ready", timing=timing, ready_seconds=0.1) as client:
             while client.restarts == 0:  # whoever asks meanwhile delays nothing
                 assert not await client.wait_ready(0.01)
@@ -237,7 +239,7 @@ def test_stop_drains_running_requests_and_refuses_new_ones() -> None:
 def test_stop_ends_a_deaf_worker_too_and_fails_what_is_left() -> None:
     async def scenario() -> None:
         async with serving("--deaf") as client:
-            task = asyncio.create_task(lost(client, "silent"))
+            task = asyncio.create_task(failure_of(client, "silent"))
             await until(client, lambda event: isinstance(event, Accepted))
             process_id = client.process_id
             assert process_id is not None
@@ -289,7 +291,7 @@ def test_ready_is_told_once_per_life() -> None:
     async def scenario() -> None:
         async with serving() as client:
             first = await until(client, lambda event: isinstance(event, Ready))
-            await lost(client, "kill")
+            await failure_of(client, "kill")
             second = await until(client, lambda event: isinstance(event, Ready))
             assert isinstance(first, Ready)
             assert isinstance(second, Ready)
@@ -306,9 +308,9 @@ def test_a_renewed_worker_finishes_what_runs_and_whoever_asks_meanwhile_gets_the
             old = client.process_id
             client.renew(5.0)
             assert (client.draining, client.ready) == (True, False)
-            asked = asyncio.create_task(collect(client, ask("words 1", request_id="next")))
+            waiting_request = asyncio.create_task(collect(client, ask("words 1", request_id="next")))
             assert isinstance((await held)[-1], Finished)
-            assert isinstance((await asked)[-1], Finished)
+            assert isinstance((await waiting_request)[-1], Finished)
             assert client.process_id != old
             assert (client.draining, client.ready, client.restarts) == (False, True, 1)
             assert "code 0" in str(client.last_exit)
@@ -321,7 +323,7 @@ def test_a_renewal_without_patience_ends_what_runs_and_blames_no_model() -> None
     async def scenario() -> None:
         async with serving() as client:
             for number in range(3):
-                running = asyncio.create_task(lost(client, "forever", request_id=f"r{number}"))
+                running = asyncio.create_task(failure_of(client, "forever", request_id=f"r{number}"))
                 await until(client, lambda event: isinstance(event, Delta))
                 client.renew()
                 await running
@@ -334,12 +336,12 @@ def test_a_renewal_without_patience_ends_what_runs_and_blames_no_model() -> None
 def test_a_second_renewal_and_a_stop_cut_a_drain_short() -> None:
     async def scenario() -> None:
         async with serving() as client:
-            running = asyncio.create_task(lost(client, "forever"))
+            running = asyncio.create_task(failure_of(client, "forever"))
             await until(client, lambda event: isinstance(event, Delta))
             client.renew(3600.0)
             client.renew(3600.0)
             await running
-            running = asyncio.create_task(lost(client, "forever", request_id="s"))
+            running = asyncio.create_task(failure_of(client, "forever", request_id="s"))
             await until(client, lambda event: isinstance(event, Delta) and event.id == "s")
             client.renew(3600.0)
             await client.stop()
@@ -367,7 +369,7 @@ def test_a_worker_that_does_not_end_once_nothing_is_awaited_is_ended_long_before
 def test_a_worker_that_hangs_while_it_drains_is_replaced() -> None:
     async def scenario() -> None:
         async with serving(timing=IMPATIENT) as client:
-            stuck = asyncio.create_task(lost(client, "stop"))
+            stuck = asyncio.create_task(failure_of(client, "stop"))
             await until(client, lambda event: isinstance(event, Accepted))
             client.renew(3600.0)
             await stuck

@@ -9,7 +9,7 @@ from app.core.errors import error_class
 from app.core.messages import MEASUREMENT, Accepted, Cancel, Delta, Failed, Generate, ReadPrompt, Shutdown, TextWork
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.worker.answer import Answer, describe
-from app.worker.texts import Reading
+from app.worker.texts import PromptFuture
 from app.worker.thread_commands import LoopCommand, Submission
 from tests.worker.fakes import FakeEngine, fake_read
 from tests.worker.pair import Pair
@@ -239,9 +239,9 @@ class Slow:
     """Prompts that are read when the test says so."""
 
     def __init__(self) -> None:
-        self.futures: list[Reading] = []
+        self.futures: list[PromptFuture] = []
 
-    def __call__(self, _: Generate) -> Reading:
+    def __call__(self, _: Generate) -> PromptFuture:
         self.futures.append(Future())
         return self.futures[-1]
 
@@ -290,10 +290,10 @@ def test_a_prompt_that_is_still_read_when_the_server_stops_is_told(tmp_path: Pat
 def test_a_computer_that_can_start_no_process_fails_a_request_and_no_stream(
     tmp_path: Path, kind: str, way: str
 ) -> None:
-    broken: Reading = Future()
+    broken: PromptFuture = Future()
     broken.set_exception(OSError(24, "Too many open files"))
 
-    def read(command: Generate) -> Reading:
+    def read(command: Generate) -> PromptFuture:
         if command.id == "running":
             return fake_read(command)
         if way == "at once":
@@ -309,9 +309,9 @@ def test_a_computer_that_can_start_no_process_fails_a_request_and_no_stream(
 
 
 def test_prompts_that_are_only_counted_wait_and_leave_like_others(tmp_path: Path) -> None:
-    readings = list[Reading]()
+    readings = list[PromptFuture]()
 
-    def read(_command: Generate) -> Reading:
+    def read(_command: Generate) -> PromptFuture:
         readings.append(Future())
         return readings[-1]
 

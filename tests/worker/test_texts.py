@@ -13,7 +13,7 @@ import pytest
 from app.core.errors import InvalidRequest, ModelUnavailable
 from app.core.messages import Generate
 from app.core.unit import ModelSpecification
-from app.worker.texts import LEFT_SECONDS, RESTING_SECONDS, Prompt, Reading, Texts, Unread
+from app.worker.texts import IDLE_SECONDS, UNLOADED_IDLE_SECONDS, Prompt, PromptFailure, PromptFuture, TextReaders
 from tests.worker.hostile import TEMPLATES, TOKENIZERS, write_folder, write_hostile_template, write_hostile_tokenizer
 
 WAIT_SECONDS = 110
@@ -23,8 +23,8 @@ SOME = ("endless loops", "batch", "slice", "text times")
 
 
 @pytest.fixture
-def texts() -> Iterator[Texts]:
-    texts = Texts()
+def texts() -> Iterator[TextReaders]:
+    texts = TextReaders()
     yield texts
     texts.close()
     assert processes() == []
@@ -45,23 +45,23 @@ def ask(folder: Path, **changes: object) -> Generate:
     return Generate(id="r", model=model, **changes)  # type: ignore[arg-type]
 
 
-def read(texts: Texts, command: Generate) -> Prompt:
+def read(texts: TextReaders, command: Generate) -> Prompt:
     prompt = texts.read(command).result(WAIT_SECONDS)
     assert isinstance(prompt, Prompt), prompt
     return prompt
 
 
-def refused(texts: Texts, command: Generate) -> Unread:
+def refused(texts: TextReaders, command: Generate) -> PromptFailure:
     return unread(texts.read(command))
 
 
-def unread(reading: Reading) -> Unread:
+def unread(reading: PromptFuture) -> PromptFailure:
     outcome = reading.result(WAIT_SECONDS)
-    assert isinstance(outcome, Unread)
+    assert isinstance(outcome, PromptFailure)
     return outcome
 
 
-def test_a_chat_a_text_and_tokens_are_read_by_one_process(texts: Texts, tmp_path: Path) -> None:
+def test_a_chat_a_text_and_tokens_are_read_by_one_process(texts: TextReaders, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m")
     prompt = read(texts, chat(folder))
     assert prompt.table.decode(prompt.tokens) == "user\nhello\nassistant\n"
@@ -74,7 +74,7 @@ def test_a_chat_a_text_and_tokens_are_read_by_one_process(texts: Texts, tmp_path
 
 
 def test_what_a_template_needed_repaired_is_told_with_the_prompt_and_logged_once(
-    texts: Texts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    texts: TextReaders, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = (
         "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('one system') }}"
@@ -108,7 +108,7 @@ def test_mlx_is_not_imported_where_prompts_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_hostile_template_costs_its_own_request_and_completions_still_work(
-    texts: Texts, tmp_path: Path, name: str
+    texts: TextReaders, tmp_path: Path, name: str
 ) -> None:
     folder = write_hostile_template(tmp_path / "m", name)
     assert isinstance(refused(texts, chat(folder, "bomb")).error, InvalidRequest)
@@ -117,14 +117,14 @@ def test_a_hostile_template_costs_its_own_request_and_completions_still_work(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_every_hostile_template_is_refused(texts: Texts, tmp_path: Path, name: str) -> None:
+def test_every_hostile_template_is_refused(texts: TextReaders, tmp_path: Path, name: str) -> None:
     folder = write_hostile_template(tmp_path / "m", name)
     assert isinstance(refused(texts, chat(folder, "bomb")).error, InvalidRequest)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_every_hostile_tokenizer_is_refused_or_works(texts: Texts, tmp_path: Path, kind: str) -> None:
+def test_every_hostile_tokenizer_is_refused_or_works(texts: TextReaders, tmp_path: Path, kind: str) -> None:
     folder = write_hostile_tokenizer(tmp_path / "m", kind)
     if kind == "two million entries":
         assert read(texts, chat(folder)).tokens
@@ -132,7 +132,7 @@ def test_every_hostile_tokenizer_is_refused_or_works(texts: Texts, tmp_path: Pat
         assert isinstance(refused(texts, chat(folder)).error, ModelUnavailable)
 
 
-def test_a_hostile_tokenizer_costs_its_own_model(texts: Texts, tmp_path: Path) -> None:
+def test_a_hostile_tokenizer_costs_its_own_model(texts: TextReaders, tmp_path: Path) -> None:
     """It is not tried again at once; another model is served meanwhile."""
     hostile = write_hostile_tokenizer(tmp_path / "hostile", "exploding normalizers")
     first, second = texts.read(chat(hostile)), texts.read(chat(hostile))
@@ -143,13 +143,13 @@ def test_a_hostile_tokenizer_costs_its_own_model(texts: Texts, tmp_path: Path) -
     assert str(tmp_path) not in reason
 
 
-def test_a_named_pipe_in_place_of_a_tokenizer_is_not_waited_for(texts: Texts, tmp_path: Path) -> None:
+def test_a_named_pipe_in_place_of_a_tokenizer_is_not_waited_for(texts: TextReaders, tmp_path: Path) -> None:
     error = refused(texts, chat(write_hostile_tokenizer(tmp_path / "m", "a named pipe"))).error
     assert isinstance(error, ModelUnavailable)
     assert "tokenizer.json is not a regular file" in error.message
 
 
-def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(texts: Texts, tmp_path: Path) -> None:
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(texts: TextReaders, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m")
     read(texts, chat(folder))
     (process,) = processes()
@@ -171,7 +171,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(texts: Texts
     assert process.memory_info().rss < before + 200 * 1024 * 1024
 
 
-def test_tokenizing_stops_beyond_the_context(texts: Texts, tmp_path: Path) -> None:
+def test_tokenizing_stops_beyond_the_context(texts: TextReaders, tmp_path: Path) -> None:
     """Here no number of bytes is too many: one token is longer than the whole text."""
     folder = write_folder(tmp_path / "m")
     content = json.loads((folder / "tokenizer.json").read_text())
@@ -184,14 +184,14 @@ def test_tokenizing_stops_beyond_the_context(texts: Texts, tmp_path: Path) -> No
     assert read(texts, ask(folder, text=fits)).tokens == (256,) * 30
 
 
-def test_a_request_that_is_forgotten_before_its_turn_is_not_read(texts: Texts, tmp_path: Path) -> None:
+def test_a_request_that_is_forgotten_before_its_turn_is_not_read(texts: TextReaders, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m")
     first, second, third = (texts.read(chat(folder, text)) for text in ("a", "b", "c"))
     assert second.cancel()
     assert all(isinstance(reading.result(WAIT_SECONDS), Prompt) for reading in (first, third))
 
 
-def test_a_process_that_was_killed_is_started_again(texts: Texts, tmp_path: Path) -> None:
+def test_a_process_that_was_killed_is_started_again(texts: TextReaders, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m")
     tokens = read(texts, chat(folder)).tokens
     (process,) = processes()
@@ -200,7 +200,7 @@ def test_a_process_that_was_killed_is_started_again(texts: Texts, tmp_path: Path
     assert read(texts, chat(folder)).tokens == tokens
 
 
-def test_a_missing_or_changed_folder_is_noticed(texts: Texts, tmp_path: Path) -> None:
+def test_a_missing_or_changed_folder_is_noticed(texts: TextReaders, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m")
     with pytest.raises(ModelUnavailable):
         texts.read(chat(tmp_path / "none"))
@@ -217,7 +217,7 @@ def test_a_missing_or_changed_folder_is_noticed(texts: Texts, tmp_path: Path) ->
 
 
 def test_the_least_recently_used_process_is_ended(tmp_path: Path) -> None:
-    texts = Texts(kept_folders=1)
+    texts = TextReaders(max_processes=1)
     try:
         for name in ("a", "b"):
             read(texts, chat(write_folder(tmp_path / name)))
@@ -228,7 +228,7 @@ def test_the_least_recently_used_process_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_process_at_work_is_kept_and_so_is_the_one_that_is_asked(tmp_path: Path) -> None:
-    texts = Texts(kept_folders=1)
+    texts = TextReaders(max_processes=1)
     try:
         readings = [texts.read(chat(write_folder(tmp_path / name))) for name in ("a", "b", "c")]
         assert all(isinstance(reading.result(WAIT_SECONDS), Prompt) for reading in readings)
@@ -238,21 +238,21 @@ def test_a_process_at_work_is_kept_and_so_is_the_one_that_is_asked(tmp_path: Pat
 
 def test_a_process_ends_when_it_rests_and_soon_after_its_model_has_left_memory(tmp_path: Path) -> None:
     now = 0.0
-    texts = Texts(clock=lambda: now)
+    texts = TextReaders(clock=lambda: now)
     try:
         for name in ("loaded", "left"):
             read(texts, chat(write_folder(tmp_path / name)))
         in_memory = frozenset({str(tmp_path / "loaded")})
-        now = LEFT_SECONDS
-        texts.tidy(in_memory)
+        now = UNLOADED_IDLE_SECONDS
+        texts.close_idle(in_memory)
         assert len(processes()) == 2
         assert texts.nbytes > 2 * 20_000_000
         now += 1.0
-        texts.tidy(in_memory)
+        texts.close_idle(in_memory)
         (left,) = processes()
         assert left.cmdline()[-1] == str(tmp_path / "loaded")
-        now = RESTING_SECONDS + 1.0
-        texts.tidy(in_memory)
+        now = IDLE_SECONDS + 1.0
+        texts.close_idle(in_memory)
         assert (processes(), texts.nbytes) == ([], 0)
         assert isinstance(read(texts, chat(tmp_path / "loaded")), Prompt), "the next prompt starts another one"
     finally:
@@ -260,7 +260,7 @@ def test_a_process_ends_when_it_rests_and_soon_after_its_model_has_left_memory(t
 
 
 def test_closing_ends_a_process_whatever_it_is_at(tmp_path: Path) -> None:
-    texts = Texts()
+    texts = TextReaders()
     future = texts.read(chat(write_hostile_template(tmp_path / "m", "endless loops"), "bomb"))
     while not processes():
         assert not future.done()
@@ -272,9 +272,9 @@ def test_closing_ends_a_process_whatever_it_is_at(tmp_path: Path) -> None:
 PARENT = """
 import sys
 from pathlib import Path
-from app.worker.texts import Texts
+from app.worker.texts import TextReaders
 from tests.worker.test_texts import chat, processes, read
-texts = Texts()
+texts = TextReaders()
 folder = Path(sys.argv[1])
 read(texts, chat(folder))
 print(processes()[0].pid, flush=True)

@@ -2,7 +2,7 @@
 
 An ordinary call pays only for the checks. A row reads its own keys and no more, however long its neighbours are.
 Metal's vector kernel takes at most 8 queries, and 32 of queries × query heads per key head. A wider verify forward
-leaves it: at 8 to 12 queries attention takes 2.3 to 2.8 times as long at 16k to 32k tokens (mlx issue 3826); two pieces
+leaves it: at 8 to 12 queries attention takes 2.3 to 2.8 times as long at 16k to 32k tokens (mlx issue 3826); two chunks
 only read the keys twice.
 On an NVIDIA GPU, mlx gives two queries and more to cuDNN, which plans some 40 ms for each new number of keys, so every
 verify forward of a growing text would pay that; `composed` makes few queries of two products and a softmax.
@@ -29,9 +29,10 @@ from app.models.footprint import group_size
 
 KERNEL_QUERIES, KERNEL_PRODUCTS = 8, 32
 KERNEL_DIMENSIONS = frozenset({64, 96, 128, 256})
-MOST_PIECES = 4
-"""Most pieces of a forward, each of which reads the keys again; wider ones are left to the kernel for whole blocks."""
-LEAST_CONTEXT_TOKENS = 2048
+MAX_QUERY_CHUNKS = 4
+"""Most chunks that the queries of a forward are split into, since each reads the keys again; wider forwards are left to
+the kernel for whole blocks."""
+MIN_CONTEXT_TOKENS = 2048
 """Shortest context, in tokens, that is worth splitting; below, attention is a small part of a step."""
 LATENT_QUERIES = 64
 """Most queries for the absorbed form. Its operations break even with making keys and values at rank · (key + value)
@@ -39,13 +40,13 @@ LATENT_QUERIES = 64
 
 COMPOSED_QUERIES = 128
 """Most queries that are composed on an NVIDIA GPU; from twice as many on, long contexts cost more than cuDNN's plan."""
-MOST_PACKED_QUERIES = 96
+MAX_PACKED_QUERIES = 96
 """Most queries that read packed keys; beyond, the scores that quantised products store outgrow unpacked keys."""
 
-Parts = Sequence[mx.array]
+KvArrays = Sequence[mx.array]
 """Keys and values, or codes, scales and biases of both, [rows, heads, positions, any] each."""
-Cut = Callable[[int, int, int, int], int]
-"""Number of queries per piece, from width, query heads per key head, number of keys and their dimension."""
+ChunkSize = Callable[[int, int, int, int], int]
+"""Number of queries per chunk, from width, query heads per key head, number of keys and their dimension."""
 Attend = Callable[..., mx.array]
 """One form of attention, called like mlx-lm's `scaled_dot_product_attention`."""
 NAME = "scaled_dot_product_attention"
@@ -53,23 +54,23 @@ _whole = base.scaled_dot_product_attention
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Keys, values or masks, one for each group of rows in a forward; rows that take no part have none."""
+class PerBuffer:
+    """Keys, values or masks of a forward, one array for each buffer of rows; inactive rows have none."""
 
     rows: tuple[slice, ...]
     parts: Sequence[Any]
 
     def padded(self, rows: int) -> mx.array:
-        """Return them all as one array [rows, heads, longest, dimension]."""
+        """Pad them to one array [rows, heads, longest, dimension]."""
         longest = max(part.shape[2] for part in self.parts)
         _, heads, _, dimension = self.parts[0].shape
         whole = mx.zeros((rows, heads, longest, dimension), self.parts[0].dtype)
-        for place, part in zip(self.rows, self.parts, strict=True):
-            whole[place, :, : part.shape[2]] = part
+        for rows_slice, part in zip(self.rows, self.parts, strict=True):
+            whole[rows_slice, :, : part.shape[2]] = part
         return whole
 
 
-def quantised(keys: mx.array, values: mx.array, bits: int) -> Parts:
+def quantised(keys: mx.array, values: mx.array, bits: int) -> KvArrays:
     """Quantise keys and values, each token on its own, so that drafts and chunks change nothing.
     They are returned unchanged for 0 bits, or if no group size divides their dimensions."""
     size = group_size(keys.shape[-1], values.shape[-1]) if bits else 0
@@ -92,7 +93,7 @@ class Packed:
         codes, scales, _ = self.parts
         return int(codes.shape[-1] * 32 // self.bits // scales.shape[-1])
 
-    def whole(self) -> mx.array:
+    def dequantised(self) -> mx.array:
         """Dequantise to [rows, heads, context, dimension]."""
         codes, scales, biases = self.parts
         return mx.dequantize(codes, scales, biases, group_size=self.group_size, bits=self.bits)
@@ -108,107 +109,109 @@ def attach(model: nn.Module) -> None:
     for module in modules:
         kind: Any = type(module)
         if "unembed_out" in module and not hasattr(kind, "tells"):
-            module.__class__ = _telling(kind)
+            module.__class__ = _registering(kind)
 
 
 @remembered
-def _telling(kind: Any) -> Any:
+def _registering(kind: Any) -> Any:
     """Return a subclass of a latent attention's class that registers itself with the cache of each call."""
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        store = _store(keywords["cache"] if "cache" in keywords else arguments[-1])
-        if hasattr(store, "latent_reader"):
-            store.latent_reader = self
+        kv_cache = _kv_cache(keywords["cache"] if "cache" in keywords else arguments[-1])
+        if hasattr(kv_cache, "latent_reader"):
+            kv_cache.latent_reader = self
         return kind.__call__(self, *arguments, **keywords)
 
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__, "tells": kind})
 
 
-def _store(cache: Any) -> Any:
-    """Return the cache of keys and values: some layers have another one, for selecting among them."""
+def _kv_cache(cache: Any) -> Any:
+    """Return a layer's cache of keys and values; some layers also have one for selecting among them."""
     return cache[0] if isinstance(cache, CacheList) else cache
 
 
 def attend_for(architecture: str) -> Attend:
     """Return this device's form of attention; `architecture` is mlx's GPU name ("applegpu_g16s", "sm_90") or ""."""
     if architecture.startswith("applegpu"):
-        return in_pieces
+        return in_query_chunks
     return composed_if_few if architecture.startswith("sm_") else _whole
 
 
 def packed_queries_for(architecture: str) -> int:
     """Return the most queries of a row that read packed keys directly; 0 on a CPU.
     There, quantised products sum in another order for few queries than for many, and nothing would be gained."""
-    return MOST_PACKED_QUERIES if architecture.startswith("applegpu") else 0
+    return MAX_PACKED_QUERIES if architecture.startswith("applegpu") else 0
 
 
-def piece_queries(width: int, group: int, context: int, dimension: int) -> int:
-    """Return the queries per piece on Metal; `width` means one piece, as for whole chunks of a prompt."""
+def queries_per_chunk(width: int, group: int, context: int, dimension: int) -> int:
+    """Return the queries per chunk on Metal; `width` means a single chunk, as in prefill."""
     queries = min(KERNEL_QUERIES, KERNEL_PRODUCTS // group)
-    if dimension not in KERNEL_DIMENSIONS or context < LEAST_CONTEXT_TOKENS:
+    if dimension not in KERNEL_DIMENSIONS or context < MIN_CONTEXT_TOKENS:
         return width
-    return queries if queries < width <= MOST_PIECES * queries else width
+    return queries if queries < width <= MAX_QUERY_CHUNKS * queries else width
 
 
 def attention(
     queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
 ) -> mx.array:
-    """Compute attention as mlx-lm does; keys and values may also be `Packed`, or `Pieces` with their masks.
+    """Compute attention as mlx-lm does; keys and values may also be `Packed`, or `PerBuffer` like their masks.
     Queries are [rows, heads, width, dimension], keys and values [rows, key heads, context, dimension]."""
     if type(keys) is Packed:
-        return _of_packed(queries, keys, values, scale, mask, sinks)
-    store = _store(cache)
-    attend, reader = getattr(store, "attend", _whole), getattr(store, "latent_reader", None)
+        return _packed_attention(queries, keys, values, scale, mask, sinks)
+    kv_cache = _kv_cache(cache)
+    attend, reader = getattr(kv_cache, "attend", _whole), getattr(kv_cache, "latent_reader", None)
     if reader is not None and queries.shape[2] <= LATENT_QUERIES:
         if queries.shape[2] > 1:
-            return absorbed(reader, queries, *store.keys_and_values(), scale=scale, mask=mask)
-        if attend is not in_pieces:  # on a Mac, mlx chooses the kernel
+            return absorbed(reader, queries, *kv_cache.keys_and_values(), scale=scale, mask=mask)
+        if attend is not in_query_chunks:  # on a Mac, mlx chooses the kernel
             return _for_all_heads(queries, keys, scale, mask)
-    if type(keys) is not Pieces:
+    if type(keys) is not PerBuffer:
         return attend(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
     outputs: list[mx.array] = []
-    for place, rows in enumerate(keys.rows):
-        shown = None if mask is None else mask.parts[place]
-        part = attention(queries[rows], keys.parts[place], values.parts[place], cache, scale, shown, sinks)
+    for index, rows in enumerate(keys.rows):
+        part_mask = None if mask is None else mask.parts[index]
+        part = attention(queries[rows], keys.parts[index], values.parts[index], cache, scale, part_mask, sinks)
         outputs += _zeros(rows.start - sum(map(len, outputs)), part)
         outputs.append(part)
     return mx.concatenate([*outputs, *_zeros(len(queries) - sum(map(len, outputs)), outputs[0])])
 
 
-def _of_packed(
+def _packed_attention(
     queries: mx.array, keys: Packed, values: Packed, scale: float, mask: Any, sinks: mx.array | None
 ) -> mx.array:
     if sinks is not None:  # mlx-lm's quantised products take no sinks
-        return _whole(queries, keys.whole(), values.whole(), None, scale, mask, sinks)
+        return _whole(queries, keys.dequantised(), values.dequantised(), None, scale, mask, sinks)
     sizes = {"group_size": keys.group_size, "bits": keys.bits}
     return base.quantized_scaled_dot_product_attention(queries, keys.parts, values.parts, scale, mask, **sizes)
 
 
-def in_pieces(
+def in_query_chunks(
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
     *arguments: Any,
     mask: Any,
-    cut: Cut = piece_queries,
+    chunk_size: ChunkSize = queries_per_chunk,
     **keywords: Any,
 ) -> mx.array:
-    """Run attention on as many queries at a time as `cut` allows."""
+    """Run attention on as many queries at a time as `chunk_size` allows."""
     width = size = queries.shape[2]
     if width > 1 and keys.shape[-1] == values.shape[-1] == queries.shape[-1]:
-        size = cut(width, queries.shape[1] // keys.shape[1], keys.shape[2], keys.shape[3])
+        size = chunk_size(width, queries.shape[1] // keys.shape[1], keys.shape[2], keys.shape[3])
     if size >= width:
         return _whole(queries, keys, values, *arguments, mask=mask, **keywords)
-    pieces = []
+    chunks = []
     for start, stop in pairwise([*range(0, width, size), width]):
-        seen, shown, seen_values = keys, mask, values
+        visible_keys, chunk_mask, visible_values = keys, mask, values
         if isinstance(mask, str):  # "causal" counts from the last key, so later ones are cut off
             end = keys.shape[2] - (width - stop)
-            seen, seen_values = keys[:, :, :end], values[:, :, :end]
+            visible_keys, visible_values = keys[:, :, :end], values[:, :, :end]
         elif mask is not None and mask.shape[-2] == width:
-            shown = mask[..., start:stop, :]
-        pieces.append(_whole(queries[:, :, start:stop], seen, seen_values, *arguments, mask=shown, **keywords))
-    return mx.concatenate(pieces, axis=2)
+            chunk_mask = mask[..., start:stop, :]
+        chunks.append(
+            _whole(queries[:, :, start:stop], visible_keys, visible_values, *arguments, mask=chunk_mask, **keywords)
+        )
+    return mx.concatenate(chunks, axis=2)
 
 
 def composed_if_few(
@@ -253,21 +256,21 @@ def _zeros(rows: int, like: mx.array) -> list[mx.array]:
 
 
 def absorbed(
-    reader: Any, queries: mx.array, latents: mx.array, places: mx.array, *, scale: float, mask: Any
+    reader: Any, queries: mx.array, latents: mx.array, positional_keys: mx.array, *, scale: float, mask: Any
 ) -> mx.array:
     """Compute latent attention [rows, heads, width, value dimension] without making keys or values.
 
-    `queries` [rows, heads, width, dimension] may end in a positional part, scored against `places` [rows, 1, context,
-    dimension]; else `mask` holds those scores. `mask` also hides keys; `latents` are [rows, 1, context, rank].
+    `queries` [rows, heads, width, dimension] may end in a positional part, scored against `positional_keys` [rows, 1,
+    context, dimension]; else `mask` holds those scores. `mask` also hides keys; `latents` are [rows, 1, context, rank].
     """
-    bare, placed = mx.split(queries, [reader.qk_nope_head_dim], axis=-1)
-    if placed.shape[-1]:
-        scores = (placed * scale) @ places.swapaxes(-1, -2)
+    content_queries, positional_queries = mx.split(queries, [reader.qk_nope_head_dim], axis=-1)
+    if positional_queries.shape[-1]:
+        scores = (positional_queries * scale) @ positional_keys.swapaxes(-1, -2)
         width, context = scores.shape[-2:]
         if isinstance(mask, str):
             mask = causal_mask(width, context)
         mask = scores if mask is None else mx.where(mask, scores, mx.finfo(scores.dtype).min)
-    output: mx.array = reader.unembed_out(_for_all_heads(reader.embed_q(bare), latents, scale, mask))
+    output: mx.array = reader.unembed_out(_for_all_heads(reader.embed_q(content_queries), latents, scale, mask))
     return output
 
 

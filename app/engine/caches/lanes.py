@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from app.engine.caches.attention import Attend, Pieces, attend_for
+from app.engine.caches.attention import Attend, PerBuffer, attend_for
 from app.models.footprint import SHARED_TOKENS
 
 MASK_FULL = "causal"
@@ -56,7 +56,7 @@ class SlotTable:
         self.reserved: dict[str, int] = {}
         """Expected length of each row, in tokens, when it was claimed; 0 if unknown."""
         self.shared = 0
-        self.in_pieces = False
+        self.attends_per_buffer = False
         """Whether the model's attention is called once per buffer."""
         self.attend: Attend = attend_for("")
         """The device's form of attention."""
@@ -103,7 +103,7 @@ class SlotTable:
             if size > self.shared_tokens
         ]
 
-    def part(self, sequence_id: str) -> list[int]:
+    def separate(self, sequence_id: str) -> list[int]:
         """Take a row out of the rectangle; return the new order as `claim` does."""
         self.shared -= 1
         return self._swap(self.slots[sequence_id], self.shared)
@@ -177,9 +177,9 @@ class Lane:
         self.keep_tokens = (window or 0) + margin_tokens
         self.capacity = None if window is None else self.keep_tokens + chunk_tokens
         self.bases: list[int] = []
-        self.places: tuple[Placement, ...] = ()
+        self.placements: tuple[Placement, ...] = ()
         """Placements of the forward in progress."""
-        self._begun: Selection | None = None
+        self._selection: Selection | None = None
         self._starts: tuple[int, ...] = ()
         self._masks: dict[tuple[int, bool, int | None], Any] = {}
         self._indices: dict[tuple[str, int], mx.array] = {}
@@ -191,13 +191,13 @@ class Lane:
         self.bases.extend([0] * (slot + 1 - len(self.bases)))
         self.bases[slot] = base
 
-    def held(self, slot: int) -> int:
+    def occupied(self, slot: int) -> int:
         """Return the buffer positions that the row takes."""
         return self.table.lengths[slot] - self.base(slot)
 
     def longest(self, name: str) -> int:
         """Return the buffer positions that the longest row of a buffer takes."""
-        return max(map(self.held, self.table.slots_of(name)), default=0)
+        return max(map(self.occupied, self.table.slots_of(name)), default=0)
 
     def reserved(self, name: str) -> int:
         """Return the buffer positions reserved for the longest row of a buffer."""
@@ -212,30 +212,30 @@ class Lane:
     def begin(self) -> tuple[Placement, ...]:
         """Return the placements of the selected rows; plan moves for those that reached the capacity."""
         selection = self.table.selection
-        if self._begun is not selection:
-            self._begun = selection
+        if self._selection is not selection:
+            self._selection = selection
             self._masks.clear()
             self._indices.clear()
             shared, slots = self.table.shared, range(selection.first, selection.first + len(selection.lengths))
             # an inactive row with its own buffer is not part of the forward
-            there = [slot for slot, live in zip(slots, selection.live, strict=True) if live or slot < shared]
-            moves = {} if self.capacity is None else self._plan_moves(there, selection.width, self.capacity)
-            self._starts = tuple([self.held(slot) if slot in there else 0 for slot in slots])
-            self.places = tuple(self._places(selection, moves))
-        return self.places
+            participating = [slot for slot, live in zip(slots, selection.live, strict=True) if live or slot < shared]
+            moves = {} if self.capacity is None else self._plan_moves(participating, selection.width, self.capacity)
+            self._starts = tuple([self.occupied(slot) if slot in participating else 0 for slot in slots])
+            self.placements = tuple(self._placements(selection, moves))
+        return self.placements
 
-    def _places(self, selection: Selection, moves: Mapping[int, tuple[int, int]]) -> Iterator[Placement]:
+    def _placements(self, selection: Selection, moves: Mapping[int, tuple[int, int]]) -> Iterator[Placement]:
         shared = min(max(self.table.shared - selection.first, 0), len(selection.lengths))
         if shared:
             moved = tuple((slot, *span) for slot, span in moves.items() if slot < self.table.shared)
-            yield self._place("", slice(0, shared), selection.first, moved)
+            yield self._placement("", slice(0, shared), selection.first, moved)
         for row in range(shared, len(selection.lengths)):
             slot = selection.first + row
             if selection.live[row]:
-                own = ((0, *moves[slot]),) if slot in moves else ()
-                yield self._place(self.table.names[slot], slice(row, row + 1), 0, own)
+                row_moves = ((0, *moves[slot]),) if slot in moves else ()
+                yield self._placement(self.table.names[slot], slice(row, row + 1), 0, row_moves)
 
-    def _place(self, name: str, rows: slice, first: int, moves: tuple[tuple[int, int, int], ...]) -> Placement:
+    def _placement(self, name: str, rows: slice, first: int, moves: tuple[tuple[int, int, int], ...]) -> Placement:
         starts, width = self._starts[rows], self.table.selection.width
         extent, uniform = max(starts) + width, len(set(starts)) == 1
         return Placement(
@@ -255,33 +255,34 @@ class Lane:
     def _plan_moves(self, slots: Sequence[int], width: int, capacity: int) -> dict[int, tuple[int, int]]:
         moves: dict[int, tuple[int, int]] = {}
         for slot in slots:
-            index = self.held(slot)
+            index = self.occupied(slot)
             if index + width > capacity and index > self.keep_tokens:
                 moves[slot] = index - self.keep_tokens, index
                 self.set_base(slot, self.base(slot) + index - self.keep_tokens)
         return moves
 
-    def write_index(self, place: Placement, rows: int) -> mx.array:
+    def write_index(self, placement: Placement, rows: int) -> mx.array:
         """Return int32 [rows, 1, width, 1], where each buffer row writes; unselected ones write junk past their end."""
-        key = place.name, rows
+        key = placement.name, rows
         if key not in self._indices:
-            starts = [self.held(row) if row < self.table.shared else 0 for row in range(rows)]
-            index = mx.array(starts, dtype=mx.int32)[:, None] + mx.arange(place.width, dtype=mx.int32)
+            starts = [self.occupied(row) if row < self.table.shared else 0 for row in range(rows)]
+            index = mx.array(starts, dtype=mx.int32)[:, None] + mx.arange(placement.width, dtype=mx.int32)
             self._indices[key] = index[:, None, :, None]
         return self._indices[key]
 
     def mask(self, width: int, *, return_array: bool, window_size: int | None) -> Any:
         """Return None, "causal", or bool [width, extent] / [rows, 1, width, extent], made once per forward.
-        Where attention is called for each of several buffers, return the `Pieces` of such masks."""
-        places = self.begin()
+        Where attention is called for each of several buffers, return the `PerBuffer` of such masks."""
+        placements = self.begin()
         windows = [size for size in (window_size, self.window) if size is not None]
         window = min(windows) if windows else None
         key = (width, return_array, window)
         if key not in self._masks:
             make = partial(self._make_mask, width, return_array=return_array, window=window)
-            if len(places) > 1 and self.table.in_pieces:
-                self._masks[key] = Pieces(
-                    tuple(place.rows for place in places), [make(place.starts) for place in places]
+            if len(placements) > 1 and self.table.attends_per_buffer:
+                self._masks[key] = PerBuffer(
+                    tuple(placement.rows for placement in placements),
+                    [make(placement.starts) for placement in placements],
                 )
             else:
                 self._masks[key] = make(self._starts)

@@ -41,8 +41,8 @@ class Convolution:
 
     def after(self, keep: Sequence[int]) -> mx.array:
         """Return the state [rows, kernel - 1, channels] after the first `keep[row]` fed tokens of each row."""
-        places = mx.array(list(keep), dtype=mx.int32)[:, None] + mx.arange(self.kernel - 1, dtype=mx.int32)
-        return mx.take_along_axis(self.fed, places[..., None], axis=1)
+        positions = mx.array(list(keep), dtype=mx.int32)[:, None] + mx.arange(self.kernel - 1, dtype=mx.int32)
+        return mx.take_along_axis(self.fed, positions[..., None], axis=1)
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class Scan:
             arguments[self.inputs.state] = state = state[row : row + 1]
         if size == 0:
             return mx.zeros_like(self._cut(row, 1)) if state is None else state
-        place = (slice(row, row + 1), *[slice(None)] * (self.inputs.axis - 1), slice(size))
+        index = (slice(row, row + 1), *[slice(None)] * (self.inputs.axis - 1), slice(size))
         for name in arguments.keys() & set(self.inputs.tokens):
-            arguments[name] = arguments[name][place]
+            arguments[name] = arguments[name][index]
         for name in arguments.keys() & {"mask", "lengths"}:
             arguments[name] = None
         scanned: mx.array = self.run(**arguments)[1]
@@ -90,11 +90,11 @@ class Scan:
 
 @dataclass
 class Recording:
-    """Convolutions and scans of one forward, in the order in which they ran; none unless `keeps`."""
+    """Convolutions and scans of one forward, in the order in which they ran; none unless `records`."""
 
     open: ClassVar["Recording | None"] = None
     """Recording of the forward in progress; a class variable because only the MLX thread runs models."""
-    keeps: bool = False
+    records: bool = False
     lengths: mx.array | None = None
     """Real tokens of each row, int32 [rows]; None if all rows have the same width."""
     steps: list[Convolution | Scan] = field(default_factory=list)
@@ -114,7 +114,7 @@ class RecordingConv1d(nn.Conv1d):
     """An `nn.Conv1d` that records its input while a recording is open; parameters and results are unchanged."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        if Recording.open is not None and Recording.open.keeps:
+        if Recording.open is not None and Recording.open.records:
             Recording.open.steps.append(Convolution(x, self.weight.shape[1]))
         return super().__call__(x)
 
@@ -147,7 +147,7 @@ def _recorded(scan: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
         bound = signature.bind(*arguments, **keywords).arguments
         if "lengths" in parameters and bound.get("lengths") is None:
             bound["lengths"] = record.lengths
-        if record.keeps:
+        if record.records:
             record.steps.append(Scan(scan, parameters, inputs, bound))
         return scan(**bound)
 
@@ -156,9 +156,9 @@ def _recorded(scan: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
 
 
 @contextmanager
-def recording(*, keeps: bool, lengths: mx.array | None) -> Iterator[Recording]:
+def recording(*, records: bool, lengths: mx.array | None) -> Iterator[Recording]:
     """Hold a recording open for the forwards that run inside."""
-    Recording.open = record = Recording(keeps, lengths)
+    Recording.open = record = Recording(records, lengths)
     try:
         yield record
     finally:

@@ -20,9 +20,9 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
-from app.engine.caches.attention import Attend, Packed, Parts, Pieces, quantised
+from app.engine.caches.attention import Attend, KvArrays, Packed, PerBuffer, quantised
 from app.engine.caches.lanes import Lane, Placement, Selection, SlotTable
-from app.models.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS, grown
+from app.models.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS, grown_capacity
 
 MARGIN_TOKENS = 96
 """Tokens kept beyond a sliding window: more than the longest rewind (64 drafts and a carry-over)."""
@@ -40,30 +40,32 @@ class Buffer:
         self.parts: list[mx.array] = [mx.zeros((0, 0, 0, 0))] * 2
         self.rows = self.positions = 0
 
-    def write(self, lane: Lane, place: Placement, fresh: Parts) -> None:
+    def write(self, lane: Lane, placement: Placement, new_values: KvArrays) -> None:
         """Write [rows, heads, width, any] at the end of each row."""
-        for row, begin, end in place.moves:
+        for row, begin, end in placement.moves:
             self.copy(row, row, begin, end)
-        if place.uniform:
-            self.put(place.in_buffer, place.starts[0], fresh)
+        if placement.uniform:
+            self.put(placement.in_buffer, placement.starts[0], new_values)
         else:
-            index = lane.write_index(place, self.rows)
-            self.parts = [_scatter(part, new, place, index) for part, new in zip(self.parts, fresh, strict=True)]
+            index = lane.write_index(placement, self.rows)
+            self.parts = [
+                _scatter(part, new, placement, index) for part, new in zip(self.parts, new_values, strict=True)
+            ]
 
-    def put(self, rows: slice, first: int, fresh: Parts) -> None:
+    def put(self, rows: slice, first: int, new_values: KvArrays) -> None:
         """Write [rows, heads, n, any] at the positions from `first` on."""
-        for part, new in zip(self.parts, fresh, strict=True):
+        for part, new in zip(self.parts, new_values, strict=True):
             part[rows, :, first : first + new.shape[2]] = new
 
-    def resize(self, like: Parts, rows: int, positions: int) -> None:
+    def resize(self, like: KvArrays, rows: int, positions: int) -> None:
         """Resize to `rows` and at least `positions`; `like` are arrays like those it holds or will hold."""
         size = (rows, -(-positions // GROWTH_STEP_TOKENS) * GROWTH_STEP_TOKENS)
         if size != (self.rows, self.positions):
-            held = [None] * len(like) if self.empty else self.parts
-            self.parts = [_lengthened(part, new, size) for part, new in zip(held, like, strict=True)]
+            old_parts = [None] * len(like) if self.empty else self.parts
+            self.parts = [_resized(old, new, size) for old, new in zip(old_parts, like, strict=True)]
             self.rows, self.positions = size
 
-    def read(self, row: slice, span: slice) -> Parts:
+    def read(self, row: slice, span: slice) -> KvArrays:
         """Return views of some positions of some rows."""
         return [part[row, :, span] for part in self.parts]
 
@@ -76,14 +78,14 @@ class Buffer:
         return not self.rows * self.positions
 
 
-def _scatter(buffer: mx.array, fresh: mx.array, place: Placement, index: mx.array) -> mx.array:
+def _scatter(buffer: mx.array, new_values: mx.array, placement: Placement, index: mx.array) -> mx.array:
     """Write all rows at once by index; the buffer is donated, so its size costs nothing."""
-    rows, first, last = buffer.shape[0], place.in_buffer.start, place.in_buffer.stop
+    rows, first, last = buffer.shape[0], placement.in_buffer.start, placement.in_buffer.stop
     if first > 0 or last < rows:
-        before = mx.zeros((first, *fresh.shape[1:]), fresh.dtype)
-        after = mx.zeros((rows - last, *fresh.shape[1:]), fresh.dtype)
-        fresh = mx.concatenate([before, fresh, after])
-    return mx.put_along_axis(buffer, mx.broadcast_to(index, fresh.shape), fresh, axis=2)
+        before = mx.zeros((first, *new_values.shape[1:]), new_values.dtype)
+        after = mx.zeros((rows - last, *new_values.shape[1:]), new_values.dtype)
+        new_values = mx.concatenate([before, new_values, after])
+    return mx.put_along_axis(buffer, mx.broadcast_to(index, new_values.shape), new_values, axis=2)
 
 
 class SlotKV:
@@ -92,7 +94,7 @@ class SlotKV:
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.shared = Buffer()
-        self.own: dict[str, Buffer] = {}
+        self.row_buffers: dict[str, Buffer] = {}
         self.latent_reader: Any = None
         """Latent attention that was last called with this cache; None if it holds keys and values."""
 
@@ -117,7 +119,7 @@ class SlotKV:
     @values.setter
     def values(self, _: mx.array) -> None:
         """Zero the values. A model that never reads them assigns them; zeros keep an unevaluated graph from growing."""
-        for buffer in (self.shared, *self.own.values()):
+        for buffer in (self.shared, *self.row_buffers.values()):
             buffer.parts[1] = mx.zeros_like(buffer.parts[0])
 
     @property
@@ -133,93 +135,101 @@ class SlotKV:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append [rows, heads, width, dimension] to the rows; return all up to the longest row of each buffer."""
-        places = self.lane.begin()
-        for place in places:
-            mine = (keys, values) if len(places) == 1 else (keys[place.rows], values[place.rows])
-            kept = quantised(*mine, place.bits)
-            buffer = self._enlarged(place.name, kept, place.in_buffer.stop, place.room, place.reserved)
-            buffer.write(self.lane, place, kept)
+        placements = self.lane.begin()
+        for placement in placements:
+            row_parts = (keys, values) if len(placements) == 1 else (keys[placement.rows], values[placement.rows])
+            stored = quantised(*row_parts, placement.bits)
+            buffer = self._ensure_buffer(
+                placement.name, stored, placement.in_buffer.stop, placement.room, placement.reserved
+            )
+            buffer.write(self.lane, placement, stored)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """Return what the forward in progress reads; layers that share the keys of this one call it."""
-        places, table = self.lane.begin(), self.lane.table
-        if len(places) == 1:
-            return self._shown(places[0])
-        shown = [self._shown(place) for place in places]
-        keys, values = (Pieces(tuple(place.rows for place in places), parts) for parts in zip(*shown, strict=True))
+        placements, table = self.lane.begin(), self.lane.table
+        if len(placements) == 1:
+            return self._read_buffer(placements[0])
+        pairs = [self._read_buffer(placement) for placement in placements]
+        keys, values = (
+            PerBuffer(tuple(placement.rows for placement in placements), parts) for parts in zip(*pairs, strict=True)
+        )
         rows = len(table.selection.lengths)
-        return (keys, values) if table.in_pieces else (keys.padded(rows), values.padded(rows))
+        return (keys, values) if table.attends_per_buffer else (keys.padded(rows), values.padded(rows))
 
-    def _shown(self, place: Placement) -> tuple[Any, Any]:
+    def _read_buffer(self, placement: Placement) -> tuple[Any, Any]:
         """Return keys and values of one buffer for attention, packed ones as they are if it can read them so."""
         table = self.lane.table
-        parts = (self.own[place.name] if place.name else self.shared).read(place.in_buffer, slice(place.extent))
+        parts = (self.row_buffers[placement.name] if placement.name else self.shared).read(
+            placement.in_buffer, slice(placement.extent)
+        )
         if len(parts) == 2:
             return parts[0], parts[1]
-        keys, values = (Packed(tuple(arrays), place.bits) for arrays in (parts[:3], parts[3:]))
-        if table.in_pieces and place.width <= table.packed_queries:
+        keys, values = (Packed(tuple(arrays), placement.bits) for arrays in (parts[:3], parts[3:]))
+        if table.attends_per_buffer and placement.width <= table.packed_queries:
             return keys, values
-        return keys.whole(), values.whole()
+        return keys.dequantised(), values.dequantised()
 
-    def _enlarged(self, name: str, like: Parts, rows: int, positions: int, reserved: int) -> Buffer:
-        """Return the buffer, enlarged if needed: rows to a power of two, positions to the reservation, else to `grown`.
+    def _ensure_buffer(self, name: str, like: KvArrays, rows: int, positions: int, reserved: int) -> Buffer:
+        """Return the buffer, enlarged if needed: rows to a power of two, positions as reserved or to `grown_capacity`.
         The reservation keeps a prompt from being copied while it is read."""
-        buffer = self.own.setdefault(name, Buffer()) if name else self.shared
+        buffer = self.row_buffers.setdefault(name, Buffer()) if name else self.shared
         if rows > buffer.rows or positions > buffer.positions or reserved > buffer.positions:
             rows = 1 << (max(rows, len(self.lane.table.slots_of(name))) - 1).bit_length()
             longest = max(positions, self.lane.longest(name))
-            buffer.resize(like, rows, reserved if longest <= reserved else grown(longest))
+            buffer.resize(like, rows, reserved if longest <= reserved else grown_capacity(longest))
         return buffer
 
-    def part(self, sequence_id: str, slot: int) -> None:
+    def separate(self, sequence_id: str, slot: int) -> None:
         """Move a row of the rectangle, with its contents, to a buffer of its own."""
-        held = self.lane.held(slot)
-        if held > 0 and not self.shared.empty:
-            mine = self.shared.read(slice(slot, slot + 1), slice(held))
-            self._enlarged(sequence_id, mine, 1, held + 1, self.lane.reserved(sequence_id)).put(slice(1), 0, mine)
+        occupied = self.lane.occupied(slot)
+        if occupied > 0 and not self.shared.empty:
+            row_parts = self.shared.read(slice(slot, slot + 1), slice(occupied))
+            self._ensure_buffer(sequence_id, row_parts, 1, occupied + 1, self.lane.reserved(sequence_id)).put(
+                slice(1), 0, row_parts
+            )
 
     def reorder(self, order: Sequence[int]) -> None:
         """Reorder the rectangle so that row i holds what row `order[i]` held; free it if it has no rows."""
         for slot, source in enumerate(order[: self.lane.table.shared]):
-            if slot != source and not self.shared.empty and (held := self.lane.held(slot)) > 0:
-                self.shared.copy(source, slot, 0, held)
+            if slot != source and not self.shared.empty and (occupied := self.lane.occupied(slot)) > 0:
+                self.shared.copy(source, slot, 0, occupied)
         if not self.lane.table.shared:
             self.shared = Buffer()
 
     def shrink(self) -> None:
         """Shrink the rectangle if at least half of it is unused."""
         longest = max(self.lane.longest(""), self.lane.reserved(""))
-        rows, positions = 1 << max(0, self.lane.table.shared - 1).bit_length(), grown(longest)
+        rows, positions = 1 << max(0, self.lane.table.shared - 1).bit_length(), grown_capacity(longest)
         if 2 * rows * max(positions, GROWTH_STEP_TOKENS) <= self.shared.rows * self.shared.positions:
             self.shared.resize(self.shared.parts, rows, positions)
 
-    def write_row(self, slot: int, parts: Parts, first: int = 0) -> None:
+    def write_row(self, slot: int, parts: KvArrays, first: int = 0) -> None:
         """Write [1, heads, n, any] at the row's buffer positions from `first` on."""
         if size := parts[0].shape[2]:
-            name, row = self._seat(slot)
-            buffer = self._enlarged(name, parts, row + 1, first + size, self.lane.reserved(name))
+            name, row = self._buffer_row(slot)
+            buffer = self._ensure_buffer(name, parts, row + 1, first + size, self.lane.reserved(name))
             buffer.put(slice(row, row + 1), first, parts)
 
-    def read_span(self, slot: int, start: int, stop: int) -> Parts:
+    def read_span(self, slot: int, start: int, stop: int) -> KvArrays:
         """Return views [1, heads, n, any] of the positions `start` to `stop` still held: the last n of them."""
-        base, (name, row) = self.lane.base(slot), self._seat(slot)
+        base, (name, row) = self.lane.base(slot), self._buffer_row(slot)
         span = slice(max(0, start - base), max(0, stop - base))
-        return (self.own.get(name, Buffer()) if name else self.shared).read(slice(row, row + 1), span)
+        return (self.row_buffers.get(name, Buffer()) if name else self.shared).read(slice(row, row + 1), span)
 
-    def _seat(self, slot: int) -> tuple[str, int]:
+    def _buffer_row(self, slot: int) -> tuple[str, int]:
         """Return the owner of the buffer of a slot's row ("" for the rectangle), and the row's index in it."""
         table = self.lane.table
         return ("", slot) if slot < table.shared else (table.names[slot], 0)
 
     def size(self) -> int:
-        return max(place.extent for place in self.lane.begin())
+        return max(placement.extent for placement in self.lane.begin())
 
     def empty(self) -> bool:
         return not self.arrays()
 
     def arrays(self) -> list[mx.array]:
-        buffers = [self.shared, *self.own.values()]
+        buffers = [self.shared, *self.row_buffers.values()]
         return [array for buffer in buffers if not buffer.empty for array in buffer.parts]
 
     @property
@@ -227,13 +237,13 @@ class SlotKV:
         return sum(array.nbytes for array in self.arrays())
 
 
-def _lengthened(buffer: mx.array | None, like: mx.array, size: tuple[int, int]) -> mx.array:
+def _resized(buffer: mx.array | None, like: mx.array, size: tuple[int, int]) -> mx.array:
     rows, positions = size
     _, heads, _, dimension = like.shape
     grown = mx.zeros((rows, heads, positions, dimension), like.dtype)
     if buffer is not None:
-        kept = buffer[:rows, :, :positions]
-        grown[: kept.shape[0], :, : kept.shape[2]] = kept
+        copied_part = buffer[:rows, :, :positions]
+        grown[: copied_part.shape[0], :, : copied_part.shape[2]] = copied_part
     return grown
 
 
@@ -267,23 +277,23 @@ class SlotState(mlx_cache.ArraysCache):
     def begin(self, selection: Selection, widths: Sequence[int]) -> None:
         """Show the model the selected rows; `widths` are their real token counts inside the padded rectangle."""
         self.store = tuple(_grown(rows, selection.stop) for rows in self.store)
-        begun = any(selection.lengths)  # some models treat no state and a zero state differently
-        shown = [rows[selection.first : selection.stop] for rows in self.store] if begun else []
-        self.cache: list[Any] = shown or [None] * self.size
-        ragged = any(width != selection.width for width in widths)
-        self.lengths = mx.array(list(widths), dtype=mx.int32) if ragged else None
+        has_started = any(selection.lengths)  # some models treat no state and a zero state differently
+        visible = [rows[selection.first : selection.stop] for rows in self.store] if has_started else []
+        self.cache: list[Any] = visible or [None] * self.size
+        is_ragged = any(width != selection.width for width in widths)
+        self.lengths = mx.array(list(widths), dtype=mx.int32) if is_ragged else None
 
     def fed(self) -> tuple[mx.array, ...]:
-        """Return the states that the forward in progress leaves if everything is kept."""
+        """Return the states that the forward in progress leaves if everything is committed."""
         return tuple(array for array in self.cache if array is not None)
 
     def commit(self, selection: Selection, live: Sequence[bool], states: Sequence[mx.array]) -> None:
         """Store `states` of the live rows; inert rows keep theirs."""
         if not all(live):
-            wanted = mx.array(list(live))
-            held = [rows[selection.first : selection.stop] for rows in self.store] or map(mx.zeros_like, states)
-            pairs = zip(states, held, strict=True)
-            states = [mx.where(wanted.reshape(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs]
+            is_live = mx.array(list(live))
+            old_states = [rows[selection.first : selection.stop] for rows in self.store] or map(mx.zeros_like, states)
+            pairs = zip(states, old_states, strict=True)
+            states = [mx.where(is_live.reshape(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs]
         self.write_row(selection.first, states)
         self.cache = list(self.store)
 
@@ -295,9 +305,9 @@ class SlotState(mlx_cache.ArraysCache):
         """Replace the rows from `slot` on with `arrays` [n, …]."""
         stop = slot + max(map(len, arrays), default=0)
         if slot > 0 or any(len(old) > stop for old in self.store):
-            rows = zip(self.store or [fresh[:0] for fresh in arrays], arrays, strict=True)
-            pairs = [_alike(old, fresh) for old, fresh in rows]
-            arrays = [mx.concatenate([_grown(old, slot)[:slot], fresh, old[stop:]]) for old, fresh in pairs]
+            rows = zip(self.store or [new_values[:0] for new_values in arrays], arrays, strict=True)
+            pairs = [_padded_alike(old, new_values) for old, new_values in rows]
+            arrays = [mx.concatenate([_grown(old, slot)[:slot], new_values, old[stop:]]) for old, new_values in pairs]
         self.store = tuple(arrays)
 
     def reorder(self, order: Sequence[int]) -> None:
@@ -315,7 +325,7 @@ def _grown(rows: mx.array, count: int) -> mx.array:
     return rows if missing <= 0 else mx.concatenate([rows, mx.zeros((missing, *rows.shape[1:]), rows.dtype)])
 
 
-def _alike(first: mx.array, second: mx.array) -> tuple[mx.array, mx.array]:
+def _padded_alike(first: mx.array, second: mx.array) -> tuple[mx.array, mx.array]:
     """Pad both to the same row shape: a state that is still growing gets zeros in front."""
     if first.shape[1:] == second.shape[1:]:
         return first, second
@@ -343,14 +353,14 @@ class Caches:
         return tuple(dict.fromkeys([*names, *(["snapshot"] if self.states else [])]))
 
     def arrays(self) -> list[mx.array]:
-        kept = [*(cache.arrays() for cache in self.kv), *(state.store for state in self.states)]
-        return [array for arrays in kept for array in arrays]
+        groups = [*(cache.arrays() for cache in self.kv), *(state.store for state in self.states)]
+        return [array for arrays in groups for array in arrays]
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays())
 
-    def read_span(self, sequence_id: str, start: int, stop: int) -> tuple[Parts, ...]:
+    def read_span(self, sequence_id: str, start: int, stop: int) -> tuple[KvArrays, ...]:
         """Return the positions `start` to `stop` still held, by KV layer: the last n, [1, heads, n, any].
 
         Where a window has passed on, n = 0. These are lazy views: copy (`copied`) and evaluate them before the next
@@ -359,7 +369,7 @@ class Caches:
         slot = self.table.slots[sequence_id]
         return tuple(cache.read_span(slot, start, stop) for cache in self.kv)
 
-    def write_span(self, sequence_id: str, start: int, spans: Sequence[Parts], *, stop: int | None = None) -> None:
+    def write_span(self, sequence_id: str, start: int, spans: Sequence[KvArrays], *, stop: int | None = None) -> None:
         """Write back what `read_span` returned, in the order of positions; the row then has `stop` tokens.
 
         All spans end at `stop`, by default `start` plus the longest; pass it where no layer holds the whole range.
@@ -383,14 +393,14 @@ class Caches:
         """Free the row; the last row of the rectangle moves into a hole there."""
         self._reorder(self.table.release(sequence_id))
         for cache in self.kv:
-            cache.own.pop(sequence_id, None)
+            cache.row_buffers.pop(sequence_id, None)
             cache.shrink()
 
-    def part(self, sequence_id: str) -> None:
+    def separate(self, sequence_id: str) -> None:
         """Move a row of the rectangle to buffers of its own."""
         for cache in self.kv:
-            cache.part(sequence_id, self.table.slots[sequence_id])
-        self._reorder(self.table.part(sequence_id))
+            cache.separate(sequence_id, self.table.slots[sequence_id])
+        self._reorder(self.table.separate(sequence_id))
         for cache in self.kv:
             cache.shrink()
 

@@ -55,8 +55,8 @@ class LoadedUnit:
     max_context_tokens: int
     vocabulary_size: int
     drafts: tuple[LoadedDraft, ...] = ()
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """Method -> why its drafter could not be loaded."""
+    load_failures: Mapping[str, str] = field(default_factory=dict)
+    """Method -> why its drafter failed to load."""
     on_progress: Callable[[], None] = lambda: None
     """Callback between the parts of a long step."""
 
@@ -65,8 +65,8 @@ class LoadedUnit:
         for draft in self.drafts:
             if draft.method == method:
                 return draft
-        if method in self.left_out:
-            raise ModelUnavailable(self.left_out[method])
+        if method in self.load_failures:
+            raise ModelUnavailable(self.load_failures[method])
         if self.spec.draft_unavailable:
             raise ModelUnavailable(self.spec.draft_unavailable)
         raise NoDraft("draft model" if method == DRAFT_MODEL.name else f"{method} drafter")
@@ -90,13 +90,13 @@ class Proposal(NamedTuple):
 class Outcome(NamedTuple):
     """Result of one `forward` of the target, row by row, prefill and plain steps included.
 
-    `kept[row]` of the tokens fed are in the cache. `tokens[row]` is a live view of prompt and output. Of `drafted[row]`
-    drafts the first `accepted[row]` were accepted; both are empty where nothing was drafted.
+    `committed[row]` of the tokens fed are in the cache. `tokens[row]` is a live view of prompt and output. Of
+    `drafted[row]` drafts the first `accepted[row]` were accepted; both are empty where nothing was drafted.
     """
 
     forward: Forward
     tokens: Sequence[Sequence[int]]
-    kept: Sequence[int]
+    committed: Sequence[int]
     drafted: Sequence[int] = ()
     accepted: Sequence[int] = ()
 
@@ -135,16 +135,16 @@ class Drafter:
         return None
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn what the target has read, and which drafts were accepted."""
+        """Observe a forward of the target: its hidden states, and which drafts were accepted."""
 
-    def settle(self, sequence_id: str, tokens: Sequence[int]) -> None:
-        """Read what is needed of these first `tokens` of the sequence, which are about to be cached for later ones."""
+    def commit(self, sequence_id: str, tokens: Sequence[int]) -> None:
+        """Catch up on the sequence's first `tokens` where necessary: they are about to enter the prefix cache."""
 
-    def pending(self, sequence_id: str, length: int) -> mx.array | None:  # noqa: ARG002
-        """Return what it needs of the target's last of `length` positions and has not read; None if nothing."""
+    def pending_features(self, sequence_id: str, length: int) -> mx.array | None:  # noqa: ARG002
+        """Return the target's features of position `length` - 1 that it has yet to read; None if there are none."""
         return None
 
-    def resume(self, sequence_id: str, length: int, pending: mx.array | None) -> None:
+    def resume(self, sequence_id: str, length: int, features: mx.array | None) -> None:
         """Continue after the target's row was restored to `length`, and its own as far as it was cached."""
 
     def release(self, sequence_id: str) -> None:

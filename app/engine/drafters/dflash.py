@@ -14,12 +14,12 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.qwen3 import TransformerBlock
 
 from app.core.step import DecodeRow
-from app.engine.drafters.draft_model import drawn_behind
-from app.engine.drafters.features import Attention, FeatureDrafter, FeatureModule, own_tensors
+from app.engine.drafters.draft_model import draw_after
+from app.engine.drafters.features import Attention, FeatureDrafter, FeatureModule, load_tensors
 from app.engine.sampling import SampledRow
 from app.models.config_values import Config
 from app.models.drafters.config import SLIDING
-from app.models.drafters.formats import BORROWED, DFlashConfig
+from app.models.drafters.formats import TARGET_PREFIXES, DFlashConfig
 from app.models.folder import ModelFolder
 
 
@@ -37,7 +37,7 @@ class DFlashModel(FeatureModule):
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Config) -> Self:
         """Build the module of a folder, with lazy weights. Raises ModelUnavailable."""
-        return cls(DFlashConfig.read(folder.config, target_config)).fill(own_tensors(folder, *BORROWED))
+        return cls(DFlashConfig.read(folder.config, target_config)).fill(load_tensors(folder, *TARGET_PREFIXES))
 
     def make_cache(self) -> list[Any]:
         window = self.config.sliding_window
@@ -69,12 +69,12 @@ class DFlash(FeatureDrafter):
         return output
 
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
-        known, mask = {row.sequence_id: row.tokens for row in rows}, self._module.config.mask_token_id
-        self._catch_up(known)
+        tokens_by_id, mask = {row.sequence_id: row.tokens for row in rows}, self._module.config.mask_token_id
+        self._catch_up(tokens_by_id)
         blocks = []
         for row in rows:  # later slots see forced tokens, except the last, which may be spelled differently
-            certain = [usual for usual, *_ in row.forced[:-1]][:width]
-            blocks.append([row.tokens[-1], *certain, *[mask] * (width - len(certain))])
+            forced = [usual for usual, *_ in row.forced[:-1]][:width]
+            blocks.append([row.tokens[-1], *forced, *[mask] * (width - len(forced))])
         block = mx.array(blocks, dtype=mx.int32)
-        hidden, _ = self.runner.forward(list(known), self._target.embed(block), [1 + width] * len(rows))
-        return drawn_behind((), self._target.logits(hidden[:, 1:]), sampled, self._target_vocabulary)
+        hidden, _ = self.runner.forward(list(tokens_by_id), self._target.embed(block), [1 + width] * len(rows))
+        return draw_after((), self._target.logits(hidden[:, 1:]), sampled, self._target_vocabulary)

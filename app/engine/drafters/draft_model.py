@@ -17,7 +17,7 @@ from app.core.step import DecodeRow
 from app.engine.caches.lanes import reservation
 from app.engine.caches.rollback import UnknownCacheError
 from app.engine.drafters import Drafter, LoadedUnit, Outcome, Proposal
-from app.engine.drafters.leads import Lead
+from app.engine.drafters.leads import ForcedPrefix
 from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling import SampledRow, adjust, draw
 from app.engine.sampling.acceptance import fit_vocabulary
@@ -30,7 +30,7 @@ CATCH_UP_WIDTH_TOKENS = 16
 """Largest lag, in tokens, fed in the first draft forward; a larger one is prefilled row by row in chunks."""
 
 
-def drawn_behind(
+def draw_after(
     drafts: Sequence[mx.array], logits: mx.array, sampled: Sequence[SampledRow], vocabulary: int
 ) -> tuple[mx.array, mx.array]:
     """Draw int32 [rows, slots] after `drafts` ([rows, 1] each); return them with the logits they are drawn from.
@@ -38,10 +38,10 @@ def drawn_behind(
     Those are `logits` [rows, slots, any] as float32 over the target's `vocabulary`, tokens that only it knows at -inf.
     The noise is the target's at the same position (Gumbel coupling, arXiv 2408.07978), unless a row has a salt.
     """
-    ahead = [row._replace(pending=row.pending + len(drafts)) for row in sampled]
+    shifted = [row._replace(pending=row.pending + len(drafts)) for row in sampled]
     logits = fit_vocabulary(logits, vocabulary).astype(mx.float32)
-    logits = adjust(logits, ahead, mx.concatenate(list(drafts), axis=1) if drafts else None)
-    return draw(logits, ahead), logits
+    logits = adjust(logits, shifted, mx.concatenate(list(drafts), axis=1) if drafts else None)
+    return draw(logits, shifted), logits
 
 
 class DraftModel(Drafter):
@@ -83,16 +83,16 @@ class DraftModel(Drafter):
         limits = [min(row.num_draft_tokens, self.longest or row.num_draft_tokens) for row in rows]
         reasons = tuple(self._refusal(row, limit) for row, limit in zip(rows, limits, strict=True))
         counts = tuple(0 if reason else limit for reason, limit in zip(reasons, limits, strict=True))
-        places = {row.sequence_id: place for place, row in enumerate(rows) if counts[place]}
-        if not places:
+        indices = {row.sequence_id: index for index, row in enumerate(rows) if counts[index]}
+        if not indices:
             return Proposal(None, counts, reasons)
-        for name, place in places.items():
-            self.runner.claim_once(name, reservation(len(rows[place].tokens), rows[place].remaining))
-        order = [places[name] for name in self.runner.ordered(list(places))]
-        tokens, logits = self._draft([rows[place] for place in order], [sampled[place] for place in order], max(counts))
+        for name, index in indices.items():
+            self.runner.claim_once(name, reservation(len(rows[index].tokens), rows[index].remaining))
+        order = [indices[name] for name in self.runner.ordered(list(indices))]
+        tokens, logits = self._draft([rows[index] for index in order], [sampled[index] for index in order], max(counts))
         if order != list(range(len(rows))):  # back to the order of `rows`, with arbitrary drafts for the others
-            back = mx.array([order.index(place) if place in order else 0 for place in range(len(rows))])
-            tokens, logits = tokens[back], logits[back]
+            restore_order = mx.array([order.index(index) if index in order else 0 for index in range(len(rows))])
+            tokens, logits = tokens[restore_order], logits[restore_order]
         return Proposal(tokens, counts, reasons, logits)
 
     def _refusal(self, row: DecodeRow, limit: int) -> Reason:
@@ -101,49 +101,49 @@ class DraftModel(Drafter):
 
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
         """Draft int32 [rows, width] for `rows` in slot order; return them with their logits. The host reads nothing."""
-        known = {row.sequence_id: row.tokens for row in rows}
-        output = self._catch_up(known)
-        self._states, lead = [], Lead([row.forced for row in rows])
+        tokens_by_id = {row.sequence_id: row.tokens for row in rows}
+        output = self._catch_up(tokens_by_id)
+        self._states, forced_prefix = [], ForcedPrefix([row.forced for row in rows])
         drafts: list[mx.array] = []
         logits: list[mx.array] = []
         while True:
             self._states.append(self.runner.state_rows())
-            draft, draft_logits = drawn_behind(drafts, self._logits(output), sampled, self._target_vocabulary)
-            draft = lead.choose(len(drafts), draft)
+            draft, draft_logits = draw_after(drafts, self._logits(output), sampled, self._target_vocabulary)
+            draft = forced_prefix.choose(len(drafts), draft)
             mx.async_eval(draft)  # the device drafts while the host builds the next forward
             drafts.append(draft)
             logits.append(draft_logits)
             if len(drafts) == width:
                 return mx.concatenate(drafts, axis=1), mx.concatenate(logits, axis=1)
-            output = self._feed(list(known), self._inputs(draft, output), [1] * len(known))
+            output = self._feed(list(tokens_by_id), self._inputs(draft, output), [1] * len(tokens_by_id))
 
-    def _catch_up(self, known: Mapping[str, Sequence[int]]) -> mx.array:
-        """Feed each row's `known` tokens that were not read yet; return the last output of each [rows, 1, …]."""
-        for name, tokens in known.items():
+    def _catch_up(self, tokens_by_id: Mapping[str, Sequence[int]]) -> mx.array:
+        """Feed each row's `tokens_by_id` tokens that were not read yet; return the last output of each [rows, 1, …]."""
+        for name, tokens in tokens_by_id.items():
             if len(tokens) - self.runner.length(name) > CATCH_UP_WIDTH_TOKENS:
-                self._read(name, tokens[:-1])
-        missed = [tokens[self.runner.length(name) :] for name, tokens in known.items()]
-        return self._feed(list(known), padded(missed), [len(tokens) for tokens in missed])
+                self._prefill(name, tokens[:-1])
+        unread = [tokens[self.runner.length(name) :] for name, tokens in tokens_by_id.items()]
+        return self._feed(list(tokens_by_id), padded(unread), [len(tokens) for tokens in unread])
 
-    def _read(self, name: str, tokens: Sequence[int]) -> None:
+    def _prefill(self, name: str, tokens: Sequence[int]) -> None:
         """Feed all of `tokens` that the row has not read yet."""
-        least, most = CATCH_UP_CHUNK_TOKENS
+        min_tokens, max_tokens = CATCH_UP_CHUNK_TOKENS
         while (start := self.runner.length(name)) < len(tokens):
-            began, chunk = self._clock(), tokens[start : start + self._chunk_tokens]
+            started, chunk = self._clock(), tokens[start : start + self._chunk_tokens]
             self._feed([name], padded([chunk]), [len(chunk)])
             mx.eval(self.runner.caches.arrays())
             self.runner.on_progress()
-            seconds = self._clock() - began
+            seconds = self._clock() - started
             if seconds > CATCH_UP_SECONDS[1]:
-                self._chunk_tokens = max(least, self._chunk_tokens // 2)
+                self._chunk_tokens = max(min_tokens, self._chunk_tokens // 2)
             elif seconds < CATCH_UP_SECONDS[0]:
-                self._chunk_tokens = min(most, self._chunk_tokens * 2)
+                self._chunk_tokens = min(max_tokens, self._chunk_tokens * 2)
 
-    def settle(self, sequence_id: str, tokens: Sequence[int]) -> None:
+    def commit(self, sequence_id: str, tokens: Sequence[int]) -> None:
         """Read `tokens` now, unless the model's rows can be cut anywhere."""
         if self.runner.needs_snapshots:
             self.runner.claim_once(sequence_id)
-            self._read(sequence_id, tokens)
+            self._prefill(sequence_id, tokens)
 
     def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:  # noqa: ARG002
         """Return the model's inputs for int32 `tokens` [rows, width]; `output` [rows, width, …] precedes each."""

@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.qwen3 import TransformerBlock
 
-from app.engine.drafters.features import Attention, FeatureDrafter, FeatureModule, own_tensors
+from app.engine.drafters.features import Attention, FeatureDrafter, FeatureModule, load_tensors
 from app.engine.layers import Target
 from app.models.config_values import Config
 from app.models.drafters.formats import Eagle3Config
@@ -36,23 +36,23 @@ class Layer(TransformerBlock):
 
 
 class Eagle3Model(FeatureModule):
-    """The checkpoint's module; `d2t` int [draft vocabulary] and `embed_tokens` only if among the `given` tensors."""
+    """The checkpoint's module; `d2t` int [draft vocabulary] and `embed_tokens` only if in `tensor_names`."""
 
     longest = 16
 
-    def __init__(self, config: Eagle3Config, given: Container[str]) -> None:
+    def __init__(self, config: Eagle3Config, tensor_names: Container[str]) -> None:
         super().__init__(config)
         self.midlayer = Layer(config)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
-        if "embed_tokens.weight" in given:
+        if "embed_tokens.weight" in tensor_names:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        if "d2t" in given:
+        if "d2t" in tensor_names:
             self.d2t = mx.zeros((config.draft_vocab_size,), dtype=mx.int32)
 
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Config) -> Self:
         """Build the module of a folder that passed `check_drafter`, with lazy weights. Raises ModelUnavailable."""
-        tensors = own_tensors(folder, "t2d")
+        tensors = load_tensors(folder, "t2d")
         weights = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
         return cls(Eagle3Config.read(folder.config, target_config), weights).fill(weights)
 

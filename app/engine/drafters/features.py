@@ -1,7 +1,7 @@
-"""Base of drafters that read the target's hidden states (features): modules, their loading, and waiting features.
+"""Base of drafters that read the target's hidden states (features): modules, their loading, and pending features.
 
-Features wait row by row until the drafter's context takes them. A prompt's features enter chunk by chunk; those of
-decode steps wait for the next proposal or, without drafts, until there are `WAITING_TOKENS` of them. Positions that a
+Features are pending, row by row, until they enter the drafter's context. Those of a prompt enter chunk by chunk, those
+of decode steps with the next proposal or, without drafts, once there are `MAX_PENDING_TOKENS` of them. Positions that a
 prefix cache restored without features leave a gap, after which the context continues at the right positions.
 """
 
@@ -27,8 +27,9 @@ from app.engine.sampling import SampledRow
 from app.models.drafters.config import DrafterConfig
 from app.models.folder import ModelFolder
 
-WAITING_TOKENS = 512
-"""Plain steps per drafter forward; if their features were dropped instead, no later request could reuse the text."""
+MAX_PENDING_TOKENS = 512
+"""Most pending features of a row, in tokens: plain steps are fed to the drafter together. They are not dropped, or no
+later request could reuse the text."""
 EXTEND_AT_ONCE_TOKENS = 32
 
 
@@ -73,9 +74,9 @@ class Attention(qwen3.Attention):
         self.k_proj = nn.Linear(input_size, config.num_key_value_heads * size, bias=bias)
         self.v_proj = nn.Linear(input_size, config.num_key_value_heads * size, bias=bias)
         self.o_proj = nn.Linear(config.num_attention_heads * size, config.hidden_size, bias=bias)
-        turned, scaling = int(size * config.partial_rotary_factor), dict(config.rope_scaling or {}) or None
+        rotary_size, scaling = int(size * config.partial_rotary_factor), dict(config.rope_scaling or {}) or None
         self.rope = initialize_rope(
-            turned, config.rope_theta, config.rope_traditional, scaling, config.max_position_embeddings
+            rotary_size, config.rope_theta, config.rope_traditional, scaling, config.max_position_embeddings
         )
 
     def extend(self, x: mx.array, cache: Any) -> None:
@@ -86,44 +87,44 @@ class Attention(qwen3.Attention):
         cache.update_and_fetch(self.rope(keys, offset=cache.offset), values)
 
 
-def own_tensors(folder: ModelFolder, *borrowed: str) -> dict[str, mx.array]:
-    """Return a folder's lazy tensors by name, less a leading `model.`, but none that begins like a `borrowed` one."""
+def load_tensors(folder: ModelFolder, *borrowed: str) -> dict[str, mx.array]:
+    """Load a folder's tensors, lazily, by name without a leading `model.`, except those with a `borrowed` prefix."""
     files: list[Any] = [mx.load(str(folder.path / name)) for name in folder.weight_files]
     tensors = {name.removeprefix("model."): value for file in files for name, value in file.items()}
     return {name: value for name, value in tensors.items() if not name.startswith(borrowed)}
 
 
-class Waiting:
-    """Features of one row that its context does not hold yet: consecutive positions `start` … `stop` - 1."""
+class PendingFeatures:
+    """Features of one row that are not in its context yet: consecutive positions `start` … `stop` - 1."""
 
     def __init__(self) -> None:
         self.start = self.stop = 0
         self._parts: list[tuple[list[mx.array], int]] = []
 
-    def add(self, start: int, taps: Sequence[mx.array], row: int, kept: int) -> None:
-        """Add `kept` positions from `start` on, lazily, of one row of each tap [rows, width, size].
+    def add(self, start: int, taps: Sequence[mx.array], row: int, count: int) -> None:
+        """Add `count` positions from `start` on, lazily, of one row of each tap [rows, width, size].
         Positions before a gap are dropped."""
         if start != self.stop:
             self._parts, self.start = [], start
-        self._parts.append(([tap[row : row + 1, :kept] for tap in taps], kept))
-        self.stop = start + kept
+        self._parts.append(([tap[row : row + 1, :count] for tap in taps], count))
+        self.stop = start + count
 
     def take(self, stop: int) -> mx.array:
         """Remove and return the features before position `stop`, [1, n, taps · size]."""
         whole = mx.concatenate([mx.concatenate(taps, axis=-1) for taps, _ in self._parts], axis=1)
-        taken = stop - self.start
-        self._parts = [([whole[:, taken:]], self.stop - stop)] if stop < self.stop else []
+        count = stop - self.start
+        self._parts = [([whole[:, count:]], self.stop - stop)] if stop < self.stop else []
         self.start = stop
-        return whole[:, :taken]
+        return whole[:, :count]
 
     def last(self) -> mx.array:
         """Return the features of the last position, [1, 1, taps · size], without removing them."""
         return mx.concatenate(self._parts[-1][0], axis=-1)[:, -1:]
 
 
-def _readable(waiting: Waiting, tokens: Sequence[int]) -> int:
-    """Return how many of the waiting features have a known next token."""
-    return min(waiting.stop, len(tokens) - 1) - waiting.start
+def _ready_count(pending: PendingFeatures, tokens: Sequence[int]) -> int:
+    """Return how many of the pending features have a known next token."""
+    return min(pending.stop, len(tokens) - 1) - pending.start
 
 
 class FeatureDrafter(DraftModel):
@@ -141,7 +142,7 @@ class FeatureDrafter(DraftModel):
         super().__init__(runner, target_vocabulary=vocabulary, max_context_tokens=context)
         self.taps, self.longest = self._module.config.taps, self._module.longest
         self._embed = self._module.get("embed_tokens", target.embed)
-        self._waiting: dict[str, Waiting] = {}
+        self._pending: dict[str, PendingFeatures] = {}
 
     @classmethod
     def open(cls, unit: LoadedUnit) -> Drafter:
@@ -152,62 +153,62 @@ class FeatureDrafter(DraftModel):
 
     def admit(self, request: Request) -> None:
         self.runner.claim(request.id, reservation(len(request.prompt_tokens), request.max_tokens))
-        self._waiting[request.id] = Waiting()
+        self._pending[request.id] = PendingFeatures()
 
     def release(self, sequence_id: str) -> None:
-        self._waiting.pop(sequence_id, None)
+        self._pending.pop(sequence_id, None)
         super().release(sequence_id)
 
     def observe(self, outcome: Outcome) -> None:
-        """Queue the features of kept tokens; a prompt's enter the context at once."""
+        """Queue the features of committed tokens; those of a prompt enter the context at once."""
         forward = outcome.forward
         taps = [forward.features[tap] for tap in self.taps]
         for row, name in enumerate(forward.sequence_ids):
-            tokens, kept, waiting = outcome.tokens[row], outcome.kept[row], self._waiting.get(name)
-            if waiting is not None and kept:
-                waiting.add(forward.starts[row], taps, row, kept)
-                enough = EXTEND_AT_ONCE_TOKENS if kept >= EXTEND_AT_ONCE_TOKENS else WAITING_TOKENS
-                if waiting.stop - waiting.start >= enough:  # the last one keeps waiting: drafts begin with it
-                    self.settle(name, tokens[: waiting.stop])
+            tokens, committed, pending = outcome.tokens[row], outcome.committed[row], self._pending.get(name)
+            if pending is not None and committed:
+                pending.add(forward.starts[row], taps, row, committed)
+                threshold = EXTEND_AT_ONCE_TOKENS if committed >= EXTEND_AT_ONCE_TOKENS else MAX_PENDING_TOKENS
+                if pending.stop - pending.start >= threshold:  # the last one stays pending: drafts begin with it
+                    self.commit(name, tokens[: pending.stop])
 
-    def settle(self, sequence_id: str, tokens: Sequence[int]) -> None:
-        """Extend the context by waiting features whose next token is known."""
-        if _readable(self._waiting[sequence_id], tokens) > 0:
+    def commit(self, sequence_id: str, tokens: Sequence[int]) -> None:
+        """Extend the context by pending features whose next token is known."""
+        if _ready_count(self._pending[sequence_id], tokens) > 0:
             self._catch_up({sequence_id: tokens})
             mx.async_eval(self.runner.caches.arrays())
 
-    def pending(self, sequence_id: str, length: int) -> mx.array | None:
-        waiting = self._waiting[sequence_id]
-        return waiting.last() if waiting.start < waiting.stop == length else None
+    def pending_features(self, sequence_id: str, length: int) -> mx.array | None:
+        pending = self._pending[sequence_id]
+        return pending.last() if pending.start < pending.stop == length else None
 
-    def resume(self, sequence_id: str, length: int, pending: mx.array | None) -> None:
-        waiting = self._waiting[sequence_id]
-        waiting.start = waiting.stop = length
-        if pending is not None and self.runner.length(sequence_id) == length - 1:
-            waiting.start = waiting.stop = length - 1
-            waiting.add(length - 1, [pending], 0, 1)
+    def resume(self, sequence_id: str, length: int, features: mx.array | None) -> None:
+        pending = self._pending[sequence_id]
+        pending.start = pending.stop = length
+        if features is not None and self.runner.length(sequence_id) == length - 1:
+            pending.start = pending.stop = length - 1
+            pending.add(length - 1, [features], 0, 1)
 
     def _refusal(self, row: DecodeRow, limit: int) -> Reason:
-        waiting = self._waiting.get(row.sequence_id)
-        if waiting is None:
+        pending = self._pending.get(row.sequence_id)
+        if pending is None:
             return Reason("drafter_unread")
-        if waiting.stop != len(row.tokens) - 1 or waiting.start == waiting.stop:
+        if pending.stop != len(row.tokens) - 1 or pending.start == pending.stop:
             return Reason("drafter_waits")
         return super()._refusal(row, limit)
 
-    def _catch_up(self, known: Mapping[str, Sequence[int]]) -> mx.array:
-        """Extend the context by all waiting features whose next token is known, each together with that token."""
+    def _catch_up(self, tokens_by_id: Mapping[str, Sequence[int]]) -> mx.array:
+        """Extend the context by all pending features whose next token is known, each together with that token."""
         next_tokens, parts = [], []
-        for name, tokens in known.items():
-            waiting = self._waiting[name]
-            self.runner.skip(name, waiting.start)
-            stop = waiting.start + _readable(waiting, tokens)
-            next_tokens.append(tokens[waiting.start + 1 : stop + 1])
-            parts.append(waiting.take(stop))
+        for name, tokens in tokens_by_id.items():
+            pending = self._pending[name]
+            self.runner.skip(name, pending.start)
+            stop = pending.start + _ready_count(pending, tokens)
+            next_tokens.append(tokens[pending.start + 1 : stop + 1])
+            parts.append(pending.take(stop))
         widths = [len(tokens) for tokens in next_tokens]
         parts = [mx.pad(part, [(0, 0), (0, max(widths) - part.shape[1]), (0, 0)]) for part in parts]
         return self._feed(
-            list(known), self._inputs(padded(next_tokens), self._module.fc(mx.concatenate(parts))), widths
+            list(tokens_by_id), self._inputs(padded(next_tokens), self._module.fc(mx.concatenate(parts))), widths
         )
 
     def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:

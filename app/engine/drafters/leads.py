@@ -8,11 +8,11 @@ from app.core.reason import NO_REASON
 from app.engine.drafters import Proposal
 
 Forced = Sequence[tuple[tuple[int, ...], ...]]
-"""Forced tokens by row and place: the usual token, then the others that a grammar allows there."""
+"""Forced tokens by row and position: the usual token, then the others that a grammar allows there."""
 
 
-def merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:
-    """Merge proposals for some rows each into one for all rows; a single one for all rows is returned as is.
+def merge(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:
+    """Merge proposals, each for some of the rows, into one for all; return a single one for all rows as is.
 
     If only some rows have logits, the drafts of the others, the only choice there, get logits that make them certain.
     """
@@ -28,13 +28,13 @@ def merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Pr
     for members, proposal in proposals:
         if proposal.tokens is not None:
             tokens[mx.array(list(members)), : proposal.tokens.shape[1]] = proposal.tokens
-    drawn = [(members, proposal.logits) for members, proposal in proposals if proposal.logits is not None]
-    if not drawn:
+    with_logits = [(members, proposal.logits) for members, proposal in proposals if proposal.logits is not None]
+    if not with_logits:
         return Proposal(tokens, tuple(counts), tuple(reasons))
-    chances = _certain(tokens, drawn[0][1].shape[-1])
-    for members, logits in drawn:
-        chances[mx.array(list(members)), : logits.shape[1]] = logits
-    return Proposal(tokens, tuple(counts), tuple(reasons), chances)
+    all_logits = _certain(tokens, with_logits[0][1].shape[-1])
+    for members, logits in with_logits:
+        all_logits[mx.array(list(members)), : logits.shape[1]] = logits
+    return Proposal(tokens, tuple(counts), tuple(reasons), all_logits)
 
 
 def _certain(tokens: mx.array, vocabulary: int) -> mx.array:
@@ -42,44 +42,44 @@ def _certain(tokens: mx.array, vocabulary: int) -> mx.array:
     return mx.where(tokens[..., None] == mx.arange(vocabulary), 0.0, -mx.inf)
 
 
-class Lead:
-    """Forced tokens of rows that draft place by place, spelled as the drafter prefers.
+class ForcedPrefix:
+    """Forced tokens of rows that draft position by position, spelled as the drafter prefers.
     After an unusual spelling a row is no longer forced: the drafter continues from its own."""
 
     def __init__(self, forced: Forced) -> None:
         self._forced = forced
-        self._follows = mx.ones((len(forced), 1), mx.bool_)
+        self._still_forced = mx.ones((len(forced), 1), mx.bool_)
         self.width = max(map(len, forced))
 
-    def choose(self, place: int, own: mx.array) -> mx.array:
-        """Return int32 [rows, 1], the drafts at `place`; `own` are the drafter's, negative for none. Call in order."""
-        if place >= self.width:
-            return own
-        ways = [row[place] if place < len(row) else (-1,) for row in self._forced]
-        widest = max(map(len, ways))
-        known = mx.array([[*tokens, *tokens[:1] * (widest - len(tokens))] for tokens in ways])
-        usual = known[:, :1]
-        free = mx.any(own == known, axis=1, keepdims=True) | ~self._follows
-        drafts = mx.where((usual < 0) | ((own >= 0) & free), own, usual)
-        self._follows = self._follows & (drafts == usual)
+    def choose(self, position: int, draft: mx.array) -> mx.array:
+        """Return int32 [rows, 1], the drafts at `position`, given the drafter's (negative: none). Call it in order."""
+        if position >= self.width:
+            return draft
+        alternatives = [row[position] if position < len(row) else (-1,) for row in self._forced]
+        widest = max(map(len, alternatives))
+        padded = mx.array([[*tokens, *tokens[:1] * (widest - len(tokens))] for tokens in alternatives])
+        usual = padded[:, :1]
+        may_keep = mx.any(draft == padded, axis=1, keepdims=True) | ~self._still_forced
+        drafts = mx.where((usual < 0) | ((draft >= 0) & may_keep), draft, usual)
+        self._still_forced = self._still_forced & (drafts == usual)
         return drafts
 
 
-def led(proposal: Proposal, forced: Forced) -> Proposal:
+def prepend_forced(proposal: Proposal, forced: Forced) -> Proposal:
     """Put each row's `forced` tokens first in the proposal, except where its drafts spell them differently."""
-    lead = Lead(forced)
-    if not (width := lead.width):
+    prefix = ForcedPrefix(forced)
+    if not (width := prefix.width):
         return proposal
-    counts = tuple(max(count, len(known)) for count, known in zip(proposal.counts, forced, strict=True))
-    reasons = tuple(NO_REASON if known else why for why, known in zip(proposal.reasons, forced, strict=True))
+    counts = tuple(max(count, len(row_forced)) for count, row_forced in zip(proposal.counts, forced, strict=True))
+    reasons = tuple(NO_REASON if row_forced else why for why, row_forced in zip(proposal.reasons, forced, strict=True))
     tokens = mx.zeros((len(forced), width), mx.int32) if proposal.tokens is None else proposal.tokens
-    missing = [(0, 0), (0, max(0, width - tokens.shape[1]))]
-    tokens, slots = mx.pad(tokens, missing), mx.arange(max(width, tokens.shape[1]))
-    own = mx.where(slots < mx.array(proposal.counts)[:, None], tokens, -1)
-    leads = slots < mx.array([len(known) for known in forced])[:, None]
-    columns = [lead.choose(place, own[:, place : place + 1]) for place in range(width)]
+    padding = [(0, 0), (0, max(0, width - tokens.shape[1]))]
+    tokens, slots = mx.pad(tokens, padding), mx.arange(max(width, tokens.shape[1]))
+    drafter_tokens = mx.where(slots < mx.array(proposal.counts)[:, None], tokens, -1)
+    is_forced = slots < mx.array([len(row_forced) for row_forced in forced])[:, None]
+    columns = [prefix.choose(position, drafter_tokens[:, position : position + 1]) for position in range(width)]
     tokens = mx.maximum(mx.concatenate([*columns, tokens[:, width:]], axis=1), 0)
     logits = proposal.logits
     if logits is not None:
-        logits = mx.where(leads[..., None], _certain(tokens, logits.shape[-1]), mx.pad(logits, [*missing, (0, 0)]))
+        logits = mx.where(is_forced[..., None], _certain(tokens, logits.shape[-1]), mx.pad(logits, [*padding, (0, 0)]))
     return Proposal(tokens, counts, reasons, logits)

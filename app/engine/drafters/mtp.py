@@ -15,14 +15,14 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models import deepseek_v3, qwen3_5, qwen3_next
 
-from app.engine.drafters.features import FeatureDrafter, FeatureModule, own_tensors
+from app.engine.drafters.features import FeatureDrafter, FeatureModule, load_tensors
 from app.models.config_values import Config, text_part
 from app.models.drafters.formats import MtpConfig
 from app.models.folder import ModelFolder
 
 NAMES = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "shared_head.norm": "norm"}
 """DeepSeek's names of the modules around the layer, by Qwen's names."""
-BORROWED = ("embed_tokens.", "shared_head.head.")
+TARGET_PREFIXES = ("embed_tokens.", "shared_head.head.")
 CENTRED_NORM_MEAN = 0.5
 """Mean over all norms below which they are stored as their distance from 1, as in Hugging Face's Qwen checkpoints."""
 
@@ -47,10 +47,14 @@ class MtpModel(FeatureModule):
         config = MtpConfig.read(folder.config, target_config)
         deepseek = config.layout == "deepseek"
         prefix = f"layers.{config.target_layers}." if deepseek else "mtp."
-        inside = ((name.partition(prefix)[2], value) for name, value in own_tensors(folder).items() if prefix in name)
-        mine = {name.removeprefix("layers.0."): value for name, value in inside if not name.startswith(BORROWED)}
-        layer, arguments = _layer(config, text_part(target_config), mine)
-        weights = _weights(mine, arguments)
+        prefixed = (
+            (name.partition(prefix)[2], value) for name, value in load_tensors(folder).items() if prefix in name
+        )
+        head_tensors = {
+            name.removeprefix("layers.0."): value for name, value in prefixed if not name.startswith(TARGET_PREFIXES)
+        }
+        layer, arguments = _layer(config, text_part(target_config), head_tensors)
+        weights = _weights(head_tensors, arguments)
         return cls(config, layer).fill(weights if deepseek else _shifted(weights))
 
     def extend(self, inputs: mx.array, cache: Sequence[Any]) -> mx.array:

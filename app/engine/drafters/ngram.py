@@ -17,67 +17,70 @@ from app.engine.sampling import SampledRow
 
 SHORTEST_MATCH_TOKENS = 2
 LONGEST_MATCH_TOKENS = 32
-MOST_MATCHES = 32
+MAX_MATCHES = 32
 """Most matches of a context to consider, the latest ones."""
 ACROSS_TOKENS = 32_768
 OWNERS = 8
-"""Most owners whose earlier requests are kept; the one idle longest is dropped."""
+"""Most owners whose earlier requests are stored; the one idle longest is dropped."""
 END = -1
 """Separator of texts, so that no match spans two of them."""
 
 
 class Text:
-    """A growing list of tokens, with the places after each context of `shortest` of them."""
+    """A growing list of tokens, with the positions after each context of `shortest` of them."""
 
     def __init__(self, shortest: int) -> None:
         self.tokens: list[int] = []
         self._shortest = shortest
-        self._places: dict[tuple[int, ...], list[int]] = {}
+        self._positions: dict[tuple[int, ...], list[int]] = {}
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
             self.tokens.append(token)
-            self._here().append(len(self.tokens))
+            self._current_positions().append(len(self.tokens))
 
-    def cut(self, count: int) -> None:
+    def truncate(self, count: int) -> None:
         """Forget the last `count` tokens."""
         for _ in range(count):
-            self._here().pop()
+            self._current_positions().pop()
             self.tokens.pop()
 
-    def _here(self) -> list[int]:
-        """Return the places after the last tokens; a context of fewer than `shortest` is never looked up."""
-        return self._places.setdefault(tuple(self.tokens[-self._shortest :]), [])
+    def _current_positions(self) -> list[int]:
+        """Return the positions after the last tokens; a context of fewer than `shortest` is never looked up."""
+        return self._positions.setdefault(tuple(self.tokens[-self._shortest :]), [])
 
-    def places_after(self, known: Sequence[int], longest: int) -> tuple[list[int], int]:
-        """Return the places after the longest suffix of `known` that continues anywhere, latest first, and its length.
+    def continuations_of(self, context: Sequence[int], longest: int) -> tuple[list[int], int]:
+        """Return the positions after the longest suffix of `context` that occurs earlier, latest first, and its length.
         The length is `shortest` to `longest` tokens, or 0 if there is none."""
         best: list[int] = []
-        size = 0
-        matches = self._places.get(tuple(known[-self._shortest :]), []) if len(known) >= self._shortest else []
-        for place in filter(self._goes_on, reversed(matches[-MOST_MATCHES:])):
-            most, same = min(longest, len(known), place), self._shortest
-            while same < most and self.tokens[place - 1 - same] == known[-1 - same]:
-                same += 1
-            if same >= size:
-                best = [*best, place] if same == size else [place]
-                size = same
-        return best, size
+        longest_match = 0
+        matches = self._positions.get(tuple(context[-self._shortest :]), []) if len(context) >= self._shortest else []
+        for position in filter(self._continues, reversed(matches[-MAX_MATCHES:])):
+            limit, matched = min(longest, len(context), position), self._shortest
+            while matched < limit and self.tokens[position - 1 - matched] == context[-1 - matched]:
+                matched += 1
+            if matched >= longest_match:
+                best = [*best, position] if matched == longest_match else [position]
+                longest_match = matched
+        return best, longest_match
 
-    def continuation(self, known: Sequence[int], limit: int, longest: int) -> Offer:
+    def continuation(self, context: Sequence[int], limit: int, longest: int) -> Offer:
         """Return up to `limit` tokens, each the most frequent one (latest on ties) after the drafts before it.
-        Where those occur nowhere, the longest suffix of `known` and the drafts is matched anew."""
+        Where those occur nowhere, the longest suffix of `context` and the drafts is matched anew."""
         drafts: list[int] = []
-        places, matched_tokens = self.places_after(known, longest)
-        while places and len(drafts) < limit:
-            followers = [self.tokens[place] for place in places]
-            drafts.append(followers[0] if len(places) == 1 else max(dict.fromkeys(followers), key=followers.count))
-            stay = [place + 1 for place in places if self.tokens[place] == drafts[-1]]
-            places = list(filter(self._goes_on, stay)) or self.places_after([*known[-longest:], *drafts], longest)[0]
+        positions, matched_tokens = self.continuations_of(context, longest)
+        while positions and len(drafts) < limit:
+            followers = [self.tokens[position] for position in positions]
+            drafts.append(followers[0] if len(positions) == 1 else max(dict.fromkeys(followers), key=followers.count))
+            next_positions = [position + 1 for position in positions if self.tokens[position] == drafts[-1]]
+            positions = (
+                list(filter(self._continues, next_positions))
+                or self.continuations_of([*context[-longest:], *drafts], longest)[0]
+            )
         return Offer(tuple(drafts), matched_tokens)
 
-    def _goes_on(self, place: int) -> bool:
-        return place < len(self.tokens) and self.tokens[place] != END
+    def _continues(self, position: int) -> bool:
+        return position < len(self.tokens) and self.tokens[position] != END
 
 
 class Ngram(Drafter):
@@ -112,9 +115,9 @@ class Ngram(Drafter):
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:  # noqa: ARG002  drafts do not depend on sampling
         drafts = []
         for row in rows:
-            known = tuple(usual for usual, *_ in row.forced)
-            offer = self.offer(row.sequence_id, row.tokens, known, row.num_draft_tokens - len(known))
-            drafts.append((*known, *(offer.tokens if offer else ())))
+            forced = tuple(usual for usual, *_ in row.forced)
+            offer = self.offer(row.sequence_id, row.tokens, forced, row.num_draft_tokens - len(forced))
+            drafts.append((*forced, *(offer.tokens if offer else ())))
         counts = tuple(len(tokens) for tokens in drafts)
         reasons = tuple(NO_REASON if count else Reason("no_match") for count in counts)
         return Proposal(padded(drafts) if any(counts) else None, counts, reasons)
@@ -122,14 +125,14 @@ class Ngram(Drafter):
     def offer(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int], limit: int) -> Offer | None:
         if sequence_id not in self._texts:
             return None
-        owner, own = self._texts[sequence_id]
-        own.extend(tokens[len(own.tokens) :])
-        own.extend(emitted)
-        known = own.tokens[-self._longest :]
-        own_offer = own.continuation(known, limit, self._longest)
-        own.cut(len(emitted))
+        owner, history = self._texts[sequence_id]
+        history.extend(tokens[len(history.tokens) :])
+        history.extend(emitted)
+        context = history.tokens[-self._longest :]
+        own_offer = history.continuation(context, limit, self._longest)
+        history.truncate(len(emitted))
         earlier = self._earlier.get(owner)
-        other = earlier.continuation(known, limit, self._longest) if earlier else own_offer
+        other = earlier.continuation(context, limit, self._longest) if earlier else own_offer
         return other if other.matched_tokens > own_offer.matched_tokens else own_offer
 
     def release(self, sequence_id: str) -> None:
@@ -139,8 +142,8 @@ class Ngram(Drafter):
             return
         earlier = self._earlier.pop(owner, Text(self._shortest))
         if len(earlier.tokens) + len(text.tokens) >= self._across_tokens:
-            kept, earlier = earlier.tokens[-self._across_tokens // 2 :], Text(self._shortest)
-            earlier.extend(kept)
+            newest, earlier = earlier.tokens[-self._across_tokens // 2 :], Text(self._shortest)
+            earlier.extend(newest)
         earlier.extend([*text.tokens[-self._across_tokens // 2 + 1 :], END])
         self._earlier[owner] = earlier
         if len(self._earlier) > OWNERS:

@@ -11,7 +11,7 @@ from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.engine.drafters import Drafter, LoadedUnit, NoDraft, Outcome, Proposal
-from app.engine.drafters.leads import led, merged
+from app.engine.drafters.leads import merge, prepend_forced
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
 from app.models.draft_lengths import DRAFT_LENGTHS
@@ -54,10 +54,10 @@ class Drafters:
 
     def admit(self, request: Request) -> None:
         """Start a request with the drafters that it wants."""
-        for drafter in self.wanted(request).values():
+        for drafter in self.allowed_for(request).values():
             drafter.admit(request)
 
-    def wanted(self, request: Request) -> dict[str, Drafter]:
+    def allowed_for(self, request: Request) -> dict[str, Drafter]:
         """Return the drafters that the request may use."""
         return {
             name: drafter for name, drafter in self.available.items() if request.speculation.method in {"auto", name}
@@ -74,9 +74,9 @@ class Drafters:
                 and len(row.forced) < min(row.num_draft_tokens, drafter.longest or row.num_draft_tokens)
             ]
             if members:
-                asked = [rows[index] for index in members], [sampled[index] for index in members]
-                proposals.append((members, drafter.propose(*asked)))
-        return led(merged(len(rows), proposals), [row.forced for row in rows])
+                arguments = [rows[index] for index in members], [sampled[index] for index in members]
+                proposals.append((members, drafter.propose(*arguments)))
+        return prepend_forced(merge(len(rows), proposals), [row.forced for row in rows])
 
     def offers(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int]) -> dict[str, Offer]:
         """Return what lookup drafters would propose next, after `tokens` and `emitted`."""
@@ -95,12 +95,12 @@ class Drafters:
 
 def open_drafters(unit: LoadedUnit) -> Drafters:
     """Build every drafter that fits and may run."""
-    chosen = unit.spec.methods or tuple(REGISTRY)
+    allowed = unit.spec.methods or tuple(REGISTRY)
     available: dict[str, Drafter] = {}
     unavailable: dict[str, Reason] = {}
     for name, kind in REGISTRY.items():
-        if name not in chosen:
-            unavailable[name] = Reason("not_chosen", {"methods": ", ".join(chosen)})
+        if name not in allowed:
+            unavailable[name] = Reason("not_chosen", {"methods": ", ".join(allowed)})
             continue
         try:
             available[name] = kind.open(unit)

@@ -38,7 +38,7 @@ _logger = logging.getLogger("paceline.engine")
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _BuiltModel:
     """One model of a unit: built, its weights not yet read."""
 
     path: Path
@@ -62,49 +62,52 @@ def load_unit(
     """
     yield "checking", 0.0
     target = _build(spec.path, f'model "{spec.id}"', _build_model)
-    drafts: dict[str, tuple[DraftSpecification, _Part]] = {}
-    left_out: dict[str, str] = {}
+    drafts: dict[str, tuple[DraftSpecification, _BuiltModel]] = {}
+    load_failures: dict[str, str] = {}
     for draft in spec.drafts:
         yield "checking", 0.0
-        with _left_out(draft, left_out):
+        with _recording_failure(draft, load_failures):
             drafts[draft.method] = draft, _build_draft(spec, draft, target)
-    yield from _read_all(target, drafts, left_out, slice_bytes)
-    drafts = {method: drafts[method] for method in drafts if method not in left_out}
+    yield from _read_all(target, drafts, load_failures, slice_bytes)
+    drafts = {method: drafts[method] for method in drafts if method not in load_failures}
     memory.release()
     return LoadedUnit(
         spec=spec,
         target=target.model,
         config=target.config,
-        weights_bytes=target.weights_bytes + sum(part.weights_bytes for _, part in drafts.values()),
+        weights_bytes=target.weights_bytes + sum(built.weights_bytes for _, built in drafts.values()),
         max_context_tokens=min(target.context_tokens, spec.max_context_tokens or target.context_tokens),
         vocabulary_size=target.vocabulary_size,
         drafts=tuple(
-            LoadedDraft(draft.method, draft.id, part.model, part.config, part.context_tokens, part.vocabulary_size)
-            for draft, part in drafts.values()
+            LoadedDraft(draft.method, draft.id, built.model, built.config, built.context_tokens, built.vocabulary_size)
+            for draft, built in drafts.values()
         ),
-        left_out=left_out,
+        load_failures=load_failures,
     )
 
 
 def _read_all(
-    target: _Part, drafts: Mapping[str, tuple[DraftSpecification, _Part]], left_out: dict[str, str], slice_bytes: int
+    target: _BuiltModel,
+    drafts: Mapping[str, tuple[DraftSpecification, _BuiltModel]],
+    load_failures: dict[str, str],
+    slice_bytes: int,
 ) -> Iterator[tuple[str, float]]:
     """Read all weights, yielding (phase, fraction 0–1) after every slice."""
-    total = target.weights_bytes + sum(part.weights_bytes for _, part in drafts.values())
+    total = target.weights_bytes + sum(built.weights_bytes for _, built in drafts.values())
     done = 0
     for read in _read_weights(target.model, slice_bytes):
         done += read
         yield "weights", min(1.0, done / max(1, total))
-    for draft, part in drafts.values():
-        with _left_out(draft, left_out):
-            for read in _read_weights(part.model, slice_bytes):
+    for draft, built in drafts.values():
+        with _recording_failure(draft, load_failures):
+            for read in _read_weights(built.model, slice_bytes):
                 done += read
                 yield "draft", min(1.0, done / max(1, total))
 
 
 @contextmanager
-def _left_out(draft: DraftSpecification, reasons: dict[str, str]) -> Iterator[None]:
-    """Add to `reasons` why a drafter cannot be loaded: its target serves without it."""
+def _recording_failure(draft: DraftSpecification, reasons: dict[str, str]) -> Iterator[None]:
+    """Record in `reasons` why a drafter failed to load: its target is served without it."""
     try:
         yield
     except PacelineError as error:
@@ -112,34 +115,34 @@ def _left_out(draft: DraftSpecification, reasons: dict[str, str]) -> Iterator[No
         reasons[draft.method] = error.message
 
 
-def _build(path: str, name: str, make: Callable[[ModelFolder], _Part]) -> _Part:
+def _build(path: str, name: str, make: Callable[[ModelFolder], _BuiltModel]) -> _BuiltModel:
     """Build the module tree with lazy weights. Whatever libraries raise on broken input becomes ModelUnavailable."""
     folder = inspect_folder(Path(path))
     try:
-        part = make(folder)
+        built = make(folder)
         if memory.on_cpu():
-            part.model.set_dtype(mx.float32)
-            use_fast_products(part.model)
+            built.model.set_dtype(mx.float32)
+            use_fast_products(built.model)
     except ModelUnavailable as error:
         raise ModelUnavailable(f"{name}: {error.message}") from None
     except Exception as error:
         reason = _reason(error, folder.path)
         raise ModelUnavailable(f"{name} cannot be loaded: {reason}; download it again or choose another one") from error
-    return part
+    return built
 
 
-def _build_model(folder: ModelFolder) -> _Part:
+def _build_model(folder: ModelFolder) -> _BuiltModel:
     """Build a standalone model: an encoder, or one of mlx-lm's."""
     _check_supported(folder)
-    if folder.encodes:
+    if folder.is_encoder:
         encoder = build_encoder(folder)
         rows = _embedding_rows(encoder, folder.config)
-        return _Part(folder.path, encoder, folder.config, rows, context_tokens(folder.config))
+        return _BuiltModel(folder.path, encoder, folder.config, rows, context_tokens(folder.config))
     model, config = load_model(
         folder.path, lazy=True, strict=True, trust_remote_code=False, get_model_classes=_headless_classes
     )
     model.__class__ = type(model).__base__
-    return _Part(folder.path, model, config, _embedding_rows(model, config), context_tokens(config))
+    return _BuiltModel(folder.path, model, config, _embedding_rows(model, config), context_tokens(config))
 
 
 def _headless_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
@@ -150,36 +153,36 @@ def _headless_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
     kind, arguments = _get_classes(config)  # load_model's own default, which mlx-lm has no public name for
 
     def sanitize(self: nn.Module, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        kept = kind.sanitize(self, weights) if hasattr(kind, "sanitize") else weights
-        head = head_tensors(config, kept)
-        return {name: value for name, value in kept.items() if name not in head}
+        sanitized = kind.sanitize(self, weights) if hasattr(kind, "sanitize") else weights
+        head = head_tensors(config, sanitized)
+        return {name: value for name, value in sanitized.items() if name not in head}
 
     return type(kind.__name__, (kind,), {"sanitize": sanitize, "__module__": kind.__module__}), arguments
 
 
-def _build_draft(spec: ModelSpecification, draft: DraftSpecification, target: _Part) -> _Part:
+def _build_draft(spec: ModelSpecification, draft: DraftSpecification, target: _BuiltModel) -> _BuiltModel:
     """Build a drafter: a smaller model of the same tokens, or a module that reads the target's features."""
     if draft.method not in FEATURE_METHODS:
-        part = _build(draft.path, f'draft model "{draft.id}"', _build_model)
+        built = _build(draft.path, f'draft model "{draft.id}"', _build_model)
         cache = TokenizerCache()
         # check the server's pairing rule again: files may have changed since
-        if misfit := Tokenizer(target.path, cache).misfit(Tokenizer(part.path, cache), part.vocabulary_size):
+        if misfit := Tokenizer(target.path, cache).mismatch(Tokenizer(built.path, cache), built.vocabulary_size):
             raise ModelUnavailable(f'draft model "{draft.id}" does not fit "{spec.id}": {misfit}')
-        return part
-    inside = draft.path == spec.path
-    make = partial(_build_feature_drafter, method=draft.method, target=target, inside=inside)
+        return built
+    is_in_target = draft.path == spec.path
+    make = partial(_build_feature_drafter, method=draft.method, target=target, is_in_target=is_in_target)
     return _build(draft.path, f'{draft.method} drafter "{draft.id}"', make)
 
 
-def _build_feature_drafter(folder: ModelFolder, *, method: str, target: _Part, inside: bool) -> _Part:
-    """Build a drafter of a published format; `inside` means that its tensors are in the target's own checkpoint."""
-    tensors = head_tensors(folder.config, folder.tensors) if inside else folder.tensors
+def _build_feature_drafter(folder: ModelFolder, *, method: str, target: _BuiltModel, is_in_target: bool) -> _BuiltModel:
+    """Build a drafter of a published format; with `is_in_target` its tensors are in the target's checkpoint."""
+    tensors = head_tensors(folder.config, folder.tensors) if is_in_target else folder.tensors
     tokenizer = Tokenizer(target.path, TokenizerCache())
     config = check_drafter(method, folder.path, folder.config, tensors, target=tokenizer, target_config=target.config)
     model = REGISTRY[method].load(folder, target.config)
-    if packing := Packing.beside(target.config):  # the cost of a draft is the bytes it reads
+    if packing := Packing.for_target(target.config):  # the cost of a draft is the bytes it reads
         nn.quantize(model, packing.group_size, packing.bits, class_predicate=partial(_can_be_packed, packing))
-    return _Part(folder.path, model, folder.config, config.draft_vocab_size, config.max_position_embeddings)
+    return _BuiltModel(folder.path, model, folder.config, config.draft_vocab_size, config.max_position_embeddings)
 
 
 def _can_be_packed(packing: Packing, _: str, module: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
 from app.core.messages import KeepModels, LoadProgress, Pressure
 from app.core.step import EnginePort
-from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
+from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.encoder_engine import EncoderEngine
@@ -34,8 +34,8 @@ from app.models.footprint import Footprint, RowSize
 
 RETRY_AFTER_SECONDS = 5
 """Retry hint, in seconds, while running requests hold the memory or the unit that is needed."""
-KEPT_SHARE = 0.5
-"""Share of the in-memory prefix caches kept each time the system runs short of memory."""
+RETAINED_SHARE = 0.5
+"""Share of the in-memory prefix caches that is retained each time the system runs short of memory."""
 
 _logger = logging.getLogger(__name__)
 
@@ -92,12 +92,12 @@ class EnginePool:
         self._estimate = estimate
         self._warm_up = warm_up
         self._clock = clock
-        self._give_back = reclaim
+        self._free_buffers = reclaim
         self._wiring = wiring or Wiring()
         self._entries: dict[str, Resident] = {}
         self._settings = KeepModels()
         self._events: list[PoolEvent] = []
-        self._untidy = False
+        self._reclaim_pending = False
         self.on_progress: Callable[[], None] = lambda: None
         """Callback between the parts of a long step of any engine."""
         self.pressure: Pressure = "normal"
@@ -105,7 +105,7 @@ class EnginePool:
 
     # --- leases -----------------------------------------------------------------------------------------------
 
-    def acquire(self, spec: ModelSpecification, stay: Stay = UNSAID) -> None:
+    def acquire(self, spec: ModelSpecification, stay: Stay = UNSPECIFIED_STAY) -> None:
         """Take a lease on the unit of `spec`, starting its load or joining one in progress if it is not ready.
 
         `stay` applies from now until the model leaves memory, or its settings change.
@@ -122,10 +122,10 @@ class EnginePool:
             entry = self._start(spec)
         entry.leases += 1
         entry.last_used = self._clock()
-        entry.said = stay.over(entry.said)
+        entry.requested_stay = stay.over(entry.requested_stay)
 
     def release(self, model_id: str) -> None:
-        """Give back a lease; do nothing if the model is no longer loaded. The unit is kept until its idle limit."""
+        """Give back a lease; do nothing if the model is no longer loaded. The unit stays until its idle limit."""
         entry = self._entries.get(model_id)
         if entry is not None and entry.leases:
             entry.leases -= 1
@@ -144,13 +144,15 @@ class EnginePool:
         if entry is None:
             return
         others = [other for other in self._entries.values() if other is not entry and self._stay(other).pinned]
-        held = entry.footprint.fixed_bytes + sum(other.working_bytes for other in others)
+        occupied_bytes = entry.footprint.fixed_bytes + sum(other.working_bytes for other in others)
         needed = row.tokens * entry.footprint.row_position_bytes(row)
-        if held + needed > self._ceiling_bytes:
-            left = f"{_gigabytes(max(0, self._ceiling_bytes - held))} of {_gigabytes(self._ceiling_bytes)}"
+        if occupied_bytes + needed > self._ceiling_bytes:
+            remaining_text = (
+                f"{_gigabytes(max(0, self._ceiling_bytes - occupied_bytes))} of {_gigabytes(self._ceiling_bytes)}"
+            )
             message = (
                 f"prompt and expected answer are {row.tokens} tokens, whose keys and values take {_gigabytes(needed)}; "
-                f"beside the weights {left} are left: shorten the prompt, lower max_tokens or raise "
+                f"beside the weights {remaining_text} are left: shorten the prompt, lower max_tokens or raise "
                 f"{memory.LIMIT_VARIABLE}"
             )
             raise InvalidRequest(message, code="context_length_exceeded")
@@ -163,19 +165,19 @@ class EnginePool:
         entry = self._entries.get(model_id)
         if entry is None:
             return False
-        promised = entry.footprint.rows_bytes(rows)
-        if promised > entry.rows_bytes:
-            evictable = self._victims()
+        reserved = entry.footprint.rows_bytes(rows)
+        if reserved > entry.rows_bytes:
+            evictable = self._evictable()
             others = [other for other in self._entries.values() if other not in evictable and other is not entry]
-            held = sum(other.footprint.fixed_bytes + other.row_bytes_held for other in others)
-            needed = entry.footprint.fixed_bytes + max(promised, entry.cache_bytes)
-            if held + needed > self._ceiling_bytes and any(other.rows_bytes for other in self._entries.values()):
+            used = sum(other.footprint.fixed_bytes + other.row_bytes_held for other in others)
+            needed = entry.footprint.fixed_bytes + max(reserved, entry.cache_bytes)
+            if used + needed > self._ceiling_bytes and any(other.rows_bytes for other in self._entries.values()):
                 return False
-        entry.rows_bytes = promised
+        entry.rows_bytes = reserved
         if entry.engine is not None:  # its prefix cache may use the rest, and no more
             left = self._ceiling_bytes - self.accounted_bytes + entry.prefix_bytes
             entry.engine.bound_prefix_cache(max(0, left))
-        self._make_room(0)
+        self._free_memory(0)
         return True
 
     # --- loading ----------------------------------------------------------------------------------------------
@@ -196,8 +198,8 @@ class EnginePool:
         An eviction is reported before the load that required it begins, so that holders drop the engine first.
         """
         entry = self._entries.get(self.next_load)
-        if entry is not None and entry.steps is not None and not self._events and not self.holds:
-            self._tidy()
+        if entry is not None and entry.steps is not None and not self._events and not self.must_wait:
+            self._reclaim_evicted()
             self._advance(entry, entry.steps)
         events, self._events = self._events, []
         return events
@@ -222,28 +224,28 @@ class EnginePool:
 
     # --- retention --------------------------------------------------------------------------------------------
 
-    def keep(self, settings: KeepModels) -> None:
-        """Set how long models stay; where that changes the stay of a model, it overrides what requests have said."""
+    def set_stays(self, settings: KeepModels) -> None:
+        """Set how long models stay; where that changes the stay of a model, it overrides what requests specified."""
         for name, entry in self._entries.items():
             if settings.of(name) != self._settings.of(name):
-                entry.said = UNSAID
+                entry.requested_stay = UNSPECIFIED_STAY
         self._settings = settings
 
-    def use(self, spec: ModelSpecification) -> None:
-        """Give the unit in memory the values of `spec` that no engine depends on, if it is the same unit."""
+    def update_specification(self, spec: ModelSpecification) -> None:
+        """Update the values of a loaded unit's specification that no engine depends on, if `spec` is the same unit."""
         entry = self._entries.get(spec.id)
         if entry is not None and entry.spec.same_unit(spec):
             entry.spec = spec
 
     def expire(self) -> list[PoolEvent]:
         """Evict models past their idle limit and make room where caches outgrew the ceiling. Call it periodically."""
-        self._tidy()
+        self._reclaim_evicted()
         before, self._events = self._events, []
         now = self._clock()
-        for entry in self._victims():
+        for entry in self._evictable():
             if self._stay(entry).seconds_left(now - entry.last_used) == 0:
                 self._evict(entry)
-        self._make_room(0)
+        self._free_memory(0)
         if self._events:
             self._reclaim()
         events, self._events = self._events, before
@@ -268,19 +270,19 @@ class EnginePool:
 
     def memory(self) -> tuple[int, int, int]:
         """Return active, cached and peak bytes as mlx counts them."""
-        return memory.readings()
+        return memory.usage()
 
-    def shed(self) -> None:
+    def free_unused(self) -> None:
         """Drop prefix caches and idle models, all that no running request needs, when the device is out of memory."""
         for entry in self._entries.values():
             if entry.engine is not None:
                 entry.engine.drop_prefix_cache()
-        for entry in self._victims():
+        for entry in self._evictable():
             self._evict(entry)
         self._reclaim()
 
     @property
-    def holds(self) -> bool:
+    def must_wait(self) -> bool:
         """Whether queued requests and loads must wait for running rows: the system is critically short of memory."""
         return self.pressure == "critical" and any(entry.rows_bytes for entry in self._entries.values())
 
@@ -288,11 +290,11 @@ class EnginePool:
         """Drop half of the prefix caches or, if critical, all that no running request needs; return the bytes freed."""
         before = self.accounted_bytes
         if self.pressure == "critical":
-            self.shed()
+            self.free_unused()
         else:
             for entry in self._entries.values():
                 if entry.engine is not None:
-                    entry.engine.drop_prefix_cache(KEPT_SHARE)
+                    entry.engine.drop_prefix_cache(RETAINED_SHARE)
             self.trim()
         return before - self.accounted_bytes
 
@@ -309,7 +311,7 @@ class EnginePool:
         self._check_room(spec.id, needed)
         if (old := self._entries.get(spec.id)) is not None:
             self._evict(old)
-        self._make_room(needed)
+        self._free_memory(needed)
         self._reclaim()
         now = self._clock()
         self._entries[spec.id] = entry = Resident(spec, footprint, started=now, last_used=now)
@@ -323,14 +325,14 @@ class EnginePool:
         if needed > limit:
             raise InsufficientMemory(f"{needs}, {ceiling}: choose a smaller model or raise {memory.LIMIT_VARIABLE}")
         others = {name: entry for name, entry in self._entries.items() if name != model_id}
-        held = sum(other.working_bytes for other in others.values() if self._stay(other).pinned)
-        if held + needed > limit:
-            reason = f"{ceiling} and pinned models hold {_gigabytes(held)}"
+        used = sum(other.working_bytes for other in others.values() if self._stay(other).pinned)
+        if used + needed > limit:
+            reason = f"{ceiling} and pinned models hold {_gigabytes(used)}"
             raise InsufficientMemory(f"{needs}, {reason}: unpin one or raise {memory.LIMIT_VARIABLE}")
-        held += sum(other.working_bytes for other in others.values() if other.leases and not self._stay(other).pinned)
-        if held + needed > limit:
+        used += sum(other.working_bytes for other in others.values() if other.leases and not self._stay(other).pinned)
+        if used + needed > limit:
             message = (
-                f"{needs}, {ceiling} and models in use hold {_gigabytes(held)}: retry when their requests have finished"
+                f"{needs}, {ceiling} and models in use hold {_gigabytes(used)}: retry when their requests have finished"
             )
             raise InsufficientMemory(message, retry_after_seconds=RETRY_AFTER_SECONDS)
 
@@ -343,16 +345,16 @@ class EnginePool:
             entry.engine.measured = yield from self._warm_up(entry.engine, entry.spec)
         self._reclaim()
 
-    def _make_room(self, needed: int) -> None:
+    def _free_memory(self, needed: int) -> None:
         """Drop prefix caches, then evict idle units, until `needed` bytes fit; both least recently used first."""
         for entry in sorted(self._entries.values(), key=attrgetter("last_used")):
             if entry.engine is not None and self.accounted_bytes + needed > self._ceiling_bytes:
                 entry.engine.drop_prefix_cache()
-        for entry in self._victims():
+        for entry in self._evictable():
             if self.accounted_bytes + needed > self._ceiling_bytes:
                 self._evict(entry)
 
-    def _victims(self) -> list[Resident]:
+    def _evictable(self) -> list[Resident]:
         """Return the units that may be evicted, loads without leases included, least recently used first."""
         free = (entry for entry in self._entries.values() if not entry.leases and not self._stay(entry).pinned)
         return sorted(free, key=attrgetter("last_used"))
@@ -360,26 +362,26 @@ class EnginePool:
     def _evict(self, entry: Resident) -> None:
         if entry.steps:
             self._events.append(LoadProgress(model_id=entry.spec.id, phase="abandoned", fraction=0.0))
-        self._drop(entry)
-        self._untidy = True
+        self._remove(entry)
+        self._reclaim_pending = True
         self._events.append(Evicted(entry.spec.id))
 
-    def _drop(self, entry: Resident) -> None:
+    def _remove(self, entry: Resident) -> None:
         del self._entries[entry.spec.id]
         if entry.unit is not None:
-            self._wiring.loosen()
+            self._wiring.unwire()
         entry.close()
 
     def _reclaim(self) -> None:
         """Return freed buffers and wire the loaded weights, unless evicted weights may still be referenced."""
-        self._give_back()
-        if not self._untidy:
-            self._wiring.hold(sum(entry.unit.weights_bytes for entry in self._entries.values() if entry.unit))
+        self._free_buffers()
+        if not self._reclaim_pending:
+            self._wiring.wire(sum(entry.unit.weights_bytes for entry in self._entries.values() if entry.unit))
 
-    def _tidy(self) -> None:
+    def _reclaim_evicted(self) -> None:
         """Reclaim again after an eviction was reported: what the engine's users still held is now in mlx's cache."""
-        if self._untidy:
-            self._untidy = False
+        if self._reclaim_pending:
+            self._reclaim_pending = False
             self._reclaim()
 
     def _advance(self, entry: Resident, steps: Generator[tuple[str, float], None, None]) -> None:
@@ -401,14 +403,14 @@ class EnginePool:
 
     def _fail(self, entry: Resident, error: PacelineError) -> None:
         """End a failed load. The error is reported without its traceback, whose frames would keep the weights alive."""
-        self._drop(entry)
+        self._remove(entry)
         error.__traceback__ = error.__cause__ = error.__context__ = None
         self._events.append(LoadFailed(entry.spec.id, error))
         self._reclaim()
 
     def _stay(self, entry: Resident) -> Stay:
-        """Return how long a model stays: as requests have said, else as the settings say."""
-        return entry.said.over(self._settings.of(entry.spec.id))
+        """Return how long a model stays: as requests specified, else as in the settings."""
+        return entry.requested_stay.over(self._settings.of(entry.spec.id))
 
 
 def open_pool(

@@ -4,7 +4,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from app.core.step import EnginePort, PrefixState
-from app.core.unit import UNSAID, LoadedModel, ModelSpecification, Stay
+from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
 from app.engine.drafters import LoadedUnit
 from app.models.footprint import Footprint
 
@@ -21,8 +21,8 @@ class Resident:
     """Bytes reserved for the caches of its rows."""
     steps: Generator[tuple[str, float], None, None] | None = None
     leases: int = 0
-    said: Stay = UNSAID
-    """Time that it stays, as far as requests have said since it was loaded."""
+    requested_stay: Stay = UNSPECIFIED_STAY
+    """Time that it stays, as far as requests have specified it since it was loaded."""
     unit: LoadedUnit | None = None
     engine: EnginePort | None = None
 
@@ -65,7 +65,7 @@ class Resident:
     def describe(self, stay: Stay) -> LoadedModel:
         """Return the state of this model; the scheduler fills in running and waiting requests."""
         engine, unit = self.engine, self.unit
-        kept = engine.prefix_state if engine else PrefixState()
+        prefix = engine.prefix_state if engine else PrefixState()
         return LoadedModel(
             unit=self.spec,
             state="loading" if self.ready_engine is None else "ready",
@@ -74,9 +74,9 @@ class Resident:
             weights_bytes=unit.weights_bytes if unit else 0,
             cache_bytes=self.cache_bytes,
             prefix_cache_bytes=self.prefix_bytes,
-            prefix_disk_bytes=kept.disk_bytes,
-            prefix_found_tokens=dict(kept.found_tokens),
-            prefix_trouble=kept.trouble,
+            prefix_disk_bytes=prefix.disk_bytes,
+            prefix_found_tokens=dict(prefix.restored_tokens),
+            prefix_trouble=prefix.write_error,
             cache_families=engine.cache_families if engine else (),
             methods=engine.limits.drafters if engine else (),
             unavailable=dict(engine.limits.unavailable) if engine else {},

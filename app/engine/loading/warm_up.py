@@ -41,12 +41,12 @@ WarmUpSteps = Generator[tuple[str, float], None, tuple[StepCost, ...]]
 
 REQUEST_ID = "warm-up"
 PHASE = "warming up"
-BUDGET_SECONDS, MOST_SECONDS, PIECES = 1.5, 6.0, 20
-"""Budget: max(1.5 s, 20 × first prefill piece), as a large model has as many shapes to measure, capped at 6 s. A shape
+BUDGET_SECONDS, MAX_SECONDS, BUDGET_CHUNKS = 1.5, 6.0, 20
+"""Budget: max(1.5 s, 20 × first prefill chunk), as a large model has as many shapes to measure, capped at 6 s. A shape
 that would overrun it is skipped; the governor learns it from requests."""
-FIRST_PIECE_TOKENS, PROMPT_TOKENS = 8, 48
+FIRST_CHUNK_TOKENS, PROMPT_TOKENS = 8, 48
 PROMPT_SHARE = 0.1
-"""Share of the budget; a machine whose first piece takes more skips the rest of the prompt."""
+"""Share of the budget; a machine whose first chunk takes more skips the rest of the prompt."""
 PERIOD = 20
 """Period of the text, in tokens: a verify of 16 tokens sees none twice, because equal tokens share experts."""
 ROUNDS = 2
@@ -76,22 +76,22 @@ def warm_up(
     downwards: only a busy machine can have raised it. Costs learnt from requests are kept.
     """
     costs = {_key(cost): cost for cost in known}
-    counts, known_counts = list(dict.fromkeys((1, rows))), {cost.rows for cost in known}
-    turns = counts + [number for number in counts * (ROUNDS - 1) if number not in known_counts]
-    began = ends = clock()
-    for turn, number in enumerate(turns):
-        if turn and clock() >= ends:
+    row_counts, known_row_counts = list(dict.fromkeys((1, rows))), {cost.rows for cost in known}
+    passes = row_counts + [row_count for row_count in row_counts * (ROUNDS - 1) if row_count not in known_row_counts]
+    started = ends = clock()
+    for index, row_count in enumerate(passes):
+        if index and clock() >= ends:
             break
-        batch = _Batch(engine, clock, number)
+        batch = _Batch(engine, clock, row_count)
         try:
-            yield PHASE, turn / len(turns)
+            yield PHASE, index / len(passes)
             seconds = batch.begin()
-            if not turn:
-                ends = began + (budget_seconds or min(MOST_SECONDS, max(BUDGET_SECONDS, PIECES * seconds)))
-            if seconds > PROMPT_SHARE * (ends - began):
+            if not index:
+                ends = started + (budget_seconds or min(MAX_SECONDS, max(BUDGET_SECONDS, BUDGET_CHUNKS * seconds)))
+            if seconds > PROMPT_SHARE * (ends - started):
                 batch.shorten()
-            steps = _measure(batch, costs, ends=ends, is_first=not turn, is_known=number in known_counts)
-            yield from ((PHASE, (turn + done) / len(turns)) for done in steps)
+            steps = _measure(batch, costs, ends=ends, is_first=not index, is_known=row_count in known_row_counts)
+            yield from ((PHASE, (index + done) / len(passes)) for done in steps)
         finally:
             batch.release()
     return tuple(costs.values())
@@ -158,7 +158,7 @@ class _Batch:
         self.limits = engine.limits
         length = max(2, min(PROMPT_TOKENS, self.limits.max_context_tokens // 2))
         names = [REQUEST_ID, *(f"{REQUEST_ID} {number}" for number in range(1, rows))]
-        self._tokens = {name: [_token(place + row) for place in range(length)] for row, name in enumerate(names)}
+        self._tokens = {name: [_token(position + row) for position in range(length)] for row, name in enumerate(names)}
         self._computed = dict.fromkeys(names, 0)
 
     def has_room(self, drafts: int) -> bool:
@@ -176,9 +176,9 @@ class _Batch:
                 sampling=SamplingParameters(temperature=0.0),
             )
             self._computed[name] = self._engine.admit(request)
-        began = self.clock()
-        self._prefill(FIRST_PIECE_TOKENS)
-        return self.clock() - began
+        started = self.clock()
+        self._prefill(FIRST_CHUNK_TOKENS)
+        return self.clock() - started
 
     def shorten(self) -> None:
         """Drop the rest of the prompts, on a slow machine."""
@@ -204,7 +204,7 @@ class _Batch:
             drafted = max((outcome.drafted for outcome in result.outcomes), default=0)
             if not drafted:
                 return
-            draft_seconds = result.parts.draft_seconds if result.parts else 0.0
+            draft_seconds = result.phase_seconds.draft_seconds if result.phase_seconds else 0.0
             yield StepCost(method, self.rows, drafted, result.seconds - draft_seconds, draft_seconds)
 
     def catch_up(self) -> Iterator[None]:
@@ -240,17 +240,17 @@ class _Batch:
         result = self._engine.step(DecodeStep(rows, timed=True))
         for row, outcome in enumerate(result.outcomes):
             tokens = self._tokens[outcome.sequence_id]
-            tokens += [_token(len(tokens) + row + place) for place in range(len(outcome.emitted))]
+            tokens += [_token(len(tokens) + row + position) for position in range(len(outcome.emitted))]
             self._computed[outcome.sequence_id] = outcome.computed
         return result
 
 
-def _token(place: int) -> int:
+def _token(position: int) -> int:
     """Return a token of a periodic text; every vocabulary has these ids."""
-    return 1 + 37 * (place % PERIOD) % 89
+    return 1 + 37 * (position % PERIOD) % 89
 
 
-class _KeptCosts(msgspec.Struct, frozen=True):
+class _StoredCosts(msgspec.Struct, frozen=True):
     """Content of a cost file. `key` spells out what the file's name is the hash of."""
 
     key: list[str]
@@ -259,7 +259,7 @@ class _KeptCosts(msgspec.Struct, frozen=True):
 
 
 class CostFiles:
-    """Step costs on this machine, kept across loads: one small file per unit in `folder` (None keeps nothing).
+    """Step costs on this machine, stored across loads: one small file per unit in `folder` (None: not stored).
     `machine` names device and libraries. Called from the MLX thread.
 
     Nothing here raises: a file that is missing, broken or of another machine only means measuring again.
@@ -270,26 +270,26 @@ class CostFiles:
         self._machine = list(machine)
         self._written: dict[Path, tuple[StepCost, ...]] = {}
 
-    def recall(self, spec: ModelSpecification) -> tuple[StepCost, ...]:
-        """Return the costs kept for this unit; empty if there are none to trust."""
+    def load(self, spec: ModelSpecification) -> tuple[StepCost, ...]:
+        """Return the costs stored for this unit; empty if there are none to trust."""
         path = self._path(spec)
         if path is None or not path.exists():
             return ()
         try:
-            kept = msgspec.convert(read_object(path, MAX_FILE_BYTES), _KeptCosts)
+            stored = msgspec.convert(read_object(path, MAX_FILE_BYTES), _StoredCosts)
         except (ModelUnavailable, msgspec.ValidationError) as error:
             _logger.warning("%s is ignored and will be replaced: %s", path.name, error)
             return ()
-        if kept.version != FILE_VERSION:
+        if stored.version != FILE_VERSION:
             _logger.info("%s is of another version and will be measured anew", path.name)
             return ()
-        if kept.key != self._key(spec) or len(kept.costs) > MAX_COSTS or not all(map(_is_sound, kept.costs)):
+        if stored.key != self._key(spec) or len(stored.costs) > MAX_COSTS or not all(map(_is_valid, stored.costs)):
             _logger.warning("%s is ignored and will be replaced: it does not fit", path.name)
             return ()
-        self._written[path] = tuple(kept.costs)
+        self._written[path] = tuple(stored.costs)
         return self._written[path]
 
-    def keep(self, spec: ModelSpecification, costs: Sequence[StepCost]) -> None:
+    def save(self, spec: ModelSpecification, costs: Sequence[StepCost]) -> None:
         """Write the costs unless they were written already. Readers see the old file or the new one."""
         path, costs = self._path(spec), tuple(costs)
         if path is None or not costs or self._written.get(path) == costs:
@@ -298,7 +298,7 @@ class CostFiles:
         rounded = [
             replace(cost, seconds=round(cost.seconds, 7), draft_seconds=round(cost.draft_seconds, 7)) for cost in costs
         ]
-        content: Any = _KeptCosts(self._key(spec), rounded, FILE_VERSION)
+        content: Any = _StoredCosts(self._key(spec), rounded, FILE_VERSION)
         try:
             write_privately(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
         except OSError as error:
@@ -307,8 +307,8 @@ class CostFiles:
     def warm_up(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
         """Warm up an engine of the pool: what was measured on this machine before is not measured again."""
         rows = min(BATCH_ROWS, engine.limits.max_rows) if spec.policy == "auto" else 1
-        measured = yield from warm_up(engine, known=self.recall(spec), rows=rows)
-        self.keep(spec, measured)
+        measured = yield from warm_up(engine, known=self.load(spec), rows=rows)
+        self.save(spec, measured)
         return measured
 
     def _key(self, spec: ModelSpecification) -> list[str]:
@@ -322,7 +322,7 @@ class CostFiles:
         return self._folder / f"{name}.json"
 
 
-def _is_sound(cost: StepCost) -> bool:
+def _is_valid(cost: StepCost) -> bool:
     times = (cost.seconds, cost.draft_seconds)
     return (
         cost.rows > 0

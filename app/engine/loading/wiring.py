@@ -22,17 +22,17 @@ UNWIRED_BYTES, UNWIRED_SHARE = 8 * 10**9, 0.35
 class WiringDevice(Protocol):
     """The operations of mlx's allocator that wiring needs."""
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Finish all running computations and return freed buffers."""
 
     def set_limit(self, size: int) -> None:
-        """Wire at most `size` bytes; call it only on a settled device."""
+        """Wire at most `size` bytes; call it only right after `commit`."""
 
 
 class MetalDevice:
     """The real allocator."""
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Implement WiringDevice."""
         mx.synchronize()
         mx.clear_cache()
@@ -79,16 +79,16 @@ class Wiring:
         self._device = device or MetalDevice()
         self._limit = 0
 
-    def hold(self, weights_bytes: int) -> None:
+    def wire(self, weights_bytes: int) -> None:
         """Wire the `weights_bytes` in memory; none of these weights may be about to be freed."""
-        self._set(self._memory.limit(weights_bytes))
+        self._set_limit(self._memory.limit(weights_bytes))
 
-    def loosen(self) -> None:
-        """Wire nothing until `hold`, because weights are about to be freed."""
-        self._set(0)
+    def unwire(self) -> None:
+        """Wire nothing until `wire`, because weights are about to be freed."""
+        self._set_limit(0)
 
-    def _set(self, limit: int) -> None:
+    def _set_limit(self, limit: int) -> None:
         if limit != self._limit:
-            self._device.settle()
+            self._device.commit()
             self._device.set_limit(limit)
             self._limit = limit

@@ -1,1 +1,1 @@
-"""The prefix cache: what is kept of prompts and answers, in memory and on disk, for prompts that begin alike."""
+"""Prefix cache: computed prompts and answers, in memory and on disk, for later prompts with the same prefix."""

@@ -1,6 +1,6 @@
-"""Disk tier of the prefix cache: one file per piece, so that a restart, unload or eviction loses no conversation.
+"""Disk tier of the prefix cache: one file per block, so that a restart, unload or eviction loses no conversation.
 
-Each piece is a safetensors file whose header identifies it and holds a checksum of the whole file, so a damaged file is
+Each block is a safetensors file whose header identifies it and holds a checksum of the whole file, so a damaged file is
 never used. A background thread writes one file at a time under a temporary name and then renames it: a kill loses only
 the one in progress. That thread never calls mlx: it gets the memory of evaluated arrays, which the MLX thread releases
 once it is written. Folders are private to the user; the least recently used files are removed first, by age or size.
@@ -29,9 +29,9 @@ import msgspec
 import numpy as np
 
 from app.core.clock import Clock
-from app.engine.prefix.index import PIECE_BYTES, Name, Piece, Shelf
-from app.machine.own_files import make_own_folder, open_own
-from app.machine.prefix_files import GROWING_NAME, KEPT_NAME, prefix_files
+from app.engine.prefix.index import BLOCK_OVERHEAD_BYTES, BlockStore, CacheBlock, Name
+from app.machine.own_files import make_folder, open_regular_file
+from app.machine.prefix_files import PREFIX_FILE_NAME, PREFIX_PARTIAL_NAME, prefix_files
 
 FORMAT = "paceline prefix 1"
 SUFFIX, PARTIAL = ".safetensors", ".part"
@@ -44,7 +44,7 @@ RETRY_SECONDS = 60.0
 DAY_SECONDS = 86_400.0
 BEGIN = b'{"__metadata__":{"sha256":"'
 DIGEST = slice(8 + len(BEGIN), 8 + len(BEGIN) + 64)
-MOST_HEADER_BYTES = 1 << 20
+MAX_HEADER_BYTES = 1 << 20
 
 READERS = 2
 """Threads that read files ahead."""
@@ -74,7 +74,7 @@ _logger = logging.getLogger("paceline.prefixes")
 
 @dataclass(slots=True)
 class DiskFile:
-    """File of a piece, and when it was last used (Unix seconds)."""
+    """File of a block, and when it was last used (Unix seconds)."""
 
     path: Path
     used_at: float
@@ -85,30 +85,30 @@ class DiskFile:
 class _Written:
     """Result of writing a file; `error` is empty on success."""
 
-    piece: Piece
+    block: CacheBlock
     path: Path
     nbytes: int
     error: str = ""
 
 
 class Disk:
-    """All pieces of all models below `folder`. Called from the MLX thread; disk errors are never raised.
+    """All blocks of all models below `folder`. Called from the MLX thread; disk errors are never raised.
 
-    `limit_bytes` 0 keeps nothing. Files unused for `most_days` are removed.
+    `limit_bytes` 0 keeps nothing. Files unused for `max_days` are removed.
     """
 
     def __init__(
-        self, folder: Path | None, limit_bytes: int, *, most_days: float = math.inf, clock: Clock = time.time
+        self, folder: Path | None, limit_bytes: int, *, max_days: float = math.inf, clock: Clock = time.time
     ) -> None:
         self._folder = folder
-        self._most_seconds = most_days * DAY_SECONDS
+        self._max_age_seconds = max_days * DAY_SECONDS
         self._clock = clock
         self._of_models: Counter[str] = Counter()
         """Bytes by model folder."""
-        self.shelf: Shelf[DiskFile] = Shelf(limit_bytes if folder else 0, self._delete)
-        self.trouble = ""
+        self.blocks: BlockStore[DiskFile] = BlockStore(limit_bytes if folder else 0, self._delete)
+        self.write_error = ""
         """Reason why writing is paused; empty if it is not."""
-        self._rests_until = 0.0
+        self._paused_until = 0.0
         self._pending: dict[Name, tuple[Path, list[memoryview]]] = {}
         """Files being written and their memory: the writer thread releases it first, the MLX thread last."""
         self._pending_bytes = 0
@@ -122,7 +122,7 @@ class Disk:
 
     @property
     def nbytes(self) -> int:
-        return self.shelf.nbytes
+        return self.blocks.nbytes
 
     @property
     def pending(self) -> int:
@@ -134,126 +134,130 @@ class Disk:
     def _open(self, folder: Path) -> None:
         """Index the existing files, least recently used first; remove partial files that another process left."""
         try:
-            for path, _ in prefix_files(folder, GROWING_NAME):
+            for path, _ in prefix_files(folder, PREFIX_PARTIAL_NAME):
                 if not path.name.endswith(f".{os.getpid()}{PARTIAL}"):
                     path.unlink(missing_ok=True)
-            files = sorted(prefix_files(folder, KEPT_NAME), key=lambda entry: entry[1].st_mtime)
+            files = sorted(prefix_files(folder, PREFIX_FILE_NAME), key=lambda entry: entry[1].st_mtime)
         except OSError as error:
-            self._rest(error.strerror or str(error))
+            self._pause(error.strerror or str(error))
             return
         for path, status in files:
-            piece = _piece_of(path)
-            if piece is None:
-                self._do(partial(path.unlink, missing_ok=True))
+            block = _block_of(path)
+            if block is None:
+                self._enqueue(partial(path.unlink, missing_ok=True))
             else:
-                self._add(piece, DiskFile(path, status.st_mtime, status.st_size))
-        self._tidy()
+                self._add(block, DiskFile(path, status.st_mtime, status.st_size))
+        self._evict()
 
-    def read_ahead(self, piece: Piece) -> Content | None:
-        """Begin to read and check a piece's file in another thread, for `read`; None if there is none."""
-        kept_file = self.shelf.get(piece.name)
-        return self._readers.submit(_whole, kept_file.path) if kept_file is not None else None
+    def read_ahead(self, block: CacheBlock) -> Content | None:
+        """Begin to read and check a block's file in another thread, for `read`; None if there is none."""
+        file = self.blocks.get(block.name)
+        return self._readers.submit(_whole, file.path) if file is not None else None
 
-    def read(self, piece: Piece, content: Content | None = None) -> dict[str, mx.array] | None:
-        """Return a piece's arrays exactly as written; None, forgetting the piece, if its file is missing or damaged.
+    def read(self, block: CacheBlock, content: Content | None = None) -> dict[str, mx.array] | None:
+        """Return a block's arrays exactly as written; None, forgetting the block, if its file is missing or damaged.
         `content` is what `read_ahead` returned for it; without it, the file is read here."""
-        kept_file = self.shelf.get(piece.name)
-        if kept_file is None:
+        file = self.blocks.get(block.name)
+        if file is None:
             return None
         try:
-            content_bytes = content.result() if content is not None else _whole(kept_file.path)
-            arrays = decoded(content_bytes, piece)
+            content_bytes = content.result() if content is not None else _whole(file.path)
+            arrays = decoded(content_bytes, block)
             if arrays is None:
                 _logger.warning("a damaged file of a kept prefix is removed")
         except OSError as error:
             _logger.info("a kept prefix is gone (%s)", error.strerror)
             arrays = None
         if arrays is None:
-            self.shelf.remove(piece.name)
+            self.blocks.remove(block.name)
         return arrays
 
     def used(self, names: Sequence[Name]) -> None:
-        """Mark pieces as used now. The last piece of a chain comes first."""
+        """Mark blocks as used now. The last block of a chain comes first."""
         now = self._clock()
-        for place, name in enumerate(names):
-            self.shelf.use(name)
-            if (kept_file := self.shelf.get(name)) is not None:
-                kept_file.used_at = now + place * 1e-6
-                self._do(partial(os.utime, kept_file.path, (kept_file.used_at, kept_file.used_at)))
+        for index, name in enumerate(names):
+            self.blocks.touch(name)
+            if (file := self.blocks.get(name)) is not None:
+                file.used_at = now + index * 1e-6
+                self._enqueue(partial(os.utime, file.path, (file.used_at, file.used_at)))
 
     # --- writing ----------------------------------------------------------------------------------------------
 
-    def write(self, model: str, piece: Piece, arrays: Arrays) -> None:
-        """Queue a piece for writing; `arrays` must be evaluated, contiguous in memory, and never change."""
+    def write(self, model: str, block: CacheBlock, arrays: Arrays) -> None:
+        """Queue a block for writing; `arrays` must be evaluated, contiguous in memory, and never change."""
         nbytes = sum(array.nbytes for array in arrays.values())
-        if self._folder is None or nbytes + PIECE_BYTES > self.shelf.limit_bytes or self._clock() < self._rests_until:
+        if (
+            self._folder is None
+            or nbytes + BLOCK_OVERHEAD_BYTES > self.blocks.limit_bytes
+            or self._clock() < self._paused_until
+        ):
             return
-        if piece.name in self.shelf or piece.name in self._pending:
+        if block.name in self.blocks or block.name in self._pending:
             return
         if self._pending_bytes + nbytes > PENDING_BYTES:
             return  # offered again with the next use
-        header, buffers = encoded(piece, arrays)
-        path = self._folder / model / f"{piece.kind}-{piece.key.hex()}{SUFFIX}"
-        self._pending[piece.name] = path, buffers
+        header, buffers = encoded(block, arrays)
+        path = self._folder / model / f"{block.kind}-{block.key.hex()}{SUFFIX}"
+        self._pending[block.name] = path, buffers
         self._pending_bytes += nbytes
-        self._do(partial(_write, piece, path, header, buffers))
+        self._enqueue(partial(_write, block, path, header, buffers))
 
     def collect(self) -> None:
         """Index the files written since the last call."""
         while self._done:
             written = self._done.popleft()
-            name = written.piece.name
+            name = written.block.name
             _, buffers = self._pending.pop(name)
             self._pending_bytes -= sum(buffer.nbytes for buffer in buffers)
             if name in self._cleared:
                 self._cleared.discard(name)
             elif written.error:
-                self._rest(written.error)
+                self._pause(written.error)
             else:
-                self.trouble = ""
-                self._add(written.piece, DiskFile(written.path, self._clock(), written.nbytes))
-        self._tidy()
+                self.write_error = ""
+                self._add(written.block, DiskFile(written.path, self._clock(), written.nbytes))
+        self._evict()
 
     def flush(self, seconds: float) -> None:
         """Wait for pending writes, at most `seconds`."""
         if self._thread is not None:
             written = threading.Event()
-            self._do(written.set)
+            self._enqueue(written.set)
             written.wait(seconds)
             self.collect()
 
     def clear(self) -> None:
-        """Remove everything, including other models' pieces."""
+        """Remove everything, including other models' blocks."""
         self.collect()
         for path, _ in self._pending.values():  # runs after the pending write
-            self._do(partial(path.unlink, missing_ok=True))
+            self._enqueue(partial(path.unlink, missing_ok=True))
         self._cleared |= self._pending.keys()
-        self.shelf.clear()
+        self.blocks.clear()
 
-    def _tidy(self) -> None:
-        self.shelf.make_room(0)
-        while (oldest := self.shelf.oldest()) and self._clock() - oldest[1].used_at > self._most_seconds:
-            self.shelf.remove(oldest[0].name)
+    def _evict(self) -> None:
+        self.blocks.make_room(0)
+        while (oldest := self.blocks.oldest()) and self._clock() - oldest[1].used_at > self._max_age_seconds:
+            self.blocks.remove(oldest[0].name)
 
-    def _rest(self, error: str) -> None:
+    def _pause(self, error: str) -> None:
         """Pause writing for `RETRY_SECONDS`."""
-        if not self.trouble:
+        if not self.write_error:
             _logger.warning("earlier prompts are not kept on disk for the moment: %s", error)
-        self.trouble, self._rests_until = error, self._clock() + RETRY_SECONDS
+        self.write_error, self._paused_until = error, self._clock() + RETRY_SECONDS
 
     def bytes_of(self, model: str) -> int:
         """Return the bytes of one model's folder."""
         return self._of_models[model]
 
-    def _add(self, piece: Piece, file: DiskFile) -> None:
+    def _add(self, block: CacheBlock, file: DiskFile) -> None:
         self._of_models[file.path.parent.name] += file.nbytes
-        self.shelf.add(piece, file, PIECE_BYTES + file.nbytes)
+        self.blocks.add(block, file, BLOCK_OVERHEAD_BYTES + file.nbytes)
 
-    def _delete(self, _piece: Piece, file: DiskFile) -> None:
+    def _delete(self, _block: CacheBlock, file: DiskFile) -> None:
         self._of_models[file.path.parent.name] -= file.nbytes
-        self._do(partial(file.path.unlink, missing_ok=True))
+        self._enqueue(partial(file.path.unlink, missing_ok=True))
 
-    def _do(self, work: Callable[[], _Written | None]) -> None:
+    def _enqueue(self, work: Callable[[], _Written | None]) -> None:
         """Queue work for the writer thread, which runs it in order."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="prefixes", daemon=True)
@@ -276,7 +280,7 @@ NO_DISK = Disk(None, 0)
 
 
 def model_folder_name(model_id: str, identity: str) -> str:
-    """Return the folder name of a model's pieces: a readable id and a hash that changes with its files."""
+    """Return the folder name of a model's blocks: a readable id and a hash that changes with its files."""
     return f"{re.sub(r'[^A-Za-z0-9.-]+', '_', model_id)[:80]}-{sha256(identity.encode()).hexdigest()[:16]}"
 
 
@@ -290,14 +294,14 @@ def identity_of(folder: Path, *more: str) -> str:
     return f"{FORMAT} {more} {stamps}"
 
 
-def encoded(piece: Piece, arrays: Arrays) -> tuple[bytes, list[memoryview]]:
+def encoded(block: CacheBlock, arrays: Arrays) -> tuple[bytes, list[memoryview]]:
     """Return a file's header, with a zeroed checksum, and the memory of its arrays, which must not change."""
     metadata = {
         "sha256": "0" * 64,
         "format": FORMAT,
-        "kind": piece.kind,
-        "parent": piece.parent.hex(),
-        "tokens": " ".join(map(str, piece.tokens)),
+        "kind": block.kind,
+        "parent": block.parent.hex(),
+        "tokens": " ".join(map(str, block.tokens)),
     }
     entries: dict[str, Any] = {"__metadata__": metadata}
     buffers, end = [], 0
@@ -312,20 +316,20 @@ def encoded(piece: Piece, arrays: Arrays) -> tuple[bytes, list[memoryview]]:
 
 def _whole(path: Path) -> bytes:
     """Read a file and check its checksum; return its bytes, or none if it is damaged. Raises OSError."""
-    with os.fdopen(open_own(path), "rb") as file:
+    with os.fdopen(open_regular_file(path), "rb") as file:
         content = file.read()
-    is_whole = content.startswith(BEGIN, 8) and _digest([content]) == content[DIGEST]
-    return content if is_whole else b""
+    is_intact = content.startswith(BEGIN, 8) and _digest([content]) == content[DIGEST]
+    return content if is_intact else b""
 
 
-def decoded(content: bytes, piece: Piece) -> dict[str, mx.array] | None:
-    """Return the arrays of an undamaged file, or None unless it holds `piece`."""
+def decoded(content: bytes, block: CacheBlock) -> dict[str, mx.array] | None:
+    """Return the arrays of an undamaged file, or None unless it holds `block`."""
     if not content:
         return None
     size = 8 + int.from_bytes(content[:8], "little")
     entries = msgspec.json.decode(content[8:size])
     metadata = entries.pop("__metadata__")
-    if _described(metadata) != piece:
+    if _parsed_block(metadata) != block:
         return None
     arrays = {}
     for name, entry in entries.items():
@@ -347,40 +351,40 @@ def _digest(parts: Sequence[bytes | memoryview]) -> bytes:
     return digest.hexdigest().encode()
 
 
-def _write(piece: Piece, path: Path, header: bytes, buffers: Sequence[memoryview]) -> _Written:
+def _write(block: CacheBlock, path: Path, header: bytes, buffers: Sequence[memoryview]) -> _Written:
     """Write one file, on the writer thread."""
     nbytes = len(header) + sum(buffer.nbytes for buffer in buffers)
-    begun = path.with_suffix(f".{os.getpid()}{PARTIAL}")
+    partial_path = path.with_suffix(f".{os.getpid()}{PARTIAL}")
     try:
         for folder in (path.parent.parent, path.parent):
-            make_own_folder(folder)
+            make_folder(folder)
         if shutil.disk_usage(path.parent).free - nbytes < FREE_BYTES:
-            return _Written(piece, path, nbytes, "the disk is nearly full")
+            return _Written(block, path, nbytes, "the disk is nearly full")
         parts: list[bytes | memoryview] = [header[: DIGEST.start], _digest([header, *buffers]), header[DIGEST.stop :]]
-        with os.fdopen(open_own(begun, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        with os.fdopen(open_regular_file(partial_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             for part in (*parts, *buffers):
                 file.write(part)
-        begun.replace(path)
+        partial_path.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            begun.unlink()
-        return _Written(piece, path, nbytes, error.strerror or str(error))
-    return _Written(piece, path, nbytes)
+            partial_path.unlink()
+        return _Written(block, path, nbytes, error.strerror or str(error))
+    return _Written(block, path, nbytes)
 
 
-def _piece_of(path: Path) -> Piece | None:
-    """Return the piece of a file, or None unless its header and name agree on a valid one."""
+def _block_of(path: Path) -> CacheBlock | None:
+    """Return the block of a file, or None unless its header and name agree on a valid one."""
     try:
-        with os.fdopen(open_own(path), "rb") as file:
-            header = file.read(min(int.from_bytes(file.read(8), "little"), MOST_HEADER_BYTES))
-        piece = _described(msgspec.json.decode(header)["__metadata__"])
+        with os.fdopen(open_regular_file(path), "rb") as file:
+            header = file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER_BYTES))
+        block = _parsed_block(msgspec.json.decode(header)["__metadata__"])
     except (OSError, OverflowError, MemoryError, KeyError, TypeError, ValueError, msgspec.MsgspecError):
         return None
-    return piece if piece is not None and path.name == f"{piece.kind}-{piece.key.hex()}{SUFFIX}" else None
+    return block if block is not None and path.name == f"{block.kind}-{block.key.hex()}{SUFFIX}" else None
 
 
-def _described(metadata: Mapping[str, str]) -> Piece | None:
+def _parsed_block(metadata: Mapping[str, str]) -> CacheBlock | None:
     if metadata.get("format") != FORMAT:
         return None
     tokens = [int(token) for token in metadata["tokens"].split()]
-    return Piece.of(metadata["kind"], bytes.fromhex(metadata["parent"]), tokens)
+    return CacheBlock.of(metadata["kind"], bytes.fromhex(metadata["parent"]), tokens)

@@ -1,7 +1,7 @@
-"""Index of cached prefixes: pieces of at most one block of tokens, keyed by a hash of everything before them.
+"""Index of cached prefixes: blocks of at most `BLOCK_TOKENS` tokens, keyed by a hash of everything before them.
 
-Nothing here knows what a piece contains. Keys are chained from a root that names the owner, so owners never share
-entries. Using a block touches its whole chain, so the least recently used block is always a leaf, and a piece with
+Nothing here knows what a block contains. Keys are chained from a root that names the owner, so owners never share
+entries. Using a block touches its whole chain, so the least recently used block is always a leaf, and a block with
 successors is never dropped before them.
 """
 
@@ -15,26 +15,26 @@ BLOCK_TOKENS = 256
 SHORTEST_TOKENS = 8
 """Shortest prefix worth restoring, in tokens."""
 ROWS, STATE = "rows", "state"
-"""Kinds of pieces: what layers keep of every token, and what they know only after the last one."""
-PIECE_BYTES = 1024
-"""Overhead of a piece beside its contents, in bytes."""
+"""Kinds of blocks: what layers keep of every token, and what they know only after the last one."""
+BLOCK_OVERHEAD_BYTES = 1024
+"""Overhead of a block beside its contents, in bytes."""
 
 Content = TypeVar("Content")
 Name = tuple[str, bytes]
 
 
-def root(*words: str) -> bytes:
+def root_key(*words: str) -> bytes:
     """Return the root key of the chains for these words, unrelated to any others."""
     return sha256(b"".join(sha256(word.encode()).digest() for word in words)).digest()
 
 
-def chained(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Return the key that `tokens` lead to from `parent`."""
+def chain_key(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Return the key of the block of `tokens` that follows `parent`."""
     return sha256(parent + array("q", tokens).tobytes()).digest()
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CacheBlock:
     """One to `BLOCK_TOKENS` tokens that follow `parent`."""
 
     kind: str
@@ -43,8 +43,8 @@ class Piece:
     key: bytes
 
     @classmethod
-    def of(cls, kind: str, parent: bytes, tokens: Sequence[int]) -> "Piece":
-        return cls(kind, parent, tuple(tokens), chained(parent, tokens))
+    def of(cls, kind: str, parent: bytes, tokens: Sequence[int]) -> "CacheBlock":
+        return cls(kind, parent, tuple(tokens), chain_key(parent, tokens))
 
     @property
     def name(self) -> Name:
@@ -52,131 +52,135 @@ class Piece:
 
 
 @dataclass(slots=True)
-class _Held(Generic[Content]):
-    piece: Piece
+class _StoredBlock(Generic[Content]):
+    block: CacheBlock
     content: Content
     nbytes: int
 
 
-class Shelf(Generic[Content]):
-    """Pieces and their contents in LRU order, at most `limit_bytes`; `dropped` is called with each one removed."""
+class BlockStore(Generic[Content]):
+    """Blocks and their contents in LRU order, at most `limit_bytes`; `on_removed` is called with each one removed."""
 
-    def __init__(self, limit_bytes: int, dropped: Callable[[Piece, Content], None] = lambda _piece, _content: None):
+    def __init__(
+        self, limit_bytes: int, on_removed: Callable[[CacheBlock, Content], None] = lambda _block, _content: None
+    ):
         self.limit_bytes = limit_bytes
         self.nbytes = 0
-        self._dropped = dropped
-        self._held: dict[Name, _Held[Content]] = {}
-        self._followers: dict[tuple[str, bytes, int], dict[Name, None]] = {}
-        """Names of the pieces by kind, parent and first token."""
-        self._count: dict[bytes, int] = {}
-        """Number of pieces that follow each key."""
+        self._on_removed = on_removed
+        self._entries: dict[Name, _StoredBlock[Content]] = {}
+        self._children: dict[tuple[str, bytes, int], dict[Name, None]] = {}
+        """Names of the blocks by kind, parent and first token."""
+        self._child_counts: dict[bytes, int] = {}
+        """Number of blocks that follow each key."""
 
     def __contains__(self, name: Name) -> bool:
-        return name in self._held
+        return name in self._entries
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._entries)
 
-    def __iter__(self) -> Iterator[Piece]:
-        return (held.piece for held in self._held.values())
+    def __iter__(self) -> Iterator[CacheBlock]:
+        return (entry.block for entry in self._entries.values())
 
     def get(self, name: Name) -> Content | None:
-        return self._held[name].content if name in self._held else None
+        return self._entries[name].content if name in self._entries else None
 
-    def followers(self, kind: str, parent: bytes, first_token: int) -> list[Piece]:
-        """Return the pieces that follow `parent` and begin with that token."""
-        return [self._held[name].piece for name in self._followers.get((kind, parent, first_token), ())]
+    def children(self, kind: str, parent: bytes, first_token: int) -> list[CacheBlock]:
+        """Return the blocks that follow `parent` and begin with that token."""
+        return [self._entries[name].block for name in self._children.get((kind, parent, first_token), ())]
 
-    def use(self, name: Name) -> None:
-        """Mark a piece as most recently used. For a chain, call it on the last piece first."""
-        if name in self._held:
-            self._held[name] = self._held.pop(name)
+    def touch(self, name: Name) -> None:
+        """Mark a block as most recently used. For a chain, call it on the last block first."""
+        if name in self._entries:
+            self._entries[name] = self._entries.pop(name)
 
-    def add(self, piece: Piece, content: Content, nbytes: int) -> None:
-        """Add a piece, replacing shorter ones that it begins with. The caller has made room for it."""
-        self.remove(piece.name)
-        for other in self.followers(piece.kind, piece.parent, piece.tokens[0]) if piece.kind == ROWS else ():
-            if len(other.tokens) < len(piece.tokens) and piece.tokens[: len(other.tokens)] == other.tokens:
+    def add(self, block: CacheBlock, content: Content, nbytes: int) -> None:
+        """Add a block, replacing shorter ones that it begins with. The caller has made room for it."""
+        self.remove(block.name)
+        for other in self.children(block.kind, block.parent, block.tokens[0]) if block.kind == ROWS else ():
+            if len(other.tokens) < len(block.tokens) and block.tokens[: len(other.tokens)] == other.tokens:
                 self.remove(other.name)
-        self._held[piece.name] = _Held(piece, content, nbytes)
-        self._followers.setdefault((piece.kind, piece.parent, piece.tokens[0]), {})[piece.name] = None
-        self._count[piece.parent] = self._count.get(piece.parent, 0) + 1
+        self._entries[block.name] = _StoredBlock(block, content, nbytes)
+        self._children.setdefault((block.kind, block.parent, block.tokens[0]), {})[block.name] = None
+        self._child_counts[block.parent] = self._child_counts.get(block.parent, 0) + 1
         self.nbytes += nbytes
 
     def remove(self, name: Name) -> None:
-        held = self._held.pop(name, None)
-        if held is None:
+        entry = self._entries.pop(name, None)
+        if entry is None:
             return
-        piece, place = held.piece, (held.piece.kind, held.piece.parent, held.piece.tokens[0])
-        del self._followers[place][name]
-        if not self._followers[place]:
-            del self._followers[place]
-        self._count[piece.parent] -= 1
-        if not self._count[piece.parent]:
-            del self._count[piece.parent]
-        self.nbytes -= held.nbytes
-        self._dropped(piece, held.content)
+        block, group = entry.block, (entry.block.kind, entry.block.parent, entry.block.tokens[0])
+        del self._children[group][name]
+        if not self._children[group]:
+            del self._children[group]
+        self._child_counts[block.parent] -= 1
+        if not self._child_counts[block.parent]:
+            del self._child_counts[block.parent]
+        self.nbytes -= entry.nbytes
+        self._on_removed(block, entry.content)
 
     def make_room(self, needed_bytes: int) -> None:
         """Drop leaves, least recently used first, until `needed_bytes` fit."""
-        while self.nbytes + needed_bytes > self.limit_bytes and self._held:
-            ends = (name for name in self._held if name[0] == STATE or name[1] not in self._count)
-            self.remove(next(ends))
+        while self.nbytes + needed_bytes > self.limit_bytes and self._entries:
+            leaves = (name for name in self._entries if name[0] == STATE or name[1] not in self._child_counts)
+            self.remove(next(leaves))
 
     def clear(self) -> None:
-        for name in list(self._held):
+        for name in list(self._entries):
             self.remove(name)
 
-    def oldest(self) -> tuple[Piece, Content] | None:
-        """Return the least recently used piece and its content; None if there is none."""
-        held = next(iter(self._held.values()), None)
-        return (held.piece, held.content) if held is not None else None
+    def oldest(self) -> tuple[CacheBlock, Content] | None:
+        """Return the least recently used block and its content; None if there is none."""
+        entry = next(iter(self._entries.values()), None)
+        return (entry.block, entry.content) if entry is not None else None
 
 
-class Trail(NamedTuple):
-    """The known beginning of a text: the `pieces` of its rows, which cover its first `shared` tokens."""
+class PrefixMatch(NamedTuple):
+    """Cached prefix of a text: the `blocks` of its rows, which cover its first `length` tokens."""
 
-    pieces: tuple[Piece, ...]
-    shared: int
+    blocks: tuple[CacheBlock, ...]
+    length: int
 
 
-def walk(shelves: Sequence[Shelf[Any]], start: bytes, tokens: tuple[int, ...]) -> Trail:
-    """Follow the tokens after `start` as far as the shelves together know them."""
-    pieces: list[Piece] = []
-    shared = 0
-    while shared + BLOCK_TOKENS <= len(tokens):
-        piece = Piece.of(ROWS, start, tokens[shared : shared + BLOCK_TOKENS])
-        if not any(piece.name in shelf for shelf in shelves):
+def match_prefix(stores: Sequence[BlockStore[Any]], start: bytes, tokens: tuple[int, ...]) -> PrefixMatch:
+    """Follow the tokens after `start` as far as the `stores` together hold them."""
+    blocks: list[CacheBlock] = []
+    length = 0
+    while length + BLOCK_TOKENS <= len(tokens):
+        block = CacheBlock.of(ROWS, start, tokens[length : length + BLOCK_TOKENS])
+        if not any(block.name in store for store in stores):
             break
-        pieces.append(piece)
-        start, shared = piece.key, shared + BLOCK_TOKENS
-    rest = tokens[shared : shared + BLOCK_TOKENS]
-    others = [piece for shelf in shelves for piece in (shelf.followers(ROWS, start, rest[0]) if rest else ())]
+        blocks.append(block)
+        start, length = block.key, length + BLOCK_TOKENS
+    rest = tokens[length : length + BLOCK_TOKENS]
+    others = [block for store in stores for block in (store.children(ROWS, start, rest[0]) if rest else ())]
     if others:
-        best = max(others, key=lambda piece: shared_length(piece.tokens, rest))
-        pieces.append(best)
-        shared += shared_length(best.tokens, rest)
-    return Trail(tuple(pieces), shared)
+        best = max(others, key=lambda block: common_prefix_length(block.tokens, rest))
+        blocks.append(best)
+        length += common_prefix_length(best.tokens, rest)
+    return PrefixMatch(tuple(blocks), length)
 
 
-def states_within(shelves: Sequence[Shelf[Any]], path: Trail, start: bytes, limit: int) -> Iterator[tuple[int, Piece]]:
-    """Yield the states on a path up to `limit` tokens, longest first: the tokens each covers, and its piece."""
-    for place in reversed(range(len(path.pieces))):
-        parent, begin = (path.pieces[place - 1].key if place else start), place * BLOCK_TOKENS
-        tokens = path.pieces[place].tokens[: max(0, min(path.shared, limit) - begin)]
-        known = {
-            piece.name: piece
-            for shelf in shelves
-            for piece in (shelf.followers(STATE, parent, tokens[0]) if tokens else ())
-            if piece.tokens == tokens[: len(piece.tokens)]
+def states_in(
+    stores: Sequence[BlockStore[Any]], match: PrefixMatch, start: bytes, limit: int
+) -> Iterator[tuple[int, CacheBlock]]:
+    """Yield the state blocks in a match up to `limit` tokens, longest first, each after the number of its tokens."""
+    for index in reversed(range(len(match.blocks))):
+        parent, begin = (match.blocks[index - 1].key if index else start), index * BLOCK_TOKENS
+        tokens = match.blocks[index].tokens[: max(0, min(match.length, limit) - begin)]
+        states = {
+            block.name: block
+            for store in stores
+            for block in (store.children(STATE, parent, tokens[0]) if tokens else ())
+            if block.tokens == tokens[: len(block.tokens)]
         }
-        for piece in sorted(known.values(), key=lambda state: -len(state.tokens)):
-            yield begin + len(piece.tokens), piece
+        for block in sorted(states.values(), key=lambda state: -len(state.tokens)):
+            yield begin + len(block.tokens), block
 
 
-def shared_length(known: Sequence[int], wanted: Sequence[int]) -> int:
+def common_prefix_length(stored: Sequence[int], requested: Sequence[int]) -> int:
     """Return the length of the common prefix."""
-    stop = min(len(known), len(wanted))
-    if known[:stop] == wanted[:stop]:
+    stop = min(len(stored), len(requested))
+    if stored[:stop] == requested[:stop]:
         return stop
-    return next(place for place in range(stop) if known[place] != wanted[place])
+    return next(index for index in range(stop) if stored[index] != requested[index])

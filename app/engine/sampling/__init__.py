@@ -29,17 +29,19 @@ class TokenCounts:
     """Counts of one row's accepted tokens, kept on the device: a step adds its new ones, and nothing is ever undone."""
 
     def __init__(self) -> None:
-        self._read = 0
+        self._counted = 0
         self._counts = mx.zeros((2, 0))
 
     def of(self, row: "SampledRow", vocabulary: int) -> tuple[mx.array, mx.array]:
         """Return counts in the prompt and in the output as known to the host, float32 [vocabulary] each."""
         if self._counts.shape[1] != vocabulary:
-            self._read, self._counts = 0, mx.zeros((2, vocabulary))
-        if fresh := list(row.tokens[self._read :]):
-            parts = [int(place >= row.prompt_length) for place in range(self._read, self._read + len(fresh))]
-            self._counts = self._counts.at[mx.array(parts), mx.array(fresh)].add(1.0)
-            self._read += len(fresh)
+            self._counted, self._counts = 0, mx.zeros((2, vocabulary))
+        if fresh := list(row.tokens[self._counted :]):
+            columns = [
+                int(position >= row.prompt_length) for position in range(self._counted, self._counted + len(fresh))
+            ]
+            self._counts = self._counts.at[mx.array(columns), mx.array(fresh)].add(1.0)
+            self._counted += len(fresh)
         return self._counts[0], self._counts[1]
 
 
@@ -105,10 +107,10 @@ def adjust(logits: mx.array, rows: Sequence[SampledRow], fed: mx.array | None) -
         return logits
     adjusted = []
     for index, row in enumerate(rows):
-        mine = logits[index : index + 1]
+        row_logits = logits[index : index + 1]
         if _adjusts(row.parameters):
-            mine = _adjust_row(mine[0], row, None if fed is None else fed[index])[None]
-        adjusted.append(mine)
+            row_logits = _adjust_row(row_logits[0], row, None if fed is None else fed[index])[None]
+        adjusted.append(row_logits)
     return mx.concatenate(adjusted) if len(adjusted) > 1 else adjusted[0]
 
 
@@ -130,25 +132,25 @@ def _adjust_row(logits: mx.array, row: SampledRow, fed: mx.array | None) -> mx.a
     if penalises(parameters):
         logits = _penalised(logits, row, fed)
     # An id outside the vocabulary must never be an index: mlx does not check bounds.
-    wanted = {token: bias for token, bias in parameters.logit_bias.items() if 0 <= token < vocabulary}
-    if wanted:
-        logits = logits.at[:, mx.array(list(wanted))].add(mx.array(list(wanted.values()), dtype=mx.float32))
+    biases = {token: bias for token, bias in parameters.logit_bias.items() if 0 <= token < vocabulary}
+    if biases:
+        logits = logits.at[:, mx.array(list(biases))].add(mx.array(list(biases.values()), dtype=mx.float32))
     return logits
 
 
 def _penalised(logits: mx.array, row: SampledRow, fed: mx.array | None) -> mx.array:
     """Penalise all tokens by the host's counts, then unread tokens by how often each slot has seen them."""
     prompt, output = (row.counts or TokenCounts()).of(row, logits.shape[-1])
-    whole = _penalise(logits, prompt, output, row.parameters)
+    penalised = _penalise(logits, prompt, output, row.parameters)
     ids = None if fed is None else fed[: row.pending + len(logits) - 1]
     if ids is None or not len(ids):
-        return whole
-    seen = mx.arange(len(ids)) < row.pending + mx.arange(len(logits))[:, None]
-    more = mx.sum((ids[:, None] == ids) & seen[:, None], axis=-1)
-    places = mx.broadcast_to(ids, seen.shape)
-    values = mx.take_along_axis(logits, places, axis=-1)
-    values = _penalise(values, prompt[ids], output[ids] + more, row.parameters)
-    return mx.put_along_axis(whole, places, values, axis=-1)
+        return penalised
+    is_visible = mx.arange(len(ids)) < row.pending + mx.arange(len(logits))[:, None]
+    extra = mx.sum((ids[:, None] == ids) & is_visible[:, None], axis=-1)
+    indices = mx.broadcast_to(ids, is_visible.shape)
+    values = mx.take_along_axis(logits, indices, axis=-1)
+    values = _penalise(values, prompt[ids], output[ids] + extra, row.parameters)
+    return mx.put_along_axis(penalised, indices, values, axis=-1)
 
 
 def _penalise(logits: mx.array, prompt: mx.array, output: mx.array, parameters: SamplingParameters) -> mx.array:
@@ -162,16 +164,16 @@ def _penalise(logits: mx.array, prompt: mx.array, output: mx.array, parameters: 
 def draw(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
     """Draw a token int32 [rows, slots] for every slot of `logits` float32 [rows, slots, vocabulary]."""
     greedy = mx.argmax(logits, axis=-1).astype(mx.int32)
-    sampling = [row.parameters.temperature > 0 for row in rows]
-    if not any(sampling):
+    is_sampled = [row.parameters.temperature > 0 for row in rows]
+    if not any(is_sampled):
         return greedy
     slots, vocabulary = logits.shape[1:]
-    together = max(1, CACHED_LOGITS // (slots * vocabulary)) if on_cpu() else len(rows)
-    groups = [slice(start, start + together) for start in range(0, len(rows), together)]
+    rows_per_group = max(1, CACHED_LOGITS // (slots * vocabulary)) if on_cpu() else len(rows)
+    groups = [slice(start, start + rows_per_group) for start in range(0, len(rows), rows_per_group)]
     drawn = mx.concatenate([_sampled(logits[group], rows[group]) for group in groups])
-    if all(sampling):
+    if all(is_sampled):
         return drawn
-    return mx.where(mx.array(sampling)[:, None], drawn, greedy)
+    return mx.where(mx.array(is_sampled)[:, None], drawn, greedy)
 
 
 def _sampled(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:

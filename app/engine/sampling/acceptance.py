@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from app.engine.sampling import ACCEPTANCE_SALT, SampledRow, draw, gumbel_noise, noise_keys, shape_logits, unit_noise
-from app.engine.sampling.truncation import cuts, may_stay
+from app.engine.sampling.truncation import may_be_kept, truncates
 
 MODES = ("coupled", "rejection", "strict")
 
@@ -36,7 +36,7 @@ class Verified:
     """Number of leading slots whose token plain decoding draws too; all, unless the row is `strict`."""
 
     @property
-    def stays(self) -> Sequence[int]:
+    def emitted(self) -> Sequence[int]:
         """The accepted drafts and the token that follows them."""
         return self.drawn[: self.accepted + 1]
 
@@ -61,8 +61,8 @@ class Verified:
 def residual(target: mx.array, draft: mx.array) -> mx.array:
     """Return what to draw from after a rejection: max(p - q, 0), not normalised; all are float32 [rows, 1, vocabulary].
     q is 0 for a bonus token; p itself is returned where rounding leaves nothing."""
-    left = mx.maximum(target - draft, 0.0)
-    return mx.where(mx.any(left > 0, axis=-1, keepdims=True), left, target)
+    difference = mx.maximum(target - draft, 0.0)
+    return mx.where(mx.any(difference > 0, axis=-1, keepdims=True), difference, target)
 
 
 def count_accepted(passes: mx.array, counts: Sequence[int]) -> mx.array:
@@ -89,25 +89,25 @@ def accept(
     if draft_logits is None or not any(sampling):
         drawn = draw(logits, rows)
         return drawn, count_accepted(drafts == drawn[:, :width], counts)
-    greedy, chance = mx.argmax(logits, axis=-1).astype(mx.int32), mx.array(sampling)[:, None]
-    proposals = fit_vocabulary(draft_logits, logits.shape[-1])
+    greedy, is_sampled = mx.argmax(logits, axis=-1).astype(mx.int32), mx.array(sampling)[:, None]
+    fitted_logits = fit_vocabulary(draft_logits, logits.shape[-1])
     target, draft = (
-        mx.softmax(shape_logits(model_logits, rows), axis=-1, precise=True) for model_logits in (logits, proposals)
+        mx.softmax(shape_logits(model_logits, rows), axis=-1, precise=True) for model_logits in (logits, fitted_logits)
     )
-    likely = mx.take_along_axis(target[:, :width], drafts[..., None], axis=-1)[..., 0]
-    proposed = mx.take_along_axis(draft, drafts[..., None], axis=-1)[..., 0]
+    target_probabilities = mx.take_along_axis(target[:, :width], drafts[..., None], axis=-1)[..., 0]
+    draft_probabilities = mx.take_along_axis(draft, drafts[..., None], axis=-1)[..., 0]
     uniform = unit_noise(noise_keys(rows, width, salt=ACCEPTANCE_SALT))
-    passes = (likely > 0) & (likely >= uniform * proposed)
-    accepted = count_accepted(mx.where(chance, passes, drafts == greedy[:, :width]), counts)
+    passes = (target_probabilities > 0) & (target_probabilities >= uniform * draft_probabilities)
+    accepted = count_accepted(mx.where(is_sampled, passes, drafts == greedy[:, :width]), counts)
     # The recovered or bonus token: noise, the target's own at that position, is made for its slot only.
-    place = accepted[:, None, None]
-    rejected = place < mx.array(list(counts), dtype=mx.int32)[:, None, None]
-    instead = mx.take_along_axis(draft, mx.minimum(place, width - 1), axis=1)
-    weights = residual(mx.take_along_axis(target, place, axis=1), mx.where(rejected, instead, 0.0))
-    noise = gumbel_noise(mx.take_along_axis(noise_keys(rows, 1 + width), place, axis=1), logits.shape[-1])
+    slot = accepted[:, None, None]
+    rejected = slot < mx.array(list(counts), dtype=mx.int32)[:, None, None]
+    draft_at_slot = mx.take_along_axis(draft, mx.minimum(slot, width - 1), axis=1)
+    weights = residual(mx.take_along_axis(target, slot, axis=1), mx.where(rejected, draft_at_slot, 0.0))
+    noise = gumbel_noise(mx.take_along_axis(noise_keys(rows, 1 + width), slot, axis=1), logits.shape[-1])
     last = mx.argmax(mx.log(weights) + noise, axis=-1).astype(mx.int32)
     drawn = mx.where(mx.arange(1 + width) < accepted[:, None], mx.concatenate([drafts, last], axis=1), last)
-    return mx.where(chance, drawn, greedy), accepted
+    return mx.where(is_sampled, drawn, greedy), accepted
 
 
 def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
@@ -121,18 +121,20 @@ def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
 def doubtful(logits: mx.array, drawn: mx.array, row: SampledRow, tolerance: float) -> mx.array:
     """Return bool [slots]: whether `row` might have `drawn` another token, were each logit up to `tolerance` off.
     `drawn` int32 [slots], `logits` [slots, vocabulary] after bias and penalties, before which they may be off."""
-    parameters, vocabulary, chosen = row.parameters, logits.shape[-1], drawn[:, None]
+    parameters, vocabulary, drawn_ids = row.parameters, logits.shape[-1], drawn[:, None]
     # Two logits may both be off, hence the 2; a repetition penalty scales that with the logits.
     slack = 2 * tolerance * max(parameters.repetition_penalty, 1 / parameters.repetition_penalty)
     scores = logits
     if parameters.temperature > 0:
-        heat = max(parameters.temperature, 1e-6)
-        logits, slack = logits / heat, slack / heat
+        temperature = max(parameters.temperature, 1e-6)
+        logits, slack = logits / temperature, slack / temperature
         scores = logits + gumbel_noise(noise_keys([row], len(logits)), vocabulary)[0]
-    near = scores > mx.take_along_axis(scores, chosen, axis=-1) - slack
-    rivals = near & (mx.arange(vocabulary) != chosen)
+    is_near = scores > mx.take_along_axis(scores, drawn_ids, axis=-1) - slack
+    rivals = is_near & (mx.arange(vocabulary) != drawn_ids)
     any_rival = mx.any(rivals, axis=-1)
-    if parameters.temperature <= 0 or not cuts(parameters, vocabulary):
+    if parameters.temperature <= 0 or not truncates(parameters, vocabulary):
         return any_rival
     strongest = mx.argmax(mx.where(rivals, logits, -mx.inf), axis=-1)
-    return ~may_stay(logits, drawn, parameters, -slack) | (any_rival & may_stay(logits, strongest, parameters, slack))
+    return ~may_be_kept(logits, drawn, parameters, -slack) | (
+        any_rival & may_be_kept(logits, strongest, parameters, slack)
+    )

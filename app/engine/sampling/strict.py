@@ -25,7 +25,7 @@ _SAMPLE = "strict sample"
 
 
 @dataclass(frozen=True)
-class Point:
+class RewindPoint:
     """Position at which a row's cache last matched plain decoding: the `length`, and what cannot be cut back to it.
     That is base, keys and values of each layer with a window, and recurrent states."""
 
@@ -34,34 +34,36 @@ class Point:
     states: Sequence[Sequence[mx.array]]
 
 
-class PlainRows:
+class StrictRows:
     """Rows of one engine that `strict` tracks."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._fresh: set[str] = set()
         """Tracked rows that have not drawn a token yet."""
-        self._points: dict[str, Point | None] = {}
+        self._rewind_points: dict[str, RewindPoint | None] = {}
         """Rewind points of the other tracked rows; None while the cache matches plain decoding."""
-        self.moved: float | None = None
+        self.max_shift: float | None = None
         """Largest logit shift caused by the width of a forward so far; None until measured."""
 
     @property
     def tolerance(self) -> float:
         """Largest logit shift that the width of a forward may cause; 0 means none."""
-        return MARGIN * (self.moved or 0.0)
+        return MARGIN * (self.max_shift or 0.0)
 
     def admit(self, sequence_id: str, prompt: Sequence[int], on_progress: Callable[[], None]) -> None:
         """Track a row about to be claimed if it will be the only one. The first one measures the logit shift."""
         if self._runner.rows:
             return
-        if self.moved is None:
+        if self.max_shift is None:
             tokens = (list(prompt) * SAMPLE_TOKENS)[: SAMPLE_PROMPT + SAMPLE_TOKENS]
-            alone = self._read(tokens, 1, on_progress)
-            self.moved = max(distance(self._read(tokens, width, on_progress), alone) for width in SAMPLE_WIDTHS)
+            alone = self._sample_logits(tokens, 1, on_progress)
+            self.max_shift = max(
+                distance(self._sample_logits(tokens, width, on_progress), alone) for width in SAMPLE_WIDTHS
+            )
         self._fresh.add(sequence_id)
 
-    def _read(self, tokens: Sequence[int], width: int, on_progress: Callable[[], None]) -> mx.array:
+    def _sample_logits(self, tokens: Sequence[int], width: int, on_progress: Callable[[], None]) -> mx.array:
         """Return logits float32 [tokens, vocabulary] after each sample token but the prompt, fed `width` at a time."""
         self._runner.claim(_SAMPLE, bits=self._runner.quantisation.bits)
         try:
@@ -83,7 +85,7 @@ class PlainRows:
 
     def release(self, sequence_id: str) -> None:
         self._fresh.discard(sequence_id)
-        self._points.pop(sequence_id, None)
+        self._rewind_points.pop(sequence_id, None)
 
     def untrack_shared(self, sequence_ids: Sequence[str]) -> None:
         """Stop tracking rows that are about to share a forward."""
@@ -97,18 +99,18 @@ class PlainRows:
         if row.sequence_id in self._fresh:
             self.release(row.sequence_id)
             if len(row.tokens) == row.prompt_length:
-                self._points[row.sequence_id] = None
+                self._rewind_points[row.sequence_id] = None
                 return [replace(row, num_draft_tokens=0)]
         return rows
 
-    def has_strayed(self, rows: Sequence[DecodeRow]) -> bool:
+    def has_diverged(self, rows: Sequence[DecodeRow]) -> bool:
         """Return whether a tracked row's cache differs from plain decoding's: its plain steps may be wrong too."""
-        return self._points.get(rows[0].sequence_id) is not None
+        return self._rewind_points.get(rows[0].sequence_id) is not None
 
     def save_point(self, rows: Sequence[DecodeRow]) -> None:
         """Save the rewind point of a tracked row before drafts are verified."""
         name, caches = rows[0].sequence_id, self._runner.caches
-        if not self.tolerance or self._points.get(name, self) is not None:
+        if not self.tolerance or self._rewind_points.get(name, self) is not None:
             return
         slot, length = caches.table.slots[name], caches.table.length(name)
         windows = {}
@@ -119,14 +121,14 @@ class PlainRows:
                 windows[layer] = base, mx.contiguous(keys), mx.contiguous(values)
         states = self._runner.state_row(name)
         mx.eval([array for _, *arrays in windows.values() for array in arrays], states)
-        self._points[name] = Point(length, windows, states)
+        self._rewind_points[name] = RewindPoint(length, windows, states)
 
     def certain_slots(
         self, logits: mx.array, drawn: mx.array, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]
     ) -> mx.array:
         """Return int32 [rows]: how many slots of each row precede the first doubtful one.
         `drawn` are tokens [rows, slots] from `logits` [rows, slots, vocabulary]."""
-        if not self.has_strayed(rows):
+        if not self.has_diverged(rows):
             return mx.full((len(rows),), drawn.shape[1], mx.int32)
         doubts = doubtful(logits[0], drawn[0], sampled[0], self.tolerance)
         return mx.sum(mx.cumprod((~doubts).astype(mx.int32)), keepdims=True)
@@ -135,7 +137,7 @@ class PlainRows:
         """Rewind and reread the row's tokens since then one by one. Raises KeyError unless it has strayed.
         Returns logits float32 [1, 1, vocabulary] after the last (`wide`: a wide forward's) and the number of tokens."""
         name, caches = row.sequence_id, self._runner.caches
-        slot, point = caches.table.slots[name], self._points[name]
+        slot, point = caches.table.slots[name], self._rewind_points[name]
         if point is None:
             raise KeyError(name)
         self._runner.rewind(name, point.length)
@@ -144,12 +146,12 @@ class PlainRows:
             caches.kv[layer].write_row(slot, (keys, values))
         for state, arrays in zip(caches.states, point.states, strict=True):
             state.write_row(slot, arrays)
-        self._points[name] = None
+        self._rewind_points[name] = None
         alone = wide
         for token in row.tokens[point.length :]:
             alone = self._feed(name, [token])[None]
             on_progress()
-        self.moved = max(self.moved or 0.0, distance(wide, alone))
+        self.max_shift = max(self.max_shift or 0.0, distance(wide, alone))
         return alone, len(row.tokens) - point.length
 
 

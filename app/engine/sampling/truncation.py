@@ -71,8 +71,8 @@ def _first_kept(logits: mx.array, values: mx.array, parameters: Sequence[Samplin
         order = mx.where(mx.array(likeliest)[:, None, None], logits, values)
     ids = mx.sort(best_of(order, min(max(counts), vocabulary)), axis=-1)
     ids = mx.take_along_axis(ids, mx.argsort(-mx.take_along_axis(logits, ids, axis=-1), axis=-1), axis=-1)
-    kept = _kept_of(logits, ids, parameters)
-    scores = mx.where(kept, mx.take_along_axis(values, ids, axis=-1), -mx.inf)
+    is_kept = _kept_of(logits, ids, parameters)
+    scores = mx.where(is_kept, mx.take_along_axis(values, ids, axis=-1), -mx.inf)
     best = mx.max(scores, axis=-1, keepdims=True)
     return mx.min(mx.where(scores == best, ids, vocabulary), axis=-1).astype(mx.int32)
 
@@ -80,72 +80,76 @@ def _first_kept(logits: mx.array, values: mx.array, parameters: Sequence[Samplin
 def _kept_of(logits: mx.array, ids: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
     """Return bool [rows, slots, n]: which of `ids` top-k and top-p keep.
     `ids` are in the order of the rule and, where a row has top-k, include all its likeliest tokens."""
-    own = mx.take_along_axis(logits, ids, axis=-1)
+    candidate_logits = mx.take_along_axis(logits, ids, axis=-1)
     top_k = [_top_k(sampling, logits.shape[-1]) for sampling in parameters]
-    kept = mx.arange(ids.shape[-1]) < _column([size or logits.shape[-1] for size in top_k])
+    is_kept = mx.arange(ids.shape[-1]) < _column([size or logits.shape[-1] for size in top_k])
     if all(sampling.top_p >= 1.0 for sampling in parameters):
-        return kept
+        return is_kept
     top = mx.max(logits, axis=-1, keepdims=True)
-    likely = mx.where(kept, mx.exp(own - top), 0.0)
+    likely = mx.where(is_kept, mx.exp(candidate_logits - top), 0.0)
     mass, share = mx.sum(likely, axis=-1, keepdims=True), _column([_share(sampling) for sampling in parameters])
     if all(top_k):
-        return kept & (mx.cumsum(likely, axis=-1) - likely < share * mass)
+        return is_kept & (mx.cumsum(likely, axis=-1) - likely < share * mass)
     weights = mx.power(e, logits - top)  # takes a third of exp's time on a CPU
     mass = mx.where(mx.array([size > 0 for size in top_k])[:, None, None], mass, mx.sum(weights, -1, keepdims=True))
-    return kept & _preceded(logits, weights, own, ids, share * mass)
+    return is_kept & _preceded(logits, weights, candidate_logits, ids, share * mass)
 
 
-def _preceded(logits: mx.array, weights: mx.array, own: mx.array, ids: mx.array, limit: mx.array) -> mx.array:
+def _preceded(
+    logits: mx.array, weights: mx.array, candidate_logits: mx.array, ids: mx.array, limit: mx.array
+) -> mx.array:
     """Return bool [rows, slots, n]: whether the predecessors of each of `ids`, in order, weigh less than `limit`.
     `limit` is [rows, slots, 1]. The boundary is bisected by logit, a vocabulary pass each; ties occur only there."""
     count, before = ids.shape[-1], mx.zeros(limit.shape)
     inside = mx.zeros(limit.shape, dtype=mx.int32)  # number of `ids` known to be inside
     steps = [1 << bit for bit in reversed(range(count.bit_length()))]
-    levels = mx.pad(own, [(0, 0), (0, 0), (0, sum(steps) - count)], constant_values=mx.array(-mx.inf))
+    levels = mx.pad(candidate_logits, [(0, 0), (0, 0), (0, sum(steps) - count)], constant_values=mx.array(-mx.inf))
     for step in steps:
         level = mx.take_along_axis(levels, inside + (step - 1), axis=-1)
         mass = mx.sum(weights * (logits > level), axis=-1, keepdims=True)
-        stays = mass < limit
-        inside, before = mx.where(stays, inside + step, inside), mx.where(stays, mass, before)
+        is_inside = mass < limit
+        inside, before = mx.where(is_inside, inside + step, inside), mx.where(is_inside, mass, before)
     last = mx.take_along_axis(levels, mx.maximum(inside - 1, 0), axis=-1)
     ties = mx.cumsum((logits == last).astype(mx.float32), axis=-1)  # counts, not sums of weights: exact
-    ahead, weight = (mx.take_along_axis(by_token, ids, axis=-1) for by_token in (ties, weights))
-    return (mx.arange(count) < inside) & ((own > last) | (before + weight * (ahead - 1) < limit))
+    rank_in_ties, weight = (mx.take_along_axis(by_token, ids, axis=-1) for by_token in (ties, weights))
+    return (mx.arange(count) < inside) & ((candidate_logits > last) | (before + weight * (rank_in_ties - 1) < limit))
 
 
 def truncate(logits: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
     """Set excluded tokens of float32 `logits` [rows, slots, vocabulary] to -inf; rows without rules are unchanged."""
     vocabulary = logits.shape[-1]
-    left = logits
+    kept_logits = logits
     if any(_top_k(sampling, vocabulary) for sampling in parameters):
         limit = _column([_top_k(sampling, vocabulary) or vocabulary for sampling in parameters])
-        left = mx.where(_before(logits, mx.ones_like(logits), limit), left, -mx.inf)
+        kept_logits = mx.where(_before(logits, mx.ones_like(logits), limit), kept_logits, -mx.inf)
     if any(sampling.top_p < 1.0 for sampling in parameters):
-        weights = mx.softmax(left, axis=-1, precise=True)
-        left = mx.where(_before(left, weights, _column([_share(sampling) for sampling in parameters])), left, -mx.inf)
-    return _above_floor(left, parameters)
+        weights = mx.softmax(kept_logits, axis=-1, precise=True)
+        kept_logits = mx.where(
+            _before(kept_logits, weights, _column([_share(sampling) for sampling in parameters])), kept_logits, -mx.inf
+        )
+    return _above_floor(kept_logits, parameters)
 
 
-def cuts(parameters: SamplingParameters, vocabulary: int) -> bool:
+def truncates(parameters: SamplingParameters, vocabulary: int) -> bool:
     """Return whether any token may be excluded."""
     return bool(_top_k(parameters, vocabulary)) or parameters.top_p < 1.0 or parameters.min_p > 0.0
 
 
-def may_stay(logits: mx.array, tokens: mx.array, parameters: SamplingParameters, slack: float) -> mx.array:
+def may_be_kept(logits: mx.array, tokens: mx.array, parameters: SamplingParameters, slack: float) -> mx.array:
     """Return bool [slots]: whether `truncate` might keep `tokens`, were any two logits `slack` closer.
     For `slack` below 0: whether it surely does. `tokens` are int32 [slots], `logits` float32 [slots, vocabulary]."""
     vocabulary, token = logits.shape[-1], tokens[:, None]
     level, top = mx.take_along_axis(logits, token, axis=-1), mx.max(logits, axis=-1, keepdims=True)
     top_k, weights = _top_k(parameters, vocabulary), mx.exp(logits - top)
-    ahead = (logits > level + slack) & (mx.arange(vocabulary) != token)
-    stays = mx.sum(ahead, axis=-1) < (top_k or vocabulary)
+    is_ahead = (logits > level + slack) & (mx.arange(vocabulary) != token)
+    is_kept = mx.sum(is_ahead, axis=-1) < (top_k or vocabulary)
     if parameters.top_p < 1.0:
         mass = mx.sum(mx.topk(weights, top_k, axis=-1) if top_k else weights, axis=-1)
         share = _share(parameters) * exp(slack + copysign(ROUNDING, slack))
-        stays = stays & (mx.sum(mx.where(ahead, weights, 0.0), axis=-1) < share * mass)
+        is_kept = is_kept & (mx.sum(mx.where(is_ahead, weights, 0.0), axis=-1) < share * mass)
     if parameters.min_p > 0.0:
-        stays = stays & (level >= top + log(max(parameters.min_p, 1e-30)) - slack)[..., 0]
-    return stays
+        is_kept = is_kept & (level >= top + log(max(parameters.min_p, 1e-30)) - slack)[..., 0]
+    return is_kept
 
 
 def _before(logits: mx.array, weights: mx.array, limit: mx.array) -> mx.array:
@@ -159,8 +163,8 @@ def _before(logits: mx.array, weights: mx.array, limit: mx.array) -> mx.array:
     high = mx.full(low.shape, HIGHEST_KEY, dtype=mx.int32)
     for _ in range(KEY_BITS):
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
-        stays = mx.sum(weights * (keys > middle), axis=-1, keepdims=True) < limit
-        low, high = mx.where(stays, low, middle + 1), mx.where(stays, middle, high)
+        is_inside = mx.sum(weights * (keys > middle), axis=-1, keepdims=True) < limit
+        low, high = mx.where(is_inside, low, middle + 1), mx.where(is_inside, middle, high)
     first = mx.sum(weights * (keys > low), axis=-1, keepdims=True)
     ties = mx.cumsum((keys == low).astype(mx.float32), axis=-1)  # counts, not sums of weights: exact
     return (keys > low) | ((keys == low) & (first + weights * (ties - 1) < limit))

@@ -11,7 +11,7 @@ from typing import Literal
 
 from app.core.errors import ModelUnavailable
 from app.models.config_values import Config
-from app.models.drafters.config import DrafterConfig, Tensors, check_tensors, own_names
+from app.models.drafters.config import DrafterConfig, Tensors, check_tensors, without_model_prefix
 from app.models.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
 from app.models.safe_files import printable
 from app.models.tokenizer_file import Tokenizer
@@ -40,7 +40,7 @@ class Method:
     """Other names in vLLM's `speculative_config`."""
 
     def describes(self, config: Config) -> bool:
-        """Whether a folder with this config is a drafter of this method."""
+        """Return whether a folder with this config is a drafter of this method."""
         if self.drafts_with != "features":
             return False
         named = " ".join(map(str, (config.get("architectures"), config.get("speculators_model_type")))).lower()
@@ -117,7 +117,7 @@ def check_drafter(
     `target` is the tokenizer of the main model. `tensors` are the drafter's own, by name; those of a head inside the
     target's checkpoint lie in the same folder.
     """
-    drafter_config, names = read_drafter(method, config, target_config), own_names(tensors)
+    drafter_config, names = read_drafter(method, config, target_config), without_model_prefix(tensors)
     if any(name.endswith(".scales") for name in names):
         raise ModelUnavailable("it is quantised, which a drafter of this kind cannot be here; choose the original")
     check_tensors(drafter_config, names, target_config)

@@ -3,7 +3,7 @@ the tensors that its config asks for, in shapes and types that can run.
 
 Headers are enough: the server uses this to pair, the worker to build. Problems raise `ModelUnavailable` with one line.
 Every tap is a decoder layer of the target, counted from 0, whose *output* is read, whatever convention the file
-follows; `FINAL` is the state behind the final norm.
+follows; `FINAL` is the state after the final norm.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +20,9 @@ from app.models.tokenizer_file import Tokenizer
 FINAL = -1
 FULL, SLIDING = "full_attention", "sliding_attention"
 CHOOSE_ANOTHER = "choose another one"
-NUMBERS = frozenset({"F16", "BF16", "F32"})
-INTEGERS = frozenset({"I32", "I64"})
-ROPE_NUMBERS: Mapping[str, tuple[str, ...]] = {
+FLOAT_DTYPES = frozenset({"F16", "BF16", "F32"})
+INTEGER_DTYPES = frozenset({"I32", "I64"})
+ROPE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -33,7 +33,7 @@ ROPE_NUMBERS: Mapping[str, tuple[str, ...]] = {
     "proportional": (),
     "mrope": (),
 }
-"""Kinds of rotary positions that can run, and the numbers that each needs."""
+"""Kinds of rotary positions that can run, and the parameters that each needs."""
 
 Shape = tuple[int, ...]
 Tensors = Mapping[str, TensorInfo]
@@ -72,9 +72,9 @@ class DrafterConfig:
         For methods without a format of their own: one or more layers of the target's width, fed by `target_layer_ids`.
         """
         target, values = TargetFacts.read(target_config), ConfigValues(config)
-        check_made_for(values, target)
+        check_target(values, target)
         taps = values.layer_ids("target_layer_ids")
-        return cls(**shape_of(values, target), taps=(FINAL,) if taps is None else checked_taps(taps, target))
+        return cls(**common_fields(values, target), taps=(FINAL,) if taps is None else checked_taps(taps, target))
 
     def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:
         """Check what else can be known before loading a drafter whose tensors match its config.
@@ -82,13 +82,13 @@ class DrafterConfig:
         `target` is the tokenizer of the main model. Raises ModelUnavailable.
         """
 
-    def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
-        """Return the tensors that count, by the names used here, and the shapes of those that must exist."""
+    def expected_tensors(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
+        """Return the tensors that are used, by their names here, and the expected shapes of those that must exist."""
         return {}, {}
 
 
-def values_of(config: Config, section: str) -> ConfigValues:
-    """Return values from the method's own section, then the top of the config, then the `speculators` layer config."""
+def layered_values(config: Config, section: str) -> ConfigValues:
+    """Return values looked up in the method's section, then at the top level, then in `speculators`' layer config."""
     top = ConfigValues(config)
     return ConfigValues(top.section(section), config, top.section("transformer_layer_config"))
 
@@ -97,7 +97,7 @@ def is_speculators(config: Config) -> bool:
     return "speculators_model_type" in config or "transformer_layer_config" in config
 
 
-def check_made_for(values: ConfigValues, target: TargetFacts) -> None:
+def check_target(values: ConfigValues, target: TargetFacts) -> None:
     """Check width, depth and vocabulary of the target that the drafter was trained on."""
     width = values.whole("target_hidden_size", "hidden_size", default=target.hidden_size)
     if width != target.hidden_size:
@@ -110,7 +110,7 @@ def check_made_for(values: ConfigValues, target: TargetFacts) -> None:
         raise ModelUnavailable(f"it was made for {rows} tokens, the main model has {target.vocab_size}")
 
 
-def shape_of(values: ConfigValues, target: TargetFacts) -> dict[str, Any]:
+def common_fields(values: ConfigValues, target: TargetFacts) -> dict[str, Any]:
     """Return the fields of `DrafterConfig`, less the taps."""
     hidden = values.whole("hidden_size")
     heads = values.whole("num_attention_heads")
@@ -119,7 +119,7 @@ def shape_of(values: ConfigValues, target: TargetFacts) -> dict[str, Any]:
     if any(isinstance(value, dict) for value in parameters.values()):
         raise ModelUnavailable("its rotary positions differ by kind of layer, which cannot run here")
     rope = ConfigValues(values.section("rope_scaling"), parameters)
-    kind = rope.get("rope_type", "type")
+    rope_type = rope.get("rope_type", "type")
     theta = rope.real("rope_theta", values.real("rope_theta", 10_000.0))
     return {
         "hidden_size": hidden,
@@ -130,7 +130,7 @@ def shape_of(values: ConfigValues, target: TargetFacts) -> dict[str, Any]:
         "head_dim": values.whole("head_dim", default=max(1, hidden // heads)),
         "rms_norm_eps": values.real("rms_norm_eps", 1e-6),
         "rope_theta": theta,
-        "rope_scaling": None if kind in (None, "default") else {**parameters, **values.section("rope_scaling")},
+        "rope_scaling": None if rope_type in (None, "default") else {**parameters, **values.section("rope_scaling")},
         "rope_traditional": values.get("is_neox_style", "rope_is_neox_style") is False,
         "partial_rotary_factor": rope.real("partial_rotary_factor", values.real("partial_rotary_factor", 1.0)),
         "max_position_embeddings": values.whole(
@@ -166,19 +166,21 @@ def check_tensors(config: DrafterConfig, tensors: Tensors, target_config: Config
             f"its config.json asks for {config.num_hidden_layers} layers, its weights hold {len(tensors)} tensors; "
             f"{DOWNLOAD_AGAIN}"
         )
-    _compare(*config.wanted(tensors, target_config))
+    _compare(*config.expected_tensors(tensors, target_config))
 
 
-def own_names(tensors: Tensors) -> Tensors:
+def without_model_prefix(tensors: Tensors) -> Tensors:
     """Strip the prefix `model.` that some checkpoints use."""
     return {name.removeprefix("model."): info for name, info in tensors.items()}
 
 
-def attention_tensors(sizes: DrafterConfig, reads: int, gated: int, *, bias: bool, norms: bool) -> dict[str, Shape]:
-    """Return the shapes of an attention over inputs of size `reads`; `gated` 2: queries carry a gate of their size."""
+def attention_tensors(
+    sizes: DrafterConfig, input_size: int, query_factor: int, *, bias: bool, norms: bool
+) -> dict[str, Shape]:
+    """Return the shapes of an attention over inputs of size `input_size`; `query_factor` 2: queries carry a gate."""
     size, heads, shared = sizes.head_dim, sizes.num_attention_heads, sizes.num_key_value_heads
-    outputs = {"q_proj": heads * size * gated, "k_proj": shared * size, "v_proj": shared * size}
-    shapes: dict[str, Shape] = {f"{name}.weight": (rows, reads) for name, rows in outputs.items()}
+    outputs = {"q_proj": heads * size * query_factor, "k_proj": shared * size, "v_proj": shared * size}
+    shapes: dict[str, Shape] = {f"{name}.weight": (rows, input_size) for name, rows in outputs.items()}
     shapes["o_proj.weight"] = (sizes.hidden_size, heads * size)
     if bias:
         shapes |= {f"{name}.bias": (rows,) for name, rows in {**outputs, "o_proj": sizes.hidden_size}.items()}
@@ -204,10 +206,10 @@ def check_attention(config: DrafterConfig) -> None:
             f"its {config.num_attention_heads} attention heads cannot share {config.num_key_value_heads} for keys and "
             f"values; {DOWNLOAD_AGAIN}"
         )
-    turned = int(config.head_dim * config.partial_rotary_factor)
-    if not 0 < turned <= config.head_dim or turned % 2:
+    rotated = int(config.head_dim * config.partial_rotary_factor)
+    if not 0 < rotated <= config.head_dim or rotated % 2:
         raise ModelUnavailable(
-            f"its rotary positions turn {turned} of {config.head_dim} numbers of a head, which cannot run here; "
+            f"its rotary positions turn {rotated} of {config.head_dim} numbers of a head, which cannot run here; "
             f"{CHOOSE_ANOTHER}"
         )
     if config.rope_scaling is not None:
@@ -215,38 +217,42 @@ def check_attention(config: DrafterConfig) -> None:
 
 
 def _check_rope(scaling: Config) -> None:
-    kind = str(scaling.get("type") or scaling.get("rope_type"))
-    if kind not in ROPE_NUMBERS:
+    rope_type = str(scaling.get("type") or scaling.get("rope_type"))
+    if rope_type not in ROPE_PARAMETERS:
         raise ModelUnavailable(
-            f"its rotary positions are of the kind {printable(kind)}, which cannot run here; {CHOOSE_ANOTHER}"
+            f"its rotary positions are of the kind {printable(rope_type)}, which cannot run here; {CHOOSE_ANOTHER}"
         )
     values = ConfigValues(scaling)
-    for key in ROPE_NUMBERS[kind]:
+    for key in ROPE_PARAMETERS[rope_type]:
         if values.get(key) is None or values.real(key, 0.0) == 0.0:
             raise ModelUnavailable(f"its config.json gives no usable {key} for its rotary positions; {DOWNLOAD_AGAIN}")
-    if kind == "longrope" and not all(isinstance(values.get(key), list) for key in ("short_factor", "long_factor")):
+    if rope_type == "longrope" and not all(
+        isinstance(values.get(key), list) for key in ("short_factor", "long_factor")
+    ):
         raise ModelUnavailable(f"its config.json gives no factors for its rotary positions; {DOWNLOAD_AGAIN}")
 
 
-def _compare(tensors: Tensors, wanted: Mapping[str, Shape]) -> None:
-    if missing := wanted.keys() - tensors.keys():
-        raise ModelUnavailable(f"its weights lack {_some(missing)}, which its config.json asks for; {DOWNLOAD_AGAIN}")
-    if foreign := tensors.keys() - wanted.keys():
+def _compare(tensors: Tensors, expected_shapes: Mapping[str, Shape]) -> None:
+    if missing := expected_shapes.keys() - tensors.keys():
         raise ModelUnavailable(
-            f"its weights hold {_some(foreign)}, which its config.json does not ask for; {DOWNLOAD_AGAIN}"
+            f"its weights lack {_name_some(missing)}, which its config.json asks for; {DOWNLOAD_AGAIN}"
         )
-    for name, shape in wanted.items():
+    if unexpected := tensors.keys() - expected_shapes.keys():
+        raise ModelUnavailable(
+            f"its weights hold {_name_some(unexpected)}, which its config.json does not ask for; {DOWNLOAD_AGAIN}"
+        )
+    for name, shape in expected_shapes.items():
         tensor = tensors[name]
         if tensor.shape != shape:
-            here, there = (" x ".join(map(str, dimensions)) for dimensions in (tensor.shape, shape))
+            actual, expected = (" x ".join(map(str, dimensions)) for dimensions in (tensor.shape, shape))
             raise ModelUnavailable(
-                f"its {name} is {here}, its config.json and the main model ask for {there}; {DOWNLOAD_AGAIN}"
+                f"its {name} is {actual}, its config.json and the main model ask for {expected}; {DOWNLOAD_AGAIN}"
             )
-        if tensor.dtype not in (INTEGERS if name == "d2t" else NUMBERS):
+        if tensor.dtype not in (INTEGER_DTYPES if name == "d2t" else FLOAT_DTYPES):
             raise ModelUnavailable(f"its {name} is stored as {tensor.dtype}, which cannot run here; {CHOOSE_ANOTHER}")
 
 
-def _some(names: Iterable[str]) -> str:
+def _name_some(names: Iterable[str]) -> str:
     """Name the first tensor, and how many more there are."""
     first, *more = sorted(names)
     return f"{printable(first)} and {len(more)} more tensors" if more else f"the tensor {printable(first)}"

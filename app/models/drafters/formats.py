@@ -21,12 +21,12 @@ from app.models.drafters.config import (
     Tensors,
     attention_tensors,
     check_attention,
-    check_made_for,
+    check_target,
     checked_taps,
+    common_fields,
     is_speculators,
     layer_tensors,
-    shape_of,
-    values_of,
+    layered_values,
 )
 from app.models.safe_files import DOWNLOAD_AGAIN, read_integers, read_object
 from app.models.tokenizer_file import ORDINARY, Tokenizer
@@ -43,8 +43,8 @@ UNSUPPORTED_KEYS = (
     "output_multiplier",
     "projector_type",
 )
-BORROWED = ("embed_tokens.", "lm_head.", "verifier_norm.", "verifier_lm_head.", "t2d", "d2t")
-"""Prefixes of tensors that a checkpoint may carry beside its own layers: the target's copies are used."""
+TARGET_PREFIXES = ("embed_tokens.", "lm_head.", "verifier_norm.", "verifier_lm_head.", "t2d", "d2t")
+"""Prefixes of tensors that a checkpoint may contain beside its own layers: the target's copies are used instead."""
 MAX_TEMPLATE_BYTES = 1 << 20
 MTP_LAYOUTS = {"qwen3_next": "qwen", "qwen3_5": "qwen", "deepseek": "deepseek"}
 """Layout of a target's head in its checkpoint, by the start of the target's `model_type`."""
@@ -65,45 +65,48 @@ class DFlashConfig(DrafterConfig):
     @classmethod
     def read(cls, config: Config, target_config: Config) -> Self:
         target = TargetFacts.read(target_config)
-        values = values_of(config, "dflash_config")
+        values = layered_values(config, "dflash_config")
         _check_dflash_kind(config, values)
-        check_made_for(values, target)
-        shape = shape_of(values, target)
-        if shape["hidden_size"] != target.hidden_size:
+        check_target(values, target)
+        fields = common_fields(values, target)
+        if fields["hidden_size"] != target.hidden_size:
             raise ModelUnavailable("its hidden size is not that of the main model, whose embedding it borrows")
-        layer_types = _layer_types(values, shape["num_hidden_layers"])
+        layer_types = _layer_types(values, fields["num_hidden_layers"])
         block = values.whole("block_size", default=SPECULATORS_BLOCK if is_speculators(config) else None, least=2)
         mask = values.whole("mask_token_id", least=0)
         if block > LONGEST_BLOCK:
             raise ModelUnavailable(f"it drafts blocks of {block} tokens, more than {LONGEST_BLOCK}; choose another one")
-        if mask >= shape["vocab_size"]:
-            raise ModelUnavailable(f"its mask token {mask} is beyond the main model's {shape['vocab_size']} tokens")
+        if mask >= fields["vocab_size"]:
+            raise ModelUnavailable(f"its mask token {mask} is beyond the main model's {fields['vocab_size']} tokens")
         return cls(
-            **shape,
-            taps=_dflash_taps(config, values, shape["num_hidden_layers"], target),
+            **fields,
+            taps=_dflash_taps(config, values, fields["num_hidden_layers"], target),
             block_size=block,
             mask_token_id=mask,
             layer_types=layer_types,
             sliding_window=values.whole("sliding_window", "swa_window_size") if SLIDING in layer_types else 0,
-            causal=_causality(values, layer_types),
+            causal=_causal_layers(values, layer_types),
         )
 
     def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:  # noqa: ARG002
         """Check that its mask is not a token that the target may write."""
-        if use := _token_use(target, self.mask_token_id):
-            raise ModelUnavailable(f"its mask token {self.mask_token_id} is {use} of the main model")
+        if token_use := _describe_token_use(target, self.mask_token_id):
+            raise ModelUnavailable(f"its mask token {self.mask_token_id} is {token_use} of the main model")
 
-    def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
+    def expected_tensors(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
         """Return the layers and what surrounds them; tensors that the target has too are ignored."""
         check_attention(self)
         hidden = self.hidden_size
         attention = attention_tensors(self, hidden, 1, bias=self.attention_bias, norms=True)
         layer = layer_tensors(attention, hidden, self.intermediate_size)
-        numbers = range(self.num_hidden_layers)
-        layers = {f"layers.{index}.{name}": shape for index in numbers for name, shape in layer.items()}
-        fused = len(self.taps) * self.target_hidden_size
-        own = {"fc.weight": (hidden, fused), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
-        return {name: info for name, info in tensors.items() if not name.startswith(BORROWED)}, {**own, **layers}
+        layer_numbers = range(self.num_hidden_layers)
+        layers = {f"layers.{index}.{name}": shape for index in layer_numbers for name, shape in layer.items()}
+        fc_input_size = len(self.taps) * self.target_hidden_size
+        own_tensors = {"fc.weight": (hidden, fc_input_size), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
+        return {name: info for name, info in tensors.items() if not name.startswith(TARGET_PREFIXES)}, {
+            **own_tensors,
+            **layers,
+        }
 
 
 def _check_dflash_kind(config: Config, values: ConfigValues) -> None:
@@ -120,8 +123,8 @@ def _layer_types(values: ConfigValues, layers: int) -> tuple[str, ...]:
     declared = values.get("layer_types")
     if declared is None:
         pattern = values.whole("sliding_window_pattern", default=0)
-        usual = SLIDING if pattern or values.flag("use_swa") else FULL
-        return tuple(FULL if pattern and (layer + 1) % pattern == 0 else usual for layer in range(layers))
+        default = SLIDING if pattern or values.flag("use_swa") else FULL
+        return tuple(FULL if pattern and (layer + 1) % pattern == 0 else default for layer in range(layers))
     if (
         not isinstance(declared, list)
         or len(declared) != layers
@@ -131,27 +134,27 @@ def _layer_types(values: ConfigValues, layers: int) -> tuple[str, ...]:
     return tuple(declared)
 
 
-def _causality(values: ConfigValues, layer_types: Sequence[str]) -> tuple[bool, ...]:
+def _causal_layers(values: ConfigValues, layer_types: Sequence[str]) -> tuple[bool, ...]:
     """Return which layers are causal inside the block: sliding ones, unless the config says otherwise."""
     declared = values.get("causal", "is_causal", "dflash_query_causal")
     if isinstance(declared, bool):
         return (declared,) * len(layer_types)
-    sliding = not values.flag("sliding_window_non_causal")
-    return tuple(kind == SLIDING and sliding for kind in layer_types)
+    sliding_is_causal = not values.flag("sliding_window_non_causal")
+    return tuple(kind == SLIDING and sliding_is_causal for kind in layer_types)
 
 
 def _dflash_taps(config: Config, values: ConfigValues, layers: int, target: TargetFacts) -> tuple[int, ...]:
     """Return the taps: `target_layer_ids` count from 0, `speculators` ids from 1; without either, spread evenly."""
-    before = values.layer_ids("aux_hidden_state_layer_ids") if is_speculators(config) else None
-    taps = [tap - 1 for tap in before] if before else values.layer_ids("target_layer_ids")
+    layer_inputs = values.layer_ids("aux_hidden_state_layer_ids") if is_speculators(config) else None
+    taps = [tap - 1 for tap in layer_inputs] if layer_inputs else values.layer_ids("target_layer_ids")
     if taps is None:
         depth = target.layers
-        spread = [round(1 + layer * (depth - 4) / (layers - 1)) for layer in range(layers)] if layers > 1 else []
-        taps = spread or [depth // 2]
+        evenly_spaced = [round(1 + layer * (depth - 4) / (layers - 1)) for layer in range(layers)] if layers > 1 else []
+        taps = evenly_spaced or [depth // 2]
     return checked_taps(taps, target)
 
 
-def _token_use(tokenizer: Tokenizer, token: int) -> str:
+def _describe_token_use(tokenizer: Tokenizer, token: int) -> str:
     """Describe what a model with this tokenizer uses this id for; "" for an id that no answer holds.
 
     A special token is free if it ends no text and no chat template mentions it. Raises ModelUnavailable.
@@ -159,13 +162,17 @@ def _token_use(tokenizer: Tokenizer, token: int) -> str:
     folder = tokenizer.folder
     if not (folder / "tokenizer.json").is_file():
         return ""
-    use = tokenizer.use_of(token)
-    if use == ORDINARY:
+    token_use = tokenizer.token_role(token)
+    if token_use == ORDINARY:
         return "an ordinary token"
-    return "a special token in the answers" if use and (token in _ends(folder) or use in template_text(folder)) else ""
+    return (
+        "a special token in the answers"
+        if token_use and (token in _end_tokens(folder) or token_use in template_text(folder))
+        else ""
+    )
 
 
-def _ends(folder: Path) -> set[int]:
+def _end_tokens(folder: Path) -> set[int]:
     token_ids: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         config = read_object(folder / name) if (folder / name).is_file() else {}
@@ -204,19 +211,19 @@ class Eagle3Config(DrafterConfig):
     @classmethod
     def read(cls, config: Config, target_config: Config) -> Self:
         target = TargetFacts.read(target_config)
-        values = values_of(config, "eagle_config")
+        values = layered_values(config, "eagle_config")
         names = " ".join(map(str, (config.get("architectures"), config.get("speculators_model_type")))).lower()
         if "eagle" in names.replace("eagle3", "") and not ("eagle3" in names or values.get("draft_vocab_size")):
             raise ModelUnavailable("it is an EAGLE drafter of an older kind; choose an EAGLE-3 one")
-        check_made_for(values, target)
-        shape = shape_of(values, target)
-        if shape["num_hidden_layers"] != 1:
-            raise ModelUnavailable(f"it has {shape['num_hidden_layers']} layers, an EAGLE-3 drafter here has one")
+        check_target(values, target)
+        fields = common_fields(values, target)
+        if fields["num_hidden_layers"] != 1:
+            raise ModelUnavailable(f"it has {fields['num_hidden_layers']} layers, an EAGLE-3 drafter here has one")
         before_fc, each_tap = values.flag("norm_before_fc"), values.flag("fc_norm")
         if before_fc and each_tap:
             raise ModelUnavailable(f"its config.json sets norm_before_fc and fc_norm, which exclude; {DOWNLOAD_AGAIN}")
         return cls(
-            **shape,
+            **fields,
             taps=_eagle_taps(values, target),
             norm_before_residual=values.flag("norm_before_residual"),
             norm_before_fc=before_fc,
@@ -237,30 +244,30 @@ class Eagle3Config(DrafterConfig):
         if any(not 0 <= token + offset < vocabulary for token, offset in enumerate(offsets)):
             raise ModelUnavailable(f"its d2t leads beyond the main model's {vocabulary} tokens")
 
-    def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
+    def expected_tensors(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
         """Return its layer, its head, and an embedding and a token table where it has them."""
         if self.norm_before_fc or self.fc_norm:
             raise ModelUnavailable("it norms the states before it joins them, which cannot run here")
         check_attention(self)
-        own = {name.replace("layers.0.", "midlayer."): info for name, info in tensors.items() if name != "t2d"}
+        own_tensors = {name.replace("layers.0.", "midlayer."): info for name, info in tensors.items() if name != "t2d"}
         hidden, rows = self.hidden_size, self.draft_vocab_size
         attention = attention_tensors(self, 2 * hidden, 1, bias=self.attention_bias, norms=False)
         layer = {**layer_tensors(attention, hidden, self.intermediate_size), "hidden_norm.weight": (hidden,)}
-        wanted: dict[str, Shape] = {
+        expected: dict[str, Shape] = {
             "fc.weight": (hidden, len(self.taps) * self.target_hidden_size),
             "norm.weight": (hidden,),
             "lm_head.weight": (rows, hidden),
             **{f"midlayer.{name}": shape for name, shape in layer.items()},
         }
         optional: dict[str, Shape] = {"embed_tokens.weight": (self.vocab_size, hidden), "d2t": (rows,)}
-        return own, wanted | {name: shape for name, shape in optional.items() if name in own}
+        return own_tensors, expected | {name: shape for name, shape in optional.items() if name in own_tensors}
 
 
 def _eagle_taps(values: ConfigValues, target: TargetFacts) -> tuple[int, ...]:
     """Return the taps: a published id names the layer that the state enters, one less is the layer that put it out."""
     declared = values.layer_ids("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
-    before = [2, target.layers // 2, target.layers - 3] if declared is None else declared
-    return checked_taps([tap - 1 for tap in before], target)
+    layer_inputs = [2, target.layers // 2, target.layers - 3] if declared is None else declared
+    return checked_taps([tap - 1 for tap in layer_inputs], target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,27 +283,27 @@ class MtpConfig(DrafterConfig):
     @classmethod
     def read(cls, config: Config, target_config: Config) -> Self:
         target = TargetFacts.read(target_config)
-        own = ConfigValues(text_part(config))
-        check_made_for(own, target)
+        own_values = ConfigValues(text_part(config))
+        check_target(own_values, target)
         layout = next((candidate for name, candidate in MTP_LAYOUTS.items() if target.model_type.startswith(name)), "")
         if not layout:
             raise ModelUnavailable(f"the multi-token head of a {target.model_type or 'nameless'} model cannot run here")
         values = ConfigValues(text_part(config), text_part(target_config))
         layers = values.whole("mtp_num_hidden_layers", "num_nextn_predict_layers", default=1)
         return cls(
-            **{**shape_of(values, target), "num_hidden_layers": layers},
+            **{**common_fields(values, target), "num_hidden_layers": layers},
             taps=(FINAL,),
             layout=layout,
             model_type=target.model_type,
         )
 
-    def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:
+    def expected_tensors(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:
         """Return the tensors of a Qwen head, whose one layer has the main model's sizes, without its experts; of
         DeepSeek's only the projection that joins an embedding and a state."""
         if self.layout != "qwen":
             joins = {name: info for name, info in tensors.items() if name.endswith("eh_proj.weight")}
             return joins, dict.fromkeys(joins or ("eh_proj.weight",), (self.hidden_size, 2 * self.hidden_size))
-        mine = {f"mtp.{name.partition('mtp.')[2]}": info for name, info in tensors.items() if "mtp." in name}
+        mtp_tensors = {f"mtp.{name.partition('mtp.')[2]}": info for name, info in tensors.items() if "mtp." in name}
         target = ConfigValues(text_part(target_config))
         hidden, heads = target.whole("hidden_size"), target.whole("num_attention_heads")
         sizes = replace(
@@ -307,14 +314,14 @@ class MtpConfig(DrafterConfig):
             head_dim=target.whole("head_dim", default=max(1, hidden // heads)),
         )
         attention = attention_tensors(sizes, hidden, 2, bias=target.flag("attention_bias"), norms=True)
-        sparse = any(".experts" in name or ".switch_mlp" in name for name in mine)
-        layer = layer_tensors(attention, hidden, 0 if sparse else target.whole("intermediate_size"))
-        wanted: dict[str, Shape] = {
+        is_sparse = any(".experts" in name or ".switch_mlp" in name for name in mtp_tensors)
+        layer = layer_tensors(attention, hidden, 0 if is_sparse else target.whole("intermediate_size"))
+        expected: dict[str, Shape] = {
             "mtp.fc.weight": (hidden, 2 * hidden),
             **{f"mtp.{name}.weight": (hidden,) for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")},
             **{f"mtp.layers.0.{name}": shape for name, shape in layer.items()},
         }
-        return {name: info for name, info in mine.items() if not (sparse and ".mlp." in name)}, wanted
+        return {name: info for name, info in mtp_tensors.items() if not (is_sparse and ".mlp." in name)}, expected
 
 
 def head_tensors(config: Config, tensors: Mapping[str, Value]) -> dict[str, Value]:

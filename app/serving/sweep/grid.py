@@ -18,8 +18,8 @@ from app.core.request import AUTO, OFF
 
 TOKENS = 64
 WARM_UP_TOKENS = 20
-FEWEST_TOKENS = 24
-"""Tokens per row below which answers are too short: they then go on past their end, in every setting."""
+MIN_TOKENS = 24
+"""Minimum tokens per row: shorter answers are generated again past their end, in every setting."""
 TASKS = (
     "Explain in a few sentences why the sky is blue by day and red in the evening.",
     "Add type hints and docstrings to this Python module and repeat all of it:\n\n"
@@ -37,14 +37,14 @@ ACTIONS = ("reached", "passed", "described", "left behind", "was painted near", 
 PLACES = ("the birch grove", "a narrow bridge", "the eastern gate", "the fjord", "an empty market", "the lighthouse")
 
 
-def behind_notes(task: str, seed: str, context: int) -> str:
+def long_prompt(task: str, seed: str, context: int) -> str:
     """Return notes and then `task`, about `context` tokens together; with another seed, the notes begin differently."""
-    chooser, lines = random.Random(seed), [""]
+    generator, lines = random.Random(seed), [""]
     room = context * CHARACTERS_PER_TOKEN - len(task)
     while room > 0:
         lines.append(
-            f"{chooser.choice(SUBJECTS)} {chooser.choice(ACTIONS)} {chooser.choice(PLACES)} "
-            f"at {chooser.randrange(24)}:{chooser.randrange(10, 60)}."
+            f"{generator.choice(SUBJECTS)} {generator.choice(ACTIONS)} {generator.choice(PLACES)} "
+            f"at {generator.randrange(24)}:{generator.randrange(10, 60)}."
         )
         room -= len(lines[-1])
     return "\n".join([*lines[1:], "", task])
@@ -95,14 +95,14 @@ GRIDS: Mapping[Grid, tuple[Cell, ...]] = {
 """Cells of each grid, in the order in which they are measured."""
 
 
-def cells(wanted: Sequence[Cell], *, max_rows: int, max_context_tokens: int, tokens: int) -> list[Cell]:
+def cells(candidates: Sequence[Cell], *, max_rows: int, max_context_tokens: int, tokens: int) -> list[Cell]:
     """Return the cells that a model can run, always with the main one: `tokens` more must fit after the prompt, even if
     the tokenizer makes a token of each character."""
 
     def can_run(cell: Cell) -> bool:
         return cell.rows <= max_rows and cell.context * CHARACTERS_PER_TOKEN + tokens <= max_context_tokens
 
-    return [cell for cell in wanted if cell == MAIN or can_run(cell)]
+    return [cell for cell in candidates if cell == MAIN or can_run(cell)]
 
 
 def settings_of(methods: Mapping[str, int]) -> list[Setting]:
@@ -118,7 +118,7 @@ def settings_of(methods: Mapping[str, int]) -> list[Setting]:
 MAIN_SHARE = 0.5
 """Share of the time for the main cell if there are others."""
 MEDIAN_ROUNDS = 3
-SURPRISE = 1.5
+OVERRUN_FACTOR = 1.5
 """Factor on the time of a plain turn when estimating how many settings fit: drafting that does not pay takes longer,
 and warm-ups come on top."""
 
@@ -139,7 +139,7 @@ class MeasuredTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class TurnRequest:
     """The next turn: the prompts of round `number` with `setting`; a warm-up generates fewer tokens and is not kept."""
 
     cell: Cell
@@ -147,13 +147,13 @@ class Ask:
     number: int
     rounds: int = 1
     warm_up: bool = False
-    reading: bool = False
+    prefill: bool = False
     """Whether the prompts are new to the prefix cache; the turn is then repeated."""
 
     @property
     def text(self) -> str:
         """Description of the turn for display."""
-        if self.reading:
+        if self.prefill:
             return f"{self.cell.name}: reading the prompts"
         if self.warm_up:
             return f"{self.cell.name}: {self.setting.name}, warm-up"
@@ -237,25 +237,25 @@ class Budget:
         self._end += seconds
 
 
-Turns = Generator[Ask, MeasuredTurn, None]
+Turns = Generator[TurnRequest, MeasuredTurn, None]
 
 
 def turns(sweep: Sweep, cells: Sequence[Cell], methods: Mapping[str, int], *, budget: Budget, rounds: int) -> Turns:
     """Fill `sweep` cell by cell: yields turns and is sent their measurements. `methods`: longest draft by method."""
-    settings, reading = settings_of(methods), 0.0
-    for place, cell in enumerate(cells):
-        left = len(cells) - place
-        share = MAIN_SHARE if cell == MAIN and left > 1 else 2 / (left + 1)
+    settings, prefill_seconds_per_token = settings_of(methods), 0.0
+    for index, cell in enumerate(cells):
+        remaining_cells = len(cells) - index
+        share = MAIN_SHARE if cell == MAIN and remaining_cells > 1 else 2 / (remaining_cells + 1)
         reserve = (1 - share) * budget.remaining
-        if cell != MAIN and reading * cell.rows * cell.context >= budget.remaining:
+        if cell != MAIN and prefill_seconds_per_token * cell.rows * cell.context >= budget.remaining:
             sweep.skipped.append(cell)
             continue
-        cold = yield Ask(cell, PLAIN, 0, reading=True)
-        reading = cold.prompt_seconds / (cell.rows * cell.context)
-        turn = yield Ask(cell, PLAIN, 0, rounds)
+        cold = yield TurnRequest(cell, PLAIN, 0, prefill=True)
+        prefill_seconds_per_token = cold.prompt_seconds / (cell.rows * cell.context)
+        turn = yield TurnRequest(cell, PLAIN, 0, rounds)
         sweep.add(cell, PLAIN, turn)
         seconds = (budget.remaining - reserve) / min(rounds, MEDIAN_ROUNDS) - cold.prompt_seconds
-        fitting = int(seconds / (SURPRISE * turn.seconds)) if seconds > 0 else 0
+        fitting = int(seconds / (OVERRUN_FACTOR * turn.seconds)) if seconds > 0 else 0
         yield from _rounds(sweep, cell, settings[: max(len(methods) + 2, fitting)], rounds, budget, reserve)
         settings = ranked(sweep, settings)
 
@@ -265,13 +265,13 @@ def _rounds(
 ) -> Turns:
     """Run every setting once per round; after the first round, stop when only `reserve` seconds are left."""
     for setting in settings[1:]:
-        yield Ask(cell, setting, 0, warm_up=True)
+        yield TurnRequest(cell, setting, 0, warm_up=True)
     for number in range(rounds):
         for setting in settings:
             if number and budget.remaining <= reserve:
                 return
             if (number, setting) != (0, PLAIN):
-                turn = yield Ask(cell, setting, number, rounds)
+                turn = yield TurnRequest(cell, setting, number, rounds)
                 sweep.add(cell, setting, turn)
 
 

@@ -97,7 +97,7 @@ class Report:
     """Summary in one line."""
 
     @property
-    def alone(self) -> CellReport | None:
+    def main_cell(self) -> CellReport | None:
         """The main cell, with one request."""
         return next((cell for cell in self.cells if cell.is_main), None)
 
@@ -165,12 +165,14 @@ def _plain_values(cell: Mapping[str, Any]) -> Sequence[float]:
 
 def _cell(cell: Mapping[str, Any]) -> CellReport:
     plain = _plain_values(cell)
-    usual = median(plain)
-    deviation = max(abs(value / usual - 1) for value in plain)
-    settings = tuple(_figures(setting, plain, usual, deviation) for setting in cell["settings"] if setting["values"])
+    plain_median = median(plain)
+    deviation = max(abs(value / plain_median - 1) for value in plain)
+    settings = tuple(
+        _figures(setting, plain, plain_median, deviation) for setting in cell["settings"] if setting["values"]
+    )
     verdict, best = _verdict(settings, _noise(len(plain), deviation))
-    seen = [figures.ratio - 1 for figures in settings if verdict == "tie" and figures.method != PLAIN.method]
-    noise = max([_noise(len(plain), deviation), *seen])
+    differences = [figures.ratio - 1 for figures in settings if verdict == "tie" and figures.method != PLAIN.method]
+    noise = max([_noise(len(plain), deviation), *differences])
     return CellReport(cell["rows"], cell["context"], verdict, best, noise, deviation, len(plain), settings)
 
 
@@ -178,13 +180,13 @@ def _noise(rounds: int, deviation: float) -> float:
     return max(SMALLEST_NOISE[min(rounds, len(SMALLEST_NOISE)) - 1], NOISE_PER_DEVIATION * deviation)
 
 
-def _figures(measured: Mapping[str, Any], plain: Sequence[float], usual: float, deviation: float) -> Figures:
-    is_plain, yielded = measured["method"] == PLAIN.method, measured["tokens_per_cycle"]
+def _figures(measured: Mapping[str, Any], plain: Sequence[float], plain_median: float, deviation: float) -> Figures:
+    is_plain, tokens_per_cycle = measured["method"] == PLAIN.method, measured["tokens_per_cycle"]
     # a cycle is at most as many times faster as it yields tokens: anything above is noise
-    pairs = zip(measured["values"], [usual] * len(plain) if is_plain else plain, strict=False)
-    ratios = sorted(min(value / base, yielded or value / base) for value, base in pairs)
-    cut = 1 if len(ratios) >= ROUNDS_WITH_OUTLIERS else 0
-    ratio, low, high = median(ratios), ratios[cut], ratios[-1 - cut]
+    pairs = zip(measured["values"], [plain_median] * len(plain) if is_plain else plain, strict=False)
+    ratios = sorted(min(value / base, tokens_per_cycle or value / base) for value, base in pairs)
+    dropped = 1 if len(ratios) >= ROUNDS_WITH_OUTLIERS else 0
+    ratio, low, high = median(ratios), ratios[dropped], ratios[-1 - dropped]
     standing: Standing = "plain" if is_plain else _standing(ratio, low, high, _noise(len(ratios), deviation))
     setting = Setting(measured["method"], measured["num_draft_tokens"])
     return Figures(
@@ -193,15 +195,15 @@ def _figures(measured: Mapping[str, Any], plain: Sequence[float], usual: float, 
         num_draft_tokens=setting.drafts,
         used=measured["used"],
         rounds=len(ratios),
-        tokens_per_second=usual * ratio,
-        slowest=usual * low,
-        fastest=usual * high,
+        tokens_per_second=plain_median * ratio,
+        slowest=plain_median * low,
+        fastest=plain_median * high,
         ratio=ratio,
         low=low,
         high=high,
         standing=standing,
         acceptance=measured["acceptance"],
-        tokens_per_cycle=yielded,
+        tokens_per_cycle=tokens_per_cycle,
     )
 
 
@@ -217,12 +219,12 @@ def _verdict(settings: Sequence[Figures], noise: float) -> tuple[Verdict, str]:
     faster = [figures for figures in drafting if figures.standing == "faster"]
     if faster:
         best = max(faster, key=lambda figures: figures.ratio)
-        close = [
+        comparable = [
             figures
             for figures in faster
             if figures.method == GOVERNOR.method and figures.ratio * (1 + noise) >= best.ratio
         ]
-        return "faster", (close or [best])[0].name
+        return "faster", (comparable or [best])[0].name
     if not drafting:
         return "none", ""
     return ("plain", PLAIN.name) if all(figures.standing == "slower" for figures in drafting) else ("tie", "")
@@ -231,7 +233,7 @@ def _verdict(settings: Sequence[Figures], noise: float) -> tuple[Verdict, str]:
 # --- what follows ------------------------------------------------------------------------------------------------
 
 
-def _weighed(cells: Iterable[CellReport]) -> list[CellReport]:
+def _deciding_cells(cells: Iterable[CellReport]) -> list[CellReport]:
     """Return the deciding cells, sorted by rows: those with short prompts in which drafting was measured."""
     decisive = (cell for cell in cells if cell.context == MAIN.context and cell.verdict != "none")
     return sorted(decisive, key=lambda cell: cell.rows)
@@ -240,13 +242,15 @@ def _weighed(cells: Iterable[CellReport]) -> list[CellReport]:
 def _choice(cells: Sequence[CellReport], drafters: Mapping[str, str]) -> dict[str, Any] | None:
     """Return the settings to keep, or None. If drafting pays for several requests, the draft length is left to the
     governor, because no single length suits all. `policy` is only set as far as it was measured."""
-    weighed = _weighed(cells)
-    batches = {cell.verdict for cell in weighed if cell.rows > 1}
-    best = [figures.setting for cell in weighed if cell.verdict == "faster" and (figures := cell.find(cell.best))]
+    deciding_cells = _deciding_cells(cells)
+    batches = {cell.verdict for cell in deciding_cells if cell.rows > 1}
+    best = [
+        figures.setting for cell in deciding_cells if cell.verdict == "faster" and (figures := cell.find(cell.best))
+    ]
     if not best:
-        alone = next((cell for cell in weighed if cell.is_main), None)
-        return choice_of(PLAIN, drafters) if alone is not None and alone.verdict == "plain" else None
-    pays_for_several = any(cell.verdict == "faster" for cell in weighed if cell.rows > 1)
+        main_cell = next((cell for cell in deciding_cells if cell.is_main), None)
+        return choice_of(PLAIN, drafters) if main_cell is not None and main_cell.verdict == "plain" else None
+    pays_for_several = any(cell.verdict == "faster" for cell in deciding_cells if cell.rows > 1)
     if GOVERNOR in best:
         choice = choice_of(GOVERNOR, drafters)
     else:
@@ -285,15 +289,15 @@ def drafting_of(given: Mapping[str, Any], unit: ModelSpecification | None) -> di
 def changes_to(choice: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[Change, ...]:
     """Return what `choice` would change in `current`: the model's settings, the `policy` in effect, and `planned`, the
     drafters that the model would get now. A choice that drafts turns drafting on."""
-    wanted = dict(choice)
-    if current["policy"] == "off" and wanted.get("policy") is None:
-        wanted["policy"] = "auto"
-    drafts = wanted.get("drafts")
+    target = dict(choice)
+    if current["policy"] == "off" and target.get("policy") is None:
+        target["policy"] = "auto"
+    drafts = target.get("drafts")
     if drafts is not None and current.get("drafts") is None and set(drafts) == set(current.get("planned") or ()):
-        del wanted["drafts"]
+        del target["drafts"]
     return tuple(
         Change(name, current.get(name), new)
-        for name, new in wanted.items()
+        for name, new in target.items()
         if _plain_value(new) != _plain_value(current.get(name))
     )
 
@@ -307,18 +311,18 @@ def advice_of(report: Report, drafters: Mapping[str, str], current: Mapping[str,
     if report.choice is None:
         return Advice()
     changes = changes_to(report.choice, current)
-    alone = report.alone
-    best = alone.find(alone.best) if alone is not None else None
-    if not changes or alone is None or best is None or {change.name for change in changes} & {"policy"}:
+    main_cell = report.main_cell
+    best = main_cell.find(main_cell.best) if main_cell is not None else None
+    if not changes or main_cell is None or best is None or {change.name for change in changes} & {"policy"}:
         return Advice(changes)
-    close = [
+    comparable = [
         figures.name
-        for figures in alone.settings
+        for figures in main_cell.settings
         if figures.standing == best.standing
-        and figures.ratio * (1 + alone.noise) >= best.ratio
+        and figures.ratio * (1 + main_cell.noise) >= best.ratio
         and not changes_to(choice_of(figures.setting, drafters), current)
     ]
-    return Advice(kept=close[0]) if close else Advice(changes)
+    return Advice(kept=comparable[0]) if comparable else Advice(changes)
 
 
 def best_by_drafter(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Figures]:
@@ -328,13 +332,13 @@ def best_by_drafter(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, s
     """
     best: dict[tuple[str, str], Figures] = {}
     for results in documents:
-        alone, drafters = report_of(results).alone, _drafters(results)
-        here: dict[tuple[str, str], Figures] = {}
-        for setting in alone.settings if alone is not None else ():
+        main_cell, drafters = report_of(results).main_cell, _drafters(results)
+        best_here: dict[tuple[str, str], Figures] = {}
+        for setting in main_cell.settings if main_cell is not None else ():
             key = (setting.method, drafters.get(setting.method, ""))
             if setting.num_draft_tokens and (setting.method in TEXT_METHODS or key[1]):
-                here[key] = max(here.get(key, setting), setting, key=lambda figures: figures.ratio)
-        best = here | best
+                best_here[key] = max(best_here.get(key, setting), setting, key=lambda figures: figures.ratio)
+        best = best_here | best
     return best
 
 
@@ -348,7 +352,7 @@ def speedups(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], fl
 
 def _doubts(cells: Sequence[CellReport], disturbed: int) -> Iterable[Doubt]:
     deviation = max((cell.deviation for cell in cells), default=0.0)
-    if any(cell.rounds == 1 for cell in _weighed(cells)):
+    if any(cell.rounds == 1 for cell in _deciding_cells(cells)):
         yield Doubt("one_round", 1)
     if round(deviation, 6) > STEADY:
         yield Doubt("unsteady", deviation)
@@ -367,14 +371,16 @@ def doubt_text(doubt: Doubt) -> str:
 
 
 def _text(cells: Sequence[CellReport], choice: Mapping[str, Any] | None) -> str:
-    weighed = _weighed(cells)
-    if not weighed:
+    deciding_cells = _deciding_cells(cells)
+    if not deciding_cells:
         return "nothing to compare: no drafting was measured"
-    said = [f"{_said(cell)} ({cell.rows} {'request' if cell.rows == 1 else 'requests'})" for cell in weighed]
-    return "; ".join([*said, *([] if choice else ["change nothing"])])
+    summaries = [
+        f"{_summary(cell)} ({cell.rows} {'request' if cell.rows == 1 else 'requests'})" for cell in deciding_cells
+    ]
+    return "; ".join([*summaries, *([] if choice else ["change nothing"])])
 
 
-def _said(cell: CellReport) -> str:
+def _summary(cell: CellReport) -> str:
     best = cell.find(cell.best)
     if cell.verdict == "tie" or best is None:
         return f"no clear difference, ± {100 * cell.noise:.0f} %"

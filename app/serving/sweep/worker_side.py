@@ -27,15 +27,15 @@ from app.core.statistics import Statistics
 from app.core.unit import ModelSpecification
 from app.machine.host import chip_name
 from app.serving.sweep.grid import (
-    FEWEST_TOKENS,
     MAIN,
+    MIN_TOKENS,
     PLAIN,
     TOKENS,
     WARM_UP_TOKENS,
-    Ask,
     Cell,
     MeasuredTurn,
-    behind_notes,
+    TurnRequest,
+    long_prompt,
 )
 from app.worker.client import WorkerClient
 
@@ -46,18 +46,18 @@ class DecodeClock:
     """Measures the decode phase: it begins once every row has emitted a token."""
 
     def __init__(self, rows: Iterable[Hashable], now: Clock = perf_counter) -> None:
-        self._silent = set(rows)
+        self._waiting = set(rows)
         self._now = now
         self._started = self._stopped = 0.0
         self._tokens = 0
 
-    def tell(self, row: Hashable, tokens: int) -> None:
+    def count(self, row: Hashable, tokens: int) -> None:
         """Count `tokens` more tokens of `row`, now."""
         self._stopped = self._now()
-        if not self._silent:
+        if not self._waiting:
             self._tokens += tokens
             return
-        self._silent.discard(row)
+        self._waiting.discard(row)
         self._started = self._stopped
 
     @property
@@ -72,7 +72,7 @@ class DecodeClock:
         return self._tokens / elapsed if elapsed > 0 else 0.0
 
 
-class WorkerSide:
+class TurnRunner:
     """Runs turns on one unit; `chats`: the model has a chat template."""
 
     def __init__(
@@ -83,28 +83,32 @@ class WorkerSide:
         self._prompts = tuple(prompts)
         self._chats = chats
         self._clock = clock
-        self._endless: set[tuple[Cell, int]] = set()
+        self._ignoring_end: set[tuple[Cell, int]] = set()
 
-    async def turn(self, ask: Ask) -> MeasuredTurn:
+    async def turn(self, request: TurnRequest) -> MeasuredTurn:
         """Run one turn; cancelling it cancels its requests in the worker. Raises the PacelineError that ended one."""
-        turn = await self._run(ask)
-        place = (ask.cell, ask.number)
-        if ask.setting == PLAIN and place not in self._endless and turn.tokens < FEWEST_TOKENS * ask.cell.rows:
-            self._endless.add(place)
-            turn = await self._run(ask)
+        turn = await self._run(request)
+        round_key = (request.cell, request.number)
+        if (
+            request.setting == PLAIN
+            and round_key not in self._ignoring_end
+            and turn.tokens < MIN_TOKENS * request.cell.rows
+        ):
+            self._ignoring_end.add(round_key)
+            turn = await self._run(request)
         return turn
 
-    async def _run(self, ask: Ask) -> MeasuredTurn:
-        rows = range(ask.cell.rows)
+    async def _run(self, request: TurnRequest) -> MeasuredTurn:
+        rows = range(request.cell.rows)
         clock = DecodeClock(rows, self._clock)
         began = self._clock()
         try:
             async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(self._row(self._command(ask, row), row, clock)) for row in rows]
+                tasks = [group.create_task(self._row(self._command(request, row), row, clock)) for row in rows]
         except* PacelineError as group_error:
-            raise first_of(group_error) from None
+            raise first_error(group_error) from None
         seconds = self._clock() - began
-        usages = [task.result() for task in asked]
+        usages = [task.result() for task in tasks]
         drafted = sum(usage.drafted for usage in usages)
         accepted = sum(usage.accepted for usage in usages)
         cycles = sum(usage.cycles for usage in usages)
@@ -112,7 +116,7 @@ class WorkerSide:
         for usage in usages:
             used.update({statistics.method: statistics.steps for statistics in usage.by_method if statistics.drafted})
         return MeasuredTurn(
-            tokens_per_second=rate_of(usages, arrived=clock.tokens_per_second, seconds=seconds),
+            tokens_per_second=rate_of(usages, arrival_rate=clock.tokens_per_second, seconds=seconds),
             seconds=seconds,
             prompt_seconds=max(0.0, clock.started - began),
             acceptance=accepted / drafted if drafted else None,
@@ -126,36 +130,36 @@ class WorkerSide:
         async with contextlib.aclosing(self._worker.generate(command)) as events:
             async for event in events:
                 if isinstance(event, Delta) and event.tokens:
-                    clock.tell(row, event.tokens)
+                    clock.count(row, event.tokens)
                 elif isinstance(event, Finished):
                     usage = event.usage
         return usage
 
-    def _command(self, ask: Ask, row: int) -> Generate:
-        prompt = self._prompts[(ask.number + row) % len(self._prompts)]
-        if ask.cell.context > MAIN.context:
-            prompt = behind_notes(prompt, f"{ask.cell} {ask.number} {row}", ask.cell.context)
-        setting = ask.setting
+    def _command(self, request: TurnRequest, row: int) -> Generate:
+        prompt = self._prompts[(request.number + row) % len(self._prompts)]
+        if request.cell.context > MAIN.context:
+            prompt = long_prompt(prompt, f"{request.cell} {request.number} {row}", request.cell.context)
+        setting = request.setting
         return Generate(
             id=f"measure-{secrets.token_hex(8)}",
             owner=MEASUREMENT,
             model=self._unit,
             messages=[{"role": "user", "content": prompt}] if self._chats else None,
             text=None if self._chats else prompt,
-            max_tokens=WARM_UP_TOKENS if ask.warm_up else TOKENS,
-            ignore_end=(ask.cell, ask.number) in self._endless,
+            max_tokens=WARM_UP_TOKENS if request.warm_up else TOKENS,
+            ignore_end=(request.cell, request.number) in self._ignoring_end,
             sampling=SamplingParameters(temperature=0.0),
             speculation=SpeculationRequest(method=setting.method, num_draft_tokens=setting.drafts or None),
         )
 
 
-def first_of(errors: ExceptionGroup[PacelineError]) -> PacelineError:
+def first_error(errors: ExceptionGroup[PacelineError]) -> PacelineError:
     """Return the first of the errors that ended the rows of a turn."""
     first = errors.exceptions[0]
-    return first_of(first) if isinstance(first, ExceptionGroup) else first
+    return first_error(first) if isinstance(first, ExceptionGroup) else first
 
 
-def rate_of(usages: Sequence[Statistics], *, arrived: float, seconds: float) -> float:
+def rate_of(usages: Sequence[Statistics], *, arrival_rate: float, seconds: float) -> float:
     """Return tokens per second as they arrived, limited to the worker's own decode rate.
 
     Deltas that are delayed by a busy server arrive in one lump and would look much too fast.
@@ -163,8 +167,8 @@ def rate_of(usages: Sequence[Statistics], *, arrived: float, seconds: float) -> 
     tokens = sum(usage.completion_tokens for usage in usages)
     shortest = min(usage.decode_seconds for usage in usages)
     if shortest > 0:
-        return min(arrived, tokens / shortest) if arrived else tokens / shortest
-    return arrived or (tokens / seconds if seconds > 0 else 0.0)
+        return min(arrival_rate, tokens / shortest) if arrival_rate else tokens / shortest
+    return arrival_rate or (tokens / seconds if seconds > 0 else 0.0)
 
 
 def describe_machine() -> dict[str, Any]:

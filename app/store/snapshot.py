@@ -1,6 +1,6 @@
-"""A glance at the settings by SQLite alone, so that commands of one HTTP call do not wait for the store's libraries.
+"""A read-only snapshot of the store through SQLite alone, so that short commands do not wait for the store's libraries.
 
-It diagnoses nothing: a damaged, older or locked file gives no answer; `Store` says why.
+It diagnoses nothing: a damaged, older or locked file gives None; `Store` says why.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from app.store import stored_json
 FILE_NAME = "paceline.sqlite3"
 WAIT_SECONDS = 1.0
 LOCKED_DOWN, FIRST_RUN = "locked_down", "first_run"
-"""Rows of the setting table that are no settings: the lock-down, and the remaining steps of the first run."""
+"""Names of rows in the setting table that are no settings: the lock-down, and the remaining steps of the first run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class StoreSnapshot:
     """Settings as plain JSON values, by name, and the settings of each model that has some."""
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -28,12 +28,12 @@ class Glance:
     """Results of the measurements of each model, latest first."""
 
 
-def glance(path: Path) -> Glance | None:
+def read_snapshot(path: Path) -> StoreSnapshot | None:
     """Read the settings in the store at `path`: empty where there is none, None if it is unusable. Changes nothing."""
     try:
         if not path.is_file():  # SQLite would wait for ever on a pipe
             is_left = path.exists() or path.is_symlink() or any(path.parent.glob(f"{path.name}-*"))
-            return None if is_left else Glance()
+            return None if is_left else StoreSnapshot()
         address = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(address, timeout=WAIT_SECONDS, uri=True)) as file:
             settings = file.execute(
@@ -43,10 +43,10 @@ def glance(path: Path) -> Glance | None:
             kept = file.execute("SELECT model_id, results FROM benchmark ORDER BY created_at DESC, id DESC").fetchall()
         measurements: dict[str, list[dict[str, Any]]] = {}
         for name, results in kept:
-            measurements.setdefault(name, []).append(stored_json.read(results, dict))
-        return Glance(
-            {name: stored_json.read(value) for name, value in settings},
-            {name: ModelSettings.read(stored_json.read(values, dict)) for name, values in models},
+            measurements.setdefault(name, []).append(stored_json.decode(results, dict))
+        return StoreSnapshot(
+            {name: stored_json.decode(value) for name, value in settings},
+            {name: ModelSettings.read(stored_json.decode(values, dict)) for name, values in models},
             measurements,
         )
     except (OSError, sqlite3.Error, ValueError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""Measurements over all requests: Prometheus counters, and the token rate of the last day.
+"""Metrics over all requests: Prometheus counters, and the token rate of the last day.
 
 The counters have their own registry; their names include the units. Labels come from bounded sets only: route
 templates, ids of models in the catalog, names of methods.
@@ -27,7 +27,7 @@ SMOOTHED_SECONDS = 3
 """Full seconds over which the current speed is averaged: steps are too lumpy for one second."""
 
 
-class Measurements:
+class Metrics:
     """The metrics that `/metrics` exposes. Called from the event loop only."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Measurements:
 
     def expose(self, worker: WorkerClient) -> bytes:
         """Return the text of `/metrics`."""
-        self._worker_gauges.read(worker)
+        self._worker_gauges.update(worker)
         return generate_latest(self.registry)
 
     def _histogram(self, name: str, text: str) -> Histogram:
@@ -142,7 +142,7 @@ def _samples(counter: Counter, model: str) -> Iterator[tuple[str, str, float]]:
 
 
 class WorkerGauges:
-    """State of the worker, read from its last snapshot on each request."""
+    """Gauges of the worker's state, updated from its last snapshot on each scrape."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
@@ -164,7 +164,7 @@ class WorkerGauges:
             "prefix_found_tokens", "Prompt tokens not read again since the model was loaded.", ("model", "tier")
         )
 
-    def read(self, worker: WorkerClient) -> None:
+    def update(self, worker: WorkerClient) -> None:
         """Set every gauge and count new restarts; gauges of unloaded models are removed."""
         snapshot = worker.snapshot
         self._ready.set(worker.ready)
@@ -197,7 +197,7 @@ class Period:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class PaceHistory:
     """One value for each of the last seconds, the oldest first, and the current speed."""
 
     tokens: tuple[int, ...]
@@ -208,7 +208,7 @@ class Course:
     """Share of drafted tokens accepted over the whole span; None if nothing was drafted or nothing runs now."""
 
 
-class Track:
+class PeriodCounts:
     """Counts per period, for the last `count` periods."""
 
     def __init__(self, clock: Clock, period_seconds: int, count: int) -> None:
@@ -230,8 +230,8 @@ class Track:
     def full(self) -> list[Period]:
         """Return the last `count` complete periods, the oldest first."""
         now = int(self._clock() // self._period_seconds)
-        known = {period.number: period for period in self._periods}
-        return [known.get(number) or Period(number) for number in range(now - self._count, now)]
+        by_number = {period.number: period for period in self._periods}
+        return [by_number.get(number) or Period(number) for number in range(now - self._count, now)]
 
 
 class Pace:
@@ -241,8 +241,8 @@ class Pace:
     """
 
     def __init__(self, *, clock: Clock = time.monotonic, span_seconds: int = SPAN_SECONDS) -> None:
-        self._seconds = Track(clock, 1, span_seconds)
-        self._minutes = Track(clock, 60, SPAN_MINUTES)
+        self._seconds = PeriodCounts(clock, 1, span_seconds)
+        self._minutes = PeriodCounts(clock, 60, SPAN_MINUTES)
 
     def on_event(self, event: Event) -> None:
         """Count a worker event."""
@@ -250,13 +250,13 @@ class Pace:
             self._seconds.add(event)
             self._minutes.add(event)
 
-    def course(self) -> Course:
+    def history(self) -> PaceHistory:
         """Return the complete seconds, without the current one."""
         full = self._seconds.full()
         recent = full[-SMOOTHED_SECONDS:]
         speed = sum(second.tokens for second in recent) / len(recent)
         drafted, accepted = sum(second.drafted for second in full), sum(second.accepted for second in full)
-        return Course(
+        return PaceHistory(
             tokens=tuple(second.tokens for second in full),
             drafted=tuple(second.drafted for second in full),
             accepted=tuple(second.accepted for second in full),
