@@ -64,7 +64,7 @@ test: $(VENV)/published ## Run the test suite: ten minutes, and nothing but Pyth
 	@$(PYTEST) -m "not system and not soak and not agents" $(ARGS)
 
 QUICK = architecture core models scheduler store text api benchmark tools \
-  worker/test_book.py worker/test_client.py worker/test_loop.py worker/test_text_thread.py \
+  worker/test_book.py supervision/test_client.py worker/test_loop.py worker/test_text_thread.py \
   engine/test_pool.py engine/test_pool_orders.py engine/test_prefix_index.py
 
 quick: $(VENV)/published ## Run what only computes and is fast: two minutes, between two edits

@@ -70,8 +70,8 @@ from app.store.accounts import Accounts
 from app.store.conversations import Conversations
 from app.store.rows import DownloadRows, RequestHistory, StoredMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
-from app.worker.client import WorkerClient
-from app.worker.supervisor import PrefixDisk
+from app.supervision.client import WorkerClient
+from app.supervision.supervisor import PrefixDisk
 
 ROUTERS = (chat, completions, responses, messages, embeddings, rerank, tokens, ollama, control)
 """Modules of the API, each with a `router`."""

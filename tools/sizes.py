@@ -13,12 +13,13 @@ APP = Path(__file__).resolve().parents[1] / "app"
 BUDGETS = {
     "(app)": 1_800,
     "core": 1_700,
-    "machine": 700,
+    "machine": 850,
     "models": 2_900,
     "engine": 6_700,
     "scheduler": 1_750,
     "text": 4_200,
-    "worker": 3_100,
+    "supervision": 1_050,
+    "worker": 2_050,
     "hub": 1_250,
     "store": 1_850,
     "serving": 4_500,
@@ -28,7 +29,7 @@ BUDGETS = {
     "command": 2_600,
     "desktop": 1_400,
 }
-"""Lines of each package, set on 2026-11-27."""
+"""Lines of each package, set on 2026-11-28."""
 ALARM = 1.10
 """Ratio of lines to budget at which the check fails."""
 

@@ -19,7 +19,7 @@ from app.serving.document import problems
 from app.serving.errors import Rejected
 from app.serving.gate import Body, JsonBody
 from app.serving.record import Record
-from app.worker.client import WorkerClient
+from app.supervision.client import WorkerClient
 
 SHOWN_RUNNING = 100
 SHOWN_RECENT = 20

@@ -1,1 +1,1 @@
-"""Endpoints of OpenAI, Anthropic and Ollama, one file each; they reach the worker through `app.worker.client` only."""
+"""Endpoints of OpenAI, Anthropic and Ollama, one file each; they reach the worker through `app.supervision` only."""

@@ -1,1 +1,1 @@
-"""This computer: its memory and chip, its processes, and the files that Paceline itself keeps on it."""
+"""This computer: its memory and chip, its processes, the channel between two of them, and our own files on it."""

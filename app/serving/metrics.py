@@ -17,7 +17,7 @@ from prometheus_client.exposition import generate_latest
 from app.core.clock import Clock
 from app.core.messages import PRESSURES, Delta, Event, Heartbeat, TextWork
 from app.core.statistics import Statistics
-from app.worker.client import WorkerClient
+from app.supervision.client import WorkerClient
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 MODEL_BYTES = ("weights_bytes", "cache_bytes", "prefix_cache_bytes")

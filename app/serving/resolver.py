@@ -23,7 +23,7 @@ from app.models.drafters import DRAFT_METHODS, TEXT_METHODS
 from app.models.pairing import NOT_MEASURED
 from app.serving.choosing import Chooser, DrafterChoice, SpeedupLookup
 from app.serving.live_settings import LiveSettings
-from app.worker.client import WorkerClient
+from app.supervision.client import WorkerClient
 
 MAX_LISTED = 20
 TURNED_OFF = "the draft model is turned off for this request"

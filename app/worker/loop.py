@@ -30,8 +30,8 @@ from app.core.messages import (
     short_text,
 )
 from app.engine.loading.pool import EnginePool, Evicted, Loaded, LoadFailed, PoolEvent
+from app.machine.channel import CrashNote
 from app.machine.host import memory_pressure
-from app.worker.channel import CrashNote
 from app.worker.served_model import OpenScheduler, SaveCosts, ServedModel
 from app.worker.text_thread import TextThread
 from app.worker.thread_commands import Halt, LoopCommand, Submission

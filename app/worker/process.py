@@ -39,9 +39,9 @@ from app.core.unit import ModelSpecification
 from app.engine import memory
 from app.engine.loading.warm_up import CostFiles
 from app.engine.prefix.disk import Disk
+from app.machine.channel import CrashNote, WorkerChannel
 from app.models.safe_files import escaped
 from app.scheduler.scheduler import Scheduler
-from app.worker.channel import CrashNote, WorkerChannel
 from app.worker.loop import Loop
 from app.worker.text_thread import TextThread
 from app.worker.texts import TextReaders

@@ -42,7 +42,7 @@ from app.serving.live_settings import LiveSettings
 from app.settings import Settings
 from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
-from app.worker.client import WorkerClient
+from app.supervision.client import WorkerClient
 from app.models.catalog import FolderCatalog
 store = Store(Settings().home / FILE_NAME)
 create_app(LiveSettings(Settings(), StoredSettings(store)), store, WorkerClient(), FolderCatalog(()))

@@ -78,7 +78,16 @@ def test_a_drawing_names_enough_and_fits_a_terminal(title: str) -> None:
 
 
 def test_a_name_that_is_gone_is_found() -> None:
-    right = ["│ WorkerClient.open  a RequestStream, then answer()  worker/client.py", "HTTP to the MLX thread, in JSON"]
+    right = [
+        "│ WorkerClient.open  a RequestStream, then answer()  supervision/client.py",
+        "HTTP to the MLX thread, in JSON",
+    ]
     assert mistakes(right) == []
-    for wrong in ("Clerk", "WorkerClient.opens", "answers()", "Loop.post  worker/client.py", "posts  worker/loop.py"):
+    for wrong in (
+        "Clerk",
+        "WorkerClient.opens",
+        "answers()",
+        "Loop.post  supervision/client.py",
+        "posts  worker/loop.py",
+    ):
         assert mistakes([f"│ {wrong}"]) != []

@@ -19,7 +19,7 @@ WAITS = "import threading; threading.Event().wait()"
 HOLDS_PYTHON = "import re; re.match('(a+)+$', 'a' * 100 + 'b')"
 WORKER = """
 import asyncio
-from app.worker.child import WORKER_COMMAND, Child
+from app.supervision.child import WORKER_COMMAND, Child
 async def serve():
     child = await Child.spawn(WORKER_COMMAND, on_event=print, on_close=print)
     await asyncio.Event().wait()
@@ -29,7 +29,7 @@ PROMPT = """
 import asyncio, sys
 from app.core.messages import Generate
 from app.core.unit import ModelSpecification
-from app.worker.client import WorkerClient
+from app.supervision.client import WorkerClient
 async def serve():
     client = WorkerClient()
     await client.start()

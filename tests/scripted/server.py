@@ -24,7 +24,7 @@ from app.serving.server import DrainingServer, bind, serve_config
 from app.settings import Settings
 from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
-from app.worker.client import WorkerClient
+from app.supervision.client import WorkerClient
 from tests.scripted.folders import PLAYS, template_source, write_scripted_model
 
 WORKER = "tests.scripted.worker"

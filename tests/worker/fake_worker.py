@@ -39,7 +39,7 @@ from app.core.messages import (
 )
 from app.core.statistics import Statistics
 from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification
-from app.worker.channel import CrashNote, WorkerChannel
+from app.machine.channel import CrashNote, WorkerChannel
 
 BEAT_SECONDS = 0.05
 

@@ -7,7 +7,7 @@ from typing import Any
 from app.core.messages import Command, Delta, Event, Failed, Finished, Generate, Heartbeat
 from app.core.step import EnginePort
 from app.core.unit import ModelSpecification
-from app.worker.channel import CrashNote
+from app.machine.channel import CrashNote
 from app.worker.loop import Loop
 from app.worker.text_thread import TextThread
 from app.worker.thread_commands import LoopCommand

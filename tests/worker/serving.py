@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 from app.core.messages import Event, Generate
 from app.core.unit import ModelSpecification
-from app.worker.client import WorkerClient
-from app.worker.request_stream import StreamEvent
-from app.worker.supervisor import Timing
+from app.supervision.client import WorkerClient
+from app.supervision.request_stream import StreamEvent
+from app.supervision.supervisor import Timing
 
 DEADLINE_SECONDS = 60.0
 QUICK = Timing(

@@ -13,7 +13,7 @@ import pytest
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
 from app.core.messages import Delta, Generate
 from app.core.unit import ModelSpecification
-from app.worker.client import WorkerClient
+from app.supervision.client import WorkerClient
 from tests.shares import LANDING
 from tests.worker.hostile import write_hostile_template, write_hostile_tokenizer
 from tests.worker.serving import collect

@@ -19,10 +19,10 @@ from app.core.reason import Reason
 from app.core.unit import DraftSpecification, LoadedModel, ModelSpecification, Stay
 from app.engine.drafters import LoadedUnit
 from app.engine.loading.pool import EnginePool
-from app.worker.channel import CrashNote
-from app.worker.client import WorkerClient
+from app.machine.channel import CrashNote
+from app.supervision.client import WorkerClient
+from app.supervision.request_stream import RequestStream
 from app.worker.loop import Loop
-from app.worker.request_stream import RequestStream
 from app.worker.text_thread import TextThread
 from app.worker.thread_commands import LoopCommand
 from tests.engine import pool_world

@@ -19,7 +19,7 @@ from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
 from app.engine.loading.pool import EnginePool
 from app.engine.prefix.disk import Disk
-from app.worker.channel import CrashNote
+from app.machine.channel import CrashNote
 from app.worker.loop import RELIEF_SECONDS, Loop, is_relief_due
 from app.worker.thread_commands import Submission
 from tests.tiny import write_tiny_model

@@ -17,10 +17,10 @@ from app.core.errors import InvalidRequest, ModelUnavailable, WorkerGone
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.core.unit import DraftSpecification, ModelSpecification, Stay
-from app.worker.child import WORKER_COMMAND
-from app.worker.client import WorkerClient
-from app.worker.request_stream import StreamEvent
-from app.worker.supervisor import PrefixDisk
+from app.supervision.child import WORKER_COMMAND
+from app.supervision.client import WorkerClient
+from app.supervision.request_stream import StreamEvent
+from app.supervision.supervisor import PrefixDisk
 from tests.shares import LANDING
 from tests.tiny import write_tiny_model
 from tests.worker.serving import QUICK, Stopwatch, collect, until

@@ -12,9 +12,9 @@ from hypothesis import strategies as some
 
 from app.core.messages import Heartbeat
 from app.core.reason import Reason
-from app.worker.channel import NOTE_BYTES, CrashNote
-from app.worker.child import describe_exit
-from app.worker.supervisor import Backoff, CrashLog, Timing, Watchdog, model_to_blame
+from app.machine.channel import NOTE_BYTES, CrashNote
+from app.supervision.child import describe_exit
+from app.supervision.supervisor import Backoff, CrashLog, Timing, Watchdog, model_to_blame
 
 CRASH = Reason("exit_aborted")
 QUARANTINE = Timing(crash_limit=3, crash_window_seconds=300.0, quarantine_seconds=600.0)
@@ -91,7 +91,7 @@ def test_a_note_outlives_the_process_that_wrote_it() -> None:
         file.truncate(NOTE_BYTES)
         note = CrashNote(file.fileno())
         assert note.model_id == ""
-        begin = "import os; from app.worker.channel import CrashNote"
+        begin = "import os; from app.machine.channel import CrashNote"
         script = f"{begin}\nwith CrashNote({file.fileno()}).on('model/ü'): os.abort()"
         subprocess.run([sys.executable, "-c", script], pass_fds=(file.fileno(),), check=False)
         assert note.model_id == "model/ü"

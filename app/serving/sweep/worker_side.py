@@ -37,7 +37,7 @@ from app.serving.sweep.grid import (
     TurnRequest,
     long_prompt,
 )
-from app.worker.client import WorkerClient
+from app.supervision.client import WorkerClient
 
 DISTRIBUTIONS = ("paceline", "mlx", "mlx-lm", "numpy", "transformers")
 

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import app
 from app.core.messages import Event
 from app.core.reason import Reason
-from app.worker.channel import NOTE_BYTES, CrashNote, ServerChannel
+from app.machine.channel import NOTE_BYTES, CrashNote, ServerChannel
 
 MAX_LINE_BYTES = 64 * 1024
 SIGKILL_SECONDS = 10.0

@@ -14,8 +14,8 @@ from hypothesis import strategies as some
 from app.core.errors import InvalidRequest
 from app.core.messages import Accepted, Cancel, Command, Delta, Event, Failed, Generate, Shutdown
 from app.core.unit import ModelSpecification
-from app.worker import channel as channel_module
-from app.worker.channel import (
+from app.machine import channel as channel_module
+from app.machine.channel import (
     FrameDecoder,
     FrameError,
     ServerChannel,

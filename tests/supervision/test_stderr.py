@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.worker.child import MAX_LINE_BYTES, Child
+from app.supervision.child import MAX_LINE_BYTES, Child
 
 pytestmark = pytest.mark.anyio
 

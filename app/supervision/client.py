@@ -40,8 +40,8 @@ from app.core.messages import (
 )
 from app.core.reason import Reason
 from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
-from app.worker.request_stream import BUFFER_EVENTS, RequestStream, StreamEvent
-from app.worker.supervisor import Supervisor
+from app.supervision.request_stream import BUFFER_EVENTS, RequestStream, StreamEvent
+from app.supervision.supervisor import Supervisor
 
 INTERNAL_ERROR = "Internal error: see the log of the server."
 READY_SECONDS = 20.0

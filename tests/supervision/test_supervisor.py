@@ -12,9 +12,9 @@ import pytest
 
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError, WorkerGone
 from app.core.messages import Accepted, Delta, Failed, Finished, Heartbeat, Ready
-from app.worker.child import PACKAGE_PARENT, worker_environment
-from app.worker.client import WorkerClient
-from app.worker.supervisor import Timing
+from app.supervision.child import PACKAGE_PARENT, worker_environment
+from app.supervision.client import WorkerClient
+from app.supervision.supervisor import Timing
 from tests.worker.serving import DEADLINE_SECONDS, QUICK, Stopwatch, ask, collect, serving, until
 
 IMPATIENT = dataclasses.replace(QUICK, silence_seconds=3.0)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from app.core.errors import InvalidRequest, WorkerGone
 from app.core.messages import Command, Event, Heartbeat, Ready, Shutdown
 from app.core.reason import NO_REASON, Reason
-from app.worker.child import WORKER_COMMAND, Child, describe_exit, exit_name
+from app.supervision.child import WORKER_COMMAND, Child, describe_exit, exit_name
 
 _STEP_WINDOW = 512
 _logger = logging.getLogger("paceline.supervisor")
