@@ -42,20 +42,21 @@ class OwnerResponses:
 
     def __init__(self) -> None:
         self.responses: dict[str, StoredResponse] = {}
-        self.items: dict[str, bytes] = {}
+        self.by_item: dict[str, StoredResponse] = {}
+        """The response that each item belongs to, by the item's id."""
         self.size_bytes = 0
 
     def add(self, response_id: str, stored: StoredResponse) -> None:
         """Add a response."""
         self.responses[response_id] = stored
-        self.items |= stored.items
+        self.by_item |= dict.fromkeys(stored.items, stored)
         self.size_bytes += stored.size_bytes
 
     def remove(self, response_id: str) -> None:
         """Remove a response with its items."""
         stored = self.responses.pop(response_id)
         for name in stored.items:
-            self.items.pop(name, None)
+            self.by_item.pop(name, None)
         self.size_bytes -= stored.size_bytes
 
     def remove_oldest(self) -> None:
@@ -104,8 +105,8 @@ class ResponseStore:
 
     def item(self, owner: str, item_id: str) -> Item | None:
         """Find an item of an earlier answer; None if it is not stored."""
-        item = self._responses_of(owner).items.get(item_id)
-        return None if item is None else msgspec.json.decode(item)
+        stored = self._responses_of(owner).by_item.get(item_id)
+        return None if stored is None or self._is_old(stored) else msgspec.json.decode(stored.items[item_id])
 
     def _responses_of(self, owner: str) -> OwnerResponses:
         return self._by_owner.get(owner, OwnerResponses())

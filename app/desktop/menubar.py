@@ -119,7 +119,6 @@ class MenuBar:
             self._execute(*action.partition(" ")[::2])
         except CommandError as error:
             self._problem = str(error)
-        self._running_command = ""
         self._refresh.set()
 
     def _execute(self, verb: str, model: str) -> None:
@@ -180,9 +179,12 @@ class MenuBar:
         """Run one of our commands. Raises `CommandError` with its last line of output if it fails."""
         self._running_command = verb
         self._refresh.set()
-        completed = subprocess.run(  # noqa: S603 - ourselves
-            [*self._program, *COMMANDS[verb]], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-        )
+        try:
+            completed = subprocess.run(  # noqa: S603 - ourselves
+                [*self._program, *COMMANDS[verb]], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+            )
+        finally:
+            self._running_command = ""
         if completed.returncode:
             lines = (completed.stderr.strip() or completed.stdout.strip()).splitlines()
             raise CommandError(lines[-1] if lines else f"paceline {COMMANDS[verb][0]}: {completed.returncode}")

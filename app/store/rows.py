@@ -81,21 +81,27 @@ class FirstRun:
     def remaining(self) -> list[FirstStep]:
         """Return the remaining steps in order; none where the first run is over, or was an earlier version's."""
         with self._store.read_session() as session:
-            row = session.get(SettingRow, FIRST_RUN)
-            remaining = row.value if row is not None and isinstance(row.value, list) else ()
-            return [step for step in FIRST_STEPS if step in remaining]
+            return _remaining_steps(session)
 
     def begin(self) -> None:
         """Mark every step as remaining."""
-        self._save(FIRST_STEPS)
+        with self._store.session(vital=True) as session:
+            _save_steps(session, FIRST_STEPS)
 
     def finish(self, *steps: FirstStep) -> None:
         """Mark these steps as done."""
-        self._save([step for step in self.remaining() if step not in steps])
-
-    def _save(self, remaining: Sequence[FirstStep]) -> None:
         with self._store.session(vital=True) as session:
-            session.merge(SettingRow(name=FIRST_RUN, value=list(remaining), source="dashboard", updated_at=time.time()))
+            _save_steps(session, [step for step in _remaining_steps(session) if step not in steps])
+
+
+def _remaining_steps(session: Session) -> list[FirstStep]:
+    row = session.get(SettingRow, FIRST_RUN)
+    remaining = row.value if row is not None and isinstance(row.value, list) else ()
+    return [step for step in FIRST_STEPS if step in remaining]
+
+
+def _save_steps(session: Session, remaining: Sequence[FirstStep]) -> None:
+    session.merge(SettingRow(name=FIRST_RUN, value=list(remaining), source="dashboard", updated_at=time.time()))
 
 
 STATES = get_args(State)

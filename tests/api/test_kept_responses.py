@@ -97,6 +97,15 @@ def test_old_ones_of_every_owner_go_and_with_them_their_items() -> None:
     assert kept.item("one", "msg_b") is None
 
 
+def test_an_item_is_no_longer_found_once_its_response_is_too_old() -> None:
+    now = Now()
+    kept = ResponseStore(now)
+    keep(kept, "one", "a")
+    now.seconds = MAX_AGE_SECONDS + 1
+    assert names(kept, "one", "a") == []
+    assert kept.item("one", "msg_a") is None
+
+
 VALUES: dict[str, list[Any]] = {
     "lists": [[]] * 50_000,
     "objects": [{"a": 1}] * 20_000,

@@ -4,10 +4,12 @@ import json
 import os
 import pty
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
+from sqlmodel import Session
 from typer.testing import CliRunner, Result
 
 from app.cli import application
@@ -50,6 +52,21 @@ def test_with_the_first_password_the_first_steps_are_offered_once(home: Path) ->
     first_run.finish(*FIRST_STEPS)
     assert run(home, "password", typed="another password\n").exit_code == 0
     assert first_run.remaining() == []
+
+
+def test_two_first_steps_that_end_at_once_are_both_done(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, other = Store(home / FILE_NAME), FirstRun(Store(home / FILE_NAME))
+    other.begin()
+    first, second, *later = FIRST_STEPS
+    begin_writing = store.session
+
+    def after_the_other(*, vital: bool = False) -> AbstractContextManager[Session]:
+        other.finish(second)
+        return begin_writing(vital=vital)
+
+    monkeypatch.setattr(store, "session", after_the_other)
+    FirstRun(store).finish(first)
+    assert other.remaining() == later
 
 
 def test_a_bad_password_changes_nothing_and_says_why(home: Path) -> None:

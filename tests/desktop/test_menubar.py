@@ -232,6 +232,23 @@ pathlib.Path({str(said)!r}).write_text(sys.argv[1])"""
     assert tray.notices == []
 
 
+def test_a_quick_action_beside_a_long_one_leaves_it_shown(settings: Settings) -> None:
+    go_on = settings.home.parent / "go on"
+
+    def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
+        choose("start")
+        tray.until(lambda: tray.contents[-1].state == "starting")
+        choose("update")
+        tray.until(lambda: tray.copied)
+        shown = len(tray.contents)
+        tray.until(lambda: len(tray.contents) > shown + 1)  # one of them was read after the action
+        assert tray.contents[-1].state == "starting"
+        go_on.touch()
+        tray.until(lambda: tray.contents[-1].state == "stopped")
+
+    play(settings, story, f"import pathlib, time\nwhile not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.01)")
+
+
 def test_a_server_that_no_longer_starts_at_login_runs_on(settings: Settings, served: FakeServer) -> None:
     said = settings.home.parent / "said"
     note = f"import sys; print(*sys.argv[1:], file=open({str(said)!r}, 'a'))"
