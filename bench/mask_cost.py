@@ -21,10 +21,10 @@ from app.core.step import DecodeRow
 from app.core.unit import ModelSpecification
 from app.engine.constraints import Constraints
 from app.engine.sampling import SampledRow
-from app.text.constraint import AnswerConstraint, Vocabulary
 from app.text.dialect import NO_DIALECT
-from app.text.grammar import answer_grammar
-from app.text.template import TextModel
+from app.text.grammar.constraint import AnswerConstraint, Vocabulary
+from app.text.grammar.request_grammar import answer_grammar
+from app.text.prompt.template import TextModel
 from tests.published import tokenizer_folder
 from tests.tiny import tiny_config
 

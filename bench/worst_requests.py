@@ -20,10 +20,10 @@ from app.core.step import StepPlan, StepResult
 from app.core.unit import ModelSpecification
 from app.engine.engine import Engine
 from app.scheduler.scheduler import Scheduler
-from app.text.constraint import AnswerConstraint, Vocabulary
 from app.text.detokenizer import TokenTable
 from app.text.dialect import NO_DIALECT
-from app.text.grammar import answer_grammar
+from app.text.grammar.constraint import AnswerConstraint, Vocabulary
+from app.text.grammar.request_grammar import answer_grammar
 from tests.engine.driving import build
 from tests.scheduler.scripted import Loop
 from tests.tiny import tiny_model

@@ -1,6 +1,6 @@
 """Whether and how much a model should reason before it answers, under all the names that clients use for it.
 
-`app/text/thinking.py` translates these settings for chat templates, and handles templates that cannot express them.
+`app/text/prompt/thinking.py` translates these settings for chat templates, and handles those that cannot express them.
 """
 
 import re

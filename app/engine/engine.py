@@ -35,8 +35,8 @@ from app.engine.constraints import Constraints
 from app.engine.drafters import Drafter, Outcome, Proposal
 from app.engine.drafters.registry import Drafters
 from app.engine.feeding import LaunchedForward, feed, feed_drafts
+from app.engine.forward_results import Pooling, Scores, StepTimer, score
 from app.engine.prefix.cache import PrefixCache, checkpoints_of
-from app.engine.readings import Pooling, Scores, StepTimer, score
 from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, TokenCounts, adjust, draw, penalises
 from app.engine.sampling.acceptance import MODES, Verified, accept

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from app.core.step import DecodeRow
-from app.engine.readings import Scores
+from app.engine.forward_results import Scores
 from app.engine.runner import padded
 
 

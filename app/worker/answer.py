@@ -12,10 +12,10 @@ from app.core.reason import NO_REASON
 from app.core.request import Notice, Request
 from app.core.statistics import Counters, MethodStatistics, Statistics
 from app.core.step import FinishReason, TokenEvent, TokenLogprobs
-from app.text.calls import call_ids
+from app.text.answer.calls import call_ids
+from app.text.answer.splitter import AnswerDelta, AnswerSplitter, ReasoningCount, feed_step
 from app.text.dialect import NO_DIALECT
-from app.text.grammar import calls_by_grammar, grammar_parameter, opens_reasoning
-from app.text.splitter import AnswerDelta, AnswerSplitter, ReasoningCount, feed_step
+from app.text.grammar.request_grammar import calls_by_grammar, grammar_parameter, opens_reasoning
 from app.worker.texts import Prompt, PromptFailure, PromptFuture
 from app.worker.thread_commands import LoopCommand, Submission, choice_id
 

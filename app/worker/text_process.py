@@ -23,10 +23,10 @@ import msgspec
 from app.core.errors import PacelineError
 from app.core.messages import Generate, PromptRead, failed_frame, short_text
 from app.core.request import Notice
-from app.text.constraint import Vocabulary
-from app.text.grammar import AnswerGrammar, answer_grammar, check_grammar, grammar_parameter
-from app.text.template import ChatPrompt, TextModel
-from app.text.thinking import TemplateVariables, template_variables, translate_arguments
+from app.text.grammar.constraint import Vocabulary
+from app.text.grammar.request_grammar import AnswerGrammar, answer_grammar, check_grammar, grammar_parameter
+from app.text.prompt.template import ChatPrompt, TextModel
+from app.text.prompt.thinking import TemplateVariables, template_variables, translate_arguments
 
 LOAD_SECONDS = 20.0
 STAGE_SECONDS = 1.0

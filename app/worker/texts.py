@@ -30,9 +30,9 @@ from app.core.messages import MAX_FRAME_BYTES, Failed, Generate, PromptRead, err
 from app.core.request import Constraint, Notice
 from app.models.folder import Signature, signature_of
 from app.models.safe_files import printable
-from app.text.constraint import AnswerConstraint, Vocabulary
 from app.text.detokenizer import TokenTable
-from app.text.grammar import reasoning_of
+from app.text.grammar.constraint import AnswerConstraint, Vocabulary
+from app.text.grammar.request_grammar import reasoning_of
 
 MAX_PROCESSES = 4
 IDLE_SECONDS = 300.0

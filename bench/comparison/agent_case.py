@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from app.core.request import SpeculationRequest
 from app.engine.engine import Engine
 from app.engine.prefix.disk import NO_DISK, Disk
-from app.text.template import TextModel
+from app.text.prompt.template import TextModel
 from bench.comparison.cases import Bench, Case
 from bench.comparison.measure import CaseResult, Check, Contender, Sample, Series
 from bench.comparison.ours import PLAIN

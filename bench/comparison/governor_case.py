@@ -15,7 +15,7 @@ from app.core.request import SpeculationRequest
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine.engine import Engine
 from app.serving.sweep.grid import GOVERNOR, LENGTHS, PLAIN, Setting
-from app.text.template import TextModel
+from app.text.prompt.template import TextModel
 from bench.comparison.cases import TOKENS_PER_SECOND, Bench, Case
 from bench.comparison.measure import CaseResult, Check, Sample, Series
 from bench.comparison.ours import OurSide

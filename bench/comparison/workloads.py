@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 from app.core.request import SamplingParameters
-from app.text.template import TextModel
+from app.text.prompt.template import TextModel
 from bench.comparison.ours import GREEDY
 from bench.comparison.pairs import SPECIAL_TOKENS
 

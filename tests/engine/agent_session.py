@@ -14,7 +14,7 @@ from app.core.step import PrefillStep
 from app.engine.engine import Engine
 from app.engine.prefix.disk import NO_DISK, Disk
 from app.scheduler.scheduler import Scheduler
-from app.text.template import TextModel
+from app.text.prompt.template import TextModel
 from tests.engine.driving import build
 from tests.engine.schedules import FEATURE_METHODS
 from tests.text.tokenizer_fixture import byte_level, write_folder

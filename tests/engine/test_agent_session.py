@@ -8,7 +8,7 @@ import pytest
 from app.core.request import SpeculationRequest
 from app.engine.engine import Engine
 from app.engine.prefix.disk import Disk
-from app.text.template import TextModel
+from app.text.prompt.template import TextModel
 from tests.engine.agent_session import DRAFTERS, FAMILIES, TURNS, Session, Turn, agent_text, engine_of
 from tests.shares import LANDING, one_in
 

@@ -30,10 +30,10 @@ from app.engine.engine import Engine
 from app.engine.sampling import SampledRow, adjust, draw
 from app.models.drafters import FEATURE_METHODS
 from app.scheduler.scheduler import Scheduler
-from app.text.constraint import AnswerConstraint, Vocabulary
 from app.text.detokenizer import TokenTable
 from app.text.dialect import NO_DIALECT
-from app.text.grammar import answer_grammar
+from app.text.grammar.constraint import AnswerConstraint, Vocabulary
+from app.text.grammar.request_grammar import answer_grammar
 from tests.engine.driving import Driver, Guided, Scripted, build
 from tests.scheduler.scripted import Loop
 from tests.shares import one_in

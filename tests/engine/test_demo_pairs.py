@@ -13,8 +13,8 @@ from app.engine.engine import Engine
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
 from app.scheduler.scheduler import Scheduler
-from app.text.constraint import AnswerConstraint, Vocabulary
-from app.text.template import TextModel
+from app.text.grammar.constraint import AnswerConstraint, Vocabulary
+from app.text.prompt.template import TextModel
 from tests.engine.test_constraints import schema_text
 from tests.scheduler.scripted import Loop
 from tests.shares import one_in

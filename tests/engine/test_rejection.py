@@ -20,7 +20,7 @@ from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafter, Proposal
 from app.engine.drafters.draft_model import draw_after
-from app.engine.drafters.leads import merge, prepend_forced
+from app.engine.drafters.forced_prefix import merge, prepend_forced
 from app.engine.engine import Engine
 from app.engine.prefix.cache import PrefixCache
 from app.engine.sampling import DRAFT_SALT, SampledRow, acceptance

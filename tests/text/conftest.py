@@ -1,6 +1,6 @@
 import pytest
 
-from app.text.template import TextModel
+from app.text.prompt.template import TextModel
 from tests.text.tokenizer_fixture import byte_fallback, byte_level, word_pieces, write_folder
 
 

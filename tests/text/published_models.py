@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from app.text.dialect import read_dialect
-from app.text.ladder import Rendered
-from app.text.messages import plain_messages
-from app.text.rendering import Rendering, Template
-from app.text.template import ChatTemplate
-from app.text.turns import Conversation
+from app.text.prompt.ladder import Rendered
+from app.text.prompt.messages import plain_messages
+from app.text.prompt.rendering import Rendering, Template
+from app.text.prompt.template import ChatTemplate
+from app.text.prompt.turns import Conversation
 from tests.published import TOKENIZERS, chat_templates, tokenizer_folder
 
 NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.text.answer.splitter import AnswerDelta, AnswerSplitter, feed_step
 from app.text.dialect import NO_DIALECT
-from app.text.splitter import AnswerDelta, AnswerSplitter, feed_step
-from app.text.template import TextModel
+from app.text.prompt.template import TextModel
 
 NAMES = ("bytes", "fallback", "unstripped", "window")
 FAST = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

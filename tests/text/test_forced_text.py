@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from app.text.constraint import FORCED_BYTES, LIMITS
-from app.text.forced_text import ForcedText, byte_tokenizer
-from app.text.grammar import ANY_SPELLING
-from app.text.schema import ONE_LINE
+from app.text.grammar.constraint import FORCED_BYTES, LIMITS
+from app.text.grammar.forced_text import ForcedText, byte_tokenizer
+from app.text.grammar.request_grammar import ANY_SPELLING
+from app.text.grammar.schema import ONE_LINE
 from tests.text.test_held_to_the_end import objects
 
 LETTERS = "".join(random.Random(7).choices("abcdefghijklmnopqrstuvwxyz", k=20_000))

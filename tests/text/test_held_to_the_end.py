@@ -16,11 +16,11 @@ from numpy import full, int32, unpackbits
 from app.core.messages import Generate
 from app.core.request import Grammar
 from app.core.unit import ModelSpecification
-from app.text.constraint import FORCED_BYTES, AnswerConstraint, Vocabulary
 from app.text.detokenizer import TokenTable
 from app.text.dialect import NO_DIALECT
-from app.text.grammar import answer_grammar
-from app.text.schema import with_guidance
+from app.text.grammar.constraint import FORCED_BYTES, AnswerConstraint, Vocabulary
+from app.text.grammar.request_grammar import answer_grammar
+from app.text.grammar.schema import with_guidance
 
 WORDS = [b'{"', b'": ', b'", "', b'"}', b", ", b', "', b"score", b"true", b"null", b"}", b" ", b"\xc3\xa9"]
 PIECES = [*(bytes([letter]) for letter in range(32, 127)), *WORDS, b"<end>"]

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from app.text.call_reader import MAX_FAILED
-from app.text.calls import call_ids, usable_call_id
+from app.text.answer.call_reader import MAX_FAILED
+from app.text.answer.calls import call_ids, usable_call_id
+from app.text.answer.json_text import JsonReader
+from app.text.answer.splitter import AnswerSplitter
 from app.text.dialect import BARE_JSON, HARMONY, JSON_CALLS, NO_DIALECT, Dialect
-from app.text.json_text import JsonReader
-from app.text.splitter import AnswerSplitter
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}

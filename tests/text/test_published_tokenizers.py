@@ -10,7 +10,7 @@ import pytest
 
 from app.core.errors import InvalidRequest
 from app.models.tokenizer_file import Tokenizer, TokenizerCache
-from app.text.template import TextModel
+from app.text.prompt.template import TextModel
 from tests.published import TOKENIZERS, chat_templates, tokenizer_folder
 from tests.text.dialogues import TOOLS, dialogues, user, variants
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from app.core.errors import InvalidRequest
-from app.text.ladder import render_with_repairs
-from app.text.messages import plain_messages
-from app.text.repairs import LADDER
-from app.text.template import ChatTemplate
-from app.text.turns import Conversation
+from app.text.prompt.ladder import render_with_repairs
+from app.text.prompt.messages import plain_messages
+from app.text.prompt.repairs import LADDER
+from app.text.prompt.template import ChatTemplate
+from app.text.prompt.turns import Conversation
 from tests.text.agent_words import (
     GEMMA2,
     GEMMA3,

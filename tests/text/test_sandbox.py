@@ -4,7 +4,7 @@ import pytest
 from jinja2 import TemplateError
 from transformers.utils import chat_template_utils
 
-from app.text.template import ChatTemplate
+from app.text.prompt.template import ChatTemplate
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "  Be <b>brief</b> & kind. "},

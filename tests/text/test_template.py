@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.core.errors import InvalidRequest, ModelUnavailable
-from app.text.template import NO_TEMPLATE, TextModel
+from app.text.prompt.template import NO_TEMPLATE, TextModel
 from tests.text.tokenizer_fixture import byte_fallback, byte_level, write_folder
 
 USER = [{"role": "user", "content": "hi"}]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from app.text.template import ChatTemplate
-from app.text.thinking import template_variables, translate_arguments
+from app.text.prompt.template import ChatTemplate
+from app.text.prompt.thinking import template_variables, translate_arguments
 from tests.published import chat_templates
 
 OFF, ON = {"enable_thinking": False}, {"enable_thinking": True}

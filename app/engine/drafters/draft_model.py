@@ -17,7 +17,7 @@ from app.core.step import DecodeRow
 from app.engine.caches.lanes import reservation
 from app.engine.caches.rollback import UnknownCacheError
 from app.engine.drafters import Drafter, LoadedUnit, Outcome, Proposal
-from app.engine.drafters.leads import ForcedPrefix
+from app.engine.drafters.forced_prefix import ForcedPrefix
 from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling import SampledRow, adjust, draw
 from app.engine.sampling.acceptance import fit_vocabulary

@@ -11,7 +11,7 @@ from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.engine.drafters import Drafter, LoadedUnit, NoDraft, Outcome, Proposal
-from app.engine.drafters.leads import merge, prepend_forced
+from app.engine.drafters.forced_prefix import merge, prepend_forced
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
 from app.models.draft_lengths import DRAFT_LENGTHS

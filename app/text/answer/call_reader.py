@@ -7,7 +7,7 @@ from typing import Any
 import regex
 
 from app.core.messages import ToolCallDelta
-from app.text.calls import (
+from app.text.answer.calls import (
     Call,
     Tools,
     parse_gemma_arguments,
@@ -17,9 +17,9 @@ from app.text.calls import (
     parse_python_calls,
     usable_call_id,
 )
+from app.text.answer.json_text import JsonReader, to_json
+from app.text.answer.unread_text import UnreadText
 from app.text.dialect import CallPatterns, compiled
-from app.text.json_text import JsonReader, to_json
-from app.text.unread_text import UnreadText
 
 MAX_END_MARKERS = 64
 """Limit on the number of end markers that are tried, in order, as the end of one call."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.text.messages import REASONING_NAMES, Messages
+from app.text.prompt.messages import REASONING_NAMES, Messages
 
 PARAGRAPH = "\n\n"
 """Separator of texts that are joined."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from app.core.errors import InvalidRequest
 from app.text.dialect import Dialect
-from app.text.ladder import Rendered, render_with_repairs
-from app.text.messages import Messages, mapped_arguments
-from app.text.repairs import Repair, apply_repairs, required_repairs
-from app.text.turns import Conversation
+from app.text.prompt.ladder import Rendered, render_with_repairs
+from app.text.prompt.messages import Messages, mapped_arguments
+from app.text.prompt.repairs import Repair, apply_repairs, required_repairs
+from app.text.prompt.turns import Conversation
 
 CONTINUATION_MARKER = "continuedhere"
 """Marker appended to the text to continue, to find its end in the prompt."""

@@ -9,8 +9,8 @@ from itertools import groupby
 from typing import Any
 
 from app.text.dialect import NO_DIALECT, Dialect, literal_markers, with_json_calls
-from app.text.messages import Arguments, Messages, mapped_arguments
-from app.text.turns import (
+from app.text.prompt.messages import Arguments, Messages, mapped_arguments
+from app.text.prompt.turns import (
     Conversation,
     calls_of,
     count_leading_systems,

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from app.text.json_text import JsonReader, parse_literal, parse_python, to_json
+from app.text.answer.json_text import JsonReader, parse_literal, parse_python, to_json
 
 ID_LETTERS = string.ascii_letters + string.digits
 ID_LENGTH = 9

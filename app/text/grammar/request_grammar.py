@@ -12,9 +12,9 @@ from typing import Any
 from app.core.errors import InvalidRequest
 from app.core.messages import Generate
 from app.core.request import Grammar, Notice, Reasoning
-from app.text.constraint import Vocabulary
 from app.text.dialect import HARMONY, JSON_CALLS, Dialect
-from app.text.schema import (
+from app.text.grammar.constraint import Vocabulary
+from app.text.grammar.schema import (
     Schema,
     find_unsupported,
     reason_of,

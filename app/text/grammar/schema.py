@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import llguidance
 
-from app.text.forced_text import byte_tokenizer
+from app.text.grammar.forced_text import byte_tokenizer
 
 Schema = Mapping[str, Any]
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -35,9 +35,9 @@ from app.models.prompt_size import check_bytes, text_bytes
 from app.models.safe_files import DOWNLOAD_AGAIN, printable, read_object
 from app.text.detokenizer import TokenTable, build_token_table
 from app.text.dialect import Dialect, read_dialect, visible_markers
-from app.text.messages import checked_arguments, plain_messages
-from app.text.rendering import Renderer, Rendering, Template
-from app.text.turns import Conversation
+from app.text.prompt.messages import checked_arguments, plain_messages
+from app.text.prompt.rendering import Renderer, Rendering, Template
+from app.text.prompt.turns import Conversation
 
 
 class ChatTemplate:

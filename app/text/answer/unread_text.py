@@ -5,7 +5,7 @@ from typing import Any
 
 import regex
 
-from app.text.stops import FlaggedText
+from app.text.answer.stops import FlaggedText
 
 MAX_CALL_CHARACTERS = 256 * 1024
 """Length limit, in characters, of a call that is buffered as a whole; a longer one is sent as text."""

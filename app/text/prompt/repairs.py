@@ -1,7 +1,7 @@
 """Repairs of a conversation that a chat template refuses or shows only in part: pure functions, in order.
 
-`required_repairs` chooses the repairs that all conversations with a template need; `app.text.ladder` tries those of
-`LADDER` in order, only as far as a template needs it. No repair loses a text, and none changes the beginning of a
+`required_repairs` chooses the repairs that all conversations with a template need; `app.text.prompt.ladder` tries those
+of `LADDER` in order, only as far as a template needs it. No repair loses a text, and none changes the beginning of a
 conversation depending on what comes later, so that earlier prompts match the prefix cache.
 """
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from app.text import history_calls, turns
 from app.text.dialect import Dialect
-from app.text.turns import SYSTEM, Conversation, each_message
+from app.text.prompt import history_calls, turns
+from app.text.prompt.turns import SYSTEM, Conversation, each_message
 
 REFUSED, CALLS_MISSING, NULLS_WRITTEN = "refused", "calls missing", "nulls written"
 """Flaws of a prompt besides roles with missing texts: it was refused, it lacks calls, or it shows nulls as "None"."""

@@ -12,8 +12,10 @@ import msgspec
 import regex
 
 from app.core.messages import ToolCallDelta
-from app.text.call_reader import CallReader, CallsEnded, CallSender
-from app.text.calls import Call, parameter_schemas, parse_json_calls, parse_python_calls
+from app.text.answer.call_reader import CallReader, CallsEnded, CallSender
+from app.text.answer.calls import Call, parameter_schemas, parse_json_calls, parse_python_calls
+from app.text.answer.stops import FlaggedText, OutgoingText, spans_of
+from app.text.answer.unread_text import UnreadText
 from app.text.detokenizer import TextStream
 from app.text.dialect import (
     FORMS,
@@ -26,8 +28,6 @@ from app.text.dialect import (
     patterns,
     with_json_calls,
 )
-from app.text.stops import FlaggedText, OutgoingText, spans_of
-from app.text.unread_text import UnreadText
 
 _HEADER = compiled(
     r"(?=\s*(?:<\||to=))\s*(?:<\|(?:end|call|return)\|>\s*)*(?:<\|start\|>\s*assistant)?"

@@ -18,9 +18,9 @@ from jinja2 import TemplateError
 
 from app.core.errors import InvalidRequest
 from app.core.request import Notice
-from app.text.messages import Messages
-from app.text.repairs import CALLS_MISSING, LADDER, NULLS_WRITTEN, REFUSED, Repair, apply_repairs
-from app.text.turns import SYSTEM, Conversation, calls_of, function_of
+from app.text.prompt.messages import Messages
+from app.text.prompt.repairs import CALLS_MISSING, LADDER, NULLS_WRITTEN, REFUSED, Repair, apply_repairs
+from app.text.prompt.turns import SYSTEM, Conversation, calls_of, function_of
 
 WRITTEN_NULLS = ("None", "null")
 MIN_DISTINCT_CHARACTERS = 16

@@ -16,8 +16,8 @@ from numpy import int32, uint32, zeros
 
 from app.core.request import Reasoning
 from app.text.detokenizer import TokenTable
-from app.text.forced_text import ForcedText, byte_tokenizer
-from app.text.schema import reason_of
+from app.text.grammar.forced_text import ForcedText, byte_tokenizer
+from app.text.grammar.schema import reason_of
 from app.text.spelling import ApproximateTokenizer
 
 GAPS = (b"\n", b"\n\n")

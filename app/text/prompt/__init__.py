@@ -1,0 +1,1 @@
+"""From a conversation to a prompt: templates, repairs of what they refuse, and thinking settings."""
