@@ -30,7 +30,7 @@ from app.serving.context import Context, context_of
 from app.serving.errors import error_object, words_for
 from app.serving.record import Record
 from app.serving.sse import DONE, EventStream, ReplayableFrames, comment, frame
-from app.supervision.request_stream import RequestStream
+from app.supervision.stream import RequestStream
 
 MANY_CHOICES = 64
 """Number of choices from which an answer is encoded in a thread, so that other streams are not delayed."""

@@ -18,7 +18,7 @@ from app.serving.resolver import Resolver
 from app.serving.sse import ReplayableFrames
 from app.settings import Settings
 from app.supervision.client import WorkerClient
-from app.supervision.request_stream import RequestStream
+from app.supervision.stream import RequestStream
 
 MAX_REST_SECONDS = 0.5
 """Longest pause of a `PacedThread` after one function, in seconds."""

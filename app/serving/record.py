@@ -15,7 +15,7 @@ from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
 from app.core.request import OFF, FinishedRequest
 from app.core.statistics import MethodStatistics, Statistics
 from app.serving.metrics import Metrics
-from app.supervision.request_stream import StreamEvent
+from app.supervision.stream import StreamEvent
 
 if TYPE_CHECKING:
     from app.serving.journal import Journal

@@ -40,7 +40,7 @@ from app.core.messages import (
 )
 from app.core.reason import Reason
 from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
-from app.supervision.request_stream import BUFFER_EVENTS, RequestStream, StreamEvent
+from app.supervision.stream import BUFFER_EVENTS, RequestStream, StreamEvent
 from app.supervision.supervisor import Supervisor
 
 INTERNAL_ERROR = "Internal error: see the log of the server."

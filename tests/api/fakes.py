@@ -44,7 +44,7 @@ from app.serving.resolver import Resolver
 from app.serving.server import DrainingServer, bind, serve_config
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
-from app.supervision.request_stream import RequestStream, StreamEvent
+from app.supervision.stream import RequestStream, StreamEvent
 from tests.models.drafters import DFLASH, DFLASH_TENSORS, EAGLE3, EAGLE3_TENSORS, write_drafter, write_main
 from tests.models.folders import write_model
 

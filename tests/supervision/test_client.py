@@ -22,7 +22,7 @@ from app.core.messages import (
 )
 from app.core.unit import LoadedModel, ModelSpecification, Stay
 from app.supervision.client import WorkerClient
-from app.supervision.request_stream import MAX_IN_FLIGHT, RequestStream
+from app.supervision.stream import MAX_IN_FLIGHT, RequestStream
 from tests.worker.serving import DEADLINE_SECONDS, QUICK, ask, collect, serving, until
 
 SLOW = ModelSpecification(id="slow", path="/models/slow")

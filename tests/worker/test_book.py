@@ -21,7 +21,7 @@ from app.engine.drafters import LoadedUnit
 from app.engine.loading.pool import EnginePool
 from app.machine.channel import CrashNote
 from app.supervision.client import WorkerClient
-from app.supervision.request_stream import RequestStream
+from app.supervision.stream import RequestStream
 from app.worker.loop import Loop
 from app.worker.text_thread import TextThread
 from app.worker.thread_commands import LoopCommand

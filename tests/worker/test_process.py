@@ -19,7 +19,7 @@ from app.core.request import SamplingParameters, SpeculationRequest
 from app.core.unit import DraftSpecification, ModelSpecification, Stay
 from app.supervision.child import WORKER_COMMAND
 from app.supervision.client import WorkerClient
-from app.supervision.request_stream import StreamEvent
+from app.supervision.stream import StreamEvent
 from app.supervision.supervisor import PrefixDisk
 from tests.shares import LANDING
 from tests.tiny import write_tiny_model

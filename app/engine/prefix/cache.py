@@ -158,7 +158,7 @@ class PrefixCache:
         """Return the chains of a prompt and the length to restore; 0 if it is not worth it."""
         self.disk.collect()
         chains = self._chains(request, target, drafters)
-        length = self._common_length(chains[""], [chains[name] for name, drafter in drafters.items() if drafter.taps])
+        length = self._length_for_all(chains[""], [chains[name] for name, drafter in drafters.items() if drafter.taps])
         return chains, length if length >= SHORTEST_TOKENS else 0
 
     def _chains(self, request: Request, target: Runner, drafters: Mapping[str, Drafter]) -> dict[str, Chain]:
@@ -192,7 +192,7 @@ class PrefixCache:
         states = states_in(self._stores, chain.match, chain.root, limit)
         return next((length for length, _ in states), 0)
 
-    def _common_length(self, target: Chain, drafters: Sequence[Chain]) -> int:
+    def _length_for_all(self, target: Chain, drafters: Sequence[Chain]) -> int:
         """Return the longest prefix that the target and all feature `drafters` can restore.
         Drafters may lag by one position where the target's state holds its features."""
         length = self._restorable_length(target, target.match.length)

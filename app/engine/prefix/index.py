@@ -155,9 +155,9 @@ def match_prefix(stores: Sequence[BlockStore[Any]], start: bytes, tokens: tuple[
     rest = tokens[length : length + BLOCK_TOKENS]
     others = [block for store in stores for block in (store.children(ROWS, start, rest[0]) if rest else ())]
     if others:
-        best = max(others, key=lambda block: common_prefix_length(block.tokens, rest))
+        best = max(others, key=lambda block: shared_prefix_length(block.tokens, rest))
         blocks.append(best)
-        length += common_prefix_length(best.tokens, rest)
+        length += shared_prefix_length(best.tokens, rest)
     return PrefixMatch(tuple(blocks), length)
 
 
@@ -178,7 +178,7 @@ def states_in(
             yield begin + len(block.tokens), block
 
 
-def common_prefix_length(stored: Sequence[int], requested: Sequence[int]) -> int:
+def shared_prefix_length(stored: Sequence[int], requested: Sequence[int]) -> int:
     """Return the length of the common prefix."""
     stop = min(len(stored), len(requested))
     if stored[:stop] == requested[:stop]:

@@ -74,7 +74,7 @@ class DrafterConfig:
         target, values = TargetFacts.read(target_config), ConfigValues(config)
         check_target(values, target)
         taps = values.layer_ids("target_layer_ids")
-        return cls(**common_fields(values, target), taps=(FINAL,) if taps is None else checked_taps(taps, target))
+        return cls(**read_fields(values, target), taps=(FINAL,) if taps is None else checked_taps(taps, target))
 
     def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:
         """Check what else can be known before loading a drafter whose tensors match its config.
@@ -110,7 +110,7 @@ def check_target(values: ConfigValues, target: TargetFacts) -> None:
         raise ModelUnavailable(f"it was made for {rows} tokens, the main model has {target.vocab_size}")
 
 
-def common_fields(values: ConfigValues, target: TargetFacts) -> dict[str, Any]:
+def read_fields(values: ConfigValues, target: TargetFacts) -> dict[str, Any]:
     """Return the fields of `DrafterConfig`, less the taps."""
     hidden = values.whole("hidden_size")
     heads = values.whole("num_attention_heads")

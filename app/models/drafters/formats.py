@@ -23,10 +23,10 @@ from app.models.drafters.config import (
     check_attention,
     check_target,
     checked_taps,
-    common_fields,
     is_speculators,
     layer_tensors,
     layered_values,
+    read_fields,
 )
 from app.models.safe_files import DOWNLOAD_AGAIN, read_integers, read_object
 from app.models.tokenizer_file import ORDINARY, Tokenizer
@@ -68,7 +68,7 @@ class DFlashConfig(DrafterConfig):
         values = layered_values(config, "dflash_config")
         _check_dflash_kind(config, values)
         check_target(values, target)
-        fields = common_fields(values, target)
+        fields = read_fields(values, target)
         if fields["hidden_size"] != target.hidden_size:
             raise ModelUnavailable("its hidden size is not that of the main model, whose embedding it borrows")
         layer_types = _layer_types(values, fields["num_hidden_layers"])
@@ -216,7 +216,7 @@ class Eagle3Config(DrafterConfig):
         if "eagle" in names.replace("eagle3", "") and not ("eagle3" in names or values.get("draft_vocab_size")):
             raise ModelUnavailable("it is an EAGLE drafter of an older kind; choose an EAGLE-3 one")
         check_target(values, target)
-        fields = common_fields(values, target)
+        fields = read_fields(values, target)
         if fields["num_hidden_layers"] != 1:
             raise ModelUnavailable(f"it has {fields['num_hidden_layers']} layers, an EAGLE-3 drafter here has one")
         before_fc, each_tap = values.flag("norm_before_fc"), values.flag("fc_norm")
@@ -291,7 +291,7 @@ class MtpConfig(DrafterConfig):
         values = ConfigValues(text_part(config), text_part(target_config))
         layers = values.whole("mtp_num_hidden_layers", "num_nextn_predict_layers", default=1)
         return cls(
-            **{**common_fields(values, target), "num_hidden_layers": layers},
+            **{**read_fields(values, target), "num_hidden_layers": layers},
             taps=(FINAL,),
             layout=layout,
             model_type=target.model_type,
