@@ -100,10 +100,10 @@ def test_each_installer_names_the_newest_version_in_its_own_way(
     if marker:
         (place / marker).touch()
     installation = installation_of(place, Path("/env/python"), installer, source)
-    assert newest_in(said, installation.answer, "0.9.0") == "0.10.0"
-    assert newest_in(said, installation.answer, "0.10.0") == ""
-    assert newest_in(said, installation.answer, "0.10.0rc1") == "0.10.0"
-    assert newest_in("", installation.answer, "0.9.0") == ""
+    assert newest_in(said, installation.version_pattern, "0.9.0") == "0.10.0"
+    assert newest_in(said, installation.version_pattern, "0.10.0") == ""
+    assert newest_in(said, installation.version_pattern, "0.10.0rc1") == "0.10.0"
+    assert newest_in("", installation.version_pattern, "0.9.0") == ""
 
 
 def asked(*words: str) -> str:

@@ -157,7 +157,7 @@ def split(dialect: Dialect, pieces: Sequence[str], **options: Any) -> dict[str, 
         parts = splitter.take()
         text += "".join(part.text for part in parts)
         reasoning += "".join(part.reasoning for part in parts)
-        assert all(len(part.marks) == len(part.text) for part in parts)
+        assert all(len(part.drafted_flags) == len(part.text) for part in parts)
         for piece in (piece for part in parts for piece in part.calls):
             assert bool(piece.name) == (piece.index not in calls)
             name, arguments = calls.get(piece.index, (piece.name, ""))
