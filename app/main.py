@@ -189,18 +189,23 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     unsubscribes += [context.live.subscribe(on_settings_changed) for on_settings_changed in listeners]
     tasks = [asyncio.create_task(work) for work in (context.journal.run(), admin.updates.run())]
     compiling = asyncio.create_task(asyncio.to_thread(admin.pages.compile))
-    await admin.downloads.start()
-    yield
-    await compiling
-    await admin.downloads.stop()
-    await admin.loading.close()
-    await admin.measuring.close()
-    for task in tasks:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-    for unsubscribe in unsubscribes:
-        unsubscribe()
+    async with contextlib.AsyncExitStack() as closing:  # what fails to close keeps nothing else from it
+        for unsubscribe in unsubscribes:
+            closing.callback(unsubscribe)
+        for task in tasks:
+            closing.push_async_callback(_cancel, task)
+        for close in (admin.measuring.close, admin.loading.close, admin.downloads.stop):
+            closing.push_async_callback(close)
+        closing.push_async_callback(asyncio.wait, {compiling})
+        await admin.downloads.start()
+        yield
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 def build(admin: AdminContext) -> FastAPI:

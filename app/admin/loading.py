@@ -156,6 +156,8 @@ class Loading:
                 await work
             except PacelineError as error:
                 logger.warning("%s: %s", failure_message, error.message)
+            except Exception:
+                logger.exception(failure_message)
 
         task = asyncio.get_running_loop().create_task(run())
         self._background.add(task)

@@ -184,17 +184,19 @@ class Measuring:
     async def _measure_and_restore(self, job: MeasurementJob) -> MeasurementOutcome:
         main = await asyncio.to_thread(self._resolver.main, job.request.model)
         unit = await asyncio.to_thread(self._choose, job, main)
-        before = self._loaded_unit(unit.id)
         try:
-            loaded = await self._load(job, unit)
-            job.budget = Budget(60 * job.request.minutes, self._clock)
-            await self._sweep(job, unit, loaded, chats=main.has_chat_template)
+            await self._wait_until_idle(job)
+            before = self._loaded_unit(unit.id)
+            try:
+                loaded = await self._load(job, unit, before)
+                job.budget = Budget(60 * job.request.minutes, self._clock)
+                await self._sweep(job, unit, loaded, chats=main.has_chat_template)
+            finally:
+                if self._task is not None and not self._task.cancelling():
+                    job.phase, job.turn_request = "restoring", None
+                    await self._restore(unit.id, before)
         except MeasurementStopped:
             job.sweep.interrupted = True
-        finally:
-            if self._task is not None and not self._task.cancelling():
-                job.phase, job.turn_request = "restoring", None
-                await self._restore(unit.id, before)
         number = await asyncio.to_thread(self._store_results, job, unit)
         return MeasurementOutcome(unit.id, "stopped" if job.sweep.interrupted else "done", number)
 
@@ -248,14 +250,13 @@ class Measuring:
         loaded = self._resolver.loaded().get(model_id)
         return loaded.unit if loaded is not None else None
 
-    async def _load(self, job: MeasurementJob, specification: ModelSpecification) -> LoadedModel:
-        """Load the unit to measure. Requests for the model share it from now on, so that they do not replace it, but
-        draft only with the drafters that they had."""
-        await self._wait_until_idle(job)
+    async def _load(
+        self, job: MeasurementJob, specification: ModelSpecification, before: ModelSpecification | None
+    ) -> LoadedModel:
+        """Load the unit to measure, in place of the one `before`. Requests for the model share it from now on, so that
+        they do not replace it, but draft only with the drafters that they had."""
         job.phase = "loading"
-        request_unit = self._loaded_unit(specification.id)
-        if request_unit is None:
-            request_unit = await asyncio.to_thread(self._planned_unit, specification.id)
+        request_unit = before or await asyncio.to_thread(self._planned_unit, specification.id)
         self._resolver.begin_measurement(specification, request_unit)
         await self._run_until_stopped(job, self._worker.load(specification))
         loaded = self._resolver.loaded().get(specification.id)
@@ -307,7 +308,7 @@ class Measuring:
     async def _run_until_stopped(
         self, job: MeasurementJob, work: Coroutine[Any, Any, Result], *, alone: bool = False
     ) -> Result:
-        """Return the result of `work`. Raises Stopped; with `main_cell`, TimeoutError once another request arrives."""
+        """Return the result of `work`. Raises MeasurementStopped; if `alone`, TimeoutError if another request comes."""
         working = asyncio.ensure_future(work)
         waiting: dict[asyncio.Future[Any], type[Exception]] = {
             asyncio.ensure_future(job.stopping.wait()): MeasurementStopped

@@ -179,12 +179,12 @@ def _messages(body: OllamaChat) -> list[dict[str, Any]]:
         if message.thinking:
             plain["reasoning_content"] = message.thinking
         if message.tool_calls:
-            named = {
-                call.id or f"call_{len(messages)}_{index}": call.function
+            calls = [
+                (call.id or f"call_{len(messages)}_{index}", call.function)
                 for index, call in enumerate(message.tool_calls)
-            }
-            open_calls = {call_id: function.name for call_id, function in named.items()}
-            plain["tool_calls"] = [_openai_call(*pair) for pair in named.items()]
+            ]
+            open_calls = {call_id: function.name for call_id, function in calls}
+            plain["tool_calls"] = [_openai_call(*call) for call in calls]
         if plain["role"] == "tool":
             answered = [call_id for call_id, name in open_calls.items() if name == message.tool_name]
             plain["tool_call_id"] = message.tool_call_id or next(iter([*answered, *open_calls]), "call_0")

@@ -17,6 +17,8 @@ REASONS = {
     "no_match": "no n-gram match",
     "last_token": "only one token was left",
     "under_way": "a plain forward was already under way",
+    "strict_first": "'strict' draws the first token without drafts",
+    "slow_masks": "the grammar's masks take too long for drafts",
     "drafter_full": "the drafter's context is full",
     "drafter_unread": "the drafter has not read the prompt",
     "drafter_waits": "the hidden states of the last tokens are not there yet",

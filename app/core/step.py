@@ -38,7 +38,8 @@ class DecodeRow:
 
     `tokens` is a read-only view of prompt and output. `remaining` is how many tokens may still be emitted (>= 1).
     Drafts and the tokens that a grammar forces after them are at most `max_draft_tokens`. The engine fills in
-    `forced`: the first drafts, where a grammar allows nothing else, in the form of `Constraint.forced`.
+    `forced`: the first drafts, where a grammar allows nothing else, in the form of `Constraint.forced`; and `refusal`:
+    why it drafts nothing after all.
     """
 
     sequence_id: str
@@ -50,6 +51,7 @@ class DecodeRow:
     num_draft_tokens: int = 0
     max_draft_tokens: int = 0
     forced: tuple[tuple[int, ...], ...] = ()
+    refusal: Reason = NO_REASON
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import fcntl
 import functools
 import importlib
 import importlib.util
+import logging
 import os
 import subprocess
 import sys
@@ -55,6 +56,7 @@ TRAYS = {
 """Menu bar by system: its library, which the extra `desktop` installs, and the module and class that use it."""
 
 OpenPage = Callable[[Server, str], None]
+logger = logging.getLogger("paceline.menubar")
 
 
 @contextlib.contextmanager
@@ -119,6 +121,9 @@ class MenuBar:
             self._execute(*action.partition(" ")[::2])
         except CommandError as error:
             self._problem = str(error)
+        except Exception as error:  # a server of another version, or the program is gone
+            logger.exception("%s failed", action)
+            self._problem = f"{type(error).__name__}: {error}"
         self._refresh.set()
 
     def _execute(self, verb: str, model: str) -> None:
@@ -226,15 +231,15 @@ def read_service_state(settings: Settings, *, running_command: str = "", problem
         return service
     try:
         answer = server.call("GET", MENU, seconds=ANSWER_SECONDS)
-    except CommandError:
+        return replace(
+            service,
+            address=server.address,
+            state=answer["state"],
+            pace=answer["pace"],
+            models=tuple(answer["models"]),
+            full_disk=answer["full_disk"],
+            newer_version=answer["newer"],
+            update_command=answer["update_command"],
+        )
+    except (CommandError, KeyError, TypeError):  # no answer, or one of another version
         return service
-    return replace(
-        service,
-        address=server.address,
-        state=answer["state"],
-        pace=answer["pace"],
-        models=tuple(answer["models"]),
-        full_disk=answer["full_disk"],
-        newer_version=answer["newer"],
-        update_command=answer["update_command"],
-    )

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from app.core.reason import Reason
 from app.core.request import Constraint, Request
 from app.core.step import DecodeRow
 from app.engine.drafters import Proposal
@@ -58,7 +59,9 @@ class Constraints:
         forced = constraint.forced(row.tokens[row.prompt_length :])[:drafts]
         if self._by_rejection:
             forced = tuple(alternatives[:1] for alternatives in forced)
-        return replace(row, forced=forced, num_draft_tokens=drafts, max_draft_tokens=min(row.max_draft_tokens, most))
+        refusal = Reason("slow_masks") if row.num_draft_tokens and not drafts else row.refusal
+        row = replace(row, forced=forced, refusal=refusal)
+        return replace(row, num_draft_tokens=drafts, max_draft_tokens=min(row.max_draft_tokens, most))
 
     def append_forced(self, rows: Sequence[DecodeRow], proposal: Proposal) -> Proposal:
         """Append forced tokens after each row's drafts, in place of those from the first forbidden one on.

@@ -415,9 +415,11 @@ class Engine:
         if results[0].is_doubtful:
             results[0], replayed = self._replay_doubtful(rows[0], results[0], logits)
             committed, scores = [known_widths[0] + counts[0]], self._scores(logits, mx.array([results[0].drawn]), rows)
-        self.drafters.observe(Outcome(forward, [row.tokens for row in rows], committed, drafted, counts))
-        self._timer.end("rewound", lambda: [model.arrays() for model in (self.runner, *self.drafters.runners.values())])
         appended = proposal.appended or (0,) * len(rows)
+        own = [size - more for size, more in zip(proposal.counts, appended, strict=True)]
+        accepted = [min(count, size) for count, size in zip(counts, own, strict=True)]
+        self.drafters.observe(Outcome(forward, [row.tokens for row in rows], committed, drafted, accepted))
+        self._timer.end("rewound", lambda: [model.arrays() for model in (self.runner, *self.drafters.runners.values())])
         columns = zip(rows, results, committed, proposal.reasons, drafted, appended, strict=True)
         return tuple(
             self._outcome(

@@ -43,7 +43,7 @@ class Metrics:
             for name, text in (
                 ("prompt_tokens", "Prompt tokens of accepted requests."),
                 ("cached_prompt_tokens", "Prompt tokens that the prefix cache held."),
-                ("generated_tokens", "Tokens told to clients."),
+                ("generated_tokens", "Tokens sent to clients."),
             )
         }
         self._first_token = self._histogram("time_to_first_token_seconds", "From the request to its first token.")

@@ -6,6 +6,7 @@ import { list } from "./chat_list.js";
 import { byId, panel } from "./chat_options.js";
 import { messageOf, readFile, withFiles } from "./chat_text.js";
 import { thread } from "./chat_thread.js";
+import { browser, tab } from "./storage.js";
 
 const VIEW = "paceline.chat.view";
 const PANEL = "paceline.chat.panel";
@@ -15,7 +16,7 @@ const MAX_FILE_CHARACTERS = 400_000; // of all files of a message; a character h
 const wide = matchMedia("(min-width: 1440px)"); // the settings stand beside the conversation, not over it
 
 const described = (part) => Object.getOwnPropertyDescriptors(part);
-const readDrafts = () => JSON.parse(sessionStorage.getItem(DRAFTS) ?? "{}");
+const readDrafts = () => JSON.parse(tab.read(DRAFTS) ?? "{}");
 
 const page = {
   attempt,
@@ -23,7 +24,7 @@ const page = {
   files: [], // of the message that is being written
   isDropping: false,
   result: "", // of the call that a reply waits for
-  view: localStorage.getItem(VIEW) ?? "markdown",
+  view: browser.read(VIEW) ?? "markdown",
   announcement: "",
   opening: null,
   isAtEnd: true,
@@ -32,7 +33,7 @@ const page = {
 
   async init() {
     live("state", (state) => (this.state = state));
-    const fit = () => (this.isPanelOpen = wide.matches && localStorage.getItem(PANEL) !== "closed");
+    const fit = () => (this.isPanelOpen = wide.matches && browser.read(PANEL) !== "closed");
     fit();
     wide.addEventListener("change", fit);
     this.restoreDraft();
@@ -80,7 +81,7 @@ const page = {
   },
   setView(view) {
     this.view = view;
-    localStorage.setItem(VIEW, view);
+    browser.write(VIEW, view);
     this.$nextTick(() => this.follow());
   },
   toggleList() {
@@ -89,7 +90,7 @@ const page = {
   },
   togglePanel() {
     this.isPanelOpen = !this.isPanelOpen;
-    if (wide.matches) localStorage.setItem(PANEL, this.isPanelOpen ? "open" : "closed");
+    if (wide.matches) browser.write(PANEL, this.isPanelOpen ? "open" : "closed");
     else if (this.isPanelOpen) this.$nextTick(() => byId("option-method").focus());
   },
   closeDrawers() {
@@ -196,11 +197,7 @@ const page = {
   keepDraft() {
     const drafts = { ...readDrafts(), [this.draftKey]: withFiles(this.draft, this.files) };
     const written = Object.entries(drafts).filter(([, text]) => text);
-    try {
-      sessionStorage.setItem(DRAFTS, JSON.stringify(Object.fromEntries(written)));
-    } catch {
-      // more files than this browser keeps: they stay as long as the page does
-    }
+    tab.write(DRAFTS, JSON.stringify(Object.fromEntries(written)));
   },
   restoreDraft() {
     const { text, files } = messageOf(readDrafts()[this.draftKey] ?? "");

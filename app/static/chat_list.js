@@ -6,6 +6,7 @@ import { byId, formOf } from "./chat_options.js";
 import { entries } from "./chat_outbox.js";
 import { stored, textOf } from "./chat_thread.js";
 import { choose, newNumber } from "./chat_tree.js";
+import { tab } from "./storage.js";
 
 const SEARCH_MS = 250;
 const SHOWN = "paceline.chat.shown"; // by conversation: the last turn of the line on screen
@@ -46,7 +47,7 @@ async function readExport(file) {
   throw new Error(t("chat.import_foreign"));
 }
 
-const readShown = () => JSON.parse(sessionStorage.getItem(SHOWN) ?? "{}");
+const readShown = () => JSON.parse(tab.read(SHOWN) ?? "{}");
 
 export const list = {
   conversations: [],
@@ -153,7 +154,7 @@ export const list = {
   },
   keepShown() {
     const last = this.current.messages.at(-1);
-    if (last) sessionStorage.setItem(SHOWN, JSON.stringify({ ...readShown(), [this.current.id]: last.id }));
+    if (last) tab.write(SHOWN, JSON.stringify({ ...readShown(), [this.current.id]: last.id }));
   },
   enterOptions({ options, model }) {
     if (options) this.form = formOf(options);

@@ -8,6 +8,7 @@ import { messageOf, readable, Reply, sizeOf, withFiles } from "./chat_text.js";
 import { add, choose, lineTo, newTurnId, remove } from "./chat_tree.js";
 import { methodWords } from "./model_words.js";
 import { reasonWords } from "./reason_words.js";
+import { tab } from "./storage.js";
 
 const TITLE_CHARACTERS = 60;
 const KEEP_MS = 1000; // a reply that is being written is written down this often
@@ -15,8 +16,8 @@ const GOING_MS = 500; // a browser breaks off a page's calls a moment before it 
 const FIGURES_MS = 200;
 const FIGURES_TRIES = 10;
 const BEGUN = "paceline.chat.begun"; // by message: the requests of replies whose end this tab has not seen
-const readBegun = () => JSON.parse(sessionStorage.getItem(BEGUN) ?? "{}");
-const noteBegun = (message, id) => sessionStorage.setItem(BEGUN, JSON.stringify({ ...readBegun(), [message.id]: id }));
+const readBegun = () => JSON.parse(tab.read(BEGUN) ?? "{}");
+const noteBegun = (message, id) => tab.write(BEGUN, JSON.stringify({ ...readBegun(), [message.id]: id }));
 const runs = new Map(); // by the id of its message: {controller, painter, reply, began}
 const replies = new Map(); // by the id of a message: its text with who wrote what
 

@@ -162,11 +162,11 @@ function connect() {
   source?.close();
   source = null;
   if (document.hidden || !handlers.size) return;
-  source = new EventSource(`/admin/api/live?topics=${[...handlers.keys()].join(",")}`);
-  source.onopen = () => (link.state = "open");
-  source.onerror = () => lose(source);
+  const opened = (source = new EventSource(`/admin/api/live?topics=${[...handlers.keys()].join(",")}`));
+  opened.onopen = () => (link.state = "open");
+  opened.onerror = () => lose(opened);
   for (const [topic, listening] of handlers) {
-    source.addEventListener(topic, (event) => {
+    opened.addEventListener(topic, (event) => {
       const value = JSON.parse(event.data);
       for (const handler of listening) handler(value, topic);
     });

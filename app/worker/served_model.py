@@ -269,7 +269,7 @@ class ServedModel:
         self._scheduler = None
         if self._engine is not None:
             for request_id in self._open_requests:
-                self._engine.release(request_id, ())
+                self._free_row(self._engine, request_id, ())
             self._reserve(())
         return [
             TokenEvent(request_id=request_id, finish_reason=FinishReason.FAILED, error=short_text(error))
@@ -280,9 +280,16 @@ class ServedModel:
         if self._scheduler is not None and self._engine is not None:
             released = self._scheduler.drain_released()
             for request_id, tokens in released:
-                self._engine.release(request_id, tokens)
+                self._free_row(self._engine, request_id, tokens)
             if released:
                 self._reserve(self._scheduler.expected)
+
+    def _free_row(self, engine: EnginePort, request_id: str, tokens: Sequence[int]) -> None:
+        """Free one row; a failure is logged, and the other rows are freed all the same."""
+        try:
+            engine.release(request_id, tokens)
+        except Exception:
+            _logger.exception("freeing the row of %s failed", request_id)
 
     def _release(self) -> None:
         """Release one lease."""
@@ -290,10 +297,7 @@ class ServedModel:
 
     def _deliver_events(self, events: Iterable[TokenEvent]) -> None:
         """Free rows, deliver the events of open choices, release the leases of those that ended."""
-        try:
-            self._free_rows()
-        except Exception:
-            _logger.exception("freeing a row failed")
+        self._free_rows()
         open_events: list[TokenEvent] = []
         for event in events:
             if event.request_id not in self._open_requests:

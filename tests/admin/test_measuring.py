@@ -251,6 +251,24 @@ async def test_results_can_be_deleted(site: ModelSite) -> None:
     await site.call("POST", "/admin/api/measurements/99/apply", {}, status=404)
 
 
+async def test_one_that_is_stopped_before_it_began_leaves_in_memory_what_came_meanwhile(
+    site: ModelSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Somebody()
+    site.admin.serving.activity.enter(other)
+    await site.call("POST", "/admin/api/measurements", {"model": DEMO}, status=202)
+    paused = asyncio.Event()
+    monkeypatch.setattr(site.admin.serving.activity.idle, "wait", lambda: paused.set() or asyncio.Event().wait())
+    await paused.wait()
+    await site.call("POST", "/admin/api/models/load", {"model": DEMO})
+    await site.call("DELETE", "/admin/api/measurements/current")
+    ended = await site.admin.measuring.wait()
+    assert ended is not None
+    assert ended.outcome == "stopped"
+    assert [model.id for model in site.worker.snapshot.models] == [DEMO]
+    assert site.worker.unloads == []
+
+
 async def test_the_end_of_the_server_ends_a_measurement(site: ModelSite) -> None:
     site.worker.hold = asyncio.Event()
     await site.call("POST", "/admin/api/measurements", {"model": DEMO}, status=202)

@@ -300,6 +300,17 @@ async def test_a_drafter_that_was_downloaded_for_a_model_joins_it_by_itself(site
     assert site.admin.measuring.active == "", "it was not asked to draft for any model"
 
 
+async def test_what_fails_behind_a_download_is_in_the_log(site: ModelSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(*_: Any) -> None:
+        raise OSError("the disk is gone")
+
+    logged = asyncio.Event()
+    monkeypatch.setattr("app.admin.loading.logger.exception", lambda *_: logged.set())
+    monkeypatch.setattr(site.admin.serving.resolver, "main", unreadable)
+    site.admin.loading.on_download_done(Download(id=1, repository="demo-draft", state="done", drafts_for=DEMO))
+    await logged.wait()
+
+
 async def test_what_may_be_downloaded_is_offered_until_it_is_here(tmp_path: Path) -> None:
     embedded = default_catalog([], environment={}, home=tmp_path)
     main = replace(embedded.find(DEMO), id="mlx-community/Qwen3-8B-4bit", parameter_count=8_000_000_000)

@@ -143,6 +143,15 @@ async def test_hundreds_of_tools_are_taken(site: Site, path: str) -> None:
     assert len(names(site)) == 400
 
 
+async def test_two_calls_of_one_id_are_both_shown_to_an_ollama_model(site: Site) -> None:
+    calls = [{"id": "x", "function": {"name": "look", "arguments": {"city": city}}} for city in ("Oslo", "Paris")]
+    history = [*USER, {"role": "assistant", "content": "", "tool_calls": calls}, *USER]
+    body = {"model": "demo-main", "options": {"num_predict": 9}, "stream": False, "messages": history}
+    assert (await site.client.post("/api/chat", json=body)).status_code == 200
+    shown = (site.worker.commands[-1].messages or [])[1]["tool_calls"]
+    assert [json.loads(call["function"]["arguments"])["city"] for call in shown] == ["Oslo", "Paris"]
+
+
 @given(st.text(), st.lists(st.integers(1, 9), max_size=30), st.booleans())
 async def test_the_text_of_a_call_comes_out_however_it_is_cut(text: str, cuts: list[int], ascii_only: bool) -> None:
     arguments = json.dumps({"input": text}) if ascii_only else custom_arguments(text)

@@ -140,6 +140,29 @@ def test_a_message_sent_while_the_server_is_down_is_there_after_its_restart(serv
     expect(chat.locator(REPLIES).last.locator("footer dl")).to_be_visible()
 
 
+STORES_NOTHING = {
+    "full": "Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); };",
+    "closed": "for (const name of ['localStorage', 'sessionStorage']) Object.defineProperty(window, name,"
+    " { get() { throw new DOMException('closed', 'SecurityError'); } });",
+}
+
+
+@pytest.mark.parametrize("storage", STORES_NOTHING)
+def test_where_a_browser_stores_nothing_conversations_are_had_and_opened_all_the_same(
+    server: Server, visit: Visit, storage: str
+) -> None:
+    visit.context.add_init_script(STORES_NOTHING[storage])
+    chat = opened(visit)
+    ask(chat, "Count from 1 to 5.")
+    button(chat, "New chat").first.click()
+    ask(chat, "Count from 1 to 6.")
+    shown = texts(chat)
+    page = visit.open(f"/admin/chat#{number_of(chat)}")
+    expect(page.locator(".message")).to_have_count(2)
+    assert texts(page) == shown
+    assert len(server.call("GET", ALL)["conversations"]) == 2
+
+
 def test_a_reply_goes_on_while_the_page_is_reloaded(server: Server, chat: Page) -> None:
     before = server.call("GET", "/admin/api/requests")["total"]
     begin(chat)

@@ -273,6 +273,19 @@ def test_what_a_command_could_not_do_is_told_once_and_shown_until_the_next_one(s
     assert shown == ["port 8710 is taken"]
 
 
+def test_a_program_that_is_gone_is_said_and_the_menu_lives_on(settings: Settings) -> None:
+    def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
+        choose("start")
+        tray.until(lambda: tray.contents[-1].state == "trouble")
+        choose("update")
+        tray.until(lambda: tray.copied)
+
+    tray = FakeTray()
+    tray.story = lambda choose: story(tray, choose)
+    MenuBar(settings, tray, read_words("en"), lambda *_: None, program=("/nowhere/paceline",)).run()
+    assert any("/nowhere/paceline" in notice for notice in tray.notices)
+
+
 def test_a_server_that_ends_by_itself_is_told(settings: Settings, fake: FakeServer) -> None:
     home = lock_home(settings.home)
     write = home.__enter__()

@@ -394,6 +394,59 @@ def test_a_row_with_slow_masks_drafts_no_more_than_it_can_afford(by_rejection: b
         assert (led.num_draft_tokens, led.max_draft_tokens, len(led.forced)) == (min(7, most), most, min(7, most))
 
 
+@pytest.mark.parametrize("length", [2, 4, 7])
+def test_a_draft_model_keeps_nothing_that_the_grammar_put_other_tokens_in_the_place_of(length: int) -> None:
+    target, draft = models()
+    engine = build(target, draft=draft, vocabulary=TABLE.vocabulary_size)
+    runner = engine.drafters.runners["draft_model"]
+    loop = Loop(Scheduler(replace(engine.limits, drafters=("draft_model",))), engine)  # type: ignore[arg-type]
+    speculation = SpeculationRequest(method="draft_model", num_draft_tokens=length)
+    asked = request("a", schema_text(CITIZEN), temperature=0.0)
+    loop.scheduler.submit(msgspec.structs.replace(asked, speculation=speculation))
+    compared = 0
+    while loop.scheduler.has_work:
+        loop.turn()
+        tokens = [*PROMPT, *(loop.output("a") if "a" in loop.events else ())]
+        if "a" not in runner.caches.table.slots or not (held := runner.length("a")):
+            continue
+        assert held <= len(tokens)
+        runner.claim("afresh")
+        _, forward = runner.forward(["afresh"], mx.array([tokens[:held]]), [held])
+        runner.commit(forward, [held])
+        for layer, afresh in zip(
+            runner.caches.read_span("a", 0, held), runner.caches.read_span("afresh", 0, held), strict=True
+        ):
+            assert all(mx.allclose(a, b, atol=1e-3).item() for a, b in zip(layer, afresh, strict=True))
+        runner.release("afresh")
+        compared += 1
+    assert compared > 2
+
+
+def test_a_row_whose_masks_are_too_slow_for_drafts_says_so() -> None:
+    class TooCostly(Costly):
+        affordable_drafts = 0
+
+        def begin(self) -> "TooCostly":
+            return TooCostly(self._vocabulary, self._initial_state, self._reasoning)
+
+    target, draft = models()
+    engine = build(target, draft=draft, vocabulary=TABLE.vocabulary_size)
+    reasons = Counter[str]()
+
+    @dataclass
+    class Watched(Timed):
+        def step(self, plan: StepPlan) -> StepResult:
+            result = super().step(plan)
+            reasons.update(outcome.why_not_drafted.code for outcome in result.outcomes)
+            return result
+
+    loop = Loop(Scheduler(replace(engine.limits, drafters=("draft_model",))), Watched(engine))  # type: ignore[arg-type]
+    held = TooCostly(vocabulary(), vocabulary().compile_grammar(schema_text(CITIZEN)), None)
+    speculation = SpeculationRequest(method="draft_model", num_draft_tokens=4)
+    loop.run(msgspec.structs.replace(request("a", ""), constraint=held, speculation=speculation))
+    assert set(reasons) == {"slow_masks"}
+
+
 def forced_text(constraint: AnswerConstraint, output: Sequence[int] = ()) -> str:
     return said([usual for usual, *_ in constraint.forced(output)])
 

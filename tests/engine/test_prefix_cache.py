@@ -83,6 +83,7 @@ def test_the_longest_own_beginning_is_found_however_long_the_prompts_are(family:
     engine = build(target, prefix_bytes=1 << 30, chunk_tokens=256)
     chance = random.Random(seed)
     said: list[tuple[str, list[int]]] = []
+    restored = 0
     for number in range(60):
         owner = chance.choice(["key 1", "key 2"])
         prompt = [chance.choice([3, 4]) for _ in range(chance.randint(2, 3 * BLOCK_TOKENS))]
@@ -94,6 +95,9 @@ def test_the_longest_own_beginning_is_found_however_long_the_prompts_are(family:
         usable = [usable_tokens(family, known, prompt) for who, known in said if who == owner]
         assert cached == max((size for size in usable if size >= SHORTEST_TOKENS), default=0)
         said.append((owner, prompt[:-1]))
+        restored += cached
+    if family == "qwen3":
+        assert engine.prefixes.restored_tokens == {"memory": restored, "disk": 0}
 
 
 def usable_tokens(family: str, known: Sequence[int], prompt: Sequence[int]) -> int:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.errors import ModelUnavailable
-from app.engine.loading.pool import EnginePool, LoadFailed
+from app.engine.loading.pool import EnginePool, Evicted, LoadFailed
 from app.engine.loading.wiring import MetalDevice, WirableMemory, Wiring, wirable_from, wirable_memory
 from tests.engine.pool_world import SIZES, World, drain, kept, ready, specification
 
@@ -52,7 +52,9 @@ def test_nothing_is_wired_while_somebody_may_still_hold_an_evicted_model(world: 
     ready(pool, "a", "b")
     world.actions.clear()
     pool.unload("a")
-    assert world.actions == ["settle", "wire 0", "close a"]
+    pool.expire()
+    assert world.actions == ["settle", "wire 0", "close a"], "its eviction is not reported yet"
+    assert pool.advance() == [Evicted("a")]
     pool.expire()
     assert world.actions[3:] == ["settle", "wire 4"]
 

@@ -105,6 +105,14 @@ def test_impossible_numbers_are_not_believed(files: CostFiles, tmp_path: Path, c
     assert files.load(SPEC) == ()
 
 
+def test_costs_that_could_not_be_written_are_written_the_next_time(files: CostFiles, tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("not a folder")
+    files.save(SPEC, COSTS)
+    (tmp_path / "home").unlink()
+    files.save(SPEC, COSTS)
+    assert CostFiles(tmp_path / "home" / "costs", MACHINE).load(SPEC) == COSTS
+
+
 def test_a_folder_in_the_place_of_the_file_is_no_reason_to_fail(files: CostFiles, tmp_path: Path) -> None:
     files.save(SPEC, COSTS)
     path = only_file(tmp_path)

@@ -1,6 +1,7 @@
 """The MLX thread's loop with fakes: loads, failures, leases, heartbeats, and random schedules of everything."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,6 +166,23 @@ def test_whatever_raises_fails_only_the_requests_of_its_engine(pair: Pair, where
     pair.settle()
     assert pair.text("next") == "abcdefghij"
     assert pair.pool.engines["m"].rows == set()
+
+
+def test_a_row_that_cannot_be_freed_keeps_no_other_row(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.say(pair.ask("first"), pair.ask("second"))
+    pair.settle(4)
+    free = pair.engine.release
+
+    def release(request_id: str, tokens: Sequence[int]) -> None:
+        if request_id.startswith("first"):
+            raise RuntimeError("[metal] the device is gone")
+        free(request_id, tokens)
+
+    monkeypatch.setattr(pair.engine, "release", release)
+    pair.settle()
+    assert [pair.text("first"), pair.text("second")] == ["abcdefghij"] * 2
+    assert pair.engine.released == ["second"]
+    assert pair.leases == 0
 
 
 def test_a_scheduler_that_cannot_queue_or_cancel_is_survived(pair: Pair) -> None:

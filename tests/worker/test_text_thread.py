@@ -5,9 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from app.core.errors import error_class
-from app.core.messages import MEASUREMENT, Accepted, Cancel, Delta, Failed, Generate, ReadPrompt, Shutdown, TextWork
+from app.core.errors import HubProblem, PacelineError, StoreUnavailable, error_class
+from app.core.messages import (
+    MEASUREMENT,
+    Accepted,
+    Cancel,
+    Delta,
+    Failed,
+    Generate,
+    ReadPrompt,
+    Shutdown,
+    TextWork,
+    error_of,
+    failed_frame,
+)
 from app.core.request import SamplingParameters, SpeculationRequest
+from app.engine.drafters import NoDraft
 from app.worker.answer import Answer, describe
 from app.worker.texts import PromptFuture
 from app.worker.thread_commands import LoopCommand, Submission
@@ -127,6 +140,13 @@ def test_what_cannot_run_fails_before_it_is_accepted_and_the_next_one_runs(
     assert failed in pair.failed("bad")
     assert pair.failed("bad")[0].error == error
     assert error_class(error).__name__ == error
+
+
+@pytest.mark.parametrize("error", [HubProblem("gated"), StoreUnavailable("it is locked"), NoDraft("draft model")])
+def test_an_error_that_is_made_in_another_way_crosses_too(error: PacelineError) -> None:
+    crossed = error_of(failed_frame("r", error))
+    assert (crossed.message, crossed.code, crossed.status) == (error.message, error.code, type(crossed).status)
+    assert isinstance(error, type(crossed))
     assert pair.text("good") == "abcdefghij"
     assert pair.leases == 0
 

@@ -91,7 +91,8 @@ class Outcome(NamedTuple):
     """Result of one `forward` of the target, row by row, prefill and plain steps included.
 
     `committed[row]` of the tokens fed are in the cache. `tokens[row]` is a live view of prompt and output. Of
-    `drafted[row]` drafts the first `accepted[row]` were accepted; both are empty where nothing was drafted.
+    `drafted[row]` drafts the first `accepted[row]` were accepted, without those that a grammar appended to the
+    drafter's; both are empty where nothing was drafted.
     """
 
     forward: Forward

@@ -76,7 +76,9 @@ class Drafters:
             if members:
                 arguments = [rows[index] for index in members], [sampled[index] for index in members]
                 proposals.append((members, drafter.propose(*arguments)))
-        return prepend_forced(merge(len(rows), proposals), [row.forced for row in rows])
+        proposal = merge(len(rows), proposals)
+        reasons = tuple(row.refusal or why for row, why in zip(rows, proposal.reasons, strict=True))
+        return prepend_forced(proposal._replace(reasons=reasons), [row.forced for row in rows])
 
     def offers(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int]) -> dict[str, Offer]:
         """Return what lookup drafters would propose next, after `tokens` and `emitted`."""

@@ -239,7 +239,8 @@ class EnginePool:
 
     def expire(self) -> list[PoolEvent]:
         """Evict models past their idle limit and make room where caches outgrew the ceiling. Call it periodically."""
-        self._reclaim_evicted()
+        if not self._events:
+            self._reclaim_evicted()
         before, self._events = self._events, []
         now = self._clock()
         for entry in self._evictable():

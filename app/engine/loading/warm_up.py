@@ -294,7 +294,6 @@ class CostFiles:
         path, costs = self._path(spec), tuple(costs)
         if path is None or not costs or self._written.get(path) == costs:
             return
-        self._written[path] = costs
         rounded = [
             replace(cost, seconds=round(cost.seconds, 7), draft_seconds=round(cost.draft_seconds, 7)) for cost in costs
         ]
@@ -302,7 +301,9 @@ class CostFiles:
         try:
             write_privately(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
         except OSError as error:
-            _logger.warning("the costs of %s cannot be kept: %s", spec.id, error.strerror)
+            _logger.warning("the costs of %s cannot be stored: %s", spec.id, error.strerror)
+        else:
+            self._written[path] = costs
 
     def warm_up(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
         """Warm up an engine of the pool: what was measured on this machine before is not measured again."""

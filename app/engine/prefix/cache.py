@@ -212,19 +212,21 @@ class PrefixCache:
         for name in chains:
             count, blocks = self._blocks_of(chains, name, length)
             arrays: list[Arrays] = []
+            remaining = 0 if name else count  # only the target's rows are counted
             for block in blocks:
                 tier = "memory" if block.name in self._memory else "disk"
                 content = self._memory.get(block.name) if tier == "memory" else self._load(block)
                 if content is None:
                     return None
                 arrays.append(content)
-                tokens[tier] += len(block.tokens) if block.kind == ROWS and not name else 0
+                restored = min(remaining, len(block.tokens)) if block.kind == ROWS else 0
+                tokens[tier], remaining = tokens[tier] + restored, remaining - restored
             contents[name] = count, arrays
             for block in reversed(blocks):
                 self._memory.touch(block.name)
             self.disk.used([block.name for block in reversed(blocks)])
-        for tier, restored in tokens.items():
-            self.restored_tokens[tier] += restored
+        for tier, sum_tokens in tokens.items():
+            self.restored_tokens[tier] += sum_tokens
         return contents
 
     def _blocks_of(self, chains: Mapping[str, Chain], name: str, length: int) -> tuple[int, list[CacheBlock]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from app.core.reason import Reason
 from app.core.step import DecodeRow
 from app.engine.runner import Runner, padded
 from app.engine.sampling import SampledRow
@@ -100,7 +101,7 @@ class StrictRows:
             self.release(row.sequence_id)
             if len(row.tokens) == row.prompt_length:
                 self._rewind_points[row.sequence_id] = None
-                return [replace(row, num_draft_tokens=0)]
+                return [replace(row, num_draft_tokens=0, refusal=Reason("strict_first"))]
         return rows
 
     def has_diverged(self, rows: Sequence[DecodeRow]) -> bool:
@@ -134,7 +135,7 @@ class StrictRows:
         return mx.sum(mx.cumprod((~doubts).astype(mx.int32)), keepdims=True)
 
     def replay(self, row: DecodeRow, wide: mx.array, on_progress: Callable[[], None]) -> tuple[mx.array, int]:
-        """Rewind and reread the row's tokens since then one by one. Raises KeyError unless it has strayed.
+        """Rewind and read the row's tokens again one by one. Raises KeyError unless it has diverged.
         Returns logits float32 [1, 1, vocabulary] after the last (`wide`: a wide forward's) and the number of tokens."""
         name, caches = row.sequence_id, self._runner.caches
         slot, point = caches.table.slots[name], self._rewind_points[name]

@@ -253,9 +253,7 @@ def _notices(best: _Attempt) -> Iterator[Notice]:
         ("tool_calls_missing", "calls", best.missing_calls),
     ):
         if missing:
-            message = (
-                f"The chat template of this model leaves out {what} of {_listed(best.sent.messages, sorted(missing))}."
-            )
+            message = f"This model's chat template leaves out {what} of {_listed(best.sent.messages, sorted(missing))}."
             yield Notice(code=code, message=message, parameter="messages")
 
 
@@ -291,7 +289,7 @@ def _refusal(first: _Attempt, render: Render) -> InvalidRequest:
             middle = (low + high) // 2
             low, high = (low, middle) if is_refused(messages[:middle]) else (middle, high)
         subject = _message_name(messages, high - 1)
-    return InvalidRequest(f"the chat template of this model refuses {subject}: {error_text}", parameter="messages")
+    return InvalidRequest(f"this model's chat template refuses {subject}: {error_text}", parameter="messages")
 
 
 def _error_text(error: Exception | None) -> str:

@@ -110,7 +110,7 @@ class Rendering:
         )
         before, marker, _ = rendered.text.rpartition(CONTINUATION_MARKER)
         if not marker:
-            reason = "the chat template of this model leaves out the message that is to be continued"
+            reason = "this model's chat template leaves out the message to be continued"
             raise InvalidRequest(reason, parameter="messages")
         return replace(rendered, text=before + text[len(text.rstrip()) :])
 

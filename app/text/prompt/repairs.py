@@ -103,7 +103,7 @@ def required_repairs(source: str, dialect: Dialect, probe: TemplateProbe) -> tup
             )
         )
     if "reasoning_content" not in source and (name := _reasoning_field(source)):
-        message = f"What the model thought was told as `{name}`, the name that its chat template reads."
+        message = f"The model's reasoning was sent as `{name}`, the field that its chat template reads."
         repairs.append(Repair(turns.with_reasoning_as(name), "thinking_renamed", message))
     return tuple(repairs)
 
@@ -120,90 +120,90 @@ LADDER = (
     Repair(
         turns.systems_joined,
         "system_messages_joined",
-        "The system messages at the beginning were joined: the chat template of this model takes one.",
+        "The system messages at the beginning were joined: this model's chat template takes only one.",
         _SYSTEMS,
     ),
     Repair(
         turns.systems_moved,
         "system_messages_moved",
-        "Later system messages were told as the user's, in their places: the chat template of this model takes them "
+        "Later system messages were sent as user messages, in place: this model's chat template takes system messages "
         "only at the beginning.",
         _SYSTEMS,
     ),
     Repair(
         history_calls.each_call(history_calls.argument_mapping),
         "tool_arguments_repaired",
-        "Arguments of calls that are no JSON object were made one, unreadable ones as its `raw`: the chat template of "
-        "this model looks into them.",
+        "Call arguments that were not a JSON object were turned into one, unreadable ones as its field `raw`: this "
+        "model's chat template reads their fields.",
     ),
     Repair(
         history_calls.short_identifiers,
         "tool_call_ids_fitted",
-        "Ids of calls were replaced by nine letters and digits: the chat template of this model takes no others.",
+        "Call ids were replaced by ids of nine letters and digits: this model's chat template takes no others.",
     ),
     Repair(
         history_calls.tools_described,
         "tool_description_added",
-        "Tools without a description or parameters got empty ones: the chat template of this model needs them.",
+        "Tools without a description or parameters got empty ones: this model's chat template needs them.",
         parameter="tools",
     ),
     Repair(
         history_calls.tools_detailed,
         "tool_parameters_detailed",
-        "Parameters of tools without a description, or of several types, were written out: the chat template of this "
-        "model needs that.",
+        "Parameters of tools without a description, or of several types, were written out: this model's chat template "
+        "needs that.",
         parameter="tools",
     ),
     Repair(
         each_message(turns.without_reasoning),
         "thinking_left_out",
-        "What the model thought before calls that have a text was left out: its chat template takes one of both.",
+        "Reasoning before calls that come with text was left out: this model's chat template takes only one of them.",
     ),
     Repair(
         history_calls.results_moved,
         "tool_results_moved",
-        "Results were put right behind their calls: the chat template of this model takes them nowhere else.",
+        "Tool results were moved directly after their calls: this model's chat template takes them nowhere else.",
         _RESULTS,
     ),
     Repair(
         history_calls.results_added,
         "tool_results_added",
-        f"Calls without a result got `{history_calls.NO_RESULT}`: the chat template of this model needs one for each.",
+        f"Calls without a result got `{history_calls.NO_RESULT}`: this model's chat template needs one for each call.",
     ),
     Repair(
         turns.user_added,
         "user_turn_added",
-        "An empty turn of the user was put first: the chat template of this model begins with one.",
+        "An empty user message was put first: this model's chat template must begin with one.",
         frozenset({REFUSED, CALLS_MISSING}),
     ),
     Repair(
         history_calls.orphans_as_text,
         "tool_results_in_words",
-        "Results that no call asked for were told as the user's text: the chat template of this model has no place "
-        "for them.",
+        "Tool results without a call were sent as user messages: this model's chat template has no other place for "
+        "them.",
         _RESULTS,
     ),
     Repair(
         turns.empty_left_out,
         "empty_messages_left_out",
-        "Empty messages of the assistant were left out: the chat template of this model refuses them.",
+        "Empty assistant messages were left out: this model's chat template refuses them.",
     ),
     Repair(
         turns.roles_joined,
         "roles_joined",
-        "Neighbouring messages of one role were joined: in the chat template of this model the roles alternate.",
+        "Consecutive messages of the same role were joined: this model's chat template requires alternating roles.",
     ),
     Repair(
         turns.results_joined,
         "results_joined",
-        "What the user said right behind a tool's result was told as part of it: the chat template of this model wants "
-        "an answer of the assistant first.",
+        "A user message directly after a tool result was appended to the result: this model's chat template requires "
+        "an assistant message in between.",
     ),
     Repair(
         turns.system_folded,
         "system_folded_into_user",
-        "The system text was put into the first turn of the user: the chat template of this model takes no system "
-        "message here.",
+        "The system message was put into the first user message: this model's chat template takes no system message "
+        "here.",
         _SYSTEMS,
     ),
     Repair(history_calls.tools_listed),
