@@ -39,7 +39,7 @@ def refuse_conflicts(values: Values, conflicts: Iterable[Conflict[Values]]) -> N
             raise InvalidSetting(message, code="conflicting_settings", parameter=name, translation_key=translation_key)
 
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("paceline.settings")
 
 if TYPE_CHECKING:
     MethodName = str

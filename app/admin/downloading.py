@@ -31,7 +31,7 @@ MAX_HUB_CALLS = 4
 
 Answer = TypeVar("Answer")
 
-_logger = logging.getLogger("paceline.downloads")
+logger = logging.getLogger("paceline.downloads")
 
 
 class TransferRate:
@@ -135,7 +135,7 @@ class Downloads:
         try:
             self._downloads = {stored.id: stored for stored in await asyncio.to_thread(self._rows.all)}
         except StoreUnavailable as error:
-            _logger.warning("Earlier downloads are not known: %s", error.message)
+            logger.warning("Earlier downloads are not known: %s", error.message)
         for download in self._downloads.values():
             if download.state == "running":
                 self._update(download, state="queued")
@@ -292,7 +292,7 @@ class Downloads:
             result = await run_download(job, self._on_event, spawn=self._spawn, timeouts=self._timeouts)
         except Exception as error:  # any error: the queue must go on
             current = self._downloads[download_id]
-            _logger.exception("the download of %s was interrupted", current.repository)
+            logger.exception("the download of %s was interrupted", current.repository)
             problem = f"interrupted: {getattr(error, 'strerror', None) or type(error).__name__}"
             result = replace(current, state="failed", phase="", problem=problem)
         self._finish(result)
@@ -323,12 +323,12 @@ class Downloads:
     def _finish(self, download: Download) -> None:
         self._running.pop(download.id, None)
         self._update(download)
-        _logger.info("the download of %s is %s %s", download.repository, download.state, download.problem)
+        logger.info("the download of %s is %s %s", download.repository, download.state, download.problem)
         try:
             if download.state == "done":
                 self._on_done(download)
         except Exception:  # here too the queue must go on
-            _logger.exception("%s was downloaded, but it could not be listed or attached", download.repository)
+            logger.exception("%s was downloaded, but it could not be listed or attached", download.repository)
         self.start_queued()
 
     async def _cancel_task(self, download_id: int) -> None:
@@ -371,7 +371,7 @@ class Downloads:
                 if self._downloads:
                     await asyncio.to_thread(self._rows.save, list(self._downloads.values()))
         except StoreUnavailable as error:
-            _logger.warning("the list of downloads cannot be written: %s", error.message)
+            logger.warning("the list of downloads cannot be written: %s", error.message)
 
     def _find(self, download_id: int, *states: str) -> Download:
         download = self._downloads.get(download_id)

@@ -23,7 +23,7 @@ KEEPALIVE_SECONDS = 15.0
 AUTHORIZATION_CHECK_SECONDS = 5.0
 """Interval between checks that a stream's browser is still signed in, in seconds."""
 
-_logger = logging.getLogger("paceline.live")
+logger = logging.getLogger("paceline.live")
 
 Read = Callable[[], Any | Awaitable[Any]]
 
@@ -117,7 +117,7 @@ class LiveFeed:
             try:
                 encoded = await self._encoded(topic)
             except Exception:  # one broken page must not silence the others
-                _logger.exception("the topic %s cannot be read", topic)
+                logger.exception("the topic %s cannot be read", topic)
                 continue
             if encoded != self._last.get(topic):
                 self._last[topic] = encoded

@@ -21,7 +21,7 @@ from app.serving.context import Context
 ReloadOutcome = Literal["loaded", "in_use", "not_loaded"]
 """Outcome of a reload: done; pending until no request uses the model; not needed before the next load."""
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("paceline.loading")
 
 
 class Loading:

@@ -46,7 +46,7 @@ Phase = Literal["loading", "measuring", "paused", "restoring"]
 Prompt = Annotated[str, Field(min_length=1, max_length=20_000)]
 Result = TypeVar("Result")
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("paceline.measuring")
 
 
 class MeasurementRequest(Body):
@@ -256,8 +256,9 @@ class Measuring:
         """Load the unit to measure, in place of the one `before`. Requests for the model share it from now on, so that
         they do not replace it, but draft only with the drafters that they had."""
         job.phase = "loading"
-        request_unit = before or await asyncio.to_thread(self._planned_unit, specification.id)
-        self._resolver.begin_measurement(specification, request_unit)
+        if before is None:
+            before = await asyncio.to_thread(self._planned_unit, specification.id)
+        self._resolver.begin_measurement(specification, before)
         await self._run_until_stopped(job, self._worker.load(specification))
         loaded = self._resolver.loaded().get(specification.id)
         if loaded is None:

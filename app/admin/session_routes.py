@@ -33,7 +33,7 @@ from app.store.accounts import ABSOLUTE_SECONDS, MIN_CHARACTERS, digest_of
 from app.store.rows import FirstRun
 from app.store.tables import KeyRow, Scope
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("paceline.sessions")
 
 MAX_SECRET_CHARACTERS = 4096
 PAGE_PATH = r"^/admin/[\w\-./%@+]*(\?[\w\-./%@+=&]*)?(#[\w\-]*)?$"

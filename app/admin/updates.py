@@ -13,7 +13,7 @@ Outcome = Literal["", "unreachable", "newer", "latest"]
 """Outcome of the last check; empty: there was none, or none is allowed."""
 DAY_SECONDS, RETRY_SECONDS = 86_400.0, 3_600.0
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger("paceline.updates")
 
 
 async def _query_installer() -> str:
@@ -71,7 +71,7 @@ class Updates:
         try:
             newer = await self._query_newer()
         except OSError as error:  # no network, no installer, no such package
-            _logger.info("The update check failed; it is tried again in an hour: %s", error)
+            logger.info("The update check failed; it is tried again in an hour: %s", error)
             self._outcome = "unreachable" if self._is_enabled() else ""
             return RETRY_SECONDS
         if self._is_enabled():

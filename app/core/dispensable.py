@@ -15,7 +15,7 @@ class Dispensable:
         self, name: str, logger: logging.Logger, is_vital: Callable[[Exception], bool] = lambda _: False
     ) -> None:
         self._name = name
-        self._logger = logger
+        self.logger = logger
         self._is_vital = is_vital
         self._logged: set[type[Exception]] = set()
 
@@ -33,4 +33,4 @@ class Dispensable:
                     undo()
             if type(error) not in self._logged:
                 self._logged.add(type(error))
-                self._logger.exception("%s failed; requests go on without it", self._name)
+                self.logger.exception("%s failed; requests go on without it", self._name)

@@ -213,4 +213,4 @@ def error_class(name: str) -> type[PacelineError]:
     """Return the class that an error frame names, or the nearest above it that is made as the root is; unknown names
     become the root."""
     kind = _tree(PacelineError).get(name, PacelineError)
-    return next(base for base in kind.__mro__ if base.__init__ is PacelineError.__init__)
+    return next(base for base in kind.__mro__ if base.__init__ is PacelineError.__init__)  # type: ignore[misc]

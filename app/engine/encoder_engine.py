@@ -24,13 +24,12 @@ from app.core.step import (
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.encoders import Encoder, pooled
+from app.engine.forward_results import SLOW_SECONDS
 from app.engine.runner import padded
 from app.models.encoders import BATCH_ROWS, BATCH_TOKENS
 
 PLACEHOLDER_TOKEN = 0
 """Placeholder token for an answer."""
-SLOW_SECONDS = 1.0
-"""Expected duration of a forward, in seconds, above which it reports progress after each layer."""
 
 
 class EncoderEngine:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import exp
+from math import ceil, exp
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +15,11 @@ from app.core.statistics import PhaseSeconds
 from app.core.step import TokenLogprobs
 from app.engine.runner import AloneRunner, Forward, Runner
 from app.models.drafters.config import FINAL
+
+SLOW_SECONDS = 1.0
+"""Duration of a step, in seconds, above which the next one is evaluated in parts; so is a prefill of `LONG_TOKENS`."""
+LONG_TOKENS = 256
+STEP_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -134,3 +139,26 @@ class StepTimer:
             return None
         drafted, verified = ends["drafted"] - ends["begun"], ends["verified"] - ends["launched"]
         return PhaseSeconds(drafted, verified, ends["rewound"] - ends["verified"])
+
+
+class CacheWrites:
+    """Evaluates what forwards wrote to a model's caches. Where steps are slow it does so in parts, with progress in
+    between: the supervisor takes silence for a stuck kernel."""
+
+    def __init__(self, runner: Runner, slow_seconds: float) -> None:
+        self._runner = runner
+        self._slow_seconds = slow_seconds
+        self.are_slow = True
+        """Whether the last step took longer than `slow_seconds`, or none has run yet."""
+
+    def record_step(self, seconds: float) -> None:
+        """Record the duration of a step."""
+        self.are_slow = seconds > self._slow_seconds
+
+    def evaluate(self, *, in_parts: bool = False) -> None:
+        """Evaluate the writes now if steps are slow, or `in_parts` is set; else they are evaluated with the results."""
+        arrays = self._runner.arrays() if in_parts or self.are_slow else []
+        size = max(1, ceil(len(arrays) / STEP_PARTS))
+        for begin in range(0, len(arrays), size):
+            mx.eval(arrays[begin : begin + size])
+            self._runner.on_progress()

@@ -21,7 +21,7 @@ from app.models.safe_files import printable
 MAX_LINE_BYTES = 1 << 16
 PACKAGE_PARENT = Path(app.__file__).resolve().parent.parent
 
-_logger = logging.getLogger("paceline.downloads")
+logger = logging.getLogger("paceline.downloads")
 
 
 Spawn = Callable[[bytes], Awaitable[Process]]
@@ -68,7 +68,7 @@ async def run_download(
         result, has_received_bytes = await _attempt(job, report, spawn, timeouts)
         if result.state == "done" or result.problem_code not in TRANSIENT:
             return result
-        _logger.info("the download of %s ended: %s", printable(result.repository), result.problem)
+        logger.info("the download of %s ended: %s", printable(result.repository), result.problem)
         job = msgspec.structs.replace(job, download=result)
         if result.problem_code == "stalled" and job.use_xet:
             job = msgspec.structs.replace(job, use_xet=False)

@@ -26,7 +26,7 @@ LANGUAGES_WITHOUT_PLURAL = frozenset({"id", "ja", "ko", "ms", "th", "vi", "zh"})
 """Languages without a plural form, according to `Intl.PluralRules`."""
 PLURAL_FORMS = ("zero", "one", "two", "few", "many", "other")
 
-_logger = logging.getLogger("paceline.i18n")
+logger = logging.getLogger("paceline.i18n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ def _read_user_catalog(path: Path) -> dict[str, str]:
     try:
         entries = json.loads(read_file(path, MAX_JSON_BYTES))
     except (PacelineError, ValueError, RecursionError) as error:
-        _logger.warning("the catalog %s cannot be read: %s", path.name, error)
+        logger.warning("the catalog %s cannot be read: %s", path.name, error)
         return {}
     if LANGUAGE.fullmatch(path.stem) is None or not isinstance(entries, dict):
-        _logger.warning("%s is no catalog: name it like fr.json, with an object of words", path.name)
+        logger.warning("%s is no catalog: name it like fr.json, with an object of words", path.name)
         return {}
     return {key: words for key, words in entries.items() if isinstance(words, str)}
 

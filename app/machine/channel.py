@@ -31,7 +31,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _EVENTS: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 _COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _NOT_A_MESSAGE = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError)
-_logger = logging.getLogger("paceline.channel")
+logger = logging.getLogger("paceline.channel")
 
 
 class FrameError(Exception):
@@ -125,7 +125,7 @@ class ServerChannel(asyncio.Protocol):
                 self._on_event(unpack_event(payload))
         except FrameError as error:
             self._reason = f"it sent a frame that is not understood ({error})"
-            _logger.exception("closing the channel")
+            logger.exception("closing the channel")
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -173,7 +173,7 @@ class WorkerChannel:
             with self._lock:
                 self._end.sendall(frame)
         except OSError as error:
-            _logger.debug("dropped an event: %s", error)
+            logger.debug("dropped an event: %s", error)
 
     def start(self, on_command: Callable[[Command], None], on_close: Callable[[], None]) -> threading.Thread:
         """Read commands on a daemon thread until the server's end closes, then call `on_close`."""
@@ -188,7 +188,7 @@ class WorkerChannel:
                 for payload in decoder.feed(data):
                     self._dispatch(payload, on_command)
         except (OSError, FrameError) as error:
-            _logger.warning("the channel to the server ended: %s", error)
+            logger.warning("the channel to the server ended: %s", error)
         on_close()
 
     def _dispatch(self, payload: bytes, on_command: Callable[[Command], None]) -> None:

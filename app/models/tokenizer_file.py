@@ -43,7 +43,7 @@ Stamp = tuple[int, int, int, int]
 """Inode, size and times of a file, which differ once it has changed."""
 
 Value = TypeVar("Value")
-_logger = logging.getLogger("paceline.tokenizers")
+logger = logging.getLogger("paceline.tokenizers")
 
 
 class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +170,7 @@ class TokenizerCache:
         try:
             write_privately(self._path, msgspec.json.encode(cached))
         except OSError as error:
-            _logger.warning("what is known of tokenizers cannot be kept: %s", error.strerror)
+            logger.warning("what is known of tokenizers cannot be kept: %s", error.strerror)
 
 
 @dataclass(frozen=True, slots=True)

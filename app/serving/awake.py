@@ -16,7 +16,7 @@ CAFFEINATE = "caffeinate"
 LINGER_SECONDS = 15.0
 """Seconds to stay awake after the last request: an agent's next turn comes soon."""
 
-_logger = logging.getLogger("paceline.awake")
+logger = logging.getLogger("paceline.awake")
 
 
 class WakeLock(Protocol):
@@ -46,7 +46,7 @@ class Caffeinate:
         try:
             self._child = subprocess.Popen(words, stdin=nothing, stdout=nothing, stderr=nothing)  # noqa: S603 - macOS's own
         except OSError as error:
-            _logger.warning("%s cannot be started, the computer may go to sleep: %s", CAFFEINATE, error)
+            logger.warning("%s cannot be started, the computer may go to sleep: %s", CAFFEINATE, error)
 
     def release(self) -> None:
         """Kill `caffeinate`."""

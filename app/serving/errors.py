@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from app.core.errors import HubProblem, InvalidRequest, PacelineError, translation_of
 from app.i18n import Words
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("paceline.errors")
 
 MAX_MESSAGE_CHARACTERS = 2000
 DASHBOARD_PATHS = ("/admin", "/static")

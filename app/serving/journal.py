@@ -30,7 +30,7 @@ TRIES = 10
 MAX_KINDS = 256
 """Most kinds of notices that are logged, so that clients cannot flood the log."""
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("paceline.journal")
 
 
 class Journal:

@@ -54,7 +54,7 @@ LONG_CHARACTERS = 1000
 INHERITED = frozenset({"policy", "acceptance", "num_draft_tokens", "idle_seconds"})
 """Model settings that fall back to a server setting of the same name."""
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("paceline.settings")
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ CAPACITY = 2_000
 LEVELS = ("debug", "info", "warning", "error")
 FILE_BYTES = 5_000_000
 FILES = 5
-OUR_LOGGERS = ("app", "paceline")
+OUR_LOGGER = "paceline"
 WORKER = "paceline.worker"
 VERBATIM = "paceline_as_is"
 WORKER_LINE = re.compile(
@@ -278,5 +278,4 @@ def _open_terminal(home: Path) -> logging.Handler:
 
 def set_log_level(level: str) -> None:
     """Set the level of our own loggers."""
-    for name in OUR_LOGGERS:
-        logging.getLogger(name).setLevel(level.upper())
+    logging.getLogger(OUR_LOGGER).setLevel(level.upper())

@@ -31,7 +31,7 @@ LISTEN_QUEUE = 1024
 CLOSE_SECONDS = 3
 """Seconds that connections get to send their last bytes after the drain."""
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("paceline.server")
 
 
 class AddressError(OSError):

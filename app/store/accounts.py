@@ -39,7 +39,7 @@ NAME_CHARACTERS = 80
 WRITE_INTERVAL_SECONDS = 60.0
 MAX_TRACKED = 1000
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("paceline.accounts")
 
 
 def digest_of(secret: str) -> str:

@@ -48,7 +48,7 @@ READY_SECONDS = 20.0
 LOAD_ENDED = frozenset({"ready", "failed", "abandoned"})
 """Phases of the last `LoadProgress` of a load."""
 
-_logger = logging.getLogger("paceline.client")
+logger = logging.getLogger("paceline.client")
 
 
 class WorkerClient(Supervisor):
@@ -144,7 +144,7 @@ class WorkerClient(Supervisor):
         except PacelineError as error:
             stream.fail(error)
         except Exception:
-            _logger.exception("%s could not be sent", commands[0].id)
+            logger.exception("%s could not be sent", commands[0].id)
             stream.fail(PacelineError(INTERNAL_ERROR))
 
     def _cancel_prompt(self, request_id: str) -> None:
@@ -319,7 +319,7 @@ class WorkerClient(Supervisor):
             try:
                 listener(event)
             except Exception:  # a broken page must not stop the answers
-                _logger.exception("a listener failed")
+                logger.exception("a listener failed")
 
 
 def _load(model: ModelSpecification, stay: Stay) -> LoadModel:

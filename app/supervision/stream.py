@@ -15,7 +15,7 @@ BUFFER_EVENTS = 4096
 MAX_IN_FLIGHT = 64
 """Limit on choices of one request in the worker at once (two batches of an encoder), so that others get turns."""
 
-_logger = logging.getLogger("paceline.client")
+logger = logging.getLogger("paceline.client")
 
 
 class RequestStream:
@@ -77,7 +77,7 @@ class RequestStream:
         if self.ended:
             return
         if len(self._events) >= self._limit:
-            _logger.warning("cancelled %s: its client does not read", event.id)
+            logger.warning("cancelled %s: its client does not read", event.id)
             self.fail(PacelineError("The client does not read its answer.", code="client_too_slow"))
             return
         self._on_event(event)

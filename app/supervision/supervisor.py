@@ -23,7 +23,7 @@ from app.core.reason import NO_REASON, Reason
 from app.supervision.child import WORKER_COMMAND, Child, describe_exit, exit_name
 
 _STEP_WINDOW = 512
-_logger = logging.getLogger("paceline.supervisor")
+logger = logging.getLogger("paceline.supervisor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +316,7 @@ class Supervisor:
             try:
                 await self._run_worker()
             except Exception as error:
-                _logger.exception("the supervisor failed; another worker is started")
+                logger.exception("the supervisor failed; another worker is started")
                 self._handle_loss(Reason("exit_unwatched", {"detail": str(error)}), "")
             if not self._stopping:
                 self.restarts += 1
@@ -351,7 +351,7 @@ class Supervisor:
             self._ready.clear()
             self._child = None
             if await child.end() is None:
-                _logger.error("process %d does not end: restart the computer if memory runs short", child.process_id)
+                logger.error("process %d does not end: restart the computer if memory runs short", child.process_id)
 
     async def _watch(self) -> Reason:
         """Watch until the channel closes or the worker is to end; return why it hangs, else `NO_REASON`."""
@@ -406,11 +406,11 @@ class Supervisor:
         now = time.monotonic()
         self._ready.clear()
         self._close_reason = self.last_exit = cause
-        _logger.error("the worker is gone: %s", cause)
+        logger.error("the worker is gone: %s", cause)
         self._exited_at, self._pause_seconds = now, self._backoff.pause_seconds(now - self._started_at)
         self._on_exit(cause)
         if blamed_model and self._crashes.record(now, blamed_model, cause):
-            _logger.error("quarantined %s: %s", blamed_model, self._crashes.quarantined(now)[blamed_model])
+            logger.error("quarantined %s: %s", blamed_model, self._crashes.quarantined(now)[blamed_model])
 
     async def _pause(self) -> None:
         """Wait before the next start; the pause is shorter while a caller waits."""

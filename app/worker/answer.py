@@ -26,7 +26,7 @@ UNFINISHED_CALL = Notice(
     code="unfinished_call",
     message="The last tool call is incomplete: its arguments were cut off or cannot be read. Send the request again.",
 )
-_logger = logging.getLogger("paceline.request")
+logger = logging.getLogger("paceline.request")
 
 
 class Choice:
@@ -366,7 +366,7 @@ class Answer:
 
 def _log(command: Generate, message: str, *values: str) -> None:
     """Log at info level; measurement requests at debug level."""
-    _logger.log(logging.DEBUG if command.owner == MEASUREMENT else logging.INFO, message, *values)
+    logger.log(logging.DEBUG if command.owner == MEASUREMENT else logging.INFO, message, *values)
 
 
 def describe(model_id: str, finished: Finished) -> str:

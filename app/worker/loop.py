@@ -49,7 +49,7 @@ TEXT_ROUNDING_BYTES = 16 << 20
 RELIEF_SECONDS = 10.0
 """Seconds between two releases of memory while the system is short of it."""
 
-_logger = logging.getLogger("paceline.loop")
+logger = logging.getLogger("paceline.loop")
 
 
 class Loop:
@@ -173,7 +173,7 @@ class Loop:
         except PacelineError as error:
             failure = error
         except Exception as error:
-            _logger.exception("%s", failure_message)
+            logger.exception("%s", failure_message)
             failure = PacelineError(f"{failure_message}: {short_text(error)}")
         if failure is not None and isinstance(command, Submission):
             self._text_thread.refused(command.id, failure)
@@ -320,9 +320,9 @@ class Loop:
             self._last_relief_pressure, self._last_relief_at = pressure, now
             freed = self._pool.relieve()
             if freed or pressure != before:
-                _logger.warning("the system is short of memory (%s): gave back %.1f MB", pressure, freed / 10**6)
+                logger.warning("the system is short of memory (%s): gave back %.1f MB", pressure, freed / 10**6)
         elif pressure == "normal" != before:
-            _logger.info("the system has memory again")
+            logger.info("the system has memory again")
 
     def _count_step(self) -> None:
         self._untrimmed_steps += 1

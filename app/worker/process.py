@@ -52,7 +52,7 @@ FLUSH_SECONDS = 4.0
 MakePool = Callable[[int, CostFiles], EnginePool]
 """Makes the pool from the memory ceiling in bytes and the known step costs."""
 
-_logger = logging.getLogger("paceline.worker")
+logger = logging.getLogger("paceline.worker")
 
 
 class OneLine(logging.Formatter):
@@ -133,7 +133,7 @@ def _serve(
     text = threading.Thread(target=_run_or_die, args=(text_thread.run,), name="text", daemon=True)
     text.start()
     channel.start(text_thread.receive, lifeline.end_group)
-    _logger.info("ready: %s; %s", memory.device_name(), PREPARATION.reason)
+    logger.info("ready: %s; %s", memory.device_name(), PREPARATION.reason)
     channel.send(
         Ready(
             process_id=os.getpid(),
@@ -153,7 +153,7 @@ def _run_or_die(work: Callable[[], None]) -> None:
     try:
         work()
     except BaseException:
-        _logger.exception("the %s thread failed", threading.current_thread().name)
+        logger.exception("the %s thread failed", threading.current_thread().name)
         os._exit(1)
 
 

@@ -21,7 +21,7 @@ from app.scheduler.scheduler import Scheduler
 from app.worker.text_thread import TextThread
 from app.worker.thread_commands import Submission
 
-_logger = logging.getLogger("paceline.loop")
+logger = logging.getLogger("paceline.loop")
 
 OpenScheduler = Callable[[ModelSpecification, EnginePort], Scheduler]
 SaveCosts = Callable[[ModelSpecification, Sequence[StepCost]], None]
@@ -99,7 +99,7 @@ class ServedModel:
         try:
             self._save_costs_callback(self._specification, self._scheduler.costs)
         except Exception:
-            _logger.exception("the costs could not be kept")
+            logger.exception("the costs could not be kept")
 
     def enqueue(self, command: Submission | LoadModel) -> None:
         """Queue for the engine; the caller has taken one lease for each choice, or for the load."""
@@ -117,7 +117,7 @@ class ServedModel:
             except PacelineError as error:
                 self._refuse(entry, error)
             except Exception as error:
-                _logger.exception("could not queue %s", entry.id)
+                logger.exception("could not queue %s", entry.id)
                 self._refuse(entry, PacelineError(f"The request could not be queued: {short_text(error)}"))
         return [entry for entry in waiting_commands if isinstance(entry, LoadModel)]
 
@@ -155,7 +155,7 @@ class ServedModel:
             try:
                 events = self._scheduler.cancel(request_id)
             except Exception as error:
-                _logger.exception("the scheduler could not cancel")
+                logger.exception("the scheduler could not cancel")
                 events = self._fail_all(error)
             self._deliver_events(events)
             if self._engine is not None:
@@ -176,7 +176,7 @@ class ServedModel:
             if plan is not None:
                 events += scheduler.commit(engine.step(plan))
         except Exception as error:
-            _logger.exception("a step failed")
+            logger.exception("a step failed")
             failure = error
         if failure is not None:
             events += self._recover(scheduler, failure)
@@ -191,7 +191,7 @@ class ServedModel:
             self._pool.free_unused()
             return scheduler.shrink(short_text(error))
         except Exception as second:
-            _logger.exception("the scheduler could not end its requests")
+            logger.exception("the scheduler could not end its requests")
             return self._fail_all(second)
 
     def _submit_all(self, submission: Submission, engine: EnginePort) -> None:
@@ -235,7 +235,7 @@ class ServedModel:
             preempted = scheduler.preempt()
             if not preempted:
                 break
-            _logger.info("%s waits for the memory of older requests, and goes on after them", preempted)
+            logger.info("%s waits for the memory of older requests, and goes on after them", preempted)
             self._free_rows()
 
     def _reserve(self, rows: Sequence[RowSize]) -> bool:
@@ -256,7 +256,7 @@ class ServedModel:
             try:
                 cached_tokens = engine.admit(request)
             except Exception as error:
-                _logger.exception("the engine could not admit %s", request.id)
+                logger.exception("the engine could not admit %s", request.id)
                 events += scheduler.fail(request.id, short_text(error))
                 engine.release(request.id, ())
                 self._reserve(scheduler.expected)
@@ -289,7 +289,7 @@ class ServedModel:
         try:
             engine.release(request_id, tokens)
         except Exception:
-            _logger.exception("freeing the row of %s failed", request_id)
+            logger.exception("freeing the row of %s failed", request_id)
 
     def _release(self) -> None:
         """Release one lease."""

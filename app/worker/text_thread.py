@@ -51,7 +51,7 @@ BACKLOG_LIMIT = 1024
 """Limit on prompts not processed yet; above it new requests are refused."""
 DELIVERY_LIMIT = 4096
 
-_logger = logging.getLogger("paceline.text")
+logger = logging.getLogger("paceline.text")
 
 
 class TextThread:
@@ -264,5 +264,5 @@ def _errors_reported_to(request_id: str, fail: Callable[[PacelineError], None]) 
     except PacelineError as error:
         fail(error)
     except Exception as error:
-        _logger.exception("could not answer %s", request_id)
+        logger.exception("could not answer %s", request_id)
         fail(PacelineError(f"The request could not be answered: {short_text(error)}"))

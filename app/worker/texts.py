@@ -50,7 +50,7 @@ PROMPT_END_TOKENS = 16
 """Number of tokens at the end of a prompt that show whether it opened the reasoning of its answer."""
 ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
-_logger = logging.getLogger("paceline.prompts")
+logger = logging.getLogger("paceline.prompts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class TextReader:
         for notice in notices:
             if notice.code not in self._logged_codes:
                 self._logged_codes.add(notice.code)
-                _logger.info("prompts of %s: %s", self._name, notice.message)
+                logger.info("prompts of %s: %s", self._name, notice.message)
 
     def _ensure_process(self) -> "TextProcess":
         """Return the process, starting it if necessary. Raises ModelUnavailable."""

@@ -243,7 +243,7 @@ async def test_without_files_to_open_clients_wait_and_the_log_has_one_line(
             client.setblocking(False)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         loop, handler = asyncio.get_running_loop(), Told()
-        logging.getLogger("app.serving.server").addHandler(handler)
+        logging.getLogger("paceline.server").addHandler(handler)
         highest = max(client.fileno() for client in clients)
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
         try:
@@ -253,7 +253,7 @@ async def test_without_files_to_open_clients_wait_and_the_log_has_one_line(
             async with asyncio.timeout(60):
                 await handler.event.wait()
         finally:
-            logging.getLogger("app.serving.server").removeHandler(handler)
+            logging.getLogger("paceline.server").removeHandler(handler)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         async with asyncio.timeout(60):
             answers = [await loop.sock_recv(client, 100) for client in clients]

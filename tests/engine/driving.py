@@ -20,7 +20,8 @@ from app.engine.drafters.draft_model import DraftModel
 from app.engine.drafters.features import FeatureDrafter
 from app.engine.drafters.ngram import Ngram
 from app.engine.drafters.registry import Drafters
-from app.engine.engine import SLOW_SECONDS, Engine
+from app.engine.engine import Engine
+from app.engine.forward_results import SLOW_SECONDS
 from app.engine.prefix.cache import PrefixCache
 from app.engine.prefix.disk import NO_DISK, Disk
 from app.engine.runner import Runner

@@ -17,7 +17,7 @@ from app.engine.sampling import SampledRow
 from app.models.draft_lengths import DRAFT_LENGTHS
 from app.models.drafters import METHOD_NAMES
 
-_logger = logging.getLogger("paceline.engine")
+logger = logging.getLogger("paceline.engine")
 
 
 def _drafter_of(method: str) -> type[Drafter]:
@@ -111,6 +111,6 @@ def open_drafters(unit: LoadedUnit) -> Drafters:
         except PacelineError as error:
             unavailable[name] = Reason("cannot_draft", {"detail": error.message})
         except Exception as error:
-            _logger.exception("the %s drafter of %s could not be opened", name, unit.spec.id)
+            logger.exception("the %s drafter of %s could not be opened", name, unit.spec.id)
             unavailable[name] = Reason("cannot_draft", {"detail": short_text(error)})
     return Drafters(available, unavailable)

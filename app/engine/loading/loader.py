@@ -34,7 +34,7 @@ from app.models.tokenizer_file import Tokenizer, TokenizerCache
 
 SLICE_BYTES = 64 * 1024 * 1024
 
-_logger = logging.getLogger("paceline.engine")
+logger = logging.getLogger("paceline.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _recording_failure(draft: DraftSpecification, reasons: dict[str, str]) -> It
     try:
         yield
     except PacelineError as error:
-        _logger.warning("%s is left out: %s", draft.id, error.message)
+        logger.warning("%s is left out: %s", draft.id, error.message)
         reasons[draft.method] = error.message
 
 

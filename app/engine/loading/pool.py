@@ -37,7 +37,7 @@ RETRY_AFTER_SECONDS = 5
 RETAINED_SHARE = 0.5
 """Share of the in-memory prefix caches that is retained each time the system runs short of memory."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger("paceline.pool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +398,7 @@ class EnginePool:
         except PacelineError as error:
             self._fail(entry, error)
         except Exception as error:
-            _logger.exception("loading %s failed", model_id)
+            logger.exception("loading %s failed", model_id)
             message = f"{model_id} cannot be loaded: {type(error).__name__}: {error}; `paceline doctor` checks it"
             self._fail(entry, ModelUnavailable(message))
 

@@ -59,7 +59,7 @@ FILE_VERSION = 2
 MAX_FILE_BYTES = 1 << 20
 MAX_COSTS = 4_096
 
-_logger = logging.getLogger("paceline.costs")
+logger = logging.getLogger("paceline.costs")
 
 
 def warm_up(
@@ -278,13 +278,13 @@ class CostFiles:
         try:
             stored = msgspec.convert(read_object(path, MAX_FILE_BYTES), _StoredCosts)
         except (ModelUnavailable, msgspec.ValidationError) as error:
-            _logger.warning("%s is ignored and will be replaced: %s", path.name, error)
+            logger.warning("%s is ignored and will be replaced: %s", path.name, error)
             return ()
         if stored.version != FILE_VERSION:
-            _logger.info("%s is of another version and will be measured anew", path.name)
+            logger.info("%s is of another version and will be measured anew", path.name)
             return ()
         if stored.key != self._key(spec) or len(stored.costs) > MAX_COSTS or not all(map(_is_valid, stored.costs)):
-            _logger.warning("%s is ignored and will be replaced: it does not fit", path.name)
+            logger.warning("%s is ignored and will be replaced: it does not fit", path.name)
             return ()
         self._written[path] = tuple(stored.costs)
         return self._written[path]
@@ -301,7 +301,7 @@ class CostFiles:
         try:
             write_privately(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
         except OSError as error:
-            _logger.warning("the costs of %s cannot be stored: %s", spec.id, error.strerror)
+            logger.warning("the costs of %s cannot be stored: %s", spec.id, error.strerror)
         else:
             self._written[path] = costs
 

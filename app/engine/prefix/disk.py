@@ -69,7 +69,7 @@ _NAMES = {
     mx.bool_: ("BOOL", np.bool_),
 }
 _TYPES = {name: (dtype, raw) for dtype, (name, raw) in _NAMES.items()}
-_logger = logging.getLogger("paceline.prefixes")
+logger = logging.getLogger("paceline.prefixes")
 
 
 @dataclass(slots=True)
@@ -164,9 +164,9 @@ class Disk:
             content_bytes = content.result() if content is not None else _whole(file.path)
             arrays = decoded(content_bytes, block)
             if arrays is None:
-                _logger.warning("a damaged file of a kept prefix is removed")
+                logger.warning("a damaged file of a kept prefix is removed")
         except OSError as error:
-            _logger.info("a kept prefix is gone (%s)", error.strerror)
+            logger.info("a kept prefix is gone (%s)", error.strerror)
             arrays = None
         if arrays is None:
             self.blocks.remove(block.name)
@@ -242,7 +242,7 @@ class Disk:
     def _pause(self, error: str) -> None:
         """Pause writing for `RETRY_SECONDS`."""
         if not self.write_error:
-            _logger.warning("earlier prompts are not kept on disk for the moment: %s", error)
+            logger.warning("earlier prompts are not kept on disk for the moment: %s", error)
         self.write_error, self._paused_until = error, self._clock() + RETRY_SECONDS
 
     def bytes_of(self, model: str) -> int:
@@ -270,7 +270,7 @@ class Disk:
             try:
                 written = work()
             except OSError as error:
-                _logger.info("a kept prefix cannot be changed: %s", error.strerror)
+                logger.info("a kept prefix cannot be changed: %s", error.strerror)
             del work  # release the memory it wrote before the MLX thread collects the result
             if written is not None:
                 self._done.append(written)

@@ -29,7 +29,7 @@ _OBJECT = compiled(r'\s*\{\s*["}]')
 _AFTER_MEMBER = compiled(r"\s*\}")
 _FENCE = compiled(r"\s*```")
 
-_logger = logging.getLogger("paceline.dialect")
+logger = logging.getLogger("paceline.dialect")
 
 Match = Any
 """Match of `regex`."""
@@ -143,7 +143,7 @@ class CallReader:
                 break
             if reader.broken:
                 if not reader.missing or end is None or (yield from self._unread.match(end)) is None:
-                    _logger.warning("the arguments of a call of %s are no JSON at %.80r", name, self._unread.text)
+                    logger.warning("the arguments of a call of %s are no JSON at %.80r", name, self._unread.text)
                     raise CallsEnded
                 self._calls.add_arguments(reader.missing)
                 break
@@ -173,7 +173,7 @@ class CallReader:
             read = self._read_literal_call(head)
         end, calls = yield from read
         if not calls:
-            _logger.warning(
+            logger.warning(
                 "text that looks like a tool call could not be parsed and is sent as text: %.200r", self._unread.text
             )
             self.failed += 1

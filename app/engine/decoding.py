@@ -1,0 +1,264 @@
+"""The decode step, from top to bottom: draft → verify → accept → rewind.
+
+Plain decoding is a decode step with zero drafts, plus one forward launched ahead, so that the device never waits for
+the host. A launched forward belongs to its rows: whatever is planned next, its tokens are delivered first.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from app.core.reason import NO_REASON, Reason
+from app.core.request import OFF, Request
+from app.core.step import DecodeRow, DecodeStep, RowOutcome, StepResult
+from app.engine.constraints import Constraints
+from app.engine.drafters import Outcome, Proposal
+from app.engine.drafters.registry import Drafters
+from app.engine.feeding import LaunchedForward, feed, feed_drafts
+from app.engine.forward_results import CacheWrites, Pooling, Scores, StepTimer, score
+from app.engine.runner import Forward, Runner, last_of
+from app.engine.sampling import DRAFT_SALT, SampledRow, TokenCounts, adjust, draw, penalises
+from app.engine.sampling.acceptance import Verified, accept
+from app.engine.sampling.strict import StrictRows
+
+
+class Acceptance(NamedTuple):
+    """What a verify forward decided, by row: `results`, the drafts tried, the scores of the drawn tokens, and how many
+    tokens `strict` read again."""
+
+    results: list[Verified]
+    drafted: Sequence[int]
+    scores: Scores
+    replayed: int = 0
+
+
+class Decoder:
+    """Decodes the rows of one engine. `by_rejection`: drafts are accepted with the probability that the target gives
+    them, not where the target draws the same token."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        drafters: Drafters,
+        requests: Mapping[str, Request],
+        *,
+        constraints: Constraints,
+        pooling: Pooling,
+        strict_rows: StrictRows,
+        writes: CacheWrites,
+        by_rejection: bool,
+    ) -> None:
+        self._runner = runner
+        self._drafters = drafters
+        self._requests = requests
+        self._constraints = constraints
+        self._pooling = pooling
+        self._strict_rows = strict_rows
+        self._writes = writes
+        self._by_rejection = by_rejection
+        self._counts: dict[str, TokenCounts] = {}
+        self._in_flight: LaunchedForward | None = None
+
+    def admit(self, request: Request) -> None:
+        """Start a row of one of the engine's `requests`."""
+        if penalises(request.sampling):
+            self._counts[request.id] = TokenCounts()
+
+    def release(self, request_id: str) -> None:
+        """End a row; what was launched for the others is kept. Unknown ids are fine."""
+        self._counts.pop(request_id, None)
+        if self._in_flight is not None:
+            others = [name for name in self._in_flight.sequence_ids if name != request_id]
+            self._in_flight = self._in_flight.only(others)
+
+    def clear(self) -> None:
+        """Drop every row, and what is in flight."""
+        self._in_flight = None
+        self._counts.clear()
+
+    # --- the step ---------------------------------------------------------------------------------------------
+
+    def step(self, plan: DecodeStep) -> StepResult:
+        """Run a step for the rows of `plan`, or deliver the forward in flight for them."""
+        timer = StepTimer(is_timed=plan.timed)
+        by_id = {row.sequence_id: row for row in plan.rows}
+        rows = [by_id[name] for name in self._runner.ordered(list(by_id))]
+        self._strict_rows.untrack_shared(list(by_id))
+        if self._in_flight is not None and any(row.sequence_id in self._in_flight.sequence_ids for row in rows):
+            return StepResult(self._decode_plain(rows, (NO_REASON,) * len(rows)))
+        for row in rows:
+            self._runner.caches.table.check(row.sequence_id, row.computed)
+        proposal = self._draft(rows)
+        if proposal.tokens is not None:
+            outcomes = self._decode_drafts(rows, proposal, proposal.tokens, timer)
+            return StepResult(outcomes, width=1 + max(proposal.counts), phase_seconds=timer.phase_seconds())
+        width = max(len(row.tokens) - row.computed for row in rows)
+        if self._strict_rows.has_diverged(rows):
+            return StepResult(self._decode_drafts(rows, proposal, mx.zeros((1, 0), mx.int32), timer), width=width)
+        return StepResult(self._decode_plain(rows, proposal.reasons), width=width)
+
+    def _decode_drafts(
+        self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array, timer: StepTimer
+    ) -> tuple[RowOutcome, ...]:
+        """Verify `drafts` int32 [rows, K], accept, rewind: one lazy graph, of which the host reads the end once."""
+        mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
+        timer.end("drafted", lambda: [drafts])
+        logits, forward = self._verify(rows, drafts, proposal.counts)
+        acceptance = self._accept(rows, proposal, drafts, logits, timer)
+        acceptance, committed = self._rewind(rows, proposal, forward, logits, acceptance)
+        timer.end("rewound", lambda: [model.arrays() for model in (self._runner, *self._drafters.runners.values())])
+        appended = proposal.appended or (0,) * len(rows)
+        columns = zip(rows, acceptance.results, committed, proposal.reasons, acceptance.drafted, appended, strict=True)
+        return tuple(
+            replace(
+                self._outcome(row, result.emitted, acceptance.scores, index, count, reason),
+                method=row.method if drafted else OFF,
+                drafted=drafted,
+                appended=forced,
+                replayed=acceptance.replayed,
+            )
+            for index, (row, result, count, reason, drafted, forced) in enumerate(columns)
+        )
+
+    def _draft(self, rows: Sequence[DecodeRow]) -> Proposal:
+        """Propose tokens for each row: those that its grammar forces, the drafter's, and forced ones after them."""
+        requested = [self._constraints.with_forced_drafts(row) for row in self._strict_rows.limit_drafts(rows)]
+        salt = DRAFT_SALT if self._by_rejection else 0
+        proposal = self._drafters.propose(requested, [self._sampled(row, salt=salt) for row in rows])
+        return self._constraints.append_forced(requested, proposal)
+
+    def _verify(self, rows: Sequence[DecodeRow], drafts: mx.array, counts: Sequence[int]) -> tuple[mx.array, Forward]:
+        """Run one forward over known tokens and drafts; return its logits float32 [rows, 1 + K, vocabulary]."""
+        self._strict_rows.save_point(rows)
+        fed, positions = feed_drafts(rows, drafts)
+        widths = [len(row.tokens) - row.computed + count for row, count in zip(rows, counts, strict=True)]
+        logits, forward = self._runner.forward([row.sequence_id for row in rows], fed, widths, record=True)
+        self._pooling.pool(forward)
+        if logits.shape[1] != positions.shape[1]:
+            logits = mx.take_along_axis(logits, positions[..., None], axis=1)
+        return logits.astype(mx.float32), forward
+
+    def _accept(
+        self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array, logits: mx.array, timer: StepTimer
+    ) -> Acceptance:
+        """Draw at every slot of `logits` float32 [rows, slots, vocabulary] and compare with the drafts."""
+        sampled = [self._sampled(row) for row in rows]
+        adjusted, draft_logits = adjust(logits, sampled, drafts), proposal.logits if self._by_rejection else None
+        adjusted, allowed_counts = self._constraints.mask(adjusted, rows, sampled, drafts, proposal.counts)
+        # Under rejection no draft may be dropped for its value: the target's probability of a forbidden one is 0.
+        drafted = proposal.counts if self._by_rejection else allowed_counts
+        drawn, accepted = accept(drafts, adjusted, sampled, drafted, draft_logits=draft_logits)
+        certain = self._strict_rows.certain_slots(adjusted, drawn, rows, sampled)
+        packed, scores = Verified.pack(drawn, accepted, certain), self._scores(logits, drawn, rows)
+        self._writes.evaluate()
+        timer.end("launched")  # on the CPU the launch already waits for most of the forward
+        mx.async_eval(packed, *scores.arrays())
+        results = Verified.unpack(packed)
+        timer.end("verified")
+        return Acceptance(results, drafted, scores)
+
+    def _rewind(
+        self, rows: Sequence[DecodeRow], proposal: Proposal, forward: Forward, logits: mx.array, acceptance: Acceptance
+    ) -> tuple[Acceptance, Sequence[int]]:
+        """Commit what each row accepted and cut off the rest, in the target's rows and the drafters'; where plain
+        decoding may draw another token, let it. Returns the tokens of each row that are now in the cache, too."""
+        results, appended = acceptance.results, proposal.appended or (0,) * len(rows)
+        known = [len(row.tokens) - row.computed for row in rows]
+        fed = [size + result.accepted for size, result in zip(known, results, strict=True)]
+        committed = self._runner.commit(forward, fed)
+        if results[0].is_doubtful:
+            acceptance, committed = self._replay_doubtful(rows[0], logits, acceptance), fed
+        own_counts = (count - forced for count, forced in zip(proposal.counts, appended, strict=True))
+        accepted = [min(result.accepted, own) for result, own in zip(results, own_counts, strict=True)]
+        texts = [row.tokens for row in rows]
+        self._drafters.observe(Outcome(forward, texts, committed, acceptance.drafted, accepted))
+        return acceptance, committed
+
+    def _replay_doubtful(self, row: DecodeRow, logits: mx.array, acceptance: Acceptance) -> Acceptance:
+        """Let plain decoding draw the doubtful token of a `strict` row, the only one of its step. The logits that it
+        is drawn from replace those in `logits` float32 [1, slots, vocabulary]."""
+        (result,) = acceptance.results
+        accepted_tokens, slot = result.drawn[: result.accepted], slice(result.accepted, result.accepted + 1)
+        row = replace(row, tokens=[*row.tokens, *accepted_tokens])
+        logits[:, slot], replayed = self._strict_rows.replay(row, logits[:, slot], self._runner.on_progress)
+        drawn: Any = self._draw(logits[:, slot], [row]).tolist()
+        result = replace(result, drawn=[*accepted_tokens, *drawn[0], *result.drawn[slot.stop :]])
+        scores = self._scores(logits, mx.array([result.drawn]), [row])
+        return Acceptance([result], acceptance.drafted, scores, replayed)
+
+    # --- without drafts ---------------------------------------------------------------------------------------
+
+    def _decode_plain(self, rows: Sequence[DecodeRow], reasons: Sequence[Reason]) -> tuple[RowOutcome, ...]:
+        """Read the forward in flight, launching it if necessary; if no row wants drafts, launch the next one first.
+        A slow machine does not launch ahead: there each token is delivered as soon as it is known."""
+        current, self._in_flight = self._in_flight or self._launch(rows, None), None
+        wants_drafts = any(row.num_draft_tokens for row in rows)
+        if not (self._writes.are_slow or wants_drafts or self._constraints.bind(rows)):
+            continuing = [row for row in rows if row.remaining > 1 or row.sequence_id not in current.sequence_ids]
+            if continuing:
+                self._in_flight = self._launch(continuing, current.only([row.sequence_id for row in continuing]))
+        tokens: Any = current.tokens.tolist()
+        index = {name: place for place, name in enumerate(current.sequence_ids)}
+        return tuple(
+            self._outcome(row, [tokens[place]], current.scores, place, len(row.tokens) - row.computed, reason)
+            for row, reason in zip(rows, reasons, strict=True)
+            if (place := index.get(row.sequence_id)) is not None
+        )
+
+    def _launch(self, rows: Sequence[DecodeRow], launched: LaunchedForward | None) -> LaunchedForward:
+        """Launch a forward without drafts and commit all of it. Rows in `launched` feed a token still on the device."""
+        names = [row.sequence_id for row in rows]
+        fed, widths = feed(rows, launched)
+        logits, forward = self._runner.forward(names, fed, widths)
+        committed = self._runner.commit(forward, widths)
+        self._pooling.pool(forward)
+        self._drafters.observe(Outcome(forward, [row.tokens for row in rows], committed))
+        logits = last_of(logits, widths).astype(mx.float32)
+        drawn = self._draw(logits, rows, fed, launched)
+        self._writes.evaluate()
+        return LaunchedForward(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
+
+    # --- what both share --------------------------------------------------------------------------------------
+
+    def _draw(
+        self,
+        logits: mx.array,
+        rows: Sequence[DecodeRow],
+        fed: mx.array | None = None,
+        launched: LaunchedForward | None = None,
+    ) -> mx.array:
+        """Draw int32 [rows, 1] from `logits` float32 [rows, 1, vocabulary].
+        Rows in `launched` were `fed` a token that the host has not read; then no constraint binds any row."""
+        pending = launched.sequence_ids if launched else ()
+        sampled = [self._sampled(row, int(row.sequence_id in pending)) for row in rows]
+        adjusted = adjust(logits, sampled, fed if pending else None)
+        if launched is None:
+            adjusted, _ = self._constraints.mask(adjusted, rows, sampled)
+        return draw(adjusted, sampled)
+
+    def _sampled(self, row: DecodeRow, pending: int = 0, salt: int = 0) -> SampledRow:
+        sampling, counts = self._requests[row.sequence_id].sampling, self._counts.get(row.sequence_id)
+        return SampledRow(sampling, row.tokens, row.prompt_length, pending, salt, counts)
+
+    def _scores(self, logits: mx.array, drawn: mx.array, rows: Sequence[DecodeRow]) -> Scores:
+        return score(logits, drawn, max(self._requests[row.sequence_id].sampling.top_logprobs or 0 for row in rows))
+
+    def _outcome(
+        self, row: DecodeRow, tokens: Sequence[int], scores: Scores, index: int, committed: int, reason: Reason
+    ) -> RowOutcome:
+        """Build a row's outcome: all of `tokens` but the last were drafts; `index` is its row in `scores`."""
+        top = self._requests[row.sequence_id].sampling.top_logprobs
+        emitted = tuple(tokens)
+        return RowOutcome(
+            sequence_id=row.sequence_id,
+            emitted=emitted,
+            computed=row.computed + committed,
+            accepted=len(tokens) - 1,
+            logprobs=() if top is None else scores.row_logprobs(index, len(tokens), top),
+            why_not_drafted=reason,
+            confidences=scores.confidences(index, len(tokens)),
+            dead_end=self._constraints.failure(row, emitted),
+            embedding=self._pooling.embedding(row.sequence_id),
+        )
