@@ -146,11 +146,11 @@ class Pages:
             self._templates.get_template(name)
 
     def _for_scripts(self, language: str) -> Markup:
-        """Return as JSON the translations that the scripts use, with all plural forms, and the names of methods."""
+        """Return as JSON the translations that scripts use, with all plural forms, and words of methods and reasons."""
         used = {
             key: words
             for key, words in self._catalogs.words(language).entries.items()
-            if key in self._script_keys or _without_form(key) in self._script_keys or key.startswith("method.")
+            if {key, _without_form(key)} & self._script_keys or key.startswith(("method.", "reason."))
         }
         return htmlsafe_json_dumps(used)
 

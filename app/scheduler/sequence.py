@@ -17,8 +17,8 @@ from app.scheduler.estimates import DraftingRow, DraftObservation, Kind
 class Refusals:
     """Reasons why decode steps of one sequence ran without drafts, by code, each with its latest values.
 
-    A *firm* reason means that drafting was not allowed: it is reported even if other steps drafted. The others (no
-    n-gram matched, one token was left) belong to drafting and are reported only if nothing was ever drafted.
+    A *firm* reason is why a step was not to draft (it was not allowed, or would not pay): it is reported even if other
+    steps drafted. The others (no n-gram matched, one token was left) are reported only if nothing was ever drafted.
     """
 
     _counts: dict[str, int] = field(default_factory=dict)

@@ -13,7 +13,7 @@ const plural = new Intl.PluralRules(language);
 // --- words and numbers ---------------------------------------------------------------------------------------------
 
 export const t = (key, values = {}) => words[key].replace(/\{(\w+)\}/g, (_, name) => values[name]);
-t.or = (key, otherwise) => (Object.hasOwn(words, key) ? t(key) : otherwise);
+t.or = (key, otherwise, values) => (Object.hasOwn(words, key) ? t(key, values) : otherwise);
 t.n = (key, count, values = {}) => {
   const form = `${key}.${plural.select(count)}`;
   return t(form in words ? form : `${key}.other`, { count: number(count), ...values });

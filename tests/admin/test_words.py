@@ -92,10 +92,10 @@ def test_every_setting_has_its_words() -> None:
 
 
 def test_every_word_is_named_somewhere() -> None:
-    """Keys are written out: a search for one finds its place. Settings, refusals and errors go by their names."""
+    """Keys are written out: a search for one finds its place. Settings, refusals, errors and reasons go by name."""
     named = quoted_keys() | keys_of_settings() | {f"method.{name}" for name in METHOD_NAMES} | {NAME_KEY}
     unnamed = {key for key in ENGLISH if key not in named and stem(key) not in named}
-    assert {key for key in unnamed if not key.startswith(("invalid.", "error."))} == set()
+    assert {key for key in unnamed if not key.startswith(("invalid.", "error.", "reason."))} == set()
 
 
 def raised_codes() -> set[str]:

@@ -234,7 +234,8 @@ def _check_supported(folder: ModelFolder) -> None:
 
 
 def _embedding_rows(model: nn.Module, config: Mapping[str, Any]) -> int:
-    """Return the token embedding's rows: the config's vocabulary if an embedding has that many, else the first's."""
+    """Return the token embedding's rows: the config's vocabulary if an embedding has that many, else those of the
+    model's first embedding, which mlx lists last."""
     embeddings = (nn.Embedding, nn.QuantizedEmbedding)
     rows = [int(module.weight.shape[0]) for _, module in model.named_modules() if isinstance(module, embeddings)]
     if not rows:
