@@ -15,7 +15,7 @@ BUDGETS = {
     "core": 1_700,
     "machine": 850,
     "models": 2_900,
-    "engine": 6_700,
+    "engine": 6_900,
     "scheduler": 1_750,
     "text": 4_200,
     "supervision": 1_050,
