@@ -210,7 +210,5 @@ def _tree(root: type[PacelineError]) -> dict[str, type[PacelineError]]:
 
 
 def error_class(name: str) -> type[PacelineError]:
-    """Return the class that an error frame names, or the nearest above it that is made as the root is; unknown names
-    become the root."""
-    kind = _tree(PacelineError).get(name, PacelineError)
-    return next(base for base in kind.__mro__ if base.__init__ is PacelineError.__init__)  # type: ignore[misc]
+    """Return the class that an error frame names; unknown names become the root."""
+    return _tree(PacelineError).get(name, PacelineError)

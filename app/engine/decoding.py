@@ -25,7 +25,7 @@ from app.engine.sampling.strict import StrictRows
 
 
 class Acceptance(NamedTuple):
-    """What a verify forward decided, by row: `results`, the drafts tried, the scores of the drawn tokens, and how many
+    """Decisions of a verify forward, by row: `results`, the drafts tried, the scores of the drawn tokens, and how many
     tokens `strict` read again."""
 
     results: list[Verified]

@@ -140,6 +140,8 @@ def test_what_cannot_run_fails_before_it_is_accepted_and_the_next_one_runs(
     assert failed in pair.failed("bad")
     assert pair.failed("bad")[0].error == error
     assert error_class(error).__name__ == error
+    assert pair.text("good") == "abcdefghij"
+    assert pair.leases == 0
 
 
 @pytest.mark.parametrize("error", [HubProblem("gated"), StoreUnavailable("it is locked"), NoDraft("draft model")])
@@ -147,8 +149,6 @@ def test_an_error_that_is_made_in_another_way_crosses_too(error: PacelineError) 
     crossed = error_of(failed_frame("r", error))
     assert (crossed.message, crossed.code, crossed.status) == (error.message, error.code, type(crossed).status)
     assert isinstance(error, type(crossed))
-    assert pair.text("good") == "abcdefghij"
-    assert pair.leases == 0
 
 
 def test_a_full_queue_refuses_all_choices_together(pair: Pair) -> None:
