@@ -196,7 +196,7 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
             closing.push_async_callback(_cancel, task)
         for close in (admin.measuring.close, admin.loading.close, admin.downloads.stop):
             closing.push_async_callback(close)
-        closing.push_async_callback(asyncio.wait, {compiling})
+        closing.push_async_callback(lambda: compiling)
         await admin.downloads.start()
         yield
 

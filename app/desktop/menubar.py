@@ -121,9 +121,9 @@ class MenuBar:
             self._execute(*action.partition(" ")[::2])
         except CommandError as error:
             self._problem = str(error)
-        except Exception as error:  # a server of another version, or the program is gone
+        except (KeyError, TypeError):
             logger.exception("%s failed", action)
-            self._problem = f"{type(error).__name__}: {error}"
+            self._problem = "the server answers as another version does: restart it"
         self._refresh.set()
 
     def _execute(self, verb: str, model: str) -> None:
@@ -188,6 +188,9 @@ class MenuBar:
             completed = subprocess.run(  # noqa: S603 - ourselves
                 [*self._program, *COMMANDS[verb]], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
             )
+        except OSError as error:
+            message = f"{self._program[0]} cannot be run ({error.strerror}): install Paceline again"
+            raise CommandError(message) from error
         finally:
             self._running_command = ""
         if completed.returncode:

@@ -60,8 +60,8 @@ class Constraints:
         if self._by_rejection:
             forced = tuple(alternatives[:1] for alternatives in forced)
         refusal = Reason("slow_masks") if row.num_draft_tokens and not drafts else row.refusal
-        row = replace(row, forced=forced, refusal=refusal)
-        return replace(row, num_draft_tokens=drafts, max_draft_tokens=min(row.max_draft_tokens, most))
+        longest = min(row.max_draft_tokens, most)
+        return replace(row, forced=forced, refusal=refusal, num_draft_tokens=drafts, max_draft_tokens=longest)
 
     def append_forced(self, rows: Sequence[DecodeRow], proposal: Proposal) -> Proposal:
         """Append forced tokens after each row's drafts, in place of those from the first forbidden one on.

@@ -6,6 +6,7 @@ the host. A launched forward belongs to its rows: whatever is planned next, its 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import sub
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -109,8 +110,8 @@ class Decoder:
         acceptance = self._accept(rows, proposal, drafts, logits, timer)
         acceptance, committed = self._rewind(rows, proposal, forward, logits, acceptance)
         timer.end("rewound", lambda: [model.arrays() for model in (self._runner, *self._drafters.runners.values())])
-        appended = proposal.appended or (0,) * len(rows)
-        columns = zip(rows, acceptance.results, committed, proposal.reasons, acceptance.drafted, appended, strict=True)
+        drafts_by_row = zip(proposal.reasons, acceptance.drafted, proposal.appended_counts, strict=True)
+        columns = zip(rows, acceptance.results, committed, drafts_by_row, strict=True)
         return tuple(
             replace(
                 self._outcome(row, result.emitted, acceptance.scores, index, count, reason),
@@ -119,7 +120,7 @@ class Decoder:
                 appended=forced,
                 replayed=acceptance.replayed,
             )
-            for index, (row, result, count, reason, drafted, forced) in enumerate(columns)
+            for index, (row, result, count, (reason, drafted, forced)) in enumerate(columns)
         )
 
     def _draft(self, rows: Sequence[DecodeRow]) -> Proposal:
@@ -164,13 +165,12 @@ class Decoder:
     ) -> tuple[Acceptance, Sequence[int]]:
         """Commit what each row accepted and cut off the rest, in the target's rows and the drafters'; where plain
         decoding may draw another token, let it. Returns the tokens of each row that are now in the cache, too."""
-        results, appended = acceptance.results, proposal.appended or (0,) * len(rows)
-        known = [len(row.tokens) - row.computed for row in rows]
-        fed = [size + result.accepted for size, result in zip(known, results, strict=True)]
+        results = acceptance.results
+        fed = [len(row.tokens) - row.computed + result.accepted for row, result in zip(rows, results, strict=True)]
         committed = self._runner.commit(forward, fed)
         if results[0].is_doubtful:
             acceptance, committed = self._replay_doubtful(rows[0], logits, acceptance), fed
-        own_counts = (count - forced for count, forced in zip(proposal.counts, appended, strict=True))
+        own_counts = map(sub, proposal.counts, proposal.appended_counts)
         accepted = [min(result.accepted, own) for result, own in zip(results, own_counts, strict=True)]
         texts = [row.tokens for row in rows]
         self._drafters.observe(Outcome(forward, texts, committed, acceptance.drafted, accepted))

@@ -18,8 +18,8 @@ from app.models.drafters.config import FINAL
 
 SLOW_SECONDS = 1.0
 """Duration of a step, in seconds, above which the next one is evaluated in parts; so is a prefill of `LONG_TOKENS`."""
-LONG_TOKENS = 256
-STEP_PARTS = 8
+LONG_TOKENS, STEP_PARTS = 256, 8
+"""Width of a long prefill, in tokens, and number of parts of one evaluation."""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Proposal(NamedTuple):
 
     `reasons[row]` says why a row got none. `logits` float32 [rows, K, vocabulary] are what the drafts were drawn from,
     bias and penalties applied; None when each draft was the drafter's only choice. The last `appended[row]` drafts are
-    forced by a grammar, not drafted; empty means none.
+    forced by a grammar, not drafted; empty means none anywhere.
     """
 
     tokens: mx.array | None
@@ -85,6 +85,11 @@ class Proposal(NamedTuple):
     reasons: tuple[Reason, ...]
     logits: mx.array | None = None
     appended: tuple[int, ...] = ()
+
+    @property
+    def appended_counts(self) -> tuple[int, ...]:
+        """Number of appended drafts of each row."""
+        return self.appended or (0,) * len(self.counts)
 
 
 class Outcome(NamedTuple):

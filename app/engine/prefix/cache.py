@@ -225,8 +225,8 @@ class PrefixCache:
             for block in reversed(blocks):
                 self._memory.touch(block.name)
             self.disk.used([block.name for block in reversed(blocks)])
-        for tier, sum_tokens in tokens.items():
-            self.restored_tokens[tier] += sum_tokens
+        for tier, total in tokens.items():
+            self.restored_tokens[tier] += total
         return contents
 
     def _blocks_of(self, chains: Mapping[str, Chain], name: str, length: int) -> tuple[int, list[CacheBlock]]:

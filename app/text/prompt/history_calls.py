@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from app.text.dialect import NO_DIALECT, Dialect, literal_markers, with_json_calls
@@ -153,7 +153,7 @@ def calls_split(conversation: Conversation) -> Conversation:
     """Split parallel calls into one message per call, each followed by its result."""
     messages = conversation.messages
     results_by_caller = _results_by_caller(messages)
-    result_positions = {position for positions in results_by_caller.values() for position in positions}
+    result_positions = set(chain.from_iterable(results_by_caller.values()))
     split: Messages = []
     for position, message in enumerate(messages):
         calls = calls_of(message)
@@ -271,7 +271,7 @@ def results_moved(conversation: Conversation) -> Conversation:
     """Move results directly after their calls."""
     messages = conversation.messages
     results_by_caller = _results_by_caller(messages)
-    result_positions = {position for positions in results_by_caller.values() for position in positions}
+    result_positions = set(chain.from_iterable(results_by_caller.values()))
     moved: Messages = []
     for position, message in enumerate(messages):
         if position not in result_positions:
@@ -303,9 +303,7 @@ def _result_as_text(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def orphans_as_text(conversation: Conversation) -> Conversation:
     """Rewrite results without a call as user text."""
-    result_positions = {
-        position for positions in _results_by_caller(conversation.messages).values() for position in positions
-    }
+    result_positions = set(chain.from_iterable(_results_by_caller(conversation.messages).values()))
     return with_messages(
         conversation,
         [
