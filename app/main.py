@@ -187,8 +187,8 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
         admin.updates.on_settings_changed,
     )
     unsubscribes += [context.live.subscribe(on_settings_changed) for on_settings_changed in listeners]
-    tasks = [asyncio.create_task(work) for work in (context.journal.run(), admin.updates.run())]
-    compiling = asyncio.create_task(asyncio.to_thread(admin.pages.compile))
+    works = (context.journal.run(), admin.updates.run(), _compile(admin.pages))
+    tasks = [asyncio.create_task(work) for work in works]
     async with contextlib.AsyncExitStack() as closing:  # what fails to close keeps nothing else from it
         for unsubscribe in unsubscribes:
             closing.callback(unsubscribe)
@@ -196,9 +196,18 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
             closing.push_async_callback(_cancel, task)
         for close in (admin.measuring.close, admin.loading.close, admin.downloads.stop):
             closing.push_async_callback(close)
-        closing.push_async_callback(lambda: compiling)
         await admin.downloads.start()
         yield
+
+
+async def _compile(pages: Pages) -> None:
+    """Compile the templates ahead; those that cannot be read now are compiled at the first visit."""
+    try:
+        await asyncio.to_thread(pages.compile)
+    except OSError as error:
+        logging.getLogger("paceline.pages").warning(
+            "the pages could not be prepared, their first visits take longer: %s", error
+        )
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -20,11 +20,12 @@ import pytest
 
 from app.core.setting_texts import local_url
 from app.machine import server_file
-from app.main import run
+from app.main import listening, run
 from app.serving.server import bind
 from app.settings import Settings
 from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
+from tests.admin.model_site import make_model_site
 from tests.api.fakes import make_site, served
 
 RUN = "import sys; from app.main import run; from app.settings import read_settings; sys.exit(run(read_settings()))"
@@ -257,6 +258,30 @@ async def test_ipv6_loopback() -> None:
         assert listener.getsockname()[0] == "::1"
     async with asyncio.timeout(60), served(make_site()) as (port, _):
         assert port > 0
+
+
+@pytest.mark.anyio
+async def test_whatever_fails_at_start_or_end_each_part_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin, closed = make_model_site(tmp_path).admin, []
+
+    async def fail() -> None:
+        raise OSError("the disk is gone")
+
+    async def close() -> None:
+        closed.append("measuring")
+
+    monkeypatch.setattr(admin.pages, "compile", (tmp_path / "nowhere").read_text)
+    monkeypatch.setattr(admin.downloads, "stop", fail)
+    monkeypatch.setattr(admin.measuring, "close", close)
+    running = listening(admin)
+    await running.__aenter__()
+    while "could not be prepared" not in caplog.text:
+        await asyncio.to_thread(lambda: None)
+    with pytest.raises(OSError, match="the disk is gone"):
+        await running.__aexit__(None, None, None)
+    assert closed == ["measuring"]
 
 
 def test_a_mac_is_kept_awake_while_a_model_is_asked_for_and_let_go_when_the_server_ends(tmp_path: Path) -> None:

@@ -160,13 +160,13 @@ def test_the_terminal_is_short_and_the_rest_goes_to_ring_and_file(
     ring = LogRing()
     with open_log_handlers(ring, tmp_path) as lines:
         set_log_level("info")
-        logging.getLogger("app.somewhere").info("quiet")
-        logging.getLogger("app.somewhere").warning("loud \x1b[31m")
+        logging.getLogger("paceline.somewhere").info("quiet")
+        logging.getLogger("paceline.somewhere").warning("loud \x1b[31m")
         lines.log("2026-11-21 16:00:00,123 ERROR paceline.loop a step failed")
         lines.log("Traceback (most recent call last):")
         lines.log("2026-11-21 16:00:00,124 INFO paceline.request chatcmpl-" + "a" * 24 + "#0 model=m")
         set_log_level("error")
-        logging.getLogger("app.somewhere").warning("nobody hears it")
+        logging.getLogger("paceline.somewhere").warning("nobody hears it")
         lines.log("2026-11-21 16:00:00,125 WARNING paceline.loop nor this")
         lines.log("2026-11-21 16:00:00,126 ERROR paceline.loop but this")
     set_log_level("info")
@@ -181,8 +181,8 @@ def test_the_terminal_is_short_and_the_rest_goes_to_ring_and_file(
     ]
     kept = [(line.level, line.logger, line.text) for line in ring.lines()]
     assert kept == [
-        ("info", "app.somewhere", "quiet"),
-        ("warning", "app.somewhere", "loud \\x1b[31m"),
+        ("info", "paceline.somewhere", "quiet"),
+        ("warning", "paceline.somewhere", "loud \\x1b[31m"),
         ("error", "paceline.loop", "a step failed"),
         ("error", "paceline.loop", "Traceback (most recent call last):"),
         ("info", "paceline.request", "chatcmpl-" + "a" * 24 + "#0 model=m"),
