@@ -41,7 +41,7 @@ LEGS: dict[str, tuple[Attack, ...]] = {
     ),
     "costs": (
         QUIET,
-        Attack("cancels", "requests given up at any moment", cancel, 1.5),
+        Attack("cancels", "requests given up at any moment", cancel, 2),
         Attack("non-readers", "answers that nobody reads", never_read, 0.5),
         Attack("wire", "chunks of one byte and other costly HTTP, with a key or without", expensive_requests, 2),
         Attack("connections", "thousands of connections, half heads, slow bodies", half_requests, 0.5),
@@ -56,7 +56,7 @@ LEGS: dict[str, tuple[Attack, ...]] = {
             "worker kills",
             "SIGKILL of the worker under streams",
             kill_worker,
-            7,
+            13,
             {FIRST_TOKEN: PROMISES[FIRST_TOKEN]},
             ENDS,
         ),
@@ -64,7 +64,7 @@ LEGS: dict[str, tuple[Attack, ...]] = {
             "worker stops",
             "SIGSTOP of the worker under streams",
             stop_worker,
-            1,
+            0.7,
             {FIRST_TOKEN: PROMISES[FIRST_TOKEN]},
             ENDS,
         ),
@@ -73,15 +73,15 @@ LEGS: dict[str, tuple[Attack, ...]] = {
             "server kills",
             "SIGKILL of the server while it writes",
             kill_server,
-            3.5,
+            4,
             {CHILDREN_GONE: PROMISES[CHILDREN_GONE]},
             ENDS,
         ),
-        Attack("stores", "damaged bytes and values in the store", damaged_store, 1.5, {}),
+        Attack("stores", "damaged bytes and values in the store", damaged_store, 1, {}),
     ),
 }
 """Attacks that share a server, by name of the leg."""
-SHARES = {"requests": 0.15, "costs": 0.35, "crashes": 0.5}
+SHARES = {"requests": 0.12, "costs": 0.28, "crashes": 0.6}
 
 
 def chosen_legs(names: Sequence[str]) -> dict[str, tuple[Attack, ...]]:
