@@ -226,7 +226,7 @@ def app_(
     from app.desktop import bundle, removal
     from app.desktop.menubar import has_tray, show_menu_bar
     from app.desktop.window import open_app
-    from app.i18n import Catalogs, system_languages
+    from app.i18n.catalogs import Catalogs, system_languages
 
     path = folder.expanduser().absolute()
     with reported_errors():

@@ -41,7 +41,7 @@ from app.core import setting_texts
 from app.core.errors import ServerRuns, StoreUnavailable
 from app.core.messages import Accepted, Delta, Finished, Heartbeat, LoadProgress, TextWork
 from app.hub.hub_files import HubToken
-from app.i18n import Catalogs
+from app.i18n.catalogs import Catalogs
 from app.machine import descriptors
 from app.machine.server_file import RunningServer, lock_home
 from app.models.catalog import FolderCatalog, default_catalog

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from app.core.errors import InvalidSetting
-from app.core.request import UNQUANTISED, Quantisation
-from app.models.drafters import DRAFT_METHODS, METHOD_NAMES, NGRAM
+from app.core.request import MAX_DRAFT_TOKENS, UNQUANTISED, AcceptanceRule, DraftingPolicy, Quantisation
+from app.models.drafters.methods import DRAFT_METHODS, METHOD_NAMES, NGRAM
 from app.models.footprint import QUANTISED_FROM_TOKENS
 
 Values = TypeVar("Values")
@@ -77,12 +77,10 @@ class ModelSettings(BaseModel):
         "reload",
         "tokens",
         ge=1,
-        le=64,
+        le=MAX_DRAFT_TOKENS,
     )
-    policy: Literal["auto", "single", "off"] | None = _setting("When to draft, as the server's `policy`.", "reload")
-    acceptance: Literal["coupled", "strict", "rejection"] | None = _setting(
-        "Acceptance rule, as the server's `acceptance`.", "reload"
-    )
+    policy: DraftingPolicy | None = _setting("When to draft, as the server's `policy`.", "reload")
+    acceptance: AcceptanceRule | None = _setting("Acceptance rule, as the server's `acceptance`.", "reload")
     prompt_lookup_min: int | None = _setting("Shortest n-gram to look up.", "reload", "tokens", ge=1, le=32)
     prompt_lookup_max: int | None = _setting("Longest n-gram to look up.", "reload", "tokens", ge=1, le=32)
     kv_bits: Bits | None = _setting(

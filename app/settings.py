@@ -23,6 +23,7 @@ from pydantic import (
 
 from app.core import setting_texts
 from app.core.errors import InvalidSetting, invalid_setting
+from app.core.request import MAX_DRAFT_TOKENS, AcceptanceRule, DraftingPolicy
 from app.speculative_config import SpeculativeConfig, parse_setting
 
 LANGUAGE = r"^(?:[a-z]{2,3}(?:-[A-Za-z0-9]{2,8})*)?$"
@@ -174,13 +175,13 @@ class Settings(BaseModel):
         pattern=ADDRESS,
     )
     parallel_downloads: int = _setting(1, "Concurrent downloads.", "folders", "now", unit="downloads", ge=1, le=3)
-    policy: Literal["auto", "single", "off"] = _setting(
+    policy: DraftingPolicy = _setting(
         "auto",
         "When to draft: whenever it is faster (`auto`), only when one request is running (`single`) or never (`off`).",
         "speculation",
         "reload",
     )
-    acceptance: Literal["coupled", "strict", "rejection"] = _setting(
+    acceptance: AcceptanceRule = _setting(
         "coupled",
         "Acceptance rule: `coupled` (exact: same seed, same text), `strict` (exact on any device, slower) or "
         "`rejection` (sampling: same distribution).",
@@ -189,12 +190,13 @@ class Settings(BaseModel):
     )
     num_draft_tokens: Annotated[int | None, BeforeValidator(setting_texts.none_if_empty)] = _setting(
         None,
-        "Draft length, 1 to 64: exact with one method chosen, else the maximum; empty: automatic (governor).",
+        f"Draft length, 1 to {MAX_DRAFT_TOKENS}: exact with one method chosen, else the maximum; empty: automatic "
+        "(governor).",
         "speculation",
         "reload",
         unit="tokens",
         ge=1,
-        le=64,
+        le=MAX_DRAFT_TOKENS,
     )
     drafts: Annotated[dict[str, str], BeforeValidator(setting_texts.parse_pairs)] = _setting(
         {},

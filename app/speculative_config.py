@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from app.models.drafters import METHOD_NAMES, METHODS, NGRAM, TEXT_METHODS
+from app.core.request import MAX_DRAFT_TOKENS
+from app.models.drafters.methods import METHOD_NAMES, METHODS, NGRAM, TEXT_METHODS
 
 OTHER_NAMES = {other: method.name for method in METHODS for other in method.other_names}
-MAX_DRAFT_TOKENS = 64
 MAX_LOOKUP_TOKENS = 32
 
 

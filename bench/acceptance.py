@@ -24,8 +24,8 @@ from transformers import AutoTokenizer
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep, RowOutcome
 from app.core.unit import DraftSpecification, ModelSpecification
-from app.engine.drafters import LoadedUnit
 from app.engine.engine import Engine
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
 from app.engine.prefix.cache import PrefixCache

@@ -20,7 +20,7 @@ from app.core.request import Grammar, Request, SamplingParameters
 from app.core.step import DecodeRow
 from app.core.unit import ModelSpecification
 from app.engine.constraints import Constraints
-from app.engine.sampling import SampledRow
+from app.engine.sampling.drawing import SampledRow
 from app.text.dialect import NO_DIALECT
 from app.text.grammar.constraint import AnswerConstraint, Vocabulary
 from app.text.grammar.request_grammar import answer_grammar

@@ -15,10 +15,10 @@ from pydantic import ConfigDict, Field
 
 from app.admin.context import Admin
 from app.core.errors import StaleVersion
-from app.models.drafters import TEXT_METHODS
+from app.models.drafters.methods import TEXT_METHODS
 from app.serving.document import EVENTS, problems, success
 from app.serving.errors import Rejected, error_object, words_for
-from app.serving.gate import Body, JsonBody
+from app.serving.gate import Body, DraftTokens, JsonBody
 from app.store.conversations import ConversationHeader, Conversations
 from app.store.tables import ConversationRow, MessageRow, Role
 
@@ -63,7 +63,7 @@ class ConversationOptions(PageBody):
     max_tokens: int | None = Field(None, ge=1, le=(1 << 31) - 1)
     seed: int | None = Field(None, ge=0, le=MAX_SEED)
     method: str | None = Field(None, pattern=r"^[a-z0-9_]{1,60}$")
-    num_draft_tokens: int | None = Field(None, ge=1, le=64)
+    num_draft_tokens: DraftTokens | None = None
     thinking: Literal["enabled", "disabled"] | None = None
     format: Literal["json_object", "json_schema"] | None = None
     json_schema: str | None = Field(None, max_length=MAX_TYPED_CHARACTERS)

@@ -4,7 +4,7 @@ Topics: `drafting`, tokens drafted and accepted since the server started; `measu
 """
 
 import asyncio
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -18,16 +18,17 @@ from app.admin.model_routes import render_model
 from app.admin.model_view import sizes
 from app.core.errors import InvalidRequest
 from app.core.reason import NO_REASON, Reason, reason_object
+from app.core.request import AcceptanceRule, DraftingPolicy
 from app.core.unit import LoadedModel
 from app.hub.hub_search import published_for
 from app.model_settings import SPECULATION, Id
 from app.models.catalog import CatalogModel
-from app.models.drafters import TEXT_METHODS
+from app.models.drafters.methods import TEXT_METHODS
 from app.models.footprint import Footprint
 from app.models.pairing import Candidate
 from app.serving.auth import SESSION
 from app.serving.document import problems
-from app.serving.gate import Body, JsonBody
+from app.serving.gate import Body, DraftTokens, JsonBody
 from app.serving.sweep.report import Figures, best_by_drafter, drafting_of, report_object
 from app.store.tables import BenchmarkRow
 
@@ -58,8 +59,8 @@ class ChoiceBody(Body):
     drafts: list[Id] | None = Field(None, max_length=8)
     methods: list[str] | None = Field(None, max_length=8)
     num_draft_tokens: int | None = None
-    policy: Literal["auto", "single", "off"] | None = None
-    acceptance: Literal["coupled", "strict", "rejection"] | None = None
+    policy: DraftingPolicy | None = None
+    acceptance: AcceptanceRule | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
 
@@ -77,7 +78,7 @@ class ApplyBody(Body):
     measured with `rows` requests at once."""
 
     method: str | None = Field(None, max_length=40)
-    num_draft_tokens: int | None = Field(None, ge=1, le=64)
+    num_draft_tokens: DraftTokens | None = None
     rows: int = Field(1, ge=1, le=64)
 
 

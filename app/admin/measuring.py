@@ -20,7 +20,7 @@ from app.core.errors import PacelineError, SpeculationUnavailable
 from app.core.unit import LoadedModel, ModelSpecification
 from app.model_settings import Id
 from app.models.catalog import CatalogModel
-from app.models.drafters import DRAFT_METHODS
+from app.models.drafters.methods import DRAFT_METHODS
 from app.models.pairing import Candidate
 from app.serving.context import Context
 from app.serving.errors import Rejected

@@ -17,7 +17,7 @@ from app.admin.context import Admin, AdminContext
 from app.admin.settings_routes import OPTION_WORDS, sound_models
 from app.core.errors import ModelNotFound
 from app.machine.prefix_files import cached_prompts, clear_cached_prompts
-from app.models.drafters import METHOD_NAMES
+from app.models.drafters.methods import METHOD_NAMES
 from app.serving.auth import SESSION
 from app.serving.document import problems
 from app.serving.errors import localized_message

@@ -24,7 +24,7 @@ from markupsafe import Markup
 
 from app import __version__
 from app.core.errors import PacelineError
-from app.i18n import PLURAL_FORMS, Catalogs, Words
+from app.i18n.catalogs import PLURAL_FORMS, Catalogs, Words
 from app.serving.errors import localized_message
 from app.settings import Settings
 

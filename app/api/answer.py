@@ -23,7 +23,7 @@ from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Accepted, Delta, Finished, Generate, TokenText, ToolCallDelta
 from app.core.request import Notice
 from app.core.statistics import Statistics
-from app.i18n import Words
+from app.i18n.catalogs import Words
 from app.models.prompt_size import check_prompt
 from app.serving.auth import identity_of
 from app.serving.context import Context, context_of

@@ -28,11 +28,11 @@ from app.core.messages import Generate
 from app.core.request import AUTO, OFF, Grammar, Notice, SamplingParameters, SpeculationRequest
 from app.core.unit import UNSPECIFIED_STAY, ModelSpecification, Stay
 from app.model_settings import ModelSettings
-from app.models.drafters import DRAFT_METHODS, METHOD_NAMES
+from app.models.drafters.methods import DRAFT_METHODS, METHOD_NAMES
 from app.serving.auth import authorize_operator, identity_of
 from app.serving.context import Context, context_of
 from app.serving.errors import Rejected
-from app.serving.gate import Body
+from app.serving.gate import Body, DraftTokens
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
@@ -47,7 +47,6 @@ METHODS = (AUTO, OFF, *METHOD_NAMES)
 NO_LIMIT = -1
 
 ModelName = Annotated[str, Field(max_length=MAX_MODEL_CHARACTERS)]
-DraftTokens = Annotated[int, Field(ge=1, le=64)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=MAX_KEY_CHARACTERS)], Annotated[str, Field(max_length=MAX_VALUE_CHARACTERS)]],
     Field(max_length=MAX_PAIRS),
@@ -349,5 +348,5 @@ def _from_profile(profile: ModelSettings) -> SpeculationRequest:
     return SpeculationRequest(
         method=OFF if profile.policy == OFF else methods[0] if len(methods) == 1 else "auto",
         methods=methods if len(methods) > 1 else (),
-        policy="" if profile.policy in {None, OFF} else str(profile.policy),
+        policy="" if profile.policy is None or profile.policy == "off" else profile.policy,
     )

@@ -39,7 +39,7 @@ from app.core.messages import Delta, Finished, Generate, ToolCallDelta
 from app.core.request import Notice
 from app.core.statistics import Statistics
 from app.core.unit import LoadedModel
-from app.i18n import Words
+from app.i18n.catalogs import Words
 from app.models.catalog import CatalogModel
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of

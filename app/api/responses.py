@@ -26,7 +26,7 @@ from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate, ToolCallDelta
 from app.core.request import Notice
 from app.core.statistics import Statistics
-from app.i18n import Words
+from app.i18n.catalogs import Words
 from app.serving.auth import identity_of
 from app.serving.document import ANSWERED, EVENTS, success
 from app.serving.errors import error_object

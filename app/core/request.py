@@ -2,12 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 OFF, AUTO = "off", "auto"
 """Methods besides the drafters' names: plain decoding, and whichever method pays."""
+
+DraftingPolicy = Literal["auto", "single", "off"]
+"""Policy of a unit: draft whenever that is faster, only while one request runs, or never."""
+
+AcceptanceRule = Literal["coupled", "strict", "rejection"]
+"""Rule for drafts: `coupled` accepts what the target draws too, `strict` redoes close calls plainly, `rejection` accepts
+by min(1, p/q)."""
+
+MAX_DRAFT_TOKENS = 64
+"""Limit on the draft tokens per step that a request or a setting may ask for."""
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,10 +48,10 @@ class SpeculationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Exact number where a method is named; with `auto`, the maximum."""
     methods: tuple[str, ...] = ()
     """Methods of the drafters that the request names, which must run or be refused too; empty: all may draft."""
-    policy: str = ""
+    policy: DraftingPolicy | Literal[""] = ""
     """Replaces the loaded unit's, which a concurrent measurement may have chosen; empty: the unit's."""
-    acceptance: str = ""
-    """`coupled` or `strict`, replaces the loaded unit's; empty: the unit's."""
+    acceptance: Literal["coupled", "strict", ""] = ""
+    """Replaces the loaded unit's; empty: the unit's."""
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 import msgspec
 
 from app.core.reason import NO_REASON, Reason
-from app.core.request import UNQUANTISED, Quantisation
+from app.core.request import UNQUANTISED, AcceptanceRule, DraftingPolicy, Quantisation
 
 
 class DraftSpecification(msgspec.Struct, frozen=True):
@@ -29,9 +29,8 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     """At most one per method, best first."""
     draft_unavailable: str = ""
     """Why a chosen drafter is not used; empty when there is nothing to explain."""
-    policy: str = "auto"
-    acceptance: str = "coupled"
-    """`coupled`: accept what the target draws too; `strict`: redo close calls plainly; `rejection`: by min(1, p/q)."""
+    policy: DraftingPolicy = "auto"
+    acceptance: AcceptanceRule = "coupled"
     methods: tuple[str, ...] = ()
     """Methods that may run; empty: all that can."""
     num_draft_tokens: int | None = None

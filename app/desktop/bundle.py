@@ -21,7 +21,7 @@ import msgspec
 from app import __version__
 from app.command.autostart import is_default_home, stable_python
 from app.core.errors import CommandError, ModelUnavailable
-from app.i18n import Words
+from app.i18n.catalogs import Words
 from app.machine.installation import version_order
 from app.machine.own_files import read_json_as
 from app.models.safe_files import read_file, write_privately

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
 from app.core.errors import CommandError
 from app.desktop.bundle import ICONS
 from app.desktop.tray import MenuEntry, TrayContent, TrayState
-from app.i18n import system_languages
+from app.i18n.catalogs import system_languages
 
 LIGHT_ICON_COLOUR, DARK_ICON_COLOUR, MIDDLE_LIGHTNESS = QColor("#f5f5f5"), QColor("#1c1c1c"), 128
 QT_PROBE = "from PySide6.QtWidgets import QApplication; QApplication([])"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.desktop.tray import MenuEntry, TrayContent, TrayState
-from app.i18n import Words
+from app.i18n.catalogs import Words
 
 SEPARATOR = MenuEntry()
 MAX_MODELS = 8

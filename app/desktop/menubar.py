@@ -26,7 +26,7 @@ from app.command.service import ANSWER_SECONDS
 from app.core.errors import CommandError
 from app.desktop.menu import ServiceState, notifications, tray_content, tray_state
 from app.desktop.tray import Tray
-from app.i18n import Catalogs, Words
+from app.i18n.catalogs import Catalogs, Words
 from app.machine.installation import this_installation
 from app.machine.own_files import open_regular_file
 from app.machine.server_file import is_served

@@ -10,9 +10,9 @@ import numpy as np
 from app.core.reason import Reason
 from app.core.request import Constraint, Request
 from app.core.step import DecodeRow
-from app.engine.drafters import Proposal
+from app.engine.drafters.drafter import Proposal
 from app.engine.runner import padded
-from app.engine.sampling import OPENING_SALT, SampledRow, draw
+from app.engine.sampling.drawing import OPENING_SALT, SampledRow, draw
 
 LAUNCHED_AHEAD = 2
 """Tokens drawn before the host has read the first of them."""

@@ -15,13 +15,13 @@ from app.core.reason import NO_REASON, Reason
 from app.core.request import OFF, Request
 from app.core.step import DecodeRow, DecodeStep, RowOutcome, StepResult
 from app.engine.constraints import Constraints
-from app.engine.drafters import Outcome, Proposal
+from app.engine.drafters.drafter import Outcome, Proposal
 from app.engine.drafters.registry import Drafters
 from app.engine.feeding import LaunchedForward, feed, feed_drafts
 from app.engine.forward_results import CacheWrites, Pooling, Scores, StepTimer, score
 from app.engine.runner import Forward, Runner, last_of
-from app.engine.sampling import DRAFT_SALT, SampledRow, TokenCounts, adjust, draw, penalises
 from app.engine.sampling.acceptance import Verified, accept
+from app.engine.sampling.drawing import DRAFT_SALT, SampledRow, TokenCounts, adjust, draw, penalises
 from app.engine.sampling.strict import StrictRows
 
 

@@ -22,9 +22,9 @@ from app.core.step import (
     StepResult,
 )
 from app.engine import memory
-from app.engine.drafters import LoadedUnit
 from app.engine.encoders import Encoder, pooled
 from app.engine.forward_results import SLOW_SECONDS
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.runner import padded
 from app.models.encoders import BATCH_ROWS, BATCH_TOKENS
 

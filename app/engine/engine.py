@@ -8,7 +8,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from app.core.dispensable import Dispensable
-from app.core.request import Request
+from app.core.request import AcceptanceRule, Request
 from app.core.step import (
     EngineLimits,
     Offer,
@@ -24,19 +24,18 @@ from app.engine import memory
 from app.engine.caches.lanes import reservation
 from app.engine.constraints import Constraints
 from app.engine.decoding import Decoder
-from app.engine.drafters import Drafter, Outcome
+from app.engine.drafters.drafter import Drafter, Outcome
 from app.engine.drafters.registry import Drafters
 from app.engine.forward_results import LONG_TOKENS, SLOW_SECONDS, CacheWrites, Pooling, Scores, score
 from app.engine.prefix.cache import PrefixCache, checkpoints_of
 from app.engine.runner import Runner, padded
-from app.engine.sampling.acceptance import MODES
 from app.engine.sampling.strict import StrictRows
 
 logger = logging.getLogger("paceline.engine")
 
 
 class Engine:
-    """`EnginePort` over mlx. One thread loads, steps and frees it. `acceptance` is one of the `MODES`."""
+    """`EnginePort` over mlx. One thread loads, steps and frees it."""
 
     def __init__(
         self,
@@ -45,11 +44,9 @@ class Engine:
         limits: EngineLimits,
         prefixes: PrefixCache,
         *,
-        acceptance: str = "coupled",
+        acceptance: AcceptanceRule = "coupled",
         slow_seconds: float = SLOW_SECONDS,
     ) -> None:
-        if acceptance not in MODES:
-            raise ValueError(f"acceptance must be one of {', '.join(MODES)}, not {acceptance}")
         by_rejection = acceptance == "rejection"
         self._acceptance = acceptance
         self.strict_rows = StrictRows(runner)

@@ -306,8 +306,7 @@ class Runner:
         if self.caches.states:
             committed = self._commit_states(forward, committed)
         for name, size in zip(forward.sequence_ids, committed, strict=True):
-            slot = table.slots[name]
-            table.lengths[slot] = selection.lengths[slot - selection.first] + size
+            table.set_length(name, selection.lengths[table.slots[name] - selection.first] + size)
         return committed
 
     def _commit_states(self, forward: Forward, keep: list[int]) -> list[int]:
@@ -329,18 +328,17 @@ class Runner:
     def skip(self, sequence_id: str, length: int) -> None:
         """Continue at position `length`, leaving a gap: positions without cached entries are not attended to."""
         table = self.caches.table
-        slot = table.slots[sequence_id]
-        if length > table.lengths[slot]:
+        slot, gap = table.slots[sequence_id], length - table.length(sequence_id)
+        if gap > 0:
             self.gapped.add(sequence_id)
         for lane in self.caches.lanes.values():
-            lane.set_base(slot, lane.base(slot) + length - table.lengths[slot])
-        table.lengths[slot] = length
+            lane.set_base(slot, lane.base(slot) + gap)
+        table.set_length(sequence_id, length)
 
     def rewind(self, sequence_id: str, length: int) -> None:
         """Drop the row's tokens from `length` on; recurrent states are unchanged until `restore_rows`."""
         table = self.caches.table
-        slot = table.slots[sequence_id]
-        table.lengths[slot] = min(table.lengths[slot], length)
+        table.set_length(sequence_id, min(table.length(sequence_id), length))
 
     def clear(self) -> None:
         """Drop every row and buffer."""
@@ -424,5 +422,6 @@ class AloneRunner(Runner):
     def commit(self, forward: Forward, keep: Sequence[int]) -> list[int]:
         if tuple(keep) != forward.widths:
             raise RuntimeError("this model's cache cannot be rewound")
-        self.caches.table.lengths[0] += keep[0]
+        (name,) = forward.sequence_ids
+        self.caches.table.set_length(name, forward.starts[0] + keep[0])
         return list(keep)

@@ -31,7 +31,7 @@ from app.hub.hub_files import (
 )
 from app.models.catalog import CatalogModel
 from app.models.config_values import stated_context, text_number
-from app.models.drafters import DRAFT_MODEL, MTP, drafter_method
+from app.models.drafters.methods import DRAFT_MODEL, MTP, drafter_method
 from app.models.encoders import ENCODERS
 from app.models.safe_files import printable
 

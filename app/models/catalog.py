@@ -22,8 +22,8 @@ from typing import Any, Literal
 from app.core.clock import Clock
 from app.core.errors import DiskUnavailable, ModelNotFound, ModelUnavailable
 from app.core.unit import DraftSpecification
-from app.models.drafters import DRAFT_MODEL, MTP, drafter_method
 from app.models.drafters.formats import head_tensors
+from app.models.drafters.methods import DRAFT_MODEL, MTP, drafter_method
 from app.models.folder import Signature, read_folder, signature_of
 from app.models.safe_files import MOMENTARY, RETRY_SECONDS, TensorInfo, printable, read_file, read_object
 from app.models.tokenizer_file import Tokenizer, TokenizerCache

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from app.core.errors import DiskUnavailable, ModelUnavailable
 from app.models.config_values import VOCABULARY_KEYS, stated_context, text_number
-from app.models.drafters import drafter_method
 from app.models.drafters.formats import template_text
+from app.models.drafters.methods import drafter_method
 from app.models.encoders import ENCODERS, check_direction, declared_pooling
 from app.models.safe_files import (
     DOWNLOAD_AGAIN,

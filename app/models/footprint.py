@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from app.core.request import UNQUANTISED, Quantisation
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.models.config_values import HIDDEN_KEYS, LAYER_KEYS, VOCABULARY_KEYS, context_tokens, text_number, text_part
-from app.models.drafters import FEATURE_METHODS, MTP
+from app.models.drafters.methods import FEATURE_METHODS, MTP
 from app.models.encoders import BATCH_TOKENS
 from app.models.folder import ModelFolder, Packing, inspect_folder
 

@@ -16,8 +16,8 @@ from app.core.errors import ModelUnavailable
 from app.core.unit import ModelSpecification
 from app.models.catalog import CatalogModel
 from app.models.config_values import VOCABULARY_KEYS, text_number
-from app.models.drafters import DRAFT_METHODS, METHOD_NAMES, TEXT_METHODS, check_drafter, read_drafter
 from app.models.drafters.config import FULL, SLIDING
+from app.models.drafters.methods import DRAFT_METHODS, METHOD_NAMES, TEXT_METHODS, check_drafter, read_drafter
 from app.models.footprint import Footprint, cache_families, drafter_footprint
 
 DEFAULT_SIZE_SHARE = 1 / 3

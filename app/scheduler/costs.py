@@ -15,7 +15,7 @@ from typing import NamedTuple
 from app.core.request import OFF
 from app.core.step import StepCost
 from app.models.draft_lengths import draft_lengths
-from app.models.drafters import AT_ONCE_METHODS
+from app.models.drafters.methods import AT_ONCE_METHODS
 
 STALE_STEPS = 1_024
 """Steps after which an unmeasured cost is forgotten, or falls back to its cost at load at the current pace."""

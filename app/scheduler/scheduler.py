@@ -15,7 +15,7 @@ import msgspec
 from app.core.clock import Clock
 from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable, context_overflow
 from app.core.reason import Reason
-from app.core.request import AUTO, OFF, Request, SpeculationRequest
+from app.core.request import AUTO, OFF, DraftingPolicy, Request, SpeculationRequest
 from app.core.statistics import PhaseSeconds
 from app.core.step import (
     DecodeRow,
@@ -103,7 +103,7 @@ class WaitingQueue:
         self._service_seconds += weight * (seconds - self._service_seconds)
 
 
-def check_request(request: Request, *, limits: EngineLimits, policy: str) -> None:
+def check_request(request: Request, *, limits: EngineLimits, policy: DraftingPolicy) -> None:
     """Raise `InvalidRequest` when the request cannot run here, `SpeculationUnavailable` when its method cannot."""
     length, room = len(request.prompt_tokens), limits.max_context_tokens
     if not length:
@@ -115,7 +115,7 @@ def check_request(request: Request, *, limits: EngineLimits, policy: str) -> Non
     _check_speculation(request, limits=limits, policy=policy)
 
 
-def _check_speculation(request: Request, *, limits: EngineLimits, policy: str) -> None:
+def _check_speculation(request: Request, *, limits: EngineLimits, policy: DraftingPolicy) -> None:
     """Raise unless every method requested by name can run; only `auto` may fall back."""
     requested = request.speculation
     if requested.num_draft_tokens is not None and requested.num_draft_tokens < 0:
@@ -146,7 +146,7 @@ class Scheduler:
         self,
         limits: EngineLimits,
         *,
-        policy: str = "auto",
+        policy: DraftingPolicy = "auto",
         default_speculation: SpeculationRequest = DEFAULT_SPECULATION,
         measured: Iterable[StepCost] = (),
         queue_limit: int = 128,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.core.reason import Reason
-from app.core.request import OFF, Request, SpeculationRequest
+from app.core.request import OFF, DraftingPolicy, Request, SpeculationRequest
 from app.core.statistics import PhaseSeconds
 from app.core.step import DecodeRow, EngineLimits, RowOutcome, StepCost, StepResult
 from app.models.draft_lengths import LONGEST_DRAFT
@@ -11,11 +11,9 @@ from app.scheduler.estimates import DraftingRow, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
 from app.scheduler.sequence import LiveSequence
 
-POLICIES = ("auto", "single", "off")
-
 
 def allowed_methods(
-    request: Request, *, policy: str, limits: EngineLimits, others: int
+    request: Request, *, policy: DraftingPolicy, limits: EngineLimits, others: int
 ) -> tuple[tuple[str, ...], DraftChoice]:
     """Return the methods that may draft for a request beside `others`, best first; if none, the choice says why."""
     requested = request.speculation
@@ -68,12 +66,10 @@ class Speculation:
         self,
         limits: EngineLimits,
         *,
-        policy: str,
+        policy: DraftingPolicy,
         default_speculation: SpeculationRequest,
         measured: Iterable[StepCost],
     ) -> None:
-        if policy not in POLICIES:
-            raise ValueError(f"policy is one of {', '.join(POLICIES)}, not {policy!r}")
         self._limits = limits
         self._policy = policy
         self._default_speculation = default_speculation

@@ -14,7 +14,7 @@ from app.core.request import OFF
 from app.core.unit import DraftSpecification
 from app.model_settings import ModelSettings
 from app.models.catalog import CatalogModel, FolderCatalog
-from app.models.drafters import DRAFT_METHODS, DRAFT_MODEL, TEXT_METHODS
+from app.models.drafters.methods import DRAFT_METHODS, DRAFT_MODEL, TEXT_METHODS
 from app.models.pairing import Speedups, default_draft, is_best_match, refusal
 from app.serving.live_settings import UNSET, LiveSettings
 from app.speculative_config import SpeculativeConfig

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from app.core.errors import HubProblem, InvalidRequest, PacelineError, translation_of
-from app.i18n import Words
+from app.i18n.catalogs import Words
 
 logger = logging.getLogger("paceline.errors")
 

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.core.errors import InvalidRequest, PacelineError
+from app.core.request import MAX_DRAFT_TOKENS
 from app.serving.context import context_of
 from app.serving.errors import Rejected, error_response, invalid_request
 
@@ -60,6 +61,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 Headers = Mapping[bytes, list[bytes]]
 """Values of each header by lower-case name; empty for a missing one."""
 BodyModel = TypeVar("BodyModel", bound=BaseModel)
+DraftTokens = Annotated[int, Field(ge=1, le=MAX_DRAFT_TOKENS)]
 
 
 class Body(BaseModel):

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from app.core.errors import InvalidSetting, StoreUnavailable, invalid_setting
 from app.core.setting_texts import to_json_value
-from app.i18n import languages
+from app.i18n.catalogs import languages
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
 from app.model_settings import PROFILED, Conflict, ModelSettings, refuse_conflicts, split_profile
 from app.settings import WHERE_UNREADABLE, Settings, check_setting, setting_info

@@ -19,7 +19,7 @@ from app.core.unit import DEFAULT_STAY, UNSPECIFIED_STAY, DraftSpecification, Lo
 from app.model_settings import ModelSettings, split_profile
 from app.models.catalog import CatalogModel, FolderCatalog
 from app.models.config_values import context_tokens
-from app.models.drafters import DRAFT_METHODS, TEXT_METHODS
+from app.models.drafters.methods import DRAFT_METHODS, TEXT_METHODS
 from app.models.pairing import NOT_MEASURED
 from app.serving.choosing import Chooser, DrafterChoice, SpeedupLookup
 from app.serving.live_settings import LiveSettings

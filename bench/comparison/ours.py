@@ -10,12 +10,12 @@ from time import perf_counter
 
 import mlx.core as mx
 
-from app.core.request import Request, SamplingParameters, SpeculationRequest
+from app.core.request import DraftingPolicy, Request, SamplingParameters, SpeculationRequest
 from app.core.statistics import Statistics
 from app.core.step import DecodeStep, StepCost, StepResult
 from app.core.unit import DraftSpecification, ModelSpecification
-from app.engine.drafters import LoadedUnit
 from app.engine.engine import Engine
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
 from app.engine.loading.warm_up import warm_up
@@ -149,7 +149,7 @@ class OurSide:
         return Sample(run.tokens_per_second, run.notes())
 
 
-def specification_of(folders: PairFolders, *, policy: str = "single") -> ModelSpecification:
+def specification_of(folders: PairFolders, *, policy: DraftingPolicy = "single") -> ModelSpecification:
     """Specify a pair of the workshop without a prefix cache: every turn prefills its prompt."""
     return ModelSpecification(
         id=folders.target.name,

@@ -6,7 +6,7 @@ from time import perf_counter
 import mlx.core as mx
 
 from app.core.request import SamplingParameters
-from app.engine.sampling import SampledRow, draw, gumbel_noise, noise_keys
+from app.engine.sampling.drawing import SampledRow, draw, gumbel_noise, noise_keys
 from bench.comparison.cases import Bench, Case
 from bench.comparison.measure import CaseResult, Check, Contender, Sample, Series, paired_ratio
 

@@ -8,16 +8,16 @@ from typing import Any
 import mlx.core as mx
 
 from app.core.step import DecodeRow
-from app.engine.drafters import LoadedUnit
 from app.engine.drafters.dflash import DFlash, DFlashModel
 from app.engine.drafters.registry import Drafters
 from app.engine.engine import Engine
 from app.engine.few_rows import use_fast_products
 from app.engine.layers import Target
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.opening import open_engine
 from app.engine.memory import on_cpu
 from app.engine.runner import Runner
-from app.engine.sampling import SampledRow
+from app.engine.sampling.drawing import SampledRow
 from app.models.drafters.formats import DFlashConfig
 
 BLOCK_SIZE = 8

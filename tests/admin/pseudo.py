@@ -5,7 +5,7 @@ not fit, can be seen. Tests write it as a catalog of the user's own; nobody is e
 import json
 from pathlib import Path
 
-from app.i18n import NAME_KEY, PLACEHOLDER, read_words
+from app.i18n.catalogs import NAME_KEY, PLACEHOLDER, read_words
 from app.serving.live_settings import USER_LANGUAGES
 
 CODE = "en-XA"

@@ -10,7 +10,7 @@ import pytest
 from app.admin.templating import POLICY, THEMES
 from app.core.messages import Snapshot
 from app.core.reason import Reason
-from app.i18n import read_words
+from app.i18n.catalogs import read_words
 from app.settings import Settings
 from tests.admin.pseudo import OPEN, write_pseudo_locale
 from tests.api.fakes import Site, make_site, model

@@ -14,7 +14,7 @@ from app.core.errors import ModelInUse
 from app.core.messages import Snapshot
 from app.core.unit import DEFAULT_STAY, Stay
 from app.model_settings import ModelSettings
-from app.models.drafters import METHOD_NAMES
+from app.models.drafters.methods import METHOD_NAMES
 from app.serving.live_settings import USER_LANGUAGES
 from app.settings import SECTIONS, Settings, TakesEffect
 from tests.admin.signing import SignInSite, make_sign_in_site

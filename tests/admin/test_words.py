@@ -14,7 +14,7 @@ from app.core import errors
 from app.core.download import PROBLEMS
 from app.core.errors import HubProblem, PacelineError, error_class
 from app.core.reason import REASONS
-from app.i18n import (
+from app.i18n.catalogs import (
     DEFAULT_LANGUAGE,
     NAME_KEY,
     PLACEHOLDER,
@@ -26,7 +26,7 @@ from app.i18n import (
     read_words,
 )
 from app.model_settings import ModelSettings
-from app.models.drafters import METHOD_NAMES
+from app.models.drafters.methods import METHOD_NAMES
 from app.serving.errors import HTTP_CODES, Rejected, localized_message
 from app.settings import SECTIONS, Settings, TakesEffect
 from tests.admin.pseudo import CLOSE, CODE, OPEN, pseudo, write_pseudo_locale

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from app.i18n import read_words
+from app.i18n.catalogs import read_words
 from tests.browser.conftest import Visitor
 from tests.browser.server import Server, serving
 from tests.browser.test_pages import check_shifts

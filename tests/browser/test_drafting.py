@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from app.i18n import read_words
+from app.i18n.catalogs import read_words
 from tests.browser.conftest import Visitor
 from tests.browser.folders import HUGE
 from tests.browser.scene import QUESTION

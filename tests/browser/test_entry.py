@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 
 from app.command.server import running_server
 from app.command.service import open_page
-from app.i18n import read_words
+from app.i18n.catalogs import read_words
 from app.settings import read_settings
 from tests.browser.conftest import CHROMIUM, Visitor
 from tests.browser.server import Server, serving

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from app.i18n import read_words
+from app.i18n.catalogs import read_words
 from tests.browser.conftest import Visitor
 from tests.browser.server import PASSWORD, Server, serving
 from tests.browser.witness import is_settled

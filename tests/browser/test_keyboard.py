@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import Page, expect
 
-from app.i18n import read_words
+from app.i18n.catalogs import read_words
 from tests.browser.conftest import Visitor
 from tests.browser.places import PLACES, Place
 from tests.browser.scene import QUESTION

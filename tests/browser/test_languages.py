@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from app.admin.connect import AGENT_SNIPPETS, SNIPPETS
 from app.engine.memory import device_name
-from app.i18n import languages, read_words
+from app.i18n.catalogs import languages, read_words
 from tests.admin.pseudo import CLOSE, CODE, OPEN
 from tests.browser.conftest import Visitor
 from tests.browser.folders import HUGE

@@ -9,7 +9,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from app.i18n import read_words
+from app.i18n.catalogs import read_words
 from tests.admin.test_route_matrix import ROUTES
 from tests.browser.conftest import Visitor
 from tests.browser.places import ENTER, PLACES, SET_UP, Place

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from app.i18n import read_words
+from app.i18n.catalogs import read_words
 from tests.browser.conftest import Visitor
 from tests.browser.server import MODEL, Server, serving
 from tests.browser.witness import is_settled

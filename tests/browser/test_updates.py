@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from app.i18n import languages, read_words
+from app.i18n.catalogs import languages, read_words
 from tests.admin.test_updates import Releases
 from tests.browser.conftest import Visitor
 from tests.browser.server import Server, serving

@@ -9,7 +9,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from app.admin.overview import STARTER
 from app.hub.hub_search import PAIRS
-from app.i18n import Catalogs, Words, read_words
+from app.i18n.catalogs import Catalogs, Words, read_words
 from tests.browser.conftest import Visitor
 from tests.browser.server import PASSWORD, Server, serving
 from tests.browser.test_pages import LAYOUT_CALLS, axe, check, check_shifts, look

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.models.drafters import METHODS
+from app.models.drafters.methods import METHODS
 from tests.models.folders import safetensors
 
 APP = Path(__file__).parents[2] / "app"
@@ -24,7 +24,7 @@ import mlx.core as mx
 from mlx import nn
 
 from app.core.reason import NO_REASON
-from app.engine.drafters import Drafter, Proposal
+from app.engine.drafters.drafter import Drafter, Proposal
 
 
 class Echo(Drafter):
@@ -61,7 +61,7 @@ def tree(tmp_path: Path) -> Path:
     """The app with one file and one line more, and a folder of such a drafter beside its main model."""
     shutil.copytree(APP, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "app/engine/drafters/echo.py").write_text(FILE)
-    described = tmp_path / "app/models/drafters/__init__.py"
+    described = tmp_path / "app/models/drafters/methods.py"
     text = described.read_text()
     described.write_text(text.replace("METHODS = (\n", f"METHODS = (\n{LINE}", 1))
     shutil.copytree(APP / "demo_models" / DEMO, tmp_path / "models" / DEMO)

@@ -28,7 +28,7 @@ from app.desktop.bundle import (
     status,
     uninstall,
 )
-from app.i18n import languages
+from app.i18n.catalogs import languages
 
 DOCUMENTED = {
     "CFBundleDevelopmentRegion": str,

@@ -10,7 +10,7 @@ import pytest
 from app.desktop.bundle import LAUNCHER, NAME
 from app.desktop.menu import tray_content
 from app.desktop.menubar import read_service_state
-from app.i18n import read_words
+from app.i18n.catalogs import read_words
 from app.machine.server_file import is_served, read_server
 from app.settings import read_settings
 

@@ -14,7 +14,7 @@ import pytest
 
 from app.desktop.menubar import MenuBar
 from app.desktop.tray import MenuEntry, Tray, TrayContent
-from app.i18n import read_words
+from app.i18n.catalogs import read_words
 from app.settings import Settings
 from tests.architecture.source import PACKAGE
 from tests.cli.fake_server import FakeServer

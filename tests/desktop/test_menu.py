@@ -7,7 +7,7 @@ import pytest
 
 from app.desktop.menu import ServiceState, notifications, tray_content, tray_state
 from app.desktop.tray import MenuEntry
-from app.i18n import languages, read_words
+from app.i18n.catalogs import languages, read_words
 
 WORDS = read_words("en")
 WORKER = {"ready": True, "restarts": 0, "last_exit": {"reason": "", "reason_code": "", "reason_values": {}}}

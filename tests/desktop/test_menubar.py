@@ -14,7 +14,7 @@ from app.core.errors import CommandError
 from app.desktop.menubar import MenuBar, only_one, read_service_state, show_menu_bar
 from app.desktop.tray import TrayContent
 from app.desktop.window import address_of
-from app.i18n import read_words
+from app.i18n.catalogs import read_words
 from app.machine.server_file import RunningServer, lock_home
 from app.settings import Settings
 from tests.cli.fake_server import FakeServer, running_server

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli import application
 from app.desktop import bundle, removal
-from app.i18n import read_words
+from app.i18n.catalogs import read_words
 from app.settings import Settings, read_settings
 
 OWN = {

@@ -15,8 +15,8 @@ from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, make_promp
 
 from app.core.request import UNQUANTISED, Quantisation, Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, EngineLimits, PrefillRow, PrefillStep
-from app.engine.drafters import Drafter, Proposal
 from app.engine.drafters.draft_model import DraftModel
+from app.engine.drafters.drafter import Drafter, Proposal
 from app.engine.drafters.features import FeatureDrafter
 from app.engine.drafters.ngram import Ngram
 from app.engine.drafters.registry import Drafters
@@ -25,7 +25,7 @@ from app.engine.forward_results import SLOW_SECONDS
 from app.engine.prefix.cache import PrefixCache
 from app.engine.prefix.disk import NO_DISK, Disk
 from app.engine.runner import Runner
-from app.engine.sampling import SampledRow, adjust, draw
+from app.engine.sampling.drawing import SampledRow, adjust, draw
 from app.models.draft_lengths import LONGEST_DRAFT
 from app.models.footprint import SHARED_TOKENS
 

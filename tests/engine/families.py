@@ -14,8 +14,8 @@ from app.engine.caches.rollback import UnknownCacheError
 from app.engine.layers import Taps, Target
 from app.engine.runner import Runner
 from app.models.config_values import text_part
-from app.models.drafters import FEATURE_METHODS, MTP, read_drafter
 from app.models.drafters.config import FINAL
+from app.models.drafters.methods import FEATURE_METHODS, MTP, read_drafter
 from tests.architecture.source import ROOT
 from tests.engine.family_walk import Walk, walk
 from tests.engine.tiny_families import NOT_MODELS, NOT_RUN, UNSOUND, configuration, families, family_model

@@ -11,7 +11,7 @@ from app.core.messages import KeepModels
 from app.core.request import Request
 from app.core.step import EngineLimits, PrefixState, StepCost, StepPlan, StepResult
 from app.core.unit import ModelSpecification, Stay
-from app.engine.drafters import LoadedUnit
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.pool import EnginePool, PoolEvent
 from app.models.footprint import Footprint
 

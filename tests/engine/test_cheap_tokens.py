@@ -5,8 +5,8 @@ from mlx import nn
 from mlx_lm.models import qwen3_moe
 
 from app.core.unit import ModelSpecification
-from app.engine.drafters import LoadedUnit
 from app.engine.layers import cheap_tokens_of
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.opening import open_engine
 from app.models.draft_lengths import cheap_tokens
 from tests.tiny import tiny_config, tiny_model

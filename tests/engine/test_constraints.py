@@ -25,10 +25,10 @@ from app.core.request import Grammar, Reasoning, Request, SamplingParameters, Sp
 from app.core.step import DecodeRow, StepPlan, StepResult
 from app.core.unit import ModelSpecification
 from app.engine.constraints import Constraints
-from app.engine.drafters import Drafter
+from app.engine.drafters.drafter import Drafter
 from app.engine.engine import Engine
-from app.engine.sampling import SampledRow, adjust, draw
-from app.models.drafters import FEATURE_METHODS
+from app.engine.sampling.drawing import SampledRow, adjust, draw
+from app.models.drafters.methods import FEATURE_METHODS
 from app.scheduler.scheduler import Scheduler
 from app.text.detokenizer import TokenTable
 from app.text.dialect import NO_DIALECT

@@ -13,10 +13,10 @@ from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeRow, DecodeStep, EngineLimits, Offer, PrefillRow, PrefillStep
 from app.core.unit import ModelSpecification
 from app.engine.caches.rollback import UnknownCacheError, make_caches
-from app.engine.drafters import LoadedUnit
 from app.engine.drafters.ngram import Ngram
 from app.engine.drafters.registry import Drafters, open_drafters
 from app.engine.engine import Engine
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.prefix.cache import PrefixCache
 from app.engine.runner import AloneRunner, Runner
 from app.models.draft_lengths import DRAFT_LENGTHS

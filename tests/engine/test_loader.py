@@ -20,7 +20,7 @@ from mlx_lm.utils import _get_classes, load_model
 from app.core.errors import ModelUnavailable
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
-from app.engine.drafters import LoadedUnit
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
 from tests.tiny import FAMILIES, tiny_model, write_tiny_model
 

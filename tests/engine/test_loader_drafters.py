@@ -13,9 +13,9 @@ from app.core.errors import ModelUnavailable
 from app.core.reason import Reason
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
-from app.engine.drafters import LoadedUnit
 from app.engine.drafters.mtp import MtpModel, _layer
 from app.engine.drafters.registry import REGISTRY
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
 from app.models.drafters.formats import MtpConfig

@@ -12,9 +12,9 @@ from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.core.unit import ModelSpecification
-from app.engine.drafters import LoadedUnit
 from app.engine.drafters.ngram import ACROSS_TOKENS, END, MAX_MATCHES, OWNERS, Ngram, Text
 from app.engine.drafters.registry import open_drafters
+from app.engine.loaded_unit import LoadedUnit
 from tests.tiny import tiny_model
 
 Texts = Sequence[Sequence[int]]

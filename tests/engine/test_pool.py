@@ -8,7 +8,7 @@ from app.core.messages import LoadProgress
 from app.core.request import Quantisation
 from app.core.unit import DraftSpecification, LoadedModel, ModelSpecification, Stay
 from app.engine import memory
-from app.engine.drafters import LoadedUnit
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.pool import EnginePool, Evicted, Loaded, LoadFailed
 from app.models.footprint import RowSize
 from tests.engine.pool_world import SIZES, FakeEngine, World, drain, kept, ready, specification

@@ -10,7 +10,7 @@ from app.core.request import SamplingParameters
 from app.core.step import DecodeRow
 from app.engine.drafters.draft_model import CATCH_UP_CHUNK_TOKENS, DraftModel
 from app.engine.runner import PROBE, PROBE_REJECTS, Runner
-from app.engine.sampling import SampledRow
+from app.engine.sampling.drawing import SampledRow
 from tests.tiny import tiny_model
 
 

@@ -17,7 +17,7 @@ from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
-from app.engine.drafters import LoadedUnit
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
 from app.models.footprint import drafter_footprint, main_footprint

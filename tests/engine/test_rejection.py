@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow
-from app.engine.drafters import Drafter, Proposal
 from app.engine.drafters.draft_model import draw_after
+from app.engine.drafters.drafter import Drafter, Proposal
 from app.engine.drafters.forced_prefix import merge, prepend_forced
 from app.engine.engine import Engine
 from app.engine.prefix.cache import PrefixCache
-from app.engine.sampling import DRAFT_SALT, SampledRow, acceptance
+from app.engine.sampling import acceptance
 from app.engine.sampling.acceptance import accept
+from app.engine.sampling.drawing import DRAFT_SALT, SampledRow
 from tests.engine.chi_square import Floats, distribution, fits
 from tests.engine.driving import Driver, build, naive
 from tests.engine.schedules import models
@@ -268,12 +269,6 @@ def test_the_same_seed_and_schedule_say_the_same_again(methods: tuple[str, ...])
     first = answer(sampling, methods=methods, schedule=8, rows=3)
     assert first == answer(sampling, methods=methods, schedule=8, rows=3)
     assert all(len(tokens) == 24 for tokens in first)
-
-
-def test_an_unknown_rule_is_refused() -> None:
-    parts = build(models("qwen3", False)[0])
-    with pytest.raises(ValueError, match="coupled, rejection"):
-        Engine(parts.runner, parts.drafters, parts.limits, PrefixCache(0), acceptance="hope")
 
 
 def test_rows_of_several_drafters_keep_what_their_drafts_were_drawn_from() -> None:

@@ -144,7 +144,7 @@ def test_a_row_that_sits_out_a_step_is_not_moved_within_its_window() -> None:
     lane = Lane(table, window=8, margin_tokens=4, chunk_tokens=8)
     for name, length in (("first", 2), ("resting", 14), ("last", 2)):
         table.claim(name, reserve_tokens=9)
-        table.lengths[table.slots[name]] = length
+        table.set_length(name, length)
     table.select(["first", "last"], width=8)
     assert [place.name for place in lane.begin()] == ["first", "last"]
     table.select(["first", "resting"], width=8)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.request import SamplingParameters
-from app.engine.sampling import (
+from app.engine.sampling.acceptance import count_accepted
+from app.engine.sampling.drawing import (
     ACCEPTANCE_SALT,
     DRAFT_SALT,
     SampledRow,
@@ -23,7 +24,6 @@ from app.engine.sampling import (
     noise_keys,
     unit_noise,
 )
-from app.engine.sampling.acceptance import count_accepted
 from app.engine.sampling.truncation import truncate
 
 

@@ -11,8 +11,8 @@ import pytest
 from app.core.request import UNQUANTISED, Quantisation, Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.engine.engine import Engine
-from app.engine.sampling import SampledRow, draw
 from app.engine.sampling.acceptance import doubtful
+from app.engine.sampling.drawing import SampledRow, draw
 from tests.engine.driving import build
 from tests.engine.schedules import models, random_sampling
 from tests.engine.strict_study import Study, decode, hesitant_engine, study

@@ -8,8 +8,8 @@ import mlx.core as mx
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow
-from app.engine.drafters import Drafter, Outcome, Proposal
-from app.engine.sampling import SampledRow
+from app.engine.drafters.drafter import Drafter, Outcome, Proposal
+from app.engine.sampling.drawing import SampledRow
 from tests.engine.driving import Driver, build, naive
 from tests.tiny import tiny_model
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from app.core.request import SamplingParameters
-from app.engine.sampling import SampledRow, draw, gumbel_noise, noise_keys
+from app.engine.sampling.drawing import SampledRow, draw, gumbel_noise, noise_keys
 from app.engine.sampling.truncation import best_of, truncate
 
 ROUNDING, ROUNDING_OF_A_TOKEN = 1e-5, 2.0**-26

@@ -14,7 +14,7 @@ from app.core.errors import CommandError
 from app.desktop import bundle, removal
 from app.desktop.window import SIZE_FILE, WindowSize, read_size
 from app.hub.partial_folder import read_marker
-from app.i18n import Catalogs
+from app.i18n.catalogs import Catalogs
 from app.machine.own_files import read_json_as
 from app.machine.server_file import FILE_NAME, lock_home, read_server
 from app.models.tokenizer_file import TokenizerCache

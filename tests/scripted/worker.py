@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from app.core.request import Request
 from app.core.step import DecodeRow, EngineLimits, PrefillStep, PrefixState, RowOutcome, StepCost, StepPlan, StepResult
 from app.engine import memory
-from app.engine.drafters import LoadedUnit
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
 from app.engine.loading.pool import EnginePool
 from app.engine.loading.warm_up import CostFiles

@@ -17,7 +17,7 @@ from app.core.errors import PacelineError
 from app.core.messages import Command, Generate, KeepModels, Ready
 from app.core.reason import Reason
 from app.core.unit import DraftSpecification, LoadedModel, ModelSpecification, Stay
-from app.engine.drafters import LoadedUnit
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.pool import EnginePool
 from app.machine.channel import CrashNote
 from app.supervision.client import WorkerClient

@@ -20,7 +20,7 @@ from app.core.messages import (
     failed_frame,
 )
 from app.core.request import SamplingParameters, SpeculationRequest
-from app.engine.drafters import NoDraft
+from app.engine.loaded_unit import NoDraft
 from app.worker.answer import Answer, describe
 from app.worker.texts import PromptFuture
 from app.worker.thread_commands import LoopCommand, Submission

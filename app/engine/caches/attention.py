@@ -108,7 +108,7 @@ def attach(model: nn.Module) -> None:
             setattr(source, NAME, attention)
     for module in modules:
         kind: Any = type(module)
-        if "unembed_out" in module and not hasattr(kind, "tells"):
+        if "unembed_out" in module and not hasattr(kind, "registers"):
             module.__class__ = _registering(kind)
 
 
@@ -122,7 +122,7 @@ def _registering(kind: Any) -> Any:
             kv_cache.latent_reader = self
         return kind.__call__(self, *arguments, **keywords)
 
-    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__, "tells": kind})
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__, "registers": kind})
 
 
 def _kv_cache(cache: Any) -> Any:

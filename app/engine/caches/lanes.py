@@ -53,6 +53,7 @@ class SlotTable:
         self.slots: dict[str, int] = {}
         """Slot by sequence id."""
         self.lengths: list[int] = []
+        """Cached tokens by slot; only `set_length` changes one."""
         self.reserved: dict[str, int] = {}
         """Expected length of each row, in tokens, when it was claimed; 0 if unknown."""
         self.shared = 0
@@ -120,6 +121,10 @@ class SlotTable:
 
     def length(self, sequence_id: str) -> int:
         return self.lengths[self.slots[sequence_id]]
+
+    def set_length(self, sequence_id: str, length: int) -> None:
+        """Let the row hold `length` cached tokens: what a step committed, a rewind left or a prefix hit restored."""
+        self.lengths[self.slots[sequence_id]] = length
 
     def slots_of(self, name: str) -> Sequence[int]:
         """Return the slots whose rows are in a sequence's own buffer, or in the shared one if `name` is empty."""

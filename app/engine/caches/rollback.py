@@ -20,12 +20,13 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
+from app.core.request import MAX_DRAFT_TOKENS
 from app.engine.caches.attention import Attend, KvArrays, Packed, PerBuffer, quantised
 from app.engine.caches.lanes import Lane, Placement, Selection, SlotTable
 from app.models.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS, grown_capacity
 
-MARGIN_TOKENS = 96
-"""Tokens kept beyond a sliding window: more than the longest rewind (64 drafts and a carry-over)."""
+MARGIN_TOKENS = MAX_DRAFT_TOKENS + 32
+"""Tokens kept beyond a sliding window: more than the longest rewind (the most drafts and a carry-over)."""
 
 
 def copied(view: mx.array) -> mx.array:
@@ -383,7 +384,7 @@ class Caches:
                 cache.lane.set_base(slot, stop - size)
         for cache, size, span in zip(self.kv, sizes, spans, strict=True):
             cache.write_row(slot, span, stop - size - cache.lane.base(slot))
-        self.table.lengths[slot] = stop
+        self.table.set_length(sequence_id, stop)
 
     def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> None:
         """Take a row. Nothing is copied."""

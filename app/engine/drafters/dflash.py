@@ -16,7 +16,7 @@ from mlx_lm.models.qwen3 import TransformerBlock
 from app.core.step import DecodeRow
 from app.engine.drafters.draft_model import draw_after
 from app.engine.drafters.features import Attention, FeatureDrafter, FeatureModule, load_tensors
-from app.engine.sampling import SampledRow
+from app.engine.sampling.drawing import SampledRow
 from app.models.config_values import Config
 from app.models.drafters.config import SLIDING
 from app.models.drafters.formats import TARGET_PREFIXES, DFlashConfig

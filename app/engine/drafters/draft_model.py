@@ -16,11 +16,12 @@ from app.core.reason import NO_REASON, Reason
 from app.core.step import DecodeRow
 from app.engine.caches.lanes import reservation
 from app.engine.caches.rollback import UnknownCacheError
-from app.engine.drafters import Drafter, LoadedUnit, Outcome, Proposal
+from app.engine.drafters.drafter import Drafter, Outcome, Proposal
 from app.engine.drafters.forced_prefix import ForcedPrefix
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.runner import Runner, last_of, padded
-from app.engine.sampling import SampledRow, adjust, draw
 from app.engine.sampling.acceptance import fit_vocabulary
+from app.engine.sampling.drawing import SampledRow, adjust, draw
 
 CATCH_UP_CHUNK_TOKENS = (16, 512)
 """Shortest and longest chunk, in tokens, in which a lag is read."""

@@ -19,11 +19,12 @@ from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.caches.lanes import reservation
-from app.engine.drafters import Drafter, LoadedUnit, Outcome
 from app.engine.drafters.draft_model import DraftModel
+from app.engine.drafters.drafter import Drafter, Outcome
 from app.engine.layers import Target
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.runner import Runner, padded
-from app.engine.sampling import SampledRow
+from app.engine.sampling.drawing import SampledRow
 from app.models.drafters.config import DrafterConfig
 from app.models.folder import ModelFolder
 

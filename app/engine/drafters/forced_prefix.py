@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from app.core.reason import NO_REASON
-from app.engine.drafters import Proposal
+from app.engine.drafters.drafter import Proposal
 
 Forced = Sequence[tuple[tuple[int, ...], ...]]
 """Forced tokens by row and position: the usual token, then the others that a grammar allows there."""

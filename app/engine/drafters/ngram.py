@@ -11,9 +11,10 @@ from app.core.errors import ModelUnavailable
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
-from app.engine.drafters import Drafter, LoadedUnit, Proposal
+from app.engine.drafters.drafter import Drafter, Proposal
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.runner import padded
-from app.engine.sampling import SampledRow
+from app.engine.sampling.drawing import SampledRow
 
 SHORTEST_MATCH_TOKENS = 2
 LONGEST_MATCH_TOKENS = 32

@@ -10,12 +10,13 @@ from app.core.messages import short_text
 from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
-from app.engine.drafters import Drafter, LoadedUnit, NoDraft, Outcome, Proposal
+from app.engine.drafters.drafter import Drafter, Outcome, Proposal
 from app.engine.drafters.forced_prefix import merge, prepend_forced
+from app.engine.loaded_unit import LoadedUnit, NoDraft
 from app.engine.runner import Runner
-from app.engine.sampling import SampledRow
+from app.engine.sampling.drawing import SampledRow
 from app.models.draft_lengths import DRAFT_LENGTHS
-from app.models.drafters import METHOD_NAMES
+from app.models.drafters.methods import METHOD_NAMES
 
 logger = logging.getLogger("paceline.engine")
 

@@ -22,13 +22,13 @@ from mlx_lm.utils import _get_classes, load_model
 from app.core.errors import InsufficientMemory, ModelUnavailable, PacelineError
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
-from app.engine.drafters import LoadedDraft, LoadedUnit
 from app.engine.drafters.registry import REGISTRY
 from app.engine.encoders import build_encoder
 from app.engine.few_rows import use_fast_products
+from app.engine.loaded_unit import LoadedDraft, LoadedUnit
 from app.models.config_values import context_tokens, text_part
-from app.models.drafters import FEATURE_METHODS, check_drafter
 from app.models.drafters.formats import head_tensors
+from app.models.drafters.methods import FEATURE_METHODS, check_drafter
 from app.models.folder import ModelFolder, Packing, inspect_folder
 from app.models.tokenizer_file import Tokenizer, TokenizerCache
 

@@ -7,12 +7,12 @@ from app.core.step import EngineLimits, EnginePort
 from app.core.unit import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.caches.rollback import UnknownCacheError
-from app.engine.drafters import LoadedUnit
 from app.engine.drafters.registry import REGISTRY, Drafters, open_drafters
 from app.engine.encoder_engine import EncoderEngine
 from app.engine.encoders import Encoder
 from app.engine.engine import Engine
 from app.engine.layers import cheap_tokens_of
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
 from app.engine.memory import gpu_architecture
 from app.engine.prefix.cache import PrefixCache, open_prefix_cache

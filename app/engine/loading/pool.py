@@ -21,8 +21,8 @@ from app.core.messages import KeepModels, LoadProgress, Pressure
 from app.core.step import EnginePort
 from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
 from app.engine import memory
-from app.engine.drafters import LoadedUnit
 from app.engine.encoder_engine import EncoderEngine
+from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_unit
 from app.engine.loading.resident import Resident

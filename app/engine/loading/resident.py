@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from app.core.step import EnginePort, PrefixState
 from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
-from app.engine.drafters import LoadedUnit
+from app.engine.loaded_unit import LoadedUnit
 from app.models.footprint import Footprint
 
 

@@ -32,7 +32,7 @@ from app.core.step import (
 )
 from app.core.unit import ModelSpecification
 from app.models.draft_lengths import draft_lengths
-from app.models.drafters import TEXT_METHODS
+from app.models.drafters.methods import TEXT_METHODS
 from app.models.safe_files import read_object, write_privately
 
 Key = tuple[str, int, int, int]

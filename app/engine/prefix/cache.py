@@ -21,7 +21,7 @@ from app.core.step import PrefixState
 from app.core.unit import ModelSpecification
 from app.engine.caches.lanes import reservation
 from app.engine.caches.rollback import copied
-from app.engine.drafters import Drafter
+from app.engine.drafters.drafter import Drafter
 from app.engine.memory import on_cpu
 from app.engine.prefix.disk import NO_DISK, Content, Disk, DiskFile, identity_of, model_folder_name
 from app.engine.prefix.index import (

@@ -18,10 +18,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from app.engine.sampling import ACCEPTANCE_SALT, SampledRow, draw, gumbel_noise, noise_keys, shape_logits, unit_noise
+from app.engine.sampling.drawing import (
+    ACCEPTANCE_SALT,
+    SampledRow,
+    draw,
+    gumbel_noise,
+    noise_keys,
+    shape_logits,
+    unit_noise,
+)
 from app.engine.sampling.truncation import may_be_kept, truncates
-
-MODES = ("coupled", "rejection", "strict")
 
 
 @dataclass(frozen=True, slots=True)

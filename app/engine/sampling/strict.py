@@ -16,8 +16,8 @@ import mlx.core as mx
 from app.core.reason import Reason
 from app.core.step import DecodeRow
 from app.engine.runner import Runner, padded
-from app.engine.sampling import SampledRow
 from app.engine.sampling.acceptance import doubtful
+from app.engine.sampling.drawing import SampledRow
 
 SAMPLE_PROMPT, SAMPLE_TOKENS, SAMPLE_WIDTHS = 16, 48, (2, 3, 5, 8, 16)
 MARGIN = 8.0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from app.core.errors import ModelUnavailable
+from app.core.request import MAX_DRAFT_TOKENS
 from app.models.config_values import Config, ConfigValues, TargetFacts, text_part
 from app.models.drafters.config import (
     FINAL,
@@ -31,8 +32,8 @@ from app.models.drafters.config import (
 from app.models.safe_files import DOWNLOAD_AGAIN, read_integers, read_object
 from app.models.tokenizer_file import ORDINARY, Tokenizer
 
-LONGEST_BLOCK = 65
-"""Slots of the longest block: an anchor and the 64 drafts that a request may ask for."""
+LONGEST_BLOCK = 1 + MAX_DRAFT_TOKENS
+"""Slots of the longest block: an anchor and the most drafts that a request may ask for."""
 SPECULATORS_BLOCK = 8
 DFLASH2_KEYS = ("conv_kernel_size", "selector_rank", "selector_top_k")
 ANCHOR_KEYS = ("sample_from_anchor", "num_anchors")

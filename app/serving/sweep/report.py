@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from app.core.unit import ModelSpecification
-from app.models.drafters import NGRAM, TEXT_METHODS
+from app.models.drafters.methods import NGRAM, TEXT_METHODS
 from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Setting
 
 Standing = Literal["plain", "faster", "slower", "tie"]

@@ -1,0 +1,59 @@
+"""A target and its drafters in memory, before an engine is opened for them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx import nn
+
+from app.core.errors import ModelUnavailable
+from app.core.unit import ModelSpecification
+from app.models.drafters.methods import DRAFT_MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A drafter in memory. `vocabulary_size` counts the tokens that it chooses from, padding included."""
+
+    method: str
+    id: str
+    model: nn.Module
+    config: Mapping[str, Any]
+    max_context_tokens: int
+    vocabulary_size: int
+
+
+class NoDraft(ModelUnavailable):
+    """No drafter of a method is loaded with the model; `drafter` is its name for people."""
+
+    def __init__(self, drafter: str) -> None:
+        super().__init__(f"no {drafter} is loaded with this model")
+        self.drafter = drafter
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedUnit:
+    """A target and its drafters, in memory. `vocabulary_size` counts embedding rows, padding included."""
+
+    spec: ModelSpecification
+    target: nn.Module
+    config: Mapping[str, Any]
+    weights_bytes: int
+    max_context_tokens: int
+    vocabulary_size: int
+    drafts: tuple[LoadedDraft, ...] = ()
+    load_failures: Mapping[str, str] = field(default_factory=dict)
+    """Method -> why its drafter failed to load."""
+    on_progress: Callable[[], None] = lambda: None
+    """Callback between the parts of a long step."""
+
+    def draft(self, method: str) -> LoadedDraft:
+        """Return the drafter of that method. Raises NoDraft, or ModelUnavailable with the reason why there is none."""
+        for draft in self.drafts:
+            if draft.method == method:
+                return draft
+        if method in self.load_failures:
+            raise ModelUnavailable(self.load_failures[method])
+        if self.spec.draft_unavailable:
+            raise ModelUnavailable(self.spec.draft_unavailable)
+        raise NoDraft("draft model" if method == DRAFT_MODEL.name else f"{method} drafter")

@@ -1,0 +1,135 @@
+"""The texts of the interface: one flat JSON catalog for each language, shared by templates and scripts.
+
+A key names a place (`downloads.pause`), a value may hold `{name}` placeholders. Counted texts have one key for each
+plural form (`key.one`, `key.other`). A new language is a new JSON file with the keys of `en.json`; a folder of the
+user's own may add some, with English for missing keys. Names of methods (`method.mtp`) come from `METHODS`.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.core.errors import PacelineError
+from app.models.drafters.methods import METHODS
+from app.models.safe_files import MAX_JSON_BYTES, read_file
+
+FOLDER = Path(__file__).parent
+DEFAULT_LANGUAGE = "en"
+NAME_KEY = "language.name"
+"""Key of a language's own name for itself."""
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")
+LANGUAGES_WITHOUT_PLURAL = frozenset({"id", "ja", "ko", "ms", "th", "vi", "zh"})
+"""Languages without a plural form, according to `Intl.PluralRules`."""
+PLURAL_FORMS = ("zero", "one", "two", "few", "many", "other")
+
+logger = logging.getLogger("paceline.i18n")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The catalog of one language; scripts get its `entries`, templates call it `t`."""
+
+    language: str
+    entries: Mapping[str, str]
+
+    def __call__(self, key: str, **values: object) -> str:
+        """Return the plain text of `key`, placeholders filled in. Raises KeyError for a missing key or value."""
+        return PLACEHOLDER.sub(lambda match: str(values[match.group(1)]), self.entries[key])
+
+    def n(self, key: str, count: int, **values: object) -> str:
+        """Return the text for a count: `key.one` or `key.other`, with `{count}`."""
+        form = f"{key}.{plural_form(self.language, count)}"
+        return self(form if form in self.entries else f"{key}.other", count=count, **values)
+
+    @property
+    def name(self) -> str:
+        """The language's own name for itself."""
+        return self.entries[NAME_KEY]
+
+
+def plural_form(language: str, count: int) -> str:
+    """Return `one` or `other`; scripts ask `Intl.PluralRules`, which knows finer forms, for any language."""
+    return "one" if count == 1 and language.partition("-")[0] not in LANGUAGES_WITHOUT_PLURAL else "other"
+
+
+class Catalogs:
+    """All languages: those of the package, and those in folders of the user's own."""
+
+    def __init__(self, *folders: Path) -> None:
+        self._words = {language: read_words(language) for language in languages()}
+        english = self._words[DEFAULT_LANGUAGE].entries
+        for path in (catalog for folder in folders for catalog in sorted(folder.glob("*.json"))):
+            entries = _read_user_catalog(path)
+            if entries:
+                self._words[path.stem] = Words(path.stem, {**english, NAME_KEY: path.stem, **entries})
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Language -> its own name for itself."""
+        return {language: words.name for language, words in sorted(self._words.items())}
+
+    def words(self, language: str) -> Words:
+        """Return the catalog of a language, or the English one when there is none."""
+        return self._words.get(language) or self._words[DEFAULT_LANGUAGE]
+
+    def choose(self, accepted: str) -> str:
+        """Return the language for an `Accept-Language` header: the first wanted one available, else English."""
+        available = {language.lower(): language for language in sorted(self._words)}
+        for tag in _by_preference(accepted):
+            primary = tag.partition("-")[0]
+            regional = (candidate for candidate in available if candidate.startswith(f"{primary}-"))
+            for candidate_tag in (tag, primary, next(regional, "")):
+                if candidate_tag in available:
+                    return available[candidate_tag]
+        return DEFAULT_LANGUAGE
+
+
+def languages(folder: Path = FOLDER) -> tuple[str, ...]:
+    """Return every language that the package has a catalog of, in alphabetical order."""
+    return tuple(sorted(path.stem for path in folder.glob("*.json")))
+
+
+def read_words(language: str = DEFAULT_LANGUAGE) -> Words:
+    """Read the catalog of a language out of `languages()`."""
+    entries = json.loads((FOLDER / f"{language}.json").read_text(encoding="utf-8"))
+    methods = {
+        f"method.{method.name}": method.words.get(language, method.words[DEFAULT_LANGUAGE]) for method in METHODS
+    }
+    return Words(language, dict(sorted({**methods, **entries}.items())))
+
+
+def system_languages(environment: Mapping[str, str]) -> str:
+    """Return the language of the user's environment as an `Accept-Language` header: `ko_KR.UTF-8` is `ko-KR`."""
+    language = next(filter(None, map(environment.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+    return language.partition(".")[0].partition("@")[0].replace("_", "-")
+
+
+def _read_user_catalog(path: Path) -> dict[str, str]:
+    """Read a user's own catalog: only strings are taken, and errors are logged, so that the server starts anyway."""
+    try:
+        entries = json.loads(read_file(path, MAX_JSON_BYTES))
+    except (PacelineError, ValueError, RecursionError) as error:
+        logger.warning("the catalog %s cannot be read: %s", path.name, error)
+        return {}
+    if LANGUAGE.fullmatch(path.stem) is None or not isinstance(entries, dict):
+        logger.warning("%s is no catalog: name it like fr.json, with an object of words", path.name)
+        return {}
+    return {key: words for key, words in entries.items() if isinstance(words, str)}
+
+
+def _by_preference(accepted: str) -> list[str]:
+    """Return the tags of the header in lower case, most wanted first; invalid parts are left out."""
+    preferences = []
+    for index, entry in enumerate(accepted.lower().split(",")):
+        tag, _, quality = entry.partition(";q=")
+        try:
+            weight = float(quality) if quality.strip() else 1.0
+        except ValueError:
+            continue
+        if tag.strip() and weight > 0:
+            preferences.append((-weight, index, tag.strip()))
+    return [tag for _, _, tag in sorted(preferences)]
