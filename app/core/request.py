@@ -13,8 +13,8 @@ DraftingPolicy = Literal["auto", "single", "off"]
 """Policy of a unit: draft whenever that is faster, only while one request runs, or never."""
 
 AcceptanceRule = Literal["coupled", "strict", "rejection"]
-"""Rule for drafts: `coupled` accepts what the target draws too, `strict` redoes close calls plainly, `rejection` accepts
-by min(1, p/q)."""
+"""Rule for drafts: `coupled` accepts what the target draws too, `strict` redoes close calls plainly, `rejection`
+accepts by min(1, p/q)."""
 
 MAX_DRAFT_TOKENS = 64
 """Limit on the draft tokens per step that a request or a setting may ask for."""

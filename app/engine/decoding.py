@@ -5,14 +5,14 @@ the host. A launched forward belongs to its rows: whatever is planned next, its 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from operator import sub
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from app.core.reason import NO_REASON, Reason
-from app.core.request import OFF, Request
+from app.core.request import OFF, Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, RowOutcome, StepResult
 from app.engine.constraints import Constraints
 from app.engine.drafters.drafter import Outcome, Proposal
@@ -23,6 +23,19 @@ from app.engine.runner import Forward, Runner, last_of
 from app.engine.sampling.acceptance import Verified, accept
 from app.engine.sampling.drawing import DRAFT_SALT, SampledRow, TokenCounts, adjust, draw, penalises
 from app.engine.sampling.strict import StrictRows
+
+
+@dataclass(slots=True)
+class EngineRow:
+    """A request in the engine: its tokens so far, a live view of prompt and output once a step had it, and their
+    counts, which only a penalised row keeps."""
+
+    request: Request
+    tokens: Sequence[int] | None = None
+    counts: TokenCounts | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.counts = TokenCounts() if penalises(self.request.sampling) else None
 
 
 class Acceptance(NamedTuple):
@@ -43,7 +56,7 @@ class Decoder:
         self,
         runner: Runner,
         drafters: Drafters,
-        requests: Mapping[str, Request],
+        rows: Mapping[str, EngineRow],
         *,
         constraints: Constraints,
         pooling: Pooling,
@@ -53,31 +66,23 @@ class Decoder:
     ) -> None:
         self._runner = runner
         self._drafters = drafters
-        self._requests = requests
+        self._rows = rows
         self._constraints = constraints
         self._pooling = pooling
         self._strict_rows = strict_rows
         self._writes = writes
         self._by_rejection = by_rejection
-        self._counts: dict[str, TokenCounts] = {}
         self._in_flight: LaunchedForward | None = None
 
-    def admit(self, request: Request) -> None:
-        """Start a row of one of the engine's `requests`."""
-        if penalises(request.sampling):
-            self._counts[request.id] = TokenCounts()
-
     def release(self, request_id: str) -> None:
-        """End a row; what was launched for the others is kept. Unknown ids are fine."""
-        self._counts.pop(request_id, None)
+        """Forget what is in flight for a row; what was launched for the others is kept. Unknown ids are fine."""
         if self._in_flight is not None:
             others = [name for name in self._in_flight.sequence_ids if name != request_id]
             self._in_flight = self._in_flight.only(others)
 
     def clear(self) -> None:
-        """Drop every row, and what is in flight."""
+        """Drop what is in flight."""
         self._in_flight = None
-        self._counts.clear()
 
     # --- the step ---------------------------------------------------------------------------------------------
 
@@ -239,17 +244,20 @@ class Decoder:
         return draw(adjusted, sampled)
 
     def _sampled(self, row: DecodeRow, pending: int = 0, salt: int = 0) -> SampledRow:
-        sampling, counts = self._requests[row.sequence_id].sampling, self._counts.get(row.sequence_id)
-        return SampledRow(sampling, row.tokens, row.prompt_length, pending, salt, counts)
+        kept = self._rows[row.sequence_id]
+        return SampledRow(kept.request.sampling, row.tokens, row.prompt_length, pending, salt, kept.counts)
+
+    def _sampling(self, row: DecodeRow) -> SamplingParameters:
+        return self._rows[row.sequence_id].request.sampling
 
     def _scores(self, logits: mx.array, drawn: mx.array, rows: Sequence[DecodeRow]) -> Scores:
-        return score(logits, drawn, max(self._requests[row.sequence_id].sampling.top_logprobs or 0 for row in rows))
+        return score(logits, drawn, max(self._sampling(row).top_logprobs or 0 for row in rows))
 
     def _outcome(
         self, row: DecodeRow, tokens: Sequence[int], scores: Scores, index: int, committed: int, reason: Reason
     ) -> RowOutcome:
         """Build a row's outcome: all of `tokens` but the last were drafts; `index` is its row in `scores`."""
-        top = self._requests[row.sequence_id].sampling.top_logprobs
+        top = self._sampling(row).top_logprobs
         emitted = tuple(tokens)
         return RowOutcome(
             sequence_id=row.sequence_id,

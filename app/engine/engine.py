@@ -23,7 +23,7 @@ from app.core.step import (
 from app.engine import memory
 from app.engine.caches.lanes import reservation
 from app.engine.constraints import Constraints
-from app.engine.decoding import Decoder
+from app.engine.decoding import Decoder, EngineRow
 from app.engine.drafters.drafter import Drafter, Outcome
 from app.engine.drafters.registry import Drafters
 from app.engine.forward_results import LONG_TOKENS, SLOW_SECONDS, CacheWrites, Pooling, Scores, score
@@ -61,19 +61,17 @@ class Engine:
         self._constraints = Constraints(by_rejection=by_rejection)
         self._pooling = Pooling(runner, drafters.taps)
         self._writes = CacheWrites(runner, slow_seconds)
-        self._requests: dict[str, Request] = {}
+        self._rows: dict[str, EngineRow] = {}
         self._decoder = Decoder(
             runner,
             drafters,
-            self._requests,
+            self._rows,
             constraints=self._constraints,
             pooling=self._pooling,
             strict_rows=self.strict_rows,
             writes=self._writes,
             by_rejection=by_rejection,
         )
-        self._texts: dict[str, Sequence[int]] = {}
-        """Live views of each row's prompt and output."""
 
     @property
     def cache_families(self) -> tuple[str, ...]:
@@ -112,11 +110,11 @@ class Engine:
         return True
 
     def admit(self, request: Request) -> int:
-        self._requests[request.id] = request  # first: whatever fails from here on, `release` frees it
+        self._rows[request.id] = EngineRow(request)  # first: whatever fails from here on, `release` frees it
         if (request.speculation.acceptance or self._acceptance) == "strict":
             self.strict_rows.admit(request.id, request.prompt_tokens, self.runner.on_progress)
         self._claim(request)
-        for component in (self._decoder, self._constraints, self.drafters, self._pooling):
+        for component in (self._constraints, self.drafters, self._pooling):
             component.admit(request)
         if request.scores_prompt or request.embeds:
             return 0  # cached positions have no logits or hidden states
@@ -141,15 +139,14 @@ class Engine:
         }
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
-        request = self._requests.pop(request_id, None)
-        if request is None:
+        row = self._rows.pop(request_id, None)
+        if row is None:
             self.prefixes.drop_fetched(request_id)
             return
         self._decoder.release(request_id)
-        text = self._texts.pop(request_id, tokens)
         try:
             if tokens:  # a launched forward may have read the last emitted token too
-                self._cache_row(request, text, self.runner.length(request_id), ended=True)
+                self._cache_row(row.request, row.tokens or tokens, self.runner.length(request_id), ended=True)
         except (RuntimeError, MemoryError):
             logger.warning("a finished prompt is not kept: the device has no memory left")
         finally:
@@ -180,10 +177,9 @@ class Engine:
 
     def _reset(self) -> None:
         self._decoder.clear()
-        for name in list(self._requests):
+        for name in self._rows:
             self._forget(name)
-        self._requests.clear()
-        self._texts.clear()
+        self._rows.clear()
         self.runner.clear()
 
     def _forget(self, request_id: str) -> None:
@@ -209,8 +205,9 @@ class Engine:
         forced, offers = dict[str, int](), dict[str, dict[str, Offer]]()
         for row in plan.rows:
             name, new = row.sequence_id, emitted.get(row.sequence_id, ())
-            self._texts[name] = row.tokens
-            alternatives = self._constraints.forced(name, row.tokens, len(self._requests[name].prompt_tokens), new)
+            kept = self._rows[name]
+            kept.tokens = row.tokens
+            alternatives = self._constraints.forced(name, row.tokens, len(kept.request.prompt_tokens), new)
             forced_tokens = tuple(usual for usual, *_ in alternatives)
             forced[name] = len(forced_tokens)
             offers[name] = self.drafters.offers(name, row.tokens, (*new, *forced_tokens))
@@ -235,7 +232,7 @@ class Engine:
         self._writes.evaluate(in_parts=max(widths) >= LONG_TOKENS)
         mx.eval(self.runner.arrays(), to_evaluate)
         for row in rows if self.limits.stops_at_checkpoints else ():
-            if row.end in checkpoints_of(request := self._requests[row.sequence_id]):
+            if row.end in checkpoints_of(request := self._rows[row.sequence_id].request):
                 self._cache_row(request, row.tokens, row.end, ended=False)
         del forward, logits
         mx.clear_cache()
@@ -249,7 +246,7 @@ class Engine:
         """Score the prompt token after each fed one, for rows that ask for it; `logits` are in the order of `rows`."""
         scores = {}
         for index, row in enumerate(rows):
-            request = self._requests[row.sequence_id]
+            request = self._rows[row.sequence_id].request
             end = min(row.end, len(request.prompt_tokens) - 1)
             if request.scores_prompt and row.start < end:
                 next_tokens = mx.array([row.tokens[row.start + 1 : end + 1]], dtype=mx.int32)
