@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep, RowOutcome
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine.engine import Engine
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
@@ -75,8 +75,8 @@ class Counts:
 
 
 def load(target: Path, draft: Path, method: str) -> LoadedUnit:
-    draft_specification = DraftSpecification(draft.name, str(draft), method)
-    loading = load_unit(ModelSpecification(id=target.name, path=str(target), drafts=(draft_specification,)))
+    draft_specification = DrafterSpecification(draft.name, str(draft), method)
+    loading = load_unit(ModelSpecification(id=target.name, path=str(target), drafters=(draft_specification,)))
     while True:
         try:
             next(loading)
@@ -133,7 +133,9 @@ def expected(unit: LoadedUnit, texts: Sequence[tuple[int, list[int]]], temperatu
     coupled, rejection = [], []
     for prompt, text in texts:
         tokens = mx.array([text])
-        logits = [model(tokens)[0, prompt - 1 : -1].astype(mx.float32) for model in (unit.target, unit.drafts[0].model)]
+        logits = [
+            model(tokens)[0, prompt - 1 : -1].astype(mx.float32) for model in (unit.target, unit.drafters[0].model)
+        ]
         target, draft = (np.array(mx.softmax(scores / temperature, axis=-1), dtype=np.float64) for scores in logits)
         rejection.extend(np.minimum(target, draft).sum(axis=-1))
         for p, q in zip(target, draft, strict=True):

@@ -158,7 +158,7 @@ def _drafters_in_use(admin: AdminContext, main: CatalogModel, loaded: LoadedMode
     if unit.policy == "off":
         return set()
     allowed_methods = loaded.methods if loaded is not None and loaded.state == "ready" else unit.methods
-    in_use = {(draft.method, draft.id) for draft in unit.drafts} | {(name, "") for name in TEXT_METHODS}
+    in_use = {(drafter.method, drafter.id) for drafter in unit.drafters} | {(name, "") for name in TEXT_METHODS}
     return {drafter for drafter in in_use if not allowed_methods or drafter[0] in allowed_methods}
 
 

@@ -216,7 +216,7 @@ class Measuring:
             chosen.append(candidate)
         return msgspec.structs.replace(
             self._resolver.planned(main),
-            drafts=tuple(candidate.draft.as_draft for candidate in chosen if candidate.draft is not None),
+            drafters=tuple(candidate.draft.as_draft for candidate in chosen if candidate.draft is not None),
             draft_unavailable="",
             policy="auto",
             methods=(),
@@ -348,7 +348,7 @@ class Measuring:
             "disturbed": job.disturbed,
             "left_out": job.skipped_drafters,
         }
-        drafts = {draft.method: draft.id for draft in unit.drafts}
+        drafts = {drafter.method: drafter.id for drafter in unit.drafters}
         results = job.sweep.results(model=unit.id, drafts=drafts, options=options)
         alone = report_of(results).main_cell
         if job.sweep.interrupted and (alone is None or alone.verdict == "none"):

@@ -33,7 +33,7 @@ from app.serving.context import Context, context_of
 from app.serving.document import document, problems, success
 from app.serving.errors import endpoints
 from app.serving.gate import Body, JsonBody
-from app.serving.resolver import drafts_object, loaded_object
+from app.serving.resolver import drafters_object, loaded_object
 
 router = APIRouter()
 
@@ -65,12 +65,12 @@ async def load_model(request: Request, body: JsonBody[LoadBody]) -> dict[str, An
     loaded = await cancel_on_disconnect(request, context.worker.load(model, stay))
     loaded_model = context.worker.loaded().get(model.id)
     left_out = loaded_model.unavailable if loaded_model is not None else {}
-    drafts = [draft for draft in model.drafts if draft.method not in left_out]
-    reasons = [f"{draft.id}: {left_out[draft.method]}" for draft in model.drafts if draft not in drafts]
+    drafts = [drafter for drafter in model.drafters if drafter.method not in left_out]
+    reasons = [f"{drafter.id}: {left_out[drafter.method]}" for drafter in model.drafters if drafter not in drafts]
     return {
         "model": model.id,
         "draft": drafts[0].id if drafts else None,
-        "drafts": drafts_object(drafts),
+        "drafts": drafters_object(drafts),
         "draft_unavailable": "; ".join([*reasons, *filter(None, [model.draft_unavailable])]),
         "seconds": round(loaded.seconds, 3),
     }
@@ -214,7 +214,7 @@ def describe(context: Context, model: CatalogModel, name: str, *, looking: bool)
         "id": name,
         "profile_of": model.id if name != model.id else None,
         "alias": entry.settings.alias if name == model.id else None,
-        "draft": entry.drafts[0].id if entry.drafts else None,
+        "draft": entry.drafters[0].id if entry.drafters else None,
         "methods": list(loaded.methods) if loaded else [],
         "unavailable": loaded.unavailable_texts if loaded else {},
         "context": entry.context_tokens or None,

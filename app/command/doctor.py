@@ -29,7 +29,7 @@ from app.command.loaded import bytes_text
 from app.core.errors import StoreUnavailable
 from app.core.messages import Pressure
 from app.core.setting_texts import local_url
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.machine import descriptors
 from app.machine.host import chip_name, memory_pressure, wired_limit_mb
 from app.machine.installation import DISTRIBUTION, newer_version, this_installation
@@ -325,9 +325,9 @@ def needed_by_models(live: LiveSettings) -> dict[str, int]:
     paths = {row.id: row.path for row in rows}
     needs = {}
     for row in rows:
-        drafts = tuple(DraftSpecification(draft["id"], paths[draft["id"]], draft["method"]) for draft in row.drafts)
+        drafts = tuple(DrafterSpecification(draft["id"], paths[draft["id"]], draft["method"]) for draft in row.drafts)
         if row.kind == "main":
-            unit = ModelSpecification(id=row.id, path=row.path, drafts=drafts)
+            unit = ModelSpecification(id=row.id, path=row.path, drafters=drafts)
             needs[row.id] = unit_footprint(unit, widen=False).total_bytes
     return needs
 

@@ -93,7 +93,7 @@ def _row(
 ) -> ModelRow:
     is_usable = model.kind == "main" and not model.problem
     chosen = chooser.choose(model) if chooser is not None and is_usable else None
-    drafts = chosen.drafts if chosen else ()
+    drafts = chosen.drafters if chosen else ()
     kv_reason = kv_refusal(model.config) if model_settings.kv_bits and is_usable else ""
     pairing_problem = _pairing_problem(model, models) if model.kind == "drafter" and not model.problem else ""
     return ModelRow(

@@ -6,7 +6,7 @@ from app.core.reason import NO_REASON, Reason
 from app.core.request import UNQUANTISED, AcceptanceRule, DraftingPolicy, Quantisation
 
 
-class DraftSpecification(msgspec.Struct, frozen=True):
+class DrafterSpecification(msgspec.Struct, frozen=True):
     """One drafter of a unit. A multi-token head inside the main model's checkpoint has id and path of that model."""
 
     id: str
@@ -25,7 +25,7 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     path: str
-    drafts: tuple[DraftSpecification, ...] = ()
+    drafters: tuple[DrafterSpecification, ...] = ()
     """At most one per method, best first."""
     draft_unavailable: str = ""
     """Why a chosen drafter is not used; empty when there is nothing to explain."""
@@ -125,7 +125,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def draft_ids(self) -> tuple[str, ...]:
         """Ids of its drafters."""
-        return tuple(draft.id for draft in self.unit.drafts)
+        return tuple(drafter.id for drafter in self.unit.drafters)
 
     def idle_seconds(self, now: float) -> float:
         """Return the seconds without a request up to `now`, in monotonic seconds."""

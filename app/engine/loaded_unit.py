@@ -12,7 +12,7 @@ from app.models.drafters.methods import DRAFT_MODEL
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedDraft:
+class LoadedDrafter:
     """A drafter in memory. `vocabulary_size` counts the tokens that it chooses from, padding included."""
 
     method: str
@@ -23,7 +23,7 @@ class LoadedDraft:
     vocabulary_size: int
 
 
-class NoDraft(ModelUnavailable):
+class NoDrafter(ModelUnavailable):
     """No drafter of a method is loaded with the model; `drafter` is its name for people."""
 
     def __init__(self, drafter: str) -> None:
@@ -41,19 +41,19 @@ class LoadedUnit:
     weights_bytes: int
     max_context_tokens: int
     vocabulary_size: int
-    drafts: tuple[LoadedDraft, ...] = ()
+    drafters: tuple[LoadedDrafter, ...] = ()
     load_failures: Mapping[str, str] = field(default_factory=dict)
     """Method -> why its drafter failed to load."""
     on_progress: Callable[[], None] = lambda: None
     """Callback between the parts of a long step."""
 
-    def draft(self, method: str) -> LoadedDraft:
-        """Return the drafter of that method. Raises NoDraft, or ModelUnavailable with the reason why there is none."""
-        for draft in self.drafts:
-            if draft.method == method:
-                return draft
+    def drafter(self, method: str) -> LoadedDrafter:
+        """Return the drafter of that method. Raises NoDrafter, or ModelUnavailable with the reason for none."""
+        for drafter in self.drafters:
+            if drafter.method == method:
+                return drafter
         if method in self.load_failures:
             raise ModelUnavailable(self.load_failures[method])
         if self.spec.draft_unavailable:
             raise ModelUnavailable(self.spec.draft_unavailable)
-        raise NoDraft("draft model" if method == DRAFT_MODEL.name else f"{method} drafter")
+        raise NoDrafter("draft model" if method == DRAFT_MODEL.name else f"{method} drafter")

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from app.core.clock import Clock
 from app.core.errors import DiskUnavailable, ModelNotFound, ModelUnavailable
-from app.core.unit import DraftSpecification
+from app.core.unit import DrafterSpecification
 from app.models.drafters.formats import head_tensors
 from app.models.drafters.methods import DRAFT_MODEL, MTP, drafter_method
 from app.models.folder import Signature, read_folder, signature_of
@@ -217,9 +217,9 @@ class CatalogModel:
         return self.kind == "main" and self.model_type.startswith("qwen3") and "reranker" in self.id.lower()
 
     @property
-    def as_draft(self) -> DraftSpecification:
+    def as_draft(self) -> DrafterSpecification:
         """Specification from which the worker loads it as a drafter."""
-        return DraftSpecification(self.id, str(self.path), self.method)
+        return DrafterSpecification(self.id, str(self.path), self.method)
 
     @property
     def tokenizer(self) -> Tokenizer:

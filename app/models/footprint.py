@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.core.request import UNQUANTISED, Quantisation
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.models.config_values import HIDDEN_KEYS, LAYER_KEYS, VOCABULARY_KEYS, context_tokens, text_number, text_part
 from app.models.drafters.methods import FEATURE_METHODS, MTP
 from app.models.encoders import BATCH_TOKENS
@@ -122,7 +122,7 @@ def _buffer_layout(lengths: Sequence[int]) -> tuple[int, int]:
 
 def unit_footprint(spec: ModelSpecification, *, widen: bool) -> Footprint:
     """Return the sum of the main model and its drafters. Raises ModelUnavailable for a broken folder; takes some ms."""
-    drafters = (drafter_footprint(draft, spec, widen=widen) for draft in spec.drafts)
+    drafters = (drafter_footprint(drafter, spec, widen=widen) for drafter in spec.drafters)
     return sum(drafters, main_footprint(spec, widen=widen))
 
 
@@ -132,7 +132,7 @@ def main_footprint(spec: ModelSpecification, *, widen: bool) -> Footprint:
     return _footprint(folder, spec, widen=widen, quantisation=quantisation_of(spec, folder.config))
 
 
-def drafter_footprint(draft: DraftSpecification, spec: ModelSpecification, *, widen: bool) -> Footprint:
+def drafter_footprint(draft: DrafterSpecification, spec: ModelSpecification, *, widen: bool) -> Footprint:
     """Return what one drafter adds to the unit of `spec`. Raises ModelUnavailable for a broken folder."""
     folder = inspect_folder(Path(draft.path))
     if draft.method in FEATURE_METHODS:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from app.core.errors import ModelNotFound, SpeculationUnavailable
 from app.core.request import OFF
-from app.core.unit import DraftSpecification
+from app.core.unit import DrafterSpecification
 from app.model_settings import ModelSettings
 from app.models.catalog import CatalogModel, FolderCatalog
 from app.models.drafters.methods import DRAFT_METHODS, DRAFT_MODEL, TEXT_METHODS
@@ -26,7 +26,7 @@ SpeedupLookup = Callable[[str], Speedups]
 class DrafterChoice:
     """The drafters of a unit, why a chosen one is missing, and the other settings chosen for the model."""
 
-    drafts: tuple[DraftSpecification, ...] = ()
+    drafters: tuple[DrafterSpecification, ...] = ()
     reason: str = ""
     is_intended: bool = False
     """Whether drafting without a drafter is what the user asked for, so that `reason` reports no problem."""
@@ -95,7 +95,7 @@ class Chooser:
         If `chooser` (a setting or the stored choice) names them, unusable ones are left out with a reason. Without
         it, a request names them, and an unusable one raises ModelNotFound or SpeculationUnavailable.
         """
-        drafts: dict[str, DraftSpecification] = {}
+        drafters: dict[str, DrafterSpecification] = {}
         reasons: list[str] = []
         for id_ in ids:
             try:
@@ -105,14 +105,14 @@ class Chooser:
                     raise ModelNotFound(error.message, parameter="draft_model") from None
                 reasons.append(f"{chooser} names {id_} for {main.id}: {error.message}")
                 continue
-            if problem := self._misfit(main, draft, drafts.get(draft.method)):
+            if problem := self._misfit(main, draft, drafters.get(draft.method)):
                 message = f"{draft.id} cannot draft for {main.id}: {problem}"
                 if not chooser:
                     raise SpeculationUnavailable(message, parameter="draft_model")
                 reasons.append(message)
             else:
-                drafts[draft.method] = draft.as_draft
-        return DrafterChoice(tuple(drafts.values()), "; ".join(reasons))
+                drafters[draft.method] = draft.as_draft
+        return DrafterChoice(tuple(drafters.values()), "; ".join(reasons))
 
     def best(self, main: CatalogModel, methods: Collection[str], *, by_measured: bool = True) -> DrafterChoice:
         """Return the best drafter among these methods, or the reason why there is none."""
@@ -147,9 +147,9 @@ class Chooser:
             return self.best(main, DRAFT_METHODS, by_measured=by_measured)
         allowed = (method for method in DRAFT_METHODS if method in methods)
         best = [self.best(main, (method,), by_measured=by_measured) for method in allowed]
-        drafts = tuple(draft for chosen in best for draft in chosen.drafts)
+        drafters = tuple(drafter for chosen in best for drafter in chosen.drafters)
         return DrafterChoice(
-            drafts, "; ".join(chosen.reason for chosen in best if chosen.reason) or _only(main, methods)
+            drafters, "; ".join(chosen.reason for chosen in best if chosen.reason) or _only(main, methods)
         )
 
     def _from_settings(self, main: CatalogModel) -> tuple[ModelSettings, DrafterChoice | None]:
@@ -187,7 +187,7 @@ class Chooser:
             chosen = DrafterChoice(reason=_only(main, (config.method,)), is_intended=True)
         elif config.model:
             chosen = self.find_named(main, self.names(config.model), "speculative_config")
-            methods = methods or tuple(draft.method for draft in chosen.drafts) or None
+            methods = methods or tuple(drafter.method for drafter in chosen.drafters) or None
         else:
             chosen = self.best(main, methods or ())
         explicit = ModelSettings.model_validate(
@@ -197,7 +197,7 @@ class Chooser:
         )
         return explicit, _allowed(chosen, methods)
 
-    def _misfit(self, main: CatalogModel, draft: CatalogModel, other: DraftSpecification | None) -> str:
+    def _misfit(self, main: CatalogModel, draft: CatalogModel, other: DrafterSpecification | None) -> str:
         """Return why a drafter cannot be used; `other` is an earlier one of the same method."""
         if problem := refusal(main, draft):
             return problem
@@ -208,13 +208,13 @@ def _allowed(chosen: DrafterChoice, methods: tuple[str, ...] | None) -> DrafterC
     """Return `chosen` with only the drafters of these methods; the others are left out with a reason."""
     if methods is None:
         return chosen
-    drafts = tuple(draft for draft in chosen.drafts if draft.method in methods)
+    drafters = tuple(drafter for drafter in chosen.drafters if drafter.method in methods)
     others = [
-        f"{draft.id} drafts by {draft.method}, chosen is {' or '.join(methods)}"
-        for draft in chosen.drafts
-        if draft not in drafts
+        f"{drafter.id} drafts by {drafter.method}, chosen is {' or '.join(methods)}"
+        for drafter in chosen.drafters
+        if drafter not in drafters
     ]
-    return replace(chosen, drafts=drafts, reason="; ".join([*others, *([chosen.reason] if chosen.reason else [])]))
+    return replace(chosen, drafters=drafters, reason="; ".join([*others, *([chosen.reason] if chosen.reason else [])]))
 
 
 def _only(main: CatalogModel, methods: tuple[str, ...]) -> str:

@@ -275,7 +275,7 @@ class Record:
                 "method": command.speculation.method,
                 "num_draft_tokens": command.speculation.num_draft_tokens or command.model.num_draft_tokens,
                 "sampling": {name: getattr(command.sampling, name) for name in SAMPLING},
-                "drafters": [draft.id for draft in command.model.drafts],
+                "drafters": [drafter.id for drafter in command.model.drafters],
             },
             "problem": self._problem,
         }

@@ -15,7 +15,7 @@ import msgspec
 from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
 from app.core.messages import KeepModels, LoadProgress
 from app.core.request import OFF, SpeculationRequest
-from app.core.unit import DEFAULT_STAY, UNSPECIFIED_STAY, DraftSpecification, LoadedModel, ModelSpecification, Stay
+from app.core.unit import DEFAULT_STAY, UNSPECIFIED_STAY, DrafterSpecification, LoadedModel, ModelSpecification, Stay
 from app.model_settings import ModelSettings, split_profile
 from app.models.catalog import CatalogModel, FolderCatalog
 from app.models.config_values import context_tokens
@@ -42,7 +42,7 @@ class ModelEntry:
     """Progress of a load under way."""
     quarantine: str
     """Why the model may not run at the moment; empty if it may."""
-    drafts: tuple[DraftSpecification, ...]
+    drafters: tuple[DrafterSpecification, ...]
     """Drafters that it is loaded with, else those that it would get."""
     looking: bool
     """Whether its drafters are still being searched for."""
@@ -75,7 +75,7 @@ class ModelEntry:
         chats = ("chat", "tools") if self.model.has_chat_template else ()
         more = (
             ("reasoning", self.model.supports_reasoning),
-            ("drafts", bool(self.drafts)),
+            ("drafts", bool(self.drafters)),
             ("rerank", self.model.reranks),
         )
         return (*chats, "json", "embeddings", *(name for name, can in more if can))
@@ -89,13 +89,13 @@ class ModelEntry:
             "size_bytes": self.model.size_bytes,
             "state": self.state,
             "looking": self.looking,
-            "drafts": drafts_object(self.drafts),
+            "drafts": drafters_object(self.drafters),
         }
 
 
-def drafts_object(drafts: Iterable[DraftSpecification]) -> list[dict[str, str]]:
+def drafters_object(drafters: Iterable[DrafterSpecification]) -> list[dict[str, str]]:
     """Return the drafters of a unit as JSON."""
-    return [{"id": draft.id, "method": draft.method} for draft in drafts]
+    return [{"id": drafter.id, "method": drafter.method} for drafter in drafters]
 
 
 def loaded_object(model: LoadedModel) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def loaded_object(model: LoadedModel) -> dict[str, Any]:
     return {name: value for name, value in state.items() if name not in HIDDEN_FIELDS} | {
         "id": model.id,
         "draft": ids[0] if ids else None,
-        "drafts": drafts_object(model.unit.drafts),
+        "drafts": drafters_object(model.unit.drafters),
         "draft_ids": ids,
         "pinned": model.stay.pinned,
     }
@@ -152,14 +152,14 @@ class Resolver:
             if method not in {"auto", OFF, *self.named_methods(specification, drafts)}:
                 reason = f"{drafts} does not draft by {method}: name a {method} drafter, or leave draft_model out"
                 raise SpeculationUnavailable(reason, parameter="speculation")
-        elif method in DRAFT_METHODS and all(draft.method != method for draft in specification.drafts):
+        elif method in DRAFT_METHODS and all(drafter.method != method for drafter in specification.drafters):
             specification = self._with_method(main, specification, method)
         return specification
 
     def named_methods(self, specification: ModelSpecification, drafts: str | None) -> tuple[str, ...]:
         """Return the methods of the drafters that a request names in `drafts`; empty if it names none."""
         names = () if drafts in {None, OFF} else self._chooser.names(drafts)
-        return tuple(draft.method for draft in specification.drafts if draft.id in names)
+        return tuple(drafter.method for drafter in specification.drafters if drafter.id in names)
 
     def resolve_load(self, model_id: str, drafts: str | None) -> ModelSpecification:
         """Return the unit for an explicit load: with exactly the drafters in `drafts`; if None, as for a request."""
@@ -254,7 +254,7 @@ class Resolver:
         request = msgspec.structs.replace(request, policy=usual.policy)
         if request.method != "auto" or request.methods:
             return request
-        allowed = usual.methods or (*(draft.method for draft in usual.drafts), *TEXT_METHODS)
+        allowed = usual.methods or (*(drafter.method for drafter in usual.drafters), *TEXT_METHODS)
         methods = tuple(method for method in loaded.methods if method in allowed)
         if usual.policy == OFF or not methods:
             return msgspec.structs.replace(request, method=OFF)
@@ -273,11 +273,11 @@ class Resolver:
         if requested is not None:
             names = self._chooser.names(requested)
             selected = DrafterChoice(reason=TURNED_OFF) if requested == OFF else self._chooser.find_named(main, names)
-            methods = () if selected.drafts else methods
+            methods = () if selected.drafters else methods
         return ModelSpecification(
             id=main.id,
             path=str(main.path),
-            drafts=selected.drafts,
+            drafters=selected.drafters,
             draft_unavailable=selected.reason,
             policy=model_settings.policy or settings.policy,
             acceptance=model_settings.acceptance or settings.acceptance,
@@ -304,19 +304,19 @@ class Resolver:
             loaded=loaded,
             progress=self._worker.progress.get(model.id),
             quarantine=str(self._worker.quarantined.get(model.id, "")),
-            drafts=() if looking else self._drafts(model, loaded),
+            drafters=() if looking else self._drafters(model, loaded),
             looking=looking,
         )
 
-    def _drafts(self, model: CatalogModel, loaded: LoadedModel | None) -> tuple[DraftSpecification, ...]:
+    def _drafters(self, model: CatalogModel, loaded: LoadedModel | None) -> tuple[DrafterSpecification, ...]:
         """Return the drafters that a model is loaded with, else those that it would get; none if that is not known."""
         unit = loaded.unit if loaded is not None else self._worker.unit(model.id)
         if unit is not None:
-            return unit.drafts
+            return unit.drafters
         if model.kind != "main" or model.problem:
             return ()
         try:
-            return self._chooser.choose(model).drafts
+            return self._chooser.choose(model).drafters
         except ModelUnavailable:  # a folder that cannot be read for the moment
             return ()
 
@@ -338,8 +338,8 @@ class Resolver:
         if requested is None:
             return True
         names = () if requested == OFF else self._chooser.names(requested)
-        return {draft.id for draft in specification.drafts}.issuperset(names) and bool(
-            names or not specification.drafts
+        return {drafter.id for drafter in specification.drafters}.issuperset(names) and bool(
+            names or not specification.drafters
         )
 
     def _with_method(self, main: CatalogModel, specification: ModelSpecification, method: str) -> ModelSpecification:
@@ -352,10 +352,10 @@ class Resolver:
             reason = reason or f"no {method} drafter was chosen for {main.id}: name one in draft_model"
         else:
             best = self._chooser.best(main, (method,))
-            if best.drafts:
-                drafts = sorted(
-                    (*specification.drafts, *best.drafts), key=lambda draft: DRAFT_METHODS.index(draft.method)
+            if best.drafters:
+                drafters = sorted(
+                    (*specification.drafters, *best.drafters), key=lambda drafter: DRAFT_METHODS.index(drafter.method)
                 )
-                return msgspec.structs.replace(specification, drafts=tuple(drafts))
+                return msgspec.structs.replace(specification, drafters=tuple(drafters))
             reason = best.reason
         raise SpeculationUnavailable(reason, parameter="speculation")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from app.core.request import SpeculationRequest
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine.engine import Engine
 from app.serving.sweep.grid import GOVERNOR, LENGTHS, PLAIN, Setting
 from app.text.prompt.template import TextModel
@@ -67,10 +67,10 @@ class LoadedModel:
         self.name = name
         folder = DEMO_MODELS / name
         drafts = (
-            DraftSpecification(draft, str(DEMO_MODELS / draft), method) for method, draft in DRAFTERS[name].items()
+            DrafterSpecification(draft, str(DEMO_MODELS / draft), method) for method, draft in DRAFTERS[name].items()
         )
         self._fixed = OurSide(
-            ModelSpecification(id=name, path=str(folder), drafts=tuple(drafts), policy="auto", prefix_cache_bytes=0)
+            ModelSpecification(id=name, path=str(folder), drafters=tuple(drafts), policy="auto", prefix_cache_bytes=0)
         )
         self._governor = self._fixed.with_new_scheduler()
         self.text = TextModel.load(folder)

@@ -13,7 +13,7 @@ import mlx.core as mx
 from app.core.request import DraftingPolicy, Request, SamplingParameters, SpeculationRequest
 from app.core.statistics import Statistics
 from app.core.step import DecodeStep, StepCost, StepResult
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine.engine import Engine
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
@@ -154,7 +154,7 @@ def specification_of(folders: PairFolders, *, policy: DraftingPolicy = "single")
     return ModelSpecification(
         id=folders.target.name,
         path=str(folders.target),
-        drafts=(DraftSpecification(folders.draft.name, str(folders.draft)),) if folders.draft else (),
+        drafters=(DrafterSpecification(folders.draft.name, str(folders.draft)),) if folders.draft else (),
         policy=policy,
         prefix_cache_bytes=0,
     )

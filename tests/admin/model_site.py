@@ -46,7 +46,7 @@ class PacedWorker(FakeWorker):
     async def load(self, model: ModelSpecification, stay: Stay = UNSPECIFIED_STAY) -> ModelLoaded:
         if self.in_use:
             raise ModelInUse("it is in use", retry_after_seconds=1)
-        methods = (*(draft.method for draft in model.drafts), "ngram")
+        methods = (*(drafter.method for drafter in model.drafters), "ngram")
         held = LoadedModel(
             unit=model,
             state="ready",

@@ -15,7 +15,7 @@ import pytest
 from app.admin.downloading import Downloads
 from app.core.download import Download
 from app.core.messages import Ready, Snapshot
-from app.core.unit import DraftSpecification
+from app.core.unit import DrafterSpecification
 from app.hub.hub_files import Hub, HubToken
 from app.hub.hub_search import FoundRepository, search
 from app.main import admin_context, build
@@ -170,7 +170,7 @@ def _search(hub: Hub) -> list[FoundRepository]:
 async def test_a_model_in_use_or_of_somebody_else_is_not_deleted(site: DownloadSite) -> None:
     await site.call("POST", "/admin/api/downloads", {"repository": ID}, 202)
     await site.until("done")
-    for held in (loaded(ID), loaded("main", DraftSpecification(ID, ""))):
+    for held in (loaded(ID), loaded("main", DrafterSpecification(ID, ""))):
         site.worker.snapshot = Snapshot(models=(held,))
         error = (await site.call("DELETE", f"/admin/api/files/{ID}", {}, 409))["error"]
         assert (error["code"], held.id in error["message"]) == ("model_in_use", True)

@@ -69,8 +69,8 @@ async def test_what_was_in_memory_is_there_again_afterwards(site: ModelSite) -> 
     before = site.worker.snapshot.models[0].draft_ids
     await site.measured(rounds=1)
     assert site.worker.snapshot.models[0].draft_ids == before == ("demo-assistant-dflash",)
-    assert len(site.worker.loads[1].drafts) == 3, "measured was with the best drafter of each method"
-    assert site.admin.serving.resolver.resolve(DEMO).drafts == site.worker.loads[0].drafts
+    assert len(site.worker.loads[1].drafters) == 3, "measured was with the best drafter of each method"
+    assert site.admin.serving.resolver.resolve(DEMO).drafters == site.worker.loads[0].drafters
 
 
 async def test_what_was_not_in_memory_is_not_afterwards(site: ModelSite) -> None:
@@ -94,7 +94,7 @@ async def test_the_recommendation_is_listed_applied_and_nothing_else(site: Model
     assert site.admin.serving.live.model(DEMO).given() == expected
     again = make_model_site(site.admin.serving.settings.home)
     unit = again.admin.serving.resolver.resolve(DEMO)
-    assert ([draft.id for draft in unit.drafts], unit.methods) == (["demo-draft"], ("draft_model",))
+    assert ([drafter.id for drafter in unit.drafters], unit.methods) == (["demo-draft"], ("draft_model",))
     (row,) = (await site.call("GET", f"/admin/api/measurements?model={DEMO}"))["measurements"]
     assert row["report"]["advice"]["changes"] == []
     await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", {}, status=400)

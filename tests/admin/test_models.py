@@ -200,7 +200,11 @@ async def test_a_choice_is_stored_as_the_same_settings_that_everybody_sees(site:
     assert {name: value for name, value in view["choice"].items() if value is not None} == body
     assert {entry["method"] for entry in view["candidates"] if entry["in_use"]} == {"draft_model", "ngram"}
     unit = again.admin.serving.resolver.resolve(DEMO)
-    assert ([draft.id for draft in unit.drafts], unit.num_draft_tokens, unit.policy) == (["demo-draft"], 5, "auto")
+    assert ([drafter.id for drafter in unit.drafters], unit.num_draft_tokens, unit.policy) == (
+        ["demo-draft"],
+        5,
+        "auto",
+    )
     await again.call("PUT", f"/admin/api/drafts/{DEMO}", {"acceptance": None})
     given = again.admin.serving.live.model(DEMO).given()
     assert given == {name: value for name, value in body.items() if name != "acceptance"}, "the rest is kept"
@@ -216,7 +220,7 @@ async def test_a_loaded_model_gets_a_choice_at_once_unless_it_is_used(site: Mode
     site.worker.in_use = True
     chosen = await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"drafts": []})
     assert chosen["became"] == "in_use"
-    assert [draft.id for draft in site.admin.serving.resolver.resolve(DEMO).drafts] == ["demo-draft"]
+    assert [draft.id for draft in site.admin.serving.resolver.resolve(DEMO).drafters] == ["demo-draft"]
     site.worker.in_use = False
     assert (await site.call("POST", "/admin/api/models/reload", {"model": DEMO}))["became"] == "loaded"
     assert not site.worker.snapshot.models[0].draft_ids
@@ -230,12 +234,12 @@ async def test_a_choice_for_a_model_in_use_comes_as_soon_as_no_request_uses_it(s
     on_event, resolver, loads = site.admin.loading.on_event, site.admin.serving.resolver, len(site.worker.loads)
     (used,) = site.worker.snapshot.models
     on_event(Heartbeat(pending=True, snapshot=Snapshot(models=(msgspec.structs.replace(used, leases=1),))))
-    assert resolver.resolve(DEMO).drafts, "until then requests get what is in memory"
+    assert resolver.resolve(DEMO).drafters, "until then requests get what is in memory"
     site.worker.in_use = False
     on_event(Heartbeat(pending=False, snapshot=Snapshot(models=(used,))))
     await site.worker.wait_for(lambda: len(site.worker.loads) > loads)
     assert not site.worker.snapshot.models[0].draft_ids
-    assert not resolver.resolve(DEMO).drafts
+    assert not resolver.resolve(DEMO).drafters
     on_event(Heartbeat(pending=False, snapshot=Snapshot(models=(used,))))
     assert len(site.worker.loads) == loads + 1, "it came once"
 

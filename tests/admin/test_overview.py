@@ -8,7 +8,7 @@ from app.admin.live import LiveFeed
 from app.core.errors import StoreUnavailable
 from app.core.messages import Delta, LoadProgress, Ready, Snapshot
 from app.core.reason import Reason
-from app.core.unit import DraftSpecification
+from app.core.unit import DrafterSpecification
 from app.main import build
 from app.serving.metrics import Pace
 from app.store.rows import RequestHistory
@@ -28,8 +28,8 @@ def site() -> Site:
         models=(
             loaded(
                 "demo-main",
-                DraftSpecification("demo-draft", "/private/draft"),
-                DraftSpecification("demo-main", "/private/main", "mtp"),
+                DrafterSpecification("demo-draft", "/private/draft"),
+                DrafterSpecification("demo-main", "/private/main", "mtp"),
                 weights_bytes=3_000,
                 methods=("draft_model", "ngram"),
                 unavailable={"eagle3": Reason("cannot_draft", {"detail": "no drafter fits"})},

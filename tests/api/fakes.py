@@ -334,7 +334,7 @@ class Site:
 
 def names_of(specification: ModelSpecification) -> list[str]:
     """The ids of a unit's drafters."""
-    return [draft.id for draft in specification.drafts]
+    return [drafter.id for drafter in specification.drafters]
 
 
 def chat_body(**fields: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from app.core.errors import InvalidSetting
 from app.core.messages import Snapshot
 from app.core.request import SpeculationRequest
-from app.core.unit import DraftSpecification
+from app.core.unit import DrafterSpecification
 from tests.api.fakes import DRAFTERS, FOLDERS, Site, chat_body, frames, make_site, names_of
 from tests.loaded import loaded
 
@@ -231,9 +231,9 @@ async def test_a_method_that_is_named_brings_its_drafter_or_is_refused() -> None
     assert (await site.chat(speculation={"method": "eagle3"})).status_code == 200
     (command,) = site.worker.commands
     assert command.speculation.method == "eagle3"
-    assert command.model.drafts == (
-        DraftSpecification("demo-main-dflash", str(FOLDERS / "demo-main-dflash"), "dflash"),
-        DraftSpecification("demo-main-eagle3", str(FOLDERS / "demo-main-eagle3"), "eagle3"),
+    assert command.model.drafters == (
+        DrafterSpecification("demo-main-dflash", str(FOLDERS / "demo-main-dflash"), "dflash"),
+        DrafterSpecification("demo-main-eagle3", str(FOLDERS / "demo-main-eagle3"), "eagle3"),
     )
     refused = await site.chat(speculation={"method": "mtp"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "speculation_unavailable")
@@ -256,7 +256,7 @@ async def test_a_request_may_be_strict_unless_its_model_accepts_by_rejection() -
 async def test_a_drafter_that_is_named_is_the_only_one_that_may_draft() -> None:
     site = make_site(models=DRAFTERS)
     assert (await site.chat(draft_model="demo-main-dflash+demo-draft")).status_code == 200
-    drafts = site.worker.commands[0].model.drafts
+    drafts = site.worker.commands[0].model.drafters
     site.worker.snapshot = Snapshot(models=(loaded("demo-main", *drafts),))
     for length in (None, 3):
         assert (await site.chat(draft_model="demo-draft", num_draft_tokens=length)).status_code == 200

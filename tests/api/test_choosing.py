@@ -68,10 +68,10 @@ def test_a_stored_choice_may_turn_drafters_off_or_allow_methods_only() -> None:
     site = make_site(models=DRAFTERS)
     keep(site, drafts=())
     made = site.context.resolver.resolve("demo-main")
-    assert (made.drafts, made.draft_unavailable) == ((), "drafters are turned off for demo-main")
+    assert (made.drafters, made.draft_unavailable) == ((), "drafters are turned off for demo-main")
     keep(site, methods=("ngram",))
     made = site.context.resolver.resolve("demo-main")
-    assert (made.drafts, made.methods) == ((), ("ngram",))
+    assert (made.drafters, made.methods) == ((), ("ngram",))
     assert made.draft_unavailable == "only ngram may draft for demo-main"
     with pytest.raises(SpeculationUnavailable, match="only ngram may draft for demo-main, not dflash"):
         site.context.resolver.resolve("demo-main", method="dflash")
@@ -114,7 +114,7 @@ def test_without_a_target_a_speculative_config_is_for_the_default_model(
     made = make_resolver(speculative_config=config, **settings).resolve("demo-main")
     assert (made.methods == ("ngram",)) == applies
     assert ((made.prompt_lookup_min, made.prompt_lookup_max) == (2, 5)) == applies
-    assert (made.drafts == ()) == applies
+    assert (made.drafters == ()) == applies
 
 
 def test_without_a_default_model_the_drafter_of_a_speculative_config_finds_its_main_model() -> None:
@@ -135,7 +135,7 @@ def test_without_a_default_model_the_drafter_of_a_speculative_config_finds_its_m
 )
 def test_a_speculative_config_that_cannot_be_had_says_why(config: str, reason: str) -> None:
     made = make_resolver(speculative_config=config, default_model="demo-main").resolve(None)
-    assert made.drafts == ()
+    assert made.drafters == ()
     assert reason in made.draft_unavailable
 
 

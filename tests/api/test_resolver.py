@@ -6,7 +6,7 @@ import pytest
 
 from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
 from app.core.messages import Snapshot
-from app.core.unit import DraftSpecification, LoadedModel, ModelSpecification
+from app.core.unit import DrafterSpecification, LoadedModel, ModelSpecification
 from app.models.safe_files import TensorInfo
 from app.serving.resolver import Resolver
 from tests.api.fakes import DRAFTERS, FOLDERS, MODELS, Site, drafter, make_site, model, names_of
@@ -22,7 +22,7 @@ def test_the_settings_reach_the_specification() -> None:
         "demo-main"
     )
     assert (made.id, made.path, made.draft_unavailable) == ("demo-main", str(FOLDERS / "demo-main"), "")
-    assert made.drafts == (DraftSpecification("demo-draft", str(FOLDERS / "demo-draft"), "draft_model"),)
+    assert made.drafters == (DrafterSpecification("demo-draft", str(FOLDERS / "demo-draft"), "draft_model"),)
     assert (made.policy, made.max_rows, made.queue_limit, made.num_draft_tokens) == ("auto", 3, 9, 5)
     assert (made.acceptance, made.methods, made.prompt_lookup_min) == ("rejection", (), None)
 
@@ -52,7 +52,7 @@ def test_no_model_named(absent: str | None) -> None:
 
 def test_without_a_draft_the_reason_is_told() -> None:
     made = resolver().resolve("org/other")
-    assert made.drafts == ()
+    assert made.drafters == ()
     assert "no draft model" in made.draft_unavailable
     with pytest.raises(SpeculationUnavailable, match="no draft model"):
         resolver().resolve("org/other", method="draft_model")
@@ -76,7 +76,7 @@ def test_a_draft_that_was_asked_for_fits_or_is_refused() -> None:
 )
 def test_a_configured_draft_that_cannot_be_used_is_left_out_with_its_reason(drafts: str, reason: str) -> None:
     made = resolver(drafts=drafts).resolve("demo-main")
-    assert made.drafts == ()
+    assert made.drafters == ()
     assert reason in made.draft_unavailable
     with pytest.raises(SpeculationUnavailable, match=reason):
         resolver(drafts=drafts).resolve("demo-main", method="draft_model")
@@ -100,7 +100,7 @@ def test_a_loaded_unit_keeps_its_drafters() -> None:
 def test_a_unit_that_loads_keeps_its_drafters() -> None:
     site = make_site()
     site.worker.coming["demo-main"] = site.context.resolver.resolve("demo-main", "off")
-    assert site.context.resolver.resolve("demo-main").drafts == ()
+    assert site.context.resolver.resolve("demo-main").drafters == ()
 
 
 def test_a_loaded_unit_serves_a_request_that_names_one_of_its_drafters() -> None:
@@ -200,6 +200,6 @@ def test_the_head_inside_a_checkpoint_is_named_by_the_model() -> None:
     site = make_site(models=(main, model("demo-main")))
     with pytest.raises(SpeculationUnavailable, match="cannot draft for demo-main"):
         resolver((model("demo-main"),)).resolve("demo-main", "demo-main")
-    held = loaded(main.id, DraftSpecification(main.id, "", "mtp"))
+    held = loaded(main.id, DrafterSpecification(main.id, "", "mtp"))
     site.worker.snapshot = Snapshot(models=(held,))
-    assert site.context.resolver.entry(main).drafts == held.unit.drafts
+    assert site.context.resolver.entry(main).drafters == held.unit.drafters

@@ -11,7 +11,7 @@ import pytest
 from app.core.errors import InvalidRequest, ModelInUse, WorkerGone
 from app.core.messages import Accepted, Generate, Heartbeat, KeepModels, LoadProgress, Snapshot, TextWork
 from app.core.reason import Reason
-from app.core.unit import UNSPECIFIED_STAY, DraftSpecification, Stay
+from app.core.unit import UNSPECIFIED_STAY, DrafterSpecification, Stay
 from tests.api.fakes import DRAFTERS, FOLDERS, Site, chat_body, failing, make_site
 from tests.loaded import loaded
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 LOADED = loaded(
     "demo-main",
-    DraftSpecification("demo-draft", "/private/draft"),
+    DrafterSpecification("demo-draft", "/private/draft"),
     weights_bytes=1000,
     cache_bytes=200,
     prefix_cache_bytes=30,
@@ -234,9 +234,9 @@ async def test_load_and_unload(site: Site) -> None:
         "seconds": 1.5,
     }
     (specification,) = site.worker.loads
-    assert specification.drafts == (DraftSpecification("demo-draft", str(FOLDERS / "demo-draft")),)
+    assert specification.drafters == (DrafterSpecification("demo-draft", str(FOLDERS / "demo-draft")),)
     await site.client.post("/api/load", json={"model": "demo-main", "draft": "off", "ttl": -1})
-    assert site.worker.loads[1].drafts == ()
+    assert site.worker.loads[1].drafters == ()
     assert site.worker.stays == [Stay(pinned=True, idle_seconds=60), Stay(idle_seconds=-1)], "never"
     for held in ((LOADED,), ()):
         site.worker.snapshot = Snapshot(models=held)
@@ -272,7 +272,7 @@ async def test_a_model_in_use_is_a_conflict_on_every_route(site: Site, path: str
 
 async def test_a_load_names_the_drafters_that_were_left_out(site: Site) -> None:
     reason = Reason("cannot_draft", {"detail": "its weights cannot be read"})
-    draft = DraftSpecification("demo-draft", str(FOLDERS / "demo-draft"))
+    draft = DrafterSpecification("demo-draft", str(FOLDERS / "demo-draft"))
     site.worker.snapshot = Snapshot(models=(loaded("demo-main", draft, unavailable={"draft_model": reason}),))
     answer = (await site.client.post("/api/load", json={"model": "demo-main", "draft": "demo-draft"})).json()
     assert (answer["draft"], answer["drafts"]) == (None, [])

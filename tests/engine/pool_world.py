@@ -80,7 +80,7 @@ class World:
         return self.now
 
     def estimate(self, spec: ModelSpecification) -> int:
-        return self.sizes[spec.id] + len(spec.drafts)
+        return self.sizes[spec.id] + len(spec.drafters)
 
     def footprint(self, spec: ModelSpecification) -> Footprint:
         """Rows take `row_bytes`, and `position_bytes` for each token."""

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from app.core.request import Request, SamplingParameters, SpeculationRequest
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine.engine import Engine
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
@@ -49,8 +49,8 @@ def text_model(name: str) -> tuple[TextModel, Vocabulary]:
 
 def opened(method: str) -> Engine:
     target, draft = (DEMO_MODELS / name for name in PAIRS[method])
-    drafter = DraftSpecification(draft.name, str(draft), "draft_model" if method == "ngram" else method)
-    loading = load_unit(ModelSpecification(id=target.name, path=str(target), drafts=(drafter,)))
+    drafter = DrafterSpecification(draft.name, str(draft), "draft_model" if method == "ngram" else method)
+    loading = load_unit(ModelSpecification(id=target.name, path=str(target), drafters=(drafter,)))
     while True:
         try:
             next(loading)

@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
 from app.core.errors import ModelUnavailable
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
@@ -28,8 +28,8 @@ SMALL_SLICE_BYTES = 4096
 
 
 def specification(folder: Path, draft: Path | None = None, **changes: Any) -> ModelSpecification:
-    drafts = (DraftSpecification("small", str(draft)),) if draft else ()
-    return ModelSpecification(id="tiny", path=str(folder), drafts=drafts, **changes)
+    drafts = (DrafterSpecification("small", str(draft)),) if draft else ()
+    return ModelSpecification(id="tiny", path=str(folder), drafters=drafts, **changes)
 
 
 def run(spec: ModelSpecification, **options: Any) -> tuple[list[tuple[str, float]], LoadedUnit]:
@@ -55,7 +55,7 @@ def test_a_loaded_model_computes_what_was_written(tmp_path: Path, family: str, q
     logits = unit.target(tokens)
     assert mx.array_equal(logits, again.target(tokens))
     assert logits.dtype == mx.float32
-    assert (unit.vocabulary_size, unit.drafts) == (260, ())
+    assert (unit.vocabulary_size, unit.drafters) == (260, ())
     assert unit.weights_bytes == sum(value.nbytes for _, value in tree_flatten(unit.target.parameters()))
     assert unit.max_context_tokens == 4096
     assert mx.std(logits).item() > 0.1
@@ -77,7 +77,7 @@ def test_progress_rises_to_one_through_both_models(tmp_path: Path) -> None:
     assert (fractions[0], fractions[-1]) == (0.0, 1.0)
     assert [phase for phase, _ in progress].count("weights") > 5
     assert list(dict.fromkeys(phase for phase, _ in progress)) == ["checking", "weights", "draft"]
-    (loaded,) = unit.drafts
+    (loaded,) = unit.drafters
     assert (loaded.method, loaded.id, loaded.vocabulary_size) == ("draft_model", "small", 260)
     assert (loaded.config["model_type"], loaded.max_context_tokens) == ("qwen3", 4096)
 
@@ -130,7 +130,7 @@ def test_padding_rows_do_not_keep_a_draft_away(tmp_path: Path) -> None:
     target = write_tiny_model(tmp_path / "target", "qwen3", vocabulary_size=288)
     draft = write_tiny_model(tmp_path / "draft", "qwen3", vocabulary_size=264)
     unit = run(specification(target, draft))[1]
-    assert (unit.vocabulary_size, unit.drafts[0].vocabulary_size) == (288, 264)
+    assert (unit.vocabulary_size, unit.drafters[0].vocabulary_size) == (288, 264)
 
 
 def test_a_draft_with_other_tokens_is_left_out(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_without_tokenizer_json_equal_files_are_equal_tokens(tmp_path: Path) -> 
     target, draft = pair(tmp_path)
     for folder in (target, draft):
         (folder / "tokenizer.json").rename(folder / "tokenizer.model")
-    assert len(run(specification(target, draft))[1].drafts) == 1
+    assert len(run(specification(target, draft))[1].drafters) == 1
     (draft / "tokenizer.model").write_bytes(b"another one")
     left_out(specification(target, draft), "cannot be compared; both models need a tokenizer.json")
 
@@ -280,7 +280,7 @@ def test_a_broken_folder_is_one_clear_line_and_the_next_load_works(tmp_path: Pat
 def left_out(spec: ModelSpecification, pattern: str) -> None:
     """The unit loads without its drafter, for that reason."""
     unit = run(spec)[1]
-    assert not unit.drafts
+    assert not unit.drafters
     assert re.search(pattern, unit.load_failures["draft_model"])
 
 

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 
 from app.core.errors import ModelUnavailable
 from app.core.reason import Reason
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.drafters.mtp import MtpModel, _layer
 from app.engine.drafters.registry import REGISTRY
@@ -50,8 +50,8 @@ def specification(root: Path, *methods: str, family: str = "qwen3") -> ModelSpec
             folder = write_tiny_model(root / method, "qwen3", noise=0.03)
         else:
             folder = WRITERS[method](root / method)
-        drafts.append(DraftSpecification(f"the-{method}", str(folder), method))
-    return ModelSpecification(id="main", path=str(target), drafts=tuple(drafts), max_rows=2, prefill_chunk_tokens=16)
+        drafts.append(DrafterSpecification(f"the-{method}", str(folder), method))
+    return ModelSpecification(id="main", path=str(target), drafters=tuple(drafts), max_rows=2, prefill_chunk_tokens=16)
 
 
 def load(spec: ModelSpecification) -> LoadedUnit:
@@ -67,14 +67,14 @@ def load(spec: ModelSpecification) -> LoadedUnit:
 def test_several_drafters_are_one_unit(tmp_path: Path) -> None:
     spec = specification(tmp_path, "dflash", "eagle3", "draft_model")
     unit = load(spec)
-    assert [(draft.method, draft.id) for draft in unit.drafts] == [
+    assert [(drafter.method, drafter.id) for drafter in unit.drafters] == [
         ("dflash", "the-dflash"),
         ("eagle3", "the-eagle3"),
         ("draft_model", "the-draft_model"),
     ]
-    sizes = [draft.vocabulary_size for draft in unit.drafts]
+    sizes = [drafter.vocabulary_size for drafter in unit.drafters]
     assert sizes == [BYTE_VOCABULARY_SIZE, DRAFT_TOKENS, BYTE_VOCABULARY_SIZE]
-    modules = (unit.target, *(draft.model for draft in unit.drafts))
+    modules = (unit.target, *(drafter.model for drafter in unit.drafters))
     weights = sum(value.nbytes for module in modules for _, value in tree_flatten(module.parameters()))
     assert unit.weights_bytes == weights <= memory.footprint(spec).total_bytes
     assert set(open_engine(unit).limits.drafters) >= {"dflash", "eagle3", "draft_model", "ngram"}
@@ -91,10 +91,10 @@ def test_only_the_chosen_methods_may_draft(tmp_path: Path) -> None:
 def test_a_loaded_drafter_has_the_weights_that_were_written(tmp_path: Path, method: str) -> None:
     unit = load(specification(tmp_path, method))
     written = mx.load(str(tmp_path / method / "model.safetensors"))
-    loaded = dict(tree_flatten(unit.drafts[0].model.parameters()))
+    loaded = dict(tree_flatten(unit.drafters[0].model.parameters()))
     assert loaded.keys() == written.keys() - {"t2d"}
     assert all(mx.array_equal(value, written[name]) for name, value in loaded.items())
-    assert unit.drafts[0].max_context_tokens == 4096
+    assert unit.drafters[0].max_context_tokens == 4096
 
 
 def test_half_precision_becomes_float32_on_the_cpu_and_tables_stay_whole_numbers(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_half_precision_becomes_float32_on_the_cpu_and_tables_stay_whole_numbers
         for name, value in mx.load(file).items()
     }
     mx.save_safetensors(file, halved)
-    loaded = dict(tree_flatten(load(spec).drafts[0].model.parameters()))
+    loaded = dict(tree_flatten(load(spec).drafters[0].model.parameters()))
     wide = mx.float32 if memory.on_cpu() else mx.bfloat16
     assert {value.dtype for name, value in loaded.items() if name != "d2t"} == {wide}
     assert loaded["d2t"].dtype == mx.int64
@@ -116,10 +116,10 @@ def test_a_head_is_loaded_from_its_folder_or_from_inside_the_checkpoint(tmp_path
     inside = specification(tmp_path / "inside", family="qwen3_next")
     mx.save_safetensors(str(tmp_path / "inside" / "main" / "model-head.safetensors"), mtp_weights())
     spec = ModelSpecification(
-        id="main", path=inside.path, drafts=(DraftSpecification("main", inside.path, "mtp"),), max_rows=2
+        id="main", path=inside.path, drafters=(DrafterSpecification("main", inside.path, "mtp"),), max_rows=2
     )
     loaded = load(spec)
-    parts = [dict(tree_flatten(source.drafts[0].model.parameters())) for source in (unit, loaded)]
+    parts = [dict(tree_flatten(source.drafters[0].model.parameters())) for source in (unit, loaded)]
     assert parts[0].keys() == parts[1].keys()
     assert all(mx.array_equal(value, parts[1][name]) for name, value in parts[0].items())
     assert loaded.weights_bytes == unit.weights_bytes <= memory.footprint(spec).total_bytes
@@ -177,7 +177,9 @@ def test_a_drafter_that_does_not_fit_is_left_out(tmp_path: Path, write: Callable
     spec = specification(tmp_path)
     folder = write(tmp_path / "drafter")
     method = "eagle3" if "eagle" in (folder / "config.json").read_text() else "dflash"
-    unit = load(ModelSpecification(id="main", path=spec.path, drafts=(DraftSpecification("d", str(folder), method),)))
+    unit = load(
+        ModelSpecification(id="main", path=spec.path, drafters=(DrafterSpecification("d", str(folder), method),))
+    )
     reason = unit.load_failures[method]
     assert reason.startswith(f'{method} drafter "d": ')
     assert words in reason
@@ -189,13 +191,15 @@ def test_a_drafter_that_does_not_fit_is_left_out(tmp_path: Path, write: Callable
 def test_a_method_without_a_builder_is_left_out(tmp_path: Path) -> None:
     folder = write_dflash(tmp_path / "drafter")
     spec = specification(tmp_path)
-    unit = load(ModelSpecification(id="main", path=spec.path, drafts=(DraftSpecification("d", str(folder), "other"),)))
+    unit = load(
+        ModelSpecification(id="main", path=spec.path, drafters=(DrafterSpecification("d", str(folder), "other"),))
+    )
     assert "it is a drafter" in unit.load_failures["other"]
 
 
 def test_a_drafter_whose_weights_cannot_be_read_is_left_out_and_the_others_draft(tmp_path: Path) -> None:
     spec = specification(tmp_path, "draft_model", "dflash")
-    (file,) = Path(spec.drafts[0].path).glob("*.safetensors")
+    (file,) = Path(spec.drafters[0].path).glob("*.safetensors")
     steps = load_unit(spec, slice_bytes=4096)
     while next(steps)[0] == "checking":
         pass
@@ -205,7 +209,7 @@ def test_a_drafter_whose_weights_cannot_be_read_is_left_out_and_the_others_draft
             next(steps)
     except StopIteration as finished:
         unit: LoadedUnit = finished.value
-    assert [draft.method for draft in unit.drafts] == ["dflash"]
+    assert [drafter.method for drafter in unit.drafters] == ["dflash"]
     assert "cannot be read" in unit.load_failures["draft_model"]
 
 

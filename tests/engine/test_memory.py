@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from app.core.errors import ModelUnavailable
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.caches.lanes import reservation
 from app.engine.runner import Runner
@@ -147,7 +147,7 @@ def test_the_estimate_grows_with_draft_context_rows_and_dtype(tmp_path: Path) ->
     for larger in (
         specification(target, max_context_tokens=256),
         specification(target, max_context_tokens=128, max_rows=16),
-        specification(target, max_context_tokens=128, drafts=(DraftSpecification("d", str(draft)),)),
+        specification(target, max_context_tokens=128, drafts=(DrafterSpecification("d", str(draft)),)),
     ):
         assert estimate(larger, float32=False) > base
     assert estimate(specification(target, max_context_tokens=128), float32=True) > base

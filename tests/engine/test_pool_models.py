@@ -14,7 +14,7 @@ from app.core.errors import InsufficientMemory, PacelineError
 from app.core.messages import LoadProgress
 from app.core.request import Request
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
@@ -34,7 +34,7 @@ def real_folders(tmp_path: Path) -> Callable[..., ModelSpecification]:
         if not draft:
             return spec
         small = write_tiny_model(tmp_path / f"{family}-draft", family, noise=0.03)
-        return msgspec.structs.replace(spec, drafts=(DraftSpecification(f"{family}-draft", str(small)),))
+        return msgspec.structs.replace(spec, drafters=(DrafterSpecification(f"{family}-draft", str(small)),))
 
     return make
 
@@ -148,13 +148,13 @@ def test_a_real_cancelled_or_failed_load_leaves_nothing(folders: Callable[..., M
     pool.release("qwen3")
     pool.cancel_load("qwen3")
     assert mx.get_active_memory() - idle < 256
-    (Path(spec.drafts[0].path) / "model.safetensors").write_bytes(b"")
+    (Path(spec.drafters[0].path) / "model.safetensors").write_bytes(b"")
     pool.advance()
     with pytest.raises(PacelineError, match="truncated or corrupt"):
         pool.acquire(spec)
     config = Path(spec.path) / "config.json"
     config.write_text(config.read_text().replace('"qwen3"', '"qwen4"'))
-    pool.acquire(msgspec.structs.replace(spec, drafts=()))
+    pool.acquire(msgspec.structs.replace(spec, drafters=()))
     failed = drain(pool)[-1]
     assert isinstance(failed, LoadFailed)
     assert "qwen4 not supported" in failed.error.message

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 
 from app.core.errors import InsufficientMemory, ModelInUse, ModelUnavailable
 from app.core.messages import KeepModels
-from app.core.unit import DEFAULT_STAY, DraftSpecification, Stay
+from app.core.unit import DEFAULT_STAY, DrafterSpecification, Stay
 from app.engine.loading.pool import Evicted, LoadFailed, PoolEvent
 from tests.engine.pool_world import CEILING, SIZES, FakeEngine, World, drain, specification
 
@@ -47,7 +47,7 @@ class PoolMachine(RuleBasedStateMachine):
         self._protect()
         stay = Stay(idle_seconds=idle_seconds)
         resident = self.pool._entries.get(model)
-        spec = specification(model, drafts=(DraftSpecification("x", "/x"),) if drafted else ())
+        spec = specification(model, drafts=(DrafterSpecification("x", "/x"),) if drafted else ())
         before = (sorted(self.world.open), sorted(self.world.loading))
         try:
             self.pool.acquire(spec, stay)

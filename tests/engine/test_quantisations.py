@@ -15,7 +15,7 @@ from mlx_lm.utils import load_model
 
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
@@ -103,8 +103,8 @@ def load(spec: ModelSpecification) -> LoadedUnit:
 
 
 def specification(folder: Path, draft: Path) -> ModelSpecification:
-    drafts = (DraftSpecification("small", str(draft)),)
-    return ModelSpecification(id="tiny", path=str(folder), drafts=drafts, max_context_tokens=256)
+    drafts = (DrafterSpecification("small", str(draft)),)
+    return ModelSpecification(id="tiny", path=str(folder), drafters=drafts, max_context_tokens=256)
 
 
 def truth(folder: Path) -> list[int]:
@@ -140,7 +140,7 @@ def check(folder: Path, draft: Path) -> tuple[LoadedUnit, int]:
     assert speculated(unit, "ngram")[0] == wanted
     widen = memory.on_cpu()
     expected = main_footprint(spec, widen=widen).weights_bytes + sum(
-        drafter_footprint(drafter, spec, widen=widen).weights_bytes for drafter in spec.drafts
+        drafter_footprint(drafter, spec, widen=widen).weights_bytes for drafter in spec.drafters
     )
     assert expected == pytest.approx(unit.weights_bytes, rel=0.05)
     assert not list(folder.rglob("it-ran")) + list(draft.rglob("it-ran"))
@@ -162,7 +162,7 @@ def test_every_width_and_group_is_served_and_drafted_with(
     assert list(folder.glob("*.py")), "the converter copies code"
     unit, accepted = check(split_up(folder), originals["draft"])
     assert widths(unit.target) == {(bits, group_size, "affine")}
-    assert widths(unit.drafts[0].model) == set()
+    assert widths(unit.drafters[0].model) == set()
     assert accepted > 0 or bits < 4
 
 
@@ -197,7 +197,7 @@ def test_a_drafter_may_have_other_bits_than_its_target(
     convert(str(originals["draft"]), str(draft), quantize=True, q_bits=draft_bits, q_group_size=32)
     unit, _ = check(folder, split_up(draft))
     assert widths(unit.target) == {(bits, 64, "affine")}
-    assert widths(unit.drafts[0].model) == {(draft_bits, 32, "affine")}
+    assert widths(unit.drafters[0].model) == {(draft_bits, 32, "affine")}
 
 
 def test_experts_keep_their_router_wide_where_the_config_says_so(tmp_path: Path, originals: dict[str, Path]) -> None:
@@ -273,15 +273,15 @@ def test_a_drafter_that_reads_features_is_packed_as_its_target_is(tmp_path: Path
     original, drafter = (DEMO_MODELS / name for name in PAIRS[method])
     folder = tmp_path / "converted"
     convert(str(original), str(folder), quantize=True, q_bits=bits, q_group_size=32)
-    drafts = (DraftSpecification(drafter.name, str(drafter), method),)
-    spec = ModelSpecification(id="packed", path=str(folder), drafts=drafts, max_context_tokens=256)
+    drafts = (DrafterSpecification(drafter.name, str(drafter), method),)
+    spec = ModelSpecification(id="packed", path=str(folder), drafters=drafts, max_context_tokens=256)
     unit = load(spec)
     packed = (max(4, bits), 32, "affine")
-    assert widths(unit.drafts[0].model) == {packed}
-    taken = sum(value.nbytes for _, value in tree_flatten(unit.drafts[0].model.parameters()))
+    assert widths(unit.drafters[0].model) == {packed}
+    taken = sum(value.nbytes for _, value in tree_flatten(unit.drafters[0].model.parameters()))
     widen = memory.on_cpu()
     assert drafter_footprint(drafts[0], spec, widen=widen).weights_bytes == pytest.approx(taken, rel=0.1)
-    free = load(ModelSpecification(id="whole", path=str(original), drafts=drafts, max_context_tokens=256))
-    whole = sum(value.nbytes for _, value in tree_flatten(free.drafts[0].model.parameters()))
+    free = load(ModelSpecification(id="whole", path=str(original), drafters=drafts, max_context_tokens=256))
+    whole = sum(value.nbytes for _, value in tree_flatten(free.drafters[0].model.parameters()))
     assert taken < (0.3 if packed[0] == 4 else 0.4) * whole
     assert speculated(unit, method)[0] == truth(folder)

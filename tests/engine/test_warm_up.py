@@ -12,7 +12,7 @@ from app.core.messages import LoadProgress
 from app.core.request import Request
 from app.core.statistics import PhaseSeconds
 from app.core.step import DecodeStep, EngineLimits, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.engine import Engine
 from app.engine.loading.loader import load_unit
@@ -287,7 +287,7 @@ def test_a_real_engine_is_measured_and_as_empty_as_before(tmp_path: Path, family
     spec = ModelSpecification(
         id=family,
         path=str(path),
-        drafts=(DraftSpecification("draft", str(draft)),),
+        drafters=(DrafterSpecification("draft", str(draft)),),
         max_rows=2,
         max_context_tokens=1_000,
         prefill_chunk_tokens=16,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.models.catalog import CatalogModel, FolderCatalog, default_catalog
 from app.models.footprint import unit_footprint
 from app.models.pairing import Candidate, candidates_for, default_draft, rank
@@ -47,7 +47,9 @@ def test_what_is_told_of_each_adds_up_to_what_the_worker_reserves(embedded: Fold
     main = embedded.find("demo-assistant")
     draft = embedded.find("demo-draft")
     alone = specification(main)
-    unit = ModelSpecification(id=main.id, path=str(main.path), drafts=(DraftSpecification(draft.id, str(draft.path)),))
+    unit = ModelSpecification(
+        id=main.id, path=str(main.path), drafters=(DrafterSpecification(draft.id, str(draft.path)),)
+    )
     extra = candidates_of(main, embedded)["draft_model", "demo-draft"].footprint
     whole = unit_footprint(unit, widen=False)
     assert whole == unit_footprint(alone, widen=False) + extra

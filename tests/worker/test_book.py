@@ -16,7 +16,7 @@ import pytest
 from app.core.errors import PacelineError
 from app.core.messages import Command, Generate, KeepModels, Ready
 from app.core.reason import Reason
-from app.core.unit import DraftSpecification, LoadedModel, ModelSpecification, Stay
+from app.core.unit import DrafterSpecification, LoadedModel, ModelSpecification, Stay
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.pool import EnginePool
 from app.machine.channel import CrashNote
@@ -118,9 +118,9 @@ class House:
         """As most requests get it: what is in memory or on its way there; else one with a drafter or without."""
         path = self.folder / model_id
         path.mkdir(exist_ok=True)
-        drafts = self.chance.choice(((), (DraftSpecification("x", "/x"),)))
+        drafts = self.chance.choice(((), (DrafterSpecification("x", "/x"),)))
         held = self.client.unit(model_id) if self.chance.random() < 0.8 else None
-        return held or ModelSpecification(id=model_id, path=str(path), drafts=drafts)
+        return held or ModelSpecification(id=model_id, path=str(path), drafters=drafts)
 
     def stay(self) -> Stay:
         return Stay(pinned=self.chance.choice((None, None, None, True, False)), idle_seconds=self.chance.choice(LIMITS))

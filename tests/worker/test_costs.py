@@ -9,13 +9,13 @@ import pytest
 
 from app.core.messages import LoadModel, UnloadModel
 from app.core.step import StepCost
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine.loading.warm_up import CostFiles
 from tests.worker.pair import Pair
 
 MACHINE = ("A chip (gpu)", "mlx 0.32.0")
 COSTS = (StepCost("off", 1, 0, 0.02), StepCost("dflash", 1, 7, 0.03, 0.006))
-SPEC = ModelSpecification(id="m", path="/models/m", drafts=(DraftSpecification("d", "/models/d", "dflash"),))
+SPEC = ModelSpecification(id="m", path="/models/m", drafters=(DrafterSpecification("d", "/models/d", "dflash"),))
 
 
 @pytest.fixture(name="files")
@@ -42,7 +42,7 @@ def test_what_was_kept_is_recalled_by_the_next_process(files: CostFiles, tmp_pat
         (("Another chip", "mlx 0.32.0"), SPEC),
         (("A chip (gpu)", "mlx 0.33.0"), SPEC),
         (MACHINE, msgspec.structs.replace(SPEC, id="n")),
-        (MACHINE, msgspec.structs.replace(SPEC, drafts=())),
+        (MACHINE, msgspec.structs.replace(SPEC, drafters=())),
     ],
 )
 def test_costs_of_another_machine_library_model_or_drafter_are_others(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.core.messages import Generate
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.models.catalog import FolderCatalog
 from app.models.pairing import refusal
 from tests.tiny import CHAT_TEMPLATE, write_tiny_model
@@ -100,8 +100,8 @@ def test_nothing_in_a_folder_runs_while_its_model_is_listed_paired_loaded_and_an
         texts = []
         async with working() as client:
             for folder in (clean, models / "main"):
-                drafts = (DraftSpecification("draft", str(models / "draft")),) if folder != clean else ()
-                model = ModelSpecification(id=folder.name, path=str(folder), drafts=drafts)
+                drafts = (DrafterSpecification("draft", str(models / "draft")),) if folder != clean else ()
+                model = ModelSpecification(id=folder.name, path=str(folder), drafters=drafts)
                 messages = [{"role": "user", "content": "hello"}]
                 command = Generate(id=folder.name, model=model, messages=messages, max_tokens=12, sampling=GREEDY)
                 texts.append(text_of(await collect(client, command)))

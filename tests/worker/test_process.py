@@ -16,7 +16,7 @@ import pytest
 from app.core.errors import InvalidRequest, ModelUnavailable, WorkerGone
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
 from app.core.request import SamplingParameters, SpeculationRequest
-from app.core.unit import DraftSpecification, ModelSpecification, Stay
+from app.core.unit import DrafterSpecification, ModelSpecification, Stay
 from app.supervision.child import WORKER_COMMAND
 from app.supervision.client import WorkerClient
 from app.supervision.stream import StreamEvent
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def generate(folder: Path, request_id: str = "r", *, model: str = "main", **changes: object) -> Generate:
     options: dict[str, object] = {"text": "hello", "max_tokens": 24, "sampling": GREEDY, **changes}
-    draft = {"drafts": (DraftSpecification("draft", str(folder / "draft")),)} if options.pop("draft", False) else {}
+    draft = {"drafts": (DrafterSpecification("draft", str(folder / "draft")),)} if options.pop("draft", False) else {}
     specification = ModelSpecification(id=model, path=str(folder / model), max_context_tokens=2000, **draft)
     return Generate(id=request_id, model=specification, **options)  # type: ignore[arg-type]
 

@@ -20,7 +20,7 @@ from app.core.messages import (
     failed_frame,
 )
 from app.core.request import SamplingParameters, SpeculationRequest
-from app.engine.loaded_unit import NoDraft
+from app.engine.loaded_unit import NoDrafter
 from app.worker.answer import Answer, describe
 from app.worker.texts import PromptFuture
 from app.worker.thread_commands import LoopCommand, Submission
@@ -144,7 +144,7 @@ def test_what_cannot_run_fails_before_it_is_accepted_and_the_next_one_runs(
     assert pair.leases == 0
 
 
-@pytest.mark.parametrize("error", [HubProblem("gated"), StoreUnavailable("it is locked"), NoDraft("draft model")])
+@pytest.mark.parametrize("error", [HubProblem("gated"), StoreUnavailable("it is locked"), NoDrafter("draft model")])
 def test_an_error_that_is_made_in_another_way_crosses_too(error: PacelineError) -> None:
     crossed = error_of(failed_frame("r", error))
     assert (crossed.message, crossed.code, crossed.status) == (error.message, error.code, type(crossed).status)

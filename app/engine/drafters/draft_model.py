@@ -73,7 +73,7 @@ class DraftModel(Drafter):
 
     @classmethod
     def open(cls, unit: LoadedUnit) -> Drafter:
-        draft = unit.draft(cls.name)
+        draft = unit.drafter(cls.name)
         try:
             runner = Runner(draft.model, chunk_tokens=unit.spec.prefill_chunk_tokens, on_progress=unit.on_progress)
         except UnknownCacheError as error:

@@ -147,7 +147,7 @@ class FeatureDrafter(DraftModel):
 
     @classmethod
     def open(cls, unit: LoadedUnit) -> Drafter:
-        draft = unit.draft(cls.name)
+        draft = unit.drafter(cls.name)
         target = Target(unit.target, unit.config, unit.vocabulary_size)
         chunk_tokens, on_progress = unit.spec.prefill_chunk_tokens, unit.on_progress
         return cls(Runner(draft.model, chunk_tokens=chunk_tokens, probe=False, on_progress=on_progress), target)

@@ -12,7 +12,7 @@ from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.engine.drafters.drafter import Drafter, Outcome, Proposal
 from app.engine.drafters.forced_prefix import merge, prepend_forced
-from app.engine.loaded_unit import LoadedUnit, NoDraft
+from app.engine.loaded_unit import LoadedUnit, NoDrafter
 from app.engine.runner import Runner
 from app.engine.sampling.drawing import SampledRow
 from app.models.draft_lengths import DRAFT_LENGTHS
@@ -107,7 +107,7 @@ def open_drafters(unit: LoadedUnit) -> Drafters:
             continue
         try:
             available[name] = kind.open(unit)
-        except NoDraft as error:
+        except NoDrafter as error:
             unavailable[name] = Reason("not_loaded", {"drafter": error.drafter})
         except PacelineError as error:
             unavailable[name] = Reason("cannot_draft", {"detail": error.message})

@@ -20,12 +20,12 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
 from app.core.errors import InsufficientMemory, ModelUnavailable, PacelineError
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.drafters.registry import REGISTRY
 from app.engine.encoders import build_encoder
 from app.engine.few_rows import use_fast_products
-from app.engine.loaded_unit import LoadedDraft, LoadedUnit
+from app.engine.loaded_unit import LoadedDrafter, LoadedUnit
 from app.models.config_values import context_tokens, text_part
 from app.models.drafters.formats import head_tensors
 from app.models.drafters.methods import FEATURE_METHODS, check_drafter
@@ -62,25 +62,27 @@ def load_unit(
     """
     yield "checking", 0.0
     target = _build(spec.path, f'model "{spec.id}"', _build_model)
-    drafts: dict[str, tuple[DraftSpecification, _BuiltModel]] = {}
+    drafters: dict[str, tuple[DrafterSpecification, _BuiltModel]] = {}
     load_failures: dict[str, str] = {}
-    for draft in spec.drafts:
+    for drafter in spec.drafters:
         yield "checking", 0.0
-        with _recording_failure(draft, load_failures):
-            drafts[draft.method] = draft, _build_draft(spec, draft, target)
-    yield from _read_all(target, drafts, load_failures, slice_bytes)
-    drafts = {method: drafts[method] for method in drafts if method not in load_failures}
+        with _recording_failure(drafter, load_failures):
+            drafters[drafter.method] = drafter, _build_drafter(spec, drafter, target)
+    yield from _read_all(target, drafters, load_failures, slice_bytes)
+    drafters = {method: drafters[method] for method in drafters if method not in load_failures}
     memory.release()
     return LoadedUnit(
         spec=spec,
         target=target.model,
         config=target.config,
-        weights_bytes=target.weights_bytes + sum(built.weights_bytes for _, built in drafts.values()),
+        weights_bytes=target.weights_bytes + sum(built.weights_bytes for _, built in drafters.values()),
         max_context_tokens=min(target.context_tokens, spec.max_context_tokens or target.context_tokens),
         vocabulary_size=target.vocabulary_size,
-        drafts=tuple(
-            LoadedDraft(draft.method, draft.id, built.model, built.config, built.context_tokens, built.vocabulary_size)
-            for draft, built in drafts.values()
+        drafters=tuple(
+            LoadedDrafter(
+                drafter.method, drafter.id, built.model, built.config, built.context_tokens, built.vocabulary_size
+            )
+            for drafter, built in drafters.values()
         ),
         load_failures=load_failures,
     )
@@ -88,31 +90,31 @@ def load_unit(
 
 def _read_all(
     target: _BuiltModel,
-    drafts: Mapping[str, tuple[DraftSpecification, _BuiltModel]],
+    drafters: Mapping[str, tuple[DrafterSpecification, _BuiltModel]],
     load_failures: dict[str, str],
     slice_bytes: int,
 ) -> Iterator[tuple[str, float]]:
     """Read all weights, yielding (phase, fraction 0–1) after every slice."""
-    total = target.weights_bytes + sum(built.weights_bytes for _, built in drafts.values())
+    total = target.weights_bytes + sum(built.weights_bytes for _, built in drafters.values())
     done = 0
     for read in _read_weights(target.model, slice_bytes):
         done += read
         yield "weights", min(1.0, done / max(1, total))
-    for draft, built in drafts.values():
-        with _recording_failure(draft, load_failures):
+    for drafter, built in drafters.values():
+        with _recording_failure(drafter, load_failures):
             for read in _read_weights(built.model, slice_bytes):
                 done += read
                 yield "draft", min(1.0, done / max(1, total))
 
 
 @contextmanager
-def _recording_failure(draft: DraftSpecification, reasons: dict[str, str]) -> Iterator[None]:
+def _recording_failure(drafter: DrafterSpecification, reasons: dict[str, str]) -> Iterator[None]:
     """Record in `reasons` why a drafter failed to load: its target is served without it."""
     try:
         yield
     except PacelineError as error:
-        logger.warning("%s is left out: %s", draft.id, error.message)
-        reasons[draft.method] = error.message
+        logger.warning("%s is left out: %s", drafter.id, error.message)
+        reasons[drafter.method] = error.message
 
 
 def _build(path: str, name: str, make: Callable[[ModelFolder], _BuiltModel]) -> _BuiltModel:
@@ -160,18 +162,18 @@ def _headless_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
     return type(kind.__name__, (kind,), {"sanitize": sanitize, "__module__": kind.__module__}), arguments
 
 
-def _build_draft(spec: ModelSpecification, draft: DraftSpecification, target: _BuiltModel) -> _BuiltModel:
+def _build_drafter(spec: ModelSpecification, drafter: DrafterSpecification, target: _BuiltModel) -> _BuiltModel:
     """Build a drafter: a smaller model of the same tokens, or a module that reads the target's features."""
-    if draft.method not in FEATURE_METHODS:
-        built = _build(draft.path, f'draft model "{draft.id}"', _build_model)
+    if drafter.method not in FEATURE_METHODS:
+        built = _build(drafter.path, f'draft model "{drafter.id}"', _build_model)
         cache = TokenizerCache()
         # check the server's pairing rule again: files may have changed since
         if misfit := Tokenizer(target.path, cache).mismatch(Tokenizer(built.path, cache), built.vocabulary_size):
-            raise ModelUnavailable(f'draft model "{draft.id}" does not fit "{spec.id}": {misfit}')
+            raise ModelUnavailable(f'draft model "{drafter.id}" does not fit "{spec.id}": {misfit}')
         return built
-    is_in_target = draft.path == spec.path
-    make = partial(_build_feature_drafter, method=draft.method, target=target, is_in_target=is_in_target)
-    return _build(draft.path, f'{draft.method} drafter "{draft.id}"', make)
+    is_in_target = drafter.path == spec.path
+    make = partial(_build_feature_drafter, method=drafter.method, target=target, is_in_target=is_in_target)
+    return _build(drafter.path, f'{drafter.method} drafter "{drafter.id}"', make)
 
 
 def _build_feature_drafter(folder: ModelFolder, *, method: str, target: _BuiltModel, is_in_target: bool) -> _BuiltModel:

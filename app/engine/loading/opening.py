@@ -4,7 +4,7 @@ from pathlib import Path
 
 from app.core.reason import Reason
 from app.core.step import EngineLimits, EnginePort
-from app.core.unit import DraftSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.caches.rollback import UnknownCacheError
 from app.engine.drafters.registry import REGISTRY, Drafters, open_drafters
@@ -27,8 +27,8 @@ def open_model(path: str, **drafters: str) -> Engine:
     A drafter that fails is in `limits.unavailable`. For programs; the server's pool loads slice by slice. Raises
     ModelUnavailable.
     """
-    drafts = tuple(DraftSpecification(Path(folder).name, folder, method) for method, folder in drafters.items())
-    steps = load_unit(ModelSpecification(id=Path(path).name, path=path, drafts=drafts))
+    drafts = tuple(DrafterSpecification(Path(folder).name, folder, method) for method, folder in drafters.items())
+    steps = load_unit(ModelSpecification(id=Path(path).name, path=path, drafters=drafts))
     while True:
         try:
             next(steps)

@@ -313,7 +313,7 @@ class CostFiles:
         return measured
 
     def _key(self, spec: ModelSpecification) -> list[str]:
-        drafts = [text for draft in spec.drafts for text in (draft.method, draft.id, draft.path)]
+        drafts = [text for drafter in spec.drafters for text in (drafter.method, drafter.id, drafter.path)]
         return [*self._machine, spec.id, spec.path, *drafts]
 
     def _path(self, spec: ModelSpecification) -> Path | None:

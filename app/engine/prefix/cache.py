@@ -385,7 +385,7 @@ def open_prefix_cache(spec: ModelSpecification, disk: Disk) -> PrefixCache:
         disk=disk,
         model_id=spec.id,
         identity=identity_of(Path(spec.path), f"float32={on_cpu()}"),
-        drafters={draft.method: identity_of(Path(draft.path), draft.method) for draft in spec.drafts},
+        drafters={drafter.method: identity_of(Path(drafter.path), drafter.method) for drafter in spec.drafters},
     )
 
 

@@ -282,7 +282,7 @@ def drafting_of(given: Mapping[str, Any], unit: ModelSpecification | None) -> di
     return {
         **given,
         "policy": unit.policy if unit is not None else "off",
-        "planned": [draft.id for draft in unit.drafts] if unit is not None else [],
+        "planned": [drafter.id for drafter in unit.drafters] if unit is not None else [],
     }
 
 
