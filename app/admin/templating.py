@@ -1,7 +1,7 @@
 """Pages from templates, always through `Pages.render`, so that each gets its language, theme and security policy.
 
 Templates escape everything and fail on an unknown name. They get `t` (translations), `static` (the address of a file),
-`area` (the open part of the navigation), `update` (a newer version that this browser has not dismissed, or None) and
+`area` (the open part of the navigation), `news` (a newer version that this browser has not dismissed, or None) and
 `data`, which is also in the page as JSON for its script.
 
 The files of `app/static/` are read once; a name is looked up in memory and never becomes a path. The version is the

@@ -290,14 +290,16 @@ async def ollama_processes(request: Request) -> dict[str, Any]:
     """List the models that are in memory."""
     context = context_of(request)
     ready = [model for model in context.resolver.loaded().values() if model.state == "ready"]
-    return {"models": [_in_memory(model, context.clock()) for model in ready]}
+    listed = await asyncio.to_thread(context.resolver.models)
+    families = {model.id: _family(model) for model in listed}
+    return {"models": [_in_memory(model, families.get(model.id, ""), context.clock()) for model in ready]}
 
 
-def _in_memory(model: LoadedModel, now: float) -> dict[str, Any]:
-    """Describe a loaded model at `now`, in monotonic seconds."""
+def _in_memory(model: LoadedModel, family: str, now: float) -> dict[str, Any]:
+    """Describe a loaded model of a family at `now`, in monotonic seconds."""
     size_bytes, left = model.weights_bytes + model.cache_bytes, model.seconds_left(now)
     expires_at = datetime.now(UTC) + timedelta(seconds=FOR_EVER_SECONDS if left is None else left)
-    return _described(model.id, size_bytes, "", model.cache_families) | {
+    return _described(model.id, size_bytes, family) | {
         "size_vram": size_bytes,
         "expires_at": expires_at.isoformat(),
         "context_length": model.max_context_tokens,
@@ -311,7 +313,7 @@ async def ollama_show(request: Request, body: JsonBody[NamedBody]) -> dict[str, 
     model = await asyncio.to_thread(context.resolver.find, plain_name(body.model or body.name or ""))
     entry = await asyncio.to_thread(context.resolver.entry, model, looking=False)
     more = [word for name, word in OLLAMA_WORDS.items() if name in entry.capabilities]
-    family = str((model.config or {}).get("model_type", ""))
+    family = _family(model)
     return _listed(context, model) | {
         "modelfile": f"FROM {model.id}",
         "parameters": "",
@@ -322,16 +324,19 @@ async def ollama_show(request: Request, body: JsonBody[NamedBody]) -> dict[str, 
 
 
 def _listed(context: Context, model: CatalogModel) -> dict[str, Any]:
-    family = str((model.config or {}).get("model_type", ""))
-    return _described(model.id, model.size_bytes, family, [family]) | {
+    return _described(model.id, model.size_bytes, _family(model)) | {
         "modified_at": datetime.fromtimestamp(context.started_at, UTC).isoformat()
     }
 
 
-def _described(model_id: str, size_bytes: int, family: str, families: Sequence[str]) -> dict[str, Any]:
+def _family(model: CatalogModel) -> str:
+    return str((model.config or {}).get("model_type", ""))
+
+
+def _described(model_id: str, size_bytes: int, family: str) -> dict[str, Any]:
     """Describe a model as Ollama does; what is not known is empty."""
     unknown = {"parent_model": "", "parameter_size": "", "quantization_level": ""}
-    details = unknown | {"format": "mlx", "family": family, "families": list(families)}
+    details = unknown | {"format": "mlx", "family": family, "families": [family] if family else []}
     return {"name": model_id, "model": model_id, "size": size_bytes, "digest": "", "details": details}
 
 

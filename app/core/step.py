@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from app.core.errors import PacelineError
 from app.core.reason import NO_REASON, Reason
 from app.core.request import OFF, Request
 from app.core.statistics import PhaseSeconds, Statistics
@@ -177,7 +178,8 @@ class TokenEvent:
     """Log probabilities of the next prompt tokens, from the second on, if requested: sent before any output token."""
     finish_reason: FinishReason | None = None
     statistics: Statistics = field(default_factory=Statistics)
-    error: str = ""
+    error: str | PacelineError = ""
+    """Why it failed: an unexpected exception in words, or the error that refuses this request."""
     embedding: tuple[float, ...] = ()
 
 

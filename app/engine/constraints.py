@@ -112,9 +112,9 @@ class Constraints:
                 allowed[mask_row, 0] = mx.where(is_drawn[0], mx.arange(vocabulary) == opening, allowed[mask_row, 0])
         if len(binding) == len(rows):
             return mx.where(allowed, logits, -mx.inf), allowed_counts
-        indices = mx.array(list(binding))
-        logits[indices] = mx.where(allowed, logits[indices], -mx.inf)
-        return logits, allowed_counts
+        masked, indices = mx.array(logits), mx.array(list(binding))  # a copy: scores are read from the raw logits
+        masked[indices] = mx.where(allowed, logits[indices], -mx.inf)
+        return masked, allowed_counts
 
     def _binding(self, rows: Sequence[DecodeRow], slots: int) -> dict[int, tuple[Constraint, Sequence[int]]]:
         """Return the binding constraints by index in `rows`, each with the output so far."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from app.core.clock import Clock
-from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable, context_overflow
+from app.core.errors import InvalidRequest, PacelineError, QueueFull, SpeculationUnavailable, context_overflow
 from app.core.reason import Reason
 from app.core.request import AUTO, OFF, DraftingPolicy, Request, SpeculationRequest
 from app.core.statistics import PhaseSeconds
@@ -279,10 +279,10 @@ class Scheduler:
         sequence = self._queue.remove(request_id) or self._active.get(request_id)
         return [self._end(sequence, FinishReason.CANCELLED, cached_prefix=sequence.cached_prefix())] if sequence else []
 
-    def fail(self, request_id: str, message: str) -> list[TokenEvent]:
+    def fail(self, request_id: str, error: str | PacelineError) -> list[TokenEvent]:
         """Fail one request, waiting or running (say its admission raised). Nothing of its row stays cached."""
         sequence = self._queue.remove(request_id) or self._active.get(request_id)
-        return [self._end(sequence, FinishReason.FAILED, error=message)] if sequence else []
+        return [self._end(sequence, FinishReason.FAILED, error=error)] if sequence else []
 
     def fail_running(self, message: str) -> list[TokenEvent]:
         """Fail every running request after a step raised, keeping nothing of their caches; waiting ones remain."""
@@ -404,7 +404,7 @@ class Scheduler:
         reason: FinishReason,
         *,
         cached_prefix: tuple[int, ...] = (),
-        error: str = "",
+        error: str | PacelineError = "",
         event: TokenEvent | None = None,
     ) -> TokenEvent:
         """Return the terminal event of a sequence no longer queued; its row may leave `cached_prefix` in the cache."""

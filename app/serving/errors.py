@@ -172,10 +172,10 @@ def install_error_handlers(app: FastAPI) -> None:
     async def on_disconnect(_request: Request, _error: ClientDisconnect) -> Response:
         return error_response(Rejected(499, "The client closed the connection.", "client_closed_request"))
 
-    @app.exception_handler(Exception)
-    async def on_unexpected_error(request: Request, _error: Exception) -> Response:
-        error = PacelineError("Internal error: see the log of the server.")
-        return error_response(error, words_for(request), request.url.path)
+
+def internal_error(request: Request) -> Response:
+    """Return what the client of a request gets whose handling failed unexpectedly."""
+    return _response(request, PacelineError("Internal error: see the log of the server."))
 
 
 def _response(request: Request, error: PacelineError) -> Response:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import logging
 import math
 import re
 from collections import defaultdict
@@ -29,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.request import MAX_DRAFT_TOKENS
 from app.serving.context import context_of
-from app.serving.errors import Rejected, error_response, invalid_request
+from app.serving.errors import Rejected, error_response, internal_error, invalid_request
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 MAX_HEADER_BYTES = 32 * 1024
@@ -57,6 +58,8 @@ MAX_MEMBERS = 10_000
 THREAD_THRESHOLD_BYTES = 256 * 1024
 """Bytes from which a body is parsed in a thread, so that other streams are not held up."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+logger = logging.getLogger("paceline.gate")
 
 Headers = Mapping[bytes, list[bytes]]
 """Values of each header by lower-case name; empty for a missing one."""
@@ -108,8 +111,12 @@ class Gate:
         allowed_origins = self._allowed_origins() if path == "/v1" or path.startswith("/v1/") else ()
         is_allowed_page = len(origins) == 1 and origins[0].decode("latin-1") in allowed_origins
 
+        has_begun = False
+
         async def send_with_defaults(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 present = {name.lower() for name, _ in message.get("headers", ())}
                 defaults = ADMIN_HEADERS if path.startswith("/admin") else DEFAULT_HEADERS
                 missing = [(name, value) for name, value in defaults if name not in present]
@@ -127,7 +134,13 @@ class Gate:
         if is_allowed_page:
             methods = ("GET", "POST")
             app = CORSMiddleware(app, allowed_origins, methods, allow_headers=("*",), allow_private_network=True)
-        await app(scope, receive, send_with_defaults)
+        try:
+            await app(scope, receive, send_with_defaults)
+        except Exception:
+            if has_begun:
+                raise
+            logger.exception("%s %s failed", scope["method"], path)
+            await internal_error(Request(scope))(scope, receive, send_with_defaults)
 
     def _count(self, scope: Scope, status: int) -> None:
         endpoint = getattr(scope.get("route"), "path", "none")

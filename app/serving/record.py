@@ -88,8 +88,6 @@ class Record:
             case Delta():
                 self._count(event)
             case Finished():
-                cached_tokens = event.usage.cached_tokens if event.index == 0 else 0
-                self._metrics.finished(self.model_id, event.usage, cached_tokens)
                 self._journal.log_notices(event.notices)
                 self.add_usage(event)
             case Accepted():
@@ -108,6 +106,8 @@ class Record:
 
     def add_usage(self, event: Finished) -> None:
         """Add the usage of a choice that ended; the worker reports it even after a cancel."""
+        cached_tokens = event.usage.cached_tokens if event.index == 0 else 0
+        self._metrics.finished(self.model_id, event.usage, cached_tokens)
         self._awaited.discard((event.id, event.index))
         self._usages[event.id, event.index] = event.usage
         if self.has_all_usage:

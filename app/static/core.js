@@ -135,6 +135,23 @@ export function latestOnly() {
   };
 }
 
+// For a component that shows what a call answers: its `read(…)`. Of answers that overtake one another only the latest is
+// shown; a failure stands in `problem`.
+export function reader(call, show) {
+  const begin = latestOnly();
+  return async function read(...given) {
+    const isLatest = begin();
+    try {
+      const answer = await call.apply(this, given);
+      if (!isLatest()) return;
+      show.call(this, answer, ...given);
+      this.problem = "";
+    } catch (error) {
+      if (isLatest()) this.problem = error.message;
+    }
+  };
+}
+
 // --- live values ---------------------------------------------------------------------------------------------------
 
 const RETRY_MS = 2000;

@@ -1,6 +1,6 @@
 // The queue of downloads and the recommended pairs.
 
-import { api, attempt, bytes, component, confirm, live, t, toast } from "./core.js";
+import { api, attempt, bytes, component, confirm, live, reader, t, toast } from "./core.js";
 import { downloadRow, sizeWords } from "./download_words.js";
 import { filesCall, methodWords } from "./model_words.js";
 
@@ -18,14 +18,12 @@ component("downloads", () => ({
     return this.read();
   },
 
-  async read() {
-    try {
-      this.show(await api("GET", DOWNLOADS));
-      this.problem = "";
-    } catch (error) {
-      this.problem = error.message;
-    }
-  },
+  read: reader(
+    () => api("GET", DOWNLOADS),
+    function show(value) {
+      this.show(value);
+    },
+  ),
 
   show({ downloads, free_bytes: free, folder }) {
     Object.assign(this, { rows: downloads.map(downloadRow), free, folder, isRead: true });
@@ -103,14 +101,12 @@ component("pairs", () => ({
     return this.read();
   },
 
-  async read() {
-    try {
-      const { pairs, memory_ceiling_bytes: ceiling } = await api("GET", "/admin/api/hub/recommended");
+  read: reader(
+    () => api("GET", "/admin/api/hub/recommended"),
+    function show({ pairs, memory_ceiling_bytes: ceiling }) {
       Object.assign(this, { pairs: pairs.map(pairRow), ceiling, isRead: true });
-    } catch (error) {
-      this.problem = error.message;
-    }
-  },
+    },
+  ),
 
   get isWaiting() {
     return !this.isRead && !this.problem;

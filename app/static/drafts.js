@@ -1,6 +1,6 @@
 // The draft picker: candidates ranked, one choice for the model, and one click from download to measurement.
 
-import { api, attempt, bytes, component, data, live, t, toast } from "./core.js";
+import { api, attempt, bytes, component, data, live, reader, t, toast } from "./core.js";
 import { candidateRow, offerRow } from "./draft_words.js";
 import { becameWords, draftsCall, memoryWords, paysAddress } from "./model_words.js";
 
@@ -147,14 +147,12 @@ component("drafts", () => ({
     return paysAddress(data.model.id);
   },
 
-  async read() {
-    try {
-      this.take(await api("GET", draftsCall(data.model.id)));
-      this.problem = "";
-    } catch (error) {
-      this.problem = error.message;
-    }
-  },
+  read: reader(
+    () => api("GET", draftsCall(data.model.id)),
+    function show(view) {
+      this.take(view);
+    },
+  ),
   // The fields that were changed here and not saved yet stay; the others become what was saved elsewhere meanwhile.
   take(view) {
     const saved = savedFields(view);

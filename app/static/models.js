@@ -1,6 +1,6 @@
 // The list of models: filtered, with live states; loads and unloads.
 
-import { address, api, attempt, bytes, component, keepInAddress, live, number, t } from "./core.js";
+import { address, api, attempt, bytes, component, keepInAddress, live, number, reader, t } from "./core.js";
 import {
   bitWords, contextWords, draftsAddress, liveStateOf, methodWords, modelAddress, parameterWords,
   stateOf, tooLargeWords,
@@ -91,15 +91,14 @@ component("models", () => ({
     return t.n("models.count", this.models.length, { size: bytes(size) });
   },
 
-  async read() {
-    try {
-      this.models = (await api("GET", "/admin/api/models")).models;
-      Object.assign(this, { isRead: true, problem: "" });
-      if (this.models.some((model) => model.looking)) setTimeout(() => this.read(), LOOK_AGAIN_MS);
-    } catch (error) {
-      this.problem = error.message;
-    }
-  },
+  read: reader(
+    () => api("GET", "/admin/api/models"),
+    function show({ models }) {
+      Object.assign(this, { models, isRead: true });
+      clearTimeout(this.lookingAgain);
+      if (models.some((model) => model.looking)) this.lookingAgain = setTimeout(() => this.read(), LOOK_AGAIN_MS);
+    },
+  ),
   keep() {
     keepInAddress({ filter: this.filter, kind: this.kind === USUAL ? "" : this.kind });
   },

@@ -1,6 +1,6 @@
 // Does it pay? Begins and follows a measurement, draws it, says what it recommends, and applies it.
 
-import { api, attempt, component, confirm, data, live, moment, number, t, toast } from "./core.js";
+import { api, attempt, component, confirm, data, live, moment, number, reader, t, toast } from "./core.js";
 import { becameWords, times } from "./model_words.js";
 import { plot } from "./pays_chart.js";
 import {
@@ -157,16 +157,14 @@ component("pays", () => ({
     return this.read(last?.number);
   },
 
-  async read(number = 0) {
-    try {
-      const { measurements, active, elsewhere } = await api("GET", `${MEASUREMENTS}?model=${encodeURIComponent(data.model.id)}`);
+  read: reader(
+    () => api("GET", `${MEASUREMENTS}?model=${encodeURIComponent(data.model.id)}`),
+    function show({ measurements, active, elsewhere }, number = 0) {
       const known = measurements.some((row) => row.id === this.opened) ? this.opened : (measurements[0]?.id ?? 0);
-      Object.assign(this, { kept: measurements, active, elsewhere, opened: number || known, isRead: true, problem: "" });
+      Object.assign(this, { kept: measurements, active, elsewhere, opened: number || known, isRead: true });
       this.paint();
-    } catch (error) {
-      this.problem = error.message;
-    }
-  },
+    },
+  ),
   paint() {
     this.$nextTick(() => this.cell && this.draw(this.cell));
   },

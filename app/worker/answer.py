@@ -324,6 +324,8 @@ class Answer:
         if event.finish_reason is FinishReason.DEAD_END:
             parameter = grammar_parameter(self._command)
             return InvalidRequest(f"The answer stops: {event.error}", parameter=parameter, code="unsupported_grammar")
+        if isinstance(event.error, PacelineError):
+            return event.error
         return PacelineError(f"The model failed: {event.error}", code="step_failed")
 
     def fail(self, error: PacelineError) -> None:

@@ -159,7 +159,7 @@ class ServedModel:
                 events = self._fail_all(error)
             self._deliver_events(events)
             if self._engine is not None:
-                self._engine.release(request_id, ())  # what was fetched for it, if it had no row yet
+                self._free_row(self._engine, request_id, ())  # what was fetched for it, if it had no row yet
 
     def step(self) -> bool:
         """Admit, plan, step, commit, report. False if there was nothing to plan."""
@@ -171,7 +171,7 @@ class ServedModel:
         failure: Exception | None = None
         try:
             self._keep_within_memory(scheduler)
-            events += self._admit(scheduler, engine)
+            self._admit(scheduler, engine, events)
             plan = scheduler.plan()
             if plan is not None:
                 events += scheduler.commit(engine.step(plan))
@@ -245,9 +245,9 @@ class ServedModel:
             self._reserved_rows = list(rows)
         return granted
 
-    def _admit(self, scheduler: Scheduler, engine: EnginePort) -> list[TokenEvent]:
-        """Give free rows to waiting requests; a request that the engine cannot take fails alone."""
-        events: list[TokenEvent] = []
+    def _admit(self, scheduler: Scheduler, engine: EnginePort, events: list[TokenEvent]) -> None:
+        """Give free rows to waiting requests. One that the engine cannot take fails alone: its end is added to `events`
+        at once, because admitting the next one may raise."""
         self._is_fetching_prefix = False
         while not self._pool.must_wait and (request := scheduler.next_admission()) is not None:
             self._is_fetching_prefix = not engine.fetch(request)
@@ -257,12 +257,11 @@ class ServedModel:
                 cached_tokens = engine.admit(request)
             except Exception as error:
                 logger.exception("the engine could not admit %s", request.id)
-                events += scheduler.fail(request.id, short_text(error))
-                engine.release(request.id, ())
+                events += scheduler.fail(request.id, error if isinstance(error, PacelineError) else short_text(error))
+                self._free_row(engine, request.id, ())
                 self._reserve(scheduler.expected)
             else:
                 scheduler.admitted(request.id, cached_tokens)
-        return events
 
     def _fail_all(self, error: Exception) -> list[TokenEvent]:
         """End all choices of a broken scheduler; the next submission opens a new one."""

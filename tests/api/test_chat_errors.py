@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from app.core.errors import (
@@ -126,11 +125,12 @@ async def test_a_surprise_in_the_server_is_a_generic_500(site: Site, monkeypatch
         raise RuntimeError("/secret/path")
 
     monkeypatch.setattr(site.worker, "open", stumble)
-    transport = httpx2.ASGITransport(site.app, raise_app_exceptions=False)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        response = await client.post("/v1/chat/completions", json=chat_body())
+    response = await site.client.post("/v1/chat/completions", json=chat_body())
     assert response.status_code == 500
     assert "secret" not in response.text
+    assert response.headers["x-content-type-options"] == "nosniff"
+    counted = 'paceline_requests_total{endpoint="/v1/chat/completions",method="POST",status="500"} 1.0'
+    assert counted in (await site.client.get("/metrics")).text
 
 
 class WatchedProgress(dict[str, LoadProgress]):

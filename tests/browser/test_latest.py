@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import APIResponse, Page, Route, expect
 
 from tests.browser.conftest import Visitor
 from tests.browser.server import Server, serving
@@ -56,6 +56,25 @@ def test_the_conversation_that_was_clicked_last_stays_open(server: Server, visit
         button(page, "New chat").click()
         expect(title).to_have_text("New chat")
     expect(title).to_have_text("New chat")
+
+
+def test_drafters_that_were_chosen_elsewhere_stay_chosen_when_an_older_answer_comes(
+    server: Server, visitor: Visitor
+) -> None:
+    address, old = "/admin/api/drafts/demo-main", list[tuple[Route, APIResponse]]()
+    page = visitor(server).open("/admin/drafts/demo-main")
+    policy = page.get_by_label("When to draft")
+    expect(policy).to_have_value("")
+    page.route(f"**{address}", lambda route: old.append((route, route.fetch())), times=1)
+    with page.expect_request(f"**{address}"):
+        server.call("PUT", address, {"num_draft_tokens": 3})
+    with page.expect_response(f"**{address}"):
+        server.call("PUT", address, {"policy": "single"})
+    expect(policy).to_have_value("single")
+    for route, answer in old:
+        route.fulfill(response=answer)
+    page.evaluate(ROUND_TRIP)
+    expect(policy).to_have_value("single")
 
 
 def test_the_list_is_that_of_the_last_search(server: Server, visitor: Visitor) -> None:

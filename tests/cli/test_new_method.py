@@ -38,7 +38,7 @@ class Echo(Drafter):
 
     @classmethod
     def open(cls, unit):
-        unit.draft(cls.name)
+        unit.drafter(cls.name)
         return cls()
 
     def propose(self, rows, sampled):

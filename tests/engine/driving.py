@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, make_prompt_cache
 
+from app.core.reason import NO_REASON
 from app.core.request import UNQUANTISED, Quantisation, Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, EngineLimits, PrefillRow, PrefillStep
 from app.engine.drafters.draft_model import DraftModel
@@ -100,9 +101,9 @@ class Scripted(Drafter):
             counts.append(len(spoiled))
         width = max(counts)
         if width == 0:
-            return Proposal(None, tuple(counts), ("script",) * len(rows))
+            return Proposal(None, tuple(counts), (NO_REASON,) * len(rows))
         padded = [tokens + [0] * (width - len(tokens)) for tokens in drafts]
-        return Proposal(mx.array(padded, dtype=mx.int32), tuple(counts), ("",) * len(rows))
+        return Proposal(mx.array(padded, dtype=mx.int32), tuple(counts), (NO_REASON,) * len(rows))
 
 
 class Guided(Drafter):

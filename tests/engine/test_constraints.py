@@ -187,6 +187,18 @@ def test_rows_with_and_without_a_grammar_share_a_batch() -> None:
         assert driver.finished[row.id].output[:24] == alone[row.id][:24] or END in alone[row.id]
 
 
+def test_log_probabilities_of_a_row_with_a_grammar_are_the_models_own_whatever_runs_beside_it() -> None:
+    rows = [DecodeRow(name, PROMPT, len(PROMPT), len(PROMPT) - 1, 8) for name in ("bound", "free")]
+    sampled = [SampledRow(SamplingParameters(), row.tokens, row.prompt_length) for row in rows]
+    constraints = Constraints()
+    constraints.admit(request("bound", schema_text(PERSON)))
+    for beside in (1, 2):
+        logits = mx.zeros((beside, 1, TABLE.vocabulary_size))
+        masked, _ = constraints.mask(logits, rows[:beside], sampled[:beside])
+        assert mx.isinf(masked).any(axis=(1, 2)).tolist() == [True, False][:beside]
+        assert not mx.isinf(logits).any(), "they are scored after the mask"
+
+
 def test_reasoning_is_free_and_the_answer_behind_it_is_held() -> None:
     target, draft = models()
     closing = Reasoning(opening="<think>", closing="</think>", inside=True, most_tokens=7)
@@ -288,7 +300,7 @@ def nested(inner: some.SearchStrategy[Any]) -> some.SearchStrategy[Any]:
     return some.one_of(
         objects,
         arrays,
-        some.builds(lambda phase_seconds: {"anyOf": phase_seconds}, some.lists(inner, min_size=1, max_size=2)),
+        some.builds(lambda choices: {"anyOf": choices}, some.lists(inner, min_size=1, max_size=2)),
     )
 
 
@@ -315,7 +327,7 @@ def shared_engine(family: str) -> tuple[nn.Module, Engine, dict[str, list[int]]]
 
 
 class Secretive(AnswerConstraint):
-    """It masks and tells nobody what it forces."""
+    """Masks, but does not say what it forces."""
 
     def begin(self) -> "Secretive":
         return Secretive(self._vocabulary, self._initial_state, self._reasoning)

@@ -72,7 +72,15 @@ class Slow(Broken):
         super().save(requests, limit)
 
 
-def opened(journal: Journal, name: str = "r", *, prompts: int = 1, n: int = 1, created_at: float = 1.0) -> Record:
+def opened(
+    journal: Journal,
+    name: str = "r",
+    *,
+    prompts: int = 1,
+    n: int = 1,
+    created_at: float = 1.0,
+    metrics: Metrics | None = None,
+) -> Record:
     model = ModelSpecification(id="m", path="/m", draft_unavailable="no drafter fits")
     commands = [
         Generate(
@@ -87,7 +95,7 @@ def opened(journal: Journal, name: str = "r", *, prompts: int = 1, n: int = 1, c
         for at in range(prompts)
     ]
     named = {"id": name, "endpoint": "/v1/completions", "key_name": "a key"}
-    return Record(journal, Metrics(), commands, **named, created_at=created_at)
+    return Record(journal, metrics or Metrics(), commands, **named, created_at=created_at)
 
 
 def delta(tokens: int = 1, **changes: object) -> Delta:
@@ -159,8 +167,8 @@ async def test_what_the_worker_told_at_the_end_goes_before_what_was_counted() ->
 
 
 async def test_a_cancelled_request_gets_the_figures_that_the_worker_tells_afterwards(tmp_path: Path) -> None:
-    journal = Journal(history(tmp_path))
-    record = opened(journal, n=2)
+    journal, metrics = Journal(history(tmp_path)), Metrics()
+    record = opened(journal, n=2, metrics=metrics)
     record.begin(lambda _error: None)
     record.on_event(Accepted(id="r-0", prompt_tokens=40))
     record.on_event(delta(3, drafted=4, accepted=2, method="ngram"))
@@ -174,6 +182,8 @@ async def test_a_cancelled_request_gets_the_figures_that_the_worker_tells_afterw
     (past,) = journal.recent
     await journal.flush()
     assert past == history(tmp_path).find("r")
+    drafting = metrics.drafting("m")["ngram"]
+    assert (drafting["drafted"], drafting["accepted"]) == (12, 6), "`/metrics` counts it too"
     assert (past.outcome, history(tmp_path).count()) == ("cancelled", 1)
     assert past.figures["usage"] == {"prompt_tokens": 0, "cached_tokens": 38, "completion_tokens": 8}
     assert past.figures["speculation"]["tokens_per_cycle"] == 2.5

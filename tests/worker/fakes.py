@@ -44,19 +44,28 @@ class FakeEngine:
         self.dead_end = ""
         """Why the grammars of all rows let nothing follow."""
         self.steps = 0
+        self.refusal: PacelineError | None = None
+        """Error with which the engine refuses prompts that hold a question mark."""
+        self.is_lost = False
+        """Whether reading prompts from disk raises."""
         self.on_disk: set[str] = set()
         """Requests whose prompts are still read from disk."""
         self.reads = 0
         self.released: list[str] = []
 
     def fetch(self, request: Request) -> bool:
+        if self.is_lost:
+            raise MemoryError
         is_there = request.id.partition("#")[0] not in self.on_disk
         self.reads += not is_there
         return is_there
 
     def admit(self, request: Request) -> int:
         if b"!" in bytes(request.prompt_tokens):
+            self.is_lost = b"!!" in bytes(request.prompt_tokens)
             raise RuntimeError("admission failed")
+        if self.refusal is not None and b"?" in bytes(request.prompt_tokens):
+            raise self.refusal
         self.rows.add(request.id)
         return min(1, len(request.prompt_tokens) - 1)
 

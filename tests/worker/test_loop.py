@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
+from app.core.errors import ModelUnavailable
 from app.core.messages import (
     Cancel,
     Failed,
@@ -166,6 +167,32 @@ def test_whatever_raises_fails_only_the_requests_of_its_engine(pair: Pair, where
     pair.settle()
     assert pair.text("next") == "abcdefghij"
     assert pair.pool.engines["m"].rows == set()
+
+
+def test_a_request_that_the_engine_refuses_gets_the_error_as_it_was_raised(pair: Pair) -> None:
+    pair.say(pair.ask("good", max_tokens=30))
+    pair.settle(8)
+    pair.engine.refusal = ModelUnavailable("the hidden states of this model cannot be read")
+    pair.say(pair.ask("refused", "why?"))
+    pair.settle()
+    (failed,) = pair.failed("refused")
+    assert (failed.error, failed.code, failed.message) == (
+        "ModelUnavailable", "model_unavailable", "the hidden states of this model cannot be read"
+    )  # fmt: skip
+    assert len(pair.text("good")) == 30
+    assert pair.leases == 0
+
+
+def test_a_failed_admission_is_reported_even_if_the_next_one_raises(pair: Pair) -> None:
+    pair.say(pair.ask("first"))
+    pair.settle()
+    pair.say(pair.ask("failed", "boom!!"), pair.ask("behind"))
+    pair.settle()
+    pair.engine.is_lost = False
+    pair.settle()
+    assert [event.message for event in pair.failed("failed")] == ["The model failed: RuntimeError: admission failed"]
+    assert pair.text("behind") == "abcdefghij"
+    assert pair.leases == 0
 
 
 def test_a_row_that_cannot_be_freed_keeps_no_other_row(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ class OutgoingText:
         """Stop string that ended the text; empty if none did."""
 
     def add(self, more: FlaggedText) -> FlaggedText:
-        """Add `wait_for_more`, and release the text that is certain."""
+        """Add more text, and release what is certain."""
         if self.trims_leading:
             more.take(len(more.text) - len(more.text.lstrip()))
             self.trims_leading = not more
