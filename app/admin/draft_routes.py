@@ -46,7 +46,7 @@ CANDIDATE_FIELDS = (
 EXPLICIT_ORIGINS = ("environment", "command line")
 OVERRIDING_SETTINGS = ("drafts", "speculative_config", "num_draft_tokens", "policy", "acceptance")
 """Server settings that override the choice for a model, if given by environment or command line."""
-MEASUREMENT = "measurement"
+BY_MEASUREMENT = "measurement"
 """Author recorded for a setting that a measurement recommended."""
 
 router = APIRouter()
@@ -268,7 +268,7 @@ def _apply(admin: AdminContext, row: BenchmarkRow, body: ApplyBody) -> list[dict
         changes = measured[0]["changes"]
     elif not changes:
         raise InvalidRequest(f"This measurement recommends no change: {report['text']}.", parameter="method")
-    admin.serving.live.change_model(row.model_id, {change["name"]: change["new"] for change in changes}, MEASUREMENT)
+    admin.serving.live.change_model(row.model_id, {change["name"]: change["new"] for change in changes}, BY_MEASUREMENT)
     return list(changes)
 
 

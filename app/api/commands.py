@@ -42,7 +42,7 @@ MAX_MODEL_CHARACTERS = 300
 MAX_TOP_LOGPROBS = 20
 MAX_PAIRS, MAX_KEY_CHARACTERS, MAX_VALUE_CHARACTERS = 16, 64, 512
 """Bounds of `metadata`, as in OpenAI's API: pairs, and characters of keys and of values."""
-METHODS = (AUTO, OFF, *METHOD_NAMES)
+REQUEST_METHODS = (AUTO, OFF, *METHOD_NAMES)
 
 NO_LIMIT = -1
 
@@ -126,15 +126,15 @@ class SpeculationOptions(Body):
 
     model_config = ConfigDict(extra="forbid")
 
-    method: str | None = Field(None, json_schema_extra={"enum": [*METHODS, None]})
+    method: str | None = Field(None, json_schema_extra={"enum": [*REQUEST_METHODS, None]})
     num_draft_tokens: DraftTokens | None = None
     acceptance: Literal["coupled", "strict"] | None = None
 
     @field_validator("method")
     @classmethod
     def _known(cls, method: str | None) -> str | None:
-        if method is not None and method not in METHODS:
-            raise ValueError(f"use one of {', '.join(METHODS)}")
+        if method is not None and method not in REQUEST_METHODS:
+            raise ValueError(f"use one of {', '.join(REQUEST_METHODS)}")
         return method
 
 

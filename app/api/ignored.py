@@ -29,7 +29,7 @@ IGNORED_SILENTLY = frozenset({
 NO_LOGPROBS = "log probabilities are returned by /v1/chat/completions and /v1/completions"
 SEND_WHOLE = "send the whole conversation, or previous_response_id"
 RAN_ELSEWHERE = "nothing is searched or run on this server"
-REASONS: Mapping[str, str] = {
+WHY_IGNORED: Mapping[str, str] = {
     "audio": "answers are text",
     "chat_template": "the model's own template is used",
     "container": RAN_ELSEWHERE,
@@ -69,7 +69,7 @@ def ignored_fields(body: BaseModel) -> list[Notice]:
         name for name, value in _unknown_fields(body) if name not in IGNORED_SILENTLY and not _is_default(name, value)
     )
     return [
-        ignored_notice(name, REASONS.get(name, UNKNOWN)) for name, _ in zip(names, range(MAX_NOTICES), strict=False)
+        ignored_notice(name, WHY_IGNORED.get(name, UNKNOWN)) for name, _ in zip(names, range(MAX_NOTICES), strict=False)
     ]
 
 

@@ -49,9 +49,9 @@ from app.serving.gate import Body, JsonBody, validated
 
 API_VERSION = "0.12.6"
 """Version of Ollama whose API this is like; clients refuse to talk to an older one."""
-LINES = "application/x-ndjson"
+NDJSON = "application/x-ndjson"
 OLLAMA_WORDS = {"tools": "tools", "reasoning": "thinking"}
-LOADED = {"done": True, "done_reason": "load"}
+LOADED_ANSWER = {"done": True, "done_reason": "load"}
 
 router = APIRouter()
 
@@ -198,7 +198,7 @@ def _openai_call(call_id: str, function: OllamaFunction) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
-@router.post("/api/chat", responses=success(OllamaChatAnswer, LINES) | ANSWERED)
+@router.post("/api/chat", responses=success(OllamaChatAnswer, NDJSON) | ANSWERED)
 async def ollama_chat(request: Request, body: JsonBody[OllamaChat]) -> Response:
     """Answer a conversation in Ollama's format."""
     if not body.messages:
@@ -208,7 +208,7 @@ async def ollama_chat(request: Request, body: JsonBody[OllamaChat]) -> Response:
     return await _answer(request, body, command, OllamaRenderer(command, _chat_content))
 
 
-@router.post("/api/generate", responses=success(OllamaText, LINES) | ANSWERED)
+@router.post("/api/generate", responses=success(OllamaText, NDJSON) | ANSWERED)
 async def ollama_generate(request: Request, body: JsonBody[OllamaGenerate]) -> Response:
     """Answer a prompt in Ollama's format."""
     if not body.prompt:
@@ -246,7 +246,7 @@ async def _load(request: Request, body: OllamaBody, empty: dict[str, Any]) -> Re
     unit = await asyncio.to_thread(context.resolver.resolve, plain_name(body.model))
     stay, notices = await allowed_stay(request, body.stay_seconds)
     await cancel_on_disconnect(request, context.worker.load(unit, stay))
-    return JSONResponse(_base(unit.id) | empty | LOADED | warnings_object(notices))
+    return JSONResponse(_base(unit.id) | empty | LOADED_ANSWER | warnings_object(notices))
 
 
 @router.post("/api/embed", responses=success(OllamaVectors) | ANSWERED)
@@ -362,7 +362,7 @@ def _generate_content(text: str, thinking: str, calls: Sequence[ToolCallDelta]) 
 class OllamaRenderer(Renderer):
     """Ollama's lines of a chat or a generation; `render_message` builds each from text, thinking and calls."""
 
-    media_type = LINES
+    media_type = NDJSON
     end = b""
 
     def __init__(self, command: Generate, render_message: Any) -> None:

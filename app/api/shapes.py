@@ -25,8 +25,8 @@ NUMBERS: Fields = {"timings": dict[str, float], "speculation": Drafts}
 DETAILS: Fields = {"prompt_tokens_details": Counts, "completion_tokens_details": Counts}
 Usage = shape("Usage", {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int, **DETAILS})
 ANSWER: Fields = {"id": str, "created": int, "model": str, "usage": Usage, "seed": int, **NUMBERS, **WARNED}
-REASONS = Literal["stop", "length", "tool_calls", "cancelled"]
-CHOICE: Fields = {"index": int, "finish_reason": REASONS, "logprobs": Object | None}
+FINISH_REASONS = Literal["stop", "length", "tool_calls", "cancelled"]
+CHOICE: Fields = {"index": int, "finish_reason": FINISH_REASONS, "logprobs": Object | None}
 TEXTS: Fields = dict.fromkeys(("content", "reasoning_content", "reasoning"), str | None)
 Message = shape(
     "ChatMessage",

@@ -37,7 +37,7 @@ ANTHROPIC_KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+OPENAI_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 class Rejected(PacelineError):
@@ -48,7 +48,7 @@ class Rejected(PacelineError):
     ) -> None:
         super().__init__(message, code=code, retry_after_seconds=retry_after_seconds)
         self.status = status
-        self.kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+        self.kind = OPENAI_KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.close = close
         """Whether the connection is closed, because the rest of the body was not read."""
 

@@ -39,7 +39,7 @@ RESTART_ONLY = frozenset(name for name in Settings.model_fields if setting_info(
 USER_LANGUAGES = "languages"
 """Folder in `PACELINE_HOME` with the user's own languages."""
 UNSET = ModelSettings()
-KINDS: Mapping[Any, str] = {
+VALUE_KINDS: Mapping[Any, str] = {
     bool: "switch",
     int: "number",
     float: "number",
@@ -417,7 +417,7 @@ def _kind(annotation: Any) -> tuple[str, list[str]]:
         return "choice", [str(option) for option in inner]
     if outer is tuple:
         return "list", _kind(inner[0])[1]
-    return KINDS[outer or annotation], []
+    return VALUE_KINDS[outer or annotation], []
 
 
 def _limits(field: FieldInfo) -> dict[str, Any]:

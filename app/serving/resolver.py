@@ -27,7 +27,7 @@ from app.supervision.client import WorkerClient
 
 MAX_LISTED = 20
 TURNED_OFF = "the draft model is turned off for this request"
-LOADED = "ready"
+READY = "ready"
 HIDDEN_FIELDS = frozenset({"unit", "stay", "last_used"})
 
 
@@ -58,7 +58,7 @@ class ModelEntry:
         if self.progress is not None:
             return "loading"
         if self.loaded is not None:
-            return "loaded" if self.loaded.state == LOADED else self.loaded.state
+            return "loaded" if self.loaded.state == READY else self.loaded.state
         return "unusable" if self.problem else "available"
 
     @property

@@ -61,13 +61,15 @@ def test_the_conversation_that_was_clicked_last_stays_open(server: Server, visit
 def test_drafters_that_were_chosen_elsewhere_stay_chosen_when_an_older_answer_comes(
     server: Server, visitor: Visitor
 ) -> None:
-    address, old = "/admin/api/drafts/demo-main", list[tuple[Route, APIResponse]]()
-    page = visitor(server).open("/admin/drafts/demo-main")
-    policy = page.get_by_label("When to draft")
+    address, old = "/admin/api/drafts/demo-assistant", list[tuple[Route, APIResponse]]()
+    page = visitor(server).open("/admin/drafts/demo-assistant")
+    policy = page.locator("#policy")
     expect(policy).to_have_value("")
     page.route(f"**{address}", lambda route: old.append((route, route.fetch())), times=1)
     with page.expect_request(f"**{address}"):
         server.call("PUT", address, {"num_draft_tokens": 3})
+    page.evaluate(ROUND_TRIP)
+    assert old, "its answer is on the way"
     with page.expect_response(f"**{address}"):
         server.call("PUT", address, {"policy": "single"})
     expect(policy).to_have_value("single")

@@ -23,7 +23,7 @@ from app.engine.caches.lanes import reservation
 from app.engine.caches.rollback import copied
 from app.engine.drafters.drafter import Drafter
 from app.engine.memory import on_cpu
-from app.engine.prefix.disk import NO_DISK, Content, Disk, DiskFile, identity_of, model_folder_name
+from app.engine.prefix.disk import NO_DISK, Disk, DiskFile, FileContent, identity_of, model_folder_name
 from app.engine.prefix.index import (
     BLOCK_OVERHEAD_BYTES,
     BLOCK_TOKENS,
@@ -52,7 +52,7 @@ FETCH_SECONDS = 0.005
 CLOSE_SECONDS = 0.2
 """Longest wait, in seconds, for pending writes when a model leaves memory: their memory is free then, but others wait
 with it."""
-Arrays = dict[str, mx.array]
+BlockArrays = dict[str, mx.array]
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class PrefixCache:
         self._folder = model_folder_name(model_id, identity)
         self._identity = identity
         self._drafters = drafters or {}
-        self._memory: BlockStore[Arrays] = BlockStore(DEFAULT_LIMIT_BYTES if max_bytes is None else max_bytes)
-        self._fetched_for, self._fetched = "", dict[Name, Content]()
+        self._memory: BlockStore[BlockArrays] = BlockStore(DEFAULT_LIMIT_BYTES if max_bytes is None else max_bytes)
+        self._fetched_for, self._fetched = "", dict[Name, FileContent]()
         """Id of the request whose files are read ahead, and their contents."""
 
     @property
@@ -106,7 +106,7 @@ class PrefixCache:
         return self._memory.limit_bytes
 
     @property
-    def _stores(self) -> tuple[BlockStore[Arrays], BlockStore[DiskFile]]:
+    def _stores(self) -> tuple[BlockStore[BlockArrays], BlockStore[DiskFile]]:
         return self._memory, self.disk.blocks
 
     # --- restoring --------------------------------------------------------------------------------------------
@@ -204,14 +204,14 @@ class PrefixCache:
             length = self._restorable_length(target, restorable)
         return 0
 
-    def _contents(self, chains: Mapping[str, Chain], length: int) -> dict[str, tuple[int, list[Arrays]]] | None:
+    def _contents(self, chains: Mapping[str, Chain], length: int) -> dict[str, tuple[int, list[BlockArrays]]] | None:
         """Return how many positions of each chain to restore, and their arrays. None if a block is gone.
         The blocks are marked as used."""
         contents = {}
         tokens = dict.fromkeys(self.restored_tokens, 0)
         for name in chains:
             count, blocks = self._blocks_of(chains, name, length)
-            arrays: list[Arrays] = []
+            arrays: list[BlockArrays] = []
             remaining = 0 if name else count  # only the target's rows are counted
             for block in blocks:
                 tier = "memory" if block.name in self._memory else "disk"
@@ -238,7 +238,7 @@ class PrefixCache:
             blocks.append(next(states_in(self._stores, chain.match, chain.root, count))[1])
         return count, blocks
 
-    def _load(self, block: CacheBlock) -> Arrays | None:
+    def _load(self, block: CacheBlock) -> BlockArrays | None:
         """Load a block from disk into memory."""
         arrays = self.disk.read(block, self._fetched.pop(block.name, None))
         if arrays is not None:
@@ -261,8 +261,8 @@ class PrefixCache:
         """
         tokens = tuple(text)
         self.disk.collect()
-        extra_state: Arrays = {}
-        added: dict[CacheBlock, Arrays] = {}
+        extra_state: BlockArrays = {}
+        added: dict[CacheBlock, BlockArrays] = {}
         for name, drafter in drafters.items():
             if drafter.runner is not None and request.id in drafter.runner.rows:
                 shift = int(bool(drafter.taps))
@@ -286,7 +286,7 @@ class PrefixCache:
         tokens: tuple[int, ...],
         runner: Runner,
         request_id: str,
-        added: dict[CacheBlock, Arrays],
+        added: dict[CacheBlock, BlockArrays],
         extra_state: Mapping[str, mx.array] | None = None,
     ) -> None:
         """Store one model's chain from `root`; `extra_state` joins the state block.
@@ -315,7 +315,7 @@ class PrefixCache:
             self._memory.touch(block.name)
 
     def _add(
-        self, block: CacheBlock, copy: Callable[[], Arrays], chain_bytes: int, added: dict[CacheBlock, Arrays]
+        self, block: CacheBlock, copy: Callable[[], BlockArrays], chain_bytes: int, added: dict[CacheBlock, BlockArrays]
     ) -> int | None:
         """Store a block unless present; return its bytes, or None if the chain, `chain_bytes` so far, would not fit."""
         stored = self._memory.get(block.name)
@@ -338,7 +338,7 @@ class PrefixCache:
         others = self._memory.children(ROWS, block.parent, block.tokens[0])
         return any(other.tokens[: len(block.tokens)] == block.tokens for other in others)
 
-    def _insert(self, block: CacheBlock, arrays: Arrays) -> None:
+    def _insert(self, block: CacheBlock, arrays: BlockArrays) -> None:
         nbytes = BLOCK_OVERHEAD_BYTES + sum(array.nbytes for array in arrays.values())
         self._memory.make_room(nbytes)
         if nbytes <= self.limit_bytes:
@@ -389,7 +389,7 @@ def open_prefix_cache(spec: ModelSpecification, disk: Disk) -> PrefixCache:
     )
 
 
-def _copy_rows(runner: Runner, request_id: str, begin: int, stop: int) -> Arrays:
+def _copy_rows(runner: Runner, request_id: str, begin: int, stop: int) -> BlockArrays:
     """Copy these positions of every layer that keeps all positions, by layer and part."""
     caches = runner.caches
     spans = caches.read_span(request_id, begin, stop)
@@ -401,7 +401,7 @@ def _copy_rows(runner: Runner, request_id: str, begin: int, stop: int) -> Arrays
     }
 
 
-def _copy_state(runner: Runner, request_id: str, length: int, extra_state: Mapping[str, mx.array]) -> Arrays:
+def _copy_state(runner: Runner, request_id: str, length: int, extra_state: Mapping[str, mx.array]) -> BlockArrays:
     """Copy what layers know only here: recurrent states, and the part of each window that the next token sees."""
     caches, arrays = runner.caches, dict(extra_state)
     for layer, cache in enumerate(caches.kv):
@@ -413,7 +413,7 @@ def _copy_state(runner: Runner, request_id: str, length: int, extra_state: Mappi
     return arrays
 
 
-def _put(runner: Runner, request_id: str, length: int, blocks: Sequence[Arrays]) -> None:
+def _put(runner: Runner, request_id: str, length: int, blocks: Sequence[BlockArrays]) -> None:
     """Fill an empty row with `length` positions."""
     caches = runner.caches
     spans = []
@@ -426,7 +426,7 @@ def _put(runner: Runner, request_id: str, length: int, blocks: Sequence[Arrays])
         state.write_row(caches.table.slots[request_id], [part[0] for part in _parts(blocks, f"state {layer}")])
 
 
-def _parts(blocks: Sequence[Arrays], name: str) -> Iterator[list[mx.array]]:
+def _parts(blocks: Sequence[BlockArrays], name: str) -> Iterator[list[mx.array]]:
     """Yield the keys, the values, or each array of a state, as the list of its parts in the order of `blocks`."""
     part = 0
     while arrays := [block[f"{name} {part}"] for block in blocks if f"{name} {part}" in block]:

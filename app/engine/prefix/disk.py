@@ -50,7 +50,7 @@ READERS = 2
 """Threads that read files ahead."""
 
 Arrays = Mapping[str, mx.array]
-Content = Future[bytes]
+FileContent = Future[bytes]
 """A whole file's bytes, empty if it is damaged; or the OSError of reading it."""
 _NAMES = {
     mx.float32: ("F32", np.float32),
@@ -149,12 +149,12 @@ class Disk:
                 self._add(block, DiskFile(path, status.st_mtime, status.st_size))
         self._evict()
 
-    def read_ahead(self, block: CacheBlock) -> Content | None:
+    def read_ahead(self, block: CacheBlock) -> FileContent | None:
         """Begin to read and check a block's file in another thread, for `read`; None if there is none."""
         file = self.blocks.get(block.name)
         return self._readers.submit(_whole, file.path) if file is not None else None
 
-    def read(self, block: CacheBlock, content: Content | None = None) -> dict[str, mx.array] | None:
+    def read(self, block: CacheBlock, content: FileContent | None = None) -> dict[str, mx.array] | None:
         """Return a block's arrays exactly as written; None, forgetting the block, if its file is missing or damaged.
         `content` is what `read_ahead` returned for it; without it, the file is read here."""
         file = self.blocks.get(block.name)

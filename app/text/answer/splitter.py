@@ -50,7 +50,7 @@ _WRAPPED = regex.compile(r"(?s)\s*(?:<\|python_tag\|>|<tools>|```\w*)?(?P<body>.
 _MESSAGE_SEPARATOR = "\n\n"
 """Separator of two harmony messages that are both text, or both reasoning."""
 
-Scan = Generator[None, None, bool]
+PacedCheck = Generator[None, None, bool]
 """Generator that scans text step by step; each `yield` waits for more."""
 Emit = Callable[[FlaggedText], None]
 
@@ -212,7 +212,7 @@ class AnswerSplitter:
                 emit(self._unread.take(len(self._unread.text)))
                 return ""
 
-    def _opens_reasoning(self) -> Scan:
+    def _opens_reasoning(self) -> PacedCheck:
         """Return whether the answer begins with reasoning; a lone closing marker is skipped."""
         if not self._opening:
             return False
@@ -237,7 +237,7 @@ class AnswerSplitter:
                 return
             self._emit_reasoning(self._unread.take(1))
 
-    def _ends_with_calls(self) -> Scan:
+    def _ends_with_calls(self) -> PacedCheck:
         """Return whether the rest of the answer, still inside its reasoning, is nothing but complete calls."""
         if (yield from self._reader.call_start()) is None:
             return False
@@ -258,7 +258,7 @@ class AnswerSplitter:
         self._reader.failed += 1
         return False
 
-    def _is_all_calls(self) -> Scan:
+    def _is_all_calls(self) -> PacedCheck:
         """Return whether the answer is nothing but calls without markers."""
         if not self._tools or self._by_grammar:
             return False
@@ -325,7 +325,7 @@ class AnswerSplitter:
             self._outgoing.begin_segment(_MESSAGE_SEPARATOR)
             yield from self._scan_content(_ENDS)
 
-    def _scan_harmony_call(self, name: str) -> Scan:
+    def _scan_harmony_call(self, name: str) -> PacedCheck:
         empty = yield from self._unread.match(_EMPTY)
         if empty is None and (yield from self._reader.stream_arguments(name, "", _EMPTY)):
             return True

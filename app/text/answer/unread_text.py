@@ -12,7 +12,7 @@ MAX_CALL_CHARACTERS = 256 * 1024
 
 Match = Any
 """Match of `regex`, which has no types."""
-Scan = Generator[None, None, Match | None]
+MatchSearch = Generator[None, None, Match | None]
 """Generator that scans text step by step; each `yield` waits for more."""
 
 
@@ -31,7 +31,7 @@ class UnreadText(FlaggedText):
         yield
         return True
 
-    def match(self, pattern: "regex.Pattern[str]", position: int = 0) -> Scan:
+    def match(self, pattern: "regex.Pattern[str]", position: int = 0) -> MatchSearch:
         """Match a pattern at `position`, waiting for more text while the match is only partial."""
         while True:
             match = pattern.match(self.text, position, partial=True)
@@ -40,7 +40,7 @@ class UnreadText(FlaggedText):
             if not (yield from self.wait_for_more()):
                 return pattern.match(self.text, position)
 
-    def search(self, pattern: "regex.Pattern[str]", position: int = 0) -> Scan:
+    def search(self, pattern: "regex.Pattern[str]", position: int = 0) -> MatchSearch:
         """Return the first match from `position` on, or None."""
         while True:
             match = pattern.search(self.text, position, partial=True)

@@ -19,13 +19,13 @@ CONTINUATION_MARKER = "continuedhere"
 STAND_IN = "toolstandin"
 """Placeholder in tools and calls, to test whether a template shows them."""
 
-Renderer = Callable[[dict[str, Any]], str]
+RenderTemplate = Callable[[dict[str, Any]], str]
 
 
 class Template:
     """One of a model's chat templates, with its source and dialect."""
 
-    def __init__(self, render: Renderer, source: str, dialect: Dialect) -> None:
+    def __init__(self, render: RenderTemplate, source: str, dialect: Dialect) -> None:
         self.render = render
         self._source = source
         self._dialect = dialect

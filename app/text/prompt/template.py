@@ -36,7 +36,7 @@ from app.models.safe_files import DOWNLOAD_AGAIN, printable, read_object
 from app.text.detokenizer import TokenTable, build_token_table
 from app.text.dialect import Dialect, read_dialect, visible_markers
 from app.text.prompt.messages import checked_arguments, plain_messages
-from app.text.prompt.rendering import Renderer, Rendering, Template
+from app.text.prompt.rendering import Rendering, RenderTemplate, Template
 from app.text.prompt.turns import Conversation
 
 
@@ -397,7 +397,7 @@ def _templates(tokenizer: Any, dialect: Dialect) -> dict[str, Template]:
     return {name: Template(_renderer(source), source, dialect) for name, source in named.items()}
 
 
-def _renderer(source: str) -> Renderer:
+def _renderer(source: str) -> RenderTemplate:
     """Compile on first use, since jinja2 evaluates constants then: a bomb breaks chats, not completions."""
 
     @cache
