@@ -16,7 +16,7 @@ import logging
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -104,24 +104,15 @@ class Gate:
             await self._app(scope, receive, send)
             return
         scope = _normalized(scope)
-        headers: Headers = defaultdict(list)
-        for name, value in scope["headers"]:
-            headers[name.lower()].append(value)
-        path, origins = scope["path"], headers[b"origin"]
-        allowed_origins = self._allowed_origins() if path == "/v1" or path.startswith("/v1/") else ()
-        is_allowed_page = len(origins) == 1 and origins[0].decode("latin-1") in allowed_origins
-
+        path, headers = scope["path"], _headers_of(scope)
+        is_allowed_page = self._is_allowed_page(path, headers[b"origin"])
         has_begun = False
 
         async def send_with_defaults(message: Message) -> None:
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
-                present = {name.lower() for name, _ in message.get("headers", ())}
-                defaults = ADMIN_HEADERS if path.startswith("/admin") else DEFAULT_HEADERS
-                missing = [(name, value) for name, value in defaults if name not in present]
-                date = (b"date", formatdate(usegmt=True).encode())
-                message["headers"] = [*message.get("headers", ()), *missing, date]
+                message["headers"] = _with_defaults(message.get("headers", ()), path)
                 self._count(scope, message["status"])
             await send(message)
 
@@ -133,7 +124,9 @@ class Gate:
         app = self._app
         if is_allowed_page:
             methods = ("GET", "POST")
-            app = CORSMiddleware(app, allowed_origins, methods, allow_headers=("*",), allow_private_network=True)
+            app = CORSMiddleware(
+                app, self._allowed_origins(), methods, allow_headers=("*",), allow_private_network=True
+            )
         try:
             await app(scope, receive, send_with_defaults)
         except Exception:
@@ -141,6 +134,11 @@ class Gate:
                 raise
             logger.exception("%s %s failed", scope["method"], path)
             await internal_error(Request(scope))(scope, receive, send_with_defaults)
+
+    def _is_allowed_page(self, path: str, origins: Sequence[bytes]) -> bool:
+        """Return whether a page of an allowed origin sends the request, to a path that such pages may use."""
+        is_open = path == "/v1" or path.startswith("/v1/")
+        return is_open and len(origins) == 1 and origins[0].decode("latin-1") in self._allowed_origins()
 
     def _count(self, scope: Scope, status: int) -> None:
         endpoint = getattr(scope.get("route"), "path", "none")
@@ -181,6 +179,22 @@ def _normalized(scope: Scope) -> Scope:
         return scope
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     return {**scope, "path": path if path.startswith("/static/") else path.rstrip("/") or "/", "method": method}
+
+
+def _headers_of(scope: Scope) -> Headers:
+    headers: Headers = defaultdict(list)
+    for name, value in scope["headers"]:
+        headers[name.lower()].append(value)
+    return headers
+
+
+def _with_defaults(headers: Iterable[tuple[bytes, bytes]], path: str) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a response, the protective ones and the date added where they are missing."""
+    given = list(headers)
+    present = {name.lower() for name, _ in given}
+    defaults = ADMIN_HEADERS if path.startswith("/admin") else DEFAULT_HEADERS
+    date = (b"date", formatdate(usegmt=True).encode())
+    return [*given, *((name, value) for name, value in defaults if name not in present), date]
 
 
 def _check_framing(version: str, headers: Headers) -> None:
