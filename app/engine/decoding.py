@@ -1,4 +1,4 @@
-"""The decode step, from top to bottom: draft → verify → accept → rewind.
+"""The decode step, from top to bottom: draft → verify → accept → rewind (→ replay, under `strict`).
 
 Plain decoding is a decode step with zero drafts, plus one forward launched ahead, so that the device never waits for
 the host. A launched forward belongs to its rows: whatever is planned next, its tokens are delivered first.
@@ -46,6 +46,17 @@ class Acceptance(NamedTuple):
     drafted: Sequence[int]
     scores: Scores
     replayed: int = 0
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether plain decoding may draw another last token; only of a `strict` row, which is alone in its step."""
+        return self.results[0].is_doubtful
+
+    def fed(self, rows: Sequence[DecodeRow]) -> list[int]:
+        """Return how many tokens of each row belong into the cache now: those it was fed, and its accepted drafts."""
+        return [
+            len(row.tokens) - row.computed + result.accepted for row, result in zip(rows, self.results, strict=True)
+        ]
 
 
 class Decoder:
@@ -113,7 +124,10 @@ class Decoder:
         timer.end("drafted", lambda: [drafts])
         logits, forward = self._verify(rows, drafts, proposal.counts)
         acceptance = self._accept(rows, proposal, drafts, logits, timer)
-        acceptance, committed = self._rewind(rows, proposal, forward, logits, acceptance)
+        committed = self._rewind(rows, forward, acceptance)
+        if acceptance.is_doubtful:
+            acceptance, committed = self._replay(rows, logits, acceptance)
+        self._inform_drafters(rows, proposal, forward, acceptance, committed)
         timer.end("rewound", lambda: [model.arrays() for model in (self._runner, *self._drafters.runners.values())])
         drafts_by_row = zip(proposal.reasons, acceptance.drafted, proposal.appended_counts, strict=True)
         columns = zip(rows, acceptance.results, committed, drafts_by_row, strict=True)
@@ -165,33 +179,37 @@ class Decoder:
         timer.end("verified")
         return Acceptance(results, drafted, scores)
 
-    def _rewind(
-        self, rows: Sequence[DecodeRow], proposal: Proposal, forward: Forward, logits: mx.array, acceptance: Acceptance
-    ) -> tuple[Acceptance, Sequence[int]]:
-        """Commit what each row accepted and cut off the rest, in the target's rows and the drafters'; where plain
-        decoding may draw another token, let it. Returns the tokens of each row that are now in the cache, too."""
-        results = acceptance.results
-        fed = [len(row.tokens) - row.computed + result.accepted for row, result in zip(rows, results, strict=True)]
-        committed = self._runner.commit(forward, fed)
-        if results[0].is_doubtful:
-            acceptance, committed = self._replay_doubtful(rows[0], logits, acceptance), fed
-        own_counts = map(sub, proposal.counts, proposal.appended_counts)
-        accepted = [min(result.accepted, own) for result, own in zip(results, own_counts, strict=True)]
-        texts = [row.tokens for row in rows]
-        self._drafters.observe(Outcome(forward, texts, committed, acceptance.drafted, accepted))
-        return acceptance, committed
+    def _rewind(self, rows: Sequence[DecodeRow], forward: Forward, acceptance: Acceptance) -> Sequence[int]:
+        """Keep in the cache what each row accepted, cut off the rest; return how many tokens of each row are kept."""
+        return self._runner.commit(forward, acceptance.fed(rows))
 
-    def _replay_doubtful(self, row: DecodeRow, logits: mx.array, acceptance: Acceptance) -> Acceptance:
+    def _replay(
+        self, rows: Sequence[DecodeRow], logits: mx.array, acceptance: Acceptance
+    ) -> tuple[Acceptance, Sequence[int]]:
         """Let plain decoding draw the doubtful token of a `strict` row, the only one of its step. The logits that it
         is drawn from replace those in `logits` float32 [1, slots, vocabulary]."""
-        (result,) = acceptance.results
+        (asked,), (result,), committed = rows, acceptance.results, acceptance.fed(rows)
         accepted_tokens, slot = result.drawn[: result.accepted], slice(result.accepted, result.accepted + 1)
-        row = replace(row, tokens=[*row.tokens, *accepted_tokens])
+        row = replace(asked, tokens=[*asked.tokens, *accepted_tokens])
         logits[:, slot], replayed = self._strict_rows.replay(row, logits[:, slot], self._runner.on_progress)
         drawn: Any = self._draw(logits[:, slot], [row]).tolist()
         result = replace(result, drawn=[*accepted_tokens, *drawn[0], *result.drawn[slot.stop :]])
         scores = self._scores(logits, mx.array([result.drawn]), [row])
-        return Acceptance([result], acceptance.drafted, scores, replayed)
+        return Acceptance([result], acceptance.drafted, scores, replayed), committed
+
+    def _inform_drafters(
+        self,
+        rows: Sequence[DecodeRow],
+        proposal: Proposal,
+        forward: Forward,
+        acceptance: Acceptance,
+        committed: Sequence[int],
+    ) -> None:
+        """Let the drafters see the forward, and which of their own drafts it accepted."""
+        own_counts = map(sub, proposal.counts, proposal.appended_counts)
+        accepted = [min(result.accepted, own) for result, own in zip(acceptance.results, own_counts, strict=True)]
+        texts = [row.tokens for row in rows]
+        self._drafters.observe(Outcome(forward, texts, committed, acceptance.drafted, accepted))
 
     # --- without drafts ---------------------------------------------------------------------------------------
 
