@@ -271,7 +271,7 @@ async def allowed_stay(request: Request, seconds: float | None) -> tuple[Stay, t
     try:
         await authorize_operator(request)
     except Rejected:
-        return UNSPECIFIED_STAY, (ignored_notice("keep_alive", "it holds for every client, so it takes an admin key"),)
+        return UNSPECIFIED_STAY, (ignored_notice("keep_alive", "it affects every client, so it needs an admin key"),)
     return Stay(idle_seconds=seconds), ()
 
 

@@ -162,7 +162,7 @@ class CountBody(ThinkingBody):
         """Return notices of blocks that are left out and of ignored fields."""
         blocks = [block for turn in self.messages if not isinstance(turn.content, str) for block in turn.content]
         kinds = ", ".join(dict.fromkeys(block.type[:60] for block in blocks if _is_left_out(block)))
-        message = f"blocks of type {kinds} are left out: they tell of tools that do not run here"
+        message = f"blocks of type {kinds} are left out: they belong to tools that do not run here"
         left_out = [Notice(code="left_out_block", message=message, parameter="messages")] if kinds else []
         return [*left_out, *ignored_fields(self)]
 

@@ -1,4 +1,5 @@
-"""The one tree of errors. Each names what happened and the next action; HTTP codes live here and nowhere else.
+"""The one tree of errors. Each names what happened and the next action, and has its HTTP status; refusals of HTTP
+itself are `Rejected`, in `app/serving/errors.py`.
 
 PacelineError
 ├── InvalidRequest            400  the client asked for something malformed or impossible

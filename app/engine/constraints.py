@@ -33,7 +33,7 @@ class Constraints:
     def release(self, request_id: str) -> None:
         self._constraints.pop(request_id, None)
 
-    def bind(self, rows: Sequence[DecodeRow], slots: int = LAUNCHED_AHEAD) -> bool:
+    def may_bind(self, rows: Sequence[DecodeRow], slots: int = LAUNCHED_AHEAD) -> bool:
         """Return whether any row may have a token forbidden within the next `slots`."""
         return bool(self._binding(rows, slots))
 

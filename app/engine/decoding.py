@@ -144,7 +144,7 @@ class Decoder:
 
     def _draft(self, rows: Sequence[DecodeRow]) -> Proposal:
         """Propose tokens for each row: those that its grammar forces, the drafter's, and forced ones after them."""
-        requested = [self._constraints.with_forced_drafts(row) for row in self._strict_rows.limit_drafts(rows)]
+        requested = [self._constraints.with_forced_drafts(row) for row in self._strict_rows.begin_decoding(rows)]
         salt = DRAFT_SALT if self._by_rejection else 0
         proposal = self._drafters.propose(requested, [self._sampled(row, salt=salt) for row in rows])
         return self._constraints.append_forced(requested, proposal)
@@ -218,7 +218,7 @@ class Decoder:
         A slow machine does not launch ahead: there each token is delivered as soon as it is known."""
         current, self._in_flight = self._in_flight or self._launch(rows, None), None
         wants_drafts = any(row.num_draft_tokens for row in rows)
-        if not (self._writes.are_slow or wants_drafts or self._constraints.bind(rows)):
+        if not (self._writes.are_slow or wants_drafts or self._constraints.may_bind(rows)):
             continuing = [row for row in rows if row.remaining > 1 or row.sequence_id not in current.sequence_ids]
             if continuing:
                 self._in_flight = self._launch(continuing, current.only([row.sequence_id for row in continuing]))

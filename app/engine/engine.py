@@ -104,10 +104,11 @@ class Engine:
         self.prefixes.bound(limit_bytes)
 
     def fetch(self, request: Request) -> bool:
+        is_there = True
         if not (request.scores_prompt or request.embeds):
             with self._caching.guarded():
-                return self.prefixes.fetch(request, self.runner, self._drafters_with_rows(request))
-        return True
+                is_there = self.prefixes.fetch(request, self.runner, self._drafters_with_rows(request))
+        return is_there
 
     def admit(self, request: Request) -> int:
         self._rows[request.id] = EngineRow(request)  # first: whatever fails from here on, `release` frees it
@@ -118,14 +119,15 @@ class Engine:
             component.admit(request)
         if request.scores_prompt or request.embeds:
             return 0  # cached positions have no logits or hidden states
+        restored: int | None = None
         with self._caching.guarded(undo=self.prefixes.clear):
-            return self.prefixes.restore(request, self.runner, self._drafters_with_rows(request))
-        # The cache failed: the row begins empty.
-        self.runner.release(request.id)
-        self.drafters.release(request.id)
-        self._claim(request)
-        self.drafters.admit(request)
-        return 0
+            restored = self.prefixes.restore(request, self.runner, self._drafters_with_rows(request))
+        if restored is None:  # the cache failed: the row begins empty
+            self.runner.release(request.id)
+            self.drafters.release(request.id)
+            self._claim(request)
+            self.drafters.admit(request)
+        return restored or 0
 
     def _claim(self, request: Request) -> None:
         length = len(request.prompt_tokens)
@@ -188,6 +190,8 @@ class Engine:
 
     def step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
+        for row in plan.rows:
+            self._rows[row.sequence_id].tokens = row.tokens
         with memory.all_or_nothing(self._reset):
             for runner in (self.runner, *self.drafters.runners.values()):
                 runner.separate_long_rows()
@@ -205,9 +209,8 @@ class Engine:
         forced, offers = dict[str, int](), dict[str, dict[str, Offer]]()
         for row in plan.rows:
             name, new = row.sequence_id, emitted.get(row.sequence_id, ())
-            kept = self._rows[name]
-            kept.tokens = row.tokens
-            alternatives = self._constraints.forced(name, row.tokens, len(kept.request.prompt_tokens), new)
+            prompt_length = len(self._rows[name].request.prompt_tokens)
+            alternatives = self._constraints.forced(name, row.tokens, prompt_length, new)
             forced_tokens = tuple(usual for usual, *_ in alternatives)
             forced[name] = len(forced_tokens)
             offers[name] = self.drafters.offers(name, row.tokens, (*new, *forced_tokens))

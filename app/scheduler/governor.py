@@ -1,6 +1,7 @@
 """Governor: chooses drafter and draft length with the most expected tokens per second here, plain decoding included.
 
-Its decisions are pure: no clock and no I/O. Tokens never depend on them, so a wrong guess only costs time.
+It reads no clock and does no I/O: the same steps lead to the same choices. Tokens never depend on them, so a wrong
+guess only costs time.
 
     expected tokens per second = sum over rows of sum_{j=0..K} prod_{i<=j} acceptance_i / (draft cost + verify cost)
 """

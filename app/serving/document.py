@@ -62,8 +62,8 @@ def shape(name: str, fields: Mapping[str, Any], about: str = "") -> Any:
 
 Problem = shape("Problem", {"message": str, "type": str, "code": str}, "`message` is for people, `code` for programs.")
 Error = shape("Error", {"error": Problem}, "In OpenAI's error format; `param` names the field.")
-AnthropicError = shape("AnthropicError", {"type": str, "error": Problem}, "As Anthropic tells errors.")
-OllamaError = shape("OllamaError", {"error": str}, "As Ollama tells errors.")
+AnthropicError = shape("AnthropicError", {"type": str, "error": Problem}, "An error in Anthropic's format.")
+OllamaError = shape("OllamaError", {"error": str}, "An error in Ollama's format.")
 
 
 def success(answer: type[BaseModel] | None = None, media_type: str = "") -> Responses:

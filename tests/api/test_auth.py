@@ -1,4 +1,4 @@
-"""The key on the endpoints (reliability H1); `tests/admin/test_route_matrix.py` has every route and every stranger."""
+"""The key on the endpoints; `tests/admin/test_route_matrix.py` has every route and every stranger."""
 
 import pytest
 

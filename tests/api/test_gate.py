@@ -1,4 +1,4 @@
-"""Host, Origin and header caps on every route (reliability H2–H4, B7)."""
+"""Host, Origin and header caps on every route."""
 
 import asyncio
 

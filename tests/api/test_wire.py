@@ -1,4 +1,4 @@
-"""Over a real socket: lengths, slow and leaving clients, draining (reliability B4–B7, C, E5, G1–G3)."""
+"""Over a real socket: lengths, slow and leaving clients, draining."""
 
 import asyncio
 import contextlib

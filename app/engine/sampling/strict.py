@@ -93,8 +93,8 @@ class StrictRows:
         for name in sequence_ids if len(sequence_ids) > 1 else ():
             self.release(name)
 
-    def limit_drafts(self, rows: Sequence[DecodeRow]) -> Sequence[DecodeRow]:
-        """Return the rows with the drafts they may have: none for the first token of a tracked row.
+    def begin_decoding(self, rows: Sequence[DecodeRow]) -> Sequence[DecodeRow]:
+        """Begin to track a fresh row at its first token; return the rows with the drafts they may have: none for it.
         A preempted row whose own tokens were reread as a prompt is no longer tracked."""
         row = rows[0]
         if row.sequence_id in self._fresh:
