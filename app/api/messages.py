@@ -167,6 +167,10 @@ class CountBody(ThinkingBody):
         return [*left_out, *ignored_fields(self)]
 
 
+SENT_AS = {"stop": "stop_sequences"}
+"""Anthropic's names of converted fields, by OpenAI's."""
+
+
 class MessagesBody(CountBody, StayBody):
     """`POST /v1/messages`."""
 
@@ -254,7 +258,7 @@ def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
 @router.post("/v1/messages", responses=success(AnthropicMessage, EVENTS) | ANSWERED)
 async def create_message(request: Request, body: JsonBody[MessagesBody]) -> Response:
     """Answer a conversation in Anthropic's format."""
-    chat, message_id = validated(body.as_chat(), ChatBody), f"msg_{secrets.token_hex(12)}"
+    chat, message_id = validated(body.as_chat(), ChatBody, SENT_AS), f"msg_{secrets.token_hex(12)}"
     command = await chat_command(request, chat, message_id, body.notices())
     return await answer(request, [command], MessageRenderer(command), stream=bool(body.stream))
 
@@ -262,7 +266,7 @@ async def create_message(request: Request, body: JsonBody[MessagesBody]) -> Resp
 @router.post("/v1/messages/count_tokens", responses=success(TokenCount) | problems(429))
 async def count_tokens(request: Request, body: JsonBody[CountBody]) -> Response:
     """Count the tokens of a conversation; no model is loaded for it."""
-    chat, count_id = validated(body.as_chat(), ChatBody), f"count_{secrets.token_hex(12)}"
+    chat, count_id = validated(body.as_chat(), ChatBody, SENT_AS), f"count_{secrets.token_hex(12)}"
     command = await chat_command(request, chat, count_id, body.notices())
     check_prompt(command)
     prompt = await cancel_on_disconnect(request, context_of(request).worker.read_prompt(command))

@@ -84,6 +84,15 @@ class OllamaOptions(Body):
         return fields | {"repetition_penalty": self.repeat_penalty}
 
 
+SENT_AS = {name: f"options.{name}" for name in OllamaOptions.model_fields} | {
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "response_format": "format",
+    "guided_json": "format",
+}
+"""Ollama's names of converted fields, by OpenAI's."""
+
+
 class OllamaBody(ThinkingBody, StayBody):
     """Fields that chat and generate share; both stream by default."""
 
@@ -203,7 +212,7 @@ async def ollama_chat(request: Request, body: JsonBody[OllamaChat]) -> Response:
     """Answer a conversation in Ollama's format."""
     if not body.messages:
         return await _load(request, body, {"message": {"role": "assistant", "content": ""}})
-    chat = validated(body.as_openai() | {"messages": _messages(body), "tools": body.tools}, ChatBody)
+    chat = validated(body.as_openai() | {"messages": _messages(body), "tools": body.tools}, ChatBody, SENT_AS)
     command = await chat_command(request, chat, f"ollama-{secrets.token_hex(12)}", ignored_fields(body))
     return await _answer(request, body, command, OllamaRenderer(command, _chat_content))
 
@@ -215,7 +224,7 @@ async def ollama_generate(request: Request, body: JsonBody[OllamaGenerate]) -> R
         return await _load(request, body, {"response": ""})
     request_id = f"ollama-{secrets.token_hex(12)}"
     if body.raw or body.suffix:
-        plain = validated(body.as_openai(), GenerationBody)
+        plain = validated(body.as_openai(), GenerationBody, SENT_AS)
         shared = await shared_command(request, plain, top_logprobs=None)
         limit = max_tokens(
             plain.max_tokens, context_of(request).live.request_defaults(plain.model, shared.model.id).max_tokens
@@ -226,7 +235,7 @@ async def ollama_generate(request: Request, body: JsonBody[OllamaGenerate]) -> R
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": body.prompt}]
-        chat = validated(body.as_openai() | {"messages": messages}, ChatBody)
+        chat = validated(body.as_openai() | {"messages": messages}, ChatBody, SENT_AS)
         command = await chat_command(request, chat, request_id, ignored_fields(body))
     return await _answer(request, body, command, OllamaRenderer(command, _generate_content))
 

@@ -45,6 +45,10 @@ class TextOptions(Body):
     format: dict[str, Any] | None = None
 
 
+SENT_AS = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
+"""Names that Responses gives to converted fields, by those of chat completions."""
+
+
 class ResponsesBody(ThinkingBody, StayBody):
     """`POST /v1/responses`."""
 
@@ -119,7 +123,7 @@ async def create_response(request: Request, body: JsonBody[ResponsesBody]) -> Re
         why = "; ".join(notice.message for notice in reader.notices()) or "there is no message in it"
         raise InvalidRequest(f"input: {why}", parameter="input")
     tools = flat_tools(body.tools or (), reader.tools)
-    chat = validated(body.as_chat([*before, *reader.messages], tools), ChatBody)
+    chat = validated(body.as_chat([*before, *reader.messages], tools), ChatBody, SENT_AS)
     command = await chat_command(request, chat, f"resp_{secrets.token_hex(24)}", notices)
 
     def save(response: Item) -> None:

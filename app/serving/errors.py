@@ -6,6 +6,8 @@ quote the request or a path.
 
 import http
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -116,10 +118,14 @@ def error_response(error: PacelineError, words: Words | None = None, path: str =
     return response
 
 
-def invalid_request(error: ValidationError | RequestValidationError) -> InvalidRequest:
-    """Return the first problem of a failed validation in words, never quoting the input."""
+def invalid_request(
+    error: ValidationError | RequestValidationError, sent_as: Mapping[str, str] = MappingProxyType({})
+) -> InvalidRequest:
+    """Return the first problem of a failed validation in words, never quoting the input. `sent_as` has the names that
+    the client gave to fields that were converted."""
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]
+    location[:1] = [sent_as.get(name, name) for name in location[:1]]
     path = ".".join(location)[:200]
     is_unknown = first["type"] == "extra_forbidden"
     message = "there is no such field" if is_unknown else str(first["msg"]).removeprefix("Value error, ")

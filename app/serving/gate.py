@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
@@ -267,12 +268,12 @@ def parse(raw: bytes | bytearray, schema: type[BodyModel]) -> BodyModel:
     return validated(parse_json(raw), schema)
 
 
-def validated(value: Any, schema: type[BodyModel]) -> BodyModel:
-    """Validate plain values as `schema`. Raises `InvalidRequest`."""
+def validated(value: Any, schema: type[BodyModel], sent_as: Mapping[str, str] = MappingProxyType({})) -> BodyModel:
+    """Validate plain values as `schema`. Raises `InvalidRequest`, which names a field as the client sent it."""
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        raise invalid_request(error) from None
+        raise invalid_request(error, sent_as) from None
 
 
 def parse_json(raw: bytes | bytearray) -> Any:

@@ -264,6 +264,23 @@ async def test_a_required_field_is_named(site: Site, missing: str) -> None:
     assert error["param"] == missing
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/messages", {"max_tokens": 5, "messages": [USER], "stop_sequences": ["x"] * 99}, "stop_sequences"),
+        ("/v1/responses", {"input": "Hi", "text": {"format": {"type": "sound"}}}, "text.format"),
+        ("/api/chat", {"messages": [USER], "options": {"num_predict": 1 << 40}}, "options.num_predict"),
+        ("/api/generate", {"prompt": "Hi", "options": {"repeat_penalty": "a"}}, "options.repeat_penalty"),
+    ],
+)
+async def test_a_field_has_the_name_that_the_client_gave_it(
+    site: Site, path: str, body: dict[str, Any], name: str
+) -> None:
+    answer = await site.client.post(path, json={"model": "demo-main"} | body)
+    assert answer.status_code == 400
+    assert name in answer.text
+
+
 async def test_the_message_says_where_and_never_quotes_the_input(site: Site) -> None:
     error = await refused(site, CHAT, json.dumps(chat_body(messages=[USER, {"role": "secret!", "content": "x"}])))
     assert error["param"] == "messages"
