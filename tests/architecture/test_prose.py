@@ -83,6 +83,16 @@ def test_docstrings_and_comments_use_no_turn_that_is_no_english() -> None:
     assert not problems, "\n".join(problems)
 
 
+def test_documents_use_the_terms_of_the_field() -> None:
+    documents = [*ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
+    lines = (
+        (f"{document.relative_to(ROOT)}:{number}", line)
+        for document in documents
+        for number, line in enumerate(document.read_text(encoding="utf-8").splitlines(), 1)
+    )
+    assert [place for place, line in lines if NEVER.search(line)] == []
+
+
 def test_a_description_begins_with_a_noun_or_a_verb() -> None:
     problems = [
         f"{name}:{line}: {text.splitlines()[0]}"
