@@ -147,7 +147,7 @@ def test_the_estimate_grows_with_draft_context_rows_and_dtype(tmp_path: Path) ->
     for larger in (
         specification(target, max_context_tokens=256),
         specification(target, max_context_tokens=128, max_rows=16),
-        specification(target, max_context_tokens=128, drafts=(DrafterSpecification("d", str(draft)),)),
+        specification(target, max_context_tokens=128, drafters=(DrafterSpecification("d", str(draft)),)),
     ):
         assert estimate(larger, float32=False) > base
     assert estimate(specification(target, max_context_tokens=128), float32=True) > base

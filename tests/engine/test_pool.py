@@ -194,7 +194,7 @@ def test_an_abandoned_load_makes_way(world: World) -> None:
 def test_another_draft_reloads_an_idle_model_and_waits_for_a_busy_one(world: World) -> None:
     pool = world.pool()
     ready(pool, "a")
-    drafted = specification("a", drafts=(DrafterSpecification("b", "/models/b"),))
+    drafted = specification("a", drafters=(DrafterSpecification("b", "/models/b"),))
     pool.acquire(drafted)
     assert drain(pool)[0] == Evicted("a")
     assert pool.snapshot()[0].draft_ids == ("b",)
@@ -209,7 +209,7 @@ SCHEDULERS = {"policy": "off", "queue_limit": 1, "num_draft_tokens": 2, "draft_u
 SERVERS = {"context_tokens": 64, "longest_token_bytes": 9}
 UNITS = {
     "path": "/models/elsewhere",
-    "drafts": (DrafterSpecification("b", "/models/b"),),
+    "drafters": (DrafterSpecification("b", "/models/b"),),
     "acceptance": "rejection",
     "methods": ("ngram",),
     "prompt_lookup_min": 3,
@@ -254,7 +254,7 @@ def test_a_pinned_model_may_reload_with_another_draft(world: World) -> None:
     pool = world.pool()
     pool.set_stays(kept("d"))
     ready(pool, "d")
-    pool.acquire(specification("d", drafts=(DrafterSpecification("x", "/models/x"),)))
+    pool.acquire(specification("d", drafters=(DrafterSpecification("x", "/models/x"),)))
     assert isinstance(drain(pool)[-1], Loaded)
 
 
@@ -262,7 +262,7 @@ def test_a_reload_that_cannot_fit_keeps_the_old_unit(world: World) -> None:
     pool = world.pool(ceiling=9)
     ready(pool, "d")
     with pytest.raises(InsufficientMemory):
-        pool.acquire(specification("d", drafts=(DrafterSpecification("x", "/models/x"),)))
+        pool.acquire(specification("d", drafters=(DrafterSpecification("x", "/models/x"),)))
     assert world.open == ["d"]
 
 
@@ -452,7 +452,7 @@ def test_the_snapshot_tells_state_leases_and_bytes(world: World) -> None:
     pool.set_stays(kept("b"))
     ready(pool, "b")
     world.now = 7.0
-    pool.acquire(specification("a", drafts=(DrafterSpecification("x", "/x"),)))
+    pool.acquire(specification("a", drafters=(DrafterSpecification("x", "/x"),)))
     b, a = pool.snapshot()
     assert b == LoadedModel(
         unit=specification("b"),

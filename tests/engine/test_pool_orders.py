@@ -47,7 +47,7 @@ class PoolMachine(RuleBasedStateMachine):
         self._protect()
         stay = Stay(idle_seconds=idle_seconds)
         resident = self.pool._entries.get(model)
-        spec = specification(model, drafts=(DrafterSpecification("x", "/x"),) if drafted else ())
+        spec = specification(model, drafters=(DrafterSpecification("x", "/x"),) if drafted else ())
         before = (sorted(self.world.open), sorted(self.world.loading))
         try:
             self.pool.acquire(spec, stay)

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def generate(folder: Path, request_id: str = "r", *, model: str = "main", **changes: object) -> Generate:
     options: dict[str, object] = {"text": "hello", "max_tokens": 24, "sampling": GREEDY, **changes}
-    draft = {"drafts": (DrafterSpecification("draft", str(folder / "draft")),)} if options.pop("draft", False) else {}
+    draft = {"drafters": (DrafterSpecification("draft", str(folder / "draft")),)} if options.pop("draft", False) else {}
     specification = ModelSpecification(id=model, path=str(folder / model), max_context_tokens=2000, **draft)
     return Generate(id=request_id, model=specification, **options)  # type: ignore[arg-type]
 
