@@ -81,7 +81,14 @@ def fits(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("language", "phone"), [("en", False), ("ko", True), ("ja", False), ("zh-Hans", True)], ids=str
+    ("language", "phone"),
+    [
+        ("en", False),
+        ("ko", True),
+        pytest.param("ja", False, marks=pytest.mark.soak),
+        pytest.param("zh-Hans", True, marks=pytest.mark.soak),
+    ],
+    ids=str,
 )
 def test_the_whole_way_by_keyboard(
     tmp_path: Path, hub: StandInHub, visitor: Visitor, language: str, phone: bool

@@ -19,7 +19,6 @@ from app.hub.partial_folder import PARTIAL
 from app.models.catalog import FolderCatalog
 from tests.hub.queue import model_files
 from tests.hub.stand_in import StandInHub, stand_in_hub
-from tests.shares import LANDING
 
 LONGEST_SECONDS, LOOK_SECONDS = 0.03, 0.002
 PATIENCE_SECONDS = 60.0
@@ -102,7 +101,7 @@ def check_visible(forge: Forge, hub: StandInHub) -> int:
     return seen
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(50, marks=LANDING), pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.soak)])
 def test_a_killed_download_can_always_be_gone_on_with(tmp_path: Path, kills: int) -> None:
     chance = random.Random(20261121)
     killed = dict.fromkeys(("both", "server", "child"), 0)
