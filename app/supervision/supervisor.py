@@ -40,7 +40,7 @@ class Timing:
     abort_seconds: float = 2.0
     first_pause_seconds: float = 1.0
     longest_pause_seconds: float = 60.0
-    awaited_pause_seconds: float = 2.0
+    awaited_pause_seconds: float = 1.0
     """Longest pause while a caller waits for the worker."""
     steady_seconds: float = 60.0
     crash_limit: int = 3
