@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import APIResponse, Page, Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import Visitor
 from tests.browser.server import Server, serving
@@ -26,20 +26,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@contextmanager
-def late(page: Page, address: str | re.Pattern[str], act: Callable[[], object]) -> Iterator[None]:
-    """`act` makes a call whose answer comes when the block ends; then the page has read it."""
-    held: list[Route] = []
+def held(page: Page, address: str | re.Pattern[str], act: Callable[[], object]) -> Route:
+    """Calls `act`, whose request to `address` waits for what the test does with it."""
+    routes: list[Route] = []
 
     def hold(route: Route) -> None:
-        held.append(route)
+        routes.append(route)
 
     page.route(address, hold, times=1)
     with page.expect_request(address):
         act()
+    page.evaluate(ROUND_TRIP)
+    return routes.pop()
+
+
+@contextmanager
+def late(page: Page, address: str | re.Pattern[str], act: Callable[[], object]) -> Iterator[None]:
+    """`act` makes a call whose answer comes when the block ends; then the page has read it."""
+    route = held(page, address, act)
     yield
     with page.expect_response(address):
-        held.pop().continue_()
+        route.continue_()
     page.evaluate(ROUND_TRIP)
 
 
@@ -61,20 +68,16 @@ def test_the_conversation_that_was_clicked_last_stays_open(server: Server, visit
 def test_drafters_that_were_chosen_elsewhere_stay_chosen_when_an_older_answer_comes(
     server: Server, visitor: Visitor
 ) -> None:
-    address, old = "/admin/api/drafts/demo-assistant", list[tuple[Route, APIResponse]]()
+    address = "/admin/api/drafts/demo-assistant"
     page = visitor(server).open("/admin/drafts/demo-assistant")
     policy = page.locator("#policy")
     expect(policy).to_have_value("")
-    page.route(f"**{address}", lambda route: old.append((route, route.fetch())), times=1)
-    with page.expect_request(f"**{address}"):
-        server.call("PUT", address, {"num_draft_tokens": 3})
-    page.evaluate(ROUND_TRIP)
-    assert old, "its answer is on the way"
+    route = held(page, f"**{address}", lambda: server.call("PUT", address, {"num_draft_tokens": 3}))
+    older = route.fetch()
     with page.expect_response(f"**{address}"):
         server.call("PUT", address, {"policy": "single"})
     expect(policy).to_have_value("single")
-    for route, answer in old:
-        route.fulfill(response=answer)
+    route.fulfill(response=older)
     page.evaluate(ROUND_TRIP)
     expect(policy).to_have_value("single")
 
