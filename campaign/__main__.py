@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from campaign.attack import Attack, next_attack, take_turn
-from campaign.judgement import SILENCE, Findings, Memory, measured_slowdown
+from campaign.judgement import SILENCE, Findings, Memory, measured_slowdown, missed_time_limits
 from campaign.plan import LEGS, QUIET, SHARES, chosen_legs
 from campaign.server import Server
 from campaign.table import as_table, memory_table, verdict
@@ -58,12 +58,15 @@ class Campaign:
                 first_attacks.pop() if first_attacks else next_attack(attacks, spent_seconds),
                 time.monotonic(),
             )
+            logged_bytes = server.log.stat().st_size
             findings = await take_turn(attack, server, hub, self.rng)
             self.findings.setdefault(attack, Findings()).add(findings)
             for process, memory in server.memory().items():
                 self.memory_samples.setdefault(f"{leg}: {process}", []).append(memory)
             spent_seconds[attack.name] = spent_seconds.get(attack.name, 0.0) + time.monotonic() - began
             self._print_result(attack, findings)
+            if missed_time_limits(attack.promises, findings.times, self._slowdown):
+                self._print_indented("the server's log of this turn:", *server.log_lines(logged_bytes))
 
     def _print_result(self, attack: Attack, result: Findings) -> None:
         times = ", ".join(
@@ -72,16 +75,20 @@ class Campaign:
         )
         minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
         line = f"{minutes:3d}:{seconds:02d} {attack.name}: {result.tried} tried, {len(result.failures)} failed, {times}"
-        self.console.print(
-            "\n       ".join([line, *result.failures[:3]]), markup=False, highlight=False, soft_wrap=True
-        )
+        self._print_indented(line, *result.failures[:3])
+
+    def _print_indented(self, line: str, *more: str) -> None:
+        self.console.print("\n       ".join([line, *more]), markup=False, highlight=False, soft_wrap=True)
+
+    @property
+    def _slowdown(self) -> float:
+        quiet = self.findings.get(QUIET, Findings()).times.get(SILENCE, ())
+        return measured_slowdown([timed.seconds for timed in quiet])
 
     def conclude(self) -> int:
         """Print the tables and the broken promises; return the exit code."""
-        quiet = self.findings.get(QUIET, Findings()).times.get(SILENCE, ())
-        slowdown = measured_slowdown([timed.seconds for timed in quiet])
-        self.console.print(as_table(self.findings, slowdown), memory_table(self.memory_samples))
-        broken = verdict(self.findings, self.memory_samples, slowdown)
+        self.console.print(as_table(self.findings, self._slowdown), memory_table(self.memory_samples))
+        broken = verdict(self.findings, self.memory_samples, self._slowdown)
         for line in broken:
             self.console.print(f"Broken: {line}", markup=False, highlight=False, soft_wrap=True)
         return 1 if broken else 0

@@ -21,6 +21,8 @@ START_SECONDS, END_SECONDS = 120.0, 30.0
 READY, ADDRESS = b"Ctrl-C stops the server", re.compile(rb"http://127\.0\.0\.1:\d+")
 TAIL_CHARACTERS = 300
 """Characters of the log's end that a failure quotes."""
+LOG_LINES = 30
+"""Lines of the log that are quoted below a turn that broke a promise of seconds."""
 CALL_SECONDS = 60.0
 POLL_SECONDS = 0.05
 PREFIX_BYTES = 64 << 20
@@ -141,6 +143,12 @@ class Server:
                         return True
                 await asyncio.sleep(POLL_SECONDS)
         return False
+
+    def log_lines(self, since_bytes: int) -> list[str]:
+        """Return the last lines of the log that were written since it had `since_bytes`."""
+        with self.log.open("rb") as log:
+            log.seek(since_bytes)
+            return log.read().decode(errors="replace").splitlines()[-LOG_LINES:]
 
     def new_tracebacks(self) -> int:
         """Return the number of tracebacks in the log since the last call."""
