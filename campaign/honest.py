@@ -1,4 +1,5 @@
-"""An honest stream of another key, in a process of its own so that the attackers' work does not delay it:
+"""An honest stream of another key, in a process and session of its own so that the attackers' work does not delay it
+(Linux schedules a session as a whole, and that of the attackers uses up its share):
 `python -m campaign.honest ADDRESS`, with the key on its standard input.
 
 It requests one long answer after another and prints a line with the time of each event.
@@ -100,7 +101,7 @@ class HonestStream:
 async def honest_stream(address: str, key: str) -> AsyncGenerator[HonestStream, None]:
     """Run an honest stream until the block ends."""
     command, pipe = (sys.executable, "-m", "campaign.honest", address), asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe, start_new_session=True)
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("a pipe that was asked for is missing")
     stream, lines = HonestStream(), process.stdout

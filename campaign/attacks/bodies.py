@@ -97,6 +97,7 @@ async def hostile_bodies(context: TurnContext) -> None:
                 path = re.sub(r"\{[^}]*\}", lambda _: context.rng.choice(IDENTIFIERS), path)
                 content = hostile_body(context.rng, fields)
                 description = f"{method} {path[:80]} {content[:60]!r}"
+                context.begin(description)
                 try:
                     answer = await admin.request(
                         method, path, content=content, headers={"content-type": "application/json"}
