@@ -41,7 +41,7 @@ def main() -> int:
     mx.random.seed(0)
     model = deepseek_v3.Model(deepseek_v3.ModelArgs.from_dict(configuration("deepseek_v3") | SHAPE))
     mx.eval(model.parameters())
-    runner = Runner(model, probe=False)
+    runner = Runner(model)
     print("context  width  keys and values s, MB   latents s, MB   time   distance")
     for context, width in ((4096, 1), (4096, 4), (4096, 16), (8192, 4)):
         runner.claim("a", context + width)

@@ -91,7 +91,7 @@ def running(
 ) -> FeatureDrafter:
     """The drafter over its module and the target's embedding and head."""
     config = tiny_config(family, vocabulary_size=vocabulary_size)
-    runner = Runner(module, margin_tokens=24, chunk_tokens=16, probe=False)
+    runner = Runner(module, margin_tokens=24, chunk_tokens=16)
     return kind(runner, Target(model, config, vocabulary_size))
 
 

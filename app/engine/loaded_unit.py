@@ -8,7 +8,20 @@ from mlx import nn
 
 from app.core.errors import ModelUnavailable
 from app.core.unit import ModelSpecification
+from app.engine.machine_files import Stored
 from app.models.drafters.methods import DRAFT_MODEL
+
+
+class Findings(Stored, frozen=True):
+    """Findings of a probe about a model's forwards over slot caches, and why it cannot use them, if so."""
+
+    rows_isolated: bool = False
+    """Whether rows disturb one another, so that each runs separately."""
+    recordable: bool = False
+    """Whether its recurrent scans can be recorded, so that a part of them can be committed."""
+    attends_per_buffer: bool = False
+    """Whether attention may be called once per buffer; else keys and values are padded into one array."""
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,8 @@ class LoadedUnit:
     drafters: tuple[LoadedDrafter, ...] = ()
     load_failures: Mapping[str, str] = field(default_factory=dict)
     """Method -> why its drafter failed to load."""
+    findings: Mapping[str, Findings] = field(default_factory=dict)
+    """Findings about the target ("") and drafters (by method), as far as they have been probed."""
     on_progress: Callable[[], None] = lambda: None
     """Callback between the parts of a long step."""
 

@@ -3,11 +3,9 @@
 Every forward is a transaction: lengths change only in `commit`, so what was written but not committed is never read.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -21,28 +19,9 @@ from app.engine.caches.lanes import Selection, SlotTable
 from app.engine.caches.recording import Recording, attach, recording
 from app.engine.caches.rollback import MARGIN_TOKENS, Caches, UnknownCacheError, make_caches
 from app.engine.layers import Taps
+from app.engine.loaded_unit import Findings
 from app.engine.memory import gpu_architecture
 from app.models.footprint import SHARED_TOKENS
-
-PROBE = (((1, 2, 3, 4, 5, 6, 7, 8, 9, 10), (5, 6, 8, 9, 10)), ((21, 22, 23, 24, 25, 26), (0, 4, 5, 6, 6)))
-"""Tokens of each probe row, and how many have been fed after each forward: one row runs alone, another one joins with
-more tokens, both continue, and one runs alone again."""
-PROBE_REJECTS: tuple[tuple[int, ...], ...] = ((), (9,), (), (), ())
-"""Drafts fed in addition to the first row in each of these forwards, then rejected."""
-
-PER_BUFFER_PROBE_SECONDS = 4.0
-"""Processor seconds of a probe after which rows in buffers of their own are not probed: on so slow a machine padding
-hardly matters, and the model loads in half the time."""
-
-LARGEST_ERROR, LARGEST_HALF_ERROR = 0.01, 0.15
-"""Tolerated relative error of logits in float32 and in half precision: kernels change with the number of rows and
-tokens, and deep models and routers amplify that; broken families are off by 0.27 to 1.2."""
-INTERFERING_IN_LONG_CONTEXTS = frozenset({"mlx_lm.models.minimax_m3_vl"})
-"""Modules whose rows disturb one another only in contexts longer than the probe: this one picks blocks of keys by
-position from the longest row's end."""
-
-SPLIT_DEPENDENT = {"mlx_lm.models.phi3small": "mlx-lm lets its tokens see later ones of the same forward"}
-"""Modules whose answers depend on how tokens are split into forwards, and why."""
 
 StateRow = tuple[tuple[mx.array, ...], ...]
 """Recurrent states, by layer."""
@@ -82,8 +61,10 @@ class Forward:
 class Runner:
     """Runs one model over slot caches. All calls come from the MLX thread.
 
-    `probe` False trusts the caches a model asks for: mlx-lm cannot run a drafter that reads hidden states.
-    `on_progress` is called between the parts of a long step.
+    `findings` are those of a probe of this model (`probe.py`). Without them, the caches that the model asks for are
+    trusted: mlx-lm cannot run a drafter that reads hidden states.
+    `on_progress` is called between the parts of a long step. Raises UnknownCacheError if the model cannot use slot
+    caches.
     """
 
     def __init__(
@@ -93,7 +74,7 @@ class Runner:
         margin_tokens: int = MARGIN_TOKENS,
         chunk_tokens: int = 512,
         shared_tokens: int = SHARED_TOKENS,
-        probe: bool = True,
+        findings: Findings | None = None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.model: Any = model
@@ -112,75 +93,11 @@ class Runner:
         self.rows_isolated = False
         """Whether rows disturb one another in this model, so that each runs separately."""
         self._taps = Taps(model, ())
-        if probe:
-            self._probe()
-
-    def _probe(self) -> None:
-        """Compare two rows of uneven widths, and what follows a rejected draft, with mlx-lm's own forward of each row.
-
-        If they disagree, rows run separately or accepted tokens are carried over. Raises UnknownCacheError if even a
-        row on its own gets a different answer.
-        """
-        if reason := SPLIT_DEPENDENT.get(type(self.model).__module__, ""):
-            raise UnknownCacheError(reason)
-        started, expected = time.process_time(), []
-        for tokens, _ in PROBE:
-            expected.append(self.model(mx.array([tokens]), cache=make_prompt_cache(self.model))[0])
-            self._wait(expected[-1])
-        isolation_modes = (True,) if type(self.model).__module__ in INTERFERING_IN_LONG_CONTEXTS else (False, True)
-        recordings = (True, False) if self.recordable else (False,)
-        for self.rows_isolated, self.recordable in product(isolation_modes, recordings):
-            reason = self._mismatch(expected)
-            if not reason:
-                if time.process_time() - started < PER_BUFFER_PROBE_SECONDS:
-                    self._probe_per_buffer(expected)
-                return
-        raise UnknownCacheError(reason)
-
-    def _probe_per_buffer(self, expected: Sequence[mx.array]) -> None:
-        """Find out whether attention may be called once per buffer; else keys and values are padded into one array."""
-        if not self.rows_isolated:
-            self.caches.table.attends_per_buffer = True
-            self.caches.table.attends_per_buffer = not self._mismatch(expected, separate_buffers=True)
-
-    def _mismatch(self, expected: Sequence[mx.array], *, separate_buffers: bool = False) -> str:
-        """Return how the probe's rows differ from `expected`, logits [tokens, vocabulary] of each; "" if they do not.
-        `separate_buffers` puts the rows into buffers of their own."""
-        names = [f"probe {row}" for row in range(len(PROBE))]
-        for name in names:
-            self.claim(name)
-        for name in names if separate_buffers else ():
-            self.caches.separate(name)
-        actual = [logits[:0] for logits in expected]
-        try:
-            for step, rejected in enumerate(PROBE_REJECTS):
-                lengths = [self.length(name) for name in names]
-                fed = [tokens[start : ends[step]] for start, (tokens, ends) in zip(lengths, PROBE, strict=True)]
-                rows = sorted((row for row, tokens in enumerate(fed) if tokens), key=lambda row: self.rows[names[row]])
-                keep = [len(fed[row]) for row in rows]
-                fed[0] = (*fed[0], *rejected)
-                widths = [len(fed[row]) for row in rows]
-                sequence_ids = [names[row] for row in rows]
-                logits, forward = self.forward(
-                    sequence_ids, padded([fed[row] for row in rows]), widths, record=bool(rejected)
-                )
-                for index, row in enumerate(rows):
-                    actual[row] = mx.concatenate([actual[row][: lengths[row]], logits[index, : keep[index]]])
-                self.commit(forward, keep)
-                self._wait(logits)
-            distance = max(_distance(batched, alone) for batched, alone in zip(actual, expected, strict=True))
-        except (AttributeError, TypeError, ValueError, LookupError, NotImplementedError, AssertionError) as error:
-            return f"the model reaches into its caches ({error})"
-        finally:
-            for name in reversed(names):
-                self.release(name)
-        limit = LARGEST_ERROR if logits.dtype == mx.float32 else LARGEST_HALF_ERROR
-        return "" if distance < limit else f"slot caches change the model's answer by {distance:.3g}"
-
-    def _wait(self, logits: mx.array) -> None:
-        """Compute one forward of the probe, which takes seconds on a slow device, and report progress."""
-        mx.eval(logits)
-        self.on_progress()
+        if findings is not None:
+            if findings.error:
+                raise UnknownCacheError(findings.error)
+            self.rows_isolated, self.recordable = findings.rows_isolated, findings.recordable
+            self.caches.table.attends_per_buffer = findings.attends_per_buffer
 
     def tap(self, layer_ids: Sequence[int]) -> None:
         """Make every forward from now on return the output of these layers."""
@@ -367,16 +284,6 @@ class Runner:
                 mx.concatenate([rows[index][slot : slot + 1] for slot, rows in enumerate(chosen)])
                 for index in range(len(state.store))
             )
-
-
-def _distance(batched: mx.array, alone: mx.array) -> float:
-    """Return the relative error of logits [tokens, vocabulary] at the worst token, a norm, so that no outlier decides.
-    Equal infinities, and an offset common to all logits, count as no difference."""
-    finite = mx.isfinite(alone)
-    error, size = (mx.where(finite, logits, 0.0).astype(mx.float32) for logits in (batched - alone, alone))
-    error, size = (values - mx.mean(values, axis=-1, keepdims=True) for values in (error, size))
-    ratios = mx.linalg.norm(error, axis=-1) / mx.maximum(mx.linalg.norm(size, axis=-1), 1e-6)
-    return float("inf") if bool(mx.any(finite != mx.isfinite(batched))) else float(mx.max(ratios))
 
 
 class AloneRunner(Runner):

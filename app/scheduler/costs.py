@@ -133,6 +133,8 @@ class CostTable:
         self._slowdowns: dict[tuple[int, str], _Cost] = {}
         """Factor that a longer context puts on drafting, by its doublings and method."""
         self._warm_shapes: set[Shape] = set()
+        self._timed_methods: set[str] = set()
+        """Methods whose drafting has been timed, even if it takes no time."""
         self._learnt: set[Shape] = set()
         self._previous = ""
         self._step = 0
@@ -141,8 +143,14 @@ class CostTable:
         self.version = 0
         """Number that changes whenever the costs it reports change."""
         self._curves_cache: dict[tuple[str, int, int], Curves] = {}
+        self.add(measured)
+
+    def add(self, measured: Iterable[StepCost]) -> None:
+        """Add measured costs, where none are known."""
         for cost in sorted(measured, key=lambda cost: cost.context_tokens):
             self._add_measured(cost)
+        self.version += 1
+        self._curves_cache.clear()
 
     def _add_measured(self, cost: StepCost) -> None:
         shape, doublings = Shape(cost.method, cost.rows, cost.drafts), _doublings(cost.context_tokens)
@@ -150,15 +158,16 @@ class CostTable:
             short = self.curves(shape.method, shape.rows)
             if cost.seconds > 0:
                 extra = (cost.seconds - short.forward.at(shape.drafts)) / shape.rows
-                self._context_costs[doublings, _width(shape.drafts)] = _Cost(extra, 1.0)
+                self._context_costs.setdefault((doublings, _width(shape.drafts)), _Cost(extra, 1.0))
             if cost.draft_seconds > 0 and (usual := short.drafting.at(shape.drafts)) > 0:
-                self._slowdowns[doublings, shape.method] = _Cost(cost.draft_seconds / usual, 1.0)
+                self._slowdowns.setdefault((doublings, shape.method), _Cost(cost.draft_seconds / usual, 1.0))
             return
         self._warm_shapes.add(shape)
+        self._timed_methods.add(shape.method)
         self._learnt |= {shape} if cost.is_learnt else set()
         for table, seconds in ((self._forwards, cost.seconds), (self._drafts, cost.draft_seconds)):
             if seconds > 0:
-                table[shape] = _Cost(seconds, 1.0, seconds)
+                table.setdefault(shape, _Cost(seconds, 1.0, seconds))
 
     def export(self) -> tuple[StepCost, ...]:
         """Return all known costs, for the next load of this model on this machine."""
@@ -204,6 +213,7 @@ class CostTable:
             self._learn_forward(shape, doublings, seconds - drafting)
 
     def _learn_drafting(self, shape: Shape, doublings: int, seconds: float) -> None:
+        self._timed_methods.add(shape.method)
         slowdown, known = self._slowdown(doublings, shape.method), self._drafts.get(shape)
         if doublings and known and known.value > 0:
             # The first sample is trusted, or its excess would be blamed on the shape in a short context.
@@ -267,7 +277,7 @@ class CostTable:
 
     def knows_drafting(self, method: str) -> bool:
         """Return whether it is known what a draft of this method costs, or it does not depend on their number."""
-        return method in AT_ONCE_METHODS or any(shape.method == method for shape in self._warm_shapes)
+        return method in AT_ONCE_METHODS or method in self._timed_methods
 
     def knows_plain(self, rows: int, samples: int) -> bool:
         """Return whether plain steps of `rows` rows have `samples` samples here, or were measured before this load."""

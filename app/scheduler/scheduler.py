@@ -204,6 +204,10 @@ class Scheduler:
         """Known step costs on this machine."""
         return self._speculation.costs
 
+    def add_costs(self, costs: Iterable[StepCost]) -> None:
+        """Add measured step costs, where none are known."""
+        self._speculation.add_costs(costs)
+
     # --- requests and rows ------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:

@@ -81,6 +81,10 @@ class Speculation:
         """Known step costs on this machine."""
         return self._governor.costs.export()
 
+    def add_costs(self, costs: Iterable[StepCost]) -> None:
+        """Add measured step costs, where none are known."""
+        self._governor.costs.add(costs)
+
     def choose(self, decoding: Sequence[LiveSequence], *, others: int) -> dict[str, DraftChoice]:
         """Return a choice per row. Rows left to the governor that may use the same methods get the same one."""
         choices: dict[str, DraftChoice] = {}

@@ -29,7 +29,8 @@ from app.core.messages import (
     failed_frame,
     short_text,
 )
-from app.engine.loading.pool import EnginePool, Evicted, Loaded, LoadFailed, PoolEvent
+from app.engine.loading.events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedUp
+from app.engine.loading.pool import EnginePool
 from app.machine.channel import CrashNote
 from app.machine.host import memory_pressure
 from app.worker.served_model import OpenScheduler, SaveCosts, ServedModel
@@ -118,6 +119,11 @@ class Loop:
                 self._count_step()
                 self._send_heartbeat_if_due()
                 self._read_commands(0.0)
+        if next_warm_up := self._next_warm_up:
+            with self._crash_note.on(next_warm_up):
+                events = self._pool.warm_up()
+            for event in events:
+                self._on_event(event)
         self._do_housekeeping()
         self._send_heartbeat_if_due()
         return not self._halted
@@ -126,9 +132,15 @@ class Loop:
 
     def _seconds_to_sleep(self) -> float:
         """Return the seconds to the next heartbeat, when models without a plan are retried; 0 if a step is due."""
-        if self._pool.loading or (self._made_progress and any(served.has_work for served in self._served.values())):
+        works = self._made_progress and any(served.has_work for served in self._served.values())
+        if works or self._pool.loading or self._next_warm_up:
             return 0.0
         return max(0.0, self._next_heartbeat - self._clock())
+
+    @property
+    def _next_warm_up(self) -> str:
+        """Id of the model to warm up now, while nobody waits for anything; empty for none."""
+        return "" if self._busy() else self._pool.next_warm_up
 
     def _read_commands(self, seconds: float) -> None:
         try:
@@ -240,6 +252,8 @@ class Loop:
                 self._send(LoadProgress(model_id=model_id, phase="failed", fraction=0.0))
                 for load in served.close(event.error):
                     self._send(failed_frame(load.id, event.error))
+            case WarmedUp():
+                served.add_costs(event.costs)
             case Evicted():
                 served.save_costs()
                 served.detach()

@@ -96,8 +96,8 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     versions = platform.versions()
-    machine = (memory.device_name(), f"mlx {versions.get('mlx')}", f"paceline {versions.get('paceline')}")
-    costs = CostFiles(options.costs_folder, (*machine, PREPARATION.reason))
+    libraries = [f"{name} {versions.get(name)}" for name in ("mlx", "mlx-lm", "paceline")]
+    costs = CostFiles(options.costs_folder, (memory.device_name(), *libraries, PREPARATION.reason))
     for descriptor in (options.channel_fd, options.note_fd):
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - a child that outlived this process would hold them open
     channel = WorkerChannel(socket.socket(fileno=options.channel_fd))

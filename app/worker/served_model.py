@@ -101,6 +101,11 @@ class ServedModel:
         except Exception:
             logger.exception("the costs could not be kept")
 
+    def add_costs(self, costs: Sequence[StepCost]) -> None:
+        """Add the costs that a warm-up measured, of shapes that no request has run."""
+        if self._scheduler is not None:
+            self._scheduler.add_costs(costs)
+
     def enqueue(self, command: Submission | LoadModel) -> None:
         """Queue for the engine; the caller has taken one lease for each choice, or for the load."""
         self._waiting_commands.append(command)

@@ -43,7 +43,7 @@ class RaggedRows:
     """Four rows of about `context` cached tokens, verified and rewound again and again."""
 
     def __init__(self, context: int, *, layers: int, heads: int, dimension: int = 64) -> None:
-        self._runner = Runner(CachesAlone(layers=layers, heads=heads, dimension=dimension), probe=False)
+        self._runner = Runner(CachesAlone(layers=layers, heads=heads, dimension=dimension))
         self._names = [f"row-{row}" for row in range(len(RETAINED[0]))]
         for name in self._names:
             self._runner.claim(name)

@@ -27,7 +27,7 @@ class SeparateRows:
     def __init__(self, sizes: Sizes, answer_tokens: int) -> None:
         model = CachesAlone(layers=sizes.layers, heads=max(1, sizes.heads // 3), dimension=64)
         self._answer_tokens = answer_tokens
-        self.runner = Runner(model, probe=False)
+        self.runner = Runner(model)
 
     def join(self, name: str, tokens: int) -> None:
         """Join with a prompt of `tokens` tokens."""

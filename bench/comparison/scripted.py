@@ -74,7 +74,7 @@ def open_scripted(unit: LoadedUnit, script: Script) -> Engine:
     if on_cpu():
         use_fast_products(module)
     target = Target(unit.target, unit.config, unit.vocabulary_size)
-    drafter = ScriptedDFlash(Runner(module, probe=False), target, script)
+    drafter = ScriptedDFlash(Runner(module), target, script)
     engine.runner.tap(drafter.taps)
     limits = replace(engine.limits, drafters=(drafter.name,), unavailable={})
     return Engine(engine.runner, Drafters({drafter.name: drafter}), limits, engine.prefixes)

@@ -23,8 +23,10 @@ from app.engine.drafters.ngram import Ngram
 from app.engine.drafters.registry import Drafters
 from app.engine.engine import Engine
 from app.engine.forward_results import SLOW_SECONDS
+from app.engine.loaded_unit import Findings
 from app.engine.prefix.cache import PrefixCache
 from app.engine.prefix.disk import NO_DISK, Disk
+from app.engine.probe import finished, probe
 from app.engine.runner import Runner
 from app.engine.sampling.drawing import SampledRow, adjust, draw
 from app.models.draft_lengths import LONGEST_DRAFT
@@ -130,19 +132,16 @@ class Guided(Drafter):
         return Proposal(mx.array(drafts, dtype=mx.int32), proposal.counts, proposal.reasons)
 
 
-_fits: dict[tuple[int, int, int, int], tuple[nn.Module, tuple[bool, bool, bool]]] = {}
+_findings: dict[tuple[int, int, int, int], tuple[nn.Module, Findings]] = {}
 
 
 def runner_of(model: nn.Module, margin_tokens: int, chunk_tokens: int, shared_tokens: int) -> Runner:
-    """A runner with caches of these sizes. The first one of a model probes it; the others are told what it found."""
+    """A runner with caches of these sizes. A model is probed once; later runners are told what was found."""
     sizes = {"margin_tokens": margin_tokens, "chunk_tokens": chunk_tokens, "shared_tokens": shared_tokens}
     key = (id(model), *sizes.values())
-    known = key in _fits
-    runner = Runner(model, probe=not known, **sizes)
-    if not known:
-        _fits[key] = model, (runner.rows_isolated, runner.recordable, runner.caches.table.attends_per_buffer)
-    _, (runner.rows_isolated, runner.recordable, runner.caches.table.attends_per_buffer) = _fits[key]
-    return runner
+    if key not in _findings:
+        _findings[key] = model, finished(probe(Runner(model, **sizes)))
+    return Runner(model, findings=_findings[key][1], **sizes)
 
 
 def build(

@@ -12,7 +12,7 @@ from mlx import nn
 from app.core.errors import ModelUnavailable
 from app.engine.caches.rollback import UnknownCacheError
 from app.engine.layers import Taps, Target
-from app.engine.runner import Runner
+from app.engine.probe import open_runner
 from app.models.config_values import text_part
 from app.models.drafters.config import FINAL
 from app.models.drafters.methods import FEATURE_METHODS, MTP, read_drafter
@@ -37,7 +37,7 @@ def row_of(family: str) -> str:
     model = family_model(family)
     if family in UNSOUND:
         with pytest.raises(UnknownCacheError):
-            Runner(model)
+            open_runner(model)
         return f"| `{family}` | one request at a time | – | no | nothing: {UNSOUND[family]} |\n"
     seen = walk(model)
     assert seen.wrong == [], f"other tokens in {seen.wrong}"

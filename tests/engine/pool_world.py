@@ -12,8 +12,10 @@ from app.core.request import Request
 from app.core.step import EngineLimits, PrefixState, StepCost, StepPlan, StepResult
 from app.core.unit import ModelSpecification, Stay
 from app.engine.loaded_unit import LoadedUnit
-from app.engine.loading.pool import EnginePool, PoolEvent
+from app.engine.loading.events import PoolEvent
+from app.engine.loading.pool import EnginePool
 from app.models.footprint import Footprint
+from tests.unmeasured import Unmeasured
 
 SIZES = {"a": 3, "b": 4, "c": 5, "d": 9, "huge": 11}
 CEILING = 10
@@ -123,7 +125,7 @@ class World:
             estimate=self.footprint,
             clock=self.clock,
             reclaim=self.reclaim,
-            **options,
+            **{"costs": Unmeasured(), **options},
         )
 
 

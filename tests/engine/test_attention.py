@@ -21,7 +21,7 @@ from app.engine.caches.attention import (
     in_query_chunks,
     queries_per_chunk,
 )
-from app.engine.runner import Runner
+from app.engine.probe import open_runner
 from tests.tiny import tiny_model
 
 MAC = "applegpu_g16s"
@@ -138,7 +138,7 @@ def test_a_model_verifies_and_goes_on_alike_in_each_form(form: str) -> None:
     attend = {"in pieces": partial(in_query_chunks, chunk_size=four), "composed": few}[form]
 
     def verify(attend: Attend) -> mx.array:
-        runner = Runner(model)
+        runner = open_runner(model)
         runner.caches.table.attend = attend
         rows = {"a": 40, "b": 33}
         outputs = []

@@ -15,7 +15,8 @@ from app.core.step import PrefillRow, PrefillStep
 from app.core.unit import ModelSpecification
 from app.engine import memory
 from app.engine.encoder_engine import EncoderEngine
-from app.engine.loading.pool import EnginePool, LoadFailed, open_pool
+from app.engine.loading.events import LoadFailed
+from app.engine.loading.pool import EnginePool, open_pool
 from app.models.encoders import BATCH_ROWS
 from app.models.footprint import SHARED_CHUNK_TOKENS
 from app.scheduler.scheduler import Scheduler

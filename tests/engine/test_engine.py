@@ -18,7 +18,8 @@ from app.engine.drafters.registry import Drafters, open_drafters
 from app.engine.engine import Engine
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.prefix.cache import PrefixCache
-from app.engine.runner import AloneRunner, Runner
+from app.engine.probe import open_runner
+from app.engine.runner import AloneRunner
 from app.models.draft_lengths import DRAFT_LENGTHS
 from tests.engine.driving import Driver, build, naive
 from tests.engine.schedules import models
@@ -70,7 +71,7 @@ def test_a_model_that_answers_differently_with_slot_caches_is_refused() -> None:
             return logits * (1 + next(calls))
 
     with pytest.raises(UnknownCacheError, match="change the model's answer"):
-        Runner(Moody())
+        open_runner(Moody())
 
 
 def test_a_model_whose_rows_disturb_one_another_drafts_with_each_row_by_itself() -> None:
@@ -82,9 +83,9 @@ def test_a_model_whose_rows_disturb_one_another_drafts_with_each_row_by_itself()
             return logits + mx.mean(logits, axis=(0, 1)) if tokens.shape[0] > 1 else logits
 
     crowded = Crowded()
-    model, runner = crowded.model, Runner(crowded)
+    model, runner = crowded.model, open_runner(crowded)
     assert runner.rows_isolated
-    assert not Runner(model).rows_isolated
+    assert not open_runner(model).rows_isolated
     for name in ("a", "b"):
         runner.claim(name)
     logits, forward = runner.forward(["a", "b"], mx.array([[5, 6, 7], [8, 9, 0]]), [3, 2], record=True)

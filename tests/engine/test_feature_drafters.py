@@ -48,7 +48,7 @@ def extended(runner: Runner, module: nn.Module, features: mx.array, cuts: Sequen
 
 def test_dflash_equals_its_reference_however_the_context_grew() -> None:
     module = tiny_dflash_module("qwen3")
-    runner = Runner(module, probe=False)
+    runner = Runner(module)
     runner.claim("a")
     features, block = mx.random.normal((1, 20, 64)), mx.random.normal((1, 6, 32))
     extended(runner, module, module.fc(features), [5, 6, 17])
@@ -62,7 +62,7 @@ def test_dflash_equals_its_reference_however_the_context_grew() -> None:
 
 def test_dflash_rows_of_different_length_equal_rows_alone() -> None:
     module = tiny_dflash_module("qwen3")
-    together, alone = Runner(module, probe=False), Runner(module, probe=False)
+    together, alone = Runner(module), Runner(module)
     features = {"a": mx.random.normal((1, 20, 32)), "b": mx.random.normal((1, 7, 32))}
     block = mx.random.normal((2, 4, 32))
     for name, mine in features.items():
@@ -81,7 +81,7 @@ def test_dflash_rows_of_different_length_equal_rows_alone() -> None:
 
 def test_eagle3_equals_its_reference() -> None:
     module = tiny_eagle3_module("qwen3")
-    runner = Runner(module, probe=False)
+    runner = Runner(module)
     runner.claim("a")
     embedded, hidden = mx.random.normal((1, 15, 32)), module.fc(mx.random.normal((1, 15, 64)))
     output = extended(runner, module, mx.concatenate([embedded, hidden], axis=-1), [4, 9])
@@ -97,7 +97,7 @@ def test_eagle3_equals_its_reference() -> None:
 
 def test_the_mtp_head_equals_its_reference() -> None:
     module = tiny_mtp_module()
-    runner = Runner(module, probe=False)
+    runner = Runner(module)
     runner.claim("a")
     embedded, hidden = mx.random.normal((1, 15, 32)), mx.random.normal((1, 15, 32))
     output = extended(runner, module, mx.concatenate([embedded, hidden], axis=-1), [1, 9])

@@ -14,6 +14,7 @@ from mlx_lm.models.base import scaled_dot_product_attention
 
 from app.engine.caches import attention
 from app.engine.caches.attention import LATENT_QUERIES, absorbed, attend_for, in_query_chunks
+from app.engine.probe import open_runner
 from app.engine.runner import Runner
 from tests.engine.tiny_families import configuration, families, family_model
 from tests.shares import one_in
@@ -42,7 +43,7 @@ def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def verify(model: nn.Module, *, shared_tokens: int = 1024) -> mx.array:
     """Logits of three forwards of two rows with prompts of uneven lengths: five tokens, three behind those that stayed,
     and one."""
-    runner = Runner(model, shared_tokens=shared_tokens)
+    runner = open_runner(model, shared_tokens=shared_tokens)
     outputs = []
     for name, length in ROWS.items():
         runner.claim(name, reserve_tokens=length)
@@ -92,7 +93,7 @@ def test_packed_weights_are_read_alike(widths: list[int], monkeypatch: pytest.Mo
 
 def test_a_verify_takes_less_memory_than_the_keys_of_its_context(monkeypatch: pytest.MonkeyPatch) -> None:
     heads, context, dimension = 16, 4096, 32
-    runner = Runner(latent_model(num_attention_heads=heads, num_hidden_layers=1))
+    runner = open_runner(latent_model(num_attention_heads=heads, num_hidden_layers=1))
     runner.claim("a", reserve_tokens=2 * context)
     _, forward = runner.forward(["a"], mx.ones((1, context), dtype=mx.int32), [context])
     runner.commit(forward, [context])
@@ -112,7 +113,7 @@ def test_a_verify_takes_less_memory_than_the_keys_of_its_context(monkeypatch: py
 
 
 def test_chunks_of_a_prompt_make_keys_and_values(widths: list[int]) -> None:
-    runner = Runner(latent_model(num_hidden_layers=1), probe=False)
+    runner = Runner(latent_model(num_hidden_layers=1))
     runner.claim("a")
     for width in (LATENT_QUERIES, LATENT_QUERIES + 1):
         runner.forward(["a"], mx.ones((1, width), dtype=mx.int32), [width])

@@ -15,7 +15,7 @@ from app.core.errors import ModelUnavailable
 from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.caches.lanes import reservation
-from app.engine.runner import Runner
+from app.engine.probe import open_runner
 from app.machine import host
 from app.models import footprint
 from app.models.config_values import DEFAULT_CONTEXT_TOKENS, context_tokens
@@ -219,7 +219,7 @@ def test_what_rows_are_promised_covers_their_caches_however_they_come_and_go(
     write_tiny_model(tmp_path, family)
     spec = specification(tmp_path, max_rows=4, prefill_chunk_tokens=64)
     promised = footprint.main_footprint(spec, widen=True)
-    runner = Runner(tiny_model(family, vocabulary_size=260), chunk_tokens=64)
+    runner = open_runner(tiny_model(family, vocabulary_size=260), chunk_tokens=64)
     lengths: dict[str, int] = {}
 
     def read(name: str, tokens: int) -> None:
@@ -249,7 +249,7 @@ def test_what_rows_are_promised_covers_their_caches_however_they_come_and_go(
 @pytest.mark.parametrize(("known", "sizes"), [(True, 1), (False, 6)])
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
 def test_a_prompt_whose_length_is_known_gets_its_buffers_once(family: str, *, known: bool, sizes: int) -> None:
-    runner = Runner(tiny_model(family), margin_tokens=8, chunk_tokens=128)
+    runner = open_runner(tiny_model(family), margin_tokens=8, chunk_tokens=128)
     runner.claim("a", reservation(3000, 500) if known else 0)
     seen = set()
     for start in range(0, 3000, 128):
@@ -261,7 +261,7 @@ def test_a_prompt_whose_length_is_known_gets_its_buffers_once(family: str, *, kn
 
 
 def test_an_answer_longer_than_reserved_grows_and_a_later_row_gets_its_own_room() -> None:
-    runner = Runner(tiny_model("qwen3"))
+    runner = open_runner(tiny_model("qwen3"))
 
     def feed(name: str, tokens: int) -> int:
         _, forward = runner.forward([name], mx.zeros((1, tokens), mx.int32), [tokens])

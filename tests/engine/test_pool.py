@@ -9,7 +9,8 @@ from app.core.request import Quantisation
 from app.core.unit import DrafterSpecification, LoadedModel, ModelSpecification, Stay
 from app.engine import memory
 from app.engine.loaded_unit import LoadedUnit
-from app.engine.loading.pool import EnginePool, Evicted, Loaded, LoadFailed
+from app.engine.loading.events import Evicted, Loaded, LoadFailed
+from app.engine.loading.pool import EnginePool
 from app.models.footprint import RowSize
 from tests.engine.pool_world import SIZES, FakeEngine, World, drain, kept, ready, specification
 

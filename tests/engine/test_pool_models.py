@@ -16,9 +16,10 @@ from app.core.request import Request
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
+from app.engine.loading.events import Evicted, Loaded, LoadFailed
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
-from app.engine.loading.pool import EnginePool, Evicted, Loaded, LoadFailed, open_pool
+from app.engine.loading.pool import EnginePool, open_pool
 from tests.engine.pool_world import drain
 from tests.shares import LANDING
 from tests.tiny import write_tiny_model

@@ -9,7 +9,8 @@ import pytest
 from app.core.request import SamplingParameters
 from app.core.step import DecodeRow
 from app.engine.drafters.draft_model import CATCH_UP_CHUNK_TOKENS, DraftModel
-from app.engine.runner import PROBE, PROBE_REJECTS, Runner
+from app.engine.probe import PROBE, PROBE_REJECTS, open_runner
+from app.engine.runner import Runner
 from app.engine.sampling.drawing import SampledRow
 from tests.tiny import tiny_model
 
@@ -24,7 +25,7 @@ def test_a_probe_reports_after_each_forward(monkeypatch: pytest.MonkeyPatch, fam
         return forward(self, *given, **options)
 
     monkeypatch.setattr(Runner, "forward", counted)
-    Runner(tiny_model(family), on_progress=lambda: events.append("progress"))
+    open_runner(tiny_model(family), on_progress=lambda: events.append("progress"))
     assert events.count("forward") >= len(PROBE_REJECTS)
     assert events[: len(PROBE)] == ["progress"] * len(PROBE)
     assert "forward forward" not in " ".join(events)
@@ -37,7 +38,7 @@ def test_a_drafter_reads_what_it_missed_in_chunks_of_about_a_second(token_second
     now = 0.0
     chunks: list[int] = []
     beats: list[float] = []
-    runner = Runner(tiny_model("qwen3"))
+    runner = open_runner(tiny_model("qwen3"))
     runner.on_progress = lambda: beats.append(now)
     forward = runner.forward
 

@@ -18,7 +18,7 @@ from app.engine.engine import Engine
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
 from app.engine.prefix.disk import Disk
-from app.engine.runner import Runner
+from app.engine.probe import open_runner
 from app.models.footprint import KV_REFUSALS, RowSize, kv_refusal, main_footprint
 from tests.engine.driving import Driver, build, naive, quantised_caches
 from tests.engine.schedules import FEATURE_METHODS, METHODS, models, run_schedule
@@ -128,7 +128,7 @@ def test_a_quantised_row_takes_its_bits_and_a_scale_and_bias_for_each_group(bits
     model = tiny_model("qwen3", head_size=size)
     taken = []
     for row_bits in (0, bits):
-        runner = Runner(model)
+        runner = open_runner(model)
         runner.claim("a", 2000, row_bits)
         logits, forward = runner.forward(["a"], mx.zeros((1, 300), mx.int32), [300])
         runner.commit(forward, [300])
@@ -143,7 +143,7 @@ def test_what_quantised_rows_are_promised_covers_them(tmp_path: Path, family: st
     spec = ModelSpecification(id="tiny", path=str(tmp_path), max_rows=4, prefill_chunk_tokens=64)
     quantisation = Quantisation(bits, from_tokens)
     promised = main_footprint(replace(spec, quantisation=quantisation), widen=True)
-    runner = Runner(tiny_model(family, vocabulary_size=260, head_size=64), chunk_tokens=64)
+    runner = open_runner(tiny_model(family, vocabulary_size=260, head_size=64), chunk_tokens=64)
     sizes: list[RowSize] = []
     for name, tokens in (("long", 1500), ("short", 5), ("second", 300), ("third", 20), ("fourth", 99)):
         runner.claim(name, reservation(tokens, 64), quantisation.bits_of(tokens))

@@ -9,6 +9,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from app.core.request import Request
 from app.engine.caches.lanes import Lane, SlotTable, reservation
+from app.engine.probe import open_runner
 from app.engine.runner import Runner
 from tests.engine.driving import build
 from tests.engine.schedules import run_schedule
@@ -51,10 +52,10 @@ def test_a_long_row_and_four_short_ones_take_little_more_than_their_tokens(
     family: str, known: bool, most: float
 ) -> None:
     """A prompt that nobody told of grows by eighths; of a sliding window counts what a row has by itself."""
-    runner = Runner(tiny_model(family))
+    runner = open_runner(tiny_model(family))
     alone: dict[str, int] = {}
     for name, tokens in {"long": LONG_TOKENS, **SHORT}.items():
-        lone = Runner(runner.model)
+        lone = open_runner(runner.model)
         read(lone, name, tokens)
         alone[name] = sum(
             array.nbytes * (tokens if cache.lane.window is None else array.shape[2]) // array.shape[2]
@@ -68,7 +69,7 @@ def test_a_long_row_and_four_short_ones_take_little_more_than_their_tokens(
 
 
 def test_joining_and_leaving_leave_the_long_row_where_it_is() -> None:
-    runner = Runner(tiny_model("qwen3"))
+    runner = open_runner(tiny_model("qwen3"))
     read(runner, "long", 2_000)
     read(runner, "a", 40)
     held = [cache.row_buffers["long"].parts[0] for cache in runner.caches.kv]
@@ -94,7 +95,7 @@ def naive(model: nn.Module, tokens: list[int]) -> mx.array:
 def test_rows_that_become_long_leave_the_rectangle_and_say_what_they_would_alone(family: str, in_pieces: bool) -> None:
     """Rows of every kind in one forward, one of them without a part in it; attention for each buffer, or padded."""
     model = tiny_model(family)
-    runner = Runner(model, shared_tokens=12)
+    runner = open_runner(model, shared_tokens=12)
     assert runner.caches.table.attends_per_buffer, "qwen3's attention is called by its name"
     runner.caches.table.attends_per_buffer = in_pieces
     texts = {

@@ -3,6 +3,7 @@
 import mlx.core as mx
 import pytest
 
+from app.engine.probe import open_runner
 from app.engine.runner import Runner
 from tests.tiny import tiny_model
 
@@ -25,7 +26,7 @@ def kept(runner: Runner, name: str, start: int, stop: int) -> list[tuple[mx.arra
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])
 @pytest.mark.parametrize("cut", [48, 41])
 def test_blocks_put_back_one_by_one_are_as_good_as_reading_them_again(family: str, cut: int) -> None:
-    runner = Runner(tiny_model(family), margin_tokens=8, chunk_tokens=BLOCK)
+    runner = open_runner(tiny_model(family), margin_tokens=8, chunk_tokens=BLOCK)
     text = [(7 * place) % 97 for place in range(64)]
     runner.claim("first")
     blocks = []
@@ -45,7 +46,7 @@ def test_blocks_put_back_one_by_one_are_as_good_as_reading_them_again(family: st
 
 
 def test_what_a_window_has_left_behind_is_neither_read_nor_needed() -> None:
-    runner = Runner(tiny_model("gemma3"), margin_tokens=8, chunk_tokens=4)
+    runner = open_runner(tiny_model("gemma3"), margin_tokens=8, chunk_tokens=4)
     text = [(5 * place) % 97 for place in range(80)]
     runner.claim("first")
     for start in range(0, 80, 4):
@@ -66,7 +67,7 @@ def test_what_a_window_has_left_behind_is_neither_read_nor_needed() -> None:
 
 
 def test_a_row_without_layers_that_keep_tokens_is_told_where_it_ends() -> None:
-    runner = Runner(tiny_model("mamba2"))
+    runner = open_runner(tiny_model("mamba2"))
     runner.claim("a")
     assert runner.caches.read_span("a", 0, 8) == ()
     runner.caches.write_span("a", 0, (), stop=8)

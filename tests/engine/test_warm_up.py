@@ -1,29 +1,39 @@
 """The warm-up: what it runs, what it measures, when it stops, and that it leaves nothing behind."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
-from app.core.errors import ModelUnavailable
-from app.core.messages import LoadProgress
 from app.core.request import Request
 from app.core.statistics import PhaseSeconds
-from app.core.step import DecodeStep, EngineLimits, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
+from app.core.step import (
+    DecodeStep,
+    EngineLimits,
+    EnginePort,
+    PrefillStep,
+    RowOutcome,
+    StepCost,
+    StepPlan,
+    StepResult,
+)
 from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.engine import Engine
+from app.engine.loading.events import Evicted, Loaded, PoolEvent, WarmedUp
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
-from app.engine.loading.pool import EnginePool, Evicted, Loaded, LoadFailed
-from app.engine.loading.warm_up import PHASE, REQUEST_ID, warm_up
+from app.engine.loading.pool import REST_SECONDS, EnginePool
+from app.engine.loading.warm_up import LEAST_SECONDS, REQUEST_ID, CostFiles, WarmUpSteps, warm_up
 from app.models.draft_lengths import DRAFT_LENGTHS
 from app.scheduler.costs import CostTable
 from tests.engine.pool_world import SIZES, World, drain, specification
 from tests.shares import one_in
 from tests.tiny import write_tiny_model
+
+COSTS = (StepCost("off", 1, 0, 0.5),)
 
 
 @dataclass
@@ -102,17 +112,23 @@ class TimedEngine:
         del self.cached[request_id]
 
 
-def run(engine: TimedEngine, known: Sequence[StepCost] = (), *, rows: int = 1) -> tuple[StepCost, ...]:
-    steps = warm_up(engine, known=known, rows=rows, clock=lambda: engine.now - 0.5 * len(set(engine.shapes)))
+def run(
+    engine: TimedEngine, known: Sequence[StepCost] = (), *, rows: int = 1, budget_seconds: float = 0.0
+) -> tuple[StepCost, ...]:
+    steps = warm_up(
+        engine,
+        known=known,
+        rows=rows,
+        clock=lambda: engine.now - 0.5 * len(set(engine.shapes)),
+        budget_seconds=budget_seconds,
+    )
     while True:
         try:
-            phase, fraction = next(steps)
+            next(steps)
         except StopIteration as finished:
             assert not engine.cached, "nothing is left behind"
             costs: tuple[StepCost, ...] = finished.value
             return costs
-        assert phase == PHASE
-        assert 0.0 <= fraction <= 1.0
 
 
 def test_every_shape_is_measured_after_it_ran_once() -> None:
@@ -151,16 +167,16 @@ def test_a_small_context_is_never_overrun() -> None:
 def test_known_costs_are_not_measured_again_but_the_shapes_run() -> None:
     engine = TimedEngine()
     known = (StepCost("off", 1, 0, 0.02), StepCost("draft_model", 1, 1, 0.02, 0.002))
-    assert run(engine, known) == known
+    assert run(engine, known)[:2] == known
     assert engine.shapes.count(("off", 0)) == 3
-    assert {engine.shapes.count(shape) for shape in engine.shapes if shape != ("off", 0)} == {1}
-    assert ("draft_model", 15) in engine.shapes
+    assert engine.shapes.count(("draft_model", 1)) == 1
+    assert engine.shapes.count(("draft_model", 15)) == 4, "what is not known is measured"
 
 
 def test_what_a_busy_machine_made_dear_is_corrected_by_the_next_load() -> None:
     engine = TimedEngine()
     known = (StepCost("off", 1, 0, 0.9), StepCost("ngram", 1, 5, 0.9), StepCost("ngram", 3, 5, 0.9))
-    plain, five, batch = run(engine, known)
+    plain, five, batch = run(engine, known)[:3]
     assert plain.seconds == pytest.approx(0.02)
     assert five.seconds < 0.6, "it ran once, however long that took"
     assert batch.seconds == 0.9
@@ -168,13 +184,36 @@ def test_what_a_busy_machine_made_dear_is_corrected_by_the_next_load() -> None:
 
 def test_what_requests_taught_is_never_overwritten_by_a_cheaper_warm_up() -> None:
     known = (
-        StepCost("off", 1, 0, 0.9, is_learnt=True),
-        StepCost("ngram", 1, 5, 0.9, 0.01, is_learnt=True),
+        StepCost("off", 1, 0, 0.03, is_learnt=True),
+        StepCost("ngram", 1, 5, 0.05, 0.01, is_learnt=True),
         StepCost("off", 1, 0, 1.8, context_tokens=8_192, is_learnt=True),
     )
     engine = TimedEngine()
-    assert run(engine, known) == known
+    assert run(engine, known)[:3] == known
     assert ("ngram", 5) in engine.shapes, "but its kernels are warm"
+
+
+def test_what_no_request_ran_is_measured_beside_what_requests_taught() -> None:
+    known = (StepCost("off", 1, 0, 0.03, is_learnt=True),)
+    costs = {(cost.method, cost.drafts): cost for cost in run(TimedEngine(), known)}
+    assert costs["draft_model", 15].draft_seconds == pytest.approx(0.03)
+
+
+def test_the_least_that_is_measured_is_a_plain_step_and_a_proposal() -> None:
+    engine = TimedEngine()
+    costs = run(engine, budget_seconds=LEAST_SECONDS)
+    assert [(cost.method, cost.drafts) for cost in costs] == [("off", 0), ("draft_model", 1)]
+    assert len(engine.fed) == 8, "and little is read for it"
+
+
+def test_a_warm_up_that_ends_early_leaves_nothing_behind() -> None:
+    for steps_run in range(12):
+        engine = TimedEngine()
+        steps = warm_up(engine, rows=4, clock=engine.clock, budget_seconds=100.0)
+        for _ in range(steps_run):
+            next(steps)
+        steps.close()
+        assert not engine.cached
 
 
 def test_where_batches_may_draft_one_of_them_is_measured_too() -> None:
@@ -190,7 +229,7 @@ def test_the_batch_is_measured_when_it_was_not_before_and_what_is_known_stays() 
     known = (StepCost("off", 1, 0, 0.02), StepCost("ngram", 1, 1, 0.021))
     costs = run(TimedEngine(), known, rows=4)
     assert costs[:2] == known
-    assert {cost.rows for cost in costs[2:]} == {4}
+    assert {cost.rows for cost in costs[2:]} == {1, 4}
     assert len(costs) > 8
 
 
@@ -215,69 +254,115 @@ def test_a_large_model_gets_the_time_to_measure_the_lengths_that_decide() -> Non
     assert 2.0 < engine.now - 0.5 * len(set(engine.shapes)) < 6.5
 
 
-def warming(world: World, steps: Callable[[], Iterator[tuple[str, float]]]) -> EnginePool:
-    def warm(engine: object, spec: ModelSpecification) -> Iterator[tuple[str, float]]:
-        yield from steps()
-        return (StepCost("off", 1, 0, 0.5),)
+class Steps(CostFiles):
+    """Warm-ups of two steps; `broken`: the second one raises. `steps`: what was run and closed."""
 
-    return EnginePool(
-        ceiling_bytes=10,
-        load=world.load,
-        open_engine=world.open_engine,
-        estimate=world.footprint,
-        warm_up=warm,  # type: ignore[arg-type]
-        clock=world.clock,
-        reclaim=world.reclaim,
-    )
+    def __init__(self, *, broken: bool = False) -> None:
+        super().__init__(None, ())
+        self.broken = broken
+        self.steps: list[str] = []
+
+    def warm_up(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
+        try:
+            self.steps.append("first")
+            yield
+            self.steps.append("second")
+            if self.broken:
+                raise RuntimeError("[metal] no such kernel")
+            yield
+        finally:
+            self.steps.append("closed")
+        return COSTS
 
 
-def two_slices() -> Iterator[tuple[str, float]]:
-    yield PHASE, 0.0
-    yield PHASE, 0.5
+def resting(world: World, costs: CostFiles, *models: str) -> EnginePool:
+    """A pool whose models have been loaded and not used for a while."""
+    pool = world.pool(ceiling=100, costs=costs)
+    for model in models:
+        pool.acquire(specification(model))
+        drain(pool)
+        pool.release(model)
+    world.now += REST_SECONDS
+    return pool
 
 
-def test_a_model_is_ready_when_it_is_warm_and_its_engine_knows_the_costs() -> None:
-    pool = warming(World(dict(SIZES)), two_slices)
+def test_a_model_is_ready_before_it_is_warm_and_warmed_up_step_by_step_when_it_rests() -> None:
+    world, costs = World(dict(SIZES)), Steps()
+    pool = world.pool(costs=costs)
     pool.acquire(specification("a"))
-    events = []
-    while pool.loading:
-        assert pool.engine("a") is None
-        assert pool.snapshot()[0].state == "loading"
-        events += pool.advance()
-    assert events[-3:-1] == [
-        LoadProgress(model_id="a", phase=PHASE, fraction=0.0),
-        LoadProgress(model_id="a", phase=PHASE, fraction=0.5),
-    ]
+    assert isinstance(drain(pool)[-1], Loaded)
+    assert pool.next_warm_up == "", "a request is served first"
+    pool.release("a")
+    assert pool.next_warm_up == "", "another one may follow"
+    world.now += REST_SECONDS
+    assert pool.next_warm_up == "a"
+    assert (pool.warm_up(), pool.warm_up(), pool.warm_up()) == ([], [], [WarmedUp("a", COSTS)])
+    assert costs.steps == ["first", "second", "closed"]
     engine = pool.engine("a")
     assert engine is not None
-    assert engine.measured == (StepCost("off", 1, 0, 0.5),)
+    assert engine.measured == COSTS
+    assert pool.next_warm_up == "", "once is enough"
 
 
-def test_a_load_can_be_cancelled_while_it_warms_up() -> None:
-    world = World(dict(SIZES))
-    pool = warming(world, two_slices)
+def test_a_request_interrupts_a_warm_up_which_begins_again_when_the_model_rests() -> None:
+    world, costs = World(dict(SIZES)), Steps()
+    pool = resting(world, costs, "a")
+    pool.warm_up()
     pool.acquire(specification("a"))
-    while world.open != ["a"]:
-        pool.advance()
+    assert costs.steps == ["first", "closed"], "its rows are free before the request gets one"
     pool.release("a")
-    pool.cancel_load("a")
-    assert (world.open, pool.snapshot()) == ([], ())
-    assert pool.advance()[-1] == Evicted("a")
+    world.now += REST_SECONDS
+    assert [event for _ in range(3) for event in pool.warm_up()] == [WarmedUp("a", COSTS)]
 
 
-def test_a_model_that_fails_while_it_warms_up_is_not_loaded() -> None:
-    def fail() -> Iterator[tuple[str, float]]:
-        yield PHASE, 0.0
-        raise RuntimeError("[metal] no such kernel")
+def test_nothing_is_warmed_up_beside_a_request_a_load_or_a_lack_of_memory() -> None:
+    pool = resting(World(dict(SIZES)), Steps(), "a")
+    pool.pressure = "warning"
+    assert pool.next_warm_up == ""
+    pool.pressure = "normal"
+    assert pool.next_warm_up == "a"
+    pool.acquire(specification("b"))
+    assert pool.next_warm_up == ""
+    assert pool.warm_up() == []
+    drain(pool)
+    assert pool.next_warm_up == "", "b serves a request"
 
-    world = World(dict(SIZES))
-    pool = warming(world, fail)
-    pool.acquire(specification("a"))
-    failed = drain(pool)[-1]
-    assert isinstance(failed, LoadFailed)
-    assert isinstance(failed.error, ModelUnavailable)
-    assert "no such kernel" in failed.error.message
-    assert world.open == []
+
+def test_models_are_warmed_up_one_after_the_other_and_an_evicted_one_no_more() -> None:
+    costs = Steps()
+    pool = resting(World(dict(SIZES)), costs, "a", "b")
+    pool.warm_up()
+    pool.unload("a")
+    assert costs.steps == ["first", "closed"]
+    drain(pool)
+    assert [event for _ in range(3) for event in pool.warm_up()] == [WarmedUp("b", COSTS)]
+
+
+def test_a_model_that_cannot_be_warmed_up_serves_all_the_same() -> None:
+    costs = Steps(broken=True)
+    pool = resting(World(dict(SIZES)), costs, "a")
+    engine = pool.engine("a")
+    assert engine is not None
+    measured = tuple(engine.measured)
+    assert [event for _ in range(2) for event in pool.warm_up()] == [WarmedUp("a", measured)]
+    assert costs.steps == ["first", "second", "closed"]
+    assert pool.next_warm_up == ""
+    assert pool.engine("a") is engine
+
+
+def test_the_costs_of_an_earlier_load_are_known_at_once(tmp_path: Path) -> None:
+    CostFiles(tmp_path, ()).save(specification("a"), COSTS)
+    pool = resting(World(dict(SIZES)), CostFiles(tmp_path, ()), "a")
+    engine = pool.engine("a")
+    assert engine is not None
+    assert engine.measured == COSTS
+
+
+class Unhurried(CostFiles):
+    """Warm-ups with time for every shape, however slow the machine is."""
+
+    def warm_up(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
+        return warm_up(engine, rows=2, budget_seconds=100.0)
 
 
 @pytest.mark.parametrize("family", one_in(4, ["qwen3_next", "qwen3", "gemma3", "mamba2"]))
@@ -292,17 +377,24 @@ def test_a_real_engine_is_measured_and_as_empty_as_before(tmp_path: Path, family
         max_context_tokens=1_000,
         prefill_chunk_tokens=16,
     )
+    world = World({})
     pool = EnginePool(
         ceiling_bytes=10**9,
         load=load_unit,
         open_engine=open_engine,
         estimate=memory.footprint,
-        warm_up=lambda engine, _spec: warm_up(engine, rows=2, budget_seconds=100.0),
+        costs=Unhurried(None, ()),
+        clock=world.clock,
     )
     pool.acquire(spec)
-    events = drain(pool)
-    assert isinstance(events[-1], Loaded), events
-    assert sum(isinstance(event, LoadProgress) and event.phase == PHASE for event in events) > 20
+    assert isinstance(drain(pool)[-1], Loaded)
+    pool.release(family)
+    world.now += REST_SECONDS
+    events: list[PoolEvent] = []
+    steps = 0
+    while not events:
+        events, steps = pool.warm_up(), steps + 1
+    assert steps > 20
     engine = pool.engine(family)
     assert isinstance(engine, Engine)
     assert (engine.cache_bytes, engine.prefix_cache_bytes) == (0, 0)
@@ -312,6 +404,6 @@ def test_a_real_engine_is_measured_and_as_empty_as_before(tmp_path: Path, family
     assert {("off", 0), ("ngram", 7)} <= {(cost.method, cost.drafts) for cost in engine.measured if cost.rows == 2}
     assert all(cost.seconds > 0 for cost in engine.measured)
     assert CostTable(engine.measured).knows_plain(1, 2)
-    pool.release(family)
+    assert events == [WarmedUp(family, tuple(engine.measured))]
     pool.unload(family)
     assert pool.advance() == [Evicted(family)]

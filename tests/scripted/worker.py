@@ -14,7 +14,16 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from app.core.request import Request
-from app.core.step import DecodeRow, EngineLimits, PrefillStep, PrefixState, RowOutcome, StepCost, StepPlan, StepResult
+from app.core.step import (
+    DecodeRow,
+    EngineLimits,
+    PrefillStep,
+    PrefixState,
+    RowOutcome,
+    StepCost,
+    StepPlan,
+    StepResult,
+)
 from app.engine import memory
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
@@ -30,6 +39,7 @@ from app.engine.prefix.index import (
     root_key,
 )
 from tests.scripted.folders import PLAYS
+from tests.unmeasured import Unmeasured
 
 PREFIX_BYTES = 16_384 * BLOCK_OVERHEAD_BYTES
 Speak = Callable[[str, Path], str]
@@ -114,6 +124,7 @@ def main(speak: Speak) -> int:
             load=load_unit,
             open_engine=lambda unit: ScriptedEngine(unit, speak),
             estimate=memory.footprint,
+            costs=Unmeasured(),
         )
 
     return process.main(make_pool=make_pool)

@@ -20,7 +20,7 @@ from app.core.step import (
     TokenLogprobs,
 )
 from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
-from app.engine.loading.pool import Evicted, Loaded, LoadFailed, PoolEvent
+from app.engine.loading.events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedUp
 from app.models.footprint import RowSize
 from app.scheduler.scheduler import Scheduler
 from app.text.detokenizer import TokenTable
@@ -28,6 +28,8 @@ from app.worker.texts import Prompt, PromptFailure, PromptFuture
 from tests.loaded import loaded
 
 END = 0
+WARM_COSTS = (StepCost("ngram", 1, 7, 0.25),)
+"""What a warm-up measures."""
 """The stop token."""
 
 
@@ -145,6 +147,8 @@ class FakePool:
         self.used: list[ModelSpecification] = []
         self.evict_on_expire: set[str] = set()
         self.held = False
+        self.cold: list[str] = []
+        """Models that are to be warmed up."""
         self.room_tokens = 10**9
         self.held_tokens = 0
         self.reserved: dict[str, int] = {}
@@ -159,6 +163,13 @@ class FakePool:
     @property
     def next_load(self) -> str:
         return next(iter(self.loads), "")
+
+    @property
+    def next_warm_up(self) -> str:
+        return next(iter(self.cold), "")
+
+    def warm_up(self) -> list[PoolEvent]:
+        return [WarmedUp(self.cold.pop(0), WARM_COSTS)]
 
     def acquire(self, spec: ModelSpecification, stay: Stay = UNSPECIFIED_STAY) -> None:
         folder = spec.path.rpartition("/")[2]

@@ -27,6 +27,7 @@ from app.worker.text_thread import TextThread
 from app.worker.thread_commands import LoopCommand
 from tests.engine import pool_world
 from tests.engine.pool_world import SIZES, World
+from tests.unmeasured import Unmeasured
 from tests.worker.fakes import BreakableScheduler, FakeEngine, fake_read
 
 MODELS = ("a", "b", "c", "d")
@@ -54,6 +55,7 @@ class Worker:
             estimate=world.footprint,
             clock=world.clock,
             reclaim=world.reclaim,
+            costs=Unmeasured(),
         )
         self.text_thread = TextThread(read=fake_read, send=client._on_event, post=self._post, clock=world.clock)
         self.loop = Loop(

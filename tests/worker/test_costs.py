@@ -11,6 +11,7 @@ from app.core.messages import LoadModel, UnloadModel
 from app.core.step import StepCost
 from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine.loading.warm_up import CostFiles
+from tests.worker.fakes import WARM_COSTS
 from tests.worker.pair import Pair
 
 MACHINE = ("A chip (gpu)", "mlx 0.32.0")
@@ -155,6 +156,31 @@ def test_the_loop_hands_over_what_was_learnt_while_nobody_waits(tmp_path: Path) 
     pair.say(UnloadModel(id="u", model_id="m"))
     pair.settle()
     assert kept == ["m", "m"]
+
+
+def test_what_a_warm_up_measured_is_known_to_the_requests_that_follow(tmp_path: Path) -> None:
+    kept: list[StepCost] = []
+    pair = Pair(tmp_path, save_costs=lambda _spec, costs: kept.extend(costs))
+    pair.say(pair.ask())
+    pair.settle()
+    pair.pool.cold.append("m")
+    pair.settle()
+    pair.now += 60
+    pair.turn()
+    assert set(WARM_COSTS) <= set(kept)
+    assert not pair.pool.cold
+
+
+def test_no_model_is_warmed_up_while_a_request_runs(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.say(pair.ask(max_tokens=150))
+    pair.settle(8)
+    pair.pool.cold.append("m")
+    pair.settle(8)
+    assert pair.pool.cold
+    pair.settle()
+    assert pair.finished()
+    assert not pair.pool.cold
 
 
 def test_what_was_learnt_of_a_unit_is_kept_when_a_load_replaces_it(tmp_path: Path) -> None:

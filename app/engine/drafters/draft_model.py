@@ -19,6 +19,7 @@ from app.engine.caches.rollback import UnknownCacheError
 from app.engine.drafters.drafter import Drafter, Outcome, Proposal
 from app.engine.drafters.forced_prefix import ForcedPrefix
 from app.engine.loaded_unit import LoadedUnit
+from app.engine.probe import open_runner
 from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling.acceptance import fit_vocabulary
 from app.engine.sampling.drawing import SampledRow, adjust, draw
@@ -75,7 +76,12 @@ class DraftModel(Drafter):
     def open(cls, unit: LoadedUnit) -> Drafter:
         draft = unit.drafter(cls.name)
         try:
-            runner = Runner(draft.model, chunk_tokens=unit.spec.prefill_chunk_tokens, on_progress=unit.on_progress)
+            runner = open_runner(
+                draft.model,
+                chunk_tokens=unit.spec.prefill_chunk_tokens,
+                findings=unit.findings.get(draft.method),
+                on_progress=unit.on_progress,
+            )
         except UnknownCacheError as error:
             raise ModelUnavailable(f"the draft model's cache cannot be rolled back: {error}") from error
         return cls(runner, target_vocabulary=unit.vocabulary_size, max_context_tokens=draft.max_context_tokens)

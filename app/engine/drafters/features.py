@@ -150,7 +150,7 @@ class FeatureDrafter(DraftModel):
         draft = unit.drafter(cls.name)
         target = Target(unit.target, unit.config, unit.vocabulary_size)
         chunk_tokens, on_progress = unit.spec.prefill_chunk_tokens, unit.on_progress
-        return cls(Runner(draft.model, chunk_tokens=chunk_tokens, probe=False, on_progress=on_progress), target)
+        return cls(Runner(draft.model, chunk_tokens=chunk_tokens, on_progress=on_progress), target)
 
     def admit(self, request: Request) -> None:
         self.runner.claim(request.id, reservation(len(request.prompt_tokens), request.max_tokens))

@@ -1,6 +1,13 @@
-"""Opens the engine of a loaded unit: its caches, its drafters, its limits, its prefix cache."""
+"""Loads a unit, probes its models and opens its engine: its caches, its drafters, its limits, its prefix cache."""
 
+import hashlib
+from collections.abc import Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+from mlx import nn
 
 from app.core.reason import Reason
 from app.core.step import EngineLimits, EnginePort
@@ -12,13 +19,18 @@ from app.engine.encoder_engine import EncoderEngine
 from app.engine.encoders import Encoder
 from app.engine.engine import Engine
 from app.engine.layers import cheap_tokens_of
-from app.engine.loaded_unit import LoadedUnit
+from app.engine.loaded_unit import Findings, LoadedUnit
 from app.engine.loading.loader import load_unit
+from app.engine.machine_files import MachineFiles
 from app.engine.memory import gpu_architecture
 from app.engine.prefix.cache import PrefixCache, open_prefix_cache
 from app.engine.prefix.disk import NO_DISK, Disk
+from app.engine.probe import finished, open_runner, probe
 from app.engine.runner import AloneRunner, Runner
+from app.models.drafters.methods import DRAFT_MODEL
 from app.models.footprint import prefill_pairs, quantisation_of
+
+Result = TypeVar("Result")
 
 
 def open_model(path: str, **drafters: str) -> Engine:
@@ -28,12 +40,44 @@ def open_model(path: str, **drafters: str) -> Engine:
     ModelUnavailable.
     """
     drafts = tuple(DrafterSpecification(Path(folder).name, folder, method) for method, folder in drafters.items())
-    steps = load_unit(ModelSpecification(id=Path(path).name, path=path, drafters=drafts))
+    return open_engine(finished(load_unit(ModelSpecification(id=Path(path).name, path=path, drafters=drafts))))
+
+
+def load_and_probe(spec: ModelSpecification, files: MachineFiles) -> Generator[tuple[str, float], None, LoadedUnit]:
+    """Load a unit as `load_unit` does, and add what is known about its models on this machine, or what a probe finds.
+    Yields (phase, fraction 0–1), also after each forward of a probe."""
+    unit = yield from load_unit(spec)
+    if isinstance(unit.target, Encoder):
+        return unit
+    findings = {"": (yield from _find(spec.id, unit.target, unit.config, unit, files))}
+    for draft in unit.drafters:
+        if draft.method == DRAFT_MODEL.name:
+            findings[draft.method] = yield from _find(draft.id, draft.model, draft.config, unit, files)
+    return replace(unit, findings=findings)
+
+
+def _find(
+    name: str, model: nn.Module, config: Mapping[str, Any], unit: LoadedUnit, files: MachineFiles
+) -> Generator[tuple[str, float], None, Findings]:
+    digest = hashlib.sha256(msgspec.json.encode(config)).hexdigest()
+    key = files.key("probe", type(model).__module__, name, digest)
+    known = files.read(key, Findings)
+    if known is not None:
+        return known
+    steps = probe(Runner(model, chunk_tokens=unit.spec.prefill_chunk_tokens))
+    findings = msgspec.structs.replace((yield from phased("probing", steps)), key=key)
+    files.write(findings)
+    return findings
+
+
+def phased(phase: str, steps: Generator[None, None, Result]) -> Generator[tuple[str, float], None, Result]:
+    """Run steps as the last part of a load: yield its phase after each."""
     while True:
         try:
             next(steps)
-        except StopIteration as loaded:
-            return open_engine(loaded.value)
+        except StopIteration as end:
+            return cast("Result", end.value)
+        yield phase, 1.0
 
 
 def open_unit(unit: LoadedUnit, disk: Disk) -> EnginePort:
@@ -46,7 +90,12 @@ def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
     spec, max_rows, prefixes = unit.spec, unit.spec.max_rows, open_prefix_cache(unit.spec, disk)
     runner: Runner
     try:
-        runner = Runner(unit.target, chunk_tokens=spec.prefill_chunk_tokens, on_progress=unit.on_progress)
+        runner = open_runner(
+            unit.target,
+            chunk_tokens=spec.prefill_chunk_tokens,
+            findings=unit.findings.get(""),
+            on_progress=unit.on_progress,
+        )
     except UnknownCacheError as error:
         detail = f"the model's cache cannot be rolled back ({error}): it decodes alone, without drafts"
         runner, max_rows, prefixes = AloneRunner(unit.target, unit.on_progress), 1, PrefixCache(0)

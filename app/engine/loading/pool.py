@@ -11,7 +11,7 @@ A lease ends with `release`, or on its own when `LoadFailed` reports that the lo
 import logging
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
@@ -23,10 +23,10 @@ from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Sta
 from app.engine import memory
 from app.engine.encoder_engine import EncoderEngine
 from app.engine.loaded_unit import LoadedUnit
-from app.engine.loading.loader import load_unit
-from app.engine.loading.opening import open_unit
+from app.engine.loading.events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedUp
+from app.engine.loading.opening import load_and_probe, open_unit, phased
 from app.engine.loading.resident import Resident
-from app.engine.loading.warm_up import CostFiles, WarmUpSteps
+from app.engine.loading.warm_up import NO_COSTS, CostFiles
 from app.engine.loading.wiring import Wiring, wirable_memory
 from app.engine.prefix.disk import NO_DISK, Disk
 from app.machine.host import GIGABYTE
@@ -34,36 +34,13 @@ from app.models.footprint import Footprint, RowSize
 
 RETRY_AFTER_SECONDS = 5
 """Retry hint, in seconds, while running requests hold the memory or the unit that is needed."""
+REST_SECONDS = 2.0
+"""Time without requests and loads, in seconds, after which models are warmed up."""
 RETAINED_SHARE = 0.5
 """Share of the in-memory prefix caches that is retained each time the system runs short of memory."""
 
 logger = logging.getLogger("paceline.pool")
 
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The model is ready to step, `seconds` after its load was requested."""
-
-    model_id: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
-    """The load failed, and every lease on it has ended: do not release them. The next `acquire` tries again."""
-
-    model_id: str
-    error: PacelineError
-
-
-@dataclass(frozen=True, slots=True)
-class Evicted:
-    """An idle engine, or a load without leases, was closed. No lease ends with it."""
-
-    model_id: str
-
-
-PoolEvent = LoadProgress | Loaded | LoadFailed | Evicted
 LoadSteps = Generator[tuple[str, float], None, LoadedUnit]
 
 
@@ -81,7 +58,7 @@ class EnginePool:
         load: Callable[[ModelSpecification], LoadSteps],
         open_engine: Callable[[LoadedUnit], EnginePort],
         estimate: Callable[[ModelSpecification], Footprint],
-        warm_up: Callable[[EnginePort, ModelSpecification], WarmUpSteps] | None = None,
+        costs: CostFiles = NO_COSTS,
         clock: Clock = time.monotonic,
         reclaim: Callable[[], None] = memory.release,
         wiring: Wiring | None = None,
@@ -90,7 +67,7 @@ class EnginePool:
         self._load = load
         self._open_engine = open_engine
         self._estimate = estimate
-        self._warm_up = warm_up
+        self._costs = costs
         self._clock = clock
         self._free_buffers = reclaim
         self._wiring = wiring or Wiring()
@@ -120,6 +97,7 @@ class EnginePool:
             entry = None
         if entry is None:
             entry = self._start(spec)
+        entry.interrupt_warm_up()
         entry.leases += 1
         entry.last_used = self._clock()
         entry.requested_stay = stay.over(entry.requested_stay)
@@ -221,6 +199,41 @@ class EnginePool:
             raise ModelInUse(message, retry_after_seconds=RETRY_AFTER_SECONDS)
         self._evict(entry)
         self._reclaim()
+
+    # --- warm-up ----------------------------------------------------------------------------------------------
+
+    @property
+    def next_warm_up(self) -> str:
+        """Id of the model that `warm_up` continues to warm up; empty where none needs it or may have it now.
+
+        It waits for `REST_SECONDS` without a request or a load, and for memory.
+        """
+        entries, now = self._entries.values(), self._clock()
+        if self.loading or self.pressure != "normal":
+            return ""
+        if any(entry.leases or now < entry.last_used + REST_SECONDS for entry in entries):
+            return ""
+        return next((entry.spec.id for entry in entries if not entry.is_warm), "")
+
+    def warm_up(self) -> list[PoolEvent]:
+        """Run one step of the warm-up of a resting model, if any needs it; return the event of its end.
+        An error ends the warm-up only: the model serves, and learns its costs from requests."""
+        entry = self._entries.get(self.next_warm_up)
+        if entry is None or entry.engine is None:
+            return []
+        if entry.warm_up is None:
+            entry.warm_up = self._costs.warm_up(entry.engine, entry.spec)
+        try:
+            next(entry.warm_up)
+        except StopIteration as finished:
+            entry.engine.measured = finished.value
+        except Exception:
+            logger.exception("%s could not be warmed up", entry.spec.id)
+        else:
+            return []
+        entry.warm_up, entry.is_warm = None, True
+        self._reclaim()
+        return [WarmedUp(entry.spec.id, tuple(entry.engine.measured))]
 
     # --- retention --------------------------------------------------------------------------------------------
 
@@ -338,12 +351,15 @@ class EnginePool:
             raise InsufficientMemory(message, retry_after_seconds=RETRY_AFTER_SECONDS)
 
     def _steps(self, entry: Resident) -> Generator[tuple[str, float], None, None]:
-        """Run a whole load: read the weights, open the engine, warm it up."""
-        entry.unit = replace((yield from self._load(entry.spec)), on_progress=self.on_progress)
+        """Run a whole load: read the weights, open the engine."""
+        unit = yield from self._load(entry.spec)
+        entry.unit = replace(unit, on_progress=self.on_progress)
         self._reclaim()
         entry.engine = self._open_engine(entry.unit)
-        if self._warm_up is not None and not isinstance(entry.engine, EncoderEngine):
-            entry.engine.measured = yield from self._warm_up(entry.engine, entry.spec)
+        entry.is_warm = isinstance(entry.engine, EncoderEngine)
+        if not entry.is_warm:
+            steps = self._costs.first_costs(entry.engine, entry.spec)
+            entry.engine.measured = yield from phased("measuring", steps)
         self._reclaim()
 
     def _free_memory(self, needed: int) -> None:
@@ -415,14 +431,14 @@ class EnginePool:
 
 
 def open_pool(
-    ceiling_bytes: int, costs: CostFiles | None = None, *, wire: bool = False, disk: Disk = NO_DISK
+    ceiling_bytes: int, costs: CostFiles = NO_COSTS, *, wire: bool = False, disk: Disk = NO_DISK
 ) -> EnginePool:
     """Open this machine's pool. `wire` keeps weights resident where that is safe; `disk` stores prefix caches."""
     return EnginePool(
         ceiling_bytes=ceiling_bytes,
-        load=load_unit,
+        load=partial(load_and_probe, files=costs),
         open_engine=partial(open_unit, disk=disk),
         estimate=memory.footprint,
-        warm_up=(costs or CostFiles(None, ())).warm_up,
+        costs=costs,
         wiring=Wiring(wirable_memory() if wire else None),
     )

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from app.core.step import EnginePort, PrefixState
 from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
 from app.engine.loaded_unit import LoadedUnit
+from app.engine.loading.warm_up import WarmUpSteps
 from app.models.footprint import Footprint
 
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """A model that is loading (`steps` is set; its engine warms up last) or ready (`engine` is set)."""
+    """A model that is loading (`steps` is set) or ready (`engine` is set)."""
 
     spec: ModelSpecification
     footprint: Footprint
@@ -25,6 +26,10 @@ class Resident:
     """Time that it stays, as far as requests have specified it since it was loaded."""
     unit: LoadedUnit | None = None
     engine: EnginePort | None = None
+    warm_up: WarmUpSteps | None = None
+    """Warm-up that has begun."""
+    is_warm: bool = False
+    """Whether no warm-up is needed any more."""
 
     @property
     def ready_engine(self) -> EnginePort | None:
@@ -56,11 +61,18 @@ class Resident:
 
     def close(self) -> None:
         """Abandon the load or close the engine; afterwards nothing here refers to an array."""
+        self.interrupt_warm_up()
         steps, engine, self.steps, self.engine, self.unit = self.steps, self.engine, None, None, None
         if steps is not None:
             steps.close()
         if engine is not None:
             engine.close()
+
+    def interrupt_warm_up(self) -> None:
+        """Free the rows of a warm-up that has begun, for requests; it begins again when the model rests."""
+        warm_up, self.warm_up = self.warm_up, None
+        if warm_up is not None:
+            warm_up.close()
 
     def describe(self, stay: Stay) -> LoadedModel:
         """Return the state of this model; the scheduler fills in running and waiting requests."""

@@ -1,24 +1,18 @@
-"""Warm-up, the last part of a load: runs every shape, so that no user's token pays for a compilation, and measures it.
+"""Warm-up: runs every shape of a loaded model while it rests, so that no token pays for a compilation, and measures it.
 
 It drives an engine from outside, as a scheduler would, with requests of its own whose periodic texts let n-grams match
-too. Its measurements are what the governor starts from. It leaves the engine as empty as before, and adds nothing to
-the prefix cache.
+too. Its measurements are what the governor knows of shapes that no request has run. It leaves the engine as empty as
+before, also where it ends early, and adds nothing to the prefix cache.
 """
 
-import hashlib
-import json
 import logging
 import math
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from app.core.clock import Clock
-from app.core.errors import ModelUnavailable
 from app.core.request import OFF, Request, SamplingParameters
 from app.core.step import (
     DecodeRow,
@@ -31,19 +25,20 @@ from app.core.step import (
     StepResult,
 )
 from app.core.unit import ModelSpecification
+from app.engine.machine_files import MachineFiles, Stored
 from app.models.draft_lengths import draft_lengths
 from app.models.drafters.methods import TEXT_METHODS
-from app.models.safe_files import read_object, write_privately
 
 Key = tuple[str, int, int, int]
 """Method, rows, drafts, context."""
-WarmUpSteps = Generator[tuple[str, float], None, tuple[StepCost, ...]]
+WarmUpSteps = Generator[None, None, tuple[StepCost, ...]]
 
 REQUEST_ID = "warm-up"
-PHASE = "warming up"
 BUDGET_SECONDS, MAX_SECONDS, BUDGET_CHUNKS = 1.5, 6.0, 20
 """Budget: max(1.5 s, 20 × first prefill chunk), as a large model has as many shapes to measure, capped at 6 s. A shape
 that would overrun it is skipped; the governor learns it from requests."""
+LEAST_SECONDS = 0.001
+"""Budget of a warm-up that measures no more than it must."""
 FIRST_CHUNK_TOKENS, PROMPT_TOKENS = 8, 48
 PROMPT_SHARE = 0.1
 """Share of the budget; a machine whose first chunk takes more skips the rest of the prompt."""
@@ -56,7 +51,6 @@ BATCH_ROWS = 4
 """Second row count to measure, where batches may draft: larger batches are judged by it, smaller ones by one row."""
 FILE_VERSION = 2
 """Version of the meaning of costs. Version 1 was measured with six repeating tokens."""
-MAX_FILE_BYTES = 1 << 20
 MAX_COSTS = 4_096
 
 logger = logging.getLogger("paceline.costs")
@@ -70,49 +64,59 @@ def warm_up(
     clock: Clock = time.perf_counter,
     budget_seconds: float = 0.0,
 ) -> WarmUpSteps:
-    """Yield (phase, fraction 0–1) between steps; return what steps cost here, for one row and for `rows`.
+    """Yield between steps; return what steps cost here, for one row and for `rows`.
 
-    With `known` costs of an earlier load on this machine, shapes run once, and a cost from a warm-up is only corrected
-    downwards: only a busy machine can have raised it. Costs learnt from requests are kept.
+    Shapes with `known` costs of an earlier warm-up on this machine run once, and a cost is only corrected downwards:
+    only a busy machine can have raised it. Costs learnt from requests are kept. However short the budget, a plain step
+    and the first drafter's shortest proposal are measured.
     """
     costs = {_key(cost): cost for cost in known}
-    row_counts, known_row_counts = list(dict.fromkeys((1, rows))), {cost.rows for cost in known}
-    passes = row_counts + [row_count for row_count in row_counts * (ROUNDS - 1) if row_count not in known_row_counts]
+    known_shapes = {_key(cost) for cost in known if not cost.is_learnt}
+    passes = list(dict.fromkeys((1, rows))) * ROUNDS
     started = ends = clock()
     for index, row_count in enumerate(passes):
-        if index and clock() >= ends:
-            break
+        shapes = [
+            (*shape, 1 + (_key_of(row_count, *shape) not in known_shapes))
+            for shape in _shapes(engine.limits, row_count)
+        ]
+        if index >= len(passes) // ROUNDS:
+            shapes = [shape for shape in shapes if shape[-1] > 1]
+        if not shapes or (index and clock() >= ends):
+            continue
         batch = _Batch(engine, clock, row_count)
         try:
-            yield PHASE, index / len(passes)
             seconds = batch.begin()
+            yield
             if not index:
                 ends = started + (budget_seconds or min(MAX_SECONDS, max(BUDGET_SECONDS, BUDGET_CHUNKS * seconds)))
             if seconds > PROMPT_SHARE * (ends - started):
                 batch.shorten()
-            steps = _measure(batch, costs, ends=ends, is_first=not index, is_known=row_count in known_row_counts)
-            yield from ((PHASE, (index + done) / len(passes)) for done in steps)
+            yield from _measure(batch, shapes, costs, ends=ends, is_first=not index)
         finally:
             batch.release()
     return tuple(costs.values())
 
 
 def _measure(
-    batch: "_Batch", costs: dict[Key, StepCost], *, ends: float, is_first: bool, is_known: bool
-) -> Iterator[float]:
-    """Run a batch's shapes while time lasts, the first batch's first two anyway; update `costs`, yield progress."""
-    runs = 1 if is_known else 2
-    yield from (0.0 for _ in batch.catch_up())
-    shapes = _shapes(batch.limits, batch.rows)
-    for done, (method, drafts) in enumerate(shapes):
+    batch: "_Batch",
+    shapes: Sequence[tuple[str, int, int]],
+    costs: dict[Key, StepCost],
+    *,
+    ends: float,
+    is_first: bool,
+) -> Iterator[None]:
+    """Run shapes (method, drafts, runs) while time lasts, the first batch's first two anyway; update `costs`, yield
+    after steps."""
+    yield from batch.catch_up()
+    for done, (method, drafts, runs) in enumerate(shapes):
         late = batch.clock() + runs * _expected_seconds(costs, method, batch.rows, drafts) > ends
         if not batch.has_room(drafts) or (late and (done > 1 or not is_first)):
             continue
         for cost in batch.run(method, drafts, runs):
-            if cost is not None and (not is_known or _key(cost) in costs):
+            if cost is not None:
                 best = costs.get(_key(cost), cost)
                 costs[_key(cost)] = best if best.is_learnt else _cheaper(best, cost)
-            yield (done + 1) / len(shapes)
+            yield
 
 
 def _cheaper(best: StepCost, cost: StepCost) -> StepCost:
@@ -135,6 +139,10 @@ def _shapes(limits: EngineLimits, rows: int) -> list[tuple[str, int]]:
 
 def _key(cost: StepCost) -> Key:
     return cost.method, cost.rows, cost.drafts, cost.context_tokens
+
+
+def _key_of(rows: int, method: str, drafts: int) -> Key:
+    return method, rows, drafts, 0
 
 
 def _expected_seconds(costs: Mapping[Key, StepCost], method: str, rows: int, drafts: int) -> float:
@@ -250,63 +258,51 @@ def _token(position: int) -> int:
     return 1 + 37 * (position % PERIOD) % 89
 
 
-class _StoredCosts(msgspec.Struct, frozen=True):
-    """Content of a cost file. `key` spells out what the file's name is the hash of."""
-
-    key: list[str]
+class _StoredCosts(Stored, frozen=True):
     costs: list[StepCost]
     version: int = 1
 
 
-class CostFiles:
-    """Step costs on this machine, stored across loads: one small file per unit in `folder` (None: not stored).
-    `machine` names device and libraries. Called from the MLX thread.
-
-    Nothing here raises: a file that is missing, broken or of another machine only means measuring again.
-    """
+class CostFiles(MachineFiles):
+    """Step costs on this machine, one file for each unit."""
 
     def __init__(self, folder: Path | None, machine: Sequence[str]) -> None:
-        self._folder = folder
-        self._machine = list(machine)
-        self._written: dict[Path, tuple[StepCost, ...]] = {}
+        super().__init__(folder, machine)
+        self._written: dict[str, tuple[StepCost, ...]] = {}
 
     def load(self, spec: ModelSpecification) -> tuple[StepCost, ...]:
         """Return the costs stored for this unit; empty if there are none to trust."""
-        path = self._path(spec)
-        if path is None or not path.exists():
-            return ()
-        try:
-            stored = msgspec.convert(read_object(path, MAX_FILE_BYTES), _StoredCosts)
-        except (ModelUnavailable, msgspec.ValidationError) as error:
-            logger.warning("%s is ignored and will be replaced: %s", path.name, error)
+        stored = self.read(self._key(spec), _StoredCosts)
+        if stored is None:
             return ()
         if stored.version != FILE_VERSION:
-            logger.info("%s is of another version and will be measured anew", path.name)
+            logger.info("the costs of %s are of another version and will be measured anew", spec.id)
             return ()
-        if stored.key != self._key(spec) or len(stored.costs) > MAX_COSTS or not all(map(_is_valid, stored.costs)):
-            logger.warning("%s is ignored and will be replaced: it does not fit", path.name)
+        if len(stored.costs) > MAX_COSTS or not all(map(_is_valid, stored.costs)):
+            logger.warning("the costs of %s are ignored and will be replaced: they are impossible", spec.id)
             return ()
-        self._written[path] = tuple(stored.costs)
-        return self._written[path]
+        self._written[str(stored.key)] = tuple(stored.costs)
+        return tuple(stored.costs)
 
     def save(self, spec: ModelSpecification, costs: Sequence[StepCost]) -> None:
-        """Write the costs unless they were written already. Readers see the old file or the new one."""
-        path, costs = self._path(spec), tuple(costs)
-        if path is None or not costs or self._written.get(path) == costs:
+        """Write the costs unless they were written already."""
+        key, costs = self._key(spec), tuple(costs)
+        if not costs or self._written.get(str(key)) == costs:
             return
         rounded = [
             replace(cost, seconds=round(cost.seconds, 7), draft_seconds=round(cost.draft_seconds, 7)) for cost in costs
         ]
-        content: Any = _StoredCosts(self._key(spec), rounded, FILE_VERSION)
-        try:
-            write_privately(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
-        except OSError as error:
-            logger.warning("the costs of %s cannot be stored: %s", spec.id, error.strerror)
-        else:
-            self._written[path] = costs
+        if self.write(_StoredCosts(key, rounded, FILE_VERSION)):
+            self._written[str(key)] = costs
+
+    def first_costs(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
+        """Return the costs stored for this unit or, if there are none, measure the least that keeps the first requests
+        from trying a drafter as dear as its target."""
+        known = self.load(spec)
+        return known or (yield from warm_up(engine, budget_seconds=LEAST_SECONDS))
 
     def warm_up(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
-        """Warm up an engine of the pool: what was measured on this machine before is not measured again."""
+        """Warm up an engine of the pool: what an earlier warm-up measured on this machine is not measured again."""
         rows = min(BATCH_ROWS, engine.limits.max_rows) if spec.policy == "auto" else 1
         measured = yield from warm_up(engine, known=self.load(spec), rows=rows)
         self.save(spec, measured)
@@ -314,13 +310,11 @@ class CostFiles:
 
     def _key(self, spec: ModelSpecification) -> list[str]:
         drafts = [text for drafter in spec.drafters for text in (drafter.method, drafter.id, drafter.path)]
-        return [*self._machine, spec.id, spec.path, *drafts]
+        return self.key(spec.id, spec.path, *drafts)
 
-    def _path(self, spec: ModelSpecification) -> Path | None:
-        if self._folder is None:
-            return None
-        name = hashlib.sha256(json.dumps(self._key(spec)).encode()).hexdigest()[:32]
-        return self._folder / f"{name}.json"
+
+NO_COSTS = CostFiles(None, ())
+"""Costs of a program that stores none."""
 
 
 def _is_valid(cost: StepCost) -> bool:

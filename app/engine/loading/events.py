@@ -1,0 +1,41 @@
+"""Events of the pool, about one model each."""
+
+from dataclasses import dataclass
+
+from app.core.errors import PacelineError
+from app.core.messages import LoadProgress
+from app.core.step import StepCost
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The model is ready to step, `seconds` after its load was requested."""
+
+    model_id: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """The load failed, and every lease on it has ended: do not release them. The next `acquire` tries again."""
+
+    model_id: str
+    error: PacelineError
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """An idle engine, or a load without leases, was closed. No lease ends with it."""
+
+    model_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WarmedUp:
+    """The model has been warmed up: what its steps cost here."""
+
+    model_id: str
+    costs: tuple[StepCost, ...]
+
+
+PoolEvent = LoadProgress | Loaded | LoadFailed | Evicted | WarmedUp

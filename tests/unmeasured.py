@@ -1,0 +1,20 @@
+"""Costs that nobody measures, for engines that only pretend to step."""
+
+from app.core.step import EnginePort
+from app.core.unit import ModelSpecification
+from app.engine.loading.warm_up import CostFiles, WarmUpSteps
+
+
+class Unmeasured(CostFiles):
+    """Warm-ups of no steps, and nothing stored."""
+
+    def __init__(self) -> None:
+        super().__init__(None, ())
+
+    def first_costs(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
+        yield from ()
+        return ()
+
+    def warm_up(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
+        yield from ()
+        return ()
