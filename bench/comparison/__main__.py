@@ -21,6 +21,7 @@ from bench.comparison.governor_case import GOVERNOR_CASES
 from bench.comparison.measure import CaseResult
 from bench.comparison.pairs import Sizes
 from bench.comparison.ragged_case import RAGGED_CASES
+from bench.comparison.real_text_case import REAL_TEXT_CASES
 from bench.comparison.report import as_document, as_table
 from bench.comparison.sampling_case import SAMPLING_CASES
 from bench.comparison.server_cases import SERVER_CASES
@@ -37,6 +38,7 @@ CASES: dict[str, Case] = {
         *AGENT_CASES,
         *GOVERNOR_CASES,
         *SERVER_CASES,
+        *REAL_TEXT_CASES,
     )
 }
 QUICK = Sizes(hidden=192, layers=8)

@@ -5,8 +5,12 @@ Taking turns makes a slow minute of the machine hurt all contenders equally; the
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import comb
 from statistics import median
 from typing import Literal
+
+ERROR_CHANCE = 0.05
+"""Chance that an interval does not contain the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +94,23 @@ def take_turns(contenders: Sequence[Contender], rounds: int, progress: Progress)
 
 def paired_ratio(subject: Series, baseline: Series) -> float:
     """Return the median over the rounds of subject / baseline: both halves of a ratio come from the same minute."""
+    return median(paired_ratios(subject, baseline))
+
+
+def paired_ratios(subject: Series, baseline: Series) -> list[float]:
+    """Return subject / baseline of each round."""
     pairs = zip(subject.samples, baseline.samples, strict=True)
-    return median(ours.value / theirs.value for ours, theirs in pairs)
+    return [ours.value / theirs.value for ours, theirs in pairs]
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median of `values` between the ends of its interval.
+
+    The interval leaves out as many of the least and the greatest as keep it right in 19 of 20 cases, whatever the
+    distribution (order statistics; binomial with p = 1/2). Fewer than six values leave out none and are right less often.
+    """
+    ordered, count, left_out, chance = sorted(values), len(values), 0, 2 * 0.5 ** len(values)
+    while chance + 2 * comb(count, left_out + 1) * 0.5**count <= ERROR_CHANCE:
+        left_out += 1
+        chance += 2 * comb(count, left_out) * 0.5**count
+    return ordered[left_out], median(ordered), ordered[count - 1 - left_out]

@@ -9,7 +9,16 @@ from rich.console import Console
 from app.core.errors import InvalidRequest
 from app.serving.sweep.worker_side import DecodeClock
 from bench.comparison.__main__ import CASES, UnknownCase, choose_cases, run_cases
-from bench.comparison.measure import CaseResult, Check, Contender, Sample, Series, paired_ratio, take_turns
+from bench.comparison.measure import (
+    CaseResult,
+    Check,
+    Contender,
+    Sample,
+    Series,
+    median_interval,
+    paired_ratio,
+    take_turns,
+)
 from bench.comparison.report import as_document, as_markdown, as_table
 from tests.architecture.source import ROOT
 
@@ -36,6 +45,18 @@ def test_contenders_take_turns_after_a_warm_up() -> None:
 def test_a_ratio_pairs_the_rounds() -> None:
     """A machine that is ten times slower in one round changes nothing."""
     assert paired_ratio(series("ours", 20, 2, 22), series("theirs", 10, 1, 10)) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("count", "ends"),
+    [(3, (0, 2)), (5, (0, 4)), (6, (0, 5)), (9, (1, 7)), (10, (1, 8)), (20, (5, 14))],
+)
+def test_an_interval_of_the_median_leaves_out_what_chance_allows(count: int, ends: tuple[int, int]) -> None:
+    """The ranks are those of the binomial tables for 95 %."""
+    values = [float(value) for value in reversed(range(count))]
+    low, middle, high = median_interval(values)
+    assert (low, high) == ends
+    assert middle == (count - 1) / 2
 
 
 @pytest.mark.parametrize(

@@ -373,3 +373,24 @@ def test_what_requests_taught_is_marked() -> None:
     assert {cost.drafts: cost.is_learnt for cost in costs.export()} == {0: False, 4: True}
     forwards(costs, "off", 1, 0.01)
     assert all(cost.is_learnt for cost in costs.export())
+
+
+def test_a_step_that_read_what_a_drafter_had_missed_does_not_tell_what_a_draft_costs() -> None:
+    table = CostTable([StepCost("off", 1, 0, 0.02)])
+    one = Shape("draft_model", 1, 1)
+    table.observe(one, seconds=0.0, draft_seconds=0.5)
+    assert not table.knows_drafting("draft_model"), "or fifteen would be tried next, as if they were free"
+    table.observe(one, seconds=0.05, draft_seconds=0.02)
+    assert table.knows_drafting("draft_model")
+
+
+def test_what_a_warm_up_adds_fills_gaps_and_replaces_nothing() -> None:
+    table = CostTable([StepCost("off", 1, 0, 0.02), StepCost("ngram", 1, 1, 0.03)])
+    for _ in range(3):
+        table.observe(Shape("off", 1, 0), seconds=0.02, draft_seconds=0.0)
+    version = table.version
+    table.add([StepCost("off", 1, 0, 0.5), StepCost("ngram", 1, 1, 0.5), StepCost("ngram", 1, 7, 0.06)])
+    costs = {(cost.method, cost.drafts): cost.seconds for cost in table.export()}
+    assert costs == {("off", 0): 0.02, ("ngram", 1): 0.03, ("ngram", 7): 0.06}
+    assert table.curves("ngram", 1).forward.at(7) == 0.06, "known curves are drawn again"
+    assert table.version > version, "and choices are weighed again"
