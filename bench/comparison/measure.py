@@ -107,7 +107,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the median of `values` between the ends of its interval.
 
     The interval leaves out as many of the least and the greatest as keep it right in 19 of 20 cases, whatever the
-    distribution (order statistics; binomial with p = 1/2). Fewer than six values leave out none and are right less often.
+    distribution (order statistics; binomial with p = 1/2). Fewer than six values leave out none: right less often.
     """
     ordered, count, left_out, chance = sorted(values), len(values), 0, 2 * 0.5 ** len(values)
     while chance + 2 * comb(count, left_out + 1) * 0.5**count <= ERROR_CHANCE:

@@ -67,7 +67,9 @@ def model_folder(bench: Bench) -> Path:
     return folder
 
 
-REAL_SUMMARY = "SmolLM2-135M on published prompts over HTTP, new text and text that repeats its prompt, 1, 4 and 8 clients"
+REAL_SUMMARY = (
+    "SmolLM2-135M on published prompts over HTTP, new text and text that repeats its prompt, 1, 4 and 8 clients"
+)
 
 
 def run_real_text(bench: Bench) -> CaseResult:
@@ -97,7 +99,9 @@ def run_real_text(bench: Bench) -> CaseResult:
         )
     cells = [f"{kind} × {clients}" for kind in (NEW, REPEATING) for clients in CLIENTS]
     checks = tuple(_ratio_check(series, cell) for cell in cells)
-    pairs = [(ours, theirs) for both in texts.values() for ours, theirs in zip(both["paceline"], both["mlx-lm"], strict=True)]
+    pairs = [
+        (ours, theirs) for both in texts.values() for ours, theirs in zip(both["paceline"], both["mlx-lm"], strict=True)
+    ]
     notes = {"answers": float(len(pairs)), "equal answers": float(sum(ours == theirs for ours, theirs in pairs))}
     return CaseResult("real_text", REAL_SUMMARY, TOKENS_PER_SECOND, tuple(series.values()), checks, notes)
 

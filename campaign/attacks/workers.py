@@ -14,7 +14,9 @@ from campaign.chats import long_chat
 from campaign.judgement import FIRST_TOKEN
 from campaign.streams import first_token_seconds, read_stream
 
-STREAMS, FEW_STREAMS, LONG_TOKENS = 8, 3, 600
+STREAMS, FEW_STREAMS, LONG_TOKENS = 6, 3, 600
+"""Streams beside a kill or a stop, and their tokens. Two of the engine's eight rows stay free: for the honest stream,
+and for the request whose first token is timed."""
 MAX_KILL_DELAY_SECONDS = 2.0
 RECOVERY_SECONDS = 120.0
 STOP_SECONDS = 120.0

@@ -7,7 +7,9 @@ import pytest
 
 from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import probe
+from app.engine.caches.rollback import UnknownCacheError
 from app.engine.loaded_unit import LoadedUnit
+from app.engine.loading import opening
 from app.engine.loading.opening import load_and_probe, open_engine
 from app.engine.machine_files import MachineFiles
 from app.engine.probe import finished
@@ -120,3 +122,32 @@ def test_a_model_that_cannot_be_rolled_back_is_not_asked_again(home: Home, monke
     limits = open_engine(home.load()).limits
     assert limits.max_rows == 1
     assert "its tokens see later ones" in str(limits.unavailable["ngram"])
+
+
+def test_a_model_of_an_unknown_cache_is_loaded_and_decodes_alone(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_given: Any, **_options: Any) -> Any:
+        raise UnknownCacheError("a cache of the future")
+
+    home.model("m")
+    monkeypatch.setattr("app.engine.runner.make_caches", refuse)
+    limits = open_engine(home.load()).limits
+    assert limits.max_rows == 1
+    assert "a cache of the future" in str(limits.unavailable["ngram"])
+
+
+def test_a_draft_model_that_cannot_be_probed_is_left_out(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.model("m")
+    home.model("d", noise=0.03)
+    home.load()
+    probed = opening.probe
+
+    def fail(tested: Runner) -> Any:
+        yield from ()
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(opening, "probe", fail)
+    limits = open_engine(home.load(draft="d")).limits
+    assert "no such kernel" in str(limits.unavailable["draft_model"])
+    assert "ngram" in limits.drafters
+    monkeypatch.setattr(opening, "probe", probed)
+    assert "draft_model" in open_engine(home.load(draft="d")).limits.drafters, "what failed is not kept"

@@ -377,10 +377,10 @@ def test_what_requests_taught_is_marked() -> None:
 
 def test_a_step_that_read_what_a_drafter_had_missed_does_not_tell_what_a_draft_costs() -> None:
     table = CostTable([StepCost("off", 1, 0, 0.02)])
-    one = Shape("draft_model", 1, 1)
-    table.observe(one, seconds=0.0, draft_seconds=0.5)
+    shape = Shape("draft_model", 1, 1)
+    table.observe(shape, seconds=0.0, draft_seconds=0.5)
     assert not table.knows_drafting("draft_model"), "or fifteen would be tried next, as if they were free"
-    table.observe(one, seconds=0.05, draft_seconds=0.02)
+    table.observe(shape, seconds=0.05, draft_seconds=0.02)
     assert table.knows_drafting("draft_model")
 
 

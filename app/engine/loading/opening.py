@@ -1,6 +1,7 @@
 """Loads a unit, probes its models and opens its engine: its caches, its drafters, its limits, its prefix cache."""
 
 import hashlib
+import logging
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 from mlx import nn
 
+from app.core.messages import short_text
 from app.core.reason import Reason
 from app.core.step import EngineLimits, EnginePort
 from app.core.unit import DrafterSpecification, ModelSpecification
@@ -30,6 +32,7 @@ from app.engine.runner import AloneRunner, Runner
 from app.models.drafters.methods import DRAFT_MODEL
 from app.models.footprint import prefill_pairs, quantisation_of
 
+logger = logging.getLogger("paceline.loading")
 Result = TypeVar("Result")
 
 
@@ -45,14 +48,19 @@ def open_model(path: str, **drafters: str) -> Engine:
 
 def load_and_probe(spec: ModelSpecification, files: MachineFiles) -> Generator[tuple[str, float], None, LoadedUnit]:
     """Load a unit as `load_unit` does, and add what is known about its models on this machine, or what a probe finds.
-    Yields (phase, fraction 0–1), also after each forward of a probe."""
+    Yields (phase, fraction 0–1), also after each forward of a probe. A draft model that cannot be probed gets an error
+    as its findings."""
     unit = yield from load_unit(spec)
     if isinstance(unit.target, Encoder):
         return unit
     findings = {"": (yield from _find(spec.id, unit.target, unit.config, unit, files))}
     for draft in unit.drafters:
         if draft.method == DRAFT_MODEL.name:
-            findings[draft.method] = yield from _find(draft.id, draft.model, draft.config, unit, files)
+            try:
+                findings[draft.method] = yield from _find(draft.id, draft.model, draft.config, unit, files)
+            except Exception as error:
+                logger.exception("%s cannot be probed", draft.id)
+                findings[draft.method] = Findings([], error=short_text(error))
     return replace(unit, findings=findings)
 
 
@@ -64,8 +72,12 @@ def _find(
     known = files.read(key, Findings)
     if known is not None:
         return known
-    steps = probe(Runner(model, chunk_tokens=unit.spec.prefill_chunk_tokens))
-    findings = msgspec.structs.replace((yield from phased("probing", steps)), key=key)
+    try:
+        runner = Runner(model, chunk_tokens=unit.spec.prefill_chunk_tokens)
+    except UnknownCacheError as error:
+        findings = Findings(key, error=str(error))
+    else:
+        findings = msgspec.structs.replace((yield from phased("probing", probe(runner))), key=key)
     files.write(findings)
     return findings
 
