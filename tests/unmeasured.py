@@ -2,10 +2,10 @@
 
 from app.core.step import EnginePort
 from app.core.unit import ModelSpecification
-from app.engine.loading.warm_up import CostFiles, WarmUpSteps
+from app.engine.loading.warm_up import WarmUps, WarmUpSteps
 
 
-class Unmeasured(CostFiles):
+class Unmeasured(WarmUps):
     """Warm-ups of no steps, and nothing stored."""
 
     def __init__(self) -> None:

@@ -8,8 +8,8 @@ from mlx import nn
 
 from app.core.errors import ModelUnavailable
 from app.core.unit import ModelSpecification
-from app.engine.machine_files import Stored
 from app.models.drafters.methods import DRAFT_MODEL
+from app.models.machine_files import Stored
 
 
 class Findings(Stored, frozen=True):

@@ -202,11 +202,11 @@ class Scheduler:
     @property
     def costs(self) -> tuple[StepCost, ...]:
         """Known step costs on this machine."""
-        return self._speculation.costs
+        return self._speculation.costs.export()
 
     def add_costs(self, costs: Iterable[StepCost]) -> None:
         """Add measured step costs, where none are known."""
-        self._speculation.add_costs(costs)
+        self._speculation.costs.add(costs)
 
     # --- requests and rows ------------------------------------------------------------------------------------
 

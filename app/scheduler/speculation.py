@@ -75,15 +75,7 @@ class Speculation:
         self._default_speculation = default_speculation
         self._governor = Governor(measured, longest=limits.longest_drafts, cheap_tokens=limits.cheap_tokens)
         self._phase_splitter = PhaseSplitter()
-
-    @property
-    def costs(self) -> tuple[StepCost, ...]:
-        """Known step costs on this machine."""
-        return self._governor.costs.export()
-
-    def add_costs(self, costs: Iterable[StepCost]) -> None:
-        """Add measured step costs, where none are known."""
-        self._governor.costs.add(costs)
+        self.costs = self._governor.costs
 
     def choose(self, decoding: Sequence[LiveSequence], *, others: int) -> dict[str, DraftChoice]:
         """Return a choice per row. Rows left to the governor that may use the same methods get the same one."""

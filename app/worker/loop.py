@@ -29,7 +29,7 @@ from app.core.messages import (
     failed_frame,
     short_text,
 )
-from app.engine.loading.events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedUp
+from app.core.pool_events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedUp
 from app.engine.loading.pool import EnginePool
 from app.machine.channel import CrashNote
 from app.machine.host import memory_pressure

@@ -37,7 +37,7 @@ from app.core.request import SpeculationRequest
 from app.core.step import EnginePort
 from app.core.unit import ModelSpecification
 from app.engine import memory
-from app.engine.loading.warm_up import CostFiles
+from app.engine.loading.warm_up import WarmUps
 from app.engine.prefix.disk import Disk
 from app.machine.channel import CrashNote, WorkerChannel
 from app.models.safe_files import escaped
@@ -49,7 +49,7 @@ from app.worker.texts import TextReaders
 TERMINATE_DRAIN_SECONDS = 10.0
 FLUSH_SECONDS = 4.0
 """Longest wait, in seconds, for prompts that are still written to disk at the end; the supervisor allows 5."""
-MakePool = Callable[[int, CostFiles], EnginePool]
+MakePool = Callable[[int, WarmUps], EnginePool]
 """Makes the pool from the memory ceiling in bytes and the known step costs."""
 
 logger = logging.getLogger("paceline.worker")
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     versions = platform.versions()
     libraries = [f"{name} {versions.get(name)}" for name in ("mlx", "mlx-lm", "paceline")]
-    costs = CostFiles(options.costs_folder, (memory.device_name(), *libraries, PREPARATION.reason))
+    costs = WarmUps(options.costs_folder, (memory.device_name(), *libraries, PREPARATION.reason))
     for descriptor in (options.channel_fd, options.note_fd):
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - a child that outlived this process would hold them open
     channel = WorkerChannel(socket.socket(fileno=options.channel_fd))
@@ -109,9 +109,7 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
     return 0
 
 
-def _serve(
-    channel: WorkerChannel, ceiling_bytes: int, pool: EnginePool, costs: CostFiles, crash_note: CrashNote
-) -> None:
+def _serve(channel: WorkerChannel, ceiling_bytes: int, pool: EnginePool, costs: WarmUps, crash_note: CrashNote) -> None:
     texts = TextReaders()
     text_thread = TextThread(
         read=texts.read,

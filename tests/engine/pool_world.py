@@ -8,11 +8,11 @@ from mlx import nn
 
 from app.core.errors import ModelUnavailable
 from app.core.messages import KeepModels
+from app.core.pool_events import PoolEvent
 from app.core.request import Request
 from app.core.step import EngineLimits, PrefixState, StepCost, StepPlan, StepResult
 from app.core.unit import ModelSpecification, Stay
 from app.engine.loaded_unit import LoadedUnit
-from app.engine.loading.events import PoolEvent
 from app.engine.loading.pool import EnginePool
 from app.models.footprint import Footprint
 from tests.unmeasured import Unmeasured

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable
+from app.core.pool_events import LoadFailed
 from app.core.request import Request
 from app.core.step import PrefillRow, PrefillStep
 from app.core.unit import ModelSpecification
 from app.engine import memory
 from app.engine.encoder_engine import EncoderEngine
-from app.engine.loading.events import LoadFailed
 from app.engine.loading.pool import EnginePool, open_pool
 from app.models.encoders import BATCH_ROWS
 from app.models.footprint import SHARED_CHUNK_TOKENS

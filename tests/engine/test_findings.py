@@ -11,9 +11,9 @@ from app.engine.caches.rollback import UnknownCacheError
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading import opening
 from app.engine.loading.opening import load_and_probe, open_engine
-from app.engine.machine_files import MachineFiles
 from app.engine.probe import finished
 from app.engine.runner import Runner
+from app.models.machine_files import MachineFiles
 from tests.tiny import write_tiny_model
 
 

@@ -5,11 +5,11 @@ import pytest
 
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable
 from app.core.messages import LoadProgress
+from app.core.pool_events import Evicted, Loaded, LoadFailed
 from app.core.request import Quantisation
 from app.core.unit import DrafterSpecification, LoadedModel, ModelSpecification, Stay
 from app.engine import memory
 from app.engine.loaded_unit import LoadedUnit
-from app.engine.loading.events import Evicted, Loaded, LoadFailed
 from app.engine.loading.pool import EnginePool
 from app.models.footprint import RowSize
 from tests.engine.pool_world import SIZES, FakeEngine, World, drain, kept, ready, specification

@@ -12,11 +12,11 @@ import pytest
 
 from app.core.errors import InsufficientMemory, PacelineError
 from app.core.messages import LoadProgress
+from app.core.pool_events import Evicted, Loaded, LoadFailed
 from app.core.request import Request
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
-from app.engine.loading.events import Evicted, Loaded, LoadFailed
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
 from app.engine.loading.pool import EnginePool, open_pool

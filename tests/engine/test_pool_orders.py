@@ -14,8 +14,8 @@ from hypothesis.stateful import (
 
 from app.core.errors import InsufficientMemory, ModelInUse, ModelUnavailable
 from app.core.messages import KeepModels
+from app.core.pool_events import Evicted, LoadFailed, PoolEvent
 from app.core.unit import DEFAULT_STAY, DrafterSpecification, Stay
-from app.engine.loading.events import Evicted, LoadFailed, PoolEvent
 from tests.engine.pool_world import CEILING, SIZES, FakeEngine, World, drain, specification
 
 models = st.sampled_from(["a", "a", "b", "b", "c", "c", "d", "huge"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from app.core.pool_events import Evicted, Loaded, PoolEvent, WarmedUp
 from app.core.request import Request
 from app.core.statistics import PhaseSeconds
 from app.core.step import (
@@ -22,11 +23,10 @@ from app.core.step import (
 from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.engine import Engine
-from app.engine.loading.events import Evicted, Loaded, PoolEvent, WarmedUp
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
 from app.engine.loading.pool import REST_SECONDS, EnginePool
-from app.engine.loading.warm_up import LEAST_SECONDS, REQUEST_ID, CostFiles, WarmUpSteps, warm_up
+from app.engine.loading.warm_up import LEAST_SECONDS, REQUEST_ID, WarmUps, WarmUpSteps, warm_up
 from app.models.draft_lengths import DRAFT_LENGTHS
 from app.scheduler.costs import CostTable
 from tests.engine.pool_world import SIZES, World, drain, specification
@@ -254,7 +254,7 @@ def test_a_large_model_gets_the_time_to_measure_the_lengths_that_decide() -> Non
     assert 2.0 < engine.now - 0.5 * len(set(engine.shapes)) < 6.5
 
 
-class Steps(CostFiles):
+class Steps(WarmUps):
     """Warm-ups of two steps; `broken`: the second one raises. `steps`: what was run and closed."""
 
     def __init__(self, *, broken: bool = False) -> None:
@@ -275,7 +275,7 @@ class Steps(CostFiles):
         return COSTS
 
 
-def resting(world: World, costs: CostFiles, *models: str) -> EnginePool:
+def resting(world: World, costs: WarmUps, *models: str) -> EnginePool:
     """A pool whose models have been loaded and not used for a while."""
     pool = world.pool(ceiling=100, costs=costs)
     for model in models:
@@ -351,14 +351,14 @@ def test_a_model_that_cannot_be_warmed_up_serves_all_the_same() -> None:
 
 
 def test_the_costs_of_an_earlier_load_are_known_at_once(tmp_path: Path) -> None:
-    CostFiles(tmp_path, ()).save(specification("a"), COSTS)
-    pool = resting(World(dict(SIZES)), CostFiles(tmp_path, ()), "a")
+    WarmUps(tmp_path, ()).save(specification("a"), COSTS)
+    pool = resting(World(dict(SIZES)), WarmUps(tmp_path, ()), "a")
     engine = pool.engine("a")
     assert engine is not None
     assert engine.measured == COSTS
 
 
-class Unhurried(CostFiles):
+class Unhurried(WarmUps):
     """Warm-ups with time for every shape, however slow the machine is."""
 
     def warm_up(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.errors import ModelUnavailable
-from app.engine.loading.events import Evicted, LoadFailed
+from app.core.pool_events import Evicted, LoadFailed
 from app.engine.loading.pool import EnginePool
 from app.engine.loading.wiring import MetalDevice, WirableMemory, Wiring, wirable_from, wirable_memory
 from tests.engine.pool_world import SIZES, World, drain, kept, ready, specification

@@ -28,7 +28,7 @@ from app.engine import memory
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
 from app.engine.loading.pool import EnginePool
-from app.engine.loading.warm_up import CostFiles
+from app.engine.loading.warm_up import WarmUps
 from app.engine.prefix.index import (
     BLOCK_OVERHEAD_BYTES,
     BLOCK_TOKENS,
@@ -118,7 +118,7 @@ class ScriptedEngine:
 def main(speak: Speak) -> int:
     """Run a worker whose models say what `speak` does."""
 
-    def make_pool(ceiling_bytes: int, _costs: CostFiles) -> EnginePool:
+    def make_pool(ceiling_bytes: int, _costs: WarmUps) -> EnginePool:
         return EnginePool(
             ceiling_bytes=ceiling_bytes,
             load=load_unit,

@@ -7,6 +7,7 @@ from pathlib import Path
 from app.core.clock import Clock
 from app.core.errors import InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
 from app.core.messages import Generate, KeepModels, LoadProgress, Pressure
+from app.core.pool_events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedUp
 from app.core.request import Request, SpeculationRequest
 from app.core.step import (
     DecodeRow,
@@ -20,7 +21,6 @@ from app.core.step import (
     TokenLogprobs,
 )
 from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
-from app.engine.loading.events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedUp
 from app.models.footprint import RowSize
 from app.scheduler.scheduler import Scheduler
 from app.text.detokenizer import TokenTable

@@ -10,7 +10,7 @@ import pytest
 from app.core.messages import LoadModel, UnloadModel
 from app.core.step import StepCost
 from app.core.unit import DrafterSpecification, ModelSpecification
-from app.engine.loading.warm_up import CostFiles
+from app.models.machine_files import CostFiles
 from tests.worker.fakes import WARM_COSTS
 from tests.worker.pair import Pair
 

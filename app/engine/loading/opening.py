@@ -5,7 +5,7 @@ import logging
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 from mlx import nn
@@ -23,17 +23,16 @@ from app.engine.engine import Engine
 from app.engine.layers import cheap_tokens_of
 from app.engine.loaded_unit import Findings, LoadedUnit
 from app.engine.loading.loader import load_unit
-from app.engine.machine_files import MachineFiles
 from app.engine.memory import gpu_architecture
 from app.engine.prefix.cache import PrefixCache, open_prefix_cache
 from app.engine.prefix.disk import NO_DISK, Disk
-from app.engine.probe import finished, open_runner, probe
+from app.engine.probe import Result, finished, open_runner, probe
 from app.engine.runner import AloneRunner, Runner
 from app.models.drafters.methods import DRAFT_MODEL
 from app.models.footprint import prefill_pairs, quantisation_of
+from app.models.machine_files import MachineFiles
 
 logger = logging.getLogger("paceline.loading")
-Result = TypeVar("Result")
 
 
 def open_model(path: str, **drafters: str) -> Engine:

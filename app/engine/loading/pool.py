@@ -18,15 +18,15 @@ from operator import attrgetter
 from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
 from app.core.messages import KeepModels, LoadProgress, Pressure
+from app.core.pool_events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedUp
 from app.core.step import EnginePort
 from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
 from app.engine import memory
 from app.engine.encoder_engine import EncoderEngine
 from app.engine.loaded_unit import LoadedUnit
-from app.engine.loading.events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedUp
 from app.engine.loading.opening import load_and_probe, open_unit, phased
 from app.engine.loading.resident import Resident
-from app.engine.loading.warm_up import NO_COSTS, CostFiles
+from app.engine.loading.warm_up import NO_WARM_UPS, WarmUps
 from app.engine.loading.wiring import Wiring, wirable_memory
 from app.engine.prefix.disk import NO_DISK, Disk
 from app.machine.host import GIGABYTE
@@ -58,7 +58,7 @@ class EnginePool:
         load: Callable[[ModelSpecification], LoadSteps],
         open_engine: Callable[[LoadedUnit], EnginePort],
         estimate: Callable[[ModelSpecification], Footprint],
-        costs: CostFiles = NO_COSTS,
+        costs: WarmUps = NO_WARM_UPS,
         clock: Clock = time.monotonic,
         reclaim: Callable[[], None] = memory.release,
         wiring: Wiring | None = None,
@@ -358,8 +358,7 @@ class EnginePool:
         entry.engine = self._open_engine(entry.unit)
         entry.is_warm = isinstance(entry.engine, EncoderEngine)
         if not entry.is_warm:
-            steps = self._costs.first_costs(entry.engine, entry.spec)
-            entry.engine.measured = yield from phased("measuring", steps)
+            entry.engine.measured = yield from phased("measuring", self._costs.first_costs(entry.engine, entry.spec))
         self._reclaim()
 
     def _free_memory(self, needed: int) -> None:
@@ -431,7 +430,7 @@ class EnginePool:
 
 
 def open_pool(
-    ceiling_bytes: int, costs: CostFiles = NO_COSTS, *, wire: bool = False, disk: Disk = NO_DISK
+    ceiling_bytes: int, costs: WarmUps = NO_WARM_UPS, *, wire: bool = False, disk: Disk = NO_DISK
 ) -> EnginePool:
     """Open this machine's pool. `wire` keeps weights resident where that is safe; `disk` stores prefix caches."""
     return EnginePool(

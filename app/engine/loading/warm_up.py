@@ -5,12 +5,9 @@ too. Its measurements are what the governor knows of shapes that no request has 
 before, also where it ends early, and adds nothing to the prefix cache.
 """
 
-import logging
-import math
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from app.core.clock import Clock
 from app.core.request import OFF, Request, SamplingParameters
@@ -25,9 +22,9 @@ from app.core.step import (
     StepResult,
 )
 from app.core.unit import ModelSpecification
-from app.engine.machine_files import MachineFiles, Stored
 from app.models.draft_lengths import draft_lengths
 from app.models.drafters.methods import TEXT_METHODS
+from app.models.machine_files import CostFiles
 
 Key = tuple[str, int, int, int]
 """Method, rows, drafts, context."""
@@ -49,11 +46,6 @@ ROUNDS = 2
 out, so that a pause of the machine spoils only one."""
 BATCH_ROWS = 4
 """Second row count to measure, where batches may draft: larger batches are judged by it, smaller ones by one row."""
-FILE_VERSION = 2
-"""Version of the meaning of costs. Version 1 was measured with six repeating tokens."""
-MAX_COSTS = 4_096
-
-logger = logging.getLogger("paceline.costs")
 
 
 def warm_up(
@@ -76,8 +68,8 @@ def warm_up(
     started = ends = clock()
     for index, row_count in enumerate(passes):
         shapes = [
-            (*shape, 1 + (_key_of(row_count, *shape) not in known_shapes))
-            for shape in _shapes(engine.limits, row_count)
+            (method, drafts, 1 if (method, row_count, drafts, 0) in known_shapes else 2)
+            for method, drafts in _shapes(engine.limits, row_count)
         ]
         if index >= len(passes) // ROUNDS:
             shapes = [shape for shape in shapes if shape[-1] > 1]
@@ -139,10 +131,6 @@ def _shapes(limits: EngineLimits, rows: int) -> list[tuple[str, int]]:
 
 def _key(cost: StepCost) -> Key:
     return cost.method, cost.rows, cost.drafts, cost.context_tokens
-
-
-def _key_of(rows: int, method: str, drafts: int) -> Key:
-    return method, rows, drafts, 0
 
 
 def _expected_seconds(costs: Mapping[Key, StepCost], method: str, rows: int, drafts: int) -> float:
@@ -258,42 +246,8 @@ def _token(position: int) -> int:
     return 1 + 37 * (position % PERIOD) % 89
 
 
-class _StoredCosts(Stored, frozen=True):
-    costs: list[StepCost]
-    version: int = 1
-
-
-class CostFiles(MachineFiles):
-    """Step costs on this machine, one file for each unit."""
-
-    def __init__(self, folder: Path | None, machine: Sequence[str]) -> None:
-        super().__init__(folder, machine)
-        self._written: dict[str, tuple[StepCost, ...]] = {}
-
-    def load(self, spec: ModelSpecification) -> tuple[StepCost, ...]:
-        """Return the costs stored for this unit; empty if there are none to trust."""
-        stored = self.read(self._key(spec), _StoredCosts)
-        if stored is None:
-            return ()
-        if stored.version != FILE_VERSION:
-            logger.info("the costs of %s are of another version and will be measured anew", spec.id)
-            return ()
-        if len(stored.costs) > MAX_COSTS or not all(map(_is_valid, stored.costs)):
-            logger.warning("the costs of %s are ignored and will be replaced: they are impossible", spec.id)
-            return ()
-        self._written[str(stored.key)] = tuple(stored.costs)
-        return tuple(stored.costs)
-
-    def save(self, spec: ModelSpecification, costs: Sequence[StepCost]) -> None:
-        """Write the costs unless they were written already."""
-        key, costs = self._key(spec), tuple(costs)
-        if not costs or self._written.get(str(key)) == costs:
-            return
-        rounded = [
-            replace(cost, seconds=round(cost.seconds, 7), draft_seconds=round(cost.draft_seconds, 7)) for cost in costs
-        ]
-        if self.write(_StoredCosts(key, rounded, FILE_VERSION)):
-            self._written[str(key)] = costs
+class WarmUps(CostFiles):
+    """Step costs on this machine, and the warm-ups that measure them."""
 
     def first_costs(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
         """Return the costs stored for this unit or, if there are none, measure the least that keeps the first requests
@@ -308,19 +262,6 @@ class CostFiles(MachineFiles):
         self.save(spec, measured)
         return measured
 
-    def _key(self, spec: ModelSpecification) -> list[str]:
-        drafts = [text for drafter in spec.drafters for text in (drafter.method, drafter.id, drafter.path)]
-        return self.key(spec.id, spec.path, *drafts)
 
-
-NO_COSTS = CostFiles(None, ())
-"""Costs of a program that stores none."""
-
-
-def _is_valid(cost: StepCost) -> bool:
-    times = (cost.seconds, cost.draft_seconds)
-    return (
-        cost.rows > 0
-        and min(cost.drafts, cost.context_tokens) >= 0
-        and all(math.isfinite(time) and 0 <= time < 3600 for time in times)
-    )
+NO_WARM_UPS = WarmUps(None, ())
+"""Warm-ups of a program that stores nothing."""

@@ -1,18 +1,25 @@
-"""Stores measurements of this machine across loads: one small file for each key."""
+"""Stores measurements of this machine across loads, step costs among them: one small file for each key."""
 
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from app.core.errors import ModelUnavailable
+from app.core.step import StepCost
+from app.core.unit import ModelSpecification
 from app.models.safe_files import read_object, write_privately
 
 MAX_FILE_BYTES = 1 << 20
+MAX_COSTS = 4_096
+FILE_VERSION = 2
+"""Version of the meaning of costs. Version 1 was measured with six repeating tokens."""
 
 logger = logging.getLogger("paceline.costs")
 
@@ -72,3 +79,54 @@ class MachineFiles:
         if self._folder is None:
             return None
         return self._folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.json"
+
+
+class _StoredCosts(Stored, frozen=True):
+    costs: list[StepCost]
+    version: int = 1
+
+
+class CostFiles(MachineFiles):
+    """Step costs on this machine, one file for each unit."""
+
+    def __init__(self, folder: Path | None, machine: Sequence[str]) -> None:
+        super().__init__(folder, machine)
+        self._written: dict[str, tuple[StepCost, ...]] = {}
+
+    def load(self, spec: ModelSpecification) -> tuple[StepCost, ...]:
+        """Return the costs stored for this unit; empty if there are none to trust."""
+        stored = self.read(self._key(spec), _StoredCosts)
+        if stored is None:
+            return ()
+        if stored.version != FILE_VERSION:
+            logger.info("the costs of %s are of another version and will be measured anew", spec.id)
+            return ()
+        if len(stored.costs) > MAX_COSTS or not all(map(_is_valid, stored.costs)):
+            logger.warning("the costs of %s are ignored and will be replaced: they are impossible", spec.id)
+            return ()
+        self._written[str(stored.key)] = tuple(stored.costs)
+        return tuple(stored.costs)
+
+    def save(self, spec: ModelSpecification, costs: Sequence[StepCost]) -> None:
+        """Write the costs unless they were written already."""
+        key, costs = self._key(spec), tuple(costs)
+        if not costs or self._written.get(str(key)) == costs:
+            return
+        rounded = [
+            replace(cost, seconds=round(cost.seconds, 7), draft_seconds=round(cost.draft_seconds, 7)) for cost in costs
+        ]
+        if self.write(_StoredCosts(key, rounded, FILE_VERSION)):
+            self._written[str(key)] = costs
+
+    def _key(self, spec: ModelSpecification) -> list[str]:
+        drafts = [text for drafter in spec.drafters for text in (drafter.method, drafter.id, drafter.path)]
+        return self.key(spec.id, spec.path, *drafts)
+
+
+def _is_valid(cost: StepCost) -> bool:
+    times = (cost.seconds, cost.draft_seconds)
+    return (
+        cost.rows > 0
+        and min(cost.drafts, cost.context_tokens) >= 0
+        and all(math.isfinite(time) and 0 <= time < 3600 for time in times)
+    )
