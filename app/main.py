@@ -187,6 +187,7 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
         admin.updates.on_settings_changed,
     )
     unsubscribes += [context.live.subscribe(on_settings_changed) for on_settings_changed in listeners]
+    await context.journal.load_recent()
     works = (context.journal.run(), admin.updates.run(), _compile(admin.pages))
     tasks = [asyncio.create_task(work) for work in works]
     async with contextlib.AsyncExitStack() as closing:  # what fails to close keeps nothing else from it

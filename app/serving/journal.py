@@ -154,7 +154,6 @@ class Journal:
     async def run(self) -> None:
         """Write ended requests about once a second until cancelled, then the rest."""
         try:
-            await self._load_recent()
             while True:
                 await self._wake.wait()
                 self._wake.clear()
@@ -182,8 +181,8 @@ class Journal:
             else:
                 self._failures = 0
 
-    async def _load_recent(self) -> None:
-        """Load the last requests of earlier runs of the server."""
+    async def load_recent(self) -> None:
+        """Load the last requests of earlier runs of the server, before any of this one ends."""
         if self._history is None:
             return
         try:
