@@ -72,7 +72,8 @@ def _unpacked(weights: dict[str, mx.array]) -> dict[str, mx.array]:
         stem = name.removesuffix(".weight")
         if f"{stem}.scales" in weights and name.endswith(".weight"):
             scales, biases = weights[f"{stem}.scales"], weights[f"{stem}.biases"]
-            unpacked[name] = mx.dequantize(array, scales, biases, group_size=32, bits=4).astype(mx.float32)
+            bits = array.shape[-1] // scales.shape[-1]
+            unpacked[name] = mx.dequantize(array, scales, biases, group_size=32, bits=bits).astype(mx.float32)
         elif not name.endswith((".scales", ".biases")):
             unpacked[name] = array.astype(mx.float32)
     return unpacked
