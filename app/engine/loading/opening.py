@@ -59,7 +59,7 @@ def load_and_probe(spec: ModelSpecification, files: MachineFiles) -> Generator[t
                 findings[draft.method] = yield from _find(draft.id, draft.model, draft.config, unit, files)
             except Exception as error:
                 logger.exception("%s cannot be probed", draft.id)
-                findings[draft.method] = Findings([], error=short_text(error))
+                findings[draft.method] = Findings([], error=f"the probe of {draft.id} failed: {short_text(error)}")
     return replace(unit, findings=findings)
 
 
