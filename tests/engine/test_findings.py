@@ -147,7 +147,7 @@ def test_a_draft_model_that_cannot_be_probed_is_left_out(home: Home, monkeypatch
 
     monkeypatch.setattr(opening, "probe", fail)
     limits = open_engine(home.load(draft="d")).limits
-    assert "the probe of d failed: no such kernel" in str(limits.unavailable["draft_model"])
+    assert "the probe of d failed: RuntimeError: no such kernel" in str(limits.unavailable["draft_model"])
     assert "ngram" in limits.drafters
     monkeypatch.setattr(opening, "probe", probed)
     assert "draft_model" in open_engine(home.load(draft="d")).limits.drafters, "what failed is not kept"
