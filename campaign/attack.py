@@ -92,7 +92,7 @@ async def run_attack(attack: Attack, context: TurnContext, honest: HonestStream)
     except TimeoutError:
         findings.failures.append(f"not over after {TURN_SECONDS:.0f} s")
     finally:
-        seconds, began = honest.silence(since, time.monotonic())
+        seconds, began = await honest.silence(since)
         findings.record_time(
             SILENCE, seconds, next((step for moment, step in reversed(context.steps) if moment <= began), "")
         )

@@ -11,7 +11,7 @@ import http.client
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from campaign.chats import CHAT, long_chat
@@ -24,6 +24,8 @@ OPENING = b'"content":""'
 """Content of a chunk that comes before the first token."""
 PAUSE_SECONDS = 0.1
 BEGIN_SECONDS = 120.0
+LISTEN_SECONDS = 5.0
+"""Seconds to wait for the next event at the end of a turn."""
 
 
 def request_answer(connection: http.client.HTTPConnection, key: str) -> str:
@@ -68,24 +70,36 @@ class HonestStream:
 
     def __init__(self) -> None:
         self._events: list[tuple[float, str]] = []
-        self._started = asyncio.Event()
+        self._recorded = asyncio.Event()
 
     def record(self, line: bytes) -> None:
         """Record one line of its output."""
         moment, _, what = line.decode().strip().partition(" ")
         self._events.append((float(moment), what))
-        if what == "chunk":
-            self._started.set()
+        self._recorded.set()
 
     async def wait_for_start(self) -> bool:
         """Wait for the first chunk, and return whether it came within `BEGIN_SECONDS`."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._started.wait(), BEGIN_SECONDS)
-        return self._started.is_set()
+        return await self._wait_for(lambda: any(what == "chunk" for _, what in self._events), BEGIN_SECONDS)
 
-    def silence(self, since: float, until: float) -> tuple[float, float]:
-        """Return the longest silence between two chunks, and the moment at which it began."""
-        return longest_silence(self._events, since, until)
+    async def silence(self, since: float) -> tuple[float, float]:
+        """Return the longest silence between two chunks until now, and the moment at which it began.
+
+        Waits for an event that is later than now: the earlier ones may still be in the pipe, and a silence that has
+        not ended is longer than it seems.
+        """
+        now = time.monotonic()
+        is_heard = await self._wait_for(lambda: self._events[-1][0] >= now, LISTEN_SECONDS)
+        return longest_silence(self._events, since, self._events[-1][0] if is_heard else time.monotonic())
+
+    async def _wait_for(self, holds: Callable[[], bool], max_seconds: float) -> bool:
+        """Wait until the events meet a condition, for up to `max_seconds`; return whether they do."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max_seconds):
+                while not holds():
+                    self._recorded.clear()
+                    await self._recorded.wait()
+        return holds()
 
     def ends(self, since: float) -> list[str]:
         """Return the ends of its answers other than `done`."""

@@ -1,0 +1,33 @@
+"""The honest stream, as the campaign hears it."""
+
+import asyncio
+import time
+
+import pytest
+
+from campaign.honest import HonestStream
+
+
+def test_chunks_that_are_read_late_are_no_silence() -> None:
+    async def listen() -> float:
+        stream, began = HonestStream(), time.monotonic() - 9.0
+        stream.record(b"%f chunk" % began)
+        listening = asyncio.create_task(stream.silence(began))
+        for late in range(1, 10):  # the campaign itself was busy, and the pipe is full
+            await asyncio.sleep(0)
+            stream.record(b"%f chunk" % (began + late))
+        stream.record(b"%f chunk" % (began + 10.0))
+        return (await listening)[0]
+
+    assert asyncio.run(listen()) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_silence_lasts_until_the_next_chunk_or_as_long_as_is_listened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("campaign.honest.LISTEN_SECONDS", 0.05)
+
+    async def listen() -> float:
+        stream, began = HonestStream(), time.monotonic() - 9.0
+        stream.record(b"%f chunk" % began)
+        return (await stream.silence(began))[0]
+
+    assert asyncio.run(listen()) >= 9.04
