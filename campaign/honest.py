@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from campaign.chats import CHAT, long_chat
-from campaign.judgement import longest_silence
+from campaign.judgement import Event, longest_silence
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENS = 3500
@@ -24,6 +24,8 @@ OPENING = b'"content":""'
 """Content of a chunk that comes before the first token."""
 PAUSE_SECONDS = 0.1
 BEGIN_SECONDS = 120.0
+SCHEDULING = Path("/proc/thread-self/schedstat")
+"""Linux' file on this thread; its second number is the nanoseconds that it waited for a processor."""
 LISTEN_SECONDS = 5.0
 """Seconds to wait for the next event at the end of a turn."""
 
@@ -47,7 +49,9 @@ def request_answer(connection: http.client.HTTPConnection, key: str) -> str:
 
 
 def print_event(what: str) -> None:
-    print(time.monotonic(), what, flush=True)
+    """Print a moment, the seconds that this thread has waited for a processor until then, and an event."""
+    waited = int(SCHEDULING.read_text().split()[1]) / 1e9 if SCHEDULING.exists() else 0.0
+    print(time.monotonic(), waited, what, flush=True)
 
 
 def main(address: str) -> None:
@@ -69,18 +73,18 @@ class HonestStream:
     """Events of such a process so far, by `time.monotonic`."""
 
     def __init__(self) -> None:
-        self._events: list[tuple[float, str]] = []
+        self._events: list[Event] = []
         self._recorded = asyncio.Event()
 
     def record(self, line: bytes) -> None:
         """Record one line of its output."""
-        moment, _, what = line.decode().strip().partition(" ")
-        self._events.append((float(moment), what))
+        moment, waited, what = line.decode().strip().split(" ", 2)
+        self._events.append(Event(float(moment), what, float(waited)))
         self._recorded.set()
 
     async def wait_for_start(self) -> bool:
         """Wait for the first chunk, and return whether it came within `BEGIN_SECONDS`."""
-        return await self._wait_for(lambda: any(what == "chunk" for _, what in self._events), BEGIN_SECONDS)
+        return await self._wait_for(lambda: any(event.what == "chunk" for event in self._events), BEGIN_SECONDS)
 
     async def silence(self, since: float) -> tuple[float, float]:
         """Return the longest silence between two chunks until now, and the moment at which it began.
@@ -89,8 +93,8 @@ class HonestStream:
         not ended is longer than it seems.
         """
         now = time.monotonic()
-        is_heard = await self._wait_for(lambda: self._events[-1][0] >= now, LISTEN_SECONDS)
-        return longest_silence(self._events, since, self._events[-1][0] if is_heard else time.monotonic())
+        is_heard = await self._wait_for(lambda: self._events[-1].moment >= now, LISTEN_SECONDS)
+        return longest_silence(self._events, since, self._events[-1].moment if is_heard else time.monotonic())
 
     async def _wait_for(self, holds: Callable[[], bool], max_seconds: float) -> bool:
         """Wait until the events meet a condition, for up to `max_seconds`; return whether they do."""
@@ -103,12 +107,13 @@ class HonestStream:
 
     def ends(self, since: float) -> list[str]:
         """Return the ends of its answers other than `done`."""
-        return [what for moment, what in self._events if moment >= since and what not in {"begin", "chunk", "done"}]
+        usual = {"begin", "chunk", "done"}
+        return [event.what for event in self._events if event.moment >= since and event.what not in usual]
 
     @property
     def last(self) -> str:
         """Last event."""
-        return self._events[-1][1] if self._events else "nothing"
+        return self._events[-1].what if self._events else "nothing"
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ scaled up by that, never down.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf
 from statistics import median
 from typing import NamedTuple
@@ -30,6 +31,16 @@ SILENCE, FIRST_TOKEN, CHILDREN_GONE = "silence", "first token", "children gone"
 """Names of the times: the honest stream's longest silence in a turn; from a kill to the first token of a waiting
 request; from a kill of the server to the end of its last child."""
 PROMISES = {SILENCE: Promise(0.5), FIRST_TOKEN: Promise(10.0, 5.0), CHILDREN_GONE: Promise(1.0)}
+
+
+class Event(NamedTuple):
+    """An event of a stream, as its reader sees it."""
+
+    moment: float
+    what: str
+    """`chunk`, or another word where the stream begins or ends."""
+    waited: float = 0.0
+    """Seconds so far that the reader could have run and had no processor: the server is not silent then."""
 
 
 class Timed(NamedTuple):
@@ -95,16 +106,14 @@ def ends_of(lines: Iterable[str]) -> list[str]:
     return ends
 
 
-def longest_silence(events: Iterable[tuple[float, str]], since: float, until: float) -> tuple[float, float]:
+def longest_silence(events: Sequence[Event], since: float, until: float) -> tuple[float, float]:
     """Return the longest time between two chunks of one stream within the given times, in seconds, and the moment at
-    which it began; a stream that has not ended is silent until `until`. `events` are moments with `chunk`, or another
-    word where a stream begins or ends."""
-    longest, last = (0.0, since), None
-    for moment, what in [*events, (until, "now")]:
-        if last is not None and moment > since and last < until:
-            began = max(last, since)
-            longest = max(longest, (min(moment, until) - began, began))
-        last = moment if what == "chunk" else None
+    which it began; a stream that has not ended is silent until `until`."""
+    longest = (0.0, since)
+    for last, event in pairwise([*events, Event(until, "now", events[-1].waited if events else 0.0)]):
+        if last.what == "chunk" and event.moment > since and last.moment < until:
+            began = max(last.moment, since)
+            longest = max(longest, (min(event.moment, until) - began - (event.waited - last.waited), began))
     return longest
 
 

@@ -7,6 +7,7 @@ from campaign.judgement import (
     MIN_SAMPLES,
     QUIET_SECONDS,
     SILENCE,
+    Event,
     Findings,
     Memory,
     Promise,
@@ -62,21 +63,31 @@ def test_a_stream_without_an_end_and_one_with_two_are_failures() -> None:
     assert (findings.tried, findings.failures) == (4, ["a stream: 0 ends (cut)", "a stream: 2 ends (error, done)"])
 
 
+def heard(*events: tuple[float, str]) -> list[Event]:
+    """Return events of a reader that never waits for a processor."""
+    return [Event(*event) for event in events]
+
+
 def test_silence_is_between_chunks_of_one_stream() -> None:
-    heard = [(0.0, "begin"), (4.0, "chunk"), (5.0, "chunk"), (7.0, "chunk"), (8.0, "done"), (20.0, "begin")]
-    assert longest_silence(heard, 0.0, 30.0) == (2.0, 5.0)
-    assert longest_silence([*heard, (21.0, "chunk"), (24.0, "error")], 0.0, 30.0) == (3.0, 21.0)
+    events = heard((0.0, "begin"), (4.0, "chunk"), (5.0, "chunk"), (7.0, "chunk"), (8.0, "done"), (20.0, "begin"))
+    assert longest_silence(events, 0.0, 30.0) == (2.0, 5.0)
+    assert longest_silence([*events, *heard((21.0, "chunk"), (24.0, "error"))], 0.0, 30.0) == (3.0, 21.0)
 
 
 def test_a_stream_that_has_not_ended_is_silent_until_now() -> None:
-    assert longest_silence([(0.0, "begin"), (1.0, "chunk")], 0.0, 6.0) == (5.0, 1.0)
+    assert longest_silence(heard((0.0, "begin"), (1.0, "chunk")), 0.0, 6.0) == (5.0, 1.0)
 
 
 def test_silence_counts_within_the_turn_only() -> None:
-    heard = [(0.0, "chunk"), (10.0, "chunk"), (11.0, "chunk"), (30.0, "chunk")]
-    assert longest_silence(heard, 8.0, 12.0) == (2.0, 8.0)
-    assert longest_silence(heard, 10.0, 11.0) == (1.0, 10.0)
+    events = heard((0.0, "chunk"), (10.0, "chunk"), (11.0, "chunk"), (30.0, "chunk"))
+    assert longest_silence(events, 8.0, 12.0) == (2.0, 8.0)
+    assert longest_silence(events, 10.0, 11.0) == (1.0, 10.0)
     assert longest_silence([], 0.0, 9.0) == (0.0, 0.0)
+
+
+def test_a_reader_that_waits_for_a_processor_hears_no_silence_meanwhile() -> None:
+    events = [Event(0.0, "chunk", 0.1), Event(3.0, "chunk", 2.6), Event(4.0, "chunk", 2.6)]
+    assert longest_silence(events, 0.0, 4.0) == (1.0, 3.0)
 
 
 def test_a_machine_is_never_quicker_than_a_quiet_one() -> None:
