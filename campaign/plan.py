@@ -73,7 +73,7 @@ LEGS: dict[str, tuple[Attack, ...]] = {
             "server kills",
             "SIGKILL of the server while it writes",
             kill_server,
-            4,
+            6,
             {CHILDREN_GONE: PROMISES[CHILDREN_GONE]},
             ENDS,
         ),
