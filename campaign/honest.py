@@ -86,14 +86,14 @@ class HonestStream:
         """Wait for the first chunk, and return whether it came within `BEGIN_SECONDS`."""
         return await self._wait_for(lambda: any(event.what == "chunk" for event in self._events), BEGIN_SECONDS)
 
-    async def silence(self, since: float) -> tuple[float, float]:
+    async def silence(self, since: float, listen_seconds: float = LISTEN_SECONDS) -> tuple[float, float]:
         """Return the longest silence between two chunks until now, and the moment at which it began.
 
-        Waits for an event that is later than now: the earlier ones may still be in the pipe, and a silence that has
-        not ended is longer than it seems.
+        Waits up to `listen_seconds` for an event that is later than now: the earlier ones may still be in the pipe, and
+        a silence that has not ended is longer than it seems.
         """
         now = time.monotonic()
-        is_heard = await self._wait_for(lambda: self._events[-1].moment >= now, LISTEN_SECONDS)
+        is_heard = await self._wait_for(lambda: self._events[-1].moment >= now, listen_seconds)
         return longest_silence(self._events, since, self._events[-1].moment if is_heard else time.monotonic())
 
     async def _wait_for(self, holds: Callable[[], bool], max_seconds: float) -> bool:
