@@ -25,6 +25,11 @@ class PrefillRow:
     start: int
     end: int
 
+    @property
+    def is_last(self) -> bool:
+        """Whether only the last token remains, which a decode step feeds."""
+        return self.end == len(self.tokens) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:

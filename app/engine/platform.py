@@ -52,11 +52,6 @@ def prepare(
     return Preparation(openblas=True, reason=f"{library} serves the CPU matmuls")
 
 
-def openblas_is_loaded() -> bool:
-    """Return whether OpenBLAS serves this process's CPU matmuls, however it was loaded."""
-    return sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "openblas_get_config")
-
-
 def versions() -> dict[str, str]:
     """Return versions of Python and the packages that compute, by distribution name; missing ones are left out."""
     known = {"python": python_version()}

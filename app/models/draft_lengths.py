@@ -6,9 +6,13 @@ steps are known, the rows of a batch share them: what counts is the number of to
 
 import re
 
-DRAFT_LENGTHS = (1, 2, 3, 5, 7, 15)
-"""Draft lengths for an unknown chip; with the token before them, 7 and 15 make blocks of 8 and 16."""
+DRAFT_LENGTHS = (1, 2, 3, 5, 7, 15, 31)
+"""Draft lengths for an unknown chip; with the token before them, 7, 15 and 31 make blocks of 8, 16 and 32."""
 LONGEST_DRAFT = DRAFT_LENGTHS[-1]
+LONGEST_CHAIN = 15
+"""Longest draft, in tokens, that is weighed of a method that pays for each; copies cost nothing to draft."""
+VERIFIED_TOKENS = 128
+"""Maximum width, in tokens of all rows together, of a forward that verifies drafts."""
 ONE_PASS_TOKENS = (2, 3, 5, 10, 16, 32, 64, 128)
 """Tokens of a cheap forward from the M3 on: weights are read once per five tokens, and from 13 on in tiles of 32."""
 EARLY_TOKENS = (2, 3, 4, 6, 16, 32, 64, 128)
@@ -33,10 +37,16 @@ def cheap_tokens(architecture: str, *, mode: str, experts_per_token: int = 0) ->
     tokens: tuple[int, ...] = ONE_PASS_TOKENS if one_pass else EARLY_TOKENS
     if experts_per_token:
         unsorted = max(2, (SORTED_PAIRS - 1) // experts_per_token)
-        tokens = tuple(sorted({unsorted, *(count for count in tokens if count < unsorted or count > LONGEST_DRAFT)}))
+        tokens = tuple(sorted({unsorted, *(count for count in tokens if count < unsorted or count > LONGEST_CHAIN)}))
     return tokens
 
 
 def draft_lengths(tokens: tuple[int, ...], rows: int) -> tuple[int, ...]:
     """Return drafts per row that make a forward of `rows` about `tokens` wide; `DRAFT_LENGTHS` where none are given."""
-    return tuple(sorted({min(LONGEST_DRAFT, max(1, count // rows - 1)) for count in tokens})) or DRAFT_LENGTHS
+    lengths = [count // rows - 1 for count in tokens] or DRAFT_LENGTHS
+    return tuple(sorted({min(longest_draft(rows), max(1, length)) for length in lengths}))
+
+
+def longest_draft(rows: int) -> int:
+    """Return the most drafts per row of a forward of `rows`."""
+    return min(LONGEST_DRAFT, max(1, VERIFIED_TOKENS // rows - 1))

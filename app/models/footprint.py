@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from app.core.request import UNQUANTISED, Quantisation
 from app.core.unit import DrafterSpecification, ModelSpecification
 from app.models.config_values import HIDDEN_KEYS, LAYER_KEYS, VOCABULARY_KEYS, context_tokens, text_number, text_part
+from app.models.draft_lengths import longest_draft
 from app.models.drafters.methods import FEATURE_METHODS, MTP
 from app.models.encoders import BATCH_TOKENS
 from app.models.folder import ModelFolder, Packing, inspect_folder
@@ -38,8 +39,6 @@ KV_REFUSALS = {
     "head_size": f"the size of its heads is no multiple of {GROUP_SIZES[-1]}",
 }
 """Reasons why a model's keys and values cannot be quantised, by code."""
-VERIFY_WIDTH = 17
-"""Positions of one row whose logits may be in memory at once: sixteen drafts and the current token."""
 
 _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
@@ -300,10 +299,11 @@ class _Shape:
 
     def peak_bytes(self, budget: int, *, rows: int, chunk: int, item_bytes: int, fused: bool) -> int:
         """Return the bytes of a prefill chunk or verify step: activations of one layer, unfused scores, and logits."""
-        tokens = max(min(chunk, budget), rows * VERIFY_WIDTH)
+        verified = rows * (1 + longest_draft(rows))
+        tokens = max(min(chunk, budget), verified)
         activations = tokens * (8 * self.hidden + 3 * self.intermediate) * item_bytes
         scores = 0 if fused else min(tokens * budget, prefill_pairs(fused=False)) * self.heads * 4
-        return activations + scores + rows * VERIFY_WIDTH * self.vocabulary * 4
+        return activations + scores + verified * self.vocabulary * 4
 
     def encoder_peak_bytes(self, longest: int, *, item_bytes: int, fused: bool) -> int:
         """Return one layer's bytes for a batch or one longer text: activations, masks, and scores unless fused."""

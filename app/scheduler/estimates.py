@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from app.core.request import OFF
 from app.core.step import Offer
-from app.models.draft_lengths import LONGEST_DRAFT
+from app.models.draft_lengths import LONGEST_CHAIN, LONGEST_DRAFT
 from app.scheduler.costs import Average
 
 PRIOR_WEIGHT, MAX_WEIGHT = 3.0, 256.0
@@ -177,7 +177,7 @@ class AcceptanceHistory:
             return 0
         record = self._records.get(row.request_id, {}).get(Kind(method), _Record())
         unread_tokens = row.context_tokens - record.context_tokens
-        return unread_tokens if unread_tokens > LONGEST_DRAFT + 2 else 0
+        return unread_tokens if unread_tokens > LONGEST_CHAIN + 2 else 0
 
     def forget(self, request_id: str) -> None:
         """Drop the record of a finished request; the estimates keep what it showed."""

@@ -16,7 +16,7 @@ from app.core.reason import NO_REASON, Reason
 from app.core.request import OFF
 from app.core.statistics import Decision
 from app.core.step import Offer, StepCost
-from app.models.draft_lengths import LONGEST_DRAFT, draft_lengths
+from app.models.draft_lengths import LONGEST_DRAFT, draft_lengths, longest_draft
 from app.scheduler.costs import INTERVAL_STEPS, MAX_WEIGHT, NOISE, Average, CostTable, Shape
 from app.scheduler.estimates import PRIOR_WEIGHT, RECENT_TOKENS, AcceptanceHistory, DraftingRow, DraftObservation
 
@@ -183,7 +183,7 @@ class Governor:
         cycle = self.costs.curves(OFF, rows, max(row.context_tokens for row in drafting)).cycle
         expectations = [self._history.expected_tokens(method, row)[0] for row in drafting]
         survival = sum(tokens[length] - tokens[length - 1] for tokens in expectations)
-        gains = {length + more: more * survival for more in range(LONGEST_DRAFT - length + 1)}
+        gains = {length + more: more * survival for more in range(max(0, longest_draft(rows) - length) + 1)}
         return max(most for most, gain in gains.items() if gain >= rate * (cycle(most)[0] - cycle(length)[0]))
 
     def observe(self, step: StepObservation) -> None:

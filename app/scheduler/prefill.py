@@ -31,18 +31,16 @@ def plan_prefill(waiting: Collection[LiveSequence], chunk_tokens: int) -> Prefil
     One wide product costs less than several narrow ones, and prompts that came together start together.
     """
     rows: list[PrefillRow] = []
-    planned_widths: list[int] = []
     first, *_ = waiting
     if first.request.scores_prompt:
         chunk_tokens = min(chunk_tokens, SCORED_CHUNK_TOKENS)
-    for sequence in waiting:
+    for sequence in sorted(waiting, key=lambda other: abs(other.uncached_tokens - first.uncached_tokens)):
         if sequence.request.scores_prompt != first.request.scores_prompt:
             continue  # logits of a whole chunk are expensive: no other prompt pays for them
         size = sequence.chunk_end(chunk_tokens) - sequence.computed
-        widths = [*planned_widths, size]
+        widths = [*(row.end - row.start for row in rows), size]
         if rows and (len(widths) * max(widths) > chunk_tokens or min(widths) < SHORTEST_SHARE * max(widths)):
             continue
-        planned_widths = widths
         rows.append(PrefillRow(sequence.request.id, sequence.tokens, sequence.computed, sequence.computed + size))
     return PrefillStep(tuple(rows))
 

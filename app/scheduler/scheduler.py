@@ -303,23 +303,26 @@ class Scheduler:
         """Plan the next step; None if nothing runs. The oldest prompt is finished first.
 
         Short prompts skip the prefill if no stream would wait: one forward reads them all and draws their first tokens.
+        Requests whose prompts were just read wait for one more chunk if it ends all others': they start together.
         """
         prefilling = [sequence for sequence in self._active.values() if sequence.needs_prefill]
         decoding = [sequence for sequence in self._active.values() if not sequence.needs_prefill]
         if not decoding and all(sequence.may_skip_prefill for sequence in prefilling):
             prefilling, decoding = [], prefilling
-        if prefilling and not (decoding and isinstance(self._plan, PrefillStep)):
-            context, alone = prefilling[0].computed, len(self._active) == 1
-            size = self._chunks.size(context, alone=alone, streams=bool(decoding))
-            self._plan = plan_prefill(prefilling, min(size, self._chunk_tokens))
-        else:
-            self._plan = self._plan_decode(decoding) if decoding else None
+        just_read = {row.sequence_id for row in self._plan.rows} if isinstance(self._plan, PrefillStep) else set()
+        streams = [row for row in decoding if row.counters.generated or row.request.id not in just_read]
+        if prefilling and not (streams and just_read):
+            size = self._chunks.size(prefilling[0].computed, alone=len(self._active) == 1, streams=bool(streams))
+            step = plan_prefill(prefilling, min(size, self._chunk_tokens))
+            if not (decoding and just_read) or sum(row.is_last for row in step.rows) == len(prefilling):
+                self._plan = step
+                return step
+        self._plan = self._plan_decode(decoding) if decoding else None
         return self._plan
 
     def _plan_decode(self, decoding: list[LiveSequence]) -> DecodeStep:
         now = self._clock()
-        others = len(self._active) - 1
-        self._choices = self._speculation.choose(decoding, others=others)
+        self._choices = self._speculation.choose(decoding, others=len(self._active) - 1)
         rows = []
         for sequence in decoding:
             if sequence.decode_started_at is None and not sequence.needs_prefill:

@@ -6,7 +6,7 @@ from app.core.reason import Reason
 from app.core.request import OFF, DraftingPolicy, Request, SpeculationRequest
 from app.core.statistics import PhaseSeconds
 from app.core.step import DecodeRow, EngineLimits, RowOutcome, StepCost, StepResult
-from app.models.draft_lengths import LONGEST_DRAFT
+from app.models.draft_lengths import LONGEST_DRAFT, longest_draft
 from app.scheduler.estimates import DraftingRow, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
 from app.scheduler.sequence import LiveSequence
@@ -80,22 +80,22 @@ class Speculation:
     def choose(self, decoding: Sequence[LiveSequence], *, others: int) -> dict[str, DraftChoice]:
         """Return a choice per row. Rows left to the governor that may use the same methods get the same one."""
         choices: dict[str, DraftChoice] = {}
+        longest = longest_draft(len(decoding))
         governed: dict[tuple[str, ...], list[tuple[LiveSequence, DraftingRow]]] = {}
         for sequence in decoding:
             request = sequence.request
             methods, refusal = allowed_methods(request, policy=self._policy, limits=self._limits, others=others)
-            is_named, length = self._length(sequence)
+            is_named, length = self._length(sequence, longest)
             if not methods:
                 choices[request.id] = refusal
             elif length == 0:
                 choices[request.id] = _refused("asked")
             elif is_named and length is not None:
-                choices[request.id] = DraftChoice(methods[0], length)
+                choices[request.id] = DraftChoice(methods[0], length, max_draft_tokens=longest)
             else:
                 # One token is the target's own; the last step drafts nothing, whatever is chosen.
-                room = max(1, sequence.remaining(self._limits.max_context_tokens) - 1)
-                row = _drafting_row(sequence, min(room, length or LONGEST_DRAFT))
-                governed.setdefault(methods, []).append((sequence, row))
+                room = max(1, min(length or longest, sequence.remaining(self._limits.max_context_tokens) - 1))
+                governed.setdefault(methods, []).append((sequence, _drafting_row(sequence, room)))
         for methods, rows in governed.items():
             drafting = [row for _, row in rows]
             choice = self._governor.choose(len(decoding), drafting, methods)
@@ -108,7 +108,7 @@ class Speculation:
                 sequence.decision = choice.decision
         return choices
 
-    def _length(self, sequence: LiveSequence) -> tuple[bool, int | None]:
+    def _length(self, sequence: LiveSequence, longest: int) -> tuple[bool, int | None]:
         """Return whether a method is named, and the drafts requested: exact if so, else a maximum.
         Tokens that a grammar forces are not guesses and come on top."""
         requested = sequence.request.speculation
@@ -118,7 +118,7 @@ class Speculation:
         )
         if requested.num_draft_tokens is not None:
             is_named, length = requested.method != "auto", requested.num_draft_tokens
-        return is_named, length and max(length, min(LONGEST_DRAFT, length + sequence.forced))
+        return is_named, length and max(length, min(longest, length + sequence.forced))
 
     def must_time(self, rows: Sequence[DecodeRow]) -> bool:
         """Return whether to wait for the phases of this step one by one, to time them."""

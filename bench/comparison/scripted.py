@@ -11,11 +11,9 @@ from app.core.step import DecodeRow
 from app.engine.drafters.dflash import DFlash, DFlashModel
 from app.engine.drafters.registry import Drafters
 from app.engine.engine import Engine
-from app.engine.few_rows import use_fast_products
 from app.engine.layers import Target
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.opening import open_engine
-from app.engine.memory import on_cpu
 from app.engine.runner import Runner
 from app.engine.sampling.drawing import SampledRow
 from app.models.drafters.formats import DFlashConfig
@@ -71,8 +69,6 @@ def open_scripted(unit: LoadedUnit, script: Script) -> Engine:
         raise TypeError("the target of a benchmark has caches that can be rewound")
     module = DFlashModel(DFlashConfig.read(drafter_config(dict(unit.config)), unit.config))
     mx.eval(module.parameters())
-    if on_cpu():
-        use_fast_products(module)
     target = Target(unit.target, unit.config, unit.vocabulary_size)
     drafter = ScriptedDFlash(Runner(module), target, script)
     engine.runner.tap(drafter.taps)

@@ -281,10 +281,10 @@ def test_an_answer_longer_than_reserved_grows_and_a_later_row_gets_its_own_room(
 
 
 def test_drafts_of_many_rows_are_provided_for_where_chunks_of_prompts_are_shorter(tmp_path: Path) -> None:
-    """Of eight rows 136 tokens are verified at once, and each of them passes the widest layer."""
+    """Of eight rows 128 tokens are verified at once, of one row 32, and each of them passes the widest layer."""
     folder = write_tiny_model(tmp_path / "tiny", "qwen3")
     one_row, eight_rows = (
         footprint.main_footprint(specification(folder, max_rows=rows, prefill_chunk_tokens=16), widen=False).peak_bytes
         for rows in (1, 8)
     )
-    assert eight_rows == pytest.approx(8 * one_row, rel=0.01)
+    assert eight_rows == pytest.approx(4 * one_row, rel=0.01)

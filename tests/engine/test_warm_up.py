@@ -27,7 +27,7 @@ from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
 from app.engine.loading.pool import REST_SECONDS, EnginePool
 from app.engine.loading.warm_up import LEAST_SECONDS, REQUEST_ID, WarmUps, WarmUpSteps, warm_up
-from app.models.draft_lengths import DRAFT_LENGTHS
+from app.models.draft_lengths import DRAFT_LENGTHS, LONGEST_CHAIN
 from app.scheduler.costs import CostTable
 from tests.engine.pool_world import SIZES, World, drain, specification
 from tests.shares import one_in
@@ -43,7 +43,7 @@ class TimedEngine:
     plain_seconds: float = 0.02
     column_seconds: float = 0.001
     drafters: dict[str, float] = field(default_factory=lambda: {"draft_model": 0.002, "ngram": 0.0})
-    block: int = 16
+    block: int = 31
     context: int = 4_096
     carries: bool = False
     now: float = 0.0
@@ -56,7 +56,12 @@ class TimedEngine:
     @property
     def limits(self) -> EngineLimits:
         return EngineLimits(
-            self.context, 4, prefill_chunk_tokens=32, drafters=tuple(self.drafters), cheap_tokens=self.cheap_tokens
+            self.context,
+            4,
+            prefill_chunk_tokens=32,
+            drafters=tuple(self.drafters),
+            longest_drafts={"draft_model": LONGEST_CHAIN},
+            cheap_tokens=self.cheap_tokens,
         )
 
     def clock(self) -> float:
@@ -136,7 +141,7 @@ def test_every_shape_is_measured_after_it_ran_once() -> None:
     costs = {(cost.method, cost.drafts): cost for cost in run(engine)}
     assert costs["off", 0].seconds == pytest.approx(0.02)
     assert costs["draft_model", 1].draft_seconds == pytest.approx(0.002)
-    assert costs["draft_model", 15].draft_seconds == pytest.approx(0.03)
+    assert costs["draft_model", 15].draft_seconds == pytest.approx(0.030)
     assert sorted(drafts for method, drafts in costs if method == "ngram") == list(DRAFT_LENGTHS)
     assert all(cost.seconds == pytest.approx(0.02 + 0.001 * drafts) for (_, drafts), cost in costs.items())
     assert {engine.shapes.count(shape) for shape in engine.shapes if shape != ("off", 0)} == {4}
@@ -196,7 +201,7 @@ def test_what_requests_taught_is_never_overwritten_by_a_cheaper_warm_up() -> Non
 def test_what_no_request_ran_is_measured_beside_what_requests_taught() -> None:
     known = (StepCost("off", 1, 0, 0.03, is_learnt=True),)
     costs = {(cost.method, cost.drafts): cost for cost in run(TimedEngine(), known)}
-    assert costs["draft_model", 15].draft_seconds == pytest.approx(0.03)
+    assert costs["draft_model", 15].draft_seconds == pytest.approx(0.030)
 
 
 def test_the_least_that_is_measured_is_a_plain_step_and_a_proposal() -> None:
@@ -236,22 +241,22 @@ def test_the_batch_is_measured_when_it_was_not_before_and_what_is_known_stays() 
 def test_the_lengths_of_the_chip_are_measured() -> None:
     costs = run(TimedEngine(cheap_tokens=(2, 3, 5, 10, 16, 32)), rows=4)
     lengths = {rows: sorted({cost.drafts for cost in costs if cost.rows == rows and cost.drafts}) for rows in (1, 4)}
-    assert lengths == {1: [1, 2, 4, 9, 15], 4: [1, 3, 7]}
+    assert lengths == {1: [1, 2, 4, 9, 15, 31], 4: [1, 3, 7]}
 
 
 def test_a_verify_sees_no_token_twice_so_that_experts_are_not_thought_to_be_shared() -> None:
     engine = TimedEngine()
     run(engine)
     prompt = engine.fed[:47]
-    assert all(len(set(prompt[start : start + 16])) == 16 for start in range(32))
-    assert prompt[20:40] == prompt[:20], "and prompt lookup finds something"
+    assert all(len(set(prompt[start : start + 32])) == 32 for start in range(16))
+    assert prompt[36:] == prompt[:11], "and prompt lookup finds something"
 
 
 def test_a_large_model_gets_the_time_to_measure_the_lengths_that_decide() -> None:
     engine = TimedEngine(plain_seconds=0.08, column_seconds=0.015, drafters={"draft_model": 0.01, "ngram": 0.0})
     costs = run(engine)
     assert sorted(cost.drafts for cost in costs if cost.method == "ngram") == list(DRAFT_LENGTHS)
-    assert 2.0 < engine.now - 0.5 * len(set(engine.shapes)) < 6.5
+    assert 2.0 < engine.now - 0.5 * len(set(engine.shapes)) < 12.5
 
 
 class Steps(WarmUps):

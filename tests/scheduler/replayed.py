@@ -28,13 +28,14 @@ from app.core.step import (
     StepPlan,
     StepResult,
 )
-from app.models.draft_lengths import LONGEST_DRAFT, draft_lengths
+from app.models.draft_lengths import LONGEST_CHAIN, draft_lengths
 from app.scheduler.scheduler import Scheduler
 from app.serving.sweep.grid import GOVERNOR, PLAIN, Setting
 from bench.comparison.verdict import Rates
 
 TRACES = Path(__file__).parent / "traces.json"
 FIXED_LENGTHS = (1, 2, 4, 7, 15)
+"""Draft lengths of fixed settings. No longer draft was recorded."""
 CHIP_LENGTHS = (1, 2, 3, 4, 5, 7, 9, 15)
 """With those that chips make cheap."""
 DELIVERY_SECONDS = 0.0001
@@ -119,7 +120,8 @@ class TraceEngine:
 
     def __post_init__(self) -> None:
         self.prices = self.prices or Prices(self.model)
-        longest, drafters = self.model["longest"], tuple(self.model["drafters"])
+        drafters = tuple(self.model["drafters"])
+        longest = {name: min(LONGEST_CHAIN, self.model["longest"].get(name, LONGEST_CHAIN)) for name in drafters}
         self.limits = EngineLimits(65_536, 8, drafters=drafters, longest_drafts=longest, cheap_tokens=self.cheap_tokens)
         self._ahead: set[str] = set()
         self._read: dict[tuple[str, str], int] = {}
@@ -127,9 +129,12 @@ class TraceEngine:
 
     def measured(self, rows: int = 1) -> tuple[StepCost, ...]:
         """What a load would have found out about a batch."""
-        shapes, lengths = [("off", 0)], draft_lengths(self.cheap_tokens, rows)
+        shapes, lengths = (
+            [("off", 0)],
+            [most for most in draft_lengths(self.cheap_tokens, rows) if most <= LONGEST_CHAIN],
+        )
         for method in self.limits.drafters:
-            longest = self.limits.longest_drafts.get(method, LONGEST_DRAFT)
+            longest = self.limits.longest_drafts[method]
             shapes += [(method, length) for length in (lengths if method == "ngram" else (1, longest))]
         steps = [(method, drafts, self.prices.of(Step(method, rows, drafts, 0))) for method, drafts in shapes]
         return tuple(

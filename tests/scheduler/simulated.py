@@ -41,22 +41,24 @@ class Drafter:
 
 @dataclass
 class Machine:
-    """Verify cost by width (seconds), and the drafters that run on it."""
+    """Verify cost by width (seconds), of all rows together, and the drafters that run on it."""
 
     verify_seconds: Callable[[int], float]
     drafters: dict[str, Drafter]
     noise: float = 0.0
 
-    def step(self, choice: Option, chance: random.Random, *, row: DraftingRow, timed: bool = False) -> StepObservation:
-        drafter = self.drafters.get(choice.method)
-        asked = choice.num_draft_tokens
-        has = len(row.offered[choice.method].tokens) if choice.method in row.offered else asked
-        drafted = min(asked, has, drafter.block) if drafter else 0
-        accepted = drafter.hits(drafted, chance) if drafter else 0
-        drafting = drafter.draft_seconds(drafted) if drafter else 0.0
-        seconds = self.verify_seconds(1 + drafted) * (1 + self.noise * chance.random()) + drafting
-        drafts = (DraftObservation(choice.method, asked, drafted, accepted, row),)
-        return StepObservation(1, 1 + drafted, seconds, drafting if timed and drafted else None, drafts)
+    def step(self, choice: Option, chance: random.Random, *rows: DraftingRow, timed: bool = False) -> StepObservation:
+        drafter, drafts = self.drafters.get(choice.method), []
+        for row in rows:
+            asked = choice.num_draft_tokens
+            has = len(row.offered[choice.method].tokens) if choice.method in row.offered else asked
+            drafted = min(asked, has, drafter.block) if drafter else 0
+            accepted = drafter.hits(drafted, chance) if drafter else 0
+            drafts.append(DraftObservation(choice.method, asked, drafted, accepted, row))
+        widest = max(draft.drafted for draft in drafts)
+        drafting = drafter.draft_seconds(widest) if drafter else 0.0
+        seconds = self.verify_seconds(1 + widest) * (1 + self.noise * chance.random()) + drafting
+        return StepObservation(len(rows), 1 + widest, seconds, drafting if timed and widest else None, tuple(drafts))
 
     def offers(self, chance: random.Random) -> dict[str, Offer]:
         """What the drafters that look up have now."""
@@ -66,8 +68,9 @@ class Machine:
 
     def hindsight(self, step: StepObservation, chance: random.Random) -> list[DraftObservation]:
         """What the offers before that step turned out to be worth."""
-        ran, observations = step.drafts[0], []
-        for name, offer in ran.row.offered.items():
+        observations = []
+        offers = [(draft, name, offer) for draft in step.drafts for name, offer in draft.row.offered.items()]
+        for ran, name, offer in offers:
             tokens = 1 + ran.accepted
             if offer.tokens and name == ran.method:
                 observations.append(ran._replace(match=MATCHED_TOKENS.bit_length()))
@@ -77,14 +80,14 @@ class Machine:
                 observations.append(DraftObservation(name, tried, tried, hits, ran.row, MATCHED_TOKENS.bit_length()))
         return observations
 
-    def measured(self) -> tuple[StepCost, ...]:
+    def measured(self, rows: int = 1) -> tuple[StepCost, ...]:
         """What a warm-up would have found."""
-        costs = [StepCost("off", 1, 0, self.verify_seconds(1))]
+        costs = [StepCost("off", rows, 0, self.verify_seconds(1))]
         for method, drafter in self.drafters.items():
             for length in DRAFT_LENGTHS:
                 drafts = min(length, drafter.block)
                 costs.append(
-                    StepCost(method, 1, drafts, self.verify_seconds(1 + drafts), drafter.draft_seconds(drafts))
+                    StepCost(method, rows, drafts, self.verify_seconds(1 + drafts), drafter.draft_seconds(drafts))
                 )
         return tuple(costs)
 
@@ -102,20 +105,28 @@ class Workload:
 
 
 def governed_seconds(
-    machine: Machine, tokens: float, *, governor: Governor, chance: random.Random, request_id: str = "r"
+    machine: Machine,
+    tokens: float,
+    *,
+    governor: Governor,
+    chance: random.Random,
+    request_id: str = "r",
+    rows: int = 1,
 ) -> float:
-    """Seconds of one row that says so many tokens."""
-    seconds, emitted = 0.0, 0
-    while emitted < tokens:
-        row = DraftingRow(request_id, emitted, machine.offers(chance))
-        choice = governor.choose(1, (row,), tuple(machine.drafters))
+    """Seconds of rows that say so many tokens each, on average."""
+    seconds, emitted = 0.0, [0] * rows
+    while sum(emitted) < rows * tokens:
+        drafting = [
+            DraftingRow(f"{request_id} {row}", said, machine.offers(chance)) for row, said in enumerate(emitted)
+        ]
+        choice = governor.choose(rows, drafting, tuple(machine.drafters))
         timed = choice.num_draft_tokens > 0 and governor.costs.must_time(
-            choice.method, rows=1, drafts=choice.num_draft_tokens
+            choice.method, rows=rows, drafts=choice.num_draft_tokens
         )
-        step = machine.step(Option(choice.method, choice.num_draft_tokens), chance, row=row, timed=timed)
+        step = machine.step(Option(choice.method, choice.num_draft_tokens), chance, *drafting, timed=timed)
         governor.observe(step)
         governor.observe_drafts(machine.hindsight(step, chance))
-        emitted += 1 + step.drafts[0].accepted
+        emitted = [said + 1 + draft.accepted for said, draft in zip(emitted, step.drafts, strict=True)]
         seconds += step.seconds
     return seconds
 
@@ -167,7 +178,7 @@ def drain(governor: Governor, machine: Machine, count: int) -> list[Option]:
         row = DraftingRow("r", emitted)
         choice = governor.choose(1, (row,), tuple(machine.drafters))
         option = Option(choice.method, choice.num_draft_tokens)
-        governor.observe(machine.step(option, random.Random(0), row=row))
+        governor.observe(machine.step(option, random.Random(0), row))
         return option
 
     return [turn(emitted) for emitted in range(count)]

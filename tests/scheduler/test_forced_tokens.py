@@ -6,7 +6,7 @@ import pytest
 
 from app.core.request import Request
 from app.core.step import DecodeRow, EngineLimits, StepCost
-from app.models.draft_lengths import LONGEST_DRAFT
+from app.models.draft_lengths import DRAFT_LENGTHS, LONGEST_DRAFT
 from app.scheduler.estimates import DraftingRow, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
 from app.scheduler.scheduler import Scheduler
@@ -109,12 +109,11 @@ def test_who_names_a_length_gets_all_that_is_forced_behind_it() -> None:
     assert all(row.max_draft_tokens < row.remaining for row in rows)
 
 
-@pytest.mark.parametrize(("cost", "right", "most"), [(0.0, 3, 15), (0.2, 3, 15), (0.3, 3, 3), (0.2, 2, 3)])
+@pytest.mark.parametrize(("cost", "right", "most"), [(0.0, 3, 31), (0.2, 3, 31), (0.3, 3, 3), (0.2, 2, 3)])
 def test_what_is_forced_widens_a_forward_as_far_as_that_pays(cost: float, right: int, most: int) -> None:
     """Three drafts cost nothing and bring four tokens a plain step: one more must cost less than a quarter of that. It
     is as likely to stand as all of them."""
-    lengths = (1, 2, 3, 5, 7, 15)
-    measured = [StepCost("draft_model", 1, length, 0.01 * (1 + cost * max(0, length - 3))) for length in lengths]
+    measured = [StepCost("draft_model", 1, length, 0.01 * (1 + cost * max(0, length - 3))) for length in DRAFT_LENGTHS]
     governor, row = Governor([StepCost("off", 1, 0, 0.01), *measured]), DraftingRow("a")
     for _ in range(60):
         governor.observe(StepObservation(1, 4, 0.01, drafts=(DraftObservation("draft_model", 3, 3, right, row),)))

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from app.core.reason import Reason
 from app.core.step import StepCost
+from app.models.draft_lengths import LONGEST_DRAFT
 from app.scheduler.estimates import AcceptanceHistory, DraftingRow, DraftObservation
 from app.scheduler.governor import PLAIN, DraftChoice, Governor, Option, StepObservation
 from tests.scheduler.simulated import (
@@ -101,6 +103,25 @@ def test_where_nothing_is_accepted_five_hundred_steps_lose_at_most_three_percent
     drafters = {"draft_model": Drafter(0.0, draft_seconds), "ngram": Drafter(0.0), "dflash": block(0.0)}
     machine = Machine(COSTS[cost], drafters, noise=0.05)
     assert governed_rate(machine, 500, governor=Governor(machine.measured())) >= 0.97 * fixed_rate(machine)
+
+
+def cheapened(costs: Sequence[StepCost]) -> list[StepCost]:
+    """Costs where steps with drafts were measured while the machine was a tenth faster."""
+    return [replace(cost, seconds=(0.9 if cost.drafts else 1.0) * cost.seconds) for cost in costs]
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("gain", [0.97, 1.0, 1.03])
+def test_a_pair_that_draws_with_plain_decoding_loses_at_most_a_hundredth(gain: float, rows: int) -> None:
+    """One draft, accepted at 0.72, costs what it gains; more drafts cost more than they gain."""
+    machine = Machine(lambda width: 0.1 * (1 + (1.72 / gain - 1) * (width - 1)), {"draft_model": Drafter(0.72)})
+    plain = fixed_rate(machine)
+    rates = [
+        1_500 / governed_seconds(machine, 1_500, governor=governor, chance=random.Random(seed), rows=rows)
+        for seed in range(3)
+        for governor in [Governor(cheapened(machine.measured(rows)))]
+    ]
+    assert fmean(rates) >= 0.99 * plain
 
 
 @pytest.mark.parametrize("cost", COSTS)
@@ -209,7 +230,7 @@ def test_a_block_drafter_is_never_asked_for_more_than_its_block() -> None:
     for _ in range(100):
         choice = governor.choose(1, (ROW,), ("dflash",))
         lengths.add(choice.num_draft_tokens)
-        governor.observe(machine.step(_option(choice), chance, row=ROW))
+        governor.observe(machine.step(_option(choice), chance, ROW))
     assert max(lengths) == 5
 
 
@@ -235,7 +256,7 @@ def test_after_a_warm_up_no_step_is_spent_on_measuring() -> None:
     for _ in range(60):
         choice = governor.choose(1, (ROW,), ("draft_model",))
         assert choice.decision.kind in {"draft", "plain", "probe"}
-        governor.observe(machine.step(_option(choice), chance, row=ROW))
+        governor.observe(machine.step(_option(choice), chance, ROW))
 
 
 def test_without_one_plain_decoding_is_measured_first() -> None:
@@ -244,7 +265,7 @@ def test_without_one_plain_decoding_is_measured_first() -> None:
     for _ in range(10):
         choice = governor.choose(1, (ROW,), ("draft_model",))
         kinds.append(choice.decision.kind)
-        governor.observe(machine.step(_option(choice), random.Random(0), row=ROW))
+        governor.observe(machine.step(_option(choice), random.Random(0), ROW))
     assert kinds[:3] == ["measuring"] * 3
     assert "measuring" not in kinds[3:]
 
@@ -255,7 +276,7 @@ def test_plain_decoding_is_measured_again_while_its_lead_is_in_doubt() -> None:
     for _ in range(1_000):
         choice = governor.choose(1, (ROW,), ("draft_model",))
         measured += choice.decision.kind == "measuring"
-        governor.observe(machine.step(_option(choice), chance, row=ROW))
+        governor.observe(machine.step(_option(choice), chance, ROW))
     assert 5 <= measured <= 15
 
 
@@ -284,7 +305,7 @@ def test_probes_become_rare_while_they_lose_and_take_turns() -> None:
     def lost(options: Sequence[Option]) -> float:
         """The share of the time."""
         plain = machine.verify_seconds(1)
-        seconds = sum(machine.step(option, random.Random(0), row=ROW).seconds for option in options)
+        seconds = sum(machine.step(option, random.Random(0), ROW).seconds for option in options)
         return seconds / (plain * len(options)) - 1
 
     early, late = tried[:184], tried[-1_840:]
@@ -303,7 +324,7 @@ def test_a_probe_goes_on_while_it_hits() -> None:
         row = DraftingRow("r", 200 + step)
         choice = governor.choose(1, (row,), ("draft_model",))
         drafted.append(choice.num_draft_tokens)
-        governor.observe(hits.step(_option(choice), chance, row=row))
+        governor.observe(hits.step(_option(choice), chance, row))
     first = next(place for place, drafts in enumerate(drafted) if drafts)
     assert all(drafted[first : first + 100]), "it never missed, so it never stopped"
     assert drafted[first + 60] >= 8
@@ -370,7 +391,7 @@ def test_only_allowed_methods_are_ever_picked(steps: list[tuple[int, list[str], 
         choice = governor.choose(rows, drafting, tuple(methods))
         assert choice.method in {"off", *methods}
         assert (choice.method == "off") == (choice.num_draft_tokens == 0)
-        assert 0 <= choice.num_draft_tokens <= 16
+        assert 0 <= choice.num_draft_tokens <= LONGEST_DRAFT
         assert choice.decision.method in {"off", *methods}
         asked = choice.num_draft_tokens
         drafts = tuple(DraftObservation(choice.method, asked, asked, min(asked, accepted), row) for row in drafting)
@@ -386,7 +407,7 @@ def test_a_text_that_turned_predictable_is_drafted_for_before_anything_was_tried
         row = DraftingRow("old", step, confidence=0.999 if sure else 0.3)
         option = Option("draft_model", 5)
         missing = Machine(COSTS["linear"], {"draft_model": Drafter(float(sure), 0.001)})
-        governor.observe(missing.step(option, chance, row=row))
+        governor.observe(missing.step(option, chance, row))
     chosen = [
         governor.choose(1, (DraftingRow("new", 40 + step, confidence=confidence),), ("draft_model",)).num_draft_tokens
         for step, confidence in enumerate((0.3, 0.3, 0.999, 0.999, 0.3))

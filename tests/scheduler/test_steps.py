@@ -91,7 +91,30 @@ def test_prompts_of_about_one_length_are_read_together_when_a_chunk_holds_them()
     prompts = {"a": 30, "bb": 24, "ccc": 60, "dddd": 28}
     loop.run(*(some_request(name, prompt=length, max_tokens=2) for name, length in prompts.items()))
     together = [[row.sequence_id for row in plan.rows] for plan in loop.plans if isinstance(plan, PrefillStep)]
-    assert together == [["a", "bb", "dddd"], ["ccc"]]
+    assert together == [["a", "dddd", "bb"], ["ccc"]]
+
+
+def test_prompts_that_came_together_start_together_where_one_more_chunk_ends_them_all() -> None:
+    loop = build(engine=ScriptedEngine(speculative_limits(chunk=64)), policy="off")
+    loop.run(*(some_request(name, prompt=60, max_tokens=3) for name in ("a", "bb")))
+    kinds = [tuple(row.sequence_id for row in plan.rows) for plan in loop.plans]
+    assert kinds[:3] == [("a",), ("bb",), ("a", "bb")]
+
+
+def test_who_was_read_waits_for_one_more_chunk_at_most() -> None:
+    loop = build(engine=ScriptedEngine(speculative_limits(chunk=64)), policy="off")
+    loop.run(*(some_request(name, prompt=60, max_tokens=9) for name in ("a", "bb", "ccc", "dddd")))
+    kinds = ["".join(row.sequence_id[0] for row in plan.rows) for plan in loop.plans]
+    prefills = [isinstance(plan, PrefillStep) for plan in loop.plans]
+    assert list(zip(kinds, prefills, strict=True))[:7] == [
+        ("a", True),
+        ("a", False),
+        ("b", True),
+        ("ab", False),
+        ("c", True),
+        ("abc", False),
+        ("d", True),
+    ]
 
 
 def test_carried_tokens_are_fed_with_the_next_decode_step() -> None:

@@ -15,8 +15,8 @@ from app.engine.drafters.forced_prefix import merge, prepend_forced
 from app.engine.loaded_unit import LoadedUnit, NoDrafter
 from app.engine.runner import Runner
 from app.engine.sampling.drawing import SampledRow
-from app.models.draft_lengths import DRAFT_LENGTHS
-from app.models.drafters.methods import METHOD_NAMES
+from app.models.draft_lengths import LONGEST_CHAIN, LONGEST_DRAFT
+from app.models.drafters.methods import AT_ONCE_METHODS, METHOD_NAMES
 
 logger = logging.getLogger("paceline.engine")
 
@@ -45,8 +45,9 @@ class Drafters:
 
     @property
     def longest(self) -> dict[str, int]:
-        """Most tokens in one proposal, by method, where bounded."""
-        return {name: drafter.longest for name, drafter in self.available.items() if drafter.longest is not None}
+        """Most tokens of a proposal that are worth weighing, by method."""
+        bounds = {name: LONGEST_DRAFT if name in AT_ONCE_METHODS else LONGEST_CHAIN for name in self.available}
+        return {name: min(bound, self.available[name].longest or bound) for name, bound in bounds.items()}
 
     @property
     def runners(self) -> dict[str, Runner]:
@@ -83,8 +84,9 @@ class Drafters:
 
     def offers(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int]) -> dict[str, Offer]:
         """Return what lookup drafters would propose next, after `tokens` and `emitted`."""
-        limit = DRAFT_LENGTHS[-1]
-        offers = {name: drafter.offer(sequence_id, tokens, emitted, limit) for name, drafter in self.available.items()}
+        offers = {
+            name: drafter.offer(sequence_id, tokens, emitted, LONGEST_DRAFT) for name, drafter in self.available.items()
+        }
         return {name: offer for name, offer in offers.items() if offer is not None}
 
     def observe(self, outcome: Outcome) -> None:

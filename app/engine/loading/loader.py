@@ -24,7 +24,6 @@ from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.drafters.registry import REGISTRY
 from app.engine.encoders import build_encoder
-from app.engine.few_rows import use_fast_products
 from app.engine.loaded_unit import LoadedDrafter, LoadedUnit
 from app.models.config_values import context_tokens, text_part
 from app.models.drafters.formats import head_tensors
@@ -124,7 +123,6 @@ def _build(path: str, name: str, make: Callable[[ModelFolder], _BuiltModel]) -> 
         built = make(folder)
         if memory.on_cpu():
             built.model.set_dtype(mx.float32)
-            use_fast_products(built.model)
     except ModelUnavailable as error:
         raise ModelUnavailable(f"{name}: {error.message}") from None
     except Exception as error:

@@ -31,16 +31,16 @@ Key = tuple[str, int, int, int]
 WarmUpSteps = Generator[None, None, tuple[StepCost, ...]]
 
 REQUEST_ID = "warm-up"
-BUDGET_SECONDS, MAX_SECONDS, BUDGET_CHUNKS = 1.5, 6.0, 20
-"""Budget: max(1.5 s, 20 × first prefill chunk), as a large model has as many shapes to measure, capped at 6 s. A shape
+BUDGET_SECONDS, MAX_SECONDS, BUDGET_CHUNKS = 3.0, 12.0, 40
+"""Budget: max(3 s, 40 × first prefill chunk), as a large model has as many shapes to measure, capped at 12 s. A shape
 that would overrun it is skipped; the governor learns it from requests."""
 LEAST_SECONDS = 0.001
 """Budget of a warm-up that measures no more than it must."""
 FIRST_CHUNK_TOKENS, PROMPT_TOKENS = 8, 48
 PROMPT_SHARE = 0.1
 """Share of the budget; a machine whose first chunk takes more skips the rest of the prompt."""
-PERIOD = 20
-"""Period of the text, in tokens: a verify of 16 tokens sees none twice, because equal tokens share experts."""
+PERIOD = 36
+"""Period of the text, in tokens: a verify of 32 tokens sees none twice, because equal tokens share experts."""
 ROUNDS = 2
 """Number of measurements of each shape, by two runs of which the first warms up; the fastest counts. Rounds are spread
 out, so that a pause of the machine spoils only one."""
@@ -125,7 +125,11 @@ def _shapes(limits: EngineLimits, rows: int) -> list[tuple[str, int]]:
     if drafters:
         cheapest = next((name for name in drafters if name in TEXT_METHODS), drafters[0])
         shapes += [(cheapest, length) for length in lengths[1:]]
-        shapes += [(method, lengths[-1]) for method in drafters if method != cheapest]
+        shapes += [
+            (method, min(lengths[-1], limits.longest_drafts.get(method, lengths[-1])))
+            for method in drafters
+            if method != cheapest
+        ]
     return shapes
 
 
