@@ -4,6 +4,7 @@ Subcommands for models are here, those for the background server and this comput
 Imports happen inside functions, so that `--help` answers at once.
 """
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,10 +70,12 @@ def serve(
     acceptance: Acceptance = None,
 ) -> None:
     """Serve the models of this computer over an OpenAI endpoint, in this terminal. Needs no network."""
+    gc.disable()  # nothing of what is imported is garbage, and looking for it takes a tenth of the start
     from app.command.server import explicit_settings
     from app.command.service import option_arguments
     from app.main import run
 
+    gc.enable()
     with reported_errors():
         settings = explicit_settings(
             model_dirs=model_dir or (),

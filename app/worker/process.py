@@ -6,10 +6,19 @@ its parent, and they exit with it.
 """
 
 # ruff: noqa: E402 - what follows imports mlx and mlx_lm
-from app.machine import descriptors, lifeline
+import contextlib
+import gc
 
+from app.machine import descriptors, lifeline
+from app.worker.text_launch import Launched, launch_text_process
+
+SPARE: Launched | None = None
+"""Text process of the first model, started ahead."""
 if __name__ == "__main__":
     lifeline.end_with_parent()
+    gc.disable()  # nothing of what is imported is garbage
+    with contextlib.suppress(OSError):  # it is tried again for the first prompt
+        SPARE = launch_text_process(close_fds=True)
 
 from app.engine import platform
 
@@ -20,7 +29,6 @@ with descriptors.preserved_limit():
 
 import argparse
 import faulthandler
-import gc
 import logging
 import math
 import os
@@ -110,7 +118,7 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
 
 
 def _serve(channel: WorkerChannel, ceiling_bytes: int, pool: EnginePool, costs: WarmUps, crash_note: CrashNote) -> None:
-    texts = TextReaders()
+    texts = TextReaders(spare=SPARE)
     text_thread = TextThread(
         read=texts.read,
         close_idle=texts.close_idle,
@@ -140,6 +148,7 @@ def _serve(channel: WorkerChannel, ceiling_bytes: int, pool: EnginePool, costs: 
             memory_ceiling_bytes=ceiling_bytes,
         )
     )
+    gc.enable()
     gc.freeze()  # a full collection in the middle of a reply need not scan what was imported
     loop.run()
     text.join()

@@ -1,11 +1,16 @@
-"""Process for a model folder's tokenizer and chat template: `python -m app.worker.text_process FOLDER`.
+"""Process for a model folder's tokenizer and chat template: `python -m app.worker.text_process`.
 
-Started only by `app.worker.texts`; it communicates over its standard input, a socket. A hostile template or tokenizer
-can only harm this process: the kernel ends it if a stage takes too much processor time, its parent if it takes too much
-memory. It exits with its parent, and never imports mlx.
+Started only by `app.worker.text_launch`; it communicates over its standard input, a socket, from which it reads the
+folder first. A hostile template or tokenizer can only harm this process: the kernel ends it if a stage takes too much
+processor time, its parent if it takes too much memory. It exits with its parent, and never imports mlx.
 """
 
 # ruff: noqa: E402 - what follows imports mlx_lm
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # nothing of what is imported is garbage
+
 from app.engine.platform import bare_mlx_lm
 
 bare_mlx_lm(tokenizers=True)
@@ -66,8 +71,9 @@ class Stages:
         return seconds
 
 
-def main(folder: Path, connection: Connection) -> None:
-    """Send the token table, or why there is none; then answer prompts until the parent is gone."""
+def main(connection: Connection) -> None:
+    """Read the folder; send the token table, or why there is none; then answer prompts until the parent is gone."""
+    folder = Path(msgspec.msgpack.decode(connection.recv_bytes(), type=str))
     stages = Stages()
     stages.begin("load", seconds=LOAD_SECONDS)
     try:
@@ -169,9 +175,10 @@ class Reader:
 
 
 if __name__ == "__main__":
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
-        main(Path(sys.argv[1]), Connection(0))
+        main(Connection(0))
     except (EOFError, OSError):
         sys.exit(0)

@@ -1,23 +1,19 @@
 """Tokenizers and templates, with one process per folder, so that a hostile one harms only itself.
 
-A process is started for a folder's first prompt and reused for the next ones. It is ended after some idle minutes,
-soon after its model has been unloaded, or when too many others were used since. While it works, it is killed if
-it exceeds its memory or is silent for too long; it limits its processor time itself (`app.worker.text_process`).
-Waiting requests fail with the reason, and the next prompt starts another process.
+A process is started for a folder's first prompt and reused for the next ones; the first one of all is started ahead.
+It is ended after some idle minutes, soon after its model has been unloaded, or when too many others were used since.
+While it works, it is killed if it exceeds its memory or is silent for too long; it limits its processor time itself
+(`app.worker.text_process`). Waiting requests fail with the reason, and the next prompt starts another process.
 """
 
 import contextlib
 import logging
-import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -33,6 +29,7 @@ from app.models.safe_files import printable
 from app.text.detokenizer import TokenTable
 from app.text.grammar.constraint import AnswerConstraint, Vocabulary
 from app.text.grammar.request_grammar import reasoning_of
+from app.worker.text_launch import Launched, launch_text_process
 
 MAX_PROCESSES = 4
 IDLE_SECONDS = 300.0
@@ -48,7 +45,6 @@ LOAD_RETRY_SECONDS = 60.0
 """Seconds before a folder that could not be loaded is retried, unless it changes."""
 PROMPT_END_TOKENS = 16
 """Number of tokens at the end of a prompt that show whether it opened the reasoning of its answer."""
-ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
 logger = logging.getLogger("paceline.prompts")
 
@@ -82,11 +78,18 @@ PromptFuture = Future[Prompt | PromptFailure]
 
 
 class TextReaders:
-    """Text readers of all folders. A folder with a changed file gets a new reader. Called from one thread."""
+    """Text readers of all folders. A folder with a changed file gets a new reader. Called from one thread.
 
-    def __init__(self, max_processes: int = MAX_PROCESSES, clock: Clock = time.monotonic) -> None:
+    `spare` is a process that was started ahead, for the first folder.
+    """
+
+    def __init__(
+        self, max_processes: int = MAX_PROCESSES, clock: Clock = time.monotonic, spare: Launched | None = None
+    ) -> None:
         self._max_processes = max_processes
         self._clock = clock
+        self._spare = TextProcess(spare) if spare else None
+        self._started_at = clock()
         self.nbytes = 0
         """Memory of all processes at the last `close_idle`, in bytes."""
         self._readers: OrderedDict[tuple[str, Signature], TextReader] = OrderedDict()
@@ -99,7 +102,8 @@ class TextReaders:
         except OSError as error:
             raise ModelUnavailable(f"The folder of {model.id} cannot be read: {error.strerror}") from error
         if key not in self._readers:
-            self._readers[key] = TextReader(Path(model.path))
+            self._readers[key] = TextReader(Path(model.path), self._spare)
+            self._spare = None
         self._readers.move_to_end(key)
         self._readers[key].used_at = self._clock()
         future = self._readers[key].read(command)
@@ -117,20 +121,27 @@ class TextReaders:
                 reader.used_at = now
             elif now - reader.used_at > (IDLE_SECONDS if key[0] in in_memory else UNLOADED_IDLE_SECONDS):
                 self._readers.pop(key).close()
-        self.nbytes = sum(reader.nbytes for reader in self._readers.values())
+        if self._spare is not None and now - self._started_at > IDLE_SECONDS:
+            self._spare.kill()
+            self._spare = None
+        processes = (self._spare, *self._readers.values())
+        self.nbytes = sum(process.nbytes for process in processes if process is not None)
 
     def close(self) -> None:
         """End every process, whatever it is doing."""
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
+        if self._spare is not None:
+            self._spare.kill()
 
 
 class TextReader:
-    """Reads the prompts of one folder in order, in a thread that only waits for the process."""
+    """Reads the prompts of one folder in order, in a thread that only waits for the process; `spare` may become it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, spare: "TextProcess | None" = None) -> None:
         self._folder = folder
+        self._spare = spare
         self._name = printable(folder.name)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._pending_prompts: set[PromptFuture] = set()
@@ -163,8 +174,9 @@ class TextReader:
         """Kill the process; a prompt in progress fails."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._process is not None:
-            self._process.kill()
+        for process in (self._process, self._spare):
+            if process is not None:
+                process.kill()
 
     def _read(self, command: Generate) -> Prompt | PromptFailure:
         began = time.monotonic()
@@ -207,11 +219,12 @@ class TextReader:
         if self._process is None or not self._process.alive:
             if self._load_failure is not None and time.monotonic() < self._load_failure[1]:
                 raise self._load_failure[0]
-            self._process = TextProcess(self._folder)
+            spare, self._spare = self._spare, None
+            self._process = spare if spare is not None and spare.alive else TextProcess(launch_text_process())
             if self._closed:
                 self._process.kill()
             try:
-                self._process.load()
+                self._process.load(self._folder)
             except ProcessEnded as process_ended:
                 raise self._remember_failure(
                     ModelUnavailable(f'the tokenizer of "{self._name}" {process_ended}')
@@ -234,26 +247,17 @@ class ProcessEnded(Exception):
 
 
 class TextProcess:
-    """One run of `app.worker.text_process`. Spawned, not forked: no state of Metal may be inherited."""
+    """One run of `app.worker.text_process`; `load` must be called first."""
 
-    def __init__(self, folder: Path) -> None:
-        """Start the process; `load` must follow."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - ourselves
-                [sys.executable, "-m", "app.worker.text_process", str(folder)],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                close_fds=False,  # our descriptors are not inheritable, and False lets Python spawn without a fork
-                env={**os.environ, **ENVIRONMENT},
-            )
-        self._connection = Connection(ours.detach())
+    def __init__(self, launched: Launched) -> None:
+        self._process, self._connection = launched
         self._limit_bytes = LOAD_MEMORY_BYTES
         self.table = TokenTable(pieces=[], vocabulary_size=0)
         self._vocabulary: Vocabulary | None = None
 
-    def load(self) -> None:
-        """Wait for the token table. Raises ProcessEnded, or the error of the folder."""
+    def load(self, folder: Path) -> None:
+        """Load the tokenizer of a folder. Raises ProcessEnded, or the error of the folder."""
+        self._send(str(folder))
         table = self._receive(TokenTable | Failed)
         if isinstance(table, Failed):
             self.kill()
@@ -287,10 +291,7 @@ class TextProcess:
 
     def read(self, command: Generate) -> PromptRead:
         """Return the result for one prompt. Raises ProcessEnded."""
-        try:
-            self._connection.send_bytes(msgspec.msgpack.encode(command))
-        except OSError:
-            self._kill_and_raise("")
+        self._send(command)
         return cast("PromptRead", self._receive(PromptRead))
 
     def kill(self) -> None:
@@ -298,6 +299,12 @@ class TextProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
+
+    def _send(self, message: Generate | str) -> None:
+        try:
+            self._connection.send_bytes(msgspec.msgpack.encode(message))
+        except OSError:
+            self._kill_and_raise("")
 
     def _receive(self, kind: Any) -> Any:
         silent_since = time.monotonic()

@@ -12,7 +12,8 @@ GOVERNOR = [f"app/scheduler/{name}.py" for name in ("governor", "costs", "estima
 MAX_GOVERNOR_CONSTANTS = 20
 DECISIONS = {"PLAIN", "OFF"}
 """Names of what may be chosen, no numbers to tune."""
-MAY_IMPORT_LATE = {"app/cli.py", "app/cli_frame.py", "app/cli_system.py"}
+MAY_IMPORT_LATE = {"app/cli.py", "app/cli_frame.py", "app/cli_system.py", "app/store/database.py"}
+"""Files with imports inside functions: `--help` answers at once, and only a migration imports alembic."""
 
 
 def test_files_fit_their_budget() -> None:
@@ -58,7 +59,7 @@ def test_no_two_classes_share_a_name() -> None:
     assert [name for name, count in Counter(named).items() if count > 1] == []
 
 
-def test_only_the_command_line_imports_late() -> None:
+def test_only_what_begins_at_once_imports_late() -> None:
     late = [
         f"{name}:{node.lineno}"
         for name, tree in modules().items()

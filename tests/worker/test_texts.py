@@ -13,6 +13,7 @@ import pytest
 from app.core.errors import InvalidRequest, ModelUnavailable
 from app.core.messages import Generate
 from app.core.unit import ModelSpecification
+from app.worker.text_launch import launch_text_process
 from app.worker.texts import IDLE_SECONDS, UNLOADED_IDLE_SECONDS, Prompt, PromptFailure, PromptFuture, TextReaders
 from tests.worker.hostile import TEMPLATES, TOKENIZERS, write_folder, write_hostile_template, write_hostile_tokenizer
 
@@ -219,10 +220,11 @@ def test_a_missing_or_changed_folder_is_noticed(texts: TextReaders, tmp_path: Pa
 def test_the_least_recently_used_process_is_ended(tmp_path: Path) -> None:
     texts = TextReaders(max_processes=1)
     try:
-        for name in ("a", "b"):
-            read(texts, chat(write_folder(tmp_path / name)))
-        (left,) = processes()
-        assert left.cmdline()[-1] == str(tmp_path / "b")
+        read(texts, chat(write_folder(tmp_path / "a")))
+        (first,) = processes()
+        read(texts, chat(write_folder(tmp_path / "b")))
+        assert len(processes()) == 1
+        assert first not in processes()
     finally:
         texts.close()
 
@@ -240,8 +242,9 @@ def test_a_process_ends_when_it_rests_and_soon_after_its_model_has_left_memory(t
     now = 0.0
     texts = TextReaders(clock=lambda: now)
     try:
-        for name in ("loaded", "left"):
-            read(texts, chat(write_folder(tmp_path / name)))
+        read(texts, chat(write_folder(tmp_path / "loaded")))
+        (loaded,) = processes()
+        read(texts, chat(write_folder(tmp_path / "left")))
         in_memory = frozenset({str(tmp_path / "loaded")})
         now = UNLOADED_IDLE_SECONDS
         texts.close_idle(in_memory)
@@ -249,12 +252,49 @@ def test_a_process_ends_when_it_rests_and_soon_after_its_model_has_left_memory(t
         assert texts.nbytes > 2 * 20_000_000
         now += 1.0
         texts.close_idle(in_memory)
-        (left,) = processes()
-        assert left.cmdline()[-1] == str(tmp_path / "loaded")
+        assert processes() == [loaded]
         now = IDLE_SECONDS + 1.0
         texts.close_idle(in_memory)
         assert (processes(), texts.nbytes) == ([], 0)
         assert isinstance(read(texts, chat(tmp_path / "loaded")), Prompt), "the next prompt starts another one"
+    finally:
+        texts.close()
+
+
+def test_the_first_folder_gets_the_process_that_was_started_ahead(tmp_path: Path) -> None:
+    texts = TextReaders(spare=launch_text_process())
+    try:
+        spare = processes()
+        read(texts, chat(write_folder(tmp_path / "a")))
+        assert processes() == spare
+        read(texts, chat(write_folder(tmp_path / "b")))
+        assert len(processes()) == 2
+    finally:
+        texts.close()
+    assert processes() == []
+
+
+def test_a_process_that_was_started_ahead_for_nobody_is_counted_and_ends(tmp_path: Path) -> None:
+    now = 0.0
+    texts = TextReaders(clock=lambda: now, spare=launch_text_process())
+    try:
+        texts.close_idle(frozenset())
+        assert texts.nbytes > 0
+        now = IDLE_SECONDS + 1.0
+        texts.close_idle(frozenset())
+        assert (processes(), texts.nbytes) == ([], 0)
+        read(texts, chat(write_folder(tmp_path / "a")))
+    finally:
+        texts.close()
+
+
+def test_one_that_died_meanwhile_is_replaced(tmp_path: Path) -> None:
+    spare = launch_text_process()
+    texts = TextReaders(spare=spare)
+    try:
+        spare.process.kill()
+        spare.process.wait()
+        read(texts, chat(write_folder(tmp_path / "a")))
     finally:
         texts.close()
 
