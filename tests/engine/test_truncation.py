@@ -17,6 +17,12 @@ the narrowest SIMD. This near to top-p either side is right."""
 SHAPES = ("peaked", "flat", "all equal", "half precision", "few values", "mostly forbidden")
 
 
+@pytest.fixture(params=[True, False], ids=["cpu", "gpu"], autouse=True)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU checks candidates, a GPU sorts the vocabulary."""
+    monkeypatch.setattr("app.engine.sampling.truncation.on_cpu", lambda: request.param)
+
+
 def logits_of(kind: str, chance: np.random.Generator, vocabulary: int) -> NDArray[np.float32]:
     values = chance.normal(size=vocabulary)
     if kind == "peaked":

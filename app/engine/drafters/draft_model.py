@@ -22,7 +22,7 @@ from app.engine.loaded_unit import LoadedUnit
 from app.engine.probe import open_runner
 from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling.acceptance import fit_vocabulary
-from app.engine.sampling.drawing import SampledRow, adjust, draw
+from app.engine.sampling.drawing import SampledRow, adjust, draw, noise_ahead
 
 CATCH_UP_CHUNK_TOKENS = (16, 512)
 """Shortest and longest chunk, in tokens, in which a lag is read."""
@@ -33,17 +33,22 @@ CATCH_UP_WIDTH_TOKENS = 16
 
 
 def draw_after(
-    drafts: Sequence[mx.array], logits: mx.array, sampled: Sequence[SampledRow], vocabulary: int
+    drafts: Sequence[mx.array],
+    logits: mx.array,
+    sampled: Sequence[SampledRow],
+    vocabulary: int,
+    noise: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
     """Draw int32 [rows, slots] after `drafts` ([rows, 1] each); return them with the logits they are drawn from.
 
     Those are `logits` [rows, slots, any] as float32 over the target's `vocabulary`, tokens that only it knows at -inf.
-    The noise is the target's at the same position (Gumbel coupling, arXiv 2408.07978), unless a row has a salt.
+    The noise is the target's at the same position (Gumbel coupling, arXiv 2408.07978), unless a row has a salt;
+    `noise` is that of these slots, if it was made ahead.
     """
     shifted = [row._replace(pending=row.pending + len(drafts)) for row in sampled]
     logits = fit_vocabulary(logits, vocabulary).astype(mx.float32)
     logits = adjust(logits, shifted, mx.concatenate(list(drafts), axis=1) if drafts else None)
-    return draw(logits, shifted), logits
+    return draw(logits, shifted, noise), logits
 
 
 class DraftModel(Drafter):
@@ -113,9 +118,17 @@ class DraftModel(Drafter):
         self._states, forced_prefix = [], ForcedPrefix([row.forced for row in rows])
         drafts: list[mx.array] = []
         logits: list[mx.array] = []
+        noise = noise_ahead(sampled, width, self._target_vocabulary)
         while True:
             self._states.append(self.runner.state_rows())
-            draft, draft_logits = draw_after(drafts, self._logits(output), sampled, self._target_vocabulary)
+            drawn = slice(len(drafts), len(drafts) + 1)
+            draft, draft_logits = draw_after(
+                drafts,
+                self._logits(output),
+                sampled,
+                self._target_vocabulary,
+                noise if noise is None else noise[:, drawn],
+            )
             draft = forced_prefix.choose(len(drafts), draft)
             mx.async_eval(draft)  # the device drafts while the host builds the next forward
             drafts.append(draft)

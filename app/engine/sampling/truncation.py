@@ -1,4 +1,4 @@
-"""Truncation by top-k, then top-p, then min-p (vLLM's order), without sorting the vocabulary.
+"""Truncation by top-k, then top-p, then min-p (vLLM's order), on a CPU without sorting the vocabulary.
 
 Tokens are ordered by logit, ties by lower id first. Top-k keeps the first k; top-p keeps those whose predecessors hold
 less than p of the mass that top-k left. The first token is always kept.
@@ -10,6 +10,7 @@ from math import ceil, copysign, e, exp, log, log1p
 import mlx.core as mx
 
 from app.core.request import SamplingParameters
+from app.engine.memory import on_cpu
 
 BLOCK_TOKENS = 64
 NEVER = 64 * log(2)
@@ -21,7 +22,8 @@ LOWEST_KEY, HIGHEST_KEY, KEY_BITS = -(1 << 31), (1 << 31) - 1, 32
 
 def draw_kept(logits: mx.array, noise: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
     """Draw int32 [rows, slots] by the largest `logits + noise` among the tokens that `truncate` keeps.
-    `logits` are float32 [rows, slots, vocabulary]. Only tokens that may be drawn (`_candidates`) are checked."""
+    `logits` are float32 [rows, slots, vocabulary]. A CPU checks only tokens that may be drawn (`_candidates`); a GPU
+    sorts all, which is one kernel instead of a hundred."""
     values = _above_floor(logits, parameters) + noise
     drawn = mx.argmax(values, axis=-1).astype(mx.int32)
     cut = [row for row, sampling in enumerate(parameters) if _top_k(sampling, logits.shape[-1]) or sampling.top_p < 1.0]
@@ -64,6 +66,8 @@ def _candidates(parameters: SamplingParameters, vocabulary: int) -> tuple[int, b
 
 def _first_kept(logits: mx.array, values: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
     """Run `draw_kept` on rows that all have top-k or top-p; `values` are -inf below the min-p floor."""
+    if not on_cpu():
+        return mx.argmax(mx.where(_kept_by_sorting(logits, parameters), values, -mx.inf), axis=-1).astype(mx.int32)
     vocabulary = logits.shape[-1]
     counts, likeliest = zip(*(_candidates(sampling, vocabulary) for sampling in parameters), strict=True)
     order = logits if all(likeliest) else values
@@ -75,6 +79,20 @@ def _first_kept(logits: mx.array, values: mx.array, parameters: Sequence[Samplin
     scores = mx.where(is_kept, mx.take_along_axis(values, ids, axis=-1), -mx.inf)
     best = mx.max(scores, axis=-1, keepdims=True)
     return mx.min(mx.where(scores == best, ids, vocabulary), axis=-1).astype(mx.int32)
+
+
+def _kept_by_sorting(logits: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
+    """Return bool like `logits`: which tokens top-k and top-p keep."""
+    ids = mx.argsort(-logits, axis=-1)
+    likely = mx.softmax(mx.take_along_axis(logits, ids, axis=-1), axis=-1, precise=True)
+    limit = _column([_share(sampling) for sampling in parameters])
+    top_k = [_top_k(sampling, logits.shape[-1]) for sampling in parameters]
+    is_first = mx.arange(ids.shape[-1]) < _column([size or ids.shape[-1] for size in top_k])
+    likely = mx.where(is_first, likely, 0.0) if any(top_k) else likely
+    mass = mx.cumsum(likely, axis=-1)
+    is_kept = mass - likely < limit * mass[..., -1:]
+    is_kept = is_kept & is_first if any(top_k) else is_kept
+    return mx.put_along_axis(mx.zeros_like(is_kept), ids, is_kept, axis=-1)
 
 
 def _kept_of(logits: mx.array, ids: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
