@@ -14,18 +14,18 @@ function make(name, attributes = {}, text = "") {
 
 // A chart is {x: [low, high], top, xTicks and yTicks: [[place, words, perhaps words on the right]], series, perhaps xWords and
 // yWords}; a series is {points: [[x, y, perhaps low, high]], colour, and perhaps label, dash, isArea, hasDots}. Answers a function
-// that draws another one into the same node.
-export function chart(node, height, first = null) {
-  let shown = first;
-  let width = 0;
-  const draw = () => shown && node.replaceChildren(drawn(shown, Math.max(width, 120), height), ...legend(shown.series));
+// that draws another one into the same node. Without `height` it is as high as the node, which must not depend on it.
+export function chart(node, height = 0) {
+  let shown = null;
+  let size = [];
+  const measure = () => [Math.max(node.clientWidth, 120), height || Math.max(node.clientHeight, 120)];
+  const draw = () => shown && node.replaceChildren(drawn(shown, ...size), ...legend(shown.series));
   new ResizeObserver(() => {
-    if (width === node.clientWidth) return;
-    width = node.clientWidth;
+    if (String(size) === String(measure())) return;
+    size = measure();
     draw();
   }).observe(node);
-  width = node.clientWidth;
-  draw();
+  size = measure();
   return (fresh) => {
     shown = fresh;
     draw();

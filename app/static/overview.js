@@ -60,7 +60,7 @@ component("overview", () => ({
     this.$watch("range", (range) => keepInAddress({ range: range === USUAL ? "" : range }));
     live("measuring", ({ active }) => (this.measuring = active));
     live("requests", (requests) => (this.requests = requests));
-    this.draw = chart(this.$refs.chart, 190);
+    this.draw = chart(this.$refs.chart);
     for (const name of ["pace", "minutes", "range"]) this.$watch(name, () => this.redraw());
     this.redraw();
   },
