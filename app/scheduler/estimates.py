@@ -172,7 +172,7 @@ class AcceptanceHistory:
         return tokens, sum(_remaining_weight(age) * self._estimates[variant][0].weight for variant, age in ages.items())
 
     def unread(self, method: str, row: DraftingRow) -> int:
-        """Return the row's tokens since the method last drafted for it, or all; 0 for the few that any cycle brings."""
+        """Return the row's tokens since the method last drafted for it, or all; 0 for what one cycle may bring."""
         if method in row.offered:
             return 0
         record = self._records.get(row.request_id, {}).get(Kind(method), _Record())

@@ -137,15 +137,15 @@ class TextReaders:
 
 
 class TextReader:
-    """Reads the prompts of one folder in order, in a thread that only waits for the process; `spare` may become it."""
+    """Reads the prompts of one folder in order, in a thread that only waits for the process.
+    `process` was started ahead and has loaded nothing yet."""
 
-    def __init__(self, folder: Path, spare: "TextProcess | None" = None) -> None:
+    def __init__(self, folder: Path, process: "TextProcess | None" = None) -> None:
         self._folder = folder
-        self._spare = spare
         self._name = printable(folder.name)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._pending_prompts: set[PromptFuture] = set()
-        self._process: TextProcess | None = None
+        self._process = process
         self.used_at = 0.0
         """Monotonic seconds of the last prompt that was queued or read."""
         self._load_failure: tuple[PacelineError, float] | None = None
@@ -174,9 +174,8 @@ class TextReader:
         """Kill the process; a prompt in progress fails."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
-        for process in (self._process, self._spare):
-            if process is not None:
-                process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def _read(self, command: Generate) -> Prompt | PromptFailure:
         began = time.monotonic()
@@ -219,10 +218,10 @@ class TextReader:
         if self._process is None or not self._process.alive:
             if self._load_failure is not None and time.monotonic() < self._load_failure[1]:
                 raise self._load_failure[0]
-            spare, self._spare = self._spare, None
-            self._process = spare if spare is not None and spare.alive else TextProcess(launch_text_process())
+            self._process = TextProcess(launch_text_process())
             if self._closed:
                 self._process.kill()
+        if not self._process.is_loaded:
             try:
                 self._process.load(self._folder)
             except ProcessEnded as process_ended:
@@ -252,6 +251,7 @@ class TextProcess:
     def __init__(self, launched: Launched) -> None:
         self._process, self._connection = launched
         self._limit_bytes = LOAD_MEMORY_BYTES
+        self.is_loaded = False
         self.table = TokenTable(pieces=[], vocabulary_size=0)
         self._vocabulary: Vocabulary | None = None
 
@@ -262,7 +262,7 @@ class TextProcess:
         if isinstance(table, Failed):
             self.kill()
             raise error_of(table)
-        self.table = table
+        self.table, self.is_loaded = table, True
         self._limit_bytes = self.nbytes + PROMPT_MEMORY_BYTES
 
     def constraint(self, command: Generate, grammar: str, prompt_end: str) -> Constraint | None:

@@ -121,13 +121,8 @@ class DraftModel(Drafter):
         noise = noise_ahead(sampled, width, self._target_vocabulary)
         while True:
             self._states.append(self.runner.state_rows())
-            drawn = slice(len(drafts), len(drafts) + 1)
             draft, draft_logits = draw_after(
-                drafts,
-                self._logits(output),
-                sampled,
-                self._target_vocabulary,
-                noise if noise is None else noise[:, drawn],
+                drafts, self._logits(output), sampled, self._target_vocabulary, noise[len(drafts)]
             )
             draft = forced_prefix.choose(len(drafts), draft)
             mx.async_eval(draft)  # the device drafts while the host builds the next forward

@@ -87,12 +87,18 @@ def _kept_by_sorting(logits: mx.array, parameters: Sequence[SamplingParameters])
     likely = mx.softmax(mx.take_along_axis(logits, ids, axis=-1), axis=-1, precise=True)
     limit = _column([_share(sampling) for sampling in parameters])
     top_k = [_top_k(sampling, logits.shape[-1]) for sampling in parameters]
-    is_first = mx.arange(ids.shape[-1]) < _column([size or ids.shape[-1] for size in top_k])
-    likely = mx.where(is_first, likely, 0.0) if any(top_k) else likely
-    mass = mx.cumsum(likely, axis=-1)
-    is_kept = mass - likely < limit * mass[..., -1:]
-    is_kept = is_kept & is_first if any(top_k) else is_kept
+    if any(top_k):
+        is_first = mx.arange(ids.shape[-1]) < _column([size or ids.shape[-1] for size in top_k])
+        is_kept = is_first & _is_within(mx.where(is_first, likely, 0.0), limit)
+    else:
+        is_kept = _is_within(likely, limit)
     return mx.put_along_axis(mx.zeros_like(is_kept), ids, is_kept, axis=-1)
+
+
+def _is_within(likely: mx.array, limit: mx.array) -> mx.array:
+    """Return whether the predecessors of each token, in order, hold less than `limit` of the whole mass."""
+    mass = mx.cumsum(likely, axis=-1)
+    return mass - likely < limit * mass[..., -1:]
 
 
 def _kept_of(logits: mx.array, ids: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
