@@ -8,7 +8,7 @@ MINUTES ?= 60
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal --durations 20 --durations-min 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve desktop app quick test test-all landing soak agents check advisories format bench campaign screenshots icons dist formula lock clean
+.PHONY: help install serve desktop app quick test test-all landing soak agents peers check advisories format bench campaign screenshots icons dist formula lock clean
 
 help: ## Show what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -40,6 +40,12 @@ $(VENV)/clients/installed: tests/clients/requirements.lock $(VENV)/installed-dev
 	@$(PYTHON) -m venv $(VENV)/clients
 	@$(BIN)/uv pip install --quiet --python $(VENV)/clients/bin/python --require-hashes -r $<
 	@touch $@
+
+peers: $(VENV)/installed-dev ## Install the servers that `make bench` compares with, besides mlx-lm's (a GB or more)
+	@for peer in rapid-mlx==0.16.10 mlx-dspark==0.20.3; do \
+		$(PYTHON) -m venv $(VENV)/peers/$${peer%%==*} && \
+		$(BIN)/uv pip install --quiet --python $(VENV)/peers/$${peer%%==*}/bin/python $$peer 'mlx[cpu]' || exit; \
+	done
 
 $(VENV)/agents/installed: tests/agents/package-lock.json $(VENV)/clients/installed
 	@$(BIN)/python -m tests.agents.installed

@@ -1,8 +1,8 @@
 """Costs that nobody measures, for engines that only pretend to step."""
 
-from app.core.step import EnginePort
+from app.core.step import EnginePort, StepCost
 from app.core.unit import ModelSpecification
-from app.engine.loading.warm_up import WarmUps, WarmUpSteps
+from app.engine.loading.warm_up import Key, WarmUps, WarmUpSteps
 
 
 class Unmeasured(WarmUps):
@@ -15,6 +15,6 @@ class Unmeasured(WarmUps):
         yield from ()
         return ()
 
-    def warm_up(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
+    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> WarmUpSteps:
         yield from ()
         return ()

@@ -326,10 +326,22 @@ class Downloads:
         logger.info("the download of %s is %s %s", download.repository, download.state, download.problem)
         try:
             if download.state == "done":
-                self._on_done(download)
+                self._report(download)
         except Exception:  # here too the queue must go on
             logger.exception("%s was downloaded, but it could not be listed or attached", download.repository)
         self.start_queued()
+
+    def _report(self, download: Download) -> None:
+        """Report a completed download, and with it the drafters that arrived before this main model. One whose main
+        model is still to come is reported without naming that."""
+        downloads = list(self._downloads.values())
+        missing = {other.repository for other in downloads if other.state not in {"done", "cancelled"}}
+        drafters = [other for other in downloads if other.state == "done" and other.drafts_for == download.repository]
+        for completed in (download, *drafters):
+            is_early = completed.drafts_for in missing
+            self._on_done(replace(completed, drafts_for="") if is_early else completed)
+            if completed.drafts_for and not is_early:
+                self._update(completed, drafts_for="")
 
     async def _cancel_task(self, download_id: int) -> None:
         running = self._running.pop(download_id, None)

@@ -10,7 +10,6 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from pydantic import Field
-from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
 from app.admin.measuring import MeasurementRequest
@@ -28,6 +27,7 @@ from app.models.footprint import Footprint
 from app.models.pairing import Candidate
 from app.serving.auth import SESSION
 from app.serving.document import problems
+from app.serving.errors import Rejected
 from app.serving.gate import Body, DraftTokens, JsonBody
 from app.serving.sweep.report import Figures, best_by_drafter, drafting_of, report_object
 from app.store.tables import BenchmarkRow
@@ -230,7 +230,7 @@ async def apply_measurement(admin: Admin, body: JsonBody[ApplyBody], number: int
     """Apply the recommendation, or one measured setting, to the model; a loaded one gets it once it is idle."""
     row = await asyncio.to_thread(admin.stored_measurements.find, number)
     if row is None:
-        raise HTTPException(404)
+        raise _missing_measurement(number)
     changes = await asyncio.to_thread(_apply, admin, row, body)
     outcome = await admin.loading.reload(row.model_id)
     return {"model": row.model_id, "changes": changes, "became": outcome}
@@ -240,8 +240,12 @@ async def apply_measurement(admin: Admin, body: JsonBody[ApplyBody], number: int
 def delete_measurement(admin: Admin, number: int) -> dict[str, Any]:
     """Delete one measurement."""
     if not admin.stored_measurements.delete(number):
-        raise HTTPException(404)
+        raise _missing_measurement(number)
     return {"deleted": number}
+
+
+def _missing_measurement(number: int) -> Rejected:
+    return Rejected(404, f"There is no measurement {number}: GET /admin/api/measurements lists them.", "not_found")
 
 
 def drafting_now(admin: AdminContext, model_id: str) -> dict[str, Any]:

@@ -48,7 +48,14 @@ class Loading:
         in_use = {model.id for model in snapshot.models if model.leases}
         for model_id in self._pending_reloads - in_use:
             self._pending_reloads.discard(model_id)
-            self._run_in_background(self.reload(model_id), f"what changed for {model_id} could not be loaded")
+            failure_message = f"what changed for {model_id} could not be loaded"
+            self._run_in_background(self._reload_unmeasured(model_id), failure_message)
+
+    async def _reload_unmeasured(self, model_id: str) -> None:
+        """Reload a model after its measurement, if one runs: that puts back the drafters that it found."""
+        while self._measuring.active == model_id:
+            await self._measuring.wait()
+        await self.reload(model_id)
 
     def on_download_done(self, download: Download) -> None:
         """List a completed download, and attach it if it was requested as a drafter."""

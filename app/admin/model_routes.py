@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse
 from pydantic import Field
 
 from app.admin.context import Admin, AdminContext
+from app.admin.setting_rows import model_setting_rows
 from app.admin.settings_routes import OPTION_WORDS, sound_models
 from app.core.errors import ModelNotFound
 from app.machine.prefix_files import cached_prompts, clear_cached_prompts
@@ -66,7 +67,7 @@ def get_model_page(request: Request, admin: Admin, model_id: str) -> HTMLRespons
     with contextlib.suppress(ModelNotFound):
         model, profile = admin.serving.resolver.model_and_profile(model_id)
         model_id = model.id
-    rows = {row["name"]: row for row in live.describe_model(model_id, profile)}
+    rows = {row["name"]: row for row in model_setting_rows(live, model_id, profile)}
     return render_model(
         admin,
         request,

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
-from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
 from app.core.errors import StoreUnavailable
@@ -80,7 +79,7 @@ async def get_request(admin: Admin, request_id: str) -> dict[str, Any]:
     """Return one request with all its figures."""
     details = await find_request(admin, request_id)
     if details is None:
-        raise HTTPException(404)
+        raise Rejected(404, "There is no such request: it was cleared, or too many came after it.", "not_found")
     return {"request": details}
 
 

@@ -22,8 +22,7 @@ from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
 from app.core.errors import InvalidRequest
-from app.machine.own_files import own_files
-from app.models.safe_files import write_privately
+from app.machine.own_files import own_files, write_privately
 from app.serving.auth import ADMIN_JSON, COOKIE, AccessPolicy, identity_of, is_local_request
 from app.serving.document import problems
 from app.serving.errors import Rejected
@@ -343,7 +342,7 @@ async def create_key(admin: Admin, body: JsonBody[KeyRequest]) -> dict[str, Any]
 def revoke_key(admin: Admin, key_id: int) -> dict[str, Any]:
     """Revoke a key for good."""
     if not 0 < key_id < 1 << 63 or not admin.accounts.keys.revoke(key_id):
-        raise HTTPException(404)
+        raise Rejected(404, f"There is no key {key_id}, or it was revoked before.", "not_found")
     logger.info("An API key was revoked: number %d.", key_id)
     return {"revoked": key_id}
 

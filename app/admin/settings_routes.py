@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse
 from pydantic import RootModel
 
 from app.admin.context import Admin, AdminContext
+from app.admin.setting_rows import model_setting_rows, setting_row, setting_rows
 from app.core.errors import InvalidSetting, ModelInUse
 from app.models.catalog import Kind
 from app.serving.auth import identity_of
@@ -48,7 +49,7 @@ router = APIRouter()
 @router.get("/admin/settings", response_class=HTMLResponse)
 def get_settings_page(request: Request, admin: Admin) -> HTMLResponse:
     """Serve a form made from the schema."""
-    rows = admin.serving.live.describe()
+    rows = setting_rows(admin.serving.live)
     mains = sound_models(admin, "main")
     drafts = ["off", *sound_models(admin, "drafter")]
     return admin.pages.render(
@@ -74,7 +75,7 @@ def sound_models(admin: AdminContext, kind: Kind) -> list[str]:
 @router.get("/admin/api/settings")
 def get_settings(admin: Admin) -> dict[str, Any]:
     """List every setting: value, default, origin, unit, range, and when a change takes effect."""
-    return {"settings": admin.serving.live.describe()}
+    return {"settings": setting_rows(admin.serving.live)}
 
 
 @router.patch("/admin/api/settings", responses=problems(422))
@@ -83,14 +84,18 @@ async def change_settings(request: Request, admin: Admin, body: JsonBody[Changes
     changes = body.root
     models = {model.id for model in await asyncio.to_thread(admin.serving.resolver.models)}
     await asyncio.to_thread(admin.serving.live.change, changes, identity_of(request).name, models=models)
-    return {"changed": [admin.serving.live.describe_one(name) for name in changes]}
+    return {"changed": [setting_row(admin.serving.live, name) for name in changes]}
 
 
 @router.get("/admin/api/models/{model_id:path}/settings")
 def get_model_settings(admin: Admin, model_id: str) -> dict[str, Any]:
     """Return the settings of one model or its profile (`MODEL:PROFILE`), and what applies where nothing is set."""
     model, profile = admin.serving.resolver.model_and_profile(model_id)
-    return {"model": model.id, "profile": profile, "settings": admin.serving.live.describe_model(model.id, profile)}
+    return {
+        "model": model.id,
+        "profile": profile,
+        "settings": model_setting_rows(admin.serving.live, model.id, profile),
+    }
 
 
 @router.patch("/admin/api/models/{model_id:path}/settings", responses=problems(422, 429))
@@ -111,7 +116,7 @@ async def change_model_settings(
     taken = {other.id for other in await asyncio.to_thread(resolver.models)}
     change, author = admin.serving.live.change_model, identity_of(request).name
     await asyncio.to_thread(change, model.id, changes, author, reserved=taken, profile=profile)
-    rows = admin.serving.live.describe_model(model.id, profile)
+    rows = model_setting_rows(admin.serving.live, model.id, profile)
     needs_reload = not profile and any(row["takes_effect"] == RELOAD for row in rows if row["name"] in changes)
     if not needs_reload or model.id not in resolver.loaded():
         reload_state = "not needed"

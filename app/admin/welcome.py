@@ -13,6 +13,7 @@ from fastapi.responses import HTMLResponse
 
 from app.admin.context import Admin, AdminContext
 from app.admin.overview import STARTER
+from app.admin.setting_rows import setting_row
 from app.models.catalog import CatalogModel, Source
 from app.serving.gate import Body, JsonBody
 from app.store.rows import FIRST_STEPS, FirstRun, FirstStep
@@ -42,7 +43,7 @@ def get_welcome(request: Request, admin: Admin, step: str = "") -> HTMLResponse:
         "next": "".join(FIRST_STEPS[index + 1 : index + 2]),
         "starter": STARTER,
         "found": found_models(admin),
-        "settings": [admin.serving.live.describe_one("model_dirs")],
+        "settings": [setting_row(admin.serving.live, "model_dirs")],
     }
     before = "".join(FIRST_STEPS[max(index - 1, 0) : index])
     return admin.pages.render(

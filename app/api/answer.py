@@ -107,6 +107,8 @@ class Renderer:
     media_type = "text/event-stream"
     end = DONE
     """The last bytes of a stream that did not fail."""
+    streamed_refusals: frozenset[str] = frozenset()
+    """Codes of refusals that begin a stream and end it, because clients look for them there."""
 
     def __init__(self, request_id: str) -> None:
         self.id = request_id
@@ -254,7 +256,11 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
         record.begin(events.fail)
         _refuse_too_long(commands, events)
         if stream:
-            await cancel_on_disconnect(request, events.wait_accepted(context.keep_alive_seconds))
+            try:
+                await cancel_on_disconnect(request, events.wait_accepted(context.keep_alive_seconds))
+            except InvalidRequest as error:
+                if error.code not in renderer.streamed_refusals:
+                    raise
             frames = _frames(context, events, renderer, words_for(request))
             return _streamed(request, renderer, frames, close)
         choices = await cancel_on_disconnect(request, _collect(events, sum(command.n for command in commands)))

@@ -40,6 +40,8 @@ PART_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 """Field that holds the text of a part, by the part's type."""
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+CallId = Annotated[str, Field(max_length=4096)]
+"""Id of a call from any server: some gateways keep a signature in it, some servers leave it empty."""
 
 
 def _no_images(images: Any) -> None:
@@ -63,11 +65,11 @@ class Message(Body):
     """Another name of `reasoning_content`."""
     name: Name | None = None
     tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: Name | None = None
+    tool_call_id: CallId | None = None
     prefix: bool | None = None
     """Whether the answer continues this last message, as DeepSeek and Mistral name it."""
     partial: bool | None = None
-    """Whether it does, as Moonshot and Qwen name it."""
+    """Alias of `prefix`, used by Moonshot and Qwen."""
     images: Images = None
 
     @field_validator("content", mode="before")
@@ -86,7 +88,7 @@ class Message(Body):
 
     @model_validator(mode="after")
     def _check_content(self) -> "Message":
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        if self.content is None and self.role not in {"assistant", "tool"}:
             raise ValueError("content is required")
         return self
 
@@ -104,9 +106,11 @@ class Message(Body):
         """Return the message as chat templates expect it; `developer` becomes `system`, which older templates know."""
         role = "system" if self.role == "developer" else self.role
         optional = self.model_dump(include={"name", "tool_call_id"})
+        optional["tool_call_id"] = self.tool_call_id or None
         optional["reasoning_content"] = self.reasoning_text
         optional["tool_calls"] = None if self.tool_calls is None else [_plain_call(call) for call in self.tool_calls]
-        message: dict[str, Any] = {"role": role, "content": self.content}
+        content = self.content if self.content is not None or self.tool_calls else ""
+        message: dict[str, Any] = {"role": role, "content": content}
         return message | {name: value for name, value in optional.items() if value is not None}
 
 

@@ -114,6 +114,11 @@ class StayBody(Body):
         """Idle seconds until the model is unloaded; None: unchanged."""
         return self.ttl if self.keep_alive is None else self.keep_alive
 
+    @property
+    def stay_field(self) -> str:
+        """Name of the field that counts."""
+        return "ttl" if self.keep_alive is None else "keep_alive"
+
 
 class StreamOptions(Body):
     """`include_usage`: one last chunk without choices carries the usage of the whole request."""
@@ -249,7 +254,7 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
     context = context_of(request)
     context.activity.check_open()
     model, speculation = await asyncio.to_thread(_resolve, context, body)
-    stay, notices = await allowed_stay(request, body.stay_seconds)
+    stay, notices = await allowed_stay(request, body)
     return Generate(
         id="",
         stay=stay,
@@ -264,15 +269,15 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
     )
 
 
-async def allowed_stay(request: Request, seconds: float | None) -> tuple[Stay, tuple[Notice, ...]]:
+async def allowed_stay(request: Request, body: StayBody) -> tuple[Stay, tuple[Notice, ...]]:
     """Return the stay that a request may ask for: it affects every client, so only an operator may."""
-    if seconds is None:
+    if body.stay_seconds is None:
         return UNSPECIFIED_STAY, ()
     try:
         await authorize_operator(request)
     except Rejected:
-        return UNSPECIFIED_STAY, (ignored_notice("keep_alive", "it affects every client, so it needs an admin key"),)
-    return Stay(idle_seconds=seconds), ()
+        return UNSPECIFIED_STAY, (ignored_notice(body.stay_field, "it affects every client, so it needs an admin key"),)
+    return Stay(idle_seconds=body.stay_seconds), ()
 
 
 def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification, SpeculationRequest]:

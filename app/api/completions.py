@@ -39,10 +39,10 @@ Prompt = str | list[int]
 TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}, "minItems": 1}
 
 
-def prompts(most: int) -> WithJsonSchema:
+def prompts(most: int, *, or_null: bool = False) -> WithJsonSchema:
     """Return the OpenAPI schema of one prompt or up to `most`, each a text or a list of token ids."""
     several = [{"type": "array", "items": schema, "minItems": 1, "maxItems": most} for schema in (TEXT, TOKENS)]
-    return json_schema_as(TEXT, TOKENS, *several, or_null=False)
+    return json_schema_as(TEXT, TOKENS, *several, or_null=or_null)
 
 
 class CompletionBody(GenerationBody):
@@ -74,7 +74,7 @@ class CompletionBody(GenerationBody):
         if self.suffix and (self.echo or not isinstance(self.prompt[0], str)):
             raise ValueError("suffix goes with a prompt that is text, and without echo")
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens: 0 tells nothing without echo: give at least 1, or echo: true")
+            raise ValueError("max_tokens: 0 requires echo: true: give at least 1, or echo: true")
         return self
 
 

@@ -98,7 +98,7 @@ class AnthropicTool(Body):
         if not self.is_client_tool:
             return {"type": self.type, "name": self.name}
         described = {"name": self.name, "description": self.description, "parameters": self.input_schema}
-        function = {name: value for name, value in described.items() if value is not None} | {"strict": self.strict}
+        function = {name: value for name, value in (described | {"strict": self.strict}).items() if value is not None}
         return {"type": "function", "function": function}
 
 

@@ -99,7 +99,7 @@ class OllamaBody(ThinkingBody, StayBody):
     model_config = ConfigDict(extra="allow")
 
     model: ModelName
-    stream: bool = True
+    stream: bool | None = True
     format: str | dict[str, Any] | None = None
     options: OllamaOptions | None = None
     speculation: dict[str, Any] | None = None
@@ -107,7 +107,7 @@ class OllamaBody(ThinkingBody, StayBody):
     def as_openai(self) -> dict[str, Any]:
         """Return OpenAI's fields of the same meaning."""
         fields = (self.options or OllamaOptions()).as_openai() | self.thinking_fields()
-        fields |= {"model": plain_name(self.model), "keep_alive": self.stay_seconds, "speculation": self.speculation}
+        fields |= {"model": plain_name(self.model), self.stay_field: self.stay_seconds, "speculation": self.speculation}
         if self.format == "json":
             fields["response_format"] = {"type": "json_object"}
         elif self.format:
@@ -144,17 +144,17 @@ class OllamaMessage(Body):
 class OllamaChat(OllamaBody):
     """`POST /api/chat`."""
 
-    messages: list[OllamaMessage] = Field([], max_length=MAX_MESSAGES)
+    messages: list[OllamaMessage] | None = Field(None, max_length=MAX_MESSAGES)
     tools: list[dict[str, Any]] | None = None
 
 
 class OllamaGenerate(OllamaBody):
     """`POST /api/generate`; `raw` skips the chat template, and so does a `suffix`."""
 
-    prompt: str = ""
+    prompt: str | None = None
     system: str | None = None
     suffix: str | None = None
-    raw: bool = False
+    raw: bool | None = None
     images: Images = None
 
 
@@ -162,7 +162,7 @@ class OllamaEmbed(StayBody):
     """`POST /api/embed`, and `/api/embeddings` with one `prompt`."""
 
     model: ModelName
-    input: Annotated[Any, prompts(MAX_INPUTS)] = None
+    input: Annotated[Any, prompts(MAX_INPUTS, or_null=True)] = None
     prompt: str | None = None
     dimensions: int | None = None
 
@@ -183,7 +183,7 @@ def _messages(body: OllamaChat) -> list[dict[str, Any]]:
     """Convert messages to OpenAI's: calls without an id get one, and results refer to it by tool name or in order."""
     messages: list[dict[str, Any]] = []
     open_calls: dict[str, str] = {}
-    for message in body.messages:
+    for message in body.messages or ():
         plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.thinking:
             plain["reasoning_content"] = message.thinking
@@ -241,7 +241,7 @@ async def ollama_generate(request: Request, body: JsonBody[OllamaGenerate]) -> R
 
 
 async def _answer(request: Request, body: OllamaBody, command: Generate, renderer: "OllamaRenderer") -> Response:
-    return await answer(request, [command], renderer, stream=body.stream)
+    return await answer(request, [command], renderer, stream=body.stream is not False)
 
 
 async def _load(request: Request, body: OllamaBody, empty: dict[str, Any]) -> Response:
@@ -252,8 +252,9 @@ async def _load(request: Request, body: OllamaBody, empty: dict[str, Any]) -> Re
         model_id = await asyncio.to_thread(context.resolver.id_of, plain_name(body.model))
         await context.worker.unload(model_id)
         return JSONResponse(_base(model_id) | empty | {"done": True, "done_reason": "unload"})
+    context.activity.check_open()
     unit = await asyncio.to_thread(context.resolver.resolve, plain_name(body.model))
-    stay, notices = await allowed_stay(request, body.stay_seconds)
+    stay, notices = await allowed_stay(request, body)
     await cancel_on_disconnect(request, context.worker.load(unit, stay))
     return JSONResponse(_base(unit.id) | empty | LOADED_ANSWER | warnings_object(notices))
 
@@ -272,7 +273,7 @@ async def ollama_embeddings(request: Request, body: JsonBody[OllamaEmbed]) -> Re
 
 async def _embed(request: Request, body: OllamaEmbed, given: Any, render_vectors: Any) -> Response:
     wanted = {"model": plain_name(body.model), "input": given, "dimensions": body.dimensions}
-    wanted["keep_alive"] = body.stay_seconds
+    wanted[body.stay_field] = body.stay_seconds
     embeddings = validated(wanted, EmbeddingsBody)
     commands = await embedding_commands(request, embeddings, f"ollama-{secrets.token_hex(12)}")
     first = msgspec.structs.replace(commands[0], notices=(*commands[0].notices, *ignored_fields(body)))

@@ -50,8 +50,8 @@ class RerankBody(GenerationBody):
         Any, json_schema_as({"type": "array", "items": {"anyOf": [TEXT, object_of(text=TEXT)]}}, or_null=False)
     ]
     top_n: int | None = Field(None, ge=1)
-    return_documents: bool = False
-    instruction: str = INSTRUCTION
+    return_documents: bool | None = None
+    instruction: str | None = None
 
     @field_validator("documents")
     @classmethod
@@ -73,7 +73,7 @@ async def rerank(request: Request, body: JsonBody[RerankBody]) -> Response:
         raise InvalidRequest(message, parameter="model")
     shared = await shared_command(request, body, top_logprobs=LIKELIEST)
     rerank_id = f"rerank-{secrets.token_hex(12)}"
-    query_fields = {"instruction": body.instruction, "query": body.query}
+    query_fields = {"instruction": INSTRUCTION if body.instruction is None else body.instruction, "query": body.query}
     commands = [
         msgspec.structs.replace(
             shared,

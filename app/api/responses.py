@@ -22,7 +22,7 @@ from app.api.response_store import Item, ResponseStore
 from app.api.shapes import Deleted, ResponseItems, ResponseObject
 from app.api.thinking import ThinkingBody
 from app.api.tools import CUSTOM, CustomInput
-from app.core.errors import InvalidRequest, PacelineError
+from app.core.errors import CONTEXT_OVERFLOW, InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate, ToolCallDelta
 from app.core.request import Notice
 from app.core.statistics import Statistics
@@ -165,6 +165,7 @@ class ResponseRenderer(Renderer):
     """OpenAI's response and its stream: items one after another, each opened, written and closed."""
 
     end = b""
+    streamed_refusals = frozenset({CONTEXT_OVERFLOW})
 
     def __init__(
         self, command: Generate, body: ResponsesBody, tools: Sequence[Item], save: Callable[[Item], None]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from app.core.errors import CommandError
+from app.machine.own_files import write_privately
 from app.machine.server_file import LOG_FOLDER, START_LOG
-from app.models.safe_files import write_privately
 from app.settings import Settings
 
 LABEL = "app.paceline.server"

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from rich.table import Table
 from rich.text import Text
 
+from app.admin.setting_rows import model_setting_rows, setting_rows
 from app.command.server import running_server
 from app.core.errors import CommandError, ModelNotFound
 from app.core.setting_texts import size_text
@@ -65,7 +66,7 @@ def set_password(settings: Settings, password: str) -> None:
 def rows(settings: Settings, model: str = "") -> list[dict[str, Any]]:
     """Return every setting of the server, or of a model. Raises `ModelNotFound`."""
     with open_settings(settings) as live:
-        return live.describe_model(*_resolve_model(live, model)) if model else live.describe()
+        return model_setting_rows(live, *_resolve_model(live, model)) if model else setting_rows(live)
 
 
 def row(settings: Settings, name: str, model: str = "") -> dict[str, Any]:

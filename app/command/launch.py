@@ -12,8 +12,8 @@ from app.coding_agents import AGENTS, NO_KEY, CodingAgent, ModelEndpoint
 from app.command.chat import choose_model
 from app.command.server import Server, target_server
 from app.core.errors import CommandError
+from app.machine.own_files import write_privately
 from app.machine.server_file import RunningServer
-from app.models.safe_files import write_privately
 from app.settings import Settings
 
 

@@ -320,7 +320,7 @@ def failed_frame(request_id: str, error: PacelineError) -> Failed:
 
 
 def error_of(failed: Failed) -> PacelineError:
-    """Return the error that a frame carries: of its class, or of the nearest above it that is made as the root is."""
+    """Return the error that a frame carries: of its class, or of its nearest base with the constructor of the root."""
     bases: Any = error_class(failed.error).__mro__
     made_alike: type[PacelineError] = next(base for base in bases if base.__init__ is PacelineError.__init__)
     return made_alike(

@@ -1,4 +1,4 @@
-"""Requests, and what is remembered of them: frozen values that cross every boundary."""
+"""Requests and their records: frozen values that cross every boundary."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

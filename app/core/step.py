@@ -108,7 +108,7 @@ class RowOutcome:
     why_not_drafted: Reason = NO_REASON
     confidences: tuple[float, ...] = ()
     dead_end: str = ""
-    """Why the grammar of the row lets nothing follow: it ends with this error, the others continue."""
+    """Why the grammar of the row allows no next token; only this row fails."""
     embedding: tuple[float, ...] = ()
     """Embedding of the whole prompt, if requested."""
     appended: int = 0
@@ -161,7 +161,7 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     FAILED = "failed"
     DEAD_END = "dead_end"
-    """The grammar lets nothing follow, or what follows costs more than a step may."""
+    """The grammar allows no next token, or finding one costs more than a step may."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from app.command.autostart import is_default_home, stable_python
 from app.core.errors import CommandError, ModelUnavailable
 from app.i18n.catalogs import Words
 from app.machine.installation import version_order
-from app.machine.own_files import read_json_as
-from app.models.safe_files import read_file, write_privately
+from app.machine.own_files import read_json_as, write_privately
+from app.models.safe_files import read_file
 from app.settings import Settings
 
 NAME = "Paceline.app"

@@ -22,9 +22,8 @@ from app.core.download import MARKER, PARTIAL, PARTIAL_LOCK, PARTIAL_NAME
 from app.core.errors import CommandError
 from app.desktop import bundle
 from app.machine.installation import this_installation
-from app.machine.own_files import ANY, own_files, own_folders, read_json_as
+from app.machine.own_files import ANY, own_files, own_folders, read_json_as, write_privately
 from app.machine.prefix_files import PREFIX_FILE_NAME, PREFIX_PARTIAL_NAME
-from app.models.safe_files import write_privately
 from app.settings import PREFIXES, Settings
 
 Name = Literal["service", "app", "downloads", "caches", "state"]

@@ -20,8 +20,7 @@ from app.command.service import ANSWER_SECONDS, ENTRY, open_page, setup_address,
 from app.core.errors import CommandError
 from app.desktop.bundle import DIALOG, ICONS
 from app.desktop.menubar import has_screen
-from app.machine.own_files import read_json_as
-from app.models.safe_files import write_privately
+from app.machine.own_files import read_json_as, write_privately
 from app.settings import Settings
 
 SIZE_FILE = "window.json"

@@ -119,7 +119,7 @@ class Decoder:
     def _decode_drafts(
         self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array, timer: StepTimer
     ) -> tuple[RowOutcome, ...]:
-        """Verify `drafts` int32 [rows, K], accept, rewind: one lazy graph, of which the host reads the end once."""
+        """Verify `drafts` int32 [rows, K], accept, rewind: one lazy graph; the host synchronises once, at its end."""
         mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
         timer.end("drafted", lambda: [drafts])
         logits, forward = self._verify(rows, drafts, proposal.counts)

@@ -218,7 +218,7 @@ def rope_theta(values: ConfigValues, *, is_global: bool) -> float:
     )
     own = ConfigValues(ConfigValues(values.section("rope_parameters")).section(kind))
     if values.get("rope_scaling") or own.get("rope_type") not in {None, "default"}:
-        raise ModelUnavailable("its rotary places are scaled, which does not run here; choose another one")
+        raise ModelUnavailable("its rotary positions are scaled, which is not supported; choose another one")
     return own.real("rope_theta", values.real(f"{old}_rope_theta", usual))
 
 

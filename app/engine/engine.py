@@ -57,7 +57,9 @@ class Engine:
         )
         self.measured: Sequence[StepCost] = ()
         self.prefixes = prefixes
-        self._caching = Dispensable("the prefix cache", logger, memory.is_exhausted)
+        self._prefix_use = Dispensable("the prefix cache", logger)
+        """Guards all but storing within a step, where a lack of memory ends the whole step."""
+        self._storing = Dispensable("the prefix cache", logger, memory.is_exhausted)
         self._constraints = Constraints(by_rejection=by_rejection)
         self._pooling = Pooling(runner, drafters.taps)
         self._writes = CacheWrites(runner, slow_seconds)
@@ -81,7 +83,7 @@ class Engine:
 
     @property
     def cache_bytes(self) -> int:
-        return sum(runner.caches.nbytes for runner in (self.runner, *self.drafters.runners.values()))
+        return sum(runner.cache_bytes for runner in (self.runner, *self.drafters.runners.values()))
 
     @property
     def prefix_cache_bytes(self) -> int:
@@ -92,21 +94,24 @@ class Engine:
         return self.prefixes.state
 
     def drop_prefix_cache(self, retained_share: float = 0.0) -> None:
-        self.prefixes.trim(retained_share)
+        with self._prefix_use.guarded():
+            self.prefixes.trim(retained_share)
 
     def clear_prefix_cache(self) -> None:
         """Clear the memory tier of this model and the disk tier of every model."""
-        self.prefixes.clear()
-        self.prefixes.disk.clear()
+        for tier in (self.prefixes, self.prefixes.disk):
+            with self._prefix_use.guarded():
+                tier.clear()
 
     def bound_prefix_cache(self, limit_bytes: int) -> None:
         """Limit the prefix cache to `limit_bytes`, and never to more than the model's setting."""
-        self.prefixes.bound(limit_bytes)
+        with self._prefix_use.guarded():
+            self.prefixes.bound(limit_bytes)
 
     def fetch(self, request: Request) -> bool:
         is_there = True
         if not (request.scores_prompt or request.embeds):
-            with self._caching.guarded():
+            with self._prefix_use.guarded():
                 is_there = self.prefixes.fetch(request, self.runner, self._drafters_with_rows(request))
         return is_there
 
@@ -120,7 +125,7 @@ class Engine:
         if request.scores_prompt or request.embeds:
             return 0  # cached positions have no logits or hidden states
         restored: int | None = None
-        with self._caching.guarded(undo=self.prefixes.clear):
+        with self._prefix_use.guarded(undo=self.prefixes.clear):
             restored = self.prefixes.restore(request, self.runner, self._drafters_with_rows(request))
         if restored is None:  # the cache failed: the row begins empty
             self.runner.release(request.id)
@@ -156,7 +161,7 @@ class Engine:
             self._forget(request_id)
 
     def _cache_row(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
-        with self._caching.guarded(undo=self.prefixes.clear):
+        with self._storing.guarded(undo=self.prefixes.clear):
             self._store_row(request, text, length, ended=ended)
 
     def _store_row(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:

@@ -2,6 +2,9 @@
 
 On Linux the published mlx wheel links a reference BLAS; loading OpenBLAS with its symbols made global *before* libmlx
 is loaded makes float32 matmuls some 30 times faster (measured). `PACELINE_OPENBLAS=0` turns it off.
+
+On macOS mlx commits a Metal command buffer after a number of operations or bytes that suits small models: 40 and 40 MB,
+50 and 50 on Max and Ultra. A large GPU waits at each boundary, so there the limits are raised (docs/speed.md).
 """
 
 import ctypes
@@ -14,18 +17,27 @@ from importlib import metadata
 from platform import python_version
 from types import ModuleType
 
+from app.machine.host import chip_name
+
 OPENBLAS_LIBRARY = "libopenblas.so.0"
 OPENBLAS_VARIABLE = "PACELINE_OPENBLAS"
 OPENBLAS_PATIENCE = ("OPENBLAS_THREAD_TIMEOUT", "18")
 """Variable and value that let OpenBLAS threads spin 2^18 cycles (0.1 ms) for the next product before they sleep, not
 2^26 (30 ms): the server, its clients and the thread that builds the next forward need those cores (docs/speed.md)."""
+COMMAND_LIMITS = {
+    "Max": {"MLX_MAX_OPS_PER_BUFFER": "500", "MLX_MAX_MB_PER_BUFFER": "100"},
+    "Ultra": {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "400"},
+}
+"""Variables and values, by the last word of a chip's name, that set the operations and the megabytes of distinct inputs
+of a command buffer. Others keep mlx's: what a command holds of temporary arrays grows with it, and so does the time in
+which the GPU draws no window."""
 TOKENIZER_MODULE = "mlx_lm.tokenizer_utils"
 REPORTED_DISTRIBUTIONS = ("paceline", "mlx", "mlx-lm")
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Result of `prepare`: whether OpenBLAS serves the CPU matmuls of this process, and why or why not."""
+    """Result of `prepare`: whether OpenBLAS serves the CPU matmuls, why or why not, and on a Mac the limits set."""
 
     openblas: bool
     reason: str
@@ -36,10 +48,14 @@ def prepare(
     system: str = sys.platform,
     environment: MutableMapping[str, str] = os.environ,
     library: str = OPENBLAS_LIBRARY,
+    chip: str | None = None,
 ) -> Preparation:
-    """Load OpenBLAS for mlx where that helps. Call it first thing in the worker; it never raises."""
+    """Load OpenBLAS for mlx where that helps, and raise the limits of a large GPU's command buffers, but none that the
+    user has set. Call it first thing in the worker; it never raises. `chip` is this machine's by default."""
     if not system.startswith("linux"):
-        return Preparation(openblas=False, reason=f"not needed on {system}")
+        limits = COMMAND_LIMITS.get((chip or chip_name()).rpartition(" ")[2], {})
+        chosen = [f"{name}={environment.setdefault(name, value)}" for name, value in limits.items()]
+        return Preparation(openblas=False, reason=", ".join([f"no OpenBLAS needed on {system}", *chosen]))
     if environment.get(OPENBLAS_VARIABLE, "1") == "0":
         return Preparation(openblas=False, reason=f"turned off by {OPENBLAS_VARIABLE}=0")
     if "mlx.core" in sys.modules:

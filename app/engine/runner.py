@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from app.core.request import UNQUANTISED, Quantisation
@@ -112,6 +113,11 @@ class Runner:
     def needs_snapshots(self) -> bool:
         """Whether a row can be restored only where a copy was taken, not at every token as in attention layers."""
         return bool(self.caches.states) or any(window is not None for window in self.caches.lanes)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of all rows' caches."""
+        return self.caches.nbytes
 
     def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> None:
         """Claim a row with room for `reserve_tokens` from its first forward on.
@@ -287,7 +293,8 @@ class Runner:
 
 
 class AloneRunner(Runner):
-    """Runner for a model with unsupported caches: its own ones, one sequence at a time, all fed tokens committed."""
+    """Runner for a model with unsupported caches: it uses the model's own, one sequence at a time, and commits every
+    token."""
 
     def __init__(self, model: nn.Module, on_progress: Callable[[], None] = lambda: None) -> None:
         self.model = model
@@ -295,6 +302,12 @@ class AloneRunner(Runner):
         self.caches = Caches(table=SlotTable(), layers=[])
         self.rows_isolated = False
         self.quantisation = UNQUANTISED
+
+    @property
+    def cache_bytes(self) -> int:
+        has_run = any(self.caches.table.length(name) for name in self.caches.table.slots)
+        leaves = tree_flatten(self.arrays(), destination={}) if has_run else {}
+        return sum(array.nbytes for array in dict(leaves).values() if isinstance(array, mx.array))
 
     def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> None:
         """Claim the only row. Raises RuntimeError if it is taken."""

@@ -33,9 +33,9 @@ from huggingface_hub.errors import (
 from app import __version__
 from app.core.download import LARGEST_COUNT
 from app.core.errors import HubProblem, InvalidRequest
-from app.machine.own_files import read_regular_file
+from app.machine.own_files import read_regular_file, write_privately
 from app.models.encoders import POOLING_FILE
-from app.models.safe_files import printable, write_privately
+from app.models.safe_files import printable
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo

@@ -3,11 +3,13 @@
 Below the given folder no link is followed, and only regular files are opened.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
 import re
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +88,22 @@ def read_json_as(path: Path, kind: type[Value], max_bytes: int = MAX_FILE_BYTES)
         return msgspec.json.decode(read_regular_file(path, max_bytes), type=kind)
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def write_privately(path: Path, content: bytes) -> None:
+    """Write a file beside `path`, sync it and rename it; only the owner may read it. Raises `OSError`."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
 
 
 def make_folder(folder: Path, mode: int = 0o700) -> None:

@@ -264,8 +264,8 @@ class FolderCatalog:
     def models(self) -> tuple[CatalogModel, ...]:
         """Return all models sorted by id, broken ones included; never raises for the contents of a folder."""
         with self._lock:
-            now = self._clock()
-            if self._scanned_at is None or now - self._scanned_at >= self._refresh_seconds:
+            now, scanned_at = self._clock(), self._scanned_at
+            if scanned_at is None or now - scanned_at >= self._refresh_seconds:
                 self._scanned_at = now  # beforehand, so that a `refresh` during the scan asks for another one
                 self._models = self._scan()
             return tuple(self._models.values())

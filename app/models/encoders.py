@@ -38,7 +38,7 @@ def check_direction(config: Config) -> None:
             f"it was made for something else than embeddings ({printable(name)}); choose another one"
         )
     if kind in ENCODERS and config.get("position_embedding_type") not in (None, "absolute"):
-        raise ModelUnavailable("it places tokens relative to one another, which does not run here; choose another one")
+        raise ModelUnavailable("it uses relative position embeddings, which are not supported; choose another one")
     if kind in OTHER_ENCODERS or config.get("use_bidirectional_attention") in (True, "all"):
         raise ModelUnavailable(
             f"it reads in both directions, and of such models only {', '.join(sorted(ENCODERS))} run here; choose one"
@@ -55,7 +55,7 @@ def declared_pooling(root: Path, files: Collection[str]) -> str:
     strange = [kind for kind in kinds if kind not in {"Transformer", "Pooling", "Normalize"}]
     if strange:
         raise ModelUnavailable(
-            f"its embeddings pass a {printable(strange[0])}, which does not run here; choose another one"
+            f"its embeddings pass a {printable(strange[0])}, which is not supported; choose another one"
         )
     file = next((name for name in files if POOLING_FILE.fullmatch(name)), "")
     if not file:

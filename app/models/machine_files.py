@@ -14,7 +14,8 @@ import msgspec
 from app.core.errors import ModelUnavailable
 from app.core.step import StepCost
 from app.core.unit import ModelSpecification
-from app.models.safe_files import read_object, write_privately
+from app.machine.own_files import write_privately
+from app.models.safe_files import read_object
 
 MAX_FILE_BYTES = 1 << 20
 MAX_COSTS = 4_096

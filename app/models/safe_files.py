@@ -4,13 +4,11 @@ Functions that read raise `ModelUnavailable` (a reason and the next action, neve
 the file is not at fault and a retry may succeed; they end fast.
 """
 
-import contextlib
 import errno
 import math
 import os
 import stat
 import sys
-import tempfile
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,22 +100,6 @@ def read_file(path: Path, max_bytes: int) -> bytes:
     if is_larger or len(content) > max_bytes:
         raise ModelUnavailable(f"{printable(path.name)} is larger than {max_bytes >> 20} MiB; {DOWNLOAD_AGAIN}")
     return content
-
-
-def write_privately(path: Path, content: bytes) -> None:
-    """Write a file beside `path`, sync it and rename it; only the owner may read it. Raises `OSError`."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:

@@ -19,8 +19,8 @@ from typing import TypeVar
 import msgspec
 
 from app.core.errors import DiskUnavailable, ModelUnavailable
-from app.machine.own_files import read_json_as
-from app.models.safe_files import DOWNLOAD_AGAIN, read_file, write_privately
+from app.machine.own_files import read_json_as, write_privately
+from app.models.safe_files import DOWNLOAD_AGAIN, read_file
 
 MAX_TOKENIZER_BYTES = 128 * 1024 * 1024
 MAX_PIECES = 2_000_000

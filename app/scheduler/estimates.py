@@ -23,7 +23,7 @@ RECENT_TOKENS = 64
 """Half-life, in tokens, of evidence about a drafter since its last miss, and of a request's record without its drafts.
 Also the tokens within which a drafter must make up for what it has to read first."""
 CONFIDENCES = (0.5, 0.9, 0.97, 0.99)
-"""Bounds between the classes of how sure the target is of its tokens."""
+"""Boundaries between classes of the target's confidence in its tokens."""
 CONTEXT_TOKENS = 1_024
 """Context, in tokens, where the first class ends; each doubling is another, because drafters get worse with length."""
 

@@ -46,7 +46,7 @@ class _TrackedOffer(NamedTuple):
 
 
 class OfferTracker:
-    """Tracks a request's offers to their first wrong token or their end, except those behind forced tokens."""
+    """Tracks a request's offers until their first mismatch or their end; offers after forced tokens are skipped."""
 
     def __init__(self) -> None:
         self.offered: Mapping[str, Offer] = {}

@@ -196,7 +196,7 @@ def _observed(
     if sequence is None or not drafts_or_says_why:
         # It delivered an earlier plain forward; if it was to draft, nothing was launched and the step took no time.
         return DraftObservation(), not reads and not row.num_draft_tokens
-    # Forced drafts are no merit of the drafter, and a rejected one (a text can be spelled differently) shows nothing
+    # Forced drafts say nothing about the drafter, and a rejected one (a text can be spelled differently) shows nothing
     # about those after it.
     by_drafter = outcome.drafted - outcome.appended
     forced = min(by_drafter, sequence.forced)

@@ -16,6 +16,7 @@ from urllib.parse import quote
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
+from app.core.errors import StoreUnavailable
 from app.core.setting_texts import is_loopback
 from app.serving.errors import Rejected
 from app.store.accounts import Accounts
@@ -112,10 +113,11 @@ async def authorize_operator(request: Request) -> None:
 
 
 async def is_authorized(request: Request) -> bool:
-    """Return whether `authorize` would still accept the request: its session may have ended since."""
+    """Return whether `authorize` would still accept the request: its session may have ended since. While the store
+    cannot be read nobody knows, so the answer is no: a page connects again."""
     try:
         await authorize(request)
-    except (Rejected, HTTPException):
+    except (Rejected, HTTPException, StoreUnavailable):
         return False
     return True
 

@@ -6,6 +6,7 @@ quote the request or a path.
 
 import http
 import logging
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -19,7 +20,13 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from app.core.errors import HubProblem, InvalidRequest, PacelineError, translation_of
+from app.core.errors import (
+    CONTEXT_OVERFLOW,
+    HubProblem,
+    InvalidRequest,
+    PacelineError,
+    translation_of,
+)
 from app.i18n.catalogs import Words
 
 logger = logging.getLogger("paceline.errors")
@@ -70,7 +77,8 @@ def error_object(error: PacelineError, words: Words | None = None, path: str = "
     text for it, in the shape that clients of `path` expect."""
     if path.startswith(ANTHROPIC):
         kind = ANTHROPIC_KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-        problem = {"type": kind, "message": error.message[:MAX_MESSAGE_CHARACTERS], "code": error.code}
+        message = _overflow_in_anthropics_words(error.message) if error.code == CONTEXT_OVERFLOW else error.message
+        problem = {"type": kind, "message": message[:MAX_MESSAGE_CHARACTERS], "code": error.code}
         return {"type": "error", "error": problem}
     if path in OLLAMA:
         return {"error": error.message[:MAX_MESSAGE_CHARACTERS]}
@@ -82,6 +90,13 @@ def error_object(error: PacelineError, words: Words | None = None, path: str = "
             "code": error.code,
         }
     }
+
+
+def _overflow_in_anthropics_words(message: str) -> str:
+    """Return the message of `context_overflow` as Anthropic's API words it: Claude Code compacts a conversation only
+    when it reads this."""
+    limit, *counts = map(int, re.findall(r"\d+", message))
+    return f"prompt is too long: {max([limit + 1, *counts])} tokens > {limit} maximum"
 
 
 def localized_message(error: PacelineError, words: Words | None) -> str:

@@ -212,7 +212,7 @@ def _check_framing(version: str, headers: Headers) -> None:
 
 
 def _is_followed_link(method: str, headers: Headers) -> bool:
-    """Return whether a person opens a link as a page of its own; also for a preflight, which is never granted."""
+    """Return whether this is a top-level navigation, or a preflight, which is never granted."""
     is_document = headers[b"sec-fetch-mode"] == [b"navigate"] and headers[b"sec-fetch-dest"] == [b"document"]
     return method == "OPTIONS" or (method == "GET" and is_document)
 
@@ -284,7 +284,7 @@ def parse_json(raw: bytes | bytearray) -> Any:
         value = json.loads(
             raw.decode(), object_pairs_hook=_reject_duplicates, parse_float=_parse_finite, parse_constant=_parse_finite
         )
-        msgspec.msgpack.encode(value)  # rejects what the worker's channel cannot carry: larger integers, surrogates
+        value = _for_channel(value)
     except InvalidRequest:
         raise
     except (ValueError, OverflowError, RecursionError) as error:
@@ -295,6 +295,25 @@ def parse_json(raw: bytes | bytearray) -> Any:
     if raw.count(b"{") + raw.count(b"[") > MAX_JSON_DEPTH:
         _check_depth(value)
     return value
+
+
+def _for_channel(value: Any) -> Any:
+    """Return a body as the worker's channel can carry it, where the halves of characters that a client cut in two are
+    replaced. Raises ValueError or OverflowError for larger integers, and for names with such halves."""
+    try:
+        msgspec.msgpack.encode(value)
+    except UnicodeEncodeError:
+        value = _with_whole_characters(value)
+        msgspec.msgpack.encode(value)
+    return value
+
+
+def _with_whole_characters(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, dict):
+        return {name: _with_whole_characters(member) for name, member in value.items()}
+    return [_with_whole_characters(item) for item in value] if isinstance(value, list) else value
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

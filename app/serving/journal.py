@@ -143,13 +143,15 @@ class Journal:
         self._wake.set()
 
     async def clear(self) -> None:
-        """Delete every ended request. Raises what the history raises."""
+        """Delete every request that has ended by now. Raises what the history raises; then all are kept."""
         async with self._writing:
-            self._pending.clear()
-            self._recent.clear()
-            self._unreported.clear()
+            unreported = (past for _, past in self._unreported)
+            ended = {past.id for past in (*self._recent, *self._pending, *unreported)}
             if self._history is not None:
                 await asyncio.to_thread(self._history.clear)
+            self._pending = deque((past for past in self._pending if past.id not in ended), PENDING)
+            self._recent = deque((past for past in self._recent if past.id not in ended), RING)
+            self._unreported = deque((entry for entry in self._unreported if entry[1].id not in ended), RING)
 
     async def run(self) -> None:
         """Write ended requests about once a second until cancelled, then the rest."""

@@ -1,7 +1,7 @@
 """Current settings: the command line, then the environment, then stored values, then the defaults.
 
-Server, command line and benchmark use the same class; page, API and command line show its rows (`describe`). Settings
-with immediate effect are read from `current` and `model` at each use; those that need a restart keep their value from
+Server, command line and benchmark use the same class; `app/admin/setting_rows.py` shows its settings. Those with
+immediate effect are read from `current` and `model` at each use; those that need a restart keep their value from
 the start in `current`. While a server runs, only it changes stored values, also for the command line. Saving raises
 `InvalidSetting`, and is done in a thread because it writes a file.
 """
@@ -9,16 +9,13 @@ the start in `current`. While a server runs, only it changes stored values, also
 import asyncio
 import logging
 import threading
-import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal
 
-import annotated_types
 import psutil
-from pydantic import SecretStr, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 
 from app.core.errors import InvalidSetting, StoreUnavailable, invalid_setting
 from app.core.setting_texts import to_json_value
@@ -26,7 +23,6 @@ from app.i18n.catalogs import languages
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
 from app.model_settings import PROFILED, Conflict, ModelSettings, refuse_conflicts, split_profile
 from app.settings import WHERE_UNREADABLE, Settings, check_setting, setting_info
-from app.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from app.store.rows import StoredSettings
@@ -39,20 +35,6 @@ RESTART_ONLY = frozenset(name for name in Settings.model_fields if setting_info(
 USER_LANGUAGES = "languages"
 """Folder in `PACELINE_HOME` with the user's own languages."""
 UNSET = ModelSettings()
-VALUE_KINDS: Mapping[Any, str] = {
-    bool: "switch",
-    int: "number",
-    float: "number",
-    str: "text",
-    Path: "text",
-    tuple: "list",
-    dict: "pairs",
-    SecretStr: "secret",
-    SpeculativeConfig: "json",
-}
-LONG_CHARACTERS = 1000
-INHERITED = frozenset({"policy", "acceptance", "num_draft_tokens", "idle_seconds"})
-"""Model settings that fall back to a server setting of the same name."""
 
 logger = logging.getLogger("paceline.settings")
 
@@ -201,7 +183,7 @@ class LiveSettings:
             storage = self._open_storage()
             changeable = {name: value for name, value in checked.items() if name not in self._given.model_fields_set}
             pending = self.pending.with_values(
-                {name: _default(name) if value is None else value for name, value in changeable.items()}
+                {name: default_of(name) if value is None else value for name, value in changeable.items()}
             )
             aliases = {model.alias for model in self._models.values() if model.alias}
             names = None if models is None else frozenset({*models, *aliases, *self._models})
@@ -278,49 +260,6 @@ class LiveSettings:
             self._notify()
             return model
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Return every setting of the server, in the order of the schema.
-
-        `value` is the value after a restart, `in_effect` whether it applies already; `stored` is the stored value, also
-        where command line or environment override it.
-        """
-        return [self.describe_one(name) for name in Settings.model_fields]
-
-    def describe_one(self, name: str) -> dict[str, Any]:
-        """Return one setting of the server. Raises KeyError for an unknown name."""
-        field = Settings.model_fields[name]
-        row = _row(name, field)
-        value = getattr(self.pending, name)
-        if name == "language":
-            row |= {"kind": "choice", "options": ["", *self.languages]}
-        return row | {
-            "default": to_json_value(_default(name)),
-            "value": to_json_value(value),
-            "origin": self.origin(name),
-            "stored": self.stored(name),
-            "in_effect": value == getattr(self.current, name),
-            "variable": f"PACELINE_{name.upper()}",
-        }
-
-    def describe_model(self, model_id: str, profile: str = "") -> list[dict[str, Any]]:
-        """Return every setting of one model, or of one of its profiles.
-
-        `inherited` is the value that applies where nothing is set; None: the default behaviour.
-        """
-        given = self.model(f"{model_id}:{profile}" if profile else model_id).given()
-        inherited = self.current if not profile else self.model(model_id).over(_inherited_settings(self.current))
-        return [
-            _row(name, field)
-            | {
-                "value": given.get(name),
-                "origin": "store" if name in given else "default",
-                "inherited": to_json_value(getattr(inherited, name)) if profile or name in INHERITED else None,
-            }
-            | ({"takes_effect": "now"} if profile else {})
-            for name, field in ModelSettings.model_fields.items()
-            if not profile or name in PROFILED
-        ]
-
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` after every change, on the running event loop; the returned function unsubscribes it."""
         entry = (asyncio.get_running_loop(), listener)
@@ -338,10 +277,6 @@ class LiveSettings:
         return self._storage
 
 
-def _inherited_settings(settings: Settings) -> ModelSettings:
-    return ModelSettings.model_validate({name: getattr(settings, name) for name in INHERITED})
-
-
 def _call(listener: Listener) -> None:
     try:
         listener()
@@ -349,7 +284,8 @@ def _call(listener: Listener) -> None:
         logger.exception("a listener to the settings failed")
 
 
-def _default(name: str) -> Any:
+def default_of(name: str) -> Any:
+    """Return the default of a setting of the server."""
     return Settings.model_fields[name].get_default(call_default_factory=True)
 
 
@@ -370,7 +306,7 @@ def _usable(stored: Mapping[str, Any]) -> dict[str, Any]:
 def _validated(name: str, value: Any) -> Any:
     """Return a stored value if it is valid for its setting. A switch must be a bool. Raises `InvalidSetting`."""
     check_setting(name, value)
-    if value is None or (isinstance(_default(name), bool) and not isinstance(value, bool)):  # 0 is no bool
+    if value is None or (isinstance(default_of(name), bool) and not isinstance(value, bool)):  # 0 is no bool
         raise InvalidSetting(f"{name}: the value cannot be read", parameter=name)
     return value
 
@@ -383,56 +319,3 @@ def checked_model(values: Mapping[str, Any]) -> ModelSettings:
         raise invalid_setting(error.errors()[0]) from None
     refuse_conflicts(model, MODEL_CONFLICTS)
     return model
-
-
-def _row(name: str, field: FieldInfo) -> dict[str, Any]:
-    """Return the schema of a setting: its form field, its limits, and when a change takes effect."""
-    extra = cast("dict[str, Any]", field.json_schema_extra)
-    kind, options = _kind(field.annotation)
-    limits = _limits(field)
-    if extra.get("unit") == "bytes":
-        kind = "size"
-    is_long = kind == "text" and (limits.get("longest") or 0) > LONG_CHARACTERS
-    return {
-        "name": name,
-        "description": field.description,
-        "section": extra.get("section"),
-        "kind": "long_text" if is_long else kind,
-        "options": options,
-        **limits,
-        "unit": extra.get("unit"),
-        "takes_effect": extra.get("takes_effect"),
-        "may_be_stored": extra.get("stored", True),
-    }
-
-
-def _kind(annotation: Any) -> tuple[str, list[str]]:
-    """Return the kind of form field for this type, and its options."""
-    outer, inner = get_origin(annotation), get_args(annotation)
-    if outer is Annotated:
-        return _kind(inner[0])
-    if outer in {Union, types.UnionType}:
-        return _kind(next(member for member in inner if member is not types.NoneType))
-    if outer is Literal:
-        return "choice", [str(option) for option in inner]
-    if outer is tuple:
-        return "list", _kind(inner[0])[1]
-    return VALUE_KINDS[outer or annotation], []
-
-
-def _limits(field: FieldInfo) -> dict[str, Any]:
-    limits: dict[str, Any] = {"least": None, "most": None, "longest": None, "whole": int in _types(field.annotation)}
-    for limit in field.metadata:
-        if isinstance(limit, annotated_types.Ge):
-            limits["least"] = limit.ge
-        elif isinstance(limit, annotated_types.Gt):
-            limits["least"] = limit.gt
-        elif isinstance(limit, annotated_types.Le):
-            limits["most"] = limit.le
-        elif isinstance(limit, annotated_types.MaxLen):
-            limits["longest"] = limit.max_length
-    return limits
-
-
-def _types(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) or (annotation,)

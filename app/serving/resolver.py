@@ -245,10 +245,10 @@ class Resolver:
 
     def limit_speculation(self, model_id: str, request: SpeculationRequest) -> SpeculationRequest:
         """Return `request`, limited during a measurement of its model to the drafting of the usual unit."""
-        loaded = self.loaded().get(model_id)
-        if loaded is None or model_id not in self._measured_units:
+        loaded, units = self.loaded().get(model_id), self._measured_units.get(model_id)
+        if loaded is None or units is None:
             return request
-        measured, usual = self._measured_units[model_id]
+        measured, usual = units
         if not loaded.unit.same_unit(measured):
             return request
         request = msgspec.structs.replace(request, policy=usual.policy)

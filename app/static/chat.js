@@ -179,7 +179,7 @@ const page = {
     return !this.model || !(this.draft.trim() || this.files.length);
   },
 
-  // The end stays in sight only for who is there already.
+  // Scroll along only where the end is in sight already.
   scrolled() {
     const { scrollTop, clientHeight, scrollHeight } = byId("chat-thread");
     this.isAtEnd = scrollTop + clientHeight > scrollHeight - NEAR_END;
@@ -206,7 +206,7 @@ const page = {
   get draftKey() {
     return this.current.turns.length ? this.current.id : 0;
   },
-  // What there is of replies that are being written is kept; who comes back soon sees them go on.
+  // Saves partial replies; they go on if the page is opened again soon.
   leave() {
     this.keepDraft();
     this.keepShown();

@@ -46,7 +46,7 @@ export const keeping = {
     for (const number of numbers) deliveries.set(number, next);
     return next;
   },
-  // A turn that is on its way arrives before, so that none comes to a conversation that is gone; nothing asks for it after.
+  // Lets saves that are under way finish first, so that none revives the conversation; those that wait are dropped.
   async deleteKept(address, number) {
     await this.inTurn(number ? [number] : [this.current.id, ...deliveries.keys()], async () => {
       await api("DELETE", address);
@@ -179,6 +179,7 @@ export const keeping = {
   // Something was written, here or elsewhere; or the server is there again.
   async followOthers() {
     await this.flush();
+    for (const conversation of [this.current, ...this.running]) await this.sendChange(conversation);
     const conversations = await this.readList();
     if (Number(location.hash.slice(1)) !== this.current.id) await this.openNamed(); // it could not be read before
     const { current } = this;

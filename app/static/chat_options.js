@@ -1,6 +1,6 @@
 // What a conversation asks of its model: the side panel's fields, and the body of the request they make.
 
-import { api, data, number, t } from "./core.js";
+import { api, data, number, t, toast } from "./core.js";
 import { liveStateOf, methodWords, stateOf } from "./model_words.js";
 
 export const byId = (id) => document.getElementById(id);
@@ -189,11 +189,17 @@ export const panel = {
     clearTimeout(this.sending);
     this.sending = setTimeout(() => this.sendChange(current), SAVE_MS);
   },
-  // A conversation that the server has not acknowledged yet (version 0) keeps its change until then.
+  // A conversation that the server has not acknowledged yet (version 0) keeps its change until then, and any keeps it
+  // while the server cannot be reached.
   async sendChange(conversation) {
     const { change, version } = conversation;
     if (!change || !version) return;
-    await this.attempt(() => this.change(conversation, change));
+    try {
+      await this.change(conversation, change);
+    } catch (error) {
+      toast(error.message, "bad");
+      if (![400, 404, 422].includes(error.status)) return;
+    }
     if (conversation.change === change) conversation.change = null;
   },
   resetOptions() {

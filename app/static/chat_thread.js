@@ -171,7 +171,7 @@ export const thread = {
     await this.write(conversation, conversation.turns.at(-1), controller, chunks());
   },
   isBegun: (message) => message.status === "stopped" && Boolean(readBegun()[message.id]),
-  // A reply that an earlier page began: the server goes on with it for a while, and tells it from the beginning.
+  // Resumes a reply that an earlier page began: the server keeps writing for a while and replays it from the start.
   async goOn(conversation, message) {
     const controller = new AbortController();
     const chunks = resume(readBegun()[message.id], controller.signal);

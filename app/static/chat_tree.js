@@ -3,7 +3,7 @@
 
 const ID_BYTES = 16;
 
-// Ids are drawn here, so that what is sent again is known again. (randomUUID is not there without https.)
+// Made in the browser, so that a turn sent twice is one turn. (Without https there is no randomUUID.)
 export function newTurnId() {
   const bytes = crypto.getRandomValues(new Uint8Array(ID_BYTES));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");

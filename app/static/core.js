@@ -71,7 +71,7 @@ export const moment = (unixSeconds) =>
 
 // --- the address ---------------------------------------------------------------------------------------------------
 
-// How a list is narrowed stands in the address, so that it is there again on the way back.
+// Filters live in the address, so that going back restores them.
 export const address = (name, usual = "") => new URLSearchParams(location.search).get(name) ?? usual;
 export function keepInAddress(values) {
   const kept = new URLSearchParams(Object.entries(values).filter(([, value]) => value));

@@ -39,7 +39,8 @@ component("logs", () => ({
   waiting: [],
 
   init() {
-    live("logs", (news) => this.hear(news));
+    let heard = Promise.resolve(); // one after the other: lines that were missed are asked for in between
+    live("logs", (news) => (heard = heard.then(() => this.hear(news))));
     this.$watch("filter", (filter) => keepInAddress(filter));
     this.$nextTick(() => this.follow(true));
   },
@@ -91,7 +92,7 @@ component("logs", () => ({
     const first = news.lines.length ? news.lines[0].number : news.last + 1;
     const from = isNewServer ? 0 : this.last;
     const lines = first > from + 1 ? (await this.missed(from)) ?? news.lines : news.lines;
-    const fresh = lines.filter((line) => line.number > from);
+    const fresh = lines.filter((line) => line.number > from && line.number <= news.last);
     this.last = news.last;
     if (isNewServer) this.lines = this.waiting = [];
     this.waiting = [...this.waiting, ...fresh.map(lineOf)].slice(-KEPT);

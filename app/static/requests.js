@@ -79,6 +79,7 @@ component("requests", () => ({
     try {
       const page = await api("GET", `${ADDRESS}?${asked}`);
       if (!isLatest()) return;
+      page.requests.forEach((request) => seen.add(request.id));
       take(page);
       this.next = page.next;
       this.problem = "";

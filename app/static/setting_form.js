@@ -2,20 +2,22 @@
 // reason below it: what was typed stays where it is; a switch, a choice or a list goes back. A page adds how it shows,
 // reads and sends a value, and words of its own.
 
-import { api, data, live, t } from "./core.js";
+import { api, data, latestOnly, live, t } from "./core.js";
 
 const rows = new Map(data.settings.map((row) => [row.name, row]));
 const shown = new Map();
 
 // Takes what another tab, another browser or the terminal changed, from this address; what somebody is writing here stays.
 export function follow(address) {
+  const begin = latestOnly();
   let changes = null;
   live("settings", async (count) => {
-    if (changes !== null && count !== changes) {
-      const answer = await api("GET", address).catch(() => null);
-      for (const row of answer?.settings ?? []) shown.get(row.name)?.see(row);
-    }
+    const isChanged = changes !== null && count !== changes;
     changes = count;
+    if (!isChanged) return;
+    const isLatest = begin();
+    const answer = await api("GET", address).catch(() => null);
+    if (isLatest()) for (const row of answer?.settings ?? []) shown.get(row.name)?.see(row);
   });
 }
 

@@ -114,12 +114,10 @@ class Sessions:
         with self._store.session(vital=True) as session:
             session.exec(delete(SessionRow).where(col(SessionRow.id) == digest_of(secret)))
 
-    def end_all(self, *, except_secret: str | None = None) -> None:
-        """Sign every browser out, except the one with the secret `except_secret`."""
+    def end_all(self) -> None:
+        """Sign every browser out."""
         with self._store.session(vital=True) as session:
-            session.exec(
-                delete(SessionRow).where(col(SessionRow.id) != (digest_of(except_secret) if except_secret else ""))
-            )
+            session.exec(delete(SessionRow))
 
     def list(self) -> Sequence[SessionRow]:
         """Return the open sessions, most recently used first."""

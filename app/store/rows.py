@@ -133,7 +133,7 @@ class DownloadRows:
                 session.merge(_row(download))
 
     def delete(self, download_id: int) -> None:
-        """Delete a download; unknown ids are fine."""
+        """Delete a download; unknown ids are ignored."""
         with self._store.session() as session:
             row = session.get(DownloadRow, download_id)
             if row is not None:

@@ -78,7 +78,7 @@ class Store:
                 yield session
 
     def start(self) -> str:
-        """Open the file for a server. Return a notice, for people, of what was done about it; empty: nothing."""
+        """Open the file for a server. Return a notice for people of any repair, or an empty string."""
         with self._translating_errors(), self._lock:
             self.close()
             permissions_notice = PERMISSIONS_NOTICE if database.is_writable_by_others(self.path.parent) else ""

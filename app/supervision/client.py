@@ -72,7 +72,9 @@ class WorkerClient(Supervisor):
         self._models_to_restore: dict[str, LoadedModel] = {}
         """Models that earlier workers had in memory, until they are loaded again, by id."""
         self._restores_when_ready = True
-        """Whether the next worker loads them as soon as it is ready."""
+        """Whether the next worker loads models as soon as it is ready."""
+        self._restored_models: set[str] = set()
+        """Ids of those: not of models that a worker had left to their next request."""
         self.progress: dict[str, LoadProgress] = {}
         """Model id -> the last progress of a load under way."""
         self.snapshot = Snapshot()
@@ -211,6 +213,8 @@ class WorkerClient(Supervisor):
     async def unload(self, model_id: str) -> None:
         """Unload a unit. Raises ModelInUse while it is leased."""
         await self._prepare(None)
+        self._models_to_restore.pop(model_id, None)
+        self._restored_models.discard(model_id)
         await self._request(UnloadModel(id=f"unload-{secrets.token_hex(8)}", model_id=model_id), model_id)
 
     async def _prepare(self, model: ModelSpecification | None) -> None:
@@ -266,6 +270,7 @@ class WorkerClient(Supervisor):
                     self.progress[event.model_id] = event
                 else:
                     self._models_to_restore.pop(event.model_id, None)
+                    self._restored_models.discard(event.model_id)
             case Ready():
                 self.ready_info = event
                 self._restore()
@@ -275,7 +280,7 @@ class WorkerClient(Supervisor):
         """Tell a new worker how long models stay, and let it load the models that the last one had."""
         self.send(self._keep_models)
         for model_id in reversed(self._requested_units):
-            if self._restores_when_ready and model_id in self._models_to_restore and model_id not in self.quarantined:
+            if self._restores_when_ready and model_id in self._restored_models and model_id not in self.quarantined:
                 self._requested_units[model_id] = self._models_to_restore[model_id].unit
                 self.send(_load(self._requested_units[model_id], UNSPECIFIED_STAY))
 
@@ -287,10 +292,13 @@ class WorkerClient(Supervisor):
             error = WorkerGone(message, retry_after_seconds=self.retry_after_seconds)
             if self._fail(request_id, error):
                 self._publish(failed_frame(request_id, error))
-        self._restores_when_ready = (
-            not self._pause_seconds
-        )  # if workers die in quick succession, a loaded model may be the cause
-        self._models_to_restore |= {model.id: model for model in self.snapshot.models if model.state == "ready"}
+        ready = {model.id: model for model in self.snapshot.models if model.state == "ready"}
+        if not self._restores_when_ready:
+            self._restored_models.clear()
+        self._restored_models |= ready.keys()
+        self._models_to_restore |= ready
+        # if workers die in quick succession, a loaded model may be the cause
+        self._restores_when_ready = not self._pause_seconds
         self.progress.clear()
         self.snapshot = Snapshot()
         self.ready_info = None

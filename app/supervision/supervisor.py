@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -120,14 +121,16 @@ class CrashLog:
         self._timing = timing
         self._crashes: deque[tuple[float, str]] = deque()
         self._quarantined: dict[str, tuple[float, Reason]] = {}
+        self._lock = threading.Lock()
 
     def quarantined(self, now_seconds: float) -> Mapping[str, Reason]:
-        """Return model id -> why it is quarantined now."""
-        self._quarantined = {name: entry for name, entry in self._quarantined.items() if entry[0] > now_seconds}
-        return {
-            name: replace(reason, values={**reason.values, "again": max(1, round((until - now_seconds) / 60))})
-            for name, (until, reason) in self._quarantined.items()
-        }
+        """Return model id -> why it is quarantined now. Any thread may call it."""
+        with self._lock:
+            self._quarantined = {name: entry for name, entry in self._quarantined.items() if entry[0] > now_seconds}
+            return {
+                name: replace(reason, values={**reason.values, "again": max(1, round((until - now_seconds) / 60))})
+                for name, (until, reason) in self._quarantined.items()
+            }
 
     def record(self, now_seconds: float, model_id: str, cause: Reason) -> bool:
         """Record a crash that `model_id` caused; return whether that quarantines it."""
@@ -139,13 +142,15 @@ class CrashLog:
             return False
         self.release(model_id)
         reason = Reason("quarantined", {"count": count, "minutes": window_seconds / 60, "cause": str(cause)})
-        self._quarantined[model_id] = now_seconds + self._timing.quarantine_seconds, reason
+        with self._lock:
+            self._quarantined[model_id] = now_seconds + self._timing.quarantine_seconds, reason
         return True
 
     def release(self, model_id: str) -> bool:
         """Let a model run again, with its crashes forgotten; return whether it was quarantined."""
         self._crashes = deque(crash for crash in self._crashes if crash[1] != model_id)
-        return self._quarantined.pop(model_id, None) is not None
+        with self._lock:
+            return self._quarantined.pop(model_id, None) is not None
 
 
 class PrefixDisk(NamedTuple):

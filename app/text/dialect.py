@@ -79,7 +79,7 @@ _GLM = CallForm(
     end=r"</tool_call>",
     head=rf"{_NAME}\s*(?=<arg_key>|</tool_call>)",
     opens=r"<arg_key>",
-    key=r"(?P<key>[^<]*)</arg_key>(?:\\n|\s)*<arg_value>",
+    key=r"(?P<key>[^<]*)</arg_key>(?:\\n|\s)*(?:<arg_value>|(?=[^<\s\\]))",
     closes=r"</arg_value>",
     finishes=r"</tool_call>",
 )
@@ -391,6 +391,8 @@ class CallPatterns:
         self.matches_bare_head = compiled(form.bare_head or r"(?!)").match
         self.tail = compiled(rf"\s*(?:{form.tail})") if form.tail else None
         self.end = compiled(rf"\s*(?:{form.end})") if form.end else None
+        self.end_after_json = compiled(rf"\s*(?:[}}\]]\s*){{0,3}}(?:{form.end})") if form.end else None
+        """Pattern of the end, behind closing brackets of which a model wrote too many."""
         self.opens = compiled(rf"\s*{form.opens}{form.key}")
         self.finishes = compiled(rf"\s*{form.finishes}")
         self.closes_quoted = compiled(rf"\]\]>\s*{form.closes}")

@@ -255,8 +255,12 @@ class ServedModel:
         at once, because admitting the next one may raise."""
         self._is_fetching_prefix = False
         while not self._pool.must_wait and (request := scheduler.next_admission()) is not None:
+            if not self._reserve([*scheduler.expected, scheduler.expected_of(request)]):
+                self._free_row(engine, request.id, ())  # what was read ahead for it would take memory while it waits
+                break
             self._is_fetching_prefix = not engine.fetch(request)
-            if self._is_fetching_prefix or not self._reserve([*scheduler.expected, scheduler.expected_of(request)]):
+            if self._is_fetching_prefix:
+                self._reserve(scheduler.expected)
                 break
             try:
                 cached_tokens = engine.admit(request)

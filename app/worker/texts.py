@@ -78,7 +78,7 @@ PromptFuture = Future[Prompt | PromptFailure]
 
 
 class TextReaders:
-    """Text readers of all folders. A folder with a changed file gets a new reader. Called from one thread.
+    """Text readers of all folders. Called from one thread, which never waits for a disk.
 
     `spare` is a process that was started ahead, for the first folder.
     """
@@ -92,35 +92,31 @@ class TextReaders:
         self._started_at = clock()
         self.nbytes = 0
         """Memory of all processes at the last `close_idle`, in bytes."""
-        self._readers: OrderedDict[tuple[str, Signature], TextReader] = OrderedDict()
+        self._readers: OrderedDict[str, TextReader] = OrderedDict()
 
     def read(self, command: Generate) -> PromptFuture:
-        """Start reading the prompt of `command`. Raises ModelUnavailable for a missing folder."""
-        model = command.model
-        try:
-            key = (model.path, signature_of(Path(model.path)))
-        except OSError as error:
-            raise ModelUnavailable(f"The folder of {model.id} cannot be read: {error.strerror}") from error
-        if key not in self._readers:
-            self._readers[key] = TextReader(Path(model.path), self._spare)
+        """Start reading the prompt of `command`."""
+        folder = command.model.path
+        if folder not in self._readers:
+            self._readers[folder] = TextReader(Path(folder), self._spare)
             self._spare = None
-        self._readers.move_to_end(key)
-        self._readers[key].used_at = self._clock()
-        future = self._readers[key].read(command)
+        self._readers.move_to_end(folder)
+        self._readers[folder].used_at = self._clock()
+        future = self._readers[folder].read(command)
         # The least recently used are closed; a busy one only when a later prompt comes.
-        idle = [idle_key for idle_key, reader in self._readers.items() if reader.idle]
-        for idle_key in idle[: max(0, len(self._readers) - self._max_processes)]:
-            self._readers.pop(idle_key).close()
+        idle = [name for name, reader in self._readers.items() if reader.idle]
+        for name in idle[: max(0, len(self._readers) - self._max_processes)]:
+            self._readers.pop(name).close()
         return future
 
     def close_idle(self, in_memory: frozenset[str]) -> None:
         """End idle processes; `in_memory` are the folders of the models that are loaded."""
         now = self._clock()
-        for key, reader in tuple(self._readers.items()):
+        for folder, reader in tuple(self._readers.items()):
             if not reader.idle:
                 reader.used_at = now
-            elif now - reader.used_at > (IDLE_SECONDS if key[0] in in_memory else UNLOADED_IDLE_SECONDS):
-                self._readers.pop(key).close()
+            elif now - reader.used_at > (IDLE_SECONDS if folder in in_memory else UNLOADED_IDLE_SECONDS):
+                self._readers.pop(folder).close()
         if self._spare is not None and now - self._started_at > IDLE_SECONDS:
             self._spare.kill()
             self._spare = None
@@ -137,8 +133,8 @@ class TextReaders:
 
 
 class TextReader:
-    """Reads the prompts of one folder in order, in a thread that only waits for the process.
-    `process` was started ahead and has loaded nothing yet."""
+    """Reads the prompts of one folder in order, in a thread that only waits for the disk and the process. A process for
+    each state of its files; `process` was started ahead and has loaded nothing yet."""
 
     def __init__(self, folder: Path, process: "TextProcess | None" = None) -> None:
         self._folder = folder
@@ -148,6 +144,8 @@ class TextReader:
         self._process = process
         self.used_at = 0.0
         """Monotonic seconds of the last prompt that was queued or read."""
+        self._signature: Signature = ()
+        """Signature of the files that the process has loaded, or failed to."""
         self._load_failure: tuple[PacelineError, float] | None = None
         self._logged_codes: set[str] = set()
         """Codes of notices already logged for this folder."""
@@ -215,26 +213,36 @@ class TextReader:
         """Return the process, starting it if necessary. Raises ModelUnavailable."""
         if self._closed:
             raise ModelUnavailable("The text side of the model is closed; send the request again.")
+        self._follow_changes()
         if self._process is None or not self._process.alive:
             if self._load_failure is not None and time.monotonic() < self._load_failure[1]:
                 raise self._load_failure[0]
             self._process = TextProcess(launch_text_process())
             if self._closed:
                 self._process.kill()
+        failure: PacelineError | None = None
         if not self._process.is_loaded:
             try:
                 self._process.load(self._folder)
             except ProcessEnded as process_ended:
-                raise self._remember_failure(
-                    ModelUnavailable(f'the tokenizer of "{self._name}" {process_ended}')
-                ) from process_ended
+                failure = ModelUnavailable(f'the tokenizer of "{self._name}" {process_ended}')
             except PacelineError as error:
-                raise self._remember_failure(error) from error
+                failure = error.with_traceback(None)
+        if failure is not None:  # raised here: the frames of its cause would keep the prompt
+            self._load_failure = failure, time.monotonic() + LOAD_RETRY_SECONDS
+            raise failure
         return self._process
 
-    def _remember_failure(self, error: PacelineError) -> PacelineError:
-        self._load_failure = error.with_traceback(None), time.monotonic() + LOAD_RETRY_SECONDS
-        return error
+    def _follow_changes(self) -> None:
+        """Let go of the process if a file of the folder has changed. Raises ModelUnavailable for a missing folder."""
+        try:
+            signature = signature_of(self._folder)
+        except OSError as error:
+            raise ModelUnavailable(f"The folder of {self._name} cannot be read: {error.strerror}") from None
+        if signature != self._signature:
+            if self._process is not None and self._process.is_loaded:
+                self._process.kill()
+            self._signature, self._load_failure = signature, None
 
 
 class ProcessEnded(Exception):

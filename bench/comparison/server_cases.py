@@ -162,8 +162,29 @@ def _demo_checks(series: dict[str, Series], task: str) -> Sequence[Check]:
     )
 
 
+COMMANDS_SUMMARY = "plain decoding with our limits of a Metal command buffer against mlx's, on a Max or an Ultra"
+MLX_LIMITS = {"MLX_MAX_OPS_PER_BUFFER": "50", "MLX_MAX_MB_PER_BUFFER": "50"}
+"""Limits of mlx on these chips."""
+
+
+def run_command_buffers(bench: Bench) -> CaseResult:
+    """Compare two servers over the same model by tokens per second of one client."""
+    target, home = bench.workshop.attention_pair().target, bench.workshop.folder
+    with ExitStack() as stack:
+        endpoints = {
+            name: stack.enter_context(run_paceline(home, home / f"home-{name}", {}, target.name, limits))
+            for name, limits in (("ours", {}), ("mlx's", MLX_LIMITS))
+        }
+        series = bench.measure(
+            *(_clients(name, replace(endpoint, extra=OFF), 1, bench.tokens) for name, endpoint in endpoints.items())
+        )
+    check = Check("our limits / mlx's", paired_ratio(series["ours × 1"], series["mlx's × 1"]), 0.97)
+    return CaseResult("command_buffers", COMMANDS_SUMMARY, TOKENS_PER_SECOND, tuple(series.values()), (check,))
+
+
 SERVER_CASES = (
     Case("http_vs_engine", HTTP_SUMMARY, run_http_vs_engine),
     Case("best_of_both", BEST_SUMMARY, run_best_of_both),
     Case("demo_pair", DEMO_SUMMARY, run_demo_pair),
+    Case("command_buffers", COMMANDS_SUMMARY, run_command_buffers),
 )

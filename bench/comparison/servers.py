@@ -11,17 +11,24 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from time import monotonic, perf_counter
 from typing import Any
 
 import httpx2
+import psutil
 
-START_SECONDS = 180.0
-MLX_SERVER = "from app.engine.platform import prepare; prepare(); from mlx_lm.server import main; main()"
+from app.engine.platform import COMMAND_LIMITS, OPENBLAS_LIBRARY
+
+START_SECONDS = 600.0
+"""Seconds within which a server must answer; mlx-dspark calibrates for some minutes when it runs for the first time."""
+PEERS_FOLDER = Path(sys.prefix) / "peers"
+"""Folder of the peers' virtual environments, as `make peers` makes them."""
+MLX_SERVER = "from app.engine.platform import prepare; prepare(chip='any'); from mlx_lm.server import main; main()"
+"""mlx-lm's server with OpenBLAS, and with mlx's own limits of a command buffer."""
 PACELINE = "from app.cli import main; main()"
 
 
@@ -33,7 +40,41 @@ class Endpoint:
     model: str
     client: httpx2.Client
     """Client that is kept open, as any client would be: creating one reads the system's certificates, some 15 ms."""
+    process_id: int
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def memory_bytes(self) -> int:
+        """Return the memory of the server and all its processes; on Linux, what they share is counted once."""
+        server, total = psutil.Process(self.process_id), 0
+        for process in (server, *server.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                memory = process.memory_full_info()
+                total += int(getattr(memory, "pss", memory.uss))
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another server for mlx models, in a virtual environment of its own."""
+
+    name: str
+    model_option: tuple[str, ...]
+    """Words before the model's folder."""
+    most_clients: int
+
+    @property
+    def program(self) -> Path:
+        """Its program, where it is installed."""
+        return PEERS_FOLDER / self.name / "bin" / self.name
+
+
+PEERS = (Peer("rapid-mlx", (), 8), Peer("mlx-dspark", ("--model",), 1))
+"""Peers by the name of their package and program; mlx-dspark serves one request after the other."""
+
+
+def installed_peers() -> list[Peer]:
+    """Return the peers that `make peers` has installed."""
+    return [peer for peer in PEERS if peer.program.is_file()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +84,8 @@ class Answer:
     text: str
     tokens: int
     seconds: float
+    first_seconds: float
+    """Seconds from the request to the first content."""
     decode_seconds: float
     """Seconds from the first content to the last."""
     speculation: Mapping[str, Any] = field(default_factory=dict)
@@ -59,7 +102,9 @@ class Answer:
 
 
 @contextmanager
-def run_paceline(models: Path, home: Path, drafts: Mapping[str, str], model: str) -> Iterator[Endpoint]:
+def run_paceline(
+    models: Path, home: Path, drafts: Mapping[str, str], model: str, variables: Mapping[str, str] | None = None
+) -> Iterator[Endpoint]:
     """Run one Paceline server over a folder of models; `drafts` names the draft of each main model."""
     port = _free_port()
     settings = {
@@ -69,9 +114,11 @@ def run_paceline(models: Path, home: Path, drafts: Mapping[str, str], model: str
         "PACELINE_MODEL_DIRS": str(models),
         "PACELINE_DRAFTS": json.dumps(dict(drafts)),
         "PACELINE_OPEN": "0",
+        **(variables or {}),
     }
-    with _process([PACELINE, "serve"], settings, home / "paceline.log"), httpx2.Client(timeout=300.0) as client:
-        endpoint = Endpoint(f"http://127.0.0.1:{port}", model, client)
+    command = [sys.executable, "-c", PACELINE, "serve"]
+    with _process(command, settings, home / "paceline.log") as process_id, httpx2.Client(timeout=300.0) as client:
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", model, client, process_id)
         _wait_until_ready(endpoint, "/health/ready", home / "paceline.log")
         yield endpoint
 
@@ -80,26 +127,41 @@ def run_paceline(models: Path, home: Path, drafts: Mapping[str, str], model: str
 def run_mlx_server(target: Path, draft: Path | None, drafts: int, home: Path) -> Iterator[Endpoint]:
     """Run mlx-lm's own server, with or without a draft model."""
     port = _free_port()
-    arguments = [MLX_SERVER, "--model", str(target), "--port", str(port), "--host", "127.0.0.1"]
+    command = [sys.executable, "-c", MLX_SERVER, "--model", str(target), "--port", str(port), "--host", "127.0.0.1"]
     if draft is not None:
-        arguments += ["--draft-model", str(draft), "--num-draft-tokens", str(drafts)]
+        command += ["--draft-model", str(draft), "--num-draft-tokens", str(drafts)]
     log = home / f"mlx-{'draft' if draft else 'plain'}.log"
-    with _process(arguments, {}, log), httpx2.Client(timeout=300.0) as client:
-        endpoint = Endpoint(f"http://127.0.0.1:{port}", "default_model", client)
+    with _process(command, {}, log) as process_id, httpx2.Client(timeout=300.0) as client:
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", "default_model", client, process_id)
         _wait_until_ready(endpoint, "/health", log)
         yield endpoint
 
 
 @contextmanager
-def _process(code_and_arguments: Sequence[str], settings: Mapping[str, str], log: Path) -> Iterator[None]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", **settings}
+def run_peer(peer: Peer, target: Path, home: Path) -> Iterator[Endpoint]:
+    """Run a peer's server over one model, with OpenBLAS loaded before its mlx."""
+    port, log = _free_port(), home / f"{peer.name}.log"
+    command = [str(peer.program), "serve", *peer.model_option, str(target), "--host", "127.0.0.1", "--port", str(port)]
+    preloaded = {"LD_PRELOAD": OPENBLAS_LIBRARY} if sys.platform.startswith("linux") else {}
+    with _process(command, preloaded, log) as process_id, httpx2.Client(timeout=300.0) as client:
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", "", client, process_id)
+        _wait_until_ready(endpoint, "/v1/models", log)
+        model = client.get(f"{endpoint.address}/v1/models").json()["data"][0]["id"]
+        yield replace(endpoint, model=model)
+
+
+@contextmanager
+def _process(command: Sequence[str], settings: Mapping[str, str], log: Path) -> Iterator[int]:
+    """Run a server and yield its process id."""
+    own_limits = {name for limits in COMMAND_LIMITS.values() for name in limits}
+    inherited = {name: value for name, value in os.environ.items() if name not in own_limits}
+    environment = {**inherited, "HF_HUB_OFFLINE": "1", **settings}
     log.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         output = stack.enter_context(log.open("wb"))
-        command = [sys.executable, "-c", *code_and_arguments]
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
         stack.callback(_stop, process)
-        yield
+        yield process.pid
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -131,11 +193,11 @@ def _wait_until_ready(endpoint: Endpoint, path: str, log: Path) -> None:
     raise RuntimeError(f"the server did not get ready in {START_SECONDS:.0f} s; the end of its log:\n{tail}")
 
 
-def stream_answer(endpoint: Endpoint, prompt: str, tokens: int) -> Answer:
-    """Stream one greedy answer."""
+def stream_answer(endpoint: Endpoint, prompt: str, tokens: int, *earlier: Mapping[str, str]) -> Answer:
+    """Stream one greedy answer to a prompt behind `earlier` messages."""
     body = {
         "model": endpoint.model,
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": [*earlier, {"role": "user", "content": prompt}],
         "max_tokens": tokens,
         "temperature": 0,
         "stream": True,
@@ -157,7 +219,8 @@ def stream_answer(endpoint: Endpoint, prompt: str, tokens: int) -> Answer:
                 parts.append(text)
             counted = (chunk.get("usage") or {}).get("completion_tokens", counted)
             speculation = chunk.get("speculation") or speculation
-    return Answer("".join(parts), counted, perf_counter() - started, last - first, speculation)
+    ended = perf_counter()
+    return Answer("".join(parts), counted, ended - started, (first or ended) - started, last - first, speculation)
 
 
 def _chunks(lines: Iterator[str]) -> Iterator[dict[str, Any]]:

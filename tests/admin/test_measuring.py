@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.core.messages import MEASUREMENT
+from app.core.messages import MEASUREMENT, Heartbeat
 from app.core.request import SpeculationRequest
 from app.core.statistics import Statistics
 from app.serving.sweep.grid import TASKS
@@ -247,8 +247,28 @@ async def test_results_can_be_deleted(site: ModelSite) -> None:
     row = await site.measured(rounds=1, grid="one")
     assert await site.call("DELETE", f"/admin/api/measurements/{row['id']}") == {"deleted": row["id"]}
     assert (await site.call("GET", "/admin/api/measurements"))["measurements"] == []
-    await site.call("DELETE", f"/admin/api/measurements/{row['id']}", status=404)
-    await site.call("POST", "/admin/api/measurements/99/apply", {}, status=404)
+    gone = await site.call("DELETE", f"/admin/api/measurements/{row['id']}", status=404)
+    never = await site.call("POST", "/admin/api/measurements/99/apply", {}, status=404)
+    assert gone["error"]["code"] == never["error"]["code"] == "not_found", "the address is right"
+
+
+async def test_what_is_chosen_while_requests_run_is_in_memory_after_the_measurement(site: ModelSite) -> None:
+    await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"drafts": ["demo-assistant-eagle3"]})
+    await site.call("POST", "/admin/api/models/load", {"model": DEMO})
+    other = Somebody()
+    site.admin.serving.activity.enter(other)
+    site.worker.in_use = True
+    attached = await site.call("POST", "/admin/api/drafts/attach", {"model": DEMO, "draft": "demo-draft"})
+    assert (attached["became"], attached["measuring"]) == ("in_use", True)
+    site.worker.in_use, site.worker.hold = False, asyncio.Event()
+    site.admin.serving.activity.leave(other)
+    await site.worker.wait_asked()
+    site.admin.loading.on_event(Heartbeat(pending=False, snapshot=site.worker.snapshot))
+    site.worker.hold.set()
+    ended = await site.admin.measuring.wait()
+    assert ended is not None
+    assert ended.outcome == "done"
+    await site.worker.wait_for(lambda: "demo-draft" in site.worker.snapshot.models[0].draft_ids)
 
 
 async def test_one_that_is_stopped_before_it_began_leaves_in_memory_what_came_meanwhile(

@@ -223,7 +223,8 @@ async def test_what_nobody_remembers_is_a_page_with_a_way_on(site: Site) -> None
     assert response.status_code == 404
     assert "text/html" in response.headers["content-type"]
     assert 'href="/admin/requests"' in response.text
-    assert (await site.client.get("/admin/api/requests/nobody", headers=OWN)).status_code == 404
+    missing = await site.client.get("/admin/api/requests/nobody", headers=OWN)
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
 
 
 async def test_a_damaged_store_leaves_what_runs_and_says_why(site: Site, tmp_path: Path) -> None:

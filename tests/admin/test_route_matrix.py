@@ -287,15 +287,15 @@ async def test_a_key_for_inference_changes_nothing_that_is_in_memory_for_everybo
             assert response.json()["error"]["code"] == "insufficient_scope"
             assert "--scope admin" in response.json()["error"]["message"]
     assert site.site.worker.loads == site.site.worker.unloads == []
-    for keep_alive, status in (("1h", 200), (0, 403)):  # as Ollama's clients ask for it
-        body = {"model": "demo-main", "prompt": "" if keep_alive == 0 else "Hi", "keep_alive": keep_alive}
+    for field, seconds, status in (("keep_alive", "1h", 200), ("ttl", 60, 200), ("keep_alive", 0, 403)):
+        body = {"model": "demo-main", "prompt": "" if seconds == 0 else "Hi", field: seconds}
         headers = {"x-api-key": site.key("inference")}
         response = await site.browser().post("/api/generate", json=body | {"stream": False}, headers=headers)
         assert response.status_code == status, response.text
         assert [warning["parameter"] for warning in response.json().get("warnings", [])] == (
-            ["keep_alive"] if status == 200 else []
+            [field] if status == 200 else []
         )
-    assert [command.stay for command in site.site.worker.commands] == [UNSPECIFIED_STAY]
+    assert [command.stay for command in site.site.worker.commands] == [UNSPECIFIED_STAY] * 2
     assert site.site.worker.unloads == []
     for path in ("/api/load", "/api/unload"):
         response = await site.browser().post(path, json=bodies[0], headers={"x-api-key": site.key("admin")})

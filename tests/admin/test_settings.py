@@ -9,6 +9,7 @@ from typing import Any, get_args
 import httpx2
 import pytest
 
+from app.admin.setting_rows import model_setting_rows, setting_rows
 from app.admin.settings_routes import OPTION_WORDS
 from app.core.errors import ModelInUse
 from app.core.messages import Snapshot
@@ -298,11 +299,11 @@ async def test_a_profile_is_made_and_unmade_by_what_is_set_for_it(client: httpx2
 
 
 def test_methods_and_descriptions_are_complete(site: SignInSite) -> None:
-    rows = by_name(site.admin.serving.live.describe_model("demo-main"))
+    rows = by_name(model_setting_rows(site.admin.serving.live, "demo-main"))
     assert rows["methods"]["options"] == list(METHOD_NAMES)
     assert rows["system_prompt"]["kind"] == "long_text"
     assert all(row["description"] for row in rows.values())
-    assert len(site.admin.serving.live.describe()) == len(Settings.model_fields)
+    assert len(setting_rows(site.admin.serving.live)) == len(Settings.model_fields)
 
 
 async def test_a_store_that_cannot_be_used_is_told_in_words_and_never_where_it_lies(

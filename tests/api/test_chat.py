@@ -1,6 +1,7 @@
 """Chat completions: the objects of OpenAI, whole and streamed, and what Paceline adds."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -304,3 +305,25 @@ async def test_the_body_of_a_good_request_is_all_that_is_needed(site: Site) -> N
         headers={"content-type": "application/json; charset=utf-8"},
     )
     assert response.status_code == 200
+
+
+CALLED: dict[str, Any] = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLED_BY: dict[str, Any] = {"role": "assistant", "content": None}
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [{"role": "assistant", "content": None, "reasoning_content": "Hm."}],
+        [{"role": "assistant"}],
+        [CALLED_BY | {"tool_calls": [CALLED | {"id": ""}]}, {"role": "tool", "tool_call_id": "", "content": None}],
+        [CALLED_BY | {"tool_calls": [CALLED | {"id": "x" * 949}]}, {"role": "tool", "tool_call_id": "x" * 949}],
+    ],
+    ids=["only thoughts", "nothing", "empty ids", "ids with a signature"],
+)
+async def test_what_other_servers_left_in_a_history_is_taken(site: Site, history: list[dict[str, Any]]) -> None:
+    messages = [{"role": "user", "content": "Hi"}, *history, {"role": "user", "content": "Go on."}]
+    response = await site.chat(messages=messages)
+    assert response.status_code == 200, response.text
+    (_, *sent, _) = site.worker.commands[-1].messages or ()
+    assert {message["content"] for message in sent if not message.get("tool_calls")} == {""}

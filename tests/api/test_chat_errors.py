@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,32 @@ async def test_a_prompt_beyond_the_context_is_told_in_the_words_that_gateways_lo
         assert (error["code"], error["param"]) == ("context_length_exceeded", parameter)
         assert "This model's maximum context length is 4096 tokens" in error["message"]
         assert "9000 tokens" in error["message"]
+
+
+@pytest.mark.parametrize("tokens", [9000, "more than 4096", "70000 bytes, more than 4096"])
+async def test_claude_code_reads_of_an_overflow_what_makes_it_compact(site: Site, tokens: int | str) -> None:
+    site.worker.script = failing(context_overflow(tokens, 4096))
+    body = {"model": "demo-main", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+    for stream in (False, True):
+        response = await site.client.post("/v1/messages", json=body | {"stream": stream})
+        error = response.json()["error"]
+        assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+        match = re.fullmatch(r"prompt is too long: (\d+) tokens > 4096 maximum", error["message"])
+        assert match
+        assert int(match[1]) > 4096
+
+
+async def test_codex_reads_of_an_overflow_in_the_stream(site: Site) -> None:
+    """Of a status it makes an error that ends the turn; the event lets it shorten the conversation."""
+    site.worker.script = failing(context_overflow(9000, 4096))
+    whole = await site.client.post("/v1/responses", json={"model": "demo-main", "input": "Hi"})
+    assert (whole.status_code, whole.json()["error"]["code"]) == (400, "context_length_exceeded")
+    streamed = await site.client.post("/v1/responses", json={"model": "demo-main", "input": "Hi", "stream": True})
+    assert streamed.status_code == 200
+    last = json.loads(streamed.text.strip().rpartition("data: ")[2])
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["response"]["error"]["code"] == "context_length_exceeded"
+    assert len(site.context.activity) == 0
 
 
 async def test_a_prompt_that_no_tokens_could_make_fit_is_refused_without_asking_the_worker(tmp_path: Path) -> None:

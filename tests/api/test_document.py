@@ -50,6 +50,22 @@ def test_every_body_has_a_schema() -> None:
         Draft202012Validator.check_schema(schema)
 
 
+def test_null_is_absent_in_every_field_of_a_client_that_may_be_left_out() -> None:
+    """Clients that were generated from a schema send what is not set as null."""
+    refusing = []
+    for path, method, operation in operations():
+        if "requestBody" not in operation or not path.startswith(("/v1/", "/api/")):
+            continue
+        reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        schema = DOCUMENT["components"]["schemas"][reference.rpartition("/")[2]]
+        optional = schema["properties"].keys() - schema.get("required", ())
+        for name in sorted(optional):
+            validator = Draft202012Validator(resolved(schema["properties"][name]))
+            if not validator.is_valid(None):
+                refusing.append(f"{method} {path}: {name}")
+    assert refusing == []
+
+
 def test_every_operation_tells_its_errors_in_the_shape_of_its_clients() -> None:
     for path, method, operation in operations():
         statuses = set(operation["responses"])

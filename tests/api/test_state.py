@@ -99,7 +99,8 @@ async def test_draining_refuses_new_work_only(site: Site) -> None:
     assert (await site.client.get("/health/ready")).status_code == 503
     response = await site.chat()
     assert (response.status_code, response.json()["error"]["code"]) == (503, "shutting_down")
-    assert (await site.client.post("/api/load", json={"model": "demo-main"})).status_code == 503
+    for path in ("/api/load", "/api/generate", "/api/chat"):
+        assert (await site.client.post(path, json={"model": "demo-main"})).status_code == 503, path
     assert (await site.client.get("/v1/models")).status_code == 200
 
 

@@ -21,7 +21,7 @@ def fake() -> Iterator[FakeServer]:
 @pytest.fixture
 def endpoint(fake: FakeServer) -> Iterator[Endpoint]:
     with httpx2.Client() as client:
-        yield Endpoint(f"http://127.0.0.1:{fake.port}", "big", client, {"speculation": {"method": "off"}})
+        yield Endpoint(f"http://127.0.0.1:{fake.port}", "big", client, 0, {"speculation": {"method": "off"}})
 
 
 def test_an_answer_counts_tokens_by_usage(fake: FakeServer, endpoint: Endpoint) -> None:

@@ -377,6 +377,19 @@ def test_options_that_are_changed_while_the_first_message_is_on_its_way_are_kept
     expect(chat.locator("#option-top_p")).to_have_value("0.5")
 
 
+def test_options_that_are_changed_while_the_server_is_away_are_kept_when_it_is_back(server: Server, chat: Page) -> None:
+    ask(chat, "Count from 1 to 3.")
+    is_saved(chat)
+    number = number_of(chat)
+    chat.route(re.compile(number + "$"), lambda route: route.abort(), times=1)
+    with chat.expect_event("requestfailed", lambda request: request.method == "PATCH"):
+        chat.locator("#option-top_p").fill("0.5")
+    with chat.expect_response(is_change(number)):
+        ask(chat, "Count from 1 to 4.")
+    assert top_p(server, number) == 0.5
+    expect(chat.locator("#option-top_p")).to_have_value("0.5")
+
+
 def test_an_early_reply_that_is_made_anew_leaves_every_later_turn(server: Server, chat: Page) -> None:
     for limit in range(3, 7):
         ask(chat, f"Count from 1 to {limit}.")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from app.i18n.catalogs import read_words
 from tests.admin.test_route_matrix import ROUTES
@@ -137,6 +137,58 @@ def test_a_long_log_draws_its_last_lines_and_the_earlier_ones_when_asked(server:
     expect(rows).to_have_count(100)
     page.get_by_role("button", name=words("requests.more")).click()
     expect(rows).to_have_count(300)
+
+
+def test_lines_that_come_while_missed_ones_are_asked_for_stand_there_once(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/logs")
+    last = page.evaluate("JSON.parse(document.getElementById('data').textContent).last")
+
+    def line(number: int) -> dict[str, Any]:
+        words = {"level": "info", "logger": "x", "text": f"line {number}.", "trace": "", "request": ""}
+        return {"number": last + number, "at": 1.0, **words}
+
+    events = [{"last": last + number, "lines": [line(number)]} for number in (3, 4)]  # 1 and 2 were missed
+    body = "".join(f"event: logs\ndata: {json.dumps(event)}\n\n" for event in events)
+    page.route(
+        re.compile("/admin/api/live[?]"),
+        lambda route: route.fulfill(content_type="text/event-stream", body=body),
+    )
+    missed = json.dumps({"lines": [line(number) for number in range(1, 5)]})
+    page.route(
+        re.compile("/admin/api/logs[?]"), lambda route: route.fulfill(content_type="application/json", body=missed)
+    )
+    page.goto("/admin/logs")
+    expect(page.locator(".line", has_text="line 4.")).to_have_count(1)
+    expect(page.locator(".line", has_text=re.compile(r"line [1-4]\."))).to_have_count(4)
+    listed = page.evaluate("JSON.parse(document.getElementById('data').textContent).lines.length")
+    expect(page.get_by_text(re.compile(rf"^{listed + 4} "))).to_be_visible()
+
+
+def test_a_request_that_ends_as_the_list_is_read_again_stands_there_once(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/requests")
+    listed = page.evaluate("JSON.parse(document.getElementById('data').textContent).page")
+    row, total = listed["requests"][0] | {"outcome": "stop"}, listed["total"]
+    ended, later = (row | {"id": f"chatcmpl-{name}"} for name in ("ended", "later"))
+    page.route(
+        re.compile("/admin/api/requests[?]"),
+        lambda route: route.fulfill(
+            content_type="application/json",
+            body=json.dumps({"requests": [ended, row], "next": "", "total": total + 1, "models": [row["model"]]}),
+        ),
+    )
+    streams: list[Route] = []
+
+    def hold(route: Route) -> None:
+        streams.append(route)
+
+    page.route(re.compile("/admin/api/live[?]"), hold)
+    page.goto("/admin/requests")
+    page.locator("#outcome").select_option("fine")
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(2)
+    news = json.dumps({"running": [], "open": 0, "recent": [later, ended, row]})
+    streams.pop().fulfill(content_type="text/event-stream", body=f"event: requests\ndata: {news}\n\n")
+    expect(rows).to_have_count(3)
 
 
 def test_methods_and_outcomes_are_called_by_their_names(server: Server, visitor: Visitor) -> None:

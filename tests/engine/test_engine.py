@@ -103,10 +103,13 @@ def test_the_alone_runner_decodes_one_request_exactly() -> None:
     engine = Engine(AloneRunner(model), Drafters({}), limits, PrefixCache(0))
     driver = Driver(engine, random.Random(1), ("off",), longest_draft=0)
     driver.admit(Request(id="a", prompt_tokens=(3, 1, 4, 1, 5), max_tokens=9, sampling=GREEDY))
+    held = [engine.cache_bytes]
     while driver.live:
         driver.step()
+        held.append(engine.cache_bytes)
     assert driver.finished["a"].output == naive(model, (3, 1, 4, 1, 5), 9, GREEDY)
     assert engine.cache_families == ("alone",)
+    assert held[0] == held[-1] == 0 < max(held)
 
 
 def test_a_plan_that_disagrees_with_the_cache_is_an_error_and_frees_everything() -> None:

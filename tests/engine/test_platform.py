@@ -77,14 +77,38 @@ def calls_at_import(path: Path) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("system", "environment", "library", "reason"),
     [
-        ("darwin", {}, "libopenblas.so.0", "not needed on darwin"),
+        ("darwin", {}, "libopenblas.so.0", "no OpenBLAS needed on darwin"),
         ("linux", {"PACELINE_OPENBLAS": "0"}, "libopenblas.so.0", "turned off by PACELINE_OPENBLAS=0"),
     ],
 )
 def test_prepare_says_why_not(system: str, environment: dict[str, str], library: str, reason: str) -> None:
-    done = prepare(system=system, environment=environment, library=library)
+    done = prepare(system=system, environment=environment, library=library, chip="Apple M4")
     assert not done.openblas
     assert done.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("chip", "operations", "megabytes"),
+    [
+        ("Apple M4", None, None),
+        ("Apple M1 Pro", None, None),
+        ("Apple M1 Max", "500", "100"),
+        ("Apple M3 Ultra", "1000", "400"),
+    ],
+)
+def test_large_chips_commit_larger_command_buffers(chip: str, operations: str | None, megabytes: str | None) -> None:
+    environment: dict[str, str] = {}
+    done = prepare(system="darwin", environment=environment, chip=chip)
+    assert environment.get("MLX_MAX_OPS_PER_BUFFER") == operations
+    assert environment.get("MLX_MAX_MB_PER_BUFFER") == megabytes
+    assert ("MLX_MAX_MB_PER_BUFFER" in done.reason) == (megabytes is not None)
+
+
+def test_a_limit_that_the_user_set_stays_and_is_told() -> None:
+    environment = {"MLX_MAX_MB_PER_BUFFER": "50"}
+    done = prepare(system="darwin", environment=environment, chip="Apple M3 Ultra")
+    assert environment == {"MLX_MAX_MB_PER_BUFFER": "50", "MLX_MAX_OPS_PER_BUFFER": "1000"}
+    assert "MLX_MAX_MB_PER_BUFFER=50" in done.reason
 
 
 def test_a_missing_library_is_told_not_raised() -> None:

@@ -112,6 +112,31 @@ def test_an_answer_is_the_same_whatever_of_the_cache_fails(
     assert answer(engine, "healed") == wanted
 
 
+def test_a_prompt_that_there_is_no_memory_to_restore_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = models("qwen3", quantised=False)
+    engine = build(target, draft=draft, prefix_bytes=1 << 30)
+    wanted = answer(engine, "first")
+    assert engine.prefix_cache_bytes
+
+    def refuse(*_arguments: Any) -> None:
+        raise RuntimeError("[metal::malloc] Unable to allocate 1073741824 bytes.")
+
+    monkeypatch.setattr(prefix_cache, "_put", refuse)
+    request = Request(id="again", prompt_tokens=PROMPT, max_tokens=12)
+    assert engine.admit(request) == 0
+    engine.release("again", ())
+    assert engine.prefix_cache_bytes == 0, "its memory helps the row"
+    assert answer(engine, "later") == wanted
+
+
+@pytest.mark.parametrize("name", ["drop_prefix_cache", "clear_prefix_cache", "bound_prefix_cache"])
+def test_a_cache_that_cannot_be_made_smaller_ends_no_request(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    engine = build(models("qwen3", quantised=False)[0], prefix_bytes=1 << 30)
+    for broken in ("trim", "clear", "bound"):
+        monkeypatch.setattr(prefix_cache.PrefixCache, broken, fails)
+    getattr(engine, name)(*([0] if name == "bound_prefix_cache" else []))
+
+
 def test_a_model_that_leaves_memory_hardly_waits_for_a_slow_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

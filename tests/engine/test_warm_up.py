@@ -26,7 +26,7 @@ from app.engine.engine import Engine
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
 from app.engine.loading.pool import REST_SECONDS, EnginePool
-from app.engine.loading.warm_up import LEAST_SECONDS, REQUEST_ID, WarmUps, WarmUpSteps, warm_up
+from app.engine.loading.warm_up import LEAST_SECONDS, REQUEST_ID, Key, WarmUps, WarmUpSteps, by_shape, warm_up
 from app.models.draft_lengths import DRAFT_LENGTHS, LONGEST_CHAIN
 from app.scheduler.costs import CostTable
 from tests.engine.pool_world import SIZES, World, drain, specification
@@ -122,7 +122,7 @@ def run(
 ) -> tuple[StepCost, ...]:
     steps = warm_up(
         engine,
-        known=known,
+        by_shape(known),
         rows=rows,
         clock=lambda: engine.now - 0.5 * len(set(engine.shapes)),
         budget_seconds=budget_seconds,
@@ -267,7 +267,7 @@ class Steps(WarmUps):
         self.broken = broken
         self.steps: list[str] = []
 
-    def warm_up(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
+    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> WarmUpSteps:
         try:
             self.steps.append("first")
             yield
@@ -307,6 +307,22 @@ def test_a_model_is_ready_before_it_is_warm_and_warmed_up_step_by_step_when_it_r
     assert engine is not None
     assert engine.measured == COSTS
     assert pool.next_warm_up == "", "once is enough"
+
+
+def test_an_interrupted_warm_up_goes_on_with_what_it_has_measured() -> None:
+    engine, warm_ups, costs = TimedEngine(), WarmUps(None, ()), dict[Key, StepCost]()
+    steps = warm_ups.warm_up(engine, specification("a"), costs)
+    while len(costs) < 5:
+        next(steps)
+    steps.close()
+    assert not engine.cached
+    measured, before = list(costs), len(engine.shapes)
+    for _ in warm_ups.warm_up(engine, specification("a"), costs):
+        pass
+    assert list(costs)[:5] == measured
+    assert len(costs) > 8
+    again = engine.shapes[before:]
+    assert [again.count((method, drafts)) for method, _, drafts, _ in measured if drafts] == [1] * 4
 
 
 def test_a_request_interrupts_a_warm_up_which_begins_again_when_the_model_rests() -> None:
@@ -366,7 +382,7 @@ def test_the_costs_of_an_earlier_load_are_known_at_once(tmp_path: Path) -> None:
 class Unhurried(WarmUps):
     """Warm-ups with time for every shape, however slow the machine is."""
 
-    def warm_up(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
+    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> WarmUpSteps:
         return warm_up(engine, rows=2, budget_seconds=100.0)
 
 

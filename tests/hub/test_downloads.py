@@ -377,3 +377,27 @@ async def test_a_token_that_the_hub_does_not_know_is_left_out_for_public_reposit
         await downloads.add(ID)
         await until_state(downloads, "done")
     assert {request.authorization for request in hub.requests} == {"Bearer hf_stale", ""}
+
+
+async def test_a_drafter_that_arrives_before_its_main_model_is_reported_again_with_that(
+    environment: DownloadEnvironment, hub: StandInHub
+) -> None:
+    main = "paceline-test/main"
+    hub.add(main, model_files())
+    hub.faults.held = {main}
+    reported: list[tuple[str, str]] = []
+
+    def report(download: Download) -> None:
+        reported.append((download.repository, download.drafts_for))
+
+    async with environment.open(parallel=2, on_done=report) as downloads:
+        await downloads.add(main)
+        await downloads.add(ID, drafts_for=main)
+        await until_state(downloads, "done", 2)
+        assert reported == [(ID, "")]
+        hub.release.set()
+        await until_state(downloads, "done", 1)
+        assert reported[1:] == [(main, ""), (ID, main)]
+        await downloads.add(main)
+        await until_state(downloads, "done", 1)
+        assert reported[3:] == [(main, "")], "what the drafter does for it is settled"

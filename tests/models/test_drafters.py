@@ -283,8 +283,8 @@ def test_what_published_checkpoints_hold_besides_fits(tmp_path: Path, config: di
         ),
         (DFLASH, {**DFLASH_TENSORS, "fc.weight": ("U8", (4, 12))}, "its fc.weight is stored as U8"),
         ({**DFLASH, "num_key_value_heads": 3}, DFLASH_TENSORS, "its 2 attention heads cannot share 3"),
-        ({**DFLASH, "partial_rotary_factor": 50.0}, DFLASH_TENSORS, "turn 100 of 2 numbers of a head"),
-        ({**DFLASH, "rope_scaling": {"rope_type": "odd"}}, DFLASH_TENSORS, "of the kind odd, which cannot run here"),
+        ({**DFLASH, "partial_rotary_factor": 50.0}, DFLASH_TENSORS, "covers 100 of 2 dimensions of a head"),
+        ({**DFLASH, "rope_scaling": {"rope_type": "odd"}}, DFLASH_TENSORS, "of the kind odd, which is not supported"),
         ({**DFLASH, "rope_scaling": {"rope_type": "yarn"}}, DFLASH_TENSORS, "gives no usable factor"),
         ({**DFLASH, "rope_scaling": {"type": "linear", "factor": "x"}}, DFLASH_TENSORS, "gives no usable factor"),
         (

@@ -233,6 +233,21 @@ async def test_what_is_deleted_stays_deleted_when_figures_come_afterwards(tmp_pa
     assert history(tmp_path).count() == 0
 
 
+async def test_what_the_store_does_not_delete_stays_and_what_ends_meanwhile_too() -> None:
+    broken = Broken()
+    journal = Journal(broken)
+    run(journal, "a")
+    with pytest.raises(StoreUnavailable):
+        await journal.clear()
+    assert [past.id for past in journal.recent] == ["a"]
+    broken.mended = True
+    broken.clear = lambda: run(journal, "b")  # type: ignore[method-assign]
+    await journal.clear()
+    assert [past.id for past in journal.recent] == ["b"]
+    await journal.flush()
+    assert broken.kept == ["b"]
+
+
 async def test_several_choices_of_several_prompts_are_one_request() -> None:
     journal = Journal()
     record = opened(journal, prompts=2, n=2)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -40,11 +41,13 @@ def vocabulary() -> Vocabulary:
 
 def constraint_for(schema: Any) -> AnswerConstraint:
     """As a request with `response_format` is."""
-    response_format = Grammar(kind="json_schema", text=json.dumps(schema))
-    command = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=response_format)
-    grammar = answer_grammar(command, NO_DIALECT)
+    grammar = answer_grammar(held_to(Grammar(kind="json_schema", text=json.dumps(schema))), NO_DIALECT)
     assert grammar is not None
     return constraint_for_grammar(grammar.text)
+
+
+def held_to(grammar: Grammar) -> Generate:
+    return Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=grammar)
 
 
 def constraint_for_grammar(grammar: str) -> AnswerConstraint:
@@ -203,6 +206,20 @@ def test_an_answer_goes_on_however_much_its_schema_forces_or_leaves_open(kind: s
     assert END in walk.output or len(walk.output) == MOST_TOKENS
     forced_tokens = constraint_for(LONG[kind]).forced(())
     assert len(forced_tokens) <= FORCED_BYTES
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [("a/b", "a/b"), (r"a\/b", "a/b"), (r"\\/b", "\\/b"), ("[/x]/", "//"), (r"\d\/", "7/"), (r"/\\", "/\\")],
+)
+def test_a_slash_in_an_expression_is_a_slash_escaped_or_not(expression: str, text: str) -> None:
+    assert re.fullmatch(expression, text)
+    grammar = answer_grammar(held_to(Grammar(kind="regex", text=expression)), NO_DIALECT)
+    assert grammar is not None
+    tokens = [PIECES.index(letter.encode()) for letter in text]
+    constraint = constraint_for_grammar(grammar.text).begin()
+    assert not constraint.failure([*tokens, END])
+    assert constraint_for_grammar(grammar.text).begin().failure([*tokens[:-1], END])
 
 
 def test_an_end_that_the_grammar_does_not_allow_is_an_error() -> None:

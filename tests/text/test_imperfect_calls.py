@@ -33,6 +33,7 @@ def speaking(parser: str) -> Dialect:
 
 JSON, CODER, MISTRAL, KIMI = (speaking(name) for name in (JSON_CALLS, "qwen3_coder", "mistral", "kimi_k2"))
 MINIMAX, DEEPSEEK, LLAMA, GLM = (speaking(name) for name in ("minimax_m2", "deepseek", BARE_JSON, "glm47"))
+GEMMA = speaking("gemma4")
 GPT_OSS = Dialect(opening="<|channel|>analysis", closing="<|channel|>final<|message|>", parser=HARMONY)
 PARIS = ("get_weather", {"city": "Paris"})
 PARIS_JSON = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
@@ -192,6 +193,47 @@ def test_a_call_whose_arguments_break_off_is_never_whole(broken: str) -> None:
         assert answer.splitter.ended, "nothing is told behind it"
 
 
+@pytest.mark.parametrize("stray", ["}", "\n}", "}}", " ] }"])
+def test_brackets_too_many_behind_a_call_belong_to_it(stray: str) -> None:
+    answer = read(JSON, f"<tool_call>\n{PARIS_JSON}{stray}\n</tool_call>\nDone }}")
+    assert (answer.calls, answer.text) == ([PARIS], "Done }")
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('{"city": "Paris"}', {"city": "Paris"}),
+        ("{city: 'Paris'}", {"city": "Paris"}),
+        ('{city:"Paris, France"}', {"city": "Paris, France"}),
+        ('{city:{"a": ["x, y", 1, true]}}', {"city": {"a": ["x, y", 1, True]}}),
+        ('{city:<|"|>"quoted"<|"|>,days:2}', {"city": '"quoted"', "days": 2}),
+        ("{city:it's}", {"city": "it's"}),
+    ],
+)
+def test_ordinary_quotes_of_gemma_are_quotes(written: str, arguments: Any) -> None:
+    answer = read(GEMMA, f"<|tool_call>call:get_weather{written}<tool_call|>")
+    assert (answer.calls, answer.text) == ([("get_weather", arguments)], "")
+
+
+def test_a_value_of_glm_without_its_opening_mark_is_a_value() -> None:
+    written = "<tool_call>get_weather<arg_key>city</arg_key>Paris</arg_value></tool_call>"
+    assert read(GLM, written).calls == [PARIS]
+
+
+def test_a_parameter_has_the_type_that_its_reference_names() -> None:
+    definitions = {"$defs": {"Zip": {"type": "string"}, "Many": {"anyOf": [{"$ref": "#/$defs/Zip"}, {"type": "null"}]}}}
+    references = {"zip": "#/$defs/Zip", "others": "#/$defs/Many", "self": "#/properties/self"}
+    properties = {name: {"$ref": reference} for name, reference in references.items()}
+    schema = {"type": "object", "properties": properties, **definitions}
+    for parameters in (schema, {"$ref": "#/$defs/All", "$defs": {**definitions["$defs"], "All": schema}}):
+        tool = {"type": "function", "function": {"name": "find", "parameters": parameters}}
+        written = "<function=find>" + "".join(
+            f"\n<parameter={name}>\n0123\n</parameter>" for name in ("zip", "others", "self")
+        )
+        (call,) = read(CODER, f"<tool_call>\n{written}\n</function>\n</tool_call>", tools=[tool]).calls
+        assert call == ("find", {"zip": "0123", "others": "0123", "self": "0123"})
+
+
 def test_a_bracket_that_is_missing_before_the_mark_is_added() -> None:
     answer = read(JSON, '<tool_call>\n{"name": "write_file", "arguments": {"tags": ["a", "b"\n</tool_call>')
     assert answer.calls == [("write_file", {"tags": ["a", "b"]})]
@@ -348,6 +390,8 @@ def test_json_that_names_no_tool_is_streamed_as_text() -> None:
 def test_a_call_at_the_end_of_reasoning_is_a_call(dialect: Dialect, call: str) -> None:
     answer = read(dialect, f"plan: call it\n{call}", inside=True)
     assert (answer.reasoning, answer.calls, answer.text) == ("plan: call it", [PARIS], "")
+    ended = read(dialect, f"plan: call it\n{call}\n</think>\n\n", inside=True)
+    assert (ended.reasoning, ended.calls, ended.text) == ("plan: call it", [PARIS], "")
     assert read(dialect, f"<think>plan {call}\n{call}").calls == [PARIS] * 2
     for thought in (f"plan {call} or not", call[:-30], call[:12], f"{call}\nor {call[:20]}"):
         answer = read(dialect, f"plan {thought}", inside=True)

@@ -28,9 +28,9 @@ from app.worker.texts import Prompt, PromptFailure, PromptFuture
 from tests.loaded import loaded
 
 END = 0
+"""The stop token."""
 WARM_COSTS = (StepCost("ngram", 1, 7, 0.25),)
 """What a warm-up measures."""
-"""The stop token."""
 
 
 class FakeEngine:

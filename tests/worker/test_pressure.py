@@ -205,3 +205,26 @@ def test_a_request_that_cannot_be_admitted_leaves_neither_a_row_nor_a_promise_be
     assert engine.runner.rows == {}
     computer.pool.pressure = "critical"
     assert not computer.pool.must_wait
+
+
+def test_a_prompt_is_not_read_from_disk_before_there_is_memory_for_its_row(
+    computer: Computer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computer.answer(request("first"))
+    computer.disk.flush(PATIENCE_SECONDS)
+    engine = computer.pool.engine("m")
+    assert engine is not None
+    engine.drop_prefix_cache()
+    reads: list[object] = []
+    read_ahead = computer.disk.read_ahead
+    monkeypatch.setattr(computer.disk, "read_ahead", lambda block: reads.append(block) or read_ahead(block))
+    with monkeypatch.context() as patch:
+        patch.setattr(computer.pool, "reserve", lambda *_: False)
+        computer.ask(request("again"))
+        for _ in range(3):
+            computer.turn()
+        assert reads == []
+    while "again" not in computer.records.ends:
+        computer.turn()
+    assert reads
+    assert computer.records.tokens["again"] == computer.records.tokens["first"]

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from app.core.errors import InvalidRequest, ModelUnavailable
 from app.core.messages import Generate
 from app.core.unit import ModelSpecification
+from app.models.folder import Signature, signature_of
 from app.worker.text_launch import launch_text_process
 from app.worker.texts import IDLE_SECONDS, UNLOADED_IDLE_SECONDS, Prompt, PromptFailure, PromptFuture, TextReaders
 from tests.worker.hostile import TEMPLATES, TOKENIZERS, write_folder, write_hostile_template, write_hostile_tokenizer
@@ -203,18 +205,36 @@ def test_a_process_that_was_killed_is_started_again(texts: TextReaders, tmp_path
 
 def test_a_missing_or_changed_folder_is_noticed(texts: TextReaders, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m")
-    with pytest.raises(ModelUnavailable):
-        texts.read(chat(tmp_path / "none"))
+    assert isinstance(refused(texts, chat(tmp_path / "none")).error, ModelUnavailable)
     read(texts, chat(folder))
     (first,) = processes()
     (folder / "added.txt").touch()
     read(texts, chat(folder))
-    assert {first} < set(processes())
-    count = len(processes())
+    (second,) = processes()
+    assert second != first
     with (folder / "tokenizer_config.json").open("a") as file:
         file.write("\n")  # in place, as an editor does it: the folder's own time stays
     read(texts, chat(folder))
-    assert len(processes()) > count
+    (third,) = processes()
+    assert third not in {first, second}
+
+
+def test_a_disk_that_does_not_answer_holds_up_the_prompts_of_its_own_folders_only(
+    texts: TextReaders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, real = threading.Event(), signature_of
+
+    def wait(folder: Path) -> Signature:
+        if folder.name == "asleep":
+            answers.wait(WAIT_SECONDS)
+        return real(folder)
+
+    monkeypatch.setattr("app.worker.texts.signature_of", wait)
+    held = texts.read(chat(write_folder(tmp_path / "asleep")))
+    read(texts, chat(write_folder(tmp_path / "awake")))
+    assert not held.done()
+    answers.set()
+    assert isinstance(held.result(WAIT_SECONDS), Prompt)
 
 
 def test_the_least_recently_used_process_is_ended(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ class EnginePool:
         if entry is None or entry.engine is None:
             return []
         if entry.warm_up is None:
-            entry.warm_up = self._costs.warm_up(entry.engine, entry.spec)
+            entry.warm_up = self._costs.warm_up(entry.engine, entry.spec, entry.warm_up_costs)
         try:
             next(entry.warm_up)
         except StopIteration as finished:

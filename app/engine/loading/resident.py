@@ -1,12 +1,12 @@
 """One model in the pool: its reservation, its actual memory use, and its description."""
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from app.core.step import EnginePort, PrefixState
+from app.core.step import EnginePort, PrefixState, StepCost
 from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
 from app.engine.loaded_unit import LoadedUnit
-from app.engine.loading.warm_up import WarmUpSteps
+from app.engine.loading.warm_up import Key, WarmUpSteps
 from app.models.footprint import Footprint
 
 
@@ -28,8 +28,10 @@ class Resident:
     engine: EnginePort | None = None
     warm_up: WarmUpSteps | None = None
     """Warm-up that has begun."""
+    warm_up_costs: dict[Key, StepCost] = field(default_factory=dict)
+    """Costs that warm-ups have measured, interrupted ones too."""
     is_warm: bool = False
-    """Whether no warm-up is needed any more."""
+    """Whether the warm-up is done, or not needed."""
 
     @property
     def ready_engine(self) -> EnginePort | None:
@@ -69,7 +71,7 @@ class Resident:
             engine.close()
 
     def interrupt_warm_up(self) -> None:
-        """Free the rows of a warm-up that has begun, for requests; it begins again when the model rests."""
+        """Free the rows of a warm-up that has begun, for requests; it goes on when the model rests."""
         warm_up, self.warm_up = self.warm_up, None
         if warm_up is not None:
             warm_up.close()

@@ -6,7 +6,7 @@ before, also where it ends early, and adds nothing to the prefix cache.
 """
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from app.core.clock import Clock
@@ -48,22 +48,27 @@ BATCH_ROWS = 4
 """Second row count to measure, where batches may draft: larger batches are judged by it, smaller ones by one row."""
 
 
+def by_shape(costs: Iterable[StepCost]) -> dict[Key, StepCost]:
+    """Return costs by their shapes."""
+    return {_key(cost): cost for cost in costs}
+
+
 def warm_up(
     engine: EnginePort,
+    costs: dict[Key, StepCost] | None = None,
     *,
-    known: Sequence[StepCost] = (),
     rows: int = 1,
     clock: Clock = time.perf_counter,
     budget_seconds: float = 0.0,
 ) -> WarmUpSteps:
     """Yield between steps; return what steps cost here, for one row and for `rows`.
 
-    Shapes with `known` costs of an earlier warm-up on this machine run once, and a cost is only corrected downwards:
-    only a busy machine can have raised it. Costs learnt from requests are kept. However short the budget, a plain step
-    and the first drafter's shortest proposal are measured.
+    `costs` of an earlier warm-up on this machine are updated in place. Their shapes run once, and a cost is only
+    corrected downwards: only a busy machine can have raised it. Costs learnt from requests are kept. However short the
+    budget, a plain step and the first drafter's shortest proposal are measured.
     """
-    costs = {_key(cost): cost for cost in known}
-    known_shapes = {_key(cost) for cost in known if not cost.is_learnt}
+    costs = {} if costs is None else costs
+    known_shapes = {shape for shape, cost in costs.items() if not cost.is_learnt}
     passes = list(dict.fromkeys((1, rows))) * ROUNDS
     started = ends = clock()
     for index, row_count in enumerate(passes):
@@ -255,14 +260,17 @@ class WarmUps(CostFiles):
 
     def first_costs(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
         """Return the costs stored for this unit or, if there are none, measure the least that keeps the first requests
-        from trying a drafter as dear as its target."""
+        from trying a drafter that costs as much as its target."""
         known = self.load(spec)
         return known or (yield from warm_up(engine, budget_seconds=LEAST_SECONDS))
 
-    def warm_up(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
-        """Warm up an engine of the pool: what an earlier warm-up measured on this machine is not measured again."""
+    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> WarmUpSteps:
+        """Warm up an engine of the pool: what an earlier warm-up measured on this machine is not measured again.
+        `costs` are those of one that a request has interrupted, and are updated in place."""
         rows = min(BATCH_ROWS, engine.limits.max_rows) if spec.policy == "auto" else 1
-        measured = yield from warm_up(engine, known=self.load(spec), rows=rows)
+        stored = by_shape(self.load(spec))
+        costs |= {shape: cost for shape, cost in stored.items() if cost.is_learnt or shape not in costs}
+        measured = yield from warm_up(engine, costs, rows=rows)
         self.save(spec, measured)
         return measured
 

@@ -50,8 +50,8 @@ DEFAULT_LIMIT_BYTES = 1 << 30
 FETCH_SECONDS = 0.005
 """Longest wait, in seconds, for files that are read ahead, before others step again."""
 CLOSE_SECONDS = 0.2
-"""Longest wait, in seconds, for pending writes when a model leaves memory: their memory is free then, but others wait
-with it."""
+"""Longest wait, in seconds, for pending writes when a model leaves memory: waiting frees their memory, but
+stalls other models."""
 BlockArrays = dict[str, mx.array]
 
 

@@ -117,7 +117,7 @@ def read_fields(values: ConfigValues, target: TargetFacts) -> dict[str, Any]:
     rows = target.vocab_size or values.whole("vocab_size")
     parameters = values.section("rope_parameters", "rope_scaling")
     if any(isinstance(value, dict) for value in parameters.values()):
-        raise ModelUnavailable("its rotary positions differ by kind of layer, which cannot run here")
+        raise ModelUnavailable("its rotary positions differ by kind of layer, which is not supported")
     rope = ConfigValues(values.section("rope_scaling"), parameters)
     rope_type = rope.get("rope_type", "type")
     theta = rope.real("rope_theta", values.real("rope_theta", 10_000.0))
@@ -209,7 +209,7 @@ def check_attention(config: DrafterConfig) -> None:
     rotated = int(config.head_dim * config.partial_rotary_factor)
     if not 0 < rotated <= config.head_dim or rotated % 2:
         raise ModelUnavailable(
-            f"its rotary positions turn {rotated} of {config.head_dim} numbers of a head, which cannot run here; "
+            f"its rotary embedding covers {rotated} of {config.head_dim} dimensions of a head, which is not supported; "
             f"{CHOOSE_ANOTHER}"
         )
     if config.rope_scaling is not None:
@@ -220,7 +220,7 @@ def _check_rope(scaling: Config) -> None:
     rope_type = str(scaling.get("type") or scaling.get("rope_type"))
     if rope_type not in ROPE_PARAMETERS:
         raise ModelUnavailable(
-            f"its rotary positions are of the kind {printable(rope_type)}, which cannot run here; {CHOOSE_ANOTHER}"
+            f"its rotary positions are of the kind {printable(rope_type)}, which is not supported; {CHOOSE_ANOTHER}"
         )
     values = ConfigValues(scaling)
     for key in ROPE_PARAMETERS[rope_type]:
@@ -249,7 +249,7 @@ def _compare(tensors: Tensors, expected_shapes: Mapping[str, Shape]) -> None:
                 f"its {name} is {actual}, its config.json and the main model ask for {expected}; {DOWNLOAD_AGAIN}"
             )
         if tensor.dtype not in (INTEGER_DTYPES if name == "d2t" else FLOAT_DTYPES):
-            raise ModelUnavailable(f"its {name} is stored as {tensor.dtype}, which cannot run here; {CHOOSE_ANOTHER}")
+            raise ModelUnavailable(f"its {name} is stored as {tensor.dtype}, which is not supported; {CHOOSE_ANOTHER}")
 
 
 def _name_some(names: Iterable[str]) -> str:

@@ -112,12 +112,12 @@ class DFlashConfig(DrafterConfig):
 
 def _check_dflash_kind(config: Config, values: ConfigValues) -> None:
     if "dflash2" in str(config.get("architectures")).lower() or values.get(*DFLASH2_KEYS) is not None:
-        raise ModelUnavailable("it is a DFlash2 drafter, which cannot run here; choose a DFlash one")
+        raise ModelUnavailable("it is a DFlash2 drafter, which is not supported; choose a DFlash one")
     if values.get(*ANCHOR_KEYS):
-        raise ModelUnavailable("it drafts from the anchor's own slot, which cannot run here; choose another one")
+        raise ModelUnavailable("it drafts from the anchor's own slot, which is not supported; choose another one")
     for key in UNSUPPORTED_KEYS:
         if values.get(key) not in (None, False, 1):  # 1 is the factor that changes nothing
-            raise ModelUnavailable(f"its config.json asks for {key}, which cannot run here; choose another one")
+            raise ModelUnavailable(f"its config.json asks for {key}, which is not supported; choose another one")
 
 
 def _layer_types(values: ConfigValues, layers: int) -> tuple[str, ...]:
@@ -248,7 +248,7 @@ class Eagle3Config(DrafterConfig):
     def expected_tensors(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
         """Return its layer, its head, and an embedding and a token table where it has them."""
         if self.norm_before_fc or self.fc_norm:
-            raise ModelUnavailable("it norms the states before it joins them, which cannot run here")
+            raise ModelUnavailable("it norms the states before it joins them, which is not supported")
         check_attention(self)
         own_tensors = {name.replace("layers.0.", "midlayer."): info for name, info in tensors.items() if name != "t2d"}
         hidden, rows = self.hidden_size, self.draft_vocab_size

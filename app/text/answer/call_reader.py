@@ -116,7 +116,8 @@ class CallReader:
         has_calls = False
         while start is not None and (yield from self._read_call(*start)):
             has_calls = True
-            end = (yield from self._unread.match(self._patterns.end)) if self._patterns.end else None
+            end_pattern = self._patterns.end if start[1] == "head" else self._patterns.end_after_json
+            end = (yield from self._unread.match(end_pattern)) if end_pattern else None
             if end is not None:
                 self._unread.take(end.end())
                 break

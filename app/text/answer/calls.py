@@ -21,6 +21,8 @@ ID_LENGTH = 9
 _MODEL_CALL_ID = re.compile(r"[A-Za-z0-9]{9}|[\w.:-]+:\d+")
 """Ids that a model writes itself and refers to later: Mistral's and Kimi's."""
 
+MAX_REFERENCES = 8
+"""Most references of a schema that are followed, one inside another."""
 Tools = Mapping[str, Mapping[str, Any]]
 """Schemas of the parameters of each offered tool, by its name."""
 
@@ -37,12 +39,35 @@ class Call(msgspec.Struct, frozen=True):
 
 def parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Map the name of each tool of a request to the schemas of its parameters."""
-    schemas = {}
+    schemas: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         function = tool.get("function") or tool
-        properties = (function.get("parameters") or {}).get("properties")
-        schemas[str(function.get("name"))] = properties if isinstance(properties, Mapping) else {}
+        parameters = function.get("parameters") or {}
+        properties = _resolved(parameters, parameters).get("properties")
+        schemas[str(function.get("name"))] = (
+            {name: _resolved(schema, parameters) for name, schema in properties.items()}
+            if isinstance(properties, Mapping)
+            else {}
+        )
     return schemas
+
+
+def _resolved(schema: Any, root: Any, depth: int = MAX_REFERENCES) -> Mapping[str, Any]:
+    """Return a schema with the references to other parts of its `root` followed, also those of its alternatives."""
+    if not isinstance(schema, Mapping) or not depth:
+        return {}
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        target = root
+        for part in reference.removeprefix("#").split("/")[1:]:
+            target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+        schema = {**_resolved(target, root, depth - 1), **{name: schema[name] for name in schema if name != "$ref"}}
+    alternatives = {
+        key: [_resolved(part, root, depth - 1) for part in schema[key]]
+        for key in ("anyOf", "oneOf", "allOf")
+        if isinstance(schema.get(key), list)
+    }
+    return {**schema, **alternatives}
 
 
 def usable_call_id(written: str | None, used_ids: Container[str] = ()) -> str:
@@ -228,6 +253,8 @@ def _parse_python_string(written: str) -> str:
 # --- as Gemma writes arguments -------------------------------------------------------------------------------------
 
 _BARE = re.compile(r"[^,\]}]*")
+_QUOTED = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\s*(?=[,\]}:])""", re.DOTALL)
+"""String in ordinary quotes, which some models write in place of their own."""
 
 
 def parse_gemma_arguments(text: str, quote: str) -> dict[str, Any]:
@@ -245,6 +272,8 @@ def _parse_gemma_value(text: str, position: int, quote: str) -> tuple[Any, int]:
         return text[position + len(quote) : end], end + len(quote)
     if text[position : position + 1] in {"{", "["}:
         return _parse_gemma_container(text, position, quote)
+    if quoted := _QUOTED.match(text, position):
+        return _parse_python_string(quoted[1]), quoted.end(1)
     bare = _BARE.match(text, position)
     written = bare.group() if bare else ""
     try:
@@ -258,7 +287,7 @@ def _parse_gemma_container(text: str, position: int, quote: str) -> tuple[Any, i
     position = _match_end(_SPACE, text, position + 1)
     while not text.startswith(closer, position):
         if closer == "}":
-            if text.startswith(quote, position):
+            if text.startswith(quote, position) or _QUOTED.match(text, position):
                 key, position = _parse_gemma_value(text, position, quote)
                 end = text.index(":", position)
             else:

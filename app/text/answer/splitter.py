@@ -238,14 +238,19 @@ class AnswerSplitter:
             self._emit_reasoning(self._unread.take(1))
 
     def _ends_with_calls(self) -> PacedCheck:
-        """Return whether the rest of the answer, still inside its reasoning, is nothing but complete calls."""
+        """Return whether the rest of the answer, still inside its reasoning, is nothing but complete calls, and perhaps
+        the end of the reasoning."""
         if (yield from self._reader.call_start()) is None:
             return False
         inner_splitter, fed_characters = self._make_inner_splitter(), 0
         while True:
             text, final = self._unread.text, self._unread.final
-            inner_splitter.feed(text[fed_characters:], final=final, truncated=self._truncated)
-            if inner_splitter.has_text or self._closing in text[max(0, fed_characters - len(self._closing)) :]:
+            body, _, rest = text.partition(self._closing)
+            if rest.strip():  # an answer: the calls were only thought of
+                break
+            end = len(body) if final else len(body) - _begun(self._closing, body)
+            inner_splitter.feed(body[fed_characters:end], final=final, truncated=self._truncated)
+            if inner_splitter.has_text:
                 break
             if final and inner_splitter.complete_calls and inner_splitter.unfinished_call is None:
                 self._unread.take(len(text))
@@ -253,7 +258,7 @@ class AnswerSplitter:
                 return True
             if final:
                 break
-            fed_characters = len(text)
+            fed_characters = end
             yield
         self._reader.failed += 1
         return False
@@ -373,6 +378,11 @@ def _assembled_calls(deltas: Sequence[ToolCallDelta]) -> list[Call]:
         head.index: "".join(delta.arguments for delta in deltas if delta.index == head.index) for head in heads
     }
     return [Call(head.name, arguments[head.index], head.id) for head in heads]
+
+
+def _begun(marker: str, text: str) -> int:
+    """Return how many characters at the end of `text` may begin `marker`."""
+    return max(length for length in range(len(marker)) if text.endswith(marker[:length]))
 
 
 def _markers(**markers: str) -> "regex.Pattern[str]":

@@ -29,7 +29,7 @@ MASKS_SECONDS = 0.05
 LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000)
 """Limits on the work for one mask: a few milliseconds each for lexer and parser. A parser row has an item for each
 optional property of an object."""
-DEAD_END = "what the answer is held to lets nothing follow here: simplify the schema or the grammar"
+DEAD_END = "the grammar allows no next token here: simplify the schema or the grammar"
 
 
 class Vocabulary:

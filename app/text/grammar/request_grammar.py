@@ -5,6 +5,7 @@ white space forever. Enforced calls are JSON between markers, whatever the model
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from app.text.grammar.schema import (
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 MAX_CALLS = 16
+SLASH_OR_BREAK = re.compile(r"\\?([/\n])|\\.", re.DOTALL)
+"""Slash or line break of an expression, with the backslash that may escape it, or any other escaped character."""
 ANY_SPELLING = '%llguidance {"no_forcing": true}'
 """Grammar option that lets the model choose the tokenization of forced text."""
 
@@ -138,10 +141,14 @@ def _text_rule(grammar: Grammar) -> GrammarRule:
         case "choice":
             return {"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, json.loads(grammar.text)))}
         case "regex":
-            escaped = grammar.text.replace("/", "\\/").replace("\n", "\\n")
-            return {"lark_grammar": f"start: /{escaped}/"}
+            return {"lark_grammar": f"start: /{SLASH_OR_BREAK.sub(_in_slashes, grammar.text)}/"}
         case _:
             return {"lark_grammar": grammar.text}
+
+
+def _in_slashes(match: re.Match[str]) -> str:
+    """Return the match as it is written in an expression between slashes."""
+    return {"/": "\\/", "\n": "\\n"}.get(match[1], match[0])
 
 
 def check_grammar(grammar: AnswerGrammar, vocabulary: Vocabulary, parameter: str) -> None:

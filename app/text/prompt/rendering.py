@@ -46,8 +46,13 @@ class Template:
         return self._renders("a", called, STAND_IN, default=number == 1 and "tool_calls" in self._source)
 
     def numbers_calls(self) -> bool:
-        """Return whether it names calls by function and number itself, but results by their own ids."""
-        return self._renders("a", _called("", ["a"], STAND_IN), "functions.a:0", f"{STAND_IN}0", default=False)
+        """Return whether it names calls by function and number itself, but results by their own ids, or names both by
+        ids in which the function's name is expected."""
+        called = _called("", ["a"], STAND_IN)
+        if self._renders("a", called, "functions.a:0", f"{STAND_IN}0", default=False):
+            return True
+        has_names = self._renders("a", _called("", ["a"], "abcdefgh", name=STAND_IN), STAND_IN, default=True)
+        return self._dialect.parser == "kimi_k2" and not has_names
 
     def _renders(self, tool: str, messages: Messages, *expected: str, default: bool) -> bool:
         parameters = {"type": "object", "properties": {}}
@@ -64,9 +69,9 @@ class Template:
         return all(word in text for word in expected)
 
 
-def _called(content: str | None, words: Sequence[str], identifier: str) -> Messages:
-    """Return parallel calls of the function `a`, one for each word, and their results."""
-    functions = [{"name": "a", "arguments": mapped_arguments(json.dumps({"a": word}))} for word in words]
+def _called(content: str | None, words: Sequence[str], identifier: str, name: str = "a") -> Messages:
+    """Return parallel calls of a function, one for each word, and their results."""
+    functions = [{"name": name, "arguments": mapped_arguments(json.dumps({"a": word}))} for word in words]
     calls = [
         {"id": f"{identifier}{n}", "type": "function", "function": function} for n, function in enumerate(functions)
     ]

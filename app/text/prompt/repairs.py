@@ -70,7 +70,7 @@ class TemplateProbe(Protocol):
         """Return whether `number` parallel calls appear in its prompts next to `content`."""
 
     def numbers_calls(self) -> bool:
-        """Return whether it names calls by function and number itself, but results by their own ids."""
+        """Return whether calls need ids of the function's name and a number, for results or for the name itself."""
 
 
 def required_repairs(source: str, dialect: Dialect, probe: TemplateProbe) -> tuple[Repair, ...]:
