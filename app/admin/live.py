@@ -18,10 +18,8 @@ from app.core.clock import Clock
 from app.serving.sse import comment
 
 PERIOD_SECONDS = 1.0
-KEEPALIVE_SECONDS = 15.0
-"""Interval between comments on a silent stream, in seconds."""
-AUTHORIZATION_CHECK_SECONDS = 5.0
-"""Interval between checks that a stream's browser is still signed in, in seconds."""
+CHECK_SECONDS = 5.0
+"""Interval between comments on a silent stream, and between checks that its browser is still signed in, in seconds."""
 
 logger = logging.getLogger("paceline.live")
 
@@ -57,7 +55,7 @@ class Listener:
         yield comment("listening")
         while not (self._ended and not self._pending):
             try:
-                async with asyncio.timeout(KEEPALIVE_SECONDS):
+                async with asyncio.timeout(CHECK_SECONDS):
                     await self._has_pending.wait()
             except TimeoutError:
                 yield comment("waiting")
@@ -140,11 +138,11 @@ class LiveFeed:
 async def while_authorized(
     frames: AsyncGenerator[bytes, None], is_authorized: Callable[[], Awaitable[bool]], clock: Clock = time.monotonic
 ) -> AsyncGenerator[bytes, None]:
-    """Yield frames while the caller is authorized, which is checked every `AUTHORIZATION_CHECK_SECONDS`."""
+    """Yield frames while the caller is authorized, which is checked every `CHECK_SECONDS`."""
     checked_at = clock()
     async with contextlib.aclosing(frames):
         async for frame in frames:
-            if clock() - checked_at >= AUTHORIZATION_CHECK_SECONDS:
+            if clock() - checked_at >= CHECK_SECONDS:
                 if not await is_authorized():
                     return
                 checked_at = clock()

@@ -56,6 +56,7 @@ class Block(Body):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
+    tool_name: str | None = None
     content: "str | list[Block] | Block | None" = None
     source: Source | str | None = None
     title: str | None = None
@@ -190,8 +191,8 @@ class MessagesBody(CountBody, StayBody):
 
 
 def _is_left_out(block: Block) -> bool:
-    known = {"text", "thinking", "redacted_thinking", "tool_use", "tool_result", "search_result"}
-    return block.type not in known | UNREADABLE
+    known = {"text", "thinking", "redacted_thinking", "tool_use", "tool_result", "tool_reference", "search_result"}
+    return block.type not in known | UNREADABLE or (block.type == "tool_reference" and block.tool_name is None)
 
 
 def system_messages(system: Blocks | None) -> list[dict[str, Any]]:
@@ -216,6 +217,8 @@ def _block_text(block: Block) -> str:
     source = block.source
     if block.type == "text" and block.text is not None:
         return block.text
+    if block.type == "tool_reference" and block.tool_name is not None:  # found by a search for tools
+        return block.tool_name
     if block.type == "search_result" and isinstance(block.content, list):
         return "\n".join(
             [*filter(None, (block.title, source if isinstance(source, str) else None)), _text(block.content)]

@@ -25,7 +25,11 @@ STOP_MARGIN_SECONDS = 15
 """Time that the system waits beyond what requests get to finish, in seconds."""
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 FORWARDED_VARIABLES = frozenset(
-    {"HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "SSL_CERT_FILE", *PROXIES, *map(str.upper, PROXIES)}
+    {
+        *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "HF_ENDPOINT", "SSL_CERT_FILE"),
+        *PROXIES,
+        *map(str.upper, PROXIES),
+    }
 )
 """Environment variables that a server needs besides our own, to find models and the hub."""
 LAUNCHCTL, SYSTEMCTL = "launchctl", "systemctl"

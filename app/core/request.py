@@ -73,6 +73,8 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the prompt ends inside it, so that the output continues it."""
     most_tokens: int | None = None
     """Tokens after which it is closed; None: the model decides."""
+    call_names: tuple[str, ...] = ()
+    """Names of functions of which a call, in gpt-oss's words, may end the answer before it is closed."""
 
 
 class Constraint(Protocol):

@@ -58,18 +58,20 @@ def candidates(root: Path, unreadable: list[Path]) -> list[FolderCandidate]:
 class _Search:
     unreadable: list[Path]
 
-    def below(self, root: Path) -> Iterator[FolderCandidate]:
-        if self._looks_like_model(root):
-            yield FolderCandidate(root.name, root)
+    def below(self, folder: Path, name: str = "", levels: int = 2) -> Iterator[FolderCandidate]:
+        """Yield the model at `folder`, or those up to `levels` below it. Stray weights beside other models are none."""
+        if os.path.lexists(folder / "config.json"):
+            yield FolderCandidate(name or folder.name, folder)
             return
-        for folder in self._folders(root):
-            if folder.name.startswith("models--"):
-                yield from self._snapshot(folder)
-            elif self._looks_like_model(folder):
-                yield FolderCandidate(folder.name, folder)
-            else:
-                nested = (child for child in self._folders(folder) if self._looks_like_model(child))
-                yield from (FolderCandidate(f"{folder.name}/{child.name}", child) for child in nested)
+        is_empty = True
+        for child in self._folders(folder) if levels else ():
+            child_name = f"{name}/{child.name}" if name else child.name
+            is_repository = not name and child.name.startswith("models--")
+            for candidate in self._snapshot(child) if is_repository else self.below(child, child_name, levels - 1):
+                is_empty = False
+                yield candidate
+        if is_empty and self._looks_like_model(folder):
+            yield FolderCandidate(name or folder.name, folder)
 
     def _snapshot(self, repository: Path) -> Iterator[FolderCandidate]:
         """Yield the snapshot of `refs/main`, or the newest one, of a `models--organisation--name` folder."""
@@ -115,9 +117,10 @@ class _Search:
 
 
 def hugging_face_cache(environment: Mapping[str, str], home: Path) -> Path:
-    """Return the hub cache as huggingface_hub finds it: HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, then the home folder."""
-    if environment.get("HF_HUB_CACHE"):
-        return Path(environment["HF_HUB_CACHE"]).expanduser()
+    """Return the hub cache as huggingface_hub finds it: HF_HUB_CACHE or its older name, HF_HOME, XDG_CACHE_HOME, then
+    the home folder."""
+    if cache := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(cache).expanduser()
     if environment.get("HF_HOME"):
         return Path(environment["HF_HOME"]).expanduser() / "hub"
     caches = environment.get("XDG_CACHE_HOME")

@@ -37,7 +37,7 @@ def check_direction(config: Config) -> None:
         raise ModelUnavailable(
             f"it was made for something else than embeddings ({printable(name)}); choose another one"
         )
-    if kind in ENCODERS and config.get("position_embedding_type") not in (None, "absolute"):
+    if kind in ENCODERS - {"modernbert"} and config.get("position_embedding_type") not in (None, "absolute"):
         raise ModelUnavailable("it uses relative position embeddings, which are not supported; choose another one")
     if kind in OTHER_ENCODERS or config.get("use_bidirectional_attention") in (True, "all"):
         raise ModelUnavailable(

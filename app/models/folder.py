@@ -9,9 +9,10 @@ and `auto_map`, which many conversions carry along, are ignored; `model_file`, w
 import itertools
 import math
 import os
+import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,11 +32,11 @@ from app.models.safe_files import (
     read_object,
 )
 
-MAX_INDEX_BYTES = 64 * 1024 * 1024
 MAX_FILES = 10_000
 MAX_DEPTH = 4
 
-INDEX_FILE = "model.safetensors.index.json"
+SHARD = re.compile(r"(?P<stem>.*)-\d{1,6}-of-(?P<count>\d{1,6})\.safetensors")
+"""Name of a weight file that is one of several."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 CODE_KEYS = frozenset({"model_file", "_attn_implementation_internal"})
 """Keys of a config for which a library runs, or fetches, code, whatever its trust setting."""
@@ -122,8 +123,8 @@ def _inspect(root: Path) -> ModelFolder:
     if not drafter:
         _refuse_code(root, files)
     weight_files = _weight_files(files)
+    _check_shards(weight_files)
     tensors = _read_tensors(root, weight_files)
-    _check_index(root, files, tensors)
     if not drafter:
         _check_sizes(config, tensors)
         check_direction(config)
@@ -254,21 +255,13 @@ def _read_tensors(root: Path, names: Iterable[str]) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _check_index(root: Path, files: tuple[str, ...], tensors: Mapping[str, TensorInfo]) -> None:
-    """Check that every shard in the index exists and holds the tensors that the index puts in it."""
-    if INDEX_FILE not in files:
-        return
-    weight_map = read_object(root / INDEX_FILE, MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise ModelUnavailable(f"{INDEX_FILE} holds no weight map; {DOWNLOAD_AGAIN}")
-    missing = sorted(set(weight_map.values()).difference(files))
-    if missing:
-        raise ModelUnavailable(
-            f"{len(missing)} weight files are missing, first {printable(missing[0])}; {DOWNLOAD_AGAIN}"
-        )
-    for name, shard in weight_map.items():
-        if name not in tensors or tensors[name].file != shard:
-            raise ModelUnavailable(f"{printable(shard)} lacks a tensor that the index puts there; {DOWNLOAD_AGAIN}")
+def _check_shards(names: Sequence[str]) -> None:
+    """Raise ModelUnavailable if shards are missing, by their names: an index is often that of another packing."""
+    shards = [match for name in names if (match := SHARD.fullmatch(name))]
+    counts = {(match["stem"], int(match["count"])) for match in shards}
+    missing = sum(count for _, count in counts) - len(shards)
+    if missing > 0:
+        raise ModelUnavailable(f"{missing} weight files are missing beside {printable(names[0])}; {DOWNLOAD_AGAIN}")
 
 
 def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:

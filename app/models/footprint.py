@@ -19,6 +19,9 @@ from app.models.drafters.methods import FEATURE_METHODS, MTP
 from app.models.encoders import BATCH_TOKENS
 from app.models.folder import ModelFolder, Packing, inspect_folder
 
+FULL_ATTENTION = ("full_attention", "attention")
+WINDOW_ATTENTION = ("sliding_attention", "chunked_attention")
+"""Names in `layer_types` of layers that keep every token, and of those that keep a window."""
 FUSED_SIZES = (64, 80, 128)
 """Head sizes for which Metal's kernel for whole texts never stores scores (mlx: `sdpa_full_supported_head_dim`)."""
 CONTEXT_BUDGET_TOKENS = 16_384
@@ -321,7 +324,7 @@ def _layer_kinds(config: Mapping[str, Any]) -> tuple[int, int, int]:
     layers = text_number(config, *LAYER_KEYS)
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
-        full, sliding = kinds.count("full_attention"), kinds.count("sliding_attention")
+        full, sliding = (sum(map(kinds.count, names)) for names in (FULL_ATTENTION, WINDOW_ATTENTION))
         return full, sliding, len(kinds) - full - sliding
     if interval := text_number(config, "full_attention_interval"):
         return layers // interval, 0, layers - layers // interval

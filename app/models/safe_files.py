@@ -4,7 +4,9 @@ Functions that read raise `ModelUnavailable` (a reason and the next action, neve
 the file is not at fault and a retry may succeed; they end fast.
 """
 
+import contextlib
 import errno
+import json
 import math
 import os
 import stat
@@ -119,6 +121,9 @@ def _decode(content: bytes | msgspec.Raw, kind: Any, name: str) -> Any:
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+        if kind is Any:  # Python writes Infinity and NaN, which JSON does not know
+            with contextlib.suppress(ValueError, RecursionError):
+                return json.loads(bytes(content))
         raise ModelUnavailable(f"{printable(name)} is not valid; {DOWNLOAD_AGAIN}") from None
 
 

@@ -92,11 +92,18 @@ def error_object(error: PacelineError, words: Words | None = None, path: str = "
     }
 
 
+_OVERFLOW = re.compile(r"maximum context length is (\d+) tokens\D*(.*?) tokens")
+
+
 def _overflow_in_anthropics_words(message: str) -> str:
     """Return the message of `context_overflow` as Anthropic's API words it: Claude Code compacts a conversation only
-    when it reads this."""
-    limit, *counts = map(int, re.findall(r"\d+", message))
-    return f"prompt is too long: {max([limit + 1, *counts])} tokens > {limit} maximum"
+    when it reads this. Other messages are returned unchanged."""
+    overflow = _OVERFLOW.search(message)
+    if overflow is None:
+        return message
+    limit = int(overflow[1])
+    tokens = max([limit + 1, *map(int, re.findall(r"\d+", overflow[2]))])
+    return f"prompt is too long: {tokens} tokens > {limit} maximum"
 
 
 def localized_message(error: PacelineError, words: Words | None) -> str:

@@ -10,7 +10,8 @@ import { tab } from "./storage.js";
 
 const SEARCH_MS = 250;
 const SHOWN = "paceline.chat.shown"; // by conversation: the last turn of the line on screen
-const beginReading = latestOnly();
+let begun = 0;
+let read = 0;
 const beginOpening = latestOnly();
 let keys = 0;
 
@@ -71,11 +72,14 @@ export const list = {
     return this.search.trim() ? t("chat.no_match") : t("chat.no_conversations");
   },
 
+  // Of answers that overtake one another the latest is shown, also where a later call fails.
   async readList() {
-    const isLatest = beginReading();
+    const number = (begun += 1);
     const search = encodeURIComponent(this.search.trim().slice(0, 200));
     const { conversations } = await api("GET", `${ADDRESS}?search=${search}`);
-    if (isLatest()) Object.assign(this, { conversations, isRead: true });
+    if (number < read) return conversations;
+    read = number;
+    Object.assign(this, { conversations, isRead: true });
     return conversations;
   },
   // One of them as it is now, where it belongs.

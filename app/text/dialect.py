@@ -365,7 +365,9 @@ def _find_reasoning_markers(template: str, vocabulary: dict[str, int]) -> tuple[
             return pair
     if {"<|channel>", "<channel|>"} <= vocabulary.keys():
         return "<|channel>thought", "<channel|>"
-    return next((pair for pair in REASONING_MARKERS if all(marker in template for marker in pair)), None)
+    # Some templates only open the reasoning, at the end of the prompt.
+    opened = [pair for pair in REASONING_MARKERS if pair[0] in template]
+    return max(opened, key=lambda pair: pair[1] in template, default=None)
 
 
 class CallPatterns:
@@ -395,6 +397,10 @@ class CallPatterns:
         """Pattern of the end, behind closing brackets of which a model wrote too many."""
         self.opens = compiled(rf"\s*{form.opens}{form.key}")
         self.finishes = compiled(rf"\s*{form.finishes}")
+        self.inner_opens = compiled(rf"(?<=\n){form.opens}{form.key}(?=\n)")
+        """Pattern of a parameter's beginning on a line of its own."""
+        self.last_finish = compiled(rf"(?<=\n)(?={form.finishes}\s*(?:{form.end})?\s*(?:{form.start}|\Z))")
+        """Pattern of the place where a call ends before another one, or as the answer does."""
         self.closes_quoted = compiled(rf"\]\]>\s*{form.closes}")
 
     def closes(self, key: str, *, has_start_marker: bool, final: bool) -> "regex.Pattern[str]":

@@ -56,7 +56,7 @@ class Choice:
             dialect,
             inside=opens_reasoning(prompt.table.dialect, prompt.end),
             tools=command.tools or (),
-            by_grammar=calls_by_grammar(command),
+            by_grammar=calls_by_grammar(command, dialect),
             stop=command.stop,
             one_call=not command.parallel_tool_calls,
             used_ids=call_ids(command.messages or ()),

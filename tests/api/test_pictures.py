@@ -68,6 +68,7 @@ TEXTS: list[tuple[dict[str, Any], str]] = [
     ({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "D"}]}}, "D"),
     ({"type": "search_result", "source": "http://x", "title": "T", "content": [{"type": "text", "text": "D"}]},
      "T\nhttp://x\nD"),
+    ({"type": "tool_reference", "tool_name": "grep"}, "grep"),
 ]  # fmt: skip
 
 

@@ -166,6 +166,7 @@ def test_the_estimate_grows_with_draft_context_rows_and_dtype(tmp_path: Path) ->
         ({"num_hidden_layers": 6, "sliding_window_pattern": 3, "sliding_window": 8}, (2, 4, 0)),
         ({"num_hidden_layers": 8, "full_attention_interval": 4, "num_attention_heads": 4}, (2, 0, 6)),
         ({"layer_types": ["full_attention", "sliding_attention", "conv", "conv"]}, (1, 1, 2)),
+        ({"layer_types": ["mamba", "attention", "mamba"], "model_type": "granitemoehybrid"}, (1, 0, 2)),
         ({"num_hidden_layers": 3, "num_heads": 4, "head_dim": 8, "state_size": 8}, (0, 0, 3)),
     ],
 )

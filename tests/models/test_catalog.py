@@ -52,6 +52,17 @@ def test_models_lie_one_or_two_levels_deep_or_are_the_folder_itself(tmp_path: Pa
     assert ids(FolderCatalog([tmp_path / "models", alone])) == ["alone", "flat", "org/nested"]
 
 
+def test_stray_weights_beside_models_hide_none(tmp_path: Path) -> None:
+    write_model(tmp_path / "flat")
+    write_model(tmp_path / "org" / "nested")
+    for folder in (tmp_path, tmp_path / "org"):
+        (folder / "adapter.safetensors").write_bytes(b"")
+    assert ids(FolderCatalog([tmp_path])) == ["flat", "org/nested"]
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "model.safetensors").write_bytes(b"")
+    assert ids(FolderCatalog([tmp_path])) == ["alone", "flat", "org/nested"], "listed as broken"
+
+
 def test_a_model_tells_what_its_headers_and_config_say(tmp_path: Path) -> None:
     write_model(tmp_path / "small")
     write_model(tmp_path / "drafter", dflash_config={"target_layer_ids": [0]})
@@ -194,6 +205,7 @@ def test_a_folder_is_inspected_again_only_when_it_changed(tmp_path: Path) -> Non
     ("environment", "place"),
     [
         ({"HF_HUB_CACHE": "{}/direct", "HF_HOME": "{}/other"}, "direct"),
+        ({"HUGGINGFACE_HUB_CACHE": "{}/older", "HF_HOME": "{}/other"}, "older"),
         ({"HF_HOME": "{}/face"}, "face/hub"),
         ({"XDG_CACHE_HOME": "{}/xdg"}, "xdg/huggingface/hub"),
         ({}, "home/.cache/huggingface/hub"),

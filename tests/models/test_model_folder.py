@@ -348,22 +348,42 @@ def test_a_broken_safetensors_file_is_refused(tmp_path: Path, content: bytes) ->
     assert "model.safetensors is" in refused(folder)
 
 
-def test_every_shard_of_the_index_must_be_there_with_its_tensors(tmp_path: Path) -> None:
+def test_every_shard_must_be_there_by_its_name(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     (folder / "model.safetensors").unlink()
     first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-    index = folder / "model.safetensors.index.json"
     (folder / first).write_bytes(safetensors({"a": ("F16", (8,))}))
-    index.write_text(json.dumps({"weight_map": {"a": first, "b": second}}))
     assert "1 weight files are missing" in refused(folder)
-    (folder / second).write_bytes(safetensors({"c": ("F16", (8,))}))
-    assert "lacks a tensor" in refused(folder)
     (folder / second).write_bytes(safetensors({"a": ("F16", (8,))}))
     assert "repeats a tensor" in refused(folder)
     (folder / second).write_bytes(safetensors({"b": ("F16", (8,))}))
     assert inspect_folder(folder).weight_files == (first, second)
-    index.write_text(json.dumps({"weight_map": {"a": 3}}))
-    assert "no weight map" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "weight_map",
+    [
+        {"a": "model-00001-of-00004.safetensors", "b": "model-00004-of-00004.safetensors"},
+        {"a": "model.safetensors", "mtp.fc.weight": "mtp.safetensors"},
+        {"a": "model.safetensors", "never.there": "model.safetensors"},
+        {"a": 3},
+    ],
+    ids=["of the unpacked model", "with a head beside it", "with a tensor too many", "broken"],
+)
+def test_an_index_of_another_packing_hides_no_model(tmp_path: Path, weight_map: dict[str, Any]) -> None:
+    """As mlx-community's gemma-3-12b-it-4bit and Qwen3-VL have it: mlx-lm does not read it."""
+    folder = write_model(tmp_path / "model")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert inspect_folder(folder).weight_files == ("model.safetensors",)
+
+
+def test_a_config_may_hold_infinity_as_python_writes_it(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | {"time_step_limit": [0.0, float("inf")]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert inspect_folder(folder).config["time_step_limit"] == [0.0, float("inf")]
+    (folder / "config.json").write_text('{"a": Infinit}')
+    assert "is not valid" in refused(folder)
 
 
 def test_names_that_no_terminal_should_see_are_replaced(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
@@ -18,9 +19,9 @@ from app.core.messages import Generate
 from app.core.request import Grammar
 from app.core.unit import ModelSpecification
 from app.text.detokenizer import TokenTable
-from app.text.dialect import NO_DIALECT
+from app.text.dialect import HARMONY, HARMONY_MARKERS, NO_DIALECT, Dialect
 from app.text.grammar.constraint import FORCED_BYTES, AnswerConstraint, Vocabulary
-from app.text.grammar.request_grammar import answer_grammar
+from app.text.grammar.request_grammar import answer_grammar, reasoning_of
 from app.text.grammar.schema import with_guidance
 
 WORDS = [b'{"', b'": ', b'", "', b'"}', b", ", b', "', b"score", b"true", b"null", b"}", b" ", b"\xc3\xa9"]
@@ -229,6 +230,51 @@ def test_an_end_that_the_grammar_does_not_allow_is_an_error() -> None:
     assert constraint.failure([*begun, END]) != ""
     whole = constraint_for(scored({})).begin()
     assert whole.failure([*begun, PIECES.index(b"}"), END]) == ""
+
+
+CALLING = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"
+
+
+@pytest.mark.parametrize(
+    ("choice", "written", "ends"),
+    [
+        ("auto", f"<|channel|>analysis<|message|>Hm<|end|><|start|>assistant{CALLING}", True),
+        ("required", "<|start|>assistant to=functions.f<|channel|>commentary<|message|>{", True),
+        ("function:f", CALLING, False),
+        ("auto", CALLING.replace("functions.f", "browser.search"), False),
+        ("auto", CALLING.partition("<|message|>")[0], False),
+        ("auto", f"{CALLING}}}<|end|><|start|>assistant<|channel|>analysis<|message|>to=functions.f", False),
+    ],
+)
+def test_only_a_call_of_gpt_oss_may_end_what_stands_before_the_answer(choice: str, written: str, ends: bool) -> None:
+    marks = [mark.encode() for mark in (*HARMONY_MARKERS, "<|return|>")]
+    pieces = [*PIECES, *dict.fromkeys(marks)]
+    stops = frozenset({END, pieces.index(b"<|call|>")})
+    table = TokenTable(
+        pieces=pieces,
+        stop_token_ids=stops,
+        hidden_token_ids=stops,
+        vocabulary_size=len(pieces),
+        spelling=TABLE.spelling,
+    )
+    speaks = Dialect(opening="<|channel|>analysis", closing="<|channel|>final<|message|>", parser=HARMONY)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    command = msgspec.structs.replace(
+        held_to(Grammar(kind="json_schema", text="{}")), messages=[], text=None, tools=[tool], tool_choice=choice
+    )
+    grammar, known = answer_grammar(command, speaks), Vocabulary(table)
+    assert grammar is not None
+    constraint = AnswerConstraint(known, known.compile_grammar(grammar.text), reasoning_of(command, speaks, ""))
+    parts = [part for part in re.split(r"(<\|\w+\|>)", written) if part]
+    output = [
+        token
+        for part in parts
+        for token in ([pieces.index(part.encode())] if "<|" in part else [pieces.index(c.encode()) for c in part])
+    ]
+    masks = full((1, (len(pieces) + 31) // 32), -1, int32)
+    constraint.allow(output, [], masks)
+    allowed = unpackbits(masks.view("uint8"), bitorder="little")
+    assert [bool(allowed[token]) for token in sorted(stops)] == [ends, ends]
 
 
 names = some.sampled_from(["a", "ab", "b", "x_1", "é"])

@@ -215,6 +215,31 @@ def test_ordinary_quotes_of_gemma_are_quotes(written: str, arguments: Any) -> No
     assert (answer.calls, answer.text) == ([("get_weather", arguments)], "")
 
 
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("<parameter=code>\nls\n<parameter=where>\n{}\n</parameter>\n", {"code": "ls", "where": {}}),
+        ("<parameter=code>\nls\n", {"code": "ls"}),
+        ("<parameter=tags>\n[]\n</parameter>\n<parameter=code>\nls\n\n", {"tags": [], "code": "ls\n"}),
+        ("<parameter=code>\na\n<parameter=other>\nb\n</parameter>\n", {"code": "a\n<parameter=other>\nb"}),
+        (
+            "<parameter=code>\na\n<parameter=where>\nb\n</parameter>\n<parameter=where>\n{}\n</parameter>\n",
+            {"code": "a\n<parameter=where>\nb", "where": {}},
+        ),
+        (
+            "<parameter=code>\n<parameter=where>\n/a\n</parameter>\n</function>\nDone\n</parameter>\n",
+            {"code": "<parameter=where>\n/a\n</parameter>\n</function>\nDone"},
+        ),
+    ],
+)
+def test_a_parameter_of_qwen_that_is_not_closed_ends_where_the_next_one_begins(written: str, arguments: Any) -> None:
+    call = f"<tool_call>\n<function=write_file>\n{written}</function>\n</tool_call>"
+    answer = read(CODER, call)
+    assert (answer.calls, answer.text) == ([("write_file", arguments)], "")
+    if "</parameter>" not in written:
+        assert read(CODER, f"{call}\n{call}").calls == [("write_file", arguments)] * 2
+
+
 def test_a_value_of_glm_without_its_opening_mark_is_a_value() -> None:
     written = "<tool_call>get_weather<arg_key>city</arg_key>Paris</arg_value></tool_call>"
     assert read(GLM, written).calls == [PARIS]

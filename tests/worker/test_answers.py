@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from app.core.messages import Cancel, Delta, Finished, Generate
-from app.core.request import SpeculationRequest
+from app.core.request import Grammar, SpeculationRequest
 from app.text.dialect import HARMONY, JSON_CALLS, Dialect
 from app.worker.texts import PromptFuture
 from tests.worker.fakes import END, FakeEngine, fake_read
@@ -143,6 +143,24 @@ def test_a_call_at_the_end_of_reasoning_is_told_as_a_call(tmp_path: Path) -> Non
     answer = StreamedAnswer(tmp_path, f"I call it.\n{CALL}").settle()
     assert answer.arguments == {0: '{"city": "New\\n\\nYork"}'}
     assert (answer.reasoning, answer.finished.finish_reason) == ("I call it.", "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("choice", "grammar", "calls"),
+    [
+        ("auto", Grammar(kind="json_schema", text="{}"), {0: '{"city": "Oslo"}'}),
+        ("required", None, {0: '{"city": "Oslo"}'}),
+        ("function:weather", None, {}),
+    ],
+)
+def test_gpt_oss_may_call_in_its_own_words_before_what_a_grammar_holds(
+    tmp_path: Path, choice: str, grammar: Grammar | None, calls: dict[int, str]
+) -> None:
+    written = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+    written += '<|constrain|>json<|message|>{"city": "Oslo"}'
+    answer = StreamedAnswer(tmp_path, written, GPT_OSS, tool_choice=choice, grammar=grammar).settle()
+    assert (answer.arguments, answer.reasoning) == (calls, "Hm")
+    assert answer.finished.finish_reason == ("tool_calls" if calls else "stop")
 
 
 def test_one_call_is_told_where_one_was_asked_for_and_reasoning_is_counted(tmp_path: Path) -> None:

@@ -210,26 +210,41 @@ class CallReader:
 
     def _read_parameters(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
         """Parse parameters, each of them a text between markers."""
-        form, name, position = self._patterns.form, head["name"], head.end()
-        values: dict[str, Any] = {}
+        name, position = head["name"], head.end()
+        written: list[tuple[str, str, str | None]] = []
         while True:
             finished = yield from self._unread.match(self._patterns.finishes, position)
             if finished is not None:
-                return finished.end(), [Call(name, to_json(values))]
+                return finished.end(), [Call(name, to_json(self._values(name, written)))]
             opened = yield from self._unread.match(self._patterns.opens, position)
             closed = (yield from self._find_parameter_end(opened)) if opened is not None else None
             if opened is None or closed is None:
                 return 0, []
             text = self._unread.text[opened.end() : closed.start()]
-            key, schema = opened["key"].strip(), self._tools[name].get(opened["key"].strip())
-            if form.padded:
-                text = text.removeprefix("\n").removesuffix("\n")
-            values[key] = (
-                parse_nested_value(text, form.nested, schema)
-                if form.nested
-                else parse_parameter(text, schema, opened.groupdict().get("kind"))
-            )
+            written.append((opened["key"].strip(), text, opened.groupdict().get("kind")))
             position = closed.end()
+
+    def _values(self, name: str, written: Sequence[tuple[str, str, str | None]]) -> dict[str, Any]:
+        """Parse the texts of a call's parameters. One that holds no end, but the beginning of a parameter that the call
+        lacks, was not closed before it."""
+        form, values = self._patterns.form, dict[str, Any]()
+        missing = self._tools[name].keys() - {key for key, _, _ in written} if form.padded else set()
+        for first_key, whole, kind in written:
+            key, start = first_key, 0
+            may_be_open = missing and not compiled(form.closes).search(whole)
+            heads = self._patterns.inner_opens.finditer(whole) if may_be_open else ()
+            for head in [*(head for head in heads if head["key"] in missing), None]:
+                text = whole[start : head.start() if head else None]
+                if form.padded:
+                    text = text.removeprefix("\n").removesuffix("\n")
+                schema = self._tools[name].get(key)
+                values[key] = (
+                    parse_nested_value(text, form.nested, schema)
+                    if form.nested
+                    else parse_parameter(text, schema, kind)
+                )
+                key, start = (head["key"], head.end()) if head else ("", 0)
+        return values
 
     def _find_parameter_end(self, opened: Match) -> Generator[None, None, Match | None]:
         """Find the end of a parameter, skipping the same marker inside its value."""
@@ -240,6 +255,8 @@ class CallReader:
         if closed is None and self._unread.final:
             closing_pattern = self._patterns.closes(opened["key"], has_start_marker=self._has_start_marker, final=True)
             closed = closing_pattern.search(self._unread.text, opened.end())
+            if closed is None and self._patterns.form.padded:
+                closed = self._patterns.last_finish.search(self._unread.text, opened.end())
         return closed
 
     def _read_literal_call(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:

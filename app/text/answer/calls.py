@@ -22,7 +22,7 @@ _MODEL_CALL_ID = re.compile(r"[A-Za-z0-9]{9}|[\w.:-]+:\d+")
 """Ids that a model writes itself and refers to later: Mistral's and Kimi's."""
 
 MAX_REFERENCES = 8
-"""Most references of a schema that are followed, one inside another."""
+"""Most references of a schema that are followed, one after another."""
 Tools = Mapping[str, Mapping[str, Any]]
 """Schemas of the parameters of each offered tool, by its name."""
 
@@ -45,29 +45,30 @@ def parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[s
         parameters = function.get("parameters") or {}
         properties = _resolved(parameters, parameters).get("properties")
         schemas[str(function.get("name"))] = (
-            {name: _resolved(schema, parameters) for name, schema in properties.items()}
+            {name: _with_alternatives(_resolved(schema, parameters), parameters) for name, schema in properties.items()}
             if isinstance(properties, Mapping)
             else {}
         )
     return schemas
 
 
-def _resolved(schema: Any, root: Any, depth: int = MAX_REFERENCES) -> Mapping[str, Any]:
-    """Return a schema with the references to other parts of its `root` followed, also those of its alternatives."""
-    if not isinstance(schema, Mapping) or not depth:
-        return {}
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
+def _with_alternatives(schema: Mapping[str, Any], root: Any) -> Mapping[str, Any]:
+    """Return a schema whose alternatives are resolved."""
+    kinds = [key for key in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(key), list)]
+    return {**schema, **{key: [_resolved(part, root) for part in schema[key]] for key in kinds}}
+
+
+def _resolved(schema: Any, root: Any) -> Mapping[str, Any]:
+    """Return a schema with its reference to another part of `root` followed, and that one's, up to `MAX_REFERENCES`."""
+    for _ in range(MAX_REFERENCES):
+        if not isinstance(schema, Mapping) or not isinstance(reference := schema.get("$ref"), str):
+            break
         target = root
         for part in reference.removeprefix("#").split("/")[1:]:
             target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
-        schema = {**_resolved(target, root, depth - 1), **{name: schema[name] for name in schema if name != "$ref"}}
-    alternatives = {
-        key: [_resolved(part, root, depth - 1) for part in schema[key]]
-        for key in ("anyOf", "oneOf", "allOf")
-        if isinstance(schema.get(key), list)
-    }
-    return {**schema, **alternatives}
+        rest = {name: value for name, value in schema.items() if name != "$ref"}
+        schema = {**target, **rest} if isinstance(target, Mapping) else rest
+    return schema if isinstance(schema, Mapping) else {}
 
 
 def usable_call_id(written: str | None, used_ids: Container[str] = ()) -> str:

@@ -4,6 +4,7 @@ A constraint is a function of the output so far, so each slot of a verify forwar
 the text is the same with and without speculation.
 """
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -29,6 +30,11 @@ MASKS_SECONDS = 0.05
 LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000)
 """Limits on the work for one mask: a few milliseconds each for lexer and parser. A parser row has an item for each
 optional property of an object."""
+MESSAGE_EDGES = frozenset({b"<|start|>", b"<|end|>"})
+CALLED = re.compile(rb"to=(?:functions\.)?([^\s<]+)")
+"""Function that the header of a message of gpt-oss calls."""
+HEADER_BYTES = 512
+"""Most bytes of a message that are searched for its header."""
 DEAD_END = "the grammar allows no next token here: simplify the schema or the grammar"
 
 
@@ -108,6 +114,8 @@ class AnswerConstraint:
         """Time per mask in the last step, in seconds."""
         self._opening: int | None = None
         self._closing_tokens: list[int] = []
+        self._message = b""
+        """Beginning of gpt-oss's current message inside the reasoning."""
         self._gaps: set[int] = set()
         self._phase = Phase.ANSWER
         if reasoning is not None:
@@ -172,7 +180,7 @@ class AnswerConstraint:
 
     def allow(self, output: Sequence[int], drafts: Sequence[int], masks: Any) -> int:
         self._consume(output)
-        start = self._phase, self._reasoning_tokens, self._tail
+        start = self._phase, self._reasoning_tokens, self._tail, self._message
         for attempt in (drafts, ()):
             try:
                 return self._allow(attempt, masks)
@@ -180,7 +188,7 @@ class AnswerConstraint:
                 if not attempt:
                     self._error = reason_of(error)
             finally:
-                self._phase, self._reasoning_tokens, self._tail = start
+                self._phase, self._reasoning_tokens, self._tail, self._message = start
         return 0
 
     def failure(self, output: Sequence[int]) -> str:
@@ -195,8 +203,8 @@ class AnswerConstraint:
                 if forced_tokens:
                     masks[slot] = 0
                     _allow_tokens(masks[slot], forced_tokens)
-                elif self._matcher is not None:  # the answer is still to come
-                    _forbid_tokens(masks[slot], self._vocabulary.stops)
+                elif self._matcher is not None:  # the answer is still to come, unless a call ends it
+                    _forbid_tokens(masks[slot], [] if self._is_in_call() else self._vocabulary.stops)
                 is_valid = slot < len(drafts) and (not forced_tokens or drafts[slot] == forced_tokens[0])
             else:
                 opens = self._phase is Phase.START and slot < len(drafts) and drafts[slot] == self._opening
@@ -278,12 +286,20 @@ class AnswerConstraint:
             piece = self._vocabulary.pieces[token] if token < len(self._vocabulary.pieces) else b""
             ending = self._tail + piece
             self._tail = ending[-len(closing) :]
+            self._message = b"" if piece in MESSAGE_EDGES else (self._message + piece)[:HEADER_BYTES]
             if closing in ending:
                 self._phase = Phase.GAP
             return False
         is_gap = self._phase is Phase.GAP and token in self._gaps
         self._phase = Phase.ANSWER
         return not is_gap
+
+    def _is_in_call(self) -> bool:
+        """Return whether the reasoning has come to a message that calls an offered function."""
+        header, begins, _ = self._message.partition(b"<|message|>")
+        called = CALLED.search(header) if begins else None
+        names = self._reasoning.call_names if self._reasoning else ()
+        return called is not None and called[1].decode("utf-8", "replace") in names
 
     def _forced_closing(self) -> list[int]:
         """Return the remaining tokens of the closing marker once the reasoning has reached its limit."""

@@ -46,9 +46,17 @@ class AnswerGrammar:
     """Notices about parts of the schemas that are not enforced."""
 
 
-def calls_by_grammar(command: Generate) -> bool:
-    """Return whether calls are written as JSON between markers because something is enforced."""
-    return bool(command.tools) and (command.tool_choice != "auto" or command.grammar is not None)
+def calls_by_grammar(command: Generate, dialect: Dialect) -> bool:
+    """Return whether calls are only written as JSON between markers because something is enforced."""
+    is_enforced = bool(command.tools) and (command.tool_choice != "auto" or command.grammar is not None)
+    return is_enforced and not _own_calls(command, dialect)
+
+
+def _own_calls(command: Generate, dialect: Dialect) -> tuple[str, ...]:
+    """Return the names of tools that a model may call in its own words before the part of the answer that a grammar
+    holds. Where one function must be called, only the grammar's call counts."""
+    may_call = dialect.parser == HARMONY and command.tool_choice in {"auto", "required"}
+    return tuple(str(tool["function"]["name"]) for tool in command.tools or ()) if may_call else ()
 
 
 def grammar_parameter(command: Generate) -> str:
@@ -100,7 +108,13 @@ def reasoning_of(command: Generate, dialect: Dialect, prompt_end: str) -> Reason
         return None
     inside = dialect.parser == HARMONY or opens_reasoning(dialect, prompt_end)
     opening = "" if dialect.parser == HARMONY else dialect.opening
-    return Reasoning(opening=opening, closing=dialect.closing, inside=inside, most_tokens=command.reasoning_tokens)
+    return Reasoning(
+        opening=opening,
+        closing=dialect.closing,
+        inside=inside,
+        most_tokens=command.reasoning_tokens,
+        call_names=_own_calls(command, dialect),
+    )
 
 
 def opens_reasoning(dialect: Dialect, prompt_end: str) -> bool:
