@@ -100,7 +100,11 @@ def _pull_in_process(settings: Settings, repository: str, revision: str, show: S
         token=HubToken(settings.home).read(settings.hub_endpoint),
         endpoint=settings.hub_endpoint,
     )
-    settings.downloads_path.mkdir(parents=True, exist_ok=True)
+    try:
+        settings.downloads_path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"The downloads folder {settings.downloads_path} cannot be made ({error.strerror})"
+        raise CommandError(f"{problem}: `paceline config set downloads_folder FOLDER` chooses another.") from None
     end = asyncio.run(run_download(job, report, timeouts=TIMEOUTS))
     if end.state == "failed":
         raise CommandError(_sentence(end.problem_text))

@@ -25,6 +25,7 @@ RESERVE_BYTES = 1 << 30
 
 PROBLEMS = {
     "offline": "the Hugging Face Hub cannot be reached: check your network, try again; installed models keep working",
+    "proxy": "all_proxy names a SOCKS proxy, which cannot be used: set https_proxy to an HTTP proxy, or unset it",
     "busy": "too many requests to the Hub: wait a minute, then try again",
     "hub_error": "the Hub has a problem: try again later",
     "gated": "{repository} is gated: accept its licence on the Hub and save an access token of that account",

@@ -193,6 +193,8 @@ class Hub:
             return self._retry_without_token(call)
         except HubErrors as error:
             raise problem_of(error, repository) from None
+        except ImportError:  # httpx2 speaks to a SOCKS proxy with another package
+            raise HubProblem("proxy", repository) from None
         except MalformedResponseErrors:  # the sign-in page of a hotel's network, a proxy's, or a hub that lies
             raise HubProblem("offline", repository, "the answer is not the hub's") from None
 

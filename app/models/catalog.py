@@ -74,22 +74,24 @@ class _Search:
             yield FolderCandidate(name or folder.name, folder)
 
     def _snapshot(self, repository: Path) -> Iterator[FolderCandidate]:
-        """Yield the snapshot of `refs/main`, or the newest one, of a `models--organisation--name` folder."""
+        """Yield the snapshot of `refs/main` of a `models--organisation--name` folder, or the newest one if that has no
+        weights: reading the tokenizer of a newer commit moves `refs/main`."""
         snapshots = repository / "snapshots"
         try:
             revision = (repository / "refs" / "main").read_text("ascii").strip()
         except (OSError, ValueError):
             revision = ""
-        folder, folders = snapshots / revision, self._folders(snapshots)
-        if folder not in folders:
-            folder = max(folders, key=_modified, default=repository)
-        if self._looks_like_model(folder):
+        main, folders = snapshots / revision, sorted(self._folders(snapshots), key=_modified, reverse=True)
+        ordered = [main, *folders] if main in folders else folders
+        folder = next(filter(self._has_weights, ordered), next(filter(self._looks_like_model, ordered), None))
+        if folder is not None:
             yield FolderCandidate("/".join(repository.name.split("--")[1:]), folder)
 
     def _looks_like_model(self, folder: Path) -> bool:
         """Return whether it has a config, or safetensors weights without one (listed as broken). GGUF is neither."""
-        if os.path.lexists(folder / "config.json"):
-            return True
+        return os.path.lexists(folder / "config.json") or self._has_weights(folder)
+
+    def _has_weights(self, folder: Path) -> bool:
         return any(name.endswith(".safetensors") and not name.startswith(".") for name, _ in self._entries(folder))
 
     def _folders(self, folder: Path) -> list[Path]:
@@ -239,7 +241,11 @@ class CatalogModel:
 
 
 class FolderCatalog:
-    """All models below the given folders, then below `roots`; of equal ids the first one wins."""
+    """All models below the given folders, then below `roots`; of equal ids the first one wins.
+
+    A thread scans the folders. Once they are known, nobody waits long (twice `patience_seconds`) for a disk that does
+    not answer: the models known before are returned.
+    """
 
     def __init__(
         self,
@@ -249,6 +255,7 @@ class FolderCatalog:
         tokenizers: TokenizerCache | None = None,
         refresh_seconds: float = 2.0,
         wait_seconds: float = 0.5,
+        patience_seconds: float = 2.0,
         clock: Clock = time.monotonic,
     ) -> None:
         self._folders = tuple(folders)
@@ -258,20 +265,30 @@ class FolderCatalog:
         self._is_complete = True
         self._refresh_seconds = refresh_seconds
         self._wait_seconds = wait_seconds
+        self._patience_seconds = patience_seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._scanned_at: float | None = None
-        self._models: dict[str, CatalogModel] = {}
+        self._scan_thread: threading.Thread | None = None
+        self._models: dict[str, CatalogModel] | None = None
         self._inspected: dict[tuple[Source, Path], tuple[Signature, CatalogModel]] = {}
 
     def models(self) -> tuple[CatalogModel, ...]:
         """Return all models sorted by id, broken ones included; never raises for the contents of a folder."""
+        patience = None if self._models is None else self._patience_seconds
+        if self._scan_thread is not None:  # one that began earlier may not see what has changed since
+            self._scan_thread.join(patience)
         with self._lock:
             now, scanned_at = self._clock(), self._scanned_at
-            if scanned_at is None or now - scanned_at >= self._refresh_seconds:
+            is_due = scanned_at is None or now - scanned_at >= self._refresh_seconds
+            if is_due and not (self._scan_thread is not None and self._scan_thread.is_alive()):
                 self._scanned_at = now  # beforehand, so that a `refresh` during the scan asks for another one
-                self._models = self._scan()
-            return tuple(self._models.values())
+                thread = threading.Thread(target=self._scan, name="catalog", daemon=True)
+                thread.start()
+                self._scan_thread = thread  # once it runs: others join it without the lock
+        if self._scan_thread is not None and (is_due or self._models is None):
+            self._scan_thread.join(patience)
+        return tuple((self._models or {}).values())
 
     def set_folders(self, folders: Sequence[Path]) -> None:
         """Replace the given folders, without waiting for a scan."""
@@ -311,7 +328,7 @@ class FolderCatalog:
         tokenizer_thread.join(self._wait_seconds)
         return tokenizer_thread.is_alive()
 
-    def _scan(self) -> dict[str, CatalogModel]:
+    def _scan(self) -> None:
         models: dict[str, CatalogModel] = {}
         identities: set[tuple[int, int] | Path] = set()
         inspected: dict[tuple[Source, Path], tuple[Signature, CatalogModel]] = {}
@@ -328,7 +345,7 @@ class FolderCatalog:
                 model = inspected[source, candidate.path][1]
                 models[model.id] = model
         self._inspected, self._is_complete = inspected, not unreadable
-        return dict(sorted(models.items()))
+        self._models = dict(sorted(models.items()))
 
     def _previously_found(self, source: Source, unreadable: Sequence[Path]) -> list[FolderCandidate]:
         """Return models found previously in folders that cannot be read at present."""

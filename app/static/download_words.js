@@ -5,6 +5,7 @@ import { methodWords, modelAddress } from "./model_words.js";
 
 const PROBLEMS = {
   offline: (values) => t("downloads.problem_offline", values),
+  proxy: (values) => t("downloads.problem_proxy", values),
   busy: (values) => t("downloads.problem_busy", values),
   hub_error: (values) => t("downloads.problem_hub_error", values),
   gated: (values) => t("downloads.problem_gated", values),

@@ -72,6 +72,14 @@ def test_offline_it_says_at_once_which_host_does_not_answer_and_why(environment:
     assert time.monotonic() - began < WAIT_SECONDS, "it does not try again and again"
 
 
+def test_a_folder_for_downloads_that_cannot_be_made_is_named(alone: Mapping[str, str], tmp_path: Path) -> None:
+    (tmp_path / "no-drive").touch()
+    result = pull({**alone, "PACELINE_DOWNLOADS_FOLDER": str(tmp_path / "no-drive" / "models")}, ID)
+    assert (result.exit_code, isinstance(result.exception, SystemExit)) == (1, True)
+    assert "cannot be made" in result.stderr
+    assert "downloads_folder" in result.stderr
+
+
 def test_a_server_that_does_not_let_it_in_is_no_obstacle(alone: Mapping[str, str], fake: FakeServer) -> None:
     there = {**alone, "PACELINE_PORT": str(fake.port)}
     fake.answers["/admin/api/downloads"] = (401, {"error": {"message": "sign in"}})

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
+import huggingface_hub
 import pytest
 
 from app.core.download import LARGEST_COUNT, PARTIAL, Download
@@ -53,6 +55,11 @@ def refused(hub: StandInHub, name: str = ID) -> str:
     with pytest.raises(HubProblem) as raised:
         inspect_repository(Hub(hub.address), name)
     return raised.value.reason
+
+
+def test_a_proxy_that_cannot_be_used_is_named(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "get_session", lambda: httpx2.Client(proxy="socks5://127.0.0.1:1080"))
+    assert refused(hub) == "proxy"
 
 
 @pytest.mark.parametrize("size", NO_SIZES, ids=repr)

@@ -105,11 +105,16 @@ def test_the_hugging_face_cache_is_read_through_refs_main(tmp_path: Path) -> Non
     os.utime(snapshot(tmp_path, "models--org--newest", "old", main="../../elsewhere"), ns=(1, 1))
     snapshot(tmp_path, "models--gpt2", "c0ffee", main="c0ffee")
     (tmp_path / "models--org--partial" / "snapshots").mkdir(parents=True)
+    whole = snapshot(tmp_path, "models--org--moved", "whole")
+    tokenizer = snapshot(tmp_path, "models--org--moved", "tokenizer", main="tokenizer")
+    for weights in tokenizer.glob("*.safetensors"):
+        weights.unlink()
     (tmp_path / "datasets--org--data").mkdir()
     paths = {model.id: model.path for model in FolderCatalog([], [("hugging_face", tmp_path)]).models()}
     assert paths == {
         "org/two": tmp_path / "models--org--two" / "snapshots" / "aaa",
         "org/newest": newest,
+        "org/moved": whole,
         "gpt2": tmp_path / "models--gpt2" / "snapshots" / "c0ffee",
     }
 
@@ -161,6 +166,8 @@ class SlowDisk(PosixPath):
 
 
 def test_what_changes_while_the_disk_is_read_waits_for_nothing_and_is_not_lost(tmp_path: Path) -> None:
+    SlowDisk.reached.clear()
+    SlowDisk.goes_on.clear()
     write_model(tmp_path / "slow" / "one")
     write_model(tmp_path / "other" / "two")
     catalog = FolderCatalog([SlowDisk(tmp_path / "slow")], clock=Time())
@@ -175,6 +182,34 @@ def test_what_changes_while_the_disk_is_read_waits_for_nothing_and_is_not_lost(t
             SlowDisk.goes_on.set()
         assert [model.id for model in scan.result()] == ["one"]
     assert ids(catalog) == ["two"]
+
+
+def test_many_threads_list_models_at_once(tmp_path: Path) -> None:
+    write_model(tmp_path / "one")
+    for refresh_seconds in (0.0, *[60.0] * 50):
+        catalog = FolderCatalog([tmp_path], refresh_seconds=refresh_seconds)
+        with ThreadPoolExecutor(8) as threads:
+            listings = [threads.submit(ids, catalog) for _ in range(1 if refresh_seconds else 100) for _ in range(8)]
+            assert all(listing.result(60) == ["one"] for listing in listings)
+
+
+def test_models_that_are_known_are_listed_while_a_disk_does_not_answer(tmp_path: Path) -> None:
+    write_model(tmp_path / "network" / "one")
+    SlowDisk.goes_on.set()
+    catalog = FolderCatalog([SlowDisk(tmp_path / "network")], patience_seconds=0.01, clock=Time())
+    assert ids(catalog) == ["one"]
+    SlowDisk.reached.clear()
+    SlowDisk.goes_on.clear()
+    catalog.refresh()
+    write_model(tmp_path / "network" / "two")
+    try:
+        assert ids(catalog) == ["one"]
+        assert SlowDisk.reached.wait(60)
+        assert catalog.find("one").problem == ""
+    finally:
+        SlowDisk.goes_on.set()
+    while ids(catalog) != ["one", "two"]:
+        catalog.refresh()
 
 
 def test_a_link_that_cannot_be_followed_hides_no_other_model(tmp_path: Path) -> None:
