@@ -6,27 +6,23 @@ from contextlib import contextmanager
 
 
 class Dispensable:
-    """Keeps the faults of one part from what it serves: each kind is logged once.
+    """Keeps the faults of one part from what it serves: each kind is logged once."""
 
-    Errors for which `is_vital` is true are raised again.
-    """
-
-    def __init__(
-        self, name: str, logger: logging.Logger, is_vital: Callable[[Exception], bool] = lambda _: False
-    ) -> None:
+    def __init__(self, name: str, logger: logging.Logger) -> None:
         self._name = name
         self.logger = logger
-        self._is_vital = is_vital
         self._logged: set[type[Exception]] = set()
 
     @contextmanager
-    def guarded(self, undo: Callable[[], None] | None = None) -> Iterator[None]:
+    def guarded(
+        self, undo: Callable[[], None] | None = None, is_vital: Callable[[Exception], bool] = lambda _: False
+    ) -> Iterator[None]:
         """Suppress and log an error in the block, and then `undo` what it may have left half done, guarded too.
-        Execution continues after the block."""
+        Execution continues after the block. An error that `is_vital` is raised again."""
         try:
             yield
         except Exception as error:
-            if self._is_vital(error):
+            if is_vital(error):
                 raise
             if undo is not None:
                 with self.guarded():

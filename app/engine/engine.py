@@ -58,8 +58,6 @@ class Engine:
         self.measured: Sequence[StepCost] = ()
         self.prefixes = prefixes
         self._prefix_use = Dispensable("the prefix cache", logger)
-        """Guards all but storing within a step, where a lack of memory ends the whole step."""
-        self._storing = Dispensable("the prefix cache", logger, memory.is_exhausted)
         self._constraints = Constraints(by_rejection=by_rejection)
         self._pooling = Pooling(runner, drafters.taps)
         self._writes = CacheWrites(runner, slow_seconds)
@@ -161,7 +159,8 @@ class Engine:
             self._forget(request_id)
 
     def _cache_row(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
-        with self._storing.guarded(undo=self.prefixes.clear):
+        # a lack of memory within a step ends the whole step
+        with self._prefix_use.guarded(undo=self.prefixes.clear, is_vital=memory.is_exhausted):
             self._store_row(request, text, length, ended=ended)
 
     def _store_row(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:

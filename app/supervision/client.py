@@ -71,10 +71,8 @@ class WorkerClient(Supervisor):
         """Most recently requested unit of each model id, in order of the last request."""
         self._models_to_restore: dict[str, LoadedModel] = {}
         """Models that earlier workers had in memory, until they are loaded again, by id."""
-        self._restores_when_ready = True
-        """Whether the next worker loads models as soon as it is ready."""
         self._restored_models: set[str] = set()
-        """Ids of those: not of models that a worker had left to their next request."""
+        """Ids of those that the next worker loads as soon as it is ready; the others wait for their next request."""
         self.progress: dict[str, LoadProgress] = {}
         """Model id -> the last progress of a load under way."""
         self.snapshot = Snapshot()
@@ -280,7 +278,7 @@ class WorkerClient(Supervisor):
         """Tell a new worker how long models stay, and let it load the models that the last one had."""
         self.send(self._keep_models)
         for model_id in reversed(self._requested_units):
-            if self._restores_when_ready and model_id in self._restored_models and model_id not in self.quarantined:
+            if model_id in self._restored_models and model_id not in self.quarantined:
                 self._requested_units[model_id] = self._models_to_restore[model_id].unit
                 self.send(_load(self._requested_units[model_id], UNSPECIFIED_STAY))
 
@@ -293,12 +291,10 @@ class WorkerClient(Supervisor):
             if self._fail(request_id, error):
                 self._publish(failed_frame(request_id, error))
         ready = {model.id: model for model in self.snapshot.models if model.state == "ready"}
-        if not self._restores_when_ready:
-            self._restored_models.clear()
-        self._restored_models |= ready.keys()
         self._models_to_restore |= ready
-        # if workers die in quick succession, a loaded model may be the cause
-        self._restores_when_ready = not self._pause_seconds
+        self._restored_models |= ready.keys()
+        if self._pause_seconds:  # workers died in quick succession: a loaded model may be the cause
+            self._restored_models.clear()
         self.progress.clear()
         self.snapshot = Snapshot()
         self.ready_info = None

@@ -19,8 +19,8 @@ def test_each_kind_of_fault_is_logged_once_and_goes_no_further(caplog: pytest.Lo
 
 
 def test_what_is_vital_goes_on() -> None:
-    part = Dispensable("the cache", logger, is_vital=lambda error: isinstance(error, MemoryError))
-    with pytest.raises(MemoryError), part.guarded():
+    part = Dispensable("the cache", logger)
+    with pytest.raises(MemoryError), part.guarded(is_vital=lambda error: isinstance(error, MemoryError)):
         raise MemoryError
     with pytest.raises(KeyboardInterrupt), part.guarded():
         raise KeyboardInterrupt

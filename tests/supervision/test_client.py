@@ -190,17 +190,6 @@ def test_where_workers_end_one_after_the_other_nothing_is_loaded_until_it_is_ask
             await until(client, lambda event: isinstance(event, Heartbeat) and "fast" in names(event))
             assert await loaded_after(client, "kill", {"fast"}) == ["fast"]
             assert await loaded_after(client, "kill", set()) == []
-
-    asyncio.run(scenario())
-
-
-def test_what_a_worker_left_to_its_next_request_is_left_to_it_by_later_workers_too() -> None:
-    async def scenario() -> None:
-        async with serving() as client:
-            await client.load(FAST)
-            await until(client, lambda event: isinstance(event, Heartbeat) and "fast" in names(event))
-            assert await loaded_after(client, "kill", {"fast"}) == ["fast"]
-            assert await loaded_after(client, "kill", set()) == []
             seen: list[str] = []
             client.subscribe(lambda event: seen.append(event.model_id), ModelLoaded)
             ready = asyncio.create_task(until(client, lambda event: isinstance(event, Ready)))
