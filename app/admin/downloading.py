@@ -20,6 +20,7 @@ from app.core.errors import HubProblem, InvalidRequest, StoreUnavailable
 from app.hub.download_run import DownloadTimeouts, Spawn, run_download, spawn_child
 from app.hub.hub_files import Hub, HubToken, checked_repository, checked_revision
 from app.hub.partial_folder import delete_partials
+from app.machine.own_files import nearest_folder
 from app.settings import Settings
 from app.store.rows import DownloadRows
 
@@ -175,9 +176,8 @@ class Downloads:
 
     def free_bytes(self) -> int:
         """Return the free bytes on the disk of the downloads folder, which may not exist yet. May block."""
-        existing_folder = next((folder for folder in (self.folder, *self.folder.parents) if folder.is_dir()), Path("/"))
         try:
-            return shutil.disk_usage(existing_folder).free
+            return shutil.disk_usage(nearest_folder(self.folder)).free
         except OSError:
             return 0
 

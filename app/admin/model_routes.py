@@ -134,8 +134,8 @@ def list_prefixes(admin: Admin) -> dict[str, Any]:
     return {
         "disk_bytes": sum(prompts.size_bytes for prompts in cached_prompts(admin.serving.settings.prefixes_path)),
         "memory_bytes": sum(model.prefix_cache_bytes for model in loaded),
-        "found_tokens": sum(sum(model.prefix_found_tokens.values()) for model in loaded),
-        "trouble": next((model.prefix_trouble for model in loaded if model.prefix_trouble), ""),
+        "found_tokens": sum(sum(model.prefixes.restored_tokens.values()) for model in loaded),
+        "trouble": next((model.prefixes.write_error for model in loaded if model.prefixes.write_error), ""),
     }
 
 

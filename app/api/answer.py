@@ -19,7 +19,7 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
 from app.api.commands import GenerationBody
-from app.core.errors import InvalidRequest, PacelineError
+from app.core.errors import CONTEXT_OVERFLOW, InvalidRequest, PacelineError
 from app.core.messages import Accepted, Delta, Finished, Generate, TokenText, ToolCallDelta
 from app.core.request import Notice
 from app.core.statistics import Statistics
@@ -29,8 +29,9 @@ from app.serving.auth import identity_of
 from app.serving.context import Context, context_of
 from app.serving.errors import error_object, words_for
 from app.serving.record import Record
+from app.serving.speed import speculation_object, timings_object
 from app.serving.sse import DONE, EventStream, ReplayableFrames, comment, frame
-from app.supervision.stream import RequestStream
+from app.supervision.stream import RequestStream, StreamEvent
 
 MANY_CHOICES = 64
 """Number of choices from which an answer is encoded in a thread, so that other streams are not delayed."""
@@ -109,6 +110,8 @@ class Renderer:
     """The last bytes of a stream that did not fail."""
     streamed_refusals: frozenset[str] = frozenset()
     """Codes of refusals that begin a stream and end it, because clients look for them there."""
+    prompt_parameter = "messages"
+    """Field of the request that holds the prompt."""
 
     def __init__(self, request_id: str) -> None:
         self.id = request_id
@@ -208,7 +211,8 @@ class OpenAIRenderer(Renderer):
         return {**self._base, "object": self.chunk_name, "choices": [choice], **self._extra}
 
     def _numbers(self, usage: Statistics) -> dict[str, Any]:
-        return {"timings": usage.timings(), "speculation": usage.speculation(self._no_drafter), "seed": self._seed}
+        speculation = speculation_object(usage, self._no_drafter)
+        return {"timings": timings_object(usage), "speculation": speculation, "seed": self._seed}
 
 
 def usage_object(usage: Statistics) -> dict[str, Any]:
@@ -244,7 +248,13 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
         key_name=identity_of(request).name,
         is_streamed=stream,
     )
-    events = context.worker.open(commands, on_event=record.on_event)
+
+    def on_event(event: StreamEvent | PacelineError) -> None:
+        if isinstance(event, PacelineError) and event.code == CONTEXT_OVERFLOW:
+            event.parameter = renderer.prompt_parameter
+        record.on_event(event)
+
+    events = context.worker.open(commands, on_event=on_event)
 
     def close() -> None:
         events.close()

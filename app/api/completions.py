@@ -110,6 +110,7 @@ class CompletionRenderer(OpenAIRenderer):
     """OpenAI's `text_completion`; `text_offset` of the log probs counts the characters of a choice."""
 
     whole_name = chunk_name = "text_completion"
+    prompt_parameter = "prompt"
 
     def __init__(self, request_id: str, command: Generate, body: GenerationBody) -> None:
         super().__init__(request_id, command, body)

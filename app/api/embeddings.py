@@ -110,6 +110,8 @@ def encode_vector(vector: list[float]) -> msgspec.Raw:
 class EmbeddingsRenderer(Renderer):
     """OpenAI's list of embeddings; `pooling` and `normalized` say how they were made."""
 
+    prompt_parameter = "input"
+
     def __init__(self, request_id: str, command: Generate, body: EmbeddingsBody) -> None:
         super().__init__(request_id)
         self._model_id, self._pooling = command.model.id, command.embeds

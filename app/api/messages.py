@@ -6,7 +6,7 @@ clients run what they receive.
 
 import json
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -29,6 +29,7 @@ from app.serving.context import context_of
 from app.serving.document import ANSWERED, EVENTS, problems, success
 from app.serving.errors import ANTHROPIC, error_object
 from app.serving.gate import Body, JsonBody, validated
+from app.serving.speed import speculation_object, timings_object
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "cancelled": "end_turn"}
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -161,7 +162,8 @@ class CountBody(ThinkingBody):
 
     def notices(self) -> list[Notice]:
         """Return notices of blocks that are left out and of ignored fields."""
-        blocks = [block for turn in self.messages if not isinstance(turn.content, str) for block in turn.content]
+        contents = (self.system, *(turn.content for turn in self.messages))
+        blocks = (block for content in contents for block in _nested_blocks(content))
         kinds = ", ".join(dict.fromkeys(block.type[:60] for block in blocks if _is_left_out(block)))
         message = f"blocks of type {kinds} are left out: they belong to tools that do not run here"
         left_out = [Notice(code="left_out_block", message=message, parameter="messages")] if kinds else []
@@ -193,6 +195,15 @@ class MessagesBody(CountBody, StayBody):
 def _is_left_out(block: Block) -> bool:
     known = {"text", "thinking", "redacted_thinking", "tool_use", "tool_result", "tool_reference", "search_result"}
     return block.type not in known | UNREADABLE or (block.type == "tool_reference" and block.tool_name is None)
+
+
+def _nested_blocks(content: Any) -> Iterator[Block]:
+    """Yield the blocks of `content`, each followed by those within it that are read."""
+    blocks = [content] if isinstance(content, Block) else content if isinstance(content, list) else []
+    for block in blocks:
+        yield block
+        within = block.source.content if isinstance(block.source, Source) else block.content
+        yield from _nested_blocks(None if _is_left_out(block) else within)
 
 
 def system_messages(system: Blocks | None) -> list[dict[str, Any]]:
@@ -363,7 +374,7 @@ class MessageRenderer(Renderer):
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
     def _numbers(self, usage: Statistics) -> dict[str, Any]:
-        return {"timings": usage.timings(), "speculation": usage.speculation(self._no_drafter)}
+        return {"timings": timings_object(usage), "speculation": speculation_object(usage, self._no_drafter)}
 
 
 def _stop_reason(finish_reason: str, stop: str) -> str:

@@ -31,10 +31,10 @@ from app.api.commands import (
 )
 from app.api.completions import prompts
 from app.api.embeddings import MAX_INPUTS, EmbeddingsBody, embedding_commands, encode_vector, truncated
-from app.api.ignored import ignored_fields
+from app.api.ignored import ignored_fields, ignored_notice
 from app.api.shapes import OllamaChatAnswer, OllamaModel, OllamaModels, OllamaText, OllamaVector, OllamaVectors
 from app.api.thinking import ThinkingBody
-from app.core.errors import PacelineError
+from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate, ToolCallDelta
 from app.core.request import Notice
 from app.core.statistics import Statistics
@@ -46,6 +46,7 @@ from app.serving.context import Context, context_of
 from app.serving.document import ANSWERED, success
 from app.serving.errors import error_object
 from app.serving.gate import Body, JsonBody, validated
+from app.serving.speed import speculation_object
 
 API_VERSION = "0.12.6"
 """Version of Ollama whose API this is like; clients refuse to talk to an older one."""
@@ -214,7 +215,8 @@ async def ollama_chat(request: Request, body: JsonBody[OllamaChat]) -> Response:
         return await _load(request, body, {"message": {"role": "assistant", "content": ""}})
     chat = validated(body.as_openai() | {"messages": _messages(body), "tools": body.tools}, ChatBody, SENT_AS)
     command = await chat_command(request, chat, f"ollama-{secrets.token_hex(12)}", ignored_fields(body))
-    return await _answer(request, body, command, OllamaRenderer(command, _chat_content))
+    renderer = OllamaRenderer(command, _chat_content)
+    return await answer(request, [command], renderer, stream=body.stream is not False)
 
 
 @router.post("/api/generate", responses=success(OllamaText, NDJSON) | ANSWERED)
@@ -222,6 +224,8 @@ async def ollama_generate(request: Request, body: JsonBody[OllamaGenerate]) -> R
     """Answer a prompt in Ollama's format."""
     if not body.prompt:
         return await _load(request, body, {"response": ""})
+    if body.raw and body.system:
+        raise InvalidRequest("raw sends the prompt as it is: put system into it, or leave raw out", parameter="system")
     request_id = f"ollama-{secrets.token_hex(12)}"
     if body.raw or body.suffix:
         plain = validated(body.as_openai(), GenerationBody, SENT_AS)
@@ -230,17 +234,15 @@ async def ollama_generate(request: Request, body: JsonBody[OllamaGenerate]) -> R
             plain.max_tokens, context_of(request).live.request_defaults(plain.model, shared.model.id).max_tokens
         )
         middle = {"text": body.prompt, "suffix": body.suffix or None}
-        notices = (*shared.notices, *ignored_fields(body))
+        system = [ignored_notice("system", "a suffix is completed without a chat template")] if body.system else []
+        notices = (*shared.notices, *system, *ignored_fields(body))
         command = msgspec.structs.replace(shared, id=request_id, max_tokens=limit, notices=notices, **middle)
     else:
-        system = [{"role": "system", "content": body.system}] if body.system else []
-        messages = [*system, {"role": "user", "content": body.prompt}]
+        instructions = [{"role": "system", "content": body.system}] if body.system else []
+        messages = [*instructions, {"role": "user", "content": body.prompt}]
         chat = validated(body.as_openai() | {"messages": messages}, ChatBody, SENT_AS)
         command = await chat_command(request, chat, request_id, ignored_fields(body))
-    return await _answer(request, body, command, OllamaRenderer(command, _generate_content))
-
-
-async def _answer(request: Request, body: OllamaBody, command: Generate, renderer: "OllamaRenderer") -> Response:
+    renderer = OllamaRenderer(command, _generate_content)
     return await answer(request, [command], renderer, stream=body.stream is not False)
 
 
@@ -262,19 +264,19 @@ async def _load(request: Request, body: OllamaBody, empty: dict[str, Any]) -> Re
 @router.post("/api/embed", responses=success(OllamaVectors) | ANSWERED)
 async def ollama_embed(request: Request, body: JsonBody[OllamaEmbed]) -> Response:
     """Return embeddings in Ollama's format."""
-    return await _embed(request, body, body.input, lambda vectors: {"embeddings": vectors})
+    return await _embed(request, body, "input", lambda vectors: {"embeddings": vectors})
 
 
 @router.post("/api/embeddings", responses=success(OllamaVector) | ANSWERED)
 async def ollama_embeddings(request: Request, body: JsonBody[OllamaEmbed]) -> Response:
     """Return one embedding, as older clients ask for it."""
-    return await _embed(request, body, body.prompt, lambda vectors: {"embedding": vectors[0]})
+    return await _embed(request, body, "prompt", lambda vectors: {"embedding": vectors[0]})
 
 
-async def _embed(request: Request, body: OllamaEmbed, given: Any, render_vectors: Any) -> Response:
-    wanted = {"model": plain_name(body.model), "input": given, "dimensions": body.dimensions}
+async def _embed(request: Request, body: OllamaEmbed, field: str, render_vectors: Any) -> Response:
+    wanted = {"model": plain_name(body.model), "input": getattr(body, field), "dimensions": body.dimensions}
     wanted[body.stay_field] = body.stay_seconds
-    embeddings = validated(wanted, EmbeddingsBody)
+    embeddings = validated(wanted, EmbeddingsBody, {"input": field})
     commands = await embedding_commands(request, embeddings, f"ollama-{secrets.token_hex(12)}")
     first = msgspec.structs.replace(commands[0], notices=(*commands[0].notices, *ignored_fields(body)))
     renderer = OllamaEmbeddings(first, embeddings, render_vectors)
@@ -416,7 +418,7 @@ class OllamaRenderer(Renderer):
             "done": True,
             "done_reason": "length" if finish_reason == "length" else "stop",
             **durations(usage),
-            "speculation": usage.speculation(self._no_drafter),
+            "speculation": speculation_object(usage, self._no_drafter),
             **warnings_object(notices),
         }
 

@@ -98,6 +98,8 @@ def relevance(likeliest: Sequence[tuple[str, float]]) -> float | None:
 class RerankRenderer(Renderer):
     """Cohere's list of results."""
 
+    prompt_parameter = "documents"
+
     def __init__(self, request_id: str, command: Generate, body: RerankBody) -> None:
         super().__init__(request_id)
         self._model_id, self._body = command.model.id, body

@@ -31,6 +31,7 @@ from app.serving.auth import identity_of
 from app.serving.document import ANSWERED, EVENTS, success
 from app.serving.errors import error_object
 from app.serving.gate import Body, JsonBody, validated
+from app.serving.speed import speculation_object, timings_object
 
 ID_PREFIXES = {"message": "msg", "reasoning": "rs", "custom_tool_call": "ctc"}
 
@@ -166,6 +167,7 @@ class ResponseRenderer(Renderer):
 
     end = b""
     streamed_refusals = frozenset({CONTEXT_OVERFLOW})
+    prompt_parameter = "input"
 
     def __init__(
         self, command: Generate, body: ResponsesBody, tools: Sequence[Item], save: Callable[[Item], None]
@@ -260,8 +262,8 @@ class ResponseRenderer(Renderer):
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._output,
             "usage": _usage(usage),
-            "timings": usage.timings(),
-            "speculation": usage.speculation(self._no_drafter),
+            "timings": timings_object(usage),
+            "speculation": speculation_object(usage, self._no_drafter),
             **warnings_object(notices),
         }
         self._save(response)

@@ -138,6 +138,8 @@ class Chat:
         elif path := typed_path(argument) if command == "/file" else dropped_file(line):
             self.attach(path)
             self._console.print(Text("Goes along with the next message.", style="dim"))
+        elif line == "/file":
+            self._console.print(Text("/file needs the path of a file.", style="yellow"))
         elif line == "/thoughts":
             self._is_folded = not self._is_folded
             self._console.print(Text("Folded." if self._is_folded else "Unfolded.", style="dim"))

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Literal
 
 import httpx2
@@ -33,6 +32,7 @@ from app.core.unit import DrafterSpecification, ModelSpecification
 from app.machine import descriptors
 from app.machine.host import chip_name, memory_pressure, wired_limit_mb
 from app.machine.installation import DISTRIBUTION, newer_version, this_installation
+from app.machine.own_files import nearest_folder
 from app.machine.server_file import read_server
 from app.models.footprint import unit_footprint
 from app.serving.awake import CAFFEINATE
@@ -260,7 +260,7 @@ def check_store(settings: Settings) -> Iterator[Finding]:
 
 def check_disk(settings: Settings) -> Iterator[Finding]:
     """Check that the disk of the home has room for the state and for downloads."""
-    folder = _existing(settings.home)
+    folder = nearest_folder(settings.home)
     free = shutil.disk_usage(folder).free
     if free < LOW_DISK_BYTES:
         yield Finding("disk", "warn", f"{bytes_text(free)} free at {folder}", "free some space before a download")
@@ -354,10 +354,6 @@ def check_sleep(settings: Settings, *, is_mac: bool = platform.system() == "Darw
         yield Finding("sleep", "warn", f"{CAFFEINATE} is not found: the Mac may go to sleep while requests run", action)
     else:
         yield Finding("sleep", "ok", f"while requests run {program} keeps the Mac awake")
-
-
-def _existing(folder: Path) -> Path:
-    return next((parent for parent in (folder, *folder.parents) if parent.is_dir()), Path("/"))
 
 
 def has_failed(findings: Sequence[Finding]) -> bool:

@@ -53,8 +53,9 @@ class PacelineError(Exception):
         self.parameter = parameter
         self.retry_after_seconds = retry_after_seconds
         self.translation_key = translation_key
-        """Key of the dashboard's translation, filled in with `values`; empty: `message` itself."""
+        """Key of the dashboard's translation; empty: `message` itself."""
         self.values = values or {}
+        """Values for a translation, or for another format's wording of the error."""
 
 
 class InvalidRequest(PacelineError):
@@ -65,12 +66,15 @@ class InvalidRequest(PacelineError):
     code = "invalid_request"
 
 
-def context_overflow(prompt_tokens: int | str, context_tokens: int) -> InvalidRequest:
-    """Return the error for a prompt too long for the context, in OpenAI's words: gateways and agents look for them."""
+def context_overflow(prompt_tokens: int, context_tokens: int, size: str = "") -> InvalidRequest:
+    """Return the error for a prompt too long for the context, in OpenAI's words: gateways and agents look for them.
+    `size` describes a prompt of which `prompt_tokens` is only an estimate."""
     return InvalidRequest(
         f"This model's maximum context length is {context_tokens} tokens. However, your messages resulted in "
-        f"{prompt_tokens} tokens, and one must stay free for the answer. Please reduce the length of the messages.",
+        f"{size or prompt_tokens} tokens, and one must stay free for the answer. "
+        "Please reduce the length of the messages.",
         code=CONTEXT_OVERFLOW,
+        values={"required_tokens": prompt_tokens + 1, "context_tokens": context_tokens},
     )
 
 

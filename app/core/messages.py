@@ -231,6 +231,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     code: str
     parameter: str | None = None
     retry_after_seconds: int | None = None
+    values: dict[str, Any] = {}
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -316,6 +317,7 @@ def failed_frame(request_id: str, error: PacelineError) -> Failed:
         code=error.code,
         parameter=error.parameter,
         retry_after_seconds=error.retry_after_seconds,
+        values=dict(error.values),
     )
 
 
@@ -328,6 +330,7 @@ def error_of(failed: Failed) -> PacelineError:
         code=failed.code,
         parameter=failed.parameter,
         retry_after_seconds=failed.retry_after_seconds,
+        values=failed.values,
     )
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from app.core.reason import NO_REASON, Reason, reason_object
+from app.core.reason import NO_REASON, Reason
 from app.core.request import OFF
 
 
@@ -202,76 +202,3 @@ class Statistics:
             reason=next((usage.reason for usage in usages if usage.reason), NO_REASON),
             decision=next((usage.decision for usage in usages if usage.decision), None),
         )
-
-    def timings(self) -> dict[str, Any]:
-        """Return llama.cpp's `timings`: `prompt_n` counts computed tokens, `cache_n` those of the prefix cache.
-
-        `predicted_ms` consists of drafting, verifying (plain forwards included), rewinding and the host's remainder.
-        """
-        prompt_n = self.prompt_tokens - self.cached_tokens
-        draft_seconds = sum(counters.draft_seconds for counters in self.by_method)
-        verify_seconds = sum(counters.verify_seconds for counters in self.by_method)
-        rewind_seconds = sum(counters.rewind_seconds for counters in self.by_method)
-        host_seconds = max(0.0, self.decode_seconds - draft_seconds - verify_seconds - rewind_seconds)
-        return {
-            "cache_n": self.cached_tokens,
-            "prompt_n": prompt_n,
-            "prompt_ms": _milliseconds(self.prefill_seconds),
-            "prompt_per_second": _rate(prompt_n, self.prefill_seconds),
-            "predicted_n": self.completion_tokens,
-            "predicted_ms": _milliseconds(self.decode_seconds),
-            "predicted_per_second": _rate(self.completion_tokens, self.decode_seconds),
-            "draft_n": self.drafted,
-            "draft_n_accepted": self.accepted,
-            "draft_rounds": self.cycles,
-            "draft_ms": _milliseconds(draft_seconds),
-            "verify_ms": _milliseconds(verify_seconds),
-            "rewind_ms": _milliseconds(rewind_seconds),
-            "host_ms": _milliseconds(host_seconds),
-            "queue_ms": _milliseconds(self.queue_seconds),
-            "first_token_ms": _milliseconds(self.first_token_seconds),
-            "preempted_n": self.preemptions,
-        }
-
-    def speculation(self, no_drafter: Reason) -> dict[str, Any]:
-        """Return the method that ran and its results; `reason` says why speculation did not run, or not all the time.
-
-        `no_drafter` is the reason where the worker gave none; `decision` is the governor's last one, with its numbers.
-        """
-        decision, cycles = self.decision, self.cycles
-        return {
-            "method": "+".join(method for method in self.methods if method != OFF) or OFF,
-            **reason_object(self.reason or no_drafter),
-            "decision": decision
-            and {
-                "kind": decision.kind,
-                "method": decision.method,
-                "num_draft_tokens": decision.num_draft_tokens,
-                "cost_ratio": round(decision.cost_ratio, 3),
-                "acceptance": round(decision.acceptance, 3),
-            },
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "cycles": cycles,
-            "close_calls": self.close_calls,
-            "replayed_tokens": self.replayed_tokens,
-            "tokens_per_cycle": round(1 + self.accepted / cycles, 3) if cycles else 1.0,
-            "accepted_per_position": list(self.accepted_per_position),
-            "methods": {
-                counters.method: {
-                    "cycles": counters.steps,
-                    "drafted": counters.drafted,
-                    "accepted": counters.accepted,
-                    "accepted_per_position": list(counters.accepted_per_position),
-                }
-                for counters in self.by_method
-            },
-        }
-
-
-def _milliseconds(seconds: float) -> float:
-    return round(seconds * 1000, 3)
-
-
-def _rate(count: int, seconds: float) -> float:
-    return round(count / seconds, 3) if seconds > 0 else 0.0

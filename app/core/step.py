@@ -8,12 +8,13 @@ prefill, a prefix hit, rejected drafts and carried-over tokens are all `computed
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from app.core.errors import PacelineError
 from app.core.reason import NO_REASON, Reason
 from app.core.request import OFF, Request
 from app.core.statistics import PhaseSeconds, Statistics
+from app.core.unit import PrefixState
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Capabilities and limits of a loaded engine, fixed for its lifetime."""
+    """Capabilities and limits of a loaded engine, fixed for its lifetime but for drafters that fail."""
 
     max_context_tokens: int
     max_rows: int
@@ -198,23 +199,20 @@ class EngineLimits:
     """Most tokens of one prefill step."""
     prefill_pairs: int = 1 << 27  # see `prefill_pairs` in `app/models/footprint.py`
     drafters: tuple[str, ...] = ()
-    """Methods that can run here, best first."""
+    """Methods that could run here when it was opened, best first."""
     longest_drafts: Mapping[str, int] = field(default_factory=dict)
     """Method -> most drafts that it ever proposes; methods without a limit are absent."""
     unavailable: Mapping[str, Reason] = field(default_factory=dict)
-    """Method -> reason why it cannot run here."""
+    """Method -> reason why it cannot run here; grows where a drafter fails later."""
     cheap_tokens: tuple[int, ...] = ()
     """Token counts just before a forward gets dearer on this chip; empty where they are unknown."""
     stops_at_checkpoints: bool = False
     """Whether prefill stops at the checkpoints of a request, where caches that cannot be trimmed are copied."""
 
-
-class PrefixState(NamedTuple):
-    """Bytes of the prefix cache on disk, tokens restored by tier (`memory`, `disk`), and why nothing is written now."""
-
-    disk_bytes: int = 0
-    restored_tokens: Mapping[str, int] = {}
-    write_error: str = ""
+    @property
+    def available(self) -> tuple[str, ...]:
+        """Methods that can run here now, best first."""
+        return tuple(name for name in self.drafters if name not in self.unavailable)
 
 
 class EnginePort(Protocol):
@@ -233,7 +231,7 @@ class EnginePort(Protocol):
         """Claim a row; return how many prompt tokens were restored from the prefix cache (< prompt length)."""
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Run one forward. All caches commit or none: on an exception the rows of the plan are unusable."""
+        """Run one forward. All caches commit or none: on an exception every row of the engine is gone."""
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         """Free the row, and what was fetched for it. `tokens` (prompt and sent output) may enter the prefix cache;

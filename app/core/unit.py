@@ -1,5 +1,8 @@
 """A unit: a main model and its drafters, what it is loaded as, how long it stays, and its state in memory."""
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import msgspec
 
 from app.core.reason import NO_REASON, Reason
@@ -86,6 +89,14 @@ UNSPECIFIED_STAY = Stay()
 DEFAULT_STAY = Stay(pinned=False, idle_seconds=3600.0)
 
 
+class PrefixState(NamedTuple):
+    """Bytes of the prefix cache on disk, tokens restored by tier (`memory`, `disk`), and why nothing is written now."""
+
+    disk_bytes: int = 0
+    restored_tokens: Mapping[str, int] = {}
+    write_error: str = ""
+
+
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     """State of one model in the pool, as `ps`, `/v1/models` and `/metrics` show it."""
 
@@ -100,11 +111,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int = 0
     cache_bytes: int = 0
     prefix_cache_bytes: int = 0
-    prefix_disk_bytes: int = 0
-    prefix_found_tokens: dict[str, int] = {}
-    """Prompt tokens restored from the prefix cache since it was loaded, by tier: `memory` or `disk`."""
-    prefix_trouble: str = ""
-    """Why nothing is written to disk at present."""
+    prefixes: PrefixState = PrefixState()
     cache_families: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     unavailable: dict[str, Reason] = {}

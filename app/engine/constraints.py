@@ -66,8 +66,8 @@ class Constraints:
     def append_forced(self, rows: Sequence[DecodeRow], proposal: Proposal) -> Proposal:
         """Append forced tokens after each row's drafts, in place of those from the first forbidden one on.
         This waits for the drafts, which the longer cycle is worth."""
-        binding = {} if proposal.tokens is None or self._by_rejection else self._binding(rows, 1)
-        if proposal.tokens is None or not any(proposal.counts[index] for index in binding):
+        binding = self._binding(rows, 1) if proposal.width and not self._by_rejection else {}
+        if not any(proposal.counts[index] for index in binding):
             return proposal
         draft_tokens: Any = proposal.tokens.tolist()
         drafts = [tokens[:count] for tokens, count in zip(draft_tokens, proposal.counts, strict=True)]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from app.core.reason import NO_REASON, Reason
-from app.core.request import OFF, Request, SamplingParameters
+from app.core.request import OFF, Request
 from app.core.step import DecodeRow, DecodeStep, RowOutcome, StepResult
 from app.engine.constraints import Constraints
 from app.engine.drafters.drafter import Outcome, Proposal
@@ -108,22 +108,21 @@ class Decoder:
         for row in rows:
             self._runner.caches.table.check(row.sequence_id, row.computed)
         proposal = self._draft(rows)
-        if proposal.tokens is not None:
-            outcomes = self._decode_drafts(rows, proposal, proposal.tokens, timer)
+        if proposal.width:
+            outcomes = self._decode_drafts(rows, proposal, timer)
             return StepResult(outcomes, width=1 + max(proposal.counts), phase_seconds=timer.phase_seconds())
-        width = max(len(row.tokens) - row.computed for row in rows)
         if self._strict_rows.has_diverged(rows):
-            return StepResult(self._decode_drafts(rows, proposal, mx.zeros((1, 0), mx.int32), timer), width=width)
-        return StepResult(self._decode_plain(rows, proposal.reasons), width=width)
+            outcomes = self._decode_drafts(rows, proposal, timer)  # no draft, but the next token may be in doubt
+        else:
+            outcomes = self._decode_plain(rows, proposal.reasons)
+        return StepResult(outcomes, width=max(len(row.tokens) - row.computed for row in rows))
 
-    def _decode_drafts(
-        self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array, timer: StepTimer
-    ) -> tuple[RowOutcome, ...]:
-        """Verify `drafts` int32 [rows, K], accept, rewind: one lazy graph; the host synchronises once, at its end."""
-        mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
-        timer.end("drafted", lambda: [drafts])
-        logits, forward = self._verify(rows, drafts, proposal.counts)
-        acceptance = self._accept(rows, proposal, drafts, logits, timer)
+    def _decode_drafts(self, rows: Sequence[DecodeRow], proposal: Proposal, timer: StepTimer) -> tuple[RowOutcome, ...]:
+        """Verify, accept, rewind: one lazy graph; the host synchronises once, at its end."""
+        mx.async_eval(proposal.tokens)  # the device drafts while the host builds the verify forward
+        timer.end("drafted", lambda: [proposal.tokens])
+        logits, forward = self._verify(rows, proposal)
+        acceptance = self._accept(rows, proposal, logits, timer)
         committed = self._rewind(rows, forward, acceptance)
         if acceptance.is_doubtful:
             acceptance, committed = self._replay(rows, logits, acceptance)
@@ -132,8 +131,13 @@ class Decoder:
         drafts_by_row = zip(proposal.reasons, acceptance.drafted, proposal.appended_counts, strict=True)
         columns = zip(rows, acceptance.results, committed, drafts_by_row, strict=True)
         return tuple(
-            replace(
-                self._outcome(row, result.emitted, acceptance.scores, index, count, reason),
+            self._outcome(
+                row,
+                result.emitted,
+                acceptance.scores,
+                index,
+                count,
+                reason,
                 method=row.method if drafted else OFF,
                 drafted=drafted,
                 appended=forced,
@@ -149,29 +153,29 @@ class Decoder:
         proposal = self._drafters.propose(requested, [self._sampled(row, salt=salt) for row in rows])
         return self._constraints.append_forced(requested, proposal)
 
-    def _verify(self, rows: Sequence[DecodeRow], drafts: mx.array, counts: Sequence[int]) -> tuple[mx.array, Forward]:
+    def _verify(self, rows: Sequence[DecodeRow], proposal: Proposal) -> tuple[mx.array, Forward]:
         """Run one forward over known tokens and drafts; return its logits float32 [rows, 1 + K, vocabulary]."""
         self._strict_rows.save_point(rows)
-        fed, positions = feed_drafts(rows, drafts)
-        widths = [len(row.tokens) - row.computed + count for row, count in zip(rows, counts, strict=True)]
+        fed, positions = feed_drafts(rows, proposal.tokens)
+        widths = [len(row.tokens) - row.computed + count for row, count in zip(rows, proposal.counts, strict=True)]
         logits, forward = self._runner.forward([row.sequence_id for row in rows], fed, widths, record=True)
         self._pooling.pool(forward)
         if logits.shape[1] != positions.shape[1]:
             logits = mx.take_along_axis(logits, positions[..., None], axis=1)
         return logits.astype(mx.float32), forward
 
-    def _accept(
-        self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array, logits: mx.array, timer: StepTimer
-    ) -> Acceptance:
+    def _accept(self, rows: Sequence[DecodeRow], proposal: Proposal, logits: mx.array, timer: StepTimer) -> Acceptance:
         """Draw at every slot of `logits` float32 [rows, slots, vocabulary] and compare with the drafts."""
-        sampled = [self._sampled(row) for row in rows]
-        adjusted, draft_logits = adjust(logits, sampled, drafts), proposal.logits if self._by_rejection else None
+        drafts, sampled = proposal.tokens, [self._sampled(row) for row in rows]
+        adjusted = adjust(logits, sampled, drafts)
         adjusted, allowed_counts = self._constraints.mask(adjusted, rows, sampled, drafts, proposal.counts)
         # Under rejection no draft may be dropped for its value: the target's probability of a forbidden one is 0.
         drafted = proposal.counts if self._by_rejection else allowed_counts
+        draft_logits = proposal.logits if self._by_rejection else None
         drawn, accepted = accept(drafts, adjusted, sampled, drafted, draft_logits=draft_logits)
         certain = self._strict_rows.certain_slots(adjusted, drawn, rows, sampled)
-        packed, scores = Verified.pack(drawn, accepted, certain), self._scores(logits, drawn, rows)
+        packed = Verified.pack(drawn, accepted, certain)
+        scores = self._scores(logits, drawn, rows)
         self._writes.evaluate()
         timer.end("launched")  # on the CPU the launch already waits for most of the forward
         mx.async_eval(packed, *scores.arrays())
@@ -191,7 +195,8 @@ class Decoder:
         (asked,), (result,), committed = rows, acceptance.results, acceptance.fed(rows)
         accepted_tokens, slot = result.drawn[: result.accepted], slice(result.accepted, result.accepted + 1)
         row = replace(asked, tokens=[*asked.tokens, *accepted_tokens])
-        logits[:, slot], replayed = self._strict_rows.replay(row, logits[:, slot], self._runner.on_progress)
+        alone, replayed = self._strict_rows.replay(row, logits[:, slot], self._runner.on_progress)
+        logits[:, slot] = alone
         drawn: Any = self._draw(logits[:, slot], [row]).tolist()
         result = replace(result, drawn=[*accepted_tokens, *drawn[0], *result.drawn[slot.stop :]])
         scores = self._scores(logits, mx.array([result.drawn]), [row])
@@ -265,17 +270,22 @@ class Decoder:
         kept = self._rows[row.sequence_id]
         return SampledRow(kept.request.sampling, row.tokens, row.prompt_length, pending, salt, kept.counts)
 
-    def _sampling(self, row: DecodeRow) -> SamplingParameters:
-        return self._rows[row.sequence_id].request.sampling
-
     def _scores(self, logits: mx.array, drawn: mx.array, rows: Sequence[DecodeRow]) -> Scores:
-        return score(logits, drawn, max(self._sampling(row).top_logprobs or 0 for row in rows))
+        return score(logits, drawn, max(self._rows[row.sequence_id].request.sampling.top_logprobs or 0 for row in rows))
 
     def _outcome(
-        self, row: DecodeRow, tokens: Sequence[int], scores: Scores, index: int, committed: int, reason: Reason
+        self,
+        row: DecodeRow,
+        tokens: Sequence[int],
+        scores: Scores,
+        index: int,
+        committed: int,
+        reason: Reason,
+        **drafting: Any,
     ) -> RowOutcome:
-        """Build a row's outcome: all of `tokens` but the last were drafts; `index` is its row in `scores`."""
-        top = self._sampling(row).top_logprobs
+        """Build a row's outcome: all of `tokens` but the last were drafts; `index` is its row in `scores`; `drafting`
+        are more fields of the outcome, where it drafted."""
+        top = self._rows[row.sequence_id].request.sampling.top_logprobs
         emitted = tuple(tokens)
         return RowOutcome(
             sequence_id=row.sequence_id,
@@ -287,4 +297,5 @@ class Decoder:
             confidences=scores.confidences(index, len(tokens)),
             dead_end=self._constraints.failure(row, emitted),
             embedding=self._pooling.embedding(row.sequence_id),
+            **drafting,
         )

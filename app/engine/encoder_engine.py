@@ -15,12 +15,12 @@ from app.core.step import (
     EngineLimits,
     PrefillRow,
     PrefillStep,
-    PrefixState,
     RowOutcome,
     StepCost,
     StepPlan,
     StepResult,
 )
+from app.core.unit import PrefixState
 from app.engine import memory
 from app.engine.encoders import Encoder, pooled
 from app.engine.forward_results import SLOW_SECONDS

@@ -14,12 +14,12 @@ from app.core.step import (
     Offer,
     PrefillRow,
     PrefillStep,
-    PrefixState,
     RowOutcome,
     StepCost,
     StepPlan,
     StepResult,
 )
+from app.core.unit import PrefixState
 from app.engine import memory
 from app.engine.caches.lanes import reservation
 from app.engine.constraints import Constraints
@@ -53,7 +53,9 @@ class Engine:
         self.runner = runner
         self.drafters = drafters
         self.limits = replace(
-            limits, stops_at_checkpoints=any(model.needs_snapshots for model in (runner, *drafters.runners.values()))
+            limits,
+            unavailable=drafters.unavailable,
+            stops_at_checkpoints=any(model.needs_snapshots for model in (runner, *drafters.runners.values())),
         )
         self.measured: Sequence[StepCost] = ()
         self.prefixes = prefixes

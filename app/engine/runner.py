@@ -59,6 +59,16 @@ class Forward:
     """One forward for each row, where rows ran separately."""
 
 
+@dataclass(frozen=True)
+class RewindPoint:
+    """The `length` of a row, and what cannot be cut back to it: base, keys and values of each layer with a window, and
+    recurrent states."""
+
+    length: int
+    windows: Mapping[int, tuple[int, mx.array, mx.array]]
+    states: StateRow
+
+
 class Runner:
     """Runs one model over slot caches. All calls come from the MLX thread.
 
@@ -262,6 +272,28 @@ class Runner:
         """Drop the row's tokens from `length` on; recurrent states are unchanged until `restore_rows`."""
         table = self.caches.table
         table.set_length(sequence_id, min(table.length(sequence_id), length))
+
+    def rewind_point(self, sequence_id: str) -> RewindPoint:
+        """Copy what `return_to` needs, and evaluate it."""
+        slot, length, windows = self.rows[sequence_id], self.length(sequence_id), {}
+        for layer, cache in enumerate(self.caches.kv):
+            if cache.lane.window is not None:
+                base = cache.lane.base(slot)
+                keys, values = cache.read_span(slot, base, length)
+                windows[layer] = base, mx.contiguous(keys), mx.contiguous(values)
+        point = RewindPoint(length, windows, self.state_row(sequence_id))
+        mx.eval([array for _, *arrays in windows.values() for array in arrays], point.states)
+        return point
+
+    def return_to(self, sequence_id: str, point: RewindPoint) -> None:
+        """Give the row the length, windows and states that it had at `point`."""
+        slot = self.rows[sequence_id]
+        self.rewind(sequence_id, point.length)
+        for layer, (base, keys, values) in point.windows.items():
+            self.caches.kv[layer].lane.set_base(slot, base)
+            self.caches.kv[layer].write_row(slot, (keys, values))
+        for state, arrays in zip(self.caches.states, point.states, strict=True):
+            state.write_row(slot, arrays)
 
     def clear(self) -> None:
         """Drop every row and buffer."""

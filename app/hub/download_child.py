@@ -233,6 +233,8 @@ class Fetch:
             except HubProblem as problem:
                 self._disk_full = problem
                 self._stop.set()
+            except OSError:  # the next write fails too, and reports why
+                continue
 
     def _check_disk_space(self, needed_bytes: int) -> None:
         free = shutil.disk_usage(self._downloads).free

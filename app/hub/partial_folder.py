@@ -20,7 +20,7 @@ import msgspec
 from app.core.download import MARKER, PARTIAL, PARTIAL_NAME
 from app.core.errors import HubProblem
 from app.hub.hub_files import COMMIT, RepositoryFile
-from app.machine.own_files import lock_file, make_folder, open_regular_file, own_folders, read_json_as
+from app.machine.own_files import lock_file, make_folder, open_regular_file, own_folders, read_json_as, sync
 
 INCOMPLETE = ".incomplete"
 BLOCK_BYTES = 1 << 20
@@ -103,14 +103,14 @@ class PartialFolder:
                 path.unlink()
         marker = Marker(self._repository, self._commit, {file.name: file.size_bytes for file in files})
         (self.path / MARKER).write_bytes(msgspec.json.encode(marker))
-        _sync(self.path)
+        sync(self.path)
         self.target.parent.mkdir(exist_ok=True)
         if self.target.parent.is_symlink():
             raise HubProblem("folder_taken", self._repository)
         if os.path.lexists(self.target):
             self.target.rename(self.path.parent / f"{_flat_name(self._repository)}@old-{uuid.uuid4().hex}")
         self.path.rename(self.target)
-        _sync(self.target.parent)
+        sync(self.target.parent)
         remove_partials(self._downloads, self._repository)
 
 
@@ -186,11 +186,3 @@ def _file_size(path: Path) -> int:
     except OSError:
         return -1
     return status.st_size if stat.S_ISREG(status.st_mode) else -1
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -125,9 +125,10 @@ def _by_preference(accepted: str) -> list[str]:
     """Return the tags of the header in lower case, most wanted first; invalid parts are left out."""
     preferences = []
     for index, entry in enumerate(accepted.lower().split(",")):
-        tag, _, quality = entry.partition(";q=")
+        tag, _, parameter = entry.partition(";")
+        quality = parameter.strip().removeprefix("q=").strip()
         try:
-            weight = float(quality) if quality.strip() else 1.0
+            weight = float(quality) if quality else 1.0
         except ValueError:
             continue
         if tag.strip() and weight > 0:

@@ -111,3 +111,17 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     if folder.is_symlink():
         raise OSError(errno.ELOOP, f"{folder.name} is a link", str(folder))
+
+
+def sync(path: Path) -> None:
+    """Write a file or a folder's entries through to the disk. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return `path`, or the nearest folder above it that exists."""
+    return next((folder for folder in (path, *path.parents) if folder.is_dir()), Path("/"))

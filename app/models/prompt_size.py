@@ -11,6 +11,8 @@ from app.core.messages import Generate
 
 COMPOSED_BYTES = 4
 """Most bytes that a normalizer turns into one."""
+USUAL_TOKEN_BYTES = 4
+"""Bytes of a token in usual text."""
 
 
 def text_bytes(value: Any) -> int:
@@ -25,7 +27,8 @@ def text_bytes(value: Any) -> int:
 def check_bytes(size: int, context_tokens: int, longest_token_bytes: int) -> None:
     """Raise `InvalidRequest` for text of `size` bytes that cannot fit the context."""
     if size > context_tokens * longest_token_bytes * COMPOSED_BYTES:
-        raise context_overflow(f"{size} bytes, more than {context_tokens}", context_tokens)
+        estimate = size // USUAL_TOKEN_BYTES
+        raise context_overflow(estimate, context_tokens, f"{size} bytes, more than {context_tokens}")
 
 
 def check_prompt(command: Generate) -> None:

@@ -126,7 +126,7 @@ def _check_speculation(request: Request, *, limits: EngineLimits, policy: Drafti
             f"speculation is switched off for this model (policy 'off'), so {' and '.join(named)} cannot run"
         )
     for method in named:
-        if method not in limits.drafters:
+        if method not in limits.available:
             reason = limits.unavailable.get(method, f"{method} is not loaded with this model")
             raise SpeculationUnavailable(str(reason))
 

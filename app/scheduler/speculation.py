@@ -22,7 +22,8 @@ def allowed_methods(
         return (), _refused("asked")
     if policy == "off":
         return (), _refused("policy_off")
-    methods = requested.methods or limits.drafters if requested.method == "auto" else (requested.method,)
+    allowed = (requested.methods or limits.drafters) if requested.method == "auto" else (requested.method,)
+    methods = tuple(name for name in allowed if name in limits.available)
     if not methods:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in limits.unavailable.items())
         return (), _refused("drafters", detail=reasons) if reasons else _refused("no_drafter")
@@ -112,10 +113,8 @@ class Speculation:
         """Return whether a method is named, and the drafts requested: exact if so, else a maximum.
         Tokens that a grammar forces are not guesses and come on top."""
         requested = sequence.request.speculation
-        is_named, length = (
-            {requested.method, self._default_speculation.method} != {"auto"},
-            self._default_speculation.num_draft_tokens,
-        )
+        is_named = {requested.method, self._default_speculation.method} != {"auto"}
+        length = self._default_speculation.num_draft_tokens
         if requested.num_draft_tokens is not None:
             is_named, length = requested.method != "auto", requested.num_draft_tokens
         return is_named, length and max(length, min(longest, length + sequence.forced))

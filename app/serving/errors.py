@@ -6,7 +6,6 @@ quote the request or a path.
 
 import http
 import logging
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -77,8 +76,7 @@ def error_object(error: PacelineError, words: Words | None = None, path: str = "
     text for it, in the shape that clients of `path` expect."""
     if path.startswith(ANTHROPIC):
         kind = ANTHROPIC_KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-        message = _overflow_in_anthropics_words(error.message) if error.code == CONTEXT_OVERFLOW else error.message
-        problem = {"type": kind, "message": message[:MAX_MESSAGE_CHARACTERS], "code": error.code}
+        problem = {"type": kind, "message": _anthropic_message(error)[:MAX_MESSAGE_CHARACTERS], "code": error.code}
         return {"type": "error", "error": problem}
     if path in OLLAMA:
         return {"error": error.message[:MAX_MESSAGE_CHARACTERS]}
@@ -92,18 +90,12 @@ def error_object(error: PacelineError, words: Words | None = None, path: str = "
     }
 
 
-_OVERFLOW = re.compile(r"maximum context length is (\d+) tokens\D*(.*?) tokens")
-
-
-def _overflow_in_anthropics_words(message: str) -> str:
-    """Return the message of `context_overflow` as Anthropic's API words it: Claude Code compacts a conversation only
-    when it reads this. Other messages are returned unchanged."""
-    overflow = _OVERFLOW.search(message)
-    if overflow is None:
-        return message
-    limit = int(overflow[1])
-    tokens = max([limit + 1, *map(int, re.findall(r"\d+", overflow[2]))])
-    return f"prompt is too long: {tokens} tokens > {limit} maximum"
+def _anthropic_message(error: PacelineError) -> str:
+    """Return the message, that of `context_overflow` as Anthropic's API words it: Claude Code compacts a conversation
+    only when it reads this."""
+    if error.code != CONTEXT_OVERFLOW:
+        return error.message
+    return "prompt is too long: {required_tokens} tokens > {context_tokens} maximum".format_map(error.values)
 
 
 def localized_message(error: PacelineError, words: Words | None) -> str:

@@ -181,8 +181,8 @@ class WorkerGauges:
             self._waiting.labels(model.id).set(model.waiting)
             for kind in MODEL_BYTES:
                 self._model_bytes.labels(model.id, kind.removesuffix("_bytes")).set(getattr(model, kind))
-            self._prefix_disk.labels(model.id).set(model.prefix_disk_bytes)
-            for tier, tokens in model.prefix_found_tokens.items():
+            self._prefix_disk.labels(model.id).set(model.prefixes.disk_bytes)
+            for tier, tokens in model.prefixes.restored_tokens.items():
                 self._prefix_found.labels(model.id, tier).set(tokens)
 
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.core.errors import CONTEXT_OVERFLOW, PacelineError
+from app.core.errors import PacelineError
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
 from app.core.request import OFF, FinishedRequest
 from app.core.statistics import MethodStatistics, Statistics
 from app.serving.metrics import Metrics
+from app.serving.speed import speculation_object, timings_object
 from app.supervision.stream import StreamEvent
 
 if TYPE_CHECKING:
@@ -99,8 +100,6 @@ class Record:
                     now = self._clock()
                     self._load = (self._load[0] if self._load else now, now)
             case PacelineError():
-                if event.code == CONTEXT_OVERFLOW:
-                    event.parameter = "prompt" if self.commands[0].messages is None else "messages"
                 self._problem = event.message[:MAX_PROBLEM_CHARACTERS]
                 self._end(event.code)
 
@@ -266,8 +265,8 @@ class Record:
                 "completion_tokens": usage.completion_tokens,
             },
             "seconds": self.seconds(),
-            "timings": usage.timings(),
-            "speculation": usage.speculation(command.model.no_drafter),
+            "timings": timings_object(usage),
+            "speculation": speculation_object(usage, command.model.no_drafter),
             "asked": {
                 "choices": self.choices,
                 "streamed": self.is_streamed,

@@ -135,6 +135,7 @@ class ReplayableFrames:
                 yield self._frames[position]
                 position += 1
             if self._ended:
+                await asyncio.shield(self._producer)  # an unexpected error ends the reader too
                 return
             await changed.wait()
 

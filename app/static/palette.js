@@ -51,7 +51,9 @@ component("palette", () => ({
     Object.assign(this, { query: "", at: 0, entries: [...pages(), ...actions()] });
     this.$root.showModal();
     const { models } = await api("GET", "/admin/api/models").catch(() => ({ models: [] }));
+    const chosen = this.shown[this.at]?.id;
     this.entries = [...pages(), ...models.flatMap(commandsOf), ...actions()];
+    this.at = Math.max(0, this.shown.findIndex(({ id }) => id === chosen));
   },
   close() {
     this.$root.close();

@@ -25,7 +25,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 from sqlmodel import SQLModel
 
 from app.core.errors import StoreUnavailable
-from app.machine.own_files import lock_file, open_regular_file, own_files
+from app.machine.own_files import lock_file, open_regular_file, own_files, sync
 from app.store import stored_json
 from app.store.snapshot import LOCKED_DOWN
 from app.store.tables import TABLES
@@ -334,9 +334,9 @@ def build(path: Path, *, locked_down_at: float | None = None) -> Path:
 
 def replace_durably(new: Path, path: Path) -> None:
     """Rename the new file to `path`, atomically and durably."""
-    _sync(new)
+    sync(new)
     new.replace(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def set_aside(path: Path, new: Path, moment: str) -> Path:
@@ -398,11 +398,3 @@ def unused_name(path: Path) -> Path:
     """Return this path, or the first numbered variant of it that does not exist."""
     names = (path if number == 1 else _sibling(path, f"-{number}") for number in range(1, 1000))
     return next(name for name in names if not os.path.lexists(name))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

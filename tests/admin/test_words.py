@@ -200,6 +200,7 @@ def test_counted_words_take_the_form_of_their_language() -> None:
         ("ko-KR,ko;q=0.9,en;q=0.8", "ko"),
         ("fr-FR, ja;q=0.7, en;q=0.9", "en"),
         ("fr, ja;q=0.7", "ja"),
+        ("en; q=0.5, ko; q=0.9", "ko"),
         ("zh-CN", "zh-Hans"),
         ("ZH-hans-cn;q=0.3", "zh-Hans"),
         ("en-GB", "en"),

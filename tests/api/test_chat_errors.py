@@ -19,7 +19,7 @@ from app.core.errors import (
     WorkerGone,
     context_overflow,
 )
-from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
+from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress, error_of, failed_frame
 from tests.api.fakes import MODELS, USAGE, Site, chat_body, failing, frames, make_site, model
 from tests.models.folders import CONFIG, write_model
 
@@ -61,6 +61,8 @@ async def test_a_prompt_beyond_the_context_is_told_in_the_words_that_gateways_lo
         (site.chat(), "messages"),
         (site.chat(stream=True), "messages"),
         (site.complete(), "prompt"),
+        (site.client.post("/v1/responses", json={"model": "demo-main", "input": "Hi"}), "input"),
+        (site.client.post("/v1/embeddings", json={"model": "demo-main", "input": "Hi"}), "input"),
     ):
         response = await answered
         error = response.json()["error"]
@@ -70,9 +72,9 @@ async def test_a_prompt_beyond_the_context_is_told_in_the_words_that_gateways_lo
         assert "9000 tokens" in error["message"]
 
 
-@pytest.mark.parametrize("tokens", [9000, "more than 4096", "70000 bytes, more than 4096"])
-async def test_claude_code_reads_of_an_overflow_what_makes_it_compact(site: Site, tokens: int | str) -> None:
-    site.worker.script = failing(context_overflow(tokens, 4096))
+@pytest.mark.parametrize(("tokens", "size"), [(9000, ""), (4096, ""), (5000, "more than 4096"), (17500, "70000 bytes")])
+async def test_claude_code_reads_of_an_overflow_what_makes_it_compact(site: Site, tokens: int, size: str) -> None:
+    site.worker.script = failing(error_of(failed_frame("r", context_overflow(tokens, 4096, size))))
     body = {"model": "demo-main", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
     for stream in (False, True):
         response = await site.client.post("/v1/messages", json=body | {"stream": stream})

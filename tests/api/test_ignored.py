@@ -42,6 +42,7 @@ TOLD: list[tuple[str, dict[str, Any], str]] = [
     ("/api/generate", {"context": [1, 2, 3]}, "context"),
     ("/api/generate", {"template": "{{ .Prompt }}"}, "template"),
     ("/api/generate", {"raw": True, "context": [1]}, "context"),
+    ("/api/generate", {"suffix": ")", "system": "Be brief."}, "system"),
     ("/api/chat", {"options": {"mirostat": 2}}, "options.mirostat"),
     ("/api/chat", {"top_logprobs": 3}, "top_logprobs"),
     ("/tokenize", {"add_special_tokens": True}, "add_special_tokens"),

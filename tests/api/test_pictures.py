@@ -100,3 +100,26 @@ async def test_blocks_of_what_anthropic_runs_are_left_out_and_named(site: Site, 
     assert contents == ["What is it?", "I look.", "And?"]
     [warning] = answer.json()["warnings"]
     assert (warning["code"], block["type"] in warning["message"]) == ("left_out_block", True)
+
+
+UNKNOWN_BLOCK = {"type": "made_up_next_year", "text": "lost"}
+READ_BLOCK = {"type": "text", "text": "read"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"system": [READ_BLOCK, UNKNOWN_BLOCK]},
+        {"messages": user({"type": "tool_result", "tool_use_id": "t", "content": [READ_BLOCK, UNKNOWN_BLOCK]})},
+        {"messages": user({"type": "tool_result", "tool_use_id": "t", "content": UNKNOWN_BLOCK})},
+        {"messages": user({"type": "search_result", "title": "T", "content": [READ_BLOCK, UNKNOWN_BLOCK]})},
+        {"messages": user({"type": "document", "source": {"type": "content", "content": [READ_BLOCK, UNKNOWN_BLOCK]}})},
+    ],
+    ids=["system", "a tool's result", "its only block", "a search result", "a document"],
+)
+async def test_a_block_that_is_left_out_within_another_one_is_named_too(site: Site, fields: dict[str, Any]) -> None:
+    body = {"model": "demo-main", "max_tokens": 9, "messages": user()} | fields
+    answer = await site.client.post("/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+    assert [warning["code"] for warning in answer.json()["warnings"]] == ["left_out_block"]
+    assert "made_up_next_year" in answer.json()["warnings"][0]["message"]

@@ -11,7 +11,7 @@ import pytest
 from app.core.errors import InvalidRequest, ModelInUse, WorkerGone
 from app.core.messages import Accepted, Generate, Heartbeat, KeepModels, LoadProgress, Snapshot, TextWork
 from app.core.reason import Reason
-from app.core.unit import UNSPECIFIED_STAY, DrafterSpecification, Stay
+from app.core.unit import UNSPECIFIED_STAY, DrafterSpecification, PrefixState, Stay
 from tests.api.fakes import DRAFTERS, FOLDERS, Site, chat_body, failing, make_site
 from tests.loaded import loaded
 
@@ -23,8 +23,7 @@ LOADED = loaded(
     weights_bytes=1000,
     cache_bytes=200,
     prefix_cache_bytes=30,
-    prefix_disk_bytes=4000,
-    prefix_found_tokens={"memory": 50, "disk": 6},
+    prefixes=PrefixState(disk_bytes=4000, restored_tokens={"memory": 50, "disk": 6}),
     methods=("draft_model", "ngram"),
     unavailable={"dflash": Reason("cannot_draft", {"detail": "no drafter"})},
     max_context_tokens=2048,

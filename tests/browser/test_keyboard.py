@@ -1,7 +1,7 @@
 """By keyboard alone: every control can be reached and seen, menus and dialogs open and close, a chat is sent."""
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from app.i18n.catalogs import read_words
 from tests.browser.conftest import Visitor
@@ -98,6 +98,23 @@ def test_pages_models_and_actions_are_found_by_typing(server: Server, visitor: V
     field.fill(words("palette.chat", model=MODEL))
     options.first.click()
     page.wait_for_url(f"**/admin/chat?model={MODEL}")
+
+
+def test_the_highlighted_entry_stays_highlighted_when_the_models_arrive(page: Page) -> None:
+    held: list[Route] = []
+    page.route("**/admin/api/models", held.append)
+    field = page.get_by_role("combobox", name=words("palette.title"))
+    options = page.locator("#palette-list").get_by_role("option")
+    with page.expect_request("**/admin/api/models"):
+        page.keyboard.press("Control+k")
+    field.press("ArrowUp")
+    highlighted = page.locator("#palette-list [aria-selected=true]")
+    action, count = highlighted.inner_text(), options.count()
+    assert action == options.last.inner_text()
+    held[0].continue_()
+    expect(options).not_to_have_count(count)
+    assert highlighted.inner_text() == action
+    page.keyboard.press("Escape")
 
 
 def test_the_palette_is_closed_as_it_was_opened_and_leaves_other_dialogs_alone(page: Page) -> None:

@@ -138,6 +138,7 @@ def test_a_file_goes_along_with_the_next_message_only(tmp_path: Path) -> None:
     server = ScriptedServer([{"content": "Read."}], [{"content": "Yes."}])
     shown = talk(server, f"/file '{notes}'", f"/file {picture}", "Read this.", "Read?")
     assert "cannot be read as a text file" in " ".join(shown.split())
+    assert "/file needs the path of a file" in talk(ScriptedServer(), "/file")
     assert server.asked[0][-1]["content"] == 'Read this.\n\n<file name="my notes.txt">\none\n\n</file>'
     assert server.asked[1][-1]["content"] == "Read?"
 

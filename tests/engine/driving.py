@@ -103,7 +103,7 @@ class Scripted(Drafter):
             counts.append(len(spoiled))
         width = max(counts)
         if width == 0:
-            return Proposal(None, tuple(counts), (NO_REASON,) * len(rows))
+            return Proposal.none((NO_REASON,) * len(rows))
         padded = [tokens + [0] * (width - len(tokens)) for tokens in drafts]
         return Proposal(mx.array(padded, dtype=mx.int32), tuple(counts), (NO_REASON,) * len(rows))
 
@@ -119,7 +119,7 @@ class Guided(Drafter):
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
         proposal = self.inner.propose(rows, sampled)
-        if proposal.tokens is None:
+        if not proposal.width:
             return proposal
         drafts: Any = proposal.tokens.tolist()
         for index, (row, count) in enumerate(zip(rows, proposal.counts, strict=True)):

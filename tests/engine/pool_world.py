@@ -10,8 +10,8 @@ from app.core.errors import ModelUnavailable
 from app.core.messages import KeepModels
 from app.core.pool_events import PoolEvent
 from app.core.request import Request
-from app.core.step import EngineLimits, PrefixState, StepCost, StepPlan, StepResult
-from app.core.unit import ModelSpecification, Stay
+from app.core.step import EngineLimits, StepCost, StepPlan, StepResult
+from app.core.unit import ModelSpecification, PrefixState, Stay
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.pool import EnginePool
 from app.models.footprint import Footprint
@@ -110,9 +110,6 @@ class World:
 
     def reclaim(self) -> None:
         self.reclaimed += 1
-
-    def commit(self) -> None:
-        self.actions.append("settle")
 
     def set_limit(self, size: int) -> None:
         self.actions.append(f"wire {size}")

@@ -64,7 +64,7 @@ def test_what_was_written_is_found_by_the_next_process_and_by_nobody_but_the_use
     assert disk.pending == 0
     again = Disk(folder, 1 << 20)
     assert len(again.blocks) == 4
-    assert abs(again.nbytes - disk.nbytes) < 4096
+    assert abs(again.blocks.nbytes - disk.blocks.nbytes) < 4096
     assert same(again.read(state), arrays)
     assert all(same(again.read(block), arrays_of(block)) for block in blocks)
     files = list(folder.rglob("*.safetensors"))
@@ -130,7 +130,7 @@ def test_what_was_not_used_for_longest_goes_when_there_is_too_much_or_it_is_too_
         written(disk, blocks)
         disk.used([block.name for block in reversed(blocks)])
         now[0] += DAY_SECONDS
-    assert disk.nbytes <= 150_000
+    assert disk.blocks.nbytes <= 150_000
     assert disk.read(first[2]) is None, "the end of what was used before"
     assert all(disk.read(block) for block in (first[0], *second))
     disk.flush(PATIENCE_SECONDS)
@@ -182,7 +182,7 @@ def test_a_disk_that_fills_up_in_a_file_loses_what_was_under_way_and_nothing_els
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "large" in disk.write_error
     assert disk.pending == 0, "the memory of what was not written is let go of"
-    assert disk.nbytes == sum(path.stat().st_size + 1024 for path in tmp_path.rglob("*") if path.is_file())
+    assert disk.blocks.nbytes == sum(path.stat().st_size + 1024 for path in tmp_path.rglob("*") if path.is_file())
     again = Disk(tmp_path, 1 << 20)
     assert [again.read(block) is not None for block in blocks] == [True, True, False, False, False, False]
     now[0] += 120

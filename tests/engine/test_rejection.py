@@ -287,7 +287,6 @@ def test_what_is_forced_stands_first_and_was_the_only_choice() -> None:
     logits = mx.random.normal((3, 2, 12), key=mx.random.key(6))
     drawn = Proposal(mx.array([[3, 4], [5, 6], [0, 0]], dtype=mx.int32), (2, 2, 0), ("", "", "full"), logits)
     whole = prepend_forced(drawn, [((7,),), (), ((8,), (9,), (10,))])
-    assert whole.tokens is not None
     assert whole.logits is not None
     said: Any = whole.tokens.tolist()
     assert [tokens[:count] for tokens, count in zip(said, whole.counts, strict=True)] == [[7, 4], [5, 6], [8, 9, 10]]
@@ -296,8 +295,7 @@ def test_what_is_forced_stands_first_and_was_the_only_choice() -> None:
     assert mx.array_equal(whole.logits[0, 1], logits[0, 1])
     assert mx.array_equal(whole.logits[1, :2], logits[1])
     assert [chances[0, 0, 7].item(), *chances[2, mx.arange(3), mx.array([8, 9, 10])].tolist()] == [1.0] * 4
-    alone = prepend_forced(Proposal(None, (0, 0), ("full", "full")), [((7,), (8,)), ()])
-    assert alone.tokens is not None
+    alone = prepend_forced(Proposal.none(("full", "full")), [((7,), (8,)), ()])
     assert (alone.counts, alone.reasons[1], alone.tokens[0].tolist()) == ((2, 0), "full", [7, 8])
 
 
@@ -317,7 +315,6 @@ def test_what_is_forced_is_spelled_as_the_drafter_likes(own: list[int], drafts: 
     """7 and then 8, or from 5 on as it says; for 8 a 6 may stand too. Nothing else is heard."""
     said = Proposal(mx.array([[*own, 0, 0, 0][:3]], dtype=mx.int32), (len(own),), ("",))
     whole = prepend_forced(said, [((7, 5, 4), (8, 6))])
-    assert whole.tokens is not None
     tokens: Any = whole.tokens.tolist()
     assert tokens[0][: whole.counts[0]] == drafts
 
@@ -330,7 +327,6 @@ def test_a_forced_draft_leaves_the_distribution_of_the_target_as_it_is() -> None
     drafts, draft_logits = draw_after((), logits_after(pair.draft, before), salted, SIZE)
     whole = prepend_forced(Proposal(drafts, (1,) * FEWER, ("",) * FEWER, draft_logits), [((4,),)] * FEWER)
     logits = mx.broadcast_to(logits_after(pair.target, before), (FEWER, 2, SIZE))
-    assert whole.tokens is not None
     drawn, accepted = accept(whole.tokens, logits, rows, whole.counts, draft_logits=whole.logits)
     wanted = pair.exact(pair.target)[START]
     assert fits(np.bincount(np.array(drawn[:, 0]), minlength=SIZE), wanted)
@@ -347,7 +343,7 @@ class Listening(Drafter):
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
         self.salts.update(sampled_row.salt for sampled_row in sampled)
-        return Proposal(None, (0,) * len(rows), ("it listens",) * len(rows))
+        return Proposal.none(("it listens",) * len(rows))
 
 
 @pytest.mark.parametrize(("acceptance", "salts"), [("coupled", {0}), ("rejection", {DRAFT_SALT})])

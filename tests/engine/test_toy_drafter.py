@@ -25,7 +25,7 @@ class Echo(Drafter):
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
         counts = tuple(min(row.num_draft_tokens, self.courage) for row in rows)
         if not any(counts):
-            return Proposal(None, counts, (Reason("no_match"),) * len(rows))
+            return Proposal.none((Reason("no_match"),) * len(rows))
         tokens = [[row.tokens[-1]] * max(counts) for row in rows]
         return Proposal(mx.array(tokens, dtype=mx.int32), counts, (NO_REASON,) * len(rows))
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from app.core.errors import ModelUnavailable
 from app.core.pool_events import Evicted, LoadFailed
 from app.engine.loading.pool import EnginePool
-from app.engine.loading.wiring import MetalDevice, WirableMemory, Wiring, wirable_from, wirable_memory
+from app.engine.loading.wiring import WirableMemory, Wiring, set_wired_limit, wirable_from, wirable_memory
 from tests.engine.pool_world import SIZES, World, drain, kept, ready, specification
 
 GB = 10**9
@@ -22,21 +22,21 @@ def a_world() -> World:
 
 
 def wired(world: World, memory: WirableMemory = ROOMY, **options: int) -> EnginePool:
-    return world.pool(wiring=Wiring(memory, world), **options)
+    return world.pool(wiring=Wiring(memory, world.set_limit), **options)
 
 
-def test_a_load_ends_with_its_weights_wired_once_the_device_is_settled(world: World) -> None:
+def test_a_load_ends_with_its_weights_wired(world: World) -> None:
     pool = wired(world)
     pool.acquire(specification("a"))
     assert pool.advance() != []
     assert world.actions == []  # half of the weights: nothing yet
     drain(pool)
-    assert world.actions == ["settle", "wire 3"]
+    assert world.actions == ["wire 3"]
 
 
 def test_the_limit_is_that_of_all_models_together(world: World) -> None:
     ready(wired(world), "a", "b")
-    assert world.actions == ["settle", "wire 3", "settle", "wire 7"]
+    assert world.actions == ["wire 3", "wire 7"]
 
 
 def test_an_evicted_model_is_let_go_before_it_is_freed_and_the_others_are_wired_again(world: World) -> None:
@@ -45,7 +45,7 @@ def test_an_evicted_model_is_let_go_before_it_is_freed_and_the_others_are_wired_
     world.actions.clear()
     pool.acquire(specification("c"))
     drain(pool)
-    assert world.actions == ["settle", "wire 0", "close a", "settle", "wire 4", "settle", "wire 9"]
+    assert world.actions == ["wire 0", "close a", "wire 4", "wire 9"]
 
 
 def test_nothing_is_wired_while_somebody_may_still_hold_an_evicted_model(world: World) -> None:
@@ -54,10 +54,10 @@ def test_nothing_is_wired_while_somebody_may_still_hold_an_evicted_model(world: 
     world.actions.clear()
     pool.unload("a")
     pool.expire()
-    assert world.actions == ["settle", "wire 0", "close a"], "its eviction is not reported yet"
+    assert world.actions == ["wire 0", "close a"], "its eviction is not reported yet"
     assert pool.advance() == [Evicted("a")]
     pool.expire()
-    assert world.actions[3:] == ["settle", "wire 4"]
+    assert world.actions[2:] == ["wire 4"]
 
 
 def test_a_model_that_expires_is_let_go_too(world: World) -> None:
@@ -67,7 +67,7 @@ def test_a_model_that_expires_is_let_go_too(world: World) -> None:
     pool.set_stays(kept(a=0.0))
     pool.expire()
     pool.expire()
-    assert world.actions == ["settle", "wire 0", "close a"]
+    assert world.actions == ["wire 0", "close a"]
 
 
 @pytest.mark.parametrize("broken", ["reading", "opening"])
@@ -79,7 +79,7 @@ def test_a_load_that_fails_leaves_nothing_wired(world: World, broken: str) -> No
         world.unopenable.add("a")
     pool.acquire(specification("a"))
     assert isinstance(drain(pool)[-1], LoadFailed)
-    assert world.actions == ([] if broken == "reading" else ["settle", "wire 3", "settle", "wire 0"])
+    assert world.actions == ([] if broken == "reading" else ["wire 3", "wire 0"])
 
 
 def test_a_cancelled_load_leaves_nothing_wired(world: World) -> None:
@@ -133,7 +133,5 @@ def test_macos_15_and_later_wire_and_no_other_system(version: str, wires: bool) 
 
 
 def test_the_real_device_takes_the_calls() -> None:
-    device = MetalDevice()
-    device.commit()
+    set_wired_limit(0)
     assert mx.get_cache_memory() == 0
-    device.set_limit(0)

@@ -18,12 +18,12 @@ from app.core.step import (
     DecodeRow,
     EngineLimits,
     PrefillStep,
-    PrefixState,
     RowOutcome,
     StepCost,
     StepPlan,
     StepResult,
 )
+from app.core.unit import PrefixState
 from app.engine import memory
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit

@@ -111,7 +111,7 @@ class Computer:
     @property
     def found_tokens(self) -> dict[str, int]:
         (model,) = self.pool.snapshot()
-        return dict(model.prefix_found_tokens)
+        return dict(model.prefixes.restored_tokens)
 
 
 @pytest.fixture(name="computer")

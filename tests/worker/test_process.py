@@ -286,9 +286,9 @@ def test_a_conversation_outlives_its_server_and_its_worker(
             assert await ask(client, "again") == (said, 499)
             assert await ask(client, "stranger", owner="key 2") == (said, 0)
             await come_true(
-                lambda: bool(client.snapshot.models and client.snapshot.models[0].prefix_found_tokens["disk"])
+                lambda: bool(client.snapshot.models and client.snapshot.models[0].prefixes.restored_tokens["disk"])
             )
-            assert client.snapshot.models[0].prefix_disk_bytes > 100_000
+            assert client.snapshot.models[0].prefixes.disk_bytes > 100_000
             client.clear_prefixes()
             await come_true(lambda: not list(prefixes.folder.rglob("*.safetensors")))
             assert await ask(client, "forgotten") == (said, 0)

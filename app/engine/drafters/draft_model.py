@@ -97,7 +97,7 @@ class DraftModel(Drafter):
         counts = tuple(0 if reason else limit for reason, limit in zip(reasons, limits, strict=True))
         indices = {row.sequence_id: index for index, row in enumerate(rows) if counts[index]}
         if not indices:
-            return Proposal(None, counts, reasons)
+            return Proposal.none(reasons)
         for name, index in indices.items():
             self.runner.claim_once(name, reservation(len(rows[index].tokens), rows[index].remaining))
         order = [indices[name] for name in self.runner.ordered(list(indices))]

@@ -22,18 +22,29 @@ from app.models.folder import ModelFolder
 
 
 class Proposal(NamedTuple):
-    """Drafts of one cycle: int32 `tokens` [rows, K] (lazy) of which the first `counts[row]` are real.
+    """Drafts of one cycle: int32 `tokens` [rows, K] (lazy) of which the first `counts[row]` are real; K is 0 where no
+    drafter ran.
 
     `reasons[row]` says why a row got none. `logits` float32 [rows, K, vocabulary] are what the drafts were drawn from,
     bias and penalties applied; None when each draft was the drafter's only choice. The last `appended[row]` drafts are
     forced by a grammar, not drafted; empty means none anywhere.
     """
 
-    tokens: mx.array | None
+    tokens: mx.array
     counts: tuple[int, ...]
     reasons: tuple[Reason, ...]
     logits: mx.array | None = None
     appended: tuple[int, ...] = ()
+
+    @classmethod
+    def none(cls, reasons: tuple[Reason, ...]) -> "Proposal":
+        """Return a proposal without drafts."""
+        return cls(mx.zeros((len(reasons), 0), mx.int32), (0,) * len(reasons), reasons)
+
+    @property
+    def width(self) -> int:
+        """K, the drafts of the widest row."""
+        return self.tokens.shape[1]
 
     @property
     def appended_counts(self) -> tuple[int, ...]:

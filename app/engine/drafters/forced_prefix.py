@@ -23,11 +23,11 @@ def merge(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Pro
         for index, count, reason in zip(members, proposal.counts, proposal.reasons, strict=True):
             counts[index], reasons[index] = count, reason
     if not any(counts):
-        return Proposal(None, tuple(counts), tuple(reasons))
+        return Proposal.none(tuple(reasons))
     tokens = mx.zeros((rows, max(counts)), dtype=mx.int32)
     for members, proposal in proposals:
-        if proposal.tokens is not None:
-            tokens[mx.array(list(members)), : proposal.tokens.shape[1]] = proposal.tokens
+        if proposal.width:
+            tokens[mx.array(list(members)), : proposal.width] = proposal.tokens
     with_logits = [(members, proposal.logits) for members, proposal in proposals if proposal.logits is not None]
     if not with_logits:
         return Proposal(tokens, tuple(counts), tuple(reasons))
@@ -72,9 +72,8 @@ def prepend_forced(proposal: Proposal, forced: Forced) -> Proposal:
         return proposal
     counts = tuple(max(count, len(row_forced)) for count, row_forced in zip(proposal.counts, forced, strict=True))
     reasons = tuple(NO_REASON if row_forced else why for why, row_forced in zip(proposal.reasons, forced, strict=True))
-    tokens = mx.zeros((len(forced), width), mx.int32) if proposal.tokens is None else proposal.tokens
-    padding = [(0, 0), (0, max(0, width - tokens.shape[1]))]
-    tokens, slots = mx.pad(tokens, padding), mx.arange(max(width, tokens.shape[1]))
+    padding = [(0, 0), (0, max(0, width - proposal.width))]
+    tokens, slots = mx.pad(proposal.tokens, padding), mx.arange(max(width, proposal.width))
     drafter_tokens = mx.where(slots < mx.array(proposal.counts)[:, None], tokens, -1)
     is_forced = slots < mx.array([len(row_forced) for row_forced in forced])[:, None]
     columns = [prefix.choose(position, drafter_tokens[:, position : position + 1]) for position in range(width)]

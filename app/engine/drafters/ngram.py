@@ -121,7 +121,7 @@ class Ngram(Drafter):
             drafts.append((*forced, *(offer.tokens if offer else ())))
         counts = tuple(len(tokens) for tokens in drafts)
         reasons = tuple(NO_REASON if count else Reason("no_match") for count in counts)
-        return Proposal(padded(drafts) if any(counts) else None, counts, reasons)
+        return Proposal(padded(drafts), counts, reasons)
 
     def offer(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int], limit: int) -> Offer | None:
         if sequence_id not in self._texts:

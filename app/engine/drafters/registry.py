@@ -1,7 +1,8 @@
 """Every drafter by method, and those of one loaded unit: which can run, and why each of the others cannot."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -10,6 +11,7 @@ from app.core.messages import short_text
 from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
+from app.engine import memory
 from app.engine.drafters.drafter import Drafter, Outcome, Proposal
 from app.engine.drafters.forced_prefix import merge, prepend_forced
 from app.engine.loaded_unit import LoadedUnit, NoDrafter
@@ -35,8 +37,8 @@ REGISTRY: Mapping[str, type[Drafter]] = {method: _drafter_of(method) for method 
 class Drafters:
     """The drafters that can run, by method, and why each of the others cannot."""
 
-    available: Mapping[str, Drafter]
-    unavailable: Mapping[str, Reason] = field(default_factory=dict)
+    available: dict[str, Drafter]
+    unavailable: dict[str, Reason] = field(default_factory=dict)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -56,8 +58,9 @@ class Drafters:
 
     def admit(self, request: Request) -> None:
         """Start a request with the drafters that it wants."""
-        for drafter in self.allowed_for(request).values():
-            drafter.admit(request)
+        for name, drafter in self.allowed_for(request).items():
+            with self._isolated(name):
+                drafter.admit(request)
 
     def allowed_for(self, request: Request) -> dict[str, Drafter]:
         """Return the drafters that the request may use."""
@@ -68,7 +71,7 @@ class Drafters:
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
         """Propose forced tokens followed by each row's drafts; a drafter is skipped where forced tokens suffice."""
         proposals = []
-        for method, drafter in self.available.items():
+        for method, drafter in tuple(self.available.items()):
             members = [
                 index
                 for index, row in enumerate(rows)
@@ -77,7 +80,8 @@ class Drafters:
             ]
             if members:
                 arguments = [rows[index] for index in members], [sampled[index] for index in members]
-                proposals.append((members, drafter.propose(*arguments)))
+                with self._isolated(method):
+                    proposals.append((members, drafter.propose(*arguments)))
         proposal = merge(len(rows), proposals)
         reasons = tuple(row.refusal or why for row, why in zip(rows, proposal.reasons, strict=True))
         return prepend_forced(proposal._replace(reasons=reasons), [row.forced for row in rows])
@@ -90,12 +94,27 @@ class Drafters:
         return {name: offer for name, offer in offers.items() if offer is not None}
 
     def observe(self, outcome: Outcome) -> None:
-        for drafter in self.available.values():
-            drafter.observe(outcome)
+        for name, drafter in tuple(self.available.items()):
+            with self._isolated(name):
+                drafter.observe(outcome)
 
     def release(self, request_id: str) -> None:
         for drafter in self.available.values():
             drafter.release(request_id)
+
+    @contextmanager
+    def _isolated(self, method: str) -> Iterator[None]:
+        """Leave a drafter out from now on if it fails: its target goes on without it. A lack of memory is raised."""
+        try:
+            yield
+        except Exception as error:
+            if memory.is_exhausted(error):
+                raise
+            logger.exception("the %s drafter failed and is left out", method)
+            drafter = self.available.pop(method)
+            if drafter.runner is not None:
+                drafter.runner.clear()
+            self.unavailable[method] = Reason("cannot_draft", {"detail": short_text(error)})
 
 
 def open_drafters(unit: LoadedUnit) -> Drafters:

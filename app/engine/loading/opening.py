@@ -122,7 +122,6 @@ def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
         prefill_pairs=prefill_pairs(fused=not memory.on_cpu()),
         drafters=tuple(drafters.available),
         longest_drafts=drafters.longest,
-        unavailable=drafters.unavailable,
         cheap_tokens=cheap_tokens_of(unit.target, unit.config, gpu_architecture()),
     )
     return Engine(runner, drafters, limits, prefixes, acceptance=spec.acceptance)

@@ -3,8 +3,8 @@
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from app.core.step import EnginePort, PrefixState, StepCost
-from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
+from app.core.step import EnginePort, StepCost
+from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, PrefixState, Stay
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.warm_up import Key, WarmUpSteps
 from app.models.footprint import Footprint
@@ -79,7 +79,6 @@ class Resident:
     def describe(self, stay: Stay) -> LoadedModel:
         """Return the state of this model; the scheduler fills in running and waiting requests."""
         engine, unit = self.engine, self.unit
-        prefix = engine.prefix_state if engine else PrefixState()
         return LoadedModel(
             unit=self.spec,
             state="loading" if self.ready_engine is None else "ready",
@@ -88,11 +87,9 @@ class Resident:
             weights_bytes=unit.weights_bytes if unit else 0,
             cache_bytes=self.cache_bytes,
             prefix_cache_bytes=self.prefix_bytes,
-            prefix_disk_bytes=prefix.disk_bytes,
-            prefix_found_tokens=dict(prefix.restored_tokens),
-            prefix_trouble=prefix.write_error,
+            prefixes=engine.prefix_state if engine else PrefixState(),
             cache_families=engine.cache_families if engine else (),
-            methods=engine.limits.drafters if engine else (),
+            methods=engine.limits.available if engine else (),
             unavailable=dict(engine.limits.unavailable) if engine else {},
             longest_drafts=dict(engine.limits.longest_drafts) if engine else {},
             max_context_tokens=engine.limits.max_context_tokens if engine else 0,

@@ -125,7 +125,7 @@ def _shapes(limits: EngineLimits, rows: int) -> list[tuple[str, int]]:
     """Return (method, drafts), most informative first.
     First plain, then every drafter's shortest proposal, the verify forwards of the other lengths with the cheapest
     drafter (all methods share them), and the longest of the other drafters."""
-    lengths, drafters = draft_lengths(limits.cheap_tokens, rows), limits.drafters
+    lengths, drafters = draft_lengths(limits.cheap_tokens, rows), limits.available
     shapes = [(OFF, 0), *((method, lengths[0]) for method in drafters)]
     if drafters:
         cheapest = next((name for name in drafters if name in TEXT_METHODS), drafters[0])

@@ -8,8 +8,8 @@ Source: `ResidencySet` in mlx (mlx/backend/metal/resident.cpp).
 """
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import mlx.core as mx
 import psutil
@@ -19,27 +19,11 @@ UNWIRED_BYTES, UNWIRED_SHARE = 8 * 10**9, 0.35
 """Least memory left unwired, in bytes and as a share of the total."""
 
 
-class WiringDevice(Protocol):
-    """The operations of mlx's allocator that wiring needs."""
-
-    def commit(self) -> None:
-        """Finish all running computations and return freed buffers."""
-
-    def set_limit(self, size: int) -> None:
-        """Wire at most `size` bytes; call it only right after `commit`."""
-
-
-class MetalDevice:
-    """The real allocator."""
-
-    def commit(self) -> None:
-        """Implement WiringDevice."""
-        mx.synchronize()
-        mx.clear_cache()
-
-    def set_limit(self, size: int) -> None:
-        """Implement WiringDevice."""
-        mx.set_wired_limit(size)
+def set_wired_limit(size_bytes: int) -> None:
+    """Wire at most `size_bytes`, once all running computations are finished and freed buffers are returned."""
+    mx.synchronize()
+    mx.clear_cache()
+    mx.set_wired_limit(size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +58,9 @@ def wirable_from(macos_version: str, total_bytes: int, recommended_bytes: int) -
 class Wiring:
     """Keeps the wired limit at the weights in memory. Called from the MLX thread; wires nothing without `memory`."""
 
-    def __init__(self, memory: WirableMemory | None = None, device: WiringDevice | None = None) -> None:
+    def __init__(self, memory: WirableMemory | None = None, set_limit: Callable[[int], None] = set_wired_limit) -> None:
         self._memory = memory or WirableMemory()
-        self._device = device or MetalDevice()
+        self._set_wired_limit = set_limit
         self._limit = 0
 
     def wire(self, weights_bytes: int) -> None:
@@ -89,6 +73,5 @@ class Wiring:
 
     def _set_limit(self, limit: int) -> None:
         if limit != self._limit:
-            self._device.commit()
-            self._device.set_limit(limit)
+            self._set_wired_limit(limit)
             self._limit = limit

@@ -17,8 +17,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from app.core.request import Request
-from app.core.step import PrefixState
-from app.core.unit import ModelSpecification
+from app.core.unit import ModelSpecification, PrefixState
 from app.engine.caches.lanes import reservation
 from app.engine.caches.rollback import copied
 from app.engine.drafters.drafter import Drafter

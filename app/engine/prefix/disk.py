@@ -121,10 +121,6 @@ class Disk:
             self._open(folder)
 
     @property
-    def nbytes(self) -> int:
-        return self.blocks.nbytes
-
-    @property
     def pending(self) -> int:
         """Number of files not written yet."""
         return len(self._pending)
@@ -365,10 +361,10 @@ def _write(block: CacheBlock, path: Path, header: bytes, buffers: Sequence[memor
             for part in (*parts, *buffers):
                 file.write(part)
         partial_path.replace(path)
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         with contextlib.suppress(OSError):
             partial_path.unlink()
-        return _Written(block, path, nbytes, error.strerror or str(error))
+        return _Written(block, path, nbytes, getattr(error, "strerror", None) or str(error))
     return _Written(block, path, nbytes)
 
 

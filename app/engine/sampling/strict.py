@@ -8,14 +8,14 @@ A row is tracked while it has the engine to itself: its prompt is read and its f
 Forwards with other rows end the tracking, because plain decoding would not have run them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
 from app.core.reason import Reason
 from app.core.step import DecodeRow
-from app.engine.runner import Runner, padded
+from app.engine.runner import RewindPoint, Runner, padded
 from app.engine.sampling.acceptance import doubtful
 from app.engine.sampling.drawing import SampledRow
 
@@ -23,16 +23,6 @@ SAMPLE_PROMPT, SAMPLE_TOKENS, SAMPLE_WIDTHS = 16, 48, (2, 3, 5, 8, 16)
 MARGIN = 8.0
 """Safety factor on the logit shift measured in the sample (docs/speculation.md)."""
 _SAMPLE = "strict sample"
-
-
-@dataclass(frozen=True)
-class RewindPoint:
-    """Position at which a row's cache last matched plain decoding: the `length`, and what cannot be cut back to it.
-    That is base, keys and values of each layer with a window, and recurrent states."""
-
-    length: int
-    windows: Mapping[int, tuple[int, mx.array, mx.array]]
-    states: Sequence[Sequence[mx.array]]
 
 
 class StrictRows:
@@ -43,7 +33,7 @@ class StrictRows:
         self._fresh: set[str] = set()
         """Tracked rows that have not drawn a token yet."""
         self._rewind_points: dict[str, RewindPoint | None] = {}
-        """Rewind points of the other tracked rows; None while the cache matches plain decoding."""
+        """Where the cache of each other tracked row last matched plain decoding; None while it does."""
         self.max_shift: float | None = None
         """Largest logit shift caused by the width of a forward so far; None until measured."""
 
@@ -110,19 +100,9 @@ class StrictRows:
 
     def save_point(self, rows: Sequence[DecodeRow]) -> None:
         """Save the rewind point of a tracked row before drafts are verified."""
-        name, caches = rows[0].sequence_id, self._runner.caches
-        if not self.tolerance or self._rewind_points.get(name, self) is not None:
-            return
-        slot, length = caches.table.slots[name], caches.table.length(name)
-        windows = {}
-        for layer, cache in enumerate(caches.kv):
-            if cache.lane.window is not None:
-                base = cache.lane.base(slot)
-                keys, values = cache.read_span(slot, base, length)
-                windows[layer] = base, mx.contiguous(keys), mx.contiguous(values)
-        states = self._runner.state_row(name)
-        mx.eval([array for _, *arrays in windows.values() for array in arrays], states)
-        self._rewind_points[name] = RewindPoint(length, windows, states)
+        name = rows[0].sequence_id
+        if self.tolerance and self._rewind_points.get(name, self) is None:
+            self._rewind_points[name] = self._runner.rewind_point(name)
 
     def certain_slots(
         self, logits: mx.array, drawn: mx.array, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]
@@ -137,16 +117,11 @@ class StrictRows:
     def replay(self, row: DecodeRow, wide: mx.array, on_progress: Callable[[], None]) -> tuple[mx.array, int]:
         """Rewind and read the row's tokens again one by one. Raises KeyError unless it has diverged.
         Returns logits float32 [1, 1, vocabulary] after the last (`wide`: a wide forward's) and the number of tokens."""
-        name, caches = row.sequence_id, self._runner.caches
-        slot, point = caches.table.slots[name], self._rewind_points[name]
+        name = row.sequence_id
+        point = self._rewind_points[name]
         if point is None:
             raise KeyError(name)
-        self._runner.rewind(name, point.length)
-        for layer, (base, keys, values) in point.windows.items():
-            caches.kv[layer].lane.set_base(slot, base)
-            caches.kv[layer].write_row(slot, (keys, values))
-        for state, arrays in zip(caches.states, point.states, strict=True):
-            state.write_row(slot, arrays)
+        self._runner.return_to(name, point)
         self._rewind_points[name] = None
         alone = wide
         for token in row.tokens[point.length :]:

@@ -339,7 +339,7 @@ class TextModel:
         tokens = self._tokenize(text[:characters])
         while characters < len(text):
             if len(tokens) > limit + self._longest_token_bytes:  # the cut may have split one token into its bytes
-                raise context_overflow(f"more than {limit}", limit)
+                raise context_overflow(len(tokens), limit, f"more than {limit}")
             characters *= 2
             tokens = self._tokenize(text[:characters])
         if max(tokens, default=0) >= self.vocabulary_size:
