@@ -38,6 +38,7 @@ MANY_CHOICES = 64
 DASHBOARD = "/admin/"
 """Path prefix of requests whose streams continue for a grace period without a reader."""
 
+OnEvent = Callable[[StreamEvent | PacelineError], None]
 Value = TypeVar("Value")
 
 
@@ -248,13 +249,7 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
         key_name=identity_of(request).name,
         is_streamed=stream,
     )
-
-    def on_event(event: StreamEvent | PacelineError) -> None:
-        if isinstance(event, PacelineError) and event.code == CONTEXT_OVERFLOW:
-            event.parameter = renderer.prompt_parameter
-        record.on_event(event)
-
-    events = context.worker.open(commands, on_event=on_event)
+    events = context.worker.open(commands, on_event=_naming_the_prompt(renderer, record.on_event))
 
     def close() -> None:
         events.close()
@@ -279,6 +274,17 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
         raise
     close()
     return Response(await _whole(renderer, choices), media_type="application/json")
+
+
+def _naming_the_prompt(renderer: Renderer, on_event: OnEvent) -> OnEvent:
+    """Return `on_event` after a prompt that is too long got the name of its field."""
+
+    def name_and_forward(event: StreamEvent | PacelineError) -> None:
+        if isinstance(event, PacelineError) and event.code == CONTEXT_OVERFLOW:
+            event.parameter = renderer.prompt_parameter
+        on_event(event)
+
+    return name_and_forward
 
 
 def _refuse_too_long(commands: Sequence[Generate], events: RequestStream) -> None:

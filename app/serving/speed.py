@@ -1,4 +1,4 @@
-"""What answers and pages show of a request's speed: llama.cpp's `timings`, and our `speculation`."""
+"""Figures of a request in answers and on pages: llama.cpp's `timings`, and `speculation`."""
 
 from typing import Any
 

@@ -33,7 +33,7 @@ class StrictRows:
         self._fresh: set[str] = set()
         """Tracked rows that have not drawn a token yet."""
         self._rewind_points: dict[str, RewindPoint | None] = {}
-        """Where the cache of each other tracked row last matched plain decoding; None while it does."""
+        """Positions at which the caches of the other tracked rows last matched plain decoding; None while one does."""
         self.max_shift: float | None = None
         """Largest logit shift caused by the width of a forward so far; None until measured."""
 
