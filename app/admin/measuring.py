@@ -1,8 +1,9 @@
 """Does drafting pay? One measurement at a time, in the background, on the worker that also serves.
 
 The model is loaded with the drafters in question, settings take turns (`app/serving/sweep`), and afterwards the model
-is restored as it was, loaded or not. Other requests have priority: a turn that one would share is abandoned and
-repeated once the server is idle, so that every result was measured alone. Call every method on the event loop.
+is restored as it was, loaded or not; where nobody has chosen its drafters, it gets those measured fastest. Other
+requests have priority: a turn that one would share is abandoned and repeated once the server is idle, so that every
+result was measured alone. Call every method on the event loop.
 """
 
 import asyncio
@@ -186,18 +187,22 @@ class Measuring:
         unit = await asyncio.to_thread(self._choose, job, main)
         try:
             await self._wait_until_idle(job)
-            before = self._loaded_unit(unit.id)
+        except MeasurementStopped:
+            return MeasurementOutcome(unit.id, "stopped")
+        before = self._loaded_unit(unit.id)
+        planned = await asyncio.to_thread(self._planned_unit, unit.id)
+        try:
             try:
-                loaded = await self._load(job, unit, before)
+                loaded = await self._load(job, unit, before or planned)
                 job.budget = Budget(60 * job.request.minutes, self._clock)
                 await self._sweep(job, unit, loaded, chats=main.has_chat_template)
-            finally:
-                if self._task is not None and not self._task.cancelling():
-                    job.phase, job.turn_request = "restoring", None
-                    await self._restore(unit.id, before)
-        except MeasurementStopped:
-            job.sweep.interrupted = True
-        number = await asyncio.to_thread(self._store_results, job, unit)
+            except MeasurementStopped:
+                job.sweep.interrupted = True
+            number = await asyncio.to_thread(self._store_results, job, unit)
+        finally:
+            if self._task is not None and not self._task.cancelling():
+                job.phase, job.turn_request = "restoring", None
+                await self._restore(unit.id, before, planned)
         return MeasurementOutcome(unit.id, "stopped" if job.sweep.interrupted else "done", number)
 
     def _choose(self, job: MeasurementJob, main: CatalogModel) -> ModelSpecification:
@@ -251,14 +256,12 @@ class Measuring:
         return loaded.unit if loaded is not None else None
 
     async def _load(
-        self, job: MeasurementJob, specification: ModelSpecification, before: ModelSpecification | None
+        self, job: MeasurementJob, specification: ModelSpecification, usual: ModelSpecification
     ) -> LoadedModel:
-        """Load the unit to measure, in place of the one `before`. Requests for the model share it from now on, so that
+        """Load the unit to measure in place of the `usual` one. Requests for the model share it from now on, so that
         they do not replace it, but draft only with the drafters that they had."""
         job.phase = "loading"
-        if before is None:
-            before = await asyncio.to_thread(self._planned_unit, specification.id)
-        self._resolver.begin_measurement(specification, before)
+        self._resolver.begin_measurement(specification, usual)
         await self._run_until_stopped(job, self._worker.load(specification))
         loaded = self._resolver.loaded().get(specification.id)
         if loaded is None:
@@ -326,14 +329,15 @@ class Measuring:
                 future.cancel()
             await asyncio.gather(working, *waiting, return_exceptions=True)
 
-    async def _restore(self, model_id: str, before: ModelSpecification | None) -> None:
-        """Restore what was in memory. A model in use is left as it is until its next load, and requests keep drafting
-        as before."""
+    async def _restore(self, model_id: str, before: ModelSpecification | None, planned: ModelSpecification) -> None:
+        """Restore what was in memory; in place of the unit that was `planned`, the one that is planned now. A model in
+        use is left as it is until its next load, and requests keep drafting as before."""
         with contextlib.suppress(PacelineError):
             if before is None:
                 await self._worker.unload(model_id)
             else:
-                await self._worker.load(before)
+                is_planned = before.same_unit(planned)
+                await self._worker.load(await asyncio.to_thread(self._planned_unit, model_id) if is_planned else before)
             self._resolver.end_measurement(model_id)
 
     def _store_results(self, job: MeasurementJob, unit: ModelSpecification) -> int:

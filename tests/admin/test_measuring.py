@@ -65,12 +65,20 @@ async def test_an_own_prompt_is_asked_in_the_place_of_the_built_in_ones(site: Mo
 
 
 async def test_what_was_in_memory_is_there_again_afterwards(site: ModelSite) -> None:
+    site.admin.serving.live.change_model(DEMO, {"drafts": ("demo-assistant-dflash",)}, "test")
     await site.call("POST", "/admin/api/models/load", {"model": DEMO})
     before = site.worker.snapshot.models[0].draft_ids
     await site.measured(rounds=1)
     assert site.worker.snapshot.models[0].draft_ids == before == ("demo-assistant-dflash",)
     assert len(site.worker.loads[1].drafters) == 3, "measured was with the best drafter of each method"
     assert site.admin.serving.resolver.resolve(DEMO).drafters == site.worker.loads[0].drafters
+
+
+async def test_a_model_whose_drafters_nobody_chose_goes_on_with_the_one_measured_fastest(site: ModelSite) -> None:
+    await site.call("POST", "/admin/api/models/load", {"model": DEMO})
+    assert site.worker.snapshot.models[0].draft_ids == ("demo-assistant-dflash",)
+    await site.measured(rounds=1)
+    assert site.worker.snapshot.models[0].draft_ids == ("demo-draft",)
 
 
 async def test_what_was_not_in_memory_is_not_afterwards(site: ModelSite) -> None:

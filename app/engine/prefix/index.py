@@ -79,6 +79,9 @@ class BlockStore(Generic[Content]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __iter__(self) -> Iterator[CacheBlock]:
+        return (entry.block for entry in self._entries.values())
+
     def get(self, name: Name) -> Content | None:
         return self._entries[name].content if name in self._entries else None
 
