@@ -283,8 +283,7 @@ class Decoder:
         reason: Reason,
         **drafting: Any,
     ) -> RowOutcome:
-        """Build a row's outcome: all of `tokens` but the last were drafts; `index` is its row in `scores`; `drafting`
-        are more fields of the outcome, where it drafted."""
+        """Build a row's outcome; `index` is its row in `scores`, `drafting` more fields if it drafted."""
         top = self._rows[row.sequence_id].request.sampling.top_logprobs
         emitted = tuple(tokens)
         return RowOutcome(
