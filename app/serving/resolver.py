@@ -28,7 +28,7 @@ from app.supervision.client import WorkerClient
 MAX_LISTED = 20
 TURNED_OFF = "the draft model is turned off for this request"
 READY = "ready"
-HIDDEN_FIELDS = frozenset({"unit", "stay", "last_used"})
+HIDDEN_FIELDS = frozenset({"unit", "stay", "last_used", "prefixes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,9 @@ def loaded_object(model: LoadedModel) -> dict[str, Any]:
         "drafts": drafters_object(model.unit.drafters),
         "draft_ids": ids,
         "pinned": model.stay.pinned,
+        "prefix_disk_bytes": model.prefixes.disk_bytes,
+        "prefix_found_tokens": model.prefixes.restored_tokens,
+        "prefix_trouble": model.prefixes.write_error,
     }
 
 

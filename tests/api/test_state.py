@@ -217,6 +217,13 @@ async def test_status(site: Site) -> None:
     state = (await site.client.get("/api/status")).json()
     assert state["models"][0]["draft"] == "demo-draft"
     assert state["models"][0]["drafts"] == [{"id": "demo-draft", "method": "draft_model"}]
+    prefixes = {name: value for name, value in state["models"][0].items() if name.startswith("prefix")}
+    assert prefixes == {
+        "prefix_cache_bytes": 30,
+        "prefix_disk_bytes": 4000,
+        "prefix_found_tokens": {"memory": 50, "disk": 6},
+        "prefix_trouble": "",
+    }
     assert state["active_bytes"] == 5000
     assert state["worker"]["info"]["device"] == "cpu"
     assert state["loading"]["org/other"]["fraction"] == 0.5
