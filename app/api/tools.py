@@ -16,7 +16,7 @@ from app.api.structured import check_schema
 from app.core.request import Notice
 from app.serving.gate import Body
 
-FUNCTION, CUSTOM = "function", "custom"
+FUNCTION, CUSTOM, ALLOWED_TOOLS = "function", "custom", "allowed_tools"
 INPUT = "input"
 MODES = ("none", "auto", "required")
 
@@ -130,8 +130,8 @@ def _read_choice(choice: Any) -> ToolChoice:
     if choice is None or (isinstance(choice, str) and choice in MODES):
         return ToolChoice(choice or "auto")
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind == "allowed_tools":
-        return _allowed_tools(choice.get("allowed_tools"))
+    if kind == ALLOWED_TOOLS:
+        return _allowed_tools(choice.get(ALLOWED_TOOLS))
     if isinstance(kind, str) and kind not in (FUNCTION, CUSTOM):
         return ToolChoice(other=kind)
     if name := _name_of(choice):
@@ -141,10 +141,10 @@ def _read_choice(choice: Any) -> ToolChoice:
 
 def _allowed_tools(wanted: Any) -> ToolChoice:
     tools = wanted.get("tools") if isinstance(wanted, dict) else None
-    mode = wanted.get("mode") or "auto" if isinstance(wanted, dict) else None
-    if mode not in ("auto", "required") or not isinstance(tools, list):
+    mode = wanted.get("mode") if isinstance(wanted, dict) else None
+    if mode not in ("auto", "required", None) or not isinstance(tools, list):
         raise ValueError("allowed_tools has a mode, auto or required, and tools")
-    return ToolChoice(mode, frozenset(filter(None, map(_name_of, tools))))
+    return ToolChoice(mode or "auto", frozenset(filter(None, map(_name_of, tools))))
 
 
 def _name_of(tool: Any) -> str:
@@ -154,15 +154,27 @@ def _name_of(tool: Any) -> str:
     return name if isinstance(name, str) else ""
 
 
-NAMED = {
+def _choice_schema(kind: dict[str, Any], **details: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"type": kind, **details}, "required": ["type", *details]}
+
+
+NAME = {"type": "object", "properties": {"name": {"type": "string"}}}
+ALLOWED = {
     "type": "object",
-    "properties": {
-        "type": {"const": FUNCTION},
-        FUNCTION: {"type": "object", "properties": {"name": {"type": "string"}}},
-    },
-    "required": ["type", FUNCTION],
+    "properties": {"mode": {"enum": ["auto", "required", None]}, "tools": {"type": "array"}},
+    "required": ["tools"],
 }
-CHOICES = WithJsonSchema({"anyOf": [{"enum": [*MODES]}, NAMED, {"type": "null"}]})
+CHOICES = WithJsonSchema(
+    {
+        "anyOf": [
+            {"enum": [*MODES, None]},
+            _choice_schema({"const": FUNCTION}, function=NAME),
+            _choice_schema({"const": CUSTOM}, custom=NAME),
+            _choice_schema({"const": ALLOWED_TOOLS}, allowed_tools=ALLOWED),
+            _choice_schema({"type": "string", "not": {"enum": [FUNCTION, CUSTOM, ALLOWED_TOOLS]}}),
+        ]
+    }
+)
 
 
 class ToolsBody(Body):

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,6 +127,38 @@ async def test_a_call_of_it_cannot_be_demanded_and_that_is_told(site: Site, path
     assert answer.status_code == 200, answer.text
     assert site.worker.commands[-1].tool_choice == "auto"
     assert "ignored_tool_choice" in [warning["code"] for warning in answer.json()["warnings"]]
+
+
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_right"),
+    [
+        (None, True),
+        ("auto", True),
+        ("any", False),
+        (7, False),
+        ({"type": "function", "function": {"name": "look"}}, True),
+        ({"type": "function"}, False),
+        ({"type": "custom", "custom": {"name": "patch"}}, True),
+        ({"type": "custom", "custom": {"name": 7}}, False),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": TOOLS}}, True),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": None, "tools": TOOLS}}, True),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": TOOLS}}, False),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "", "tools": TOOLS}}, False),
+        ({"type": "allowed_tools"}, False),
+        ({"type": "web_search"}, True),
+        ({"type": 7}, False),
+        ({}, False),
+    ],
+)
+async def test_what_may_be_chosen_is_what_the_document_says(site: Site, choice: Any, is_right: bool) -> None:
+    document = (await site.client.get("/openapi.json")).json()
+    described = document["components"]["schemas"]["ChatBody"]["properties"]["tool_choice"]
+    assert jsonschema.Draft202012Validator(described).is_valid(choice) == is_right
+    answer = await site.chat(tools=[FUNCTION, PATCH], tool_choice=choice)
+    assert answer.status_code == (200 if is_right else 400), answer.text
 
 
 async def test_a_tool_of_anthropics_that_a_client_describes_needs_its_schema(site: Site) -> None:
