@@ -102,7 +102,11 @@ def test_pages_models_and_actions_are_found_by_typing(server: Server, visitor: V
 
 def test_the_highlighted_entry_stays_highlighted_when_the_models_arrive(page: Page) -> None:
     held: list[Route] = []
-    page.route("**/admin/api/models", held.append)
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/admin/api/models", hold)
     field = page.get_by_role("combobox", name=words("palette.title"))
     options = page.locator("#palette-list").get_by_role("option")
     with page.expect_request("**/admin/api/models"):
