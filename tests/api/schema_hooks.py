@@ -23,9 +23,8 @@ def map_body(context: Any, body: Any) -> Any:
     if path in OLLAMA:
         options = {} if body.get("options") is None else body["options"]
         return body | changes | ({"options": options | {"num_predict": LONGEST}} if isinstance(options, dict) else {})
-    limit = LIMITS.get(path, "max_tokens")
-    if type(length := body.get(limit)) is int and length > LONGEST:
-        changes[limit] = LONGEST
-    if path.startswith(("/v1/", "/admin/api/v1/")) and length is None and body.get("max_completion_tokens") is None:
-        changes[limit] = LONGEST
+    limits = (LIMITS.get(path, "max_tokens"), "max_completion_tokens")
+    changes |= {name: LONGEST for name in limits if type(length := body.get(name)) is int and length > LONGEST}
+    if path.startswith(("/v1/", "/admin/api/v1/")) and all(body.get(name) is None for name in limits):
+        changes[limits[0]] = LONGEST
     return body | changes
