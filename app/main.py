@@ -35,7 +35,7 @@ from app.admin.measuring import Measuring
 from app.admin.model_view import ModelView
 from app.admin.templating import Pages, read_assets
 from app.admin.updates import Updates
-from app.api import chat, completions, control, embeddings, messages, ollama, rerank, responses, tokens
+from app.api import chat, completions, control, embeddings, messages, ollama, ollama_models, rerank, responses, tokens
 from app.api.response_store import ResponseStore
 from app.core import setting_texts
 from app.core.errors import ServerRuns, StoreUnavailable
@@ -73,7 +73,7 @@ from app.store.store import FILE_NAME, Store
 from app.supervision.client import WorkerClient
 from app.supervision.supervisor import PrefixDisk
 
-ROUTERS = (chat, completions, responses, messages, embeddings, rerank, tokens, ollama, control)
+ROUTERS = (chat, completions, responses, messages, embeddings, rerank, tokens, ollama, ollama_models, control)
 """Modules of the API, each with a `router`."""
 AREAS = (
     overview,

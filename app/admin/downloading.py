@@ -6,7 +6,6 @@ server ends resumes at the next start; a paused one stays paused. Adding a repos
 
 import asyncio
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from app.core.errors import HubProblem, InvalidRequest, StoreUnavailable
 from app.hub.download_run import DownloadTimeouts, Spawn, run_download, spawn_child
 from app.hub.hub_files import Hub, HubToken, checked_repository, checked_revision
 from app.hub.partial_folder import delete_partials
-from app.machine.own_files import nearest_folder
+from app.machine.host import free_bytes
 from app.settings import Settings
 from app.store.rows import DownloadRows
 
@@ -176,10 +175,7 @@ class Downloads:
 
     def free_bytes(self) -> int:
         """Return the free bytes on the disk of the downloads folder, which may not exist yet. May block."""
-        try:
-            return shutil.disk_usage(nearest_folder(self.folder)).free
-        except OSError:
-            return 0
+        return free_bytes(self.folder) or 0
 
     def views(self) -> list[dict[str, Any]]:
         """Return every download as plain values: running, queued, paused, then finished ones."""

@@ -8,7 +8,6 @@ settings; `logs`, the last lines: a page that missed some asks for those after t
 import asyncio
 import contextlib
 import functools
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +26,7 @@ from app.admin.request_routes import EmptyBody, current_requests
 from app.core.errors import InvalidRequest, StoreUnavailable
 from app.core.reason import reason_object
 from app.core.unit import LoadedModel
+from app.machine.host import free_bytes
 from app.serving.auth import is_authorized
 from app.serving.document import EVENTS, success
 from app.serving.gate import Body, JsonBody
@@ -106,10 +106,8 @@ def _models_on_disk(admin: AdminContext) -> dict[str, Any]:
 
 
 def _is_full(folder: Path) -> bool:
-    try:
-        return shutil.disk_usage(folder).free < FULL_DISK_BYTES
-    except OSError:  # such as a folder that is not there yet
-        return False
+    free = free_bytes(folder)
+    return free is not None and free < FULL_DISK_BYTES
 
 
 @router.post("/admin/api/worker/restart")

@@ -1,5 +1,4 @@
-"""Ollama's `/api/tags`, `ps`, `show`, `chat`, `generate`, `embed`, `embeddings` and `version`, for clients that speak
-nothing else.
+"""Ollama's `/api/chat`, `generate`, `embed` and `embeddings`, for clients that speak nothing else.
 
 Streams are lines of JSON instead of events; a tool call is sent once it is whole. `num_ctx` and other options of
 Ollama's own engine are ignored. A request without a prompt or messages loads the model, as Ollama's does; with
@@ -10,7 +9,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -32,32 +31,25 @@ from app.api.commands import (
 from app.api.completions import prompts
 from app.api.embeddings import MAX_INPUTS, EmbeddingsBody, embedding_commands, encode_vector, truncated
 from app.api.ignored import ignored_fields, ignored_notice
-from app.api.shapes import OllamaChatAnswer, OllamaModel, OllamaModels, OllamaText, OllamaVector, OllamaVectors
+from app.api.ollama_models import plain_name
+from app.api.shapes import OllamaChatAnswer, OllamaText, OllamaVector, OllamaVectors
 from app.api.thinking import ThinkingBody
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate, ToolCallDelta
 from app.core.request import Notice
 from app.core.statistics import Statistics
-from app.core.unit import LoadedModel
 from app.i18n.catalogs import Words
-from app.models.catalog import CatalogModel
 from app.serving.auth import authorize_operator
-from app.serving.context import Context, context_of
+from app.serving.context import context_of
 from app.serving.document import ANSWERED, success
 from app.serving.errors import error_object
 from app.serving.gate import Body, JsonBody, validated
 from app.serving.speed import speculation_object
 
-API_VERSION = "0.12.6"
-"""Version of Ollama whose API this is like; clients refuse to talk to an older one."""
 NDJSON = "application/x-ndjson"
-OLLAMA_WORDS = {"tools": "tools", "reasoning": "thinking"}
 LOADED_ANSWER = {"done": True, "done_reason": "load"}
 
 router = APIRouter()
-
-FOR_EVER_SECONDS = 100 * 365 * 86400.0
-"""Seconds that a model without a limit is said to stay: clients want a date."""
 
 
 class OllamaOptions(Body):
@@ -168,18 +160,6 @@ class OllamaEmbed(StayBody):
     dimensions: int | None = None
 
 
-class NamedBody(Body):
-    """`POST /api/show`."""
-
-    model: ModelName | None = None
-    name: ModelName | None = None
-
-
-def plain_name(name: str) -> str:
-    """Remove the tag that Ollama's clients add to names without one."""
-    return name.removesuffix(":latest")
-
-
 def _messages(body: OllamaChat) -> list[dict[str, Any]]:
     """Convert messages to OpenAI's: calls without an id get one, and results refer to it by tool name or in order."""
     messages: list[dict[str, Any]] = []
@@ -281,75 +261,6 @@ async def _embed(request: Request, body: OllamaEmbed, field: str, render_vectors
     first = msgspec.structs.replace(commands[0], notices=(*commands[0].notices, *ignored_fields(body)))
     renderer = OllamaEmbeddings(first, embeddings, render_vectors)
     return await answer(request, [first, *commands[1:]], renderer, stream=False)
-
-
-@router.get("/api/version")
-async def ollama_version() -> dict[str, str]:
-    """Return the version of Ollama whose API this is like."""
-    return {"version": API_VERSION}
-
-
-@router.get("/api/tags", responses=success(OllamaModels))
-def ollama_tags(request: Request) -> dict[str, Any]:
-    """List the models that can answer."""
-    context = context_of(request)
-    usable = [model for model in context.resolver.models() if model.kind != "drafter" and not model.problem]
-    return {"models": [_listed(context, model) for model in usable]}
-
-
-@router.get("/api/ps", responses=success(OllamaModels))
-async def ollama_processes(request: Request) -> dict[str, Any]:
-    """List the models that are in memory."""
-    context = context_of(request)
-    ready = [model for model in context.resolver.loaded().values() if model.state == "ready"]
-    listed = await asyncio.to_thread(context.resolver.models)
-    families = {model.id: _family(model) for model in listed}
-    return {"models": [_in_memory(model, families.get(model.id, ""), context.clock()) for model in ready]}
-
-
-def _in_memory(model: LoadedModel, family: str, now: float) -> dict[str, Any]:
-    """Describe a loaded model of a family at `now`, in monotonic seconds."""
-    size_bytes, left = model.weights_bytes + model.cache_bytes, model.seconds_left(now)
-    expires_at = datetime.now(UTC) + timedelta(seconds=FOR_EVER_SECONDS if left is None else left)
-    return _described(model.id, size_bytes, family) | {
-        "size_vram": size_bytes,
-        "expires_at": expires_at.isoformat(),
-        "context_length": model.max_context_tokens,
-    }
-
-
-@router.post("/api/show", responses=success(OllamaModel))
-async def ollama_show(request: Request, body: JsonBody[NamedBody]) -> dict[str, Any]:
-    """Return one model."""
-    context = context_of(request)
-    model = await asyncio.to_thread(context.resolver.find, plain_name(body.model or body.name or ""))
-    entry = await asyncio.to_thread(context.resolver.entry, model, looking=False)
-    more = [word for name, word in OLLAMA_WORDS.items() if name in entry.capabilities]
-    family = _family(model)
-    return _listed(context, model) | {
-        "modelfile": f"FROM {model.id}",
-        "parameters": "",
-        "template": "",
-        "model_info": {"general.architecture": family, f"{family}.context_length": entry.context_tokens},
-        "capabilities": [*(() if model.kind == "encoder" else ("completion",)), "embedding", *more],
-    }
-
-
-def _listed(context: Context, model: CatalogModel) -> dict[str, Any]:
-    return _described(model.id, model.size_bytes, _family(model)) | {
-        "modified_at": datetime.fromtimestamp(context.started_at, UTC).isoformat()
-    }
-
-
-def _family(model: CatalogModel) -> str:
-    return str((model.config or {}).get("model_type", ""))
-
-
-def _described(model_id: str, size_bytes: int, family: str) -> dict[str, Any]:
-    """Describe a model as Ollama does; what is not known is empty."""
-    unknown = {"parent_model": "", "parameter_size": "", "quantization_level": ""}
-    details = unknown | {"format": "mlx", "family": family, "families": [family] if family else []}
-    return {"name": model_id, "model": model_id, "size": size_bytes, "digest": "", "details": details}
 
 
 def _base(model_id: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from app.core.messages import Pressure
 from app.core.setting_texts import local_url
 from app.core.unit import DrafterSpecification, ModelSpecification
 from app.machine import descriptors
-from app.machine.host import chip_name, memory_pressure, wired_limit_mb
+from app.machine.host import chip_name, free_bytes, memory_pressure, wired_limit_mb
 from app.machine.installation import DISTRIBUTION, newer_version, this_installation
 from app.machine.own_files import nearest_folder
 from app.machine.server_file import read_server
@@ -260,9 +260,10 @@ def check_store(settings: Settings) -> Iterator[Finding]:
 
 def check_disk(settings: Settings) -> Iterator[Finding]:
     """Check that the disk of the home has room for the state and for downloads."""
-    folder = nearest_folder(settings.home)
-    free = shutil.disk_usage(folder).free
-    if free < LOW_DISK_BYTES:
+    folder, free = nearest_folder(settings.home), free_bytes(settings.home)
+    if free is None:
+        yield Finding("disk", "warn", f"the free space at {folder} cannot be read", "check that its disk is mounted")
+    elif free < LOW_DISK_BYTES:
         yield Finding("disk", "warn", f"{bytes_text(free)} free at {folder}", "free some space before a download")
     else:
         yield Finding("disk", "ok", f"{bytes_text(free)} free at {folder}")

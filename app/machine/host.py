@@ -1,14 +1,16 @@
-"""Facts of this computer from the operating system: its chip, memory pressure, and the memory models may take."""
+"""Facts of this computer from the operating system: its chip, memory pressure, the memory models may take, disk."""
 
 import ctypes
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from app.core.messages import Pressure
+from app.machine.own_files import nearest_folder
 
 ReadSetting = Callable[[str], bytes]
 """Reads a kernel setting by name; empty where there is none."""
@@ -93,3 +95,11 @@ def wired_limit_mb(total_bytes: int, recommended_bytes: int, needs_bytes: Iterab
     limit = max(total_bytes - reserve_bytes(total_bytes), 0) // MEBIBYTE
     now, then = ceiling_from(total_bytes, recommended_bytes), ceiling_from(total_bytes, limit * MEBIBYTE)
     return limit if any(now < needed <= then for needed in needs_bytes) else 0
+
+
+def free_bytes(path: Path) -> int | None:
+    """Return the free bytes on the disk of `path`, which may not exist yet; None where it cannot be read. May block."""
+    try:
+        return shutil.disk_usage(nearest_folder(path)).free
+    except OSError:
+        return None

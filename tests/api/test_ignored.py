@@ -102,6 +102,20 @@ async def test_embeddings_and_reranks_tell_it_as_well(site: Site) -> None:
         assert [warning["parameter"] for warning in answer["warnings"]] == ["late_chunking"]
 
 
+async def test_a_raw_prompt_beside_a_system_prompt_is_refused(site: Site) -> None:
+    fields = {"prompt": "Hi", "raw": True, "system": "Be brief."}
+    refused = await site.client.post("/api/generate", json={"model": "demo-main"} | fields)
+    assert refused.status_code == 400
+    assert "put system into it" in refused.text
+
+
+@pytest.mark.parametrize(("path", "field"), [("/api/embed", "input"), ("/api/embeddings", "prompt")])
+async def test_what_cannot_be_embedded_is_refused_by_its_own_name(site: Site, path: str, field: str) -> None:
+    refused = await site.client.post(path, json={"model": "demo-main", field: None})
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith(field), refused.text
+
+
 async def test_thousands_of_unknown_fields_fill_neither_the_answer_nor_the_log(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:

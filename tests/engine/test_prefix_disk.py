@@ -169,6 +169,24 @@ def test_a_full_disk_is_told_and_harms_nobody(tmp_path: Path, monkeypatch: pytes
     assert all(same(disk.read(block), arrays_of(block)) for block in blocks)
 
 
+def test_a_writer_short_of_memory_gives_up_one_block_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(parts: object) -> bytes:
+        raise MemoryError("no more")
+
+    now, blocks = [1e9], chain(2)
+    disk = Disk(tmp_path, 1 << 20, clock=lambda: now[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(prefix_disk, "_digest", exhausted)
+        written(disk, blocks[:1])
+    assert disk.write_error == "no more"
+    now[0] += 120
+    written(disk, blocks)
+    assert not disk.write_error
+    assert all(same(disk.read(block), arrays_of(block)) for block in blocks)
+
+
 def test_a_disk_that_fills_up_in_a_file_loses_what_was_under_way_and_nothing_else(tmp_path: Path) -> None:
     now, blocks = [1e9], chain(6)
     disk = Disk(tmp_path, 1 << 20, clock=lambda: now[0])

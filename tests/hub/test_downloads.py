@@ -4,15 +4,20 @@ import asyncio
 import shutil
 import sqlite3
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from app.core.download import Download
+from app.core.download import Download, DownloadJob
 from app.core.errors import InvalidRequest
+from app.hub import download_child
 from app.hub.download_run import DownloadTimeouts, spawn_child
+from app.hub.hub_files import Hub
 from tests.hub.queue import WAIT_SECONDS, DownloadEnvironment, model_files, until, until_state
 from tests.hub.stand_in import StandInHub, stand_in_hub
 
@@ -216,6 +221,35 @@ async def test_a_full_disk_is_told_before_the_first_byte(environment: DownloadEn
     assert view["problem"] == "disk_full"
     assert "MB more are needed" in view["problem_text"]
     assert hub.gets("model.safetensors") == []
+
+
+async def test_a_disk_that_cannot_be_read_for_a_moment_ends_no_download(
+    environment: DownloadEnvironment, hub: StandInHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks, several = count(), threading.Event()
+    usage, chunks = shutil.disk_usage(environment.folder), Hub.chunks
+
+    def unreadable(folder: Path) -> object:
+        tick = next(ticks)
+        if tick == 0:  # the check before the first byte
+            return usage
+        if tick > 2:
+            several.set()
+        raise OSError(5, "Input/output error")
+
+    def held_back(*arguments: Any) -> Iterator[tuple[int, bytes]]:
+        assert several.wait(WAIT_SECONDS)
+        return chunks(*arguments)
+
+    monkeypatch.setattr(download_child, "REPORT_SECONDS", 0.001)
+    monkeypatch.setattr(download_child.shutil, "disk_usage", unreadable)
+    monkeypatch.setattr(Hub, "chunks", held_back)
+    reports: list[Download] = []
+    download = Download(repository=ID)
+    folder = str(environment.folder)
+    job = DownloadJob(download=download, downloads_folder=folder, endpoint=hub.address, reserve_bytes=0)
+    await asyncio.to_thread(download_child.download, job, reports.append)
+    assert (reports[-1].state, reports[-1].problem) == ("done", "")
 
 
 async def test_a_process_that_hangs_is_restarted_without_the_chunk_store(
