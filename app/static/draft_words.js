@@ -20,12 +20,16 @@ function liveWords(counts) {
 }
 
 function gain(measured) {
-  if (!measured) return { gainWords: "", gainTone: "", measuredWords: t("drafts.unmeasured"), acceptedWords: t("core.none") };
+  const label = t("drafts.measured");
+  if (!measured) {
+    const [measuredWords, acceptedWords] = [t("drafts.unmeasured"), t("core.none")];
+    return { gainWords: "", gainTone: "", measuredLabel: label, measuredWords, acceptedWords };
+  }
   const gainTone = measured.standing === "faster" ? "good" : "";
-  const length = t.n("drafts.per_step", measured.num_draft_tokens);
-  const speed = t("drafts.speed", { speed: number(measured.tokens_per_second, 0) });
+  const measuredLabel = `${label} · ${t.n("drafts.per_step", measured.num_draft_tokens)}`;
+  const measuredWords = t("drafts.speed", { speed: number(measured.tokens_per_second, 0) });
   const acceptedWords = measured.acceptance === null ? t("core.none") : percent(measured.acceptance);
-  return { gainTone, gainWords: times(measured.ratio), measuredWords: `${speed} · ${length}`, acceptedWords };
+  return { gainTone, gainWords: times(measured.ratio), measuredLabel, measuredWords, acceptedWords };
 }
 
 export function candidateRow(candidate, { view, chosen }) {
