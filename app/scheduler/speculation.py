@@ -23,7 +23,8 @@ def allowed_methods(
     if policy == "off":
         return (), _refused("policy_off")
     allowed = (requested.methods or limits.drafters) if requested.method == "auto" else (requested.method,)
-    methods = tuple(name for name in allowed if name in limits.drafters and name not in limits.unavailable)
+    available = limits.available
+    methods = tuple(name for name in allowed if name in available)
     if not methods:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in limits.unavailable.items())
         return (), _refused("drafters", detail=reasons) if reasons else _refused("no_drafter")

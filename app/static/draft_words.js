@@ -22,14 +22,21 @@ function liveWords(counts) {
 function gain(measured) {
   const label = t("drafts.measured");
   if (!measured) {
-    const [measuredWords, acceptedWords] = [t("drafts.unmeasured"), t("core.none")];
-    return { gainWords: "", gainTone: "", measuredLabel: label, measuredWords, acceptedWords };
+    return {
+      gainWords: "",
+      gainTone: "",
+      measuredLabel: label,
+      measuredWords: t("drafts.unmeasured"),
+      acceptedWords: t("core.none"),
+    };
   }
-  const gainTone = measured.standing === "faster" ? "good" : "";
-  const measuredLabel = `${label} · ${t.n("drafts.per_step", measured.num_draft_tokens)}`;
-  const measuredWords = t("drafts.speed", { speed: number(measured.tokens_per_second, 0) });
-  const acceptedWords = measured.acceptance === null ? t("core.none") : percent(measured.acceptance);
-  return { gainTone, gainWords: times(measured.ratio), measuredLabel, measuredWords, acceptedWords };
+  return {
+    gainWords: times(measured.ratio),
+    gainTone: measured.standing === "faster" ? "good" : "",
+    measuredLabel: `${label} · ${t.n("drafts.per_step", measured.num_draft_tokens)}`,
+    measuredWords: t("drafts.speed", { speed: number(measured.tokens_per_second, 0) }),
+    acceptedWords: measured.acceptance === null ? t("core.none") : percent(measured.acceptance),
+  };
 }
 
 export function candidateRow(candidate, { view, chosen }) {
