@@ -92,6 +92,11 @@ class ServedModel:
         reading = self._scheduler.prefill_progress if self._scheduler else {}
         return msgspec.structs.replace(model, running=self.running, waiting=self.waiting, reading=reading)
 
+    @property
+    def costs(self) -> Sequence[StepCost]:
+        """Step costs as measured and as requests have taught them; empty before the first request."""
+        return self._scheduler.costs if self._scheduler is not None else ()
+
     def save_costs(self) -> None:
         """Store the measured step costs, for the next load; only while no request waits for a step."""
         if self._scheduler is None or self._specification is None or self._open_requests or self._submissions:

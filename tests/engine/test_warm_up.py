@@ -1,6 +1,6 @@
 """The warm-up: what it runs, what it measures, when it stops, and that it leaves nothing behind."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from app.engine.engine import Engine
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
 from app.engine.loading.pool import REST_SECONDS, EnginePool
-from app.engine.loading.warm_up import LEAST_SECONDS, REQUEST_ID, Key, WarmUps, WarmUpSteps, by_shape, warm_up
+from app.engine.loading.warm_up import LEAST_SECONDS, REQUEST_ID, ROUNDS, Key, WarmUps, WarmUpSteps, by_shape, warm_up
 from app.models.draft_lengths import DRAFT_LENGTHS, LONGEST_CHAIN
 from app.scheduler.costs import CostTable
 from tests.engine.pool_world import SIZES, World, drain, specification
@@ -40,6 +40,8 @@ COSTS = (StepCost("off", 1, 0, 0.5),)
 class TimedEngine:
     """A machine with known costs whose drafters propose at most a block; it checks what it is fed."""
 
+    slowdown: float = 1.0
+    """Factor that other programs put on every step."""
     plain_seconds: float = 0.02
     column_seconds: float = 0.001
     drafters: dict[str, float] = field(default_factory=lambda: {"draft_model": 0.002, "ngram": 0.0})
@@ -105,7 +107,9 @@ class TimedEngine:
         first = self.shapes.count(self.shapes[-1]) == 1
         drafting = drafted * self.drafters.get(row.method, 0.0)
         columns = rows * (1 + drafted) - 1
-        seconds = self.plain_seconds + columns * self.column_seconds + drafting + (0.5 if first else 0.0)
+        drafting *= self.slowdown
+        seconds = self.slowdown * (self.plain_seconds + columns * self.column_seconds) + drafting
+        seconds += 0.5 if first else 0.0
         self.now += seconds
         self.cached = {name: count + (not (self.carries and drafted)) for name, count in self.cached.items()}
         outcomes = (RowOutcome(name, (1,), count, drafted, 0, method=row.method) for name, count in self.cached.items())
@@ -127,11 +131,17 @@ def run(
         clock=lambda: engine.now - 0.5 * len(set(engine.shapes)),
         budget_seconds=budget_seconds,
     )
+    costs = costs_of(steps)
+    assert not engine.cached, "nothing is left behind"
+    return costs
+
+
+def costs_of(steps: WarmUpSteps) -> tuple[StepCost, ...]:
+    """Run a warm-up to its end and return what it measured."""
     while True:
         try:
             next(steps)
         except StopIteration as finished:
-            assert not engine.cached, "nothing is left behind"
             costs: tuple[StepCost, ...] = finished.value
             return costs
 
@@ -173,8 +183,7 @@ def test_known_costs_are_not_measured_again_but_the_shapes_run() -> None:
     engine = TimedEngine()
     known = (StepCost("off", 1, 0, 0.02), StepCost("draft_model", 1, 1, 0.02, 0.002))
     assert run(engine, known)[:2] == known
-    assert engine.shapes.count(("off", 0)) == 3
-    assert engine.shapes.count(("draft_model", 1)) == 1
+    assert engine.shapes.count(("draft_model", 1)) == ROUNDS
     assert engine.shapes.count(("draft_model", 15)) == 4, "what is not known is measured"
 
 
@@ -198,10 +207,40 @@ def test_what_requests_taught_is_never_overwritten_by_a_cheaper_warm_up() -> Non
     assert ("ngram", 5) in engine.shapes, "but its kernels are warm"
 
 
+def test_what_requests_taught_only_in_part_is_completed() -> None:
+    known = (StepCost("ngram", 1, 7, 0.0, 0.001), StepCost("draft_model", 1, 15, 0.05, is_learnt=True))
+    costs = {(cost.method, cost.drafts): cost for cost in run(TimedEngine(), known)}
+    assert costs["ngram", 7].seconds == pytest.approx(0.027)
+    assert (costs["draft_model", 15].seconds, costs["draft_model", 15].draft_seconds) == (0.05, pytest.approx(0.03))
+
+
 def test_what_no_request_ran_is_measured_beside_what_requests_taught() -> None:
-    known = (StepCost("off", 1, 0, 0.03, is_learnt=True),)
+    known = (StepCost("off", 1, 0, 0.02, is_learnt=True),)
     costs = {(cost.method, cost.drafts): cost for cost in run(TimedEngine(), known)}
     assert costs["draft_model", 15].draft_seconds == pytest.approx(0.030)
+
+
+@pytest.mark.parametrize("is_learnt", [True, False])
+def test_a_machine_that_is_busy_meanwhile_does_not_make_drafts_look_dear(is_learnt: bool) -> None:
+    known = (StepCost("off", 1, 0, 0.02, is_learnt=is_learnt),)
+    costs = {(cost.method, cost.rows, cost.drafts): cost for cost in run(TimedEngine(slowdown=2.0), known, rows=4)}
+    assert costs["off", 1, 0].seconds == pytest.approx(0.02)
+    assert costs["draft_model", 1, 15].draft_seconds == pytest.approx(0.030)
+    assert costs["ngram", 1, 7].seconds == pytest.approx(0.027)
+    assert costs["off", 4, 0].seconds == pytest.approx(0.023), "rows that never ran are as slowed as one row"
+    assert costs["ngram", 4, 3].seconds == pytest.approx(0.035)
+
+
+def test_costs_are_of_one_pace_though_the_machine_was_busy_for_half_of_the_warm_up() -> None:
+    engine = TimedEngine(slowdown=2.0)
+    steps = warm_up(engine, {}, clock=engine.clock, budget_seconds=100.0)
+    while len(engine.shapes) < 20:
+        next(steps)
+    engine.slowdown = 1.0
+    measured = by_shape(costs_of(steps))
+    assert all(cost.seconds == pytest.approx(0.02 + 0.001 * cost.drafts) for cost in measured.values()), (
+        "the second round, at rest, counts"
+    )
 
 
 def test_the_least_that_is_measured_is_a_plain_step_and_a_proposal() -> None:
@@ -267,7 +306,9 @@ class Steps(WarmUps):
         self.broken = broken
         self.steps: list[str] = []
 
-    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> WarmUpSteps:
+    def warm_up(
+        self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost], known: Iterable[StepCost]
+    ) -> WarmUpSteps:
         try:
             self.steps.append("first")
             yield
@@ -311,18 +352,18 @@ def test_a_model_is_ready_before_it_is_warm_and_warmed_up_step_by_step_when_it_r
 
 def test_an_interrupted_warm_up_goes_on_with_what_it_has_measured() -> None:
     engine, warm_ups, costs = TimedEngine(), WarmUps(None, ()), dict[Key, StepCost]()
-    steps = warm_ups.warm_up(engine, specification("a"), costs)
+    steps = warm_ups.warm_up(engine, specification("a"), costs, ())
     while len(costs) < 5:
         next(steps)
     steps.close()
     assert not engine.cached
     measured, before = list(costs), len(engine.shapes)
-    for _ in warm_ups.warm_up(engine, specification("a"), costs):
+    for _ in warm_ups.warm_up(engine, specification("a"), costs, ()):
         pass
     assert list(costs)[:5] == measured
     assert len(costs) > 8
     again = engine.shapes[before:]
-    assert [again.count((method, drafts)) for method, _, drafts, _ in measured if drafts] == [1] * 4
+    assert [again.count((method, drafts)) for method, _, drafts, _ in measured if drafts] == [ROUNDS] * 4
 
 
 def test_a_request_interrupts_a_warm_up_which_begins_again_when_the_model_rests() -> None:
@@ -382,7 +423,9 @@ def test_the_costs_of_an_earlier_load_are_known_at_once(tmp_path: Path) -> None:
 class Unhurried(WarmUps):
     """Warm-ups with time for every shape, however slow the machine is."""
 
-    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> WarmUpSteps:
+    def warm_up(
+        self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost], known: Iterable[StepCost]
+    ) -> WarmUpSteps:
         return warm_up(engine, rows=2, budget_seconds=100.0)
 
 

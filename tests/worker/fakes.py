@@ -149,6 +149,8 @@ class FakePool:
         self.held = False
         self.cold: list[str] = []
         """Models that are to be warmed up."""
+        self.known_costs: Sequence[StepCost] = ()
+        """Costs that the last warm-up was given."""
         self.room_tokens = 10**9
         self.held_tokens = 0
         self.reserved: dict[str, int] = {}
@@ -168,7 +170,8 @@ class FakePool:
     def next_warm_up(self) -> str:
         return next(iter(self.cold), "")
 
-    def warm_up(self) -> list[PoolEvent]:
+    def warm_up(self, known: Sequence[StepCost] = ()) -> list[PoolEvent]:
+        self.known_costs = known
         return [WarmedUp(self.cold.pop(0), WARM_COSTS)]
 
     def acquire(self, spec: ModelSpecification, stay: Stay = UNSPECIFIED_STAY) -> None:

@@ -169,6 +169,8 @@ def test_what_a_warm_up_measured_is_known_to_the_requests_that_follow(tmp_path: 
     pair.turn()
     assert set(WARM_COSTS) <= set(kept)
     assert not pair.pool.cold
+    assert pair.pool.known_costs
+    assert set(pair.pool.known_costs) <= set(kept), "it begins with what requests have taught"
 
 
 def test_no_model_is_warmed_up_while_a_request_runs(tmp_path: Path) -> None:

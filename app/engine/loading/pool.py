@@ -19,7 +19,7 @@ from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
 from app.core.messages import KeepModels, LoadProgress, Pressure
 from app.core.pool_events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedUp
-from app.core.step import EnginePort
+from app.core.step import EnginePort, StepCost
 from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
 from app.engine import memory
 from app.engine.encoder_engine import EncoderEngine
@@ -215,14 +215,15 @@ class EnginePool:
             return ""
         return next((entry.spec.id for entry in entries if not entry.is_warm), "")
 
-    def warm_up(self) -> list[PoolEvent]:
-        """Run one step of the warm-up of a resting model, if any needs it; return the event of its end.
-        An error ends the warm-up only: the model serves, and learns its costs from requests."""
+    def warm_up(self, known: Sequence[StepCost] = ()) -> list[PoolEvent]:
+        """Run one step of the warm-up of a resting model, if any needs it; return the event of its end. `known` are
+        its costs as requests have taught them. An error ends the warm-up only: the model serves, and learns on."""
         entry = self._entries.get(self.next_warm_up)
         if entry is None or entry.engine is None:
             return []
         if entry.warm_up is None:
-            entry.warm_up = self._costs.warm_up(entry.engine, entry.spec, entry.warm_up_costs)
+            known = known or entry.engine.measured
+            entry.warm_up = self._costs.warm_up(entry.engine, entry.spec, entry.warm_up_costs, known)
         try:
             next(entry.warm_up)
         except StopIteration as finished:

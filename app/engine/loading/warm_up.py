@@ -6,7 +6,7 @@ before, also where it ends early, and adds nothing to the prefix cache.
 """
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from app.core.clock import Clock
@@ -63,23 +63,17 @@ def warm_up(
 ) -> WarmUpSteps:
     """Yield between steps; return what steps cost here, for one row and for `rows`.
 
-    `costs` of an earlier warm-up on this machine are updated in place. Their shapes run once, and a cost is only
-    corrected downwards: only a busy machine can have raised it. Costs learnt from requests are kept. However short the
-    budget, a plain step and the first drafter's shortest proposal are measured.
+    `costs` known on this machine are updated in place. Their shapes run once a round; a cost is only corrected
+    downwards, as only a busy machine can have raised it. Costs learnt from requests are kept. However short the budget,
+    a plain step and the first drafter's shortest proposal are measured.
     """
     costs = {} if costs is None else costs
-    known_shapes = {shape for shape, cost in costs.items() if not cost.is_learnt}
-    passes = list(dict.fromkeys((1, rows))) * ROUNDS
+    known_shapes = {shape for shape, cost in costs.items() if cost.seconds > 0 and not cost.is_learnt}
     started = ends = clock()
-    for index, row_count in enumerate(passes):
-        shapes = [
-            (method, drafts, 1 if (method, row_count, drafts, 0) in known_shapes else 2)
-            for method, drafts in _shapes(engine.limits, row_count)
-        ]
-        if index >= len(passes) // ROUNDS:
-            shapes = [shape for shape in shapes if shape[-1] > 1]
-        if not shapes or (index and clock() >= ends):
-            continue
+    pace = 1.0
+    for index, row_count in enumerate(list(dict.fromkeys((1, rows))) * ROUNDS):
+        if index and clock() >= ends:
+            break
         batch = _Batch(engine, clock, row_count)
         try:
             seconds = batch.begin()
@@ -88,37 +82,39 @@ def warm_up(
                 ends = started + (budget_seconds or min(MAX_SECONDS, max(BUDGET_SECONDS, BUDGET_CHUNKS * seconds)))
             if seconds > PROMPT_SHARE * (ends - started):
                 batch.shorten()
-            yield from _measure(batch, shapes, costs, ends=ends, is_first=not index)
+            yield from batch.catch_up()
+            for done, (method, drafts) in enumerate(_shapes(engine.limits, row_count)):
+                runs = 1 if (method, row_count, drafts, 0) in known_shapes else 2
+                late = clock() + runs * _expected_seconds(costs, method, row_count, drafts) > ends
+                if not batch.has_room(drafts) or (late and (index or done > 1)):
+                    continue
+                for cost in batch.run(method, drafts, runs):
+                    pace = _learn(costs, cost, pace) if cost is not None else pace
+                    yield
         finally:
             batch.release()
     return tuple(costs.values())
 
 
-def _measure(
-    batch: "_Batch",
-    shapes: Sequence[tuple[str, int, int]],
-    costs: dict[Key, StepCost],
-    *,
-    ends: float,
-    is_first: bool,
-) -> Iterator[None]:
-    """Run shapes (method, drafts, runs) while time lasts, the first batch's first two anyway; update `costs`, yield
-    after steps."""
-    yield from batch.catch_up()
-    for done, (method, drafts, runs) in enumerate(shapes):
-        late = batch.clock() + runs * _expected_seconds(costs, method, batch.rows, drafts) > ends
-        if not batch.has_room(drafts) or (late and (done > 1 or not is_first)):
-            continue
-        for cost in batch.run(method, drafts, runs):
-            if cost is not None:
-                best = costs.get(_key(cost), cost)
-                costs[_key(cost)] = best if best.is_learnt else _cheaper(best, cost)
-            yield
+def _learn(costs: dict[Key, StepCost], cost: StepCost, pace: float) -> float:
+    """Add a measured cost to `costs` and return the machine's pace, a factor that other programs put on all of them.
 
+    A plain step shows it by its known seconds; where they are unknown it is still `pace`. It is taken out of the cost,
+    which then replaces what is unmeasured of this shape and what, unless learnt, is dearer.
+    """
+    best = costs.get(_key(cost))
+    if best and not cost.drafts and min(best.seconds, cost.seconds) > 0:
+        slowdown = cost.seconds / best.seconds
+        pace = slowdown if best.is_learnt else max(1.0, slowdown)
+    usual = replace(cost, seconds=cost.seconds / pace, draft_seconds=cost.draft_seconds / pace)
+    best = best or usual
 
-def _cheaper(best: StepCost, cost: StepCost) -> StepCost:
-    drafting = min(best.draft_seconds, cost.draft_seconds)
-    return replace(best, seconds=min(best.seconds, cost.seconds), draft_seconds=drafting)
+    def kept(known: float, measured: float) -> float:
+        return known if known > 0 and (best.is_learnt or not 0 < measured < known) else measured
+
+    drafting = kept(best.draft_seconds, usual.draft_seconds)
+    costs[_key(cost)] = replace(best, seconds=kept(best.seconds, usual.seconds), draft_seconds=drafting)
+    return pace
 
 
 def _shapes(limits: EngineLimits, rows: int) -> list[tuple[str, int]]:
@@ -199,9 +195,11 @@ class _Batch:
         """Run a shape `runs` times and yield the cost of each; None after steps that yield no measurement."""
         if not drafts:
             yield from self.catch_up()
-            for remaining in (3, 2, 1):  # the first step fills the pipeline, the last one launches nothing ahead
-                result = self._decode(OFF, 0, remaining=remaining)
-                yield StepCost(OFF, self.rows, 0, result.seconds) if remaining == 2 else None
+            seconds = []
+            for remaining in (4, 3, 2, 1):  # the first step fills the pipeline, the last one launches nothing ahead
+                seconds.append(self._decode(OFF, 0, remaining=remaining).seconds)
+                yield None
+            yield StepCost(OFF, self.rows, 0, min(seconds[1:3]))
             return
         for _ in range(runs):
             yield from self.catch_up()
@@ -264,12 +262,13 @@ class WarmUps(CostFiles):
         known = self.load(spec)
         return known or (yield from warm_up(engine, budget_seconds=LEAST_SECONDS))
 
-    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> WarmUpSteps:
-        """Warm up an engine of the pool: what an earlier warm-up measured on this machine is not measured again.
-        `costs` are those of one that a request has interrupted, and are updated in place."""
+    def warm_up(
+        self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost], known: Iterable[StepCost]
+    ) -> WarmUpSteps:
+        """Warm up an engine of the pool: what is `known` of this machine is not measured again.
+        `costs` are those of a warm-up that a request has interrupted, and are updated in place."""
         rows = min(BATCH_ROWS, engine.limits.max_rows) if spec.policy == "auto" else 1
-        stored = by_shape(self.load(spec))
-        costs |= {shape: cost for shape, cost in stored.items() if cost.is_learnt or shape not in costs}
+        costs |= {shape: cost for shape, cost in by_shape(known).items() if cost.is_learnt or shape not in costs}
         measured = yield from warm_up(engine, costs, rows=rows)
         self.save(spec, measured)
         return measured
