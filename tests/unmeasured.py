@@ -1,7 +1,5 @@
 """Costs that nobody measures, for engines that only pretend to step."""
 
-from collections.abc import Iterable
-
 from app.core.step import EnginePort, StepCost
 from app.core.unit import ModelSpecification
 from app.engine.loading.warm_up import Key, WarmUps, WarmUpSteps
@@ -17,8 +15,6 @@ class Unmeasured(WarmUps):
         yield from ()
         return ()
 
-    def warm_up(
-        self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost], known: Iterable[StepCost]
-    ) -> WarmUpSteps:
+    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> WarmUpSteps:
         yield from ()
         return ()

@@ -9,10 +9,11 @@ from app.core.step import StepCost
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The model is ready to step, `seconds` after its load was requested."""
+    """The model is ready to step, `seconds` after its load was requested; `costs` are what its steps cost here."""
 
     model_id: str
     seconds: float
+    costs: tuple[StepCost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

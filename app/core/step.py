@@ -218,9 +218,6 @@ class EngineLimits:
 class EnginePort(Protocol):
     """One loaded model with its drafters. All calls come from the MLX thread; none blocks on anything else."""
 
-    measured: Sequence[StepCost]
-    """Step costs, measured when the model was warmed up or loaded earlier on this machine."""
-
     @property
     def limits(self) -> EngineLimits: ...
 

@@ -16,7 +16,6 @@ from app.core.step import (
     PrefillRow,
     PrefillStep,
     RowOutcome,
-    StepCost,
     StepPlan,
     StepResult,
 )
@@ -35,7 +34,6 @@ PLACEHOLDER_TOKEN = 0
 class EncoderEngine:
     """`EnginePort` over an encoder. Rows cost nothing between steps, so there are many."""
 
-    measured: Sequence[StepCost] = ()
     cache_bytes = 0
     prefix_cache_bytes = 0
     cache_families: tuple[str, ...] = ()

@@ -15,7 +15,6 @@ from app.core.step import (
     PrefillRow,
     PrefillStep,
     RowOutcome,
-    StepCost,
     StepPlan,
     StepResult,
 )
@@ -57,7 +56,6 @@ class Engine:
             unavailable=drafters.unavailable,
             stops_at_checkpoints=any(model.needs_snapshots for model in (runner, *drafters.runners.values())),
         )
-        self.measured: Sequence[StepCost] = ()
         self.prefixes = prefixes
         self._prefix_use = Dispensable("the prefix cache", logger)
         self._constraints = Constraints(by_rejection=by_rejection)

@@ -246,6 +246,7 @@ class Loop:
                 self._send(event)
             case Loaded():
                 self._send(LoadProgress(model_id=model_id, phase="ready", fraction=1.0))
+                served.add_costs(event.costs)
                 engine = self._pool.engine(model_id)
                 self._report_loaded(served.open(engine) if engine is not None else (), event.seconds)
             case LoadFailed():

@@ -42,7 +42,7 @@ from pathlib import Path
 
 from app.core.messages import Ready, Shutdown
 from app.core.request import SpeculationRequest
-from app.core.step import EnginePort
+from app.core.step import EnginePort, StepCost
 from app.core.unit import ModelSpecification
 from app.engine import memory
 from app.engine.loading.warm_up import WarmUps
@@ -71,8 +71,8 @@ class OneLine(logging.Formatter):
         return escaped(super().formatMessage(record))
 
 
-def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Scheduler:
-    """Return the scheduler of one loaded model."""
+def open_scheduler(specification: ModelSpecification, engine: EnginePort, costs: Sequence[StepCost]) -> Scheduler:
+    """Return the scheduler of one loaded model, whose steps are known to cost `costs`."""
     return Scheduler(
         engine.limits,
         policy=specification.policy,
@@ -80,7 +80,7 @@ def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Sch
             method=specification.methods[0] if len(specification.methods) == 1 else "auto",
             num_draft_tokens=specification.num_draft_tokens,
         ),
-        measured=engine.measured,
+        measured=costs,
         queue_limit=specification.queue_limit,
         clock=time.monotonic,
     )

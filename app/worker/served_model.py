@@ -23,7 +23,7 @@ from app.worker.thread_commands import Submission
 
 logger = logging.getLogger("paceline.loop")
 
-OpenScheduler = Callable[[ModelSpecification, EnginePort], Scheduler]
+OpenScheduler = Callable[[ModelSpecification, EnginePort, Sequence[StepCost]], Scheduler]
 SaveCosts = Callable[[ModelSpecification, Sequence[StepCost]], None]
 
 
@@ -50,6 +50,8 @@ class ServedModel:
         self._specification: ModelSpecification | None = None
         self._engine: EnginePort | None = None
         self._scheduler: Scheduler | None = None
+        self._measured_costs: Sequence[StepCost] = ()
+        """Step costs as they were before the scheduler began to learn."""
         self._waiting_commands: list[Submission | LoadModel] = []
         """Commands that wait for the engine."""
         self._open_requests: set[str] = set()
@@ -94,8 +96,8 @@ class ServedModel:
 
     @property
     def costs(self) -> Sequence[StepCost]:
-        """Step costs as measured and as requests have taught them; empty before the first request."""
-        return self._scheduler.costs if self._scheduler is not None else ()
+        """Step costs on this machine, as measured and as requests have taught them."""
+        return self._scheduler.costs if self._scheduler is not None else self._measured_costs
 
     def save_costs(self) -> None:
         """Store the measured step costs, for the next load; only while no request waits for a step."""
@@ -107,7 +109,8 @@ class ServedModel:
             logger.exception("the costs could not be kept")
 
     def add_costs(self, costs: Sequence[StepCost]) -> None:
-        """Add the costs that a warm-up measured, of shapes that no request has run."""
+        """Add the costs that a load or a warm-up has measured, of shapes that no request has run."""
+        self._measured_costs = costs
         if self._scheduler is not None:
             self._scheduler.add_costs(costs)
 
@@ -227,8 +230,8 @@ class ServedModel:
             if self._open_requests:
                 self._deliver_events(self._fail_all(RuntimeError("the engine was replaced")))
             if self._scheduler is not None and engine is self._engine:
-                engine.measured = self._scheduler.costs
-            self._scheduler = self._open_scheduler(specification, engine)
+                self._measured_costs = self._scheduler.costs
+            self._scheduler = self._open_scheduler(specification, engine, self._measured_costs)
             self._engine, self._specification = engine, specification
         return self._scheduler
 

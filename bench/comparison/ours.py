@@ -162,7 +162,7 @@ def specification_of(folders: PairFolders, *, policy: DraftingPolicy = "single")
 
 def measured_costs(engine: Engine) -> tuple[StepCost, ...]:
     """Warm up as the worker does, so that no measured run pays for it."""
-    warming = warm_up(engine)
+    warming = warm_up(engine, {})
     while True:
         try:
             next(warming)

@@ -1,6 +1,6 @@
 """A fake loader and fake engines under a virtual clock, for tests of the pool."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from app.core.errors import ModelUnavailable
 from app.core.messages import KeepModels
 from app.core.pool_events import PoolEvent
 from app.core.request import Request
-from app.core.step import EngineLimits, StepCost, StepPlan, StepResult
+from app.core.step import EngineLimits, StepPlan, StepResult
 from app.core.unit import ModelSpecification, PrefixState, Stay
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.pool import EnginePool
@@ -32,7 +32,6 @@ class FakeEngine:
     prefix_state: PrefixState = PrefixState()  # noqa: RUF009 - frozen
     cache_families: tuple[str, ...] = ("kv",)
     limits: EngineLimits = field(default_factory=lambda: EngineLimits(max_context_tokens=64, max_rows=2))
-    measured: Sequence[StepCost] = ()
     on_progress: Callable[[], None] = lambda: None
 
     def fetch(self, request: Request) -> bool:

@@ -1,6 +1,6 @@
 """The warm-up: what it runs, what it measures, when it stops, and that it leaves nothing behind."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,7 +53,6 @@ class TimedEngine:
     fed: list[int] = field(default_factory=list)
     cheap_tokens: tuple[int, ...] = ()
     shapes: list[tuple[str, int] | tuple[str, int, int]] = field(default_factory=list)
-    measured: Sequence[StepCost] = ()
 
     @property
     def limits(self) -> EngineLimits:
@@ -253,7 +252,7 @@ def test_the_least_that_is_measured_is_a_plain_step_and_a_proposal() -> None:
 def test_a_warm_up_that_ends_early_leaves_nothing_behind() -> None:
     for steps_run in range(12):
         engine = TimedEngine()
-        steps = warm_up(engine, rows=4, clock=engine.clock, budget_seconds=100.0)
+        steps = warm_up(engine, {}, rows=4, clock=engine.clock, budget_seconds=100.0)
         for _ in range(steps_run):
             next(steps)
         steps.close()
@@ -306,9 +305,7 @@ class Steps(WarmUps):
         self.broken = broken
         self.steps: list[str] = []
 
-    def warm_up(
-        self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost], known: Iterable[StepCost]
-    ) -> WarmUpSteps:
+    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> WarmUpSteps:
         try:
             self.steps.append("first")
             yield
@@ -318,6 +315,7 @@ class Steps(WarmUps):
             yield
         finally:
             self.steps.append("closed")
+        costs |= by_shape(COSTS)
         return COSTS
 
 
@@ -344,21 +342,18 @@ def test_a_model_is_ready_before_it_is_warm_and_warmed_up_step_by_step_when_it_r
     assert pool.next_warm_up == "a"
     assert (pool.warm_up(), pool.warm_up(), pool.warm_up()) == ([], [], [WarmedUp("a", COSTS)])
     assert costs.steps == ["first", "second", "closed"]
-    engine = pool.engine("a")
-    assert engine is not None
-    assert engine.measured == COSTS
     assert pool.next_warm_up == "", "once is enough"
 
 
 def test_an_interrupted_warm_up_goes_on_with_what_it_has_measured() -> None:
     engine, warm_ups, costs = TimedEngine(), WarmUps(None, ()), dict[Key, StepCost]()
-    steps = warm_ups.warm_up(engine, specification("a"), costs, ())
+    steps = warm_ups.warm_up(engine, specification("a"), costs)
     while len(costs) < 5:
         next(steps)
     steps.close()
     assert not engine.cached
     measured, before = list(costs), len(engine.shapes)
-    for _ in warm_ups.warm_up(engine, specification("a"), costs, ()):
+    for _ in warm_ups.warm_up(engine, specification("a"), costs):
         pass
     assert list(costs)[:5] == measured
     assert len(costs) > 8
@@ -405,8 +400,8 @@ def test_a_model_that_cannot_be_warmed_up_serves_all_the_same() -> None:
     pool = resting(World(dict(SIZES)), costs, "a")
     engine = pool.engine("a")
     assert engine is not None
-    measured = tuple(engine.measured)
-    assert [event for _ in range(2) for event in pool.warm_up()] == [WarmedUp("a", measured)]
+    (event,) = [event for _ in range(2) for event in pool.warm_up()]
+    assert isinstance(event, WarmedUp)
     assert costs.steps == ["first", "second", "closed"]
     assert pool.next_warm_up == ""
     assert pool.engine("a") is engine
@@ -414,19 +409,25 @@ def test_a_model_that_cannot_be_warmed_up_serves_all_the_same() -> None:
 
 def test_the_costs_of_an_earlier_load_are_known_at_once(tmp_path: Path) -> None:
     WarmUps(tmp_path, ()).save(specification("a"), COSTS)
-    pool = resting(World(dict(SIZES)), WarmUps(tmp_path, ()), "a")
-    engine = pool.engine("a")
-    assert engine is not None
-    assert engine.measured == COSTS
+    pool = World(dict(SIZES)).pool(costs=WarmUps(tmp_path, ()))
+    pool.acquire(specification("a"))
+    assert drain(pool)[-1] == Loaded("a", 0.0, COSTS)
+
+
+def test_a_warm_up_begins_with_what_requests_have_taught_since_the_load() -> None:
+    learnt = StepCost("ngram", 1, 3, 0.02, is_learnt=True)
+    pool = resting(World(dict(SIZES)), Steps(), "a")
+    pool.warm_up((learnt,))
+    (event,) = [event for _ in range(2) for event in pool.warm_up()]
+    assert isinstance(event, WarmedUp)
+    assert learnt in event.costs
 
 
 class Unhurried(WarmUps):
     """Warm-ups with time for every shape, however slow the machine is."""
 
-    def warm_up(
-        self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost], known: Iterable[StepCost]
-    ) -> WarmUpSteps:
-        return warm_up(engine, rows=2, budget_seconds=100.0)
+    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> WarmUpSteps:
+        return warm_up(engine, costs, rows=2, budget_seconds=100.0)
 
 
 @pytest.mark.parametrize("family", one_in(4, ["qwen3_next", "qwen3", "gemma3", "mamba2"]))
@@ -463,11 +464,12 @@ def test_a_real_engine_is_measured_and_as_empty_as_before(tmp_path: Path, family
     assert isinstance(engine, Engine)
     assert (engine.cache_bytes, engine.prefix_cache_bytes) == (0, 0)
     assert mx.get_cache_memory() == 0
-    methods = {(cost.method, cost.drafts) for cost in engine.measured}
+    (event,) = events
+    assert isinstance(event, WarmedUp)
+    methods = {(cost.method, cost.drafts) for cost in event.costs}
     assert {("off", 0), ("draft_model", 1), ("draft_model", 15), ("ngram", 7)} <= methods
-    assert {("off", 0), ("ngram", 7)} <= {(cost.method, cost.drafts) for cost in engine.measured if cost.rows == 2}
-    assert all(cost.seconds > 0 for cost in engine.measured)
-    assert CostTable(engine.measured).knows_plain(1, 2)
-    assert events == [WarmedUp(family, tuple(engine.measured))]
+    assert {("off", 0), ("ngram", 7)} <= {(cost.method, cost.drafts) for cost in event.costs if cost.rows == 2}
+    assert all(cost.seconds > 0 for cost in event.costs)
+    assert CostTable(event.costs).knows_plain(1, 2)
     pool.unload(family)
     assert pool.advance() == [Evicted(family)]

@@ -19,7 +19,6 @@ from app.core.step import (
     EngineLimits,
     PrefillStep,
     RowOutcome,
-    StepCost,
     StepPlan,
     StepResult,
 )
@@ -65,7 +64,6 @@ class ScriptedEngine:
     cache_families = ("attention",)
 
     def __init__(self, unit: LoadedUnit, speak: Speak) -> None:
-        self.measured: Sequence[StepCost] = ()
         self.limits = EngineLimits(unit.max_context_tokens, max_rows=8, drafters=("ngram",))
         self._folder = Path(unit.spec.path)
         self._speak = speak

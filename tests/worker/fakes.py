@@ -38,7 +38,6 @@ class FakeEngine:
 
     def __init__(self, script: bytes = b"abcdefghij", *, rows: int = 4, context_tokens: int = 200) -> None:
         self.limits = EngineLimits(max_context_tokens=context_tokens, max_rows=rows, drafters=("ngram",))
-        self.measured: tuple[StepCost, ...] = ()
         self.on_progress: Callable[[], None] = lambda: None
         self.script = script
         self.rows: set[str] = set()
@@ -98,10 +97,13 @@ class FakeEngine:
 class BreakableScheduler(Scheduler):
     """The real one; methods named in `broken` raise."""
 
-    def __init__(self, limits: EngineLimits, *, queue_limit: int, clock: Clock) -> None:
+    def __init__(
+        self, limits: EngineLimits, *, queue_limit: int, clock: Clock, measured: Sequence[StepCost] = ()
+    ) -> None:
         super().__init__(
             limits,
             default_speculation=SpeculationRequest(method="draft_model", num_draft_tokens=2),
+            measured=measured,
             queue_limit=queue_limit,
             clock=clock,
         )

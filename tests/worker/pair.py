@@ -1,11 +1,11 @@
 """TextThread and loop around the fakes, turned by hand in one thread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from app.core.messages import Command, Delta, Event, Failed, Finished, Generate, Heartbeat
-from app.core.step import EnginePort
+from app.core.step import EnginePort, StepCost
 from app.core.unit import ModelSpecification
 from app.machine.channel import CrashNote
 from app.worker.loop import Loop
@@ -24,6 +24,8 @@ class Pair:
         self.events: list[Event] = []
         self.pool = FakePool(make_engine=make_engine)
         self.schedulers: list[BreakableScheduler] = []
+        self.known_costs: Sequence[StepCost] = ()
+        """Costs that the last scheduler was opened with."""
         read = options.pop("read", fake_read)
         self.text_thread = TextThread(read=read, send=self.events.append, post=self.post, clock=self.clock, **options)
         self.loop = Loop(
@@ -43,10 +45,13 @@ class Pair:
     def clock(self) -> float:
         return self.now
 
-    def open_scheduler(self, specification: ModelSpecification, engine: EnginePort) -> BreakableScheduler:
+    def open_scheduler(
+        self, specification: ModelSpecification, engine: EnginePort, costs: Sequence[StepCost]
+    ) -> BreakableScheduler:
         self.schedulers.append(
-            BreakableScheduler(engine.limits, queue_limit=specification.queue_limit, clock=self.clock)
+            BreakableScheduler(engine.limits, queue_limit=specification.queue_limit, measured=costs, clock=self.clock)
         )
+        self.known_costs = costs
         return self.schedulers[-1]
 
     def model(self, name: str = "m", **changes: Any) -> ModelSpecification:

@@ -60,7 +60,7 @@ class Worker:
         self.text_thread = TextThread(read=fake_read, send=client._on_event, post=self._post, clock=world.clock)
         self.loop = Loop(
             pool=self.pool,
-            open_scheduler=lambda spec, engine: BreakableScheduler(
+            open_scheduler=lambda spec, engine, _costs: BreakableScheduler(
                 engine.limits, queue_limit=spec.queue_limit, clock=world.clock
             ),
             text_thread=self.text_thread,

@@ -12,7 +12,7 @@ import pytest
 
 from app.core.errors import PacelineError
 from app.core.request import Request, SamplingParameters
-from app.core.step import EnginePort, FinishReason, TokenEvent
+from app.core.step import EnginePort, FinishReason, StepCost, TokenEvent
 from app.core.unit import ModelSpecification
 from app.engine import memory
 from app.engine.loading.pool import EnginePool, open_pool
@@ -59,10 +59,8 @@ class RecordingTextThread:
                 self.ends[event.request_id] = event
 
 
-def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Scheduler:
-    return Scheduler(
-        engine.limits, policy="auto", measured=engine.measured, typical_answer_tokens=TYPICAL_ANSWER_TOKENS
-    )
+def open_scheduler(specification: ModelSpecification, engine: EnginePort, costs: Sequence[StepCost]) -> Scheduler:
+    return Scheduler(engine.limits, policy="auto", measured=costs, typical_answer_tokens=TYPICAL_ANSWER_TOKENS)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from app.engine.encoder_engine import EncoderEngine
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.opening import load_and_probe, open_unit, phased
 from app.engine.loading.resident import Resident
-from app.engine.loading.warm_up import NO_WARM_UPS, WarmUps
+from app.engine.loading.warm_up import NO_WARM_UPS, WarmUps, by_shape
 from app.engine.loading.wiring import Wiring, wirable_memory
 from app.engine.prefix.disk import NO_DISK, Disk
 from app.machine.host import GIGABYTE
@@ -216,25 +216,23 @@ class EnginePool:
         return next((entry.spec.id for entry in entries if not entry.is_warm), "")
 
     def warm_up(self, known: Sequence[StepCost] = ()) -> list[PoolEvent]:
-        """Run one step of the warm-up of a resting model, if any needs it; return the event of its end. `known` are
-        its costs as requests have taught them. An error ends the warm-up only: the model serves, and learns on."""
+        """Run one step of the warm-up of a resting model, if any needs it; return the event of its end.
+        `known` are its costs as requests have taught them. An error ends the warm-up only: the model serves on."""
         entry = self._entries.get(self.next_warm_up)
         if entry is None or entry.engine is None:
             return []
         if entry.warm_up is None:
-            known = known or entry.engine.measured
-            entry.warm_up = self._costs.warm_up(entry.engine, entry.spec, entry.warm_up_costs, known)
+            newer = by_shape(known).items()
+            entry.costs |= {shape: cost for shape, cost in newer if cost.is_learnt or shape not in entry.costs}
+            entry.warm_up = self._costs.warm_up(entry.engine, entry.spec, entry.costs)
         try:
-            next(entry.warm_up)
-        except StopIteration as finished:
-            entry.engine.measured = finished.value
+            for _ in entry.warm_up:
+                return []
         except Exception:
             logger.exception("%s could not be warmed up", entry.spec.id)
-        else:
-            return []
         entry.warm_up, entry.is_warm = None, True
         self._reclaim()
-        return [WarmedUp(entry.spec.id, tuple(entry.engine.measured))]
+        return [WarmedUp(entry.spec.id, tuple(entry.costs.values()))]
 
     # --- retention --------------------------------------------------------------------------------------------
 
@@ -359,7 +357,8 @@ class EnginePool:
         entry.engine = self._open_engine(entry.unit)
         entry.is_warm = isinstance(entry.engine, EncoderEngine)
         if not entry.is_warm:
-            entry.engine.measured = yield from phased("measuring", self._costs.first_costs(entry.engine, entry.spec))
+            costs = yield from phased("measuring", self._costs.first_costs(entry.engine, entry.spec))
+            entry.costs = by_shape(costs)
         self._reclaim()
 
     def _free_memory(self, needed: int) -> None:
@@ -410,7 +409,7 @@ class EnginePool:
         except StopIteration:
             entry.steps = None
             entry.last_used = self._clock()
-            self._events.append(Loaded(model_id, entry.last_used - entry.started))
+            self._events.append(Loaded(model_id, entry.last_used - entry.started, tuple(entry.costs.values())))
         except PacelineError as error:
             self._fail(entry, error)
         except Exception as error:

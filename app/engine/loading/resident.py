@@ -28,8 +28,8 @@ class Resident:
     engine: EnginePort | None = None
     warm_up: WarmUpSteps | None = None
     """Warm-up that has begun."""
-    warm_up_costs: dict[Key, StepCost] = field(default_factory=dict)
-    """Costs that warm-ups have measured, interrupted ones too."""
+    costs: dict[Key, StepCost] = field(default_factory=dict)
+    """Step costs that were known at the load or that warm-ups have measured, interrupted ones too."""
     is_warm: bool = False
     """Whether the warm-up is done, or not needed."""
 

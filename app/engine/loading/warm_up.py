@@ -55,7 +55,7 @@ def by_shape(costs: Iterable[StepCost]) -> dict[Key, StepCost]:
 
 def warm_up(
     engine: EnginePort,
-    costs: dict[Key, StepCost] | None = None,
+    costs: dict[Key, StepCost],
     *,
     rows: int = 1,
     clock: Clock = time.perf_counter,
@@ -67,7 +67,6 @@ def warm_up(
     downwards, as only a busy machine can have raised it. Costs learnt from requests are kept. However short the budget,
     a plain step and the first drafter's shortest proposal are measured.
     """
-    costs = {} if costs is None else costs
     known_shapes = {shape for shape, cost in costs.items() if cost.seconds > 0 and not cost.is_learnt}
     started = ends = clock()
     pace = 1.0
@@ -260,15 +259,11 @@ class WarmUps(CostFiles):
         """Return the costs stored for this unit or, if there are none, measure the least that keeps the first requests
         from trying a drafter that costs as much as its target."""
         known = self.load(spec)
-        return known or (yield from warm_up(engine, budget_seconds=LEAST_SECONDS))
+        return known or (yield from warm_up(engine, {}, budget_seconds=LEAST_SECONDS))
 
-    def warm_up(
-        self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost], known: Iterable[StepCost]
-    ) -> WarmUpSteps:
-        """Warm up an engine of the pool: what is `known` of this machine is not measured again.
-        `costs` are those of a warm-up that a request has interrupted, and are updated in place."""
+    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> WarmUpSteps:
+        """Warm up an engine of the pool and store what was measured; `costs` are those known, updated in place."""
         rows = min(BATCH_ROWS, engine.limits.max_rows) if spec.policy == "auto" else 1
-        costs |= {shape: cost for shape, cost in by_shape(known).items() if cost.is_learnt or shape not in costs}
         measured = yield from warm_up(engine, costs, rows=rows)
         self.save(spec, measured)
         return measured
