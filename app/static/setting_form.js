@@ -48,7 +48,6 @@ export const settingRow = (own) => Object.defineProperties({
   take(row) {
     this.row = row;
     if (!this.isBusy || this.value === this.sent) this.value = this.show(row);
-    this.problem = "";
   },
 
   get isWrong() {
@@ -103,6 +102,7 @@ export const settingRow = (own) => Object.defineProperties({
     this.sent = this.value;
     try {
       await this.send(this.waiting.pop());
+      this.problem = "";
     } catch (error) {
       this.problem = error.message;
       if (!TYPED.includes(this.row.kind)) this.value = this.show(this.row);

@@ -148,6 +148,10 @@ def test_folders_are_added_and_removed_one_by_one_and_a_wrong_one_stays_in_its_f
     field.fill("/no/such/folder")
     page.keyboard.press("Enter")
     expect(row.get_by_role("alert")).not_to_be_empty()
+    with page.expect_response(lambda answer: answer.request.method == "GET" and "/settings" in answer.url):
+        own.call("PATCH", "/admin/api/settings", {"queue_limit": 77})
+    expect(page.locator("#setting-queue_limit")).to_have_value("77")
+    assert row.get_by_role("alert").inner_text(), "what another tab changes takes no reason away"
     expect(field).to_have_value("/no/such/folder")
     expect(row.locator("code")).to_have_text([str(tmp_path / "one"), str(tmp_path / "two, too")])
     with page.expect_response(lambda answer: answer.request.method == "PATCH"):

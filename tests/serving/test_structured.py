@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from tests.serving.conftest import Server
+from tests.shares import one_in
 
 MODEL = "demo-assistant"
 CITIES = (
@@ -154,7 +155,9 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_the_name_of_its_keyword(
     assert (refused.value.param, refused.value.code) == ("response_format", "unsupported_grammar")
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}])
+@pytest.mark.parametrize(
+    "choice", one_in(3, ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}])
+)
 def test_streamed_deltas_rebuild_the_arguments_of_a_call(client: openai.OpenAI, choice: Any) -> None:
     drafted = accepted = 0
     for city in CITIES:

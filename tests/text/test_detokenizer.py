@@ -155,11 +155,12 @@ def test_the_first_complete_stop_string_ends_the_text(
         assert not cut_at(before.rstrip("\N{REPLACEMENT CHARACTER}"), stop)[1]
 
 
-def test_twenty_thousand_streams_tell_their_text_up_to_its_stop_string(chat: TextModel) -> None:
+@pytest.mark.parametrize("streams", [2_000, pytest.param(20_000, marks=pytest.mark.soak)])
+def test_thousands_of_streams_tell_their_text_up_to_its_stop_string(chat: TextModel, streams: int) -> None:
     """Letters of every script and joined ones, in any steps, with stops that are in the text and such that are not."""
     chance = random.Random(16)
     letters = [*TRICKY, *"ﬃ\u0301\u202eעקאабвไทยकी🏳️\u200d🌈𝔘\U0001f9d1<|im_end|>"]
-    for _ in range(20_000):
+    for _ in range(streams):
         text = "".join(chance.choices(letters, k=chance.randint(0, 14)))
         positions = [chance.randint(0, len(text)) for _ in range(chance.randint(0, 2))]
         stop = [
