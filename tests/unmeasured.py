@@ -1,5 +1,7 @@
 """Costs that nobody measures, for engines that only pretend to step."""
 
+from collections.abc import Generator
+
 from app.core.step import EnginePort, StepCost
 from app.core.unit import ModelSpecification
 from app.engine.loading.warm_up import Key, WarmUps, WarmUpSteps
@@ -15,6 +17,5 @@ class Unmeasured(WarmUps):
         yield from ()
         return ()
 
-    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> WarmUpSteps:
+    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> Generator[None]:
         yield from ()
-        return ()

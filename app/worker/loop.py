@@ -121,7 +121,7 @@ class Loop:
                 self._read_commands(0.0)
         if next_warm_up := self._next_warm_up:
             with self._crash_note.on(next_warm_up):
-                events = self._pool.warm_up(self._served_model(next_warm_up).costs)
+                events = self._pool.warm_up(lambda: self._served_model(next_warm_up).costs)
             for event in events:
                 self._on_event(event)
         self._do_housekeeping()

@@ -172,8 +172,8 @@ class FakePool:
     def next_warm_up(self) -> str:
         return next(iter(self.cold), "")
 
-    def warm_up(self, known: Sequence[StepCost] = ()) -> list[PoolEvent]:
-        self.known_costs = known
+    def warm_up(self, known: Callable[[], Sequence[StepCost]] = tuple) -> list[PoolEvent]:
+        self.known_costs = known()
         return [WarmedUp(self.cold.pop(0), WARM_COSTS)]
 
     def acquire(self, spec: ModelSpecification, stay: Stay = UNSPECIFIED_STAY) -> None:

@@ -215,14 +215,14 @@ class EnginePool:
             return ""
         return next((entry.spec.id for entry in entries if not entry.is_warm), "")
 
-    def warm_up(self, known: Sequence[StepCost] = ()) -> list[PoolEvent]:
+    def warm_up(self, known: Callable[[], Sequence[StepCost]] = tuple) -> list[PoolEvent]:
         """Run one step of the warm-up of a resting model, if any needs it; return the event of its end.
-        `known` are its costs as requests have taught them. An error ends the warm-up only: the model serves on."""
+        `known` returns its costs as requests have taught them. An error ends the warm-up only: the model serves on."""
         entry = self._entries.get(self.next_warm_up)
         if entry is None or entry.engine is None:
             return []
         if entry.warm_up is None:
-            newer = by_shape(known).items()
+            newer = by_shape(known()).items()
             entry.costs |= {shape: cost for shape, cost in newer if cost.is_learnt or shape not in entry.costs}
             entry.warm_up = self._costs.warm_up(entry.engine, entry.spec, entry.costs)
         try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from app.core.step import EnginePort, StepCost
 from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, PrefixState, Stay
 from app.engine.loaded_unit import LoadedUnit
-from app.engine.loading.warm_up import Key, WarmUpSteps
+from app.engine.loading.warm_up import Key
 from app.models.footprint import Footprint
 
 
@@ -26,7 +26,7 @@ class Resident:
     """Time that it stays, as far as requests have specified it since it was loaded."""
     unit: LoadedUnit | None = None
     engine: EnginePort | None = None
-    warm_up: WarmUpSteps | None = None
+    warm_up: Generator[None] | None = None
     """Warm-up that has begun."""
     costs: dict[Key, StepCost] = field(default_factory=dict)
     """Step costs that were known at the load or that warm-ups have measured, interrupted ones too."""

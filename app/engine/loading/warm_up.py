@@ -261,12 +261,10 @@ class WarmUps(CostFiles):
         known = self.load(spec)
         return known or (yield from warm_up(engine, {}, budget_seconds=LEAST_SECONDS))
 
-    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> WarmUpSteps:
+    def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> Generator[None]:
         """Warm up an engine of the pool and store what was measured; `costs` are those known, updated in place."""
         rows = min(BATCH_ROWS, engine.limits.max_rows) if spec.policy == "auto" else 1
-        measured = yield from warm_up(engine, costs, rows=rows)
-        self.save(spec, measured)
-        return measured
+        self.save(spec, (yield from warm_up(engine, costs, rows=rows)))
 
 
 NO_WARM_UPS = WarmUps(None, ())
