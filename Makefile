@@ -89,7 +89,7 @@ soak: $(VENV)/published-npm ## Run the long random tests: an hour of schedules a
 	@$(BIN)/python -m campaign --minutes 5
 
 agents: $(VENV)/agents/installed ## Let coding agents edit a file each (Linux on x64; fetches 1 GB once)
-	@$(BIN)/python -m pytest -m agents tests/agents $(ARGS)
+	@$(PYTEST) -m agents tests/agents $(ARGS)
 
 check: $(VENV)/installed-dev ## Check format, lint, types, import contracts and the sizes of packages
 	@$(BIN)/ruff format --check .

@@ -26,7 +26,7 @@ function gain(measured) {
       gainWords: "",
       gainTone: "",
       measuredLabel: label,
-      measuredWords: t("drafts.unmeasured"),
+      measuredWords: t("core.none"),
       acceptedWords: t("core.none"),
     };
   }

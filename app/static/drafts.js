@@ -100,6 +100,9 @@ component("drafts", () => ({
   get refused() {
     return this.rows.filter((row) => row.refusal);
   },
+  get rankedWords() {
+    return this.fitting.some((row) => row.measured) ? t("drafts.ranked") : t("drafts.unmeasured");
+  },
   get refusedWords() {
     return t.n("drafts.refused", this.refused.length);
   },

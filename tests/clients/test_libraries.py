@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import langchain_openai
 import ollama
 import pydantic
 import pytest
 from click.testing import CliRunner
-from langchain_core.tools import tool
 from llm.cli import cli
 
 from tests.clients.conftest import MODEL, Both
@@ -23,13 +21,15 @@ class Person(pydantic.BaseModel, extra="forbid"):
     age_in_years: int = pydantic.Field(ge=0, le=150)
 
 
-@tool
-def get_weather(city: str) -> str:
-    """Get the current weather for a city"""
-    return f"rain in {city}, 4 degrees"
-
-
 def test_langchain_chats_calls_tools_and_parses(both: Both[list[Any]]) -> None:
+    import langchain_openai  # seconds, in each process of the suite
+    from langchain_core.tools import tool
+
+    @tool
+    def get_weather(city: str) -> str:
+        """Get the current weather for a city"""
+        return f"rain in {city}, 4 degrees"
+
     def talk(url: str) -> list[Any]:
         model = langchain_openai.ChatOpenAI(
             base_url=f"{url}/v1", api_key=pydantic.SecretStr("none"), model=MODEL, temperature=0, max_retries=0
