@@ -225,13 +225,14 @@ def app_(
     from app.command.server import explicit_settings
     from app.desktop import bundle, removal
     from app.desktop.menubar import has_tray, show_menu_bar
-    from app.desktop.window import open_app
+    from app.desktop.window import errors_in_dialog, open_app
     from app.i18n.catalogs import Catalogs, system_languages
 
     path = folder.expanduser().absolute()
     with reported_errors():
         if action == "open":
-            open_app(explicit_settings(), show_menu_bar if has_tray() else None)
+            with errors_in_dialog():
+                open_app(explicit_settings(), show_menu_bar if has_tray() else None)
             return
         if action == "uninstall":
             message = bundle.uninstall(path)

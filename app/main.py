@@ -43,7 +43,7 @@ from app.core.messages import Accepted, Delta, Finished, Heartbeat, LoadProgress
 from app.hub.hub_files import HubToken
 from app.i18n.catalogs import Catalogs
 from app.machine import descriptors
-from app.machine.server_file import RunningServer, lock_home
+from app.machine.server_file import SERVICE_LABEL, RunningServer, lock_home
 from app.models.catalog import FolderCatalog, default_catalog
 from app.models.pairing import Speedups
 from app.serving.auth import AccessPolicy, authorize
@@ -286,7 +286,8 @@ def run(
             return _run(store, explicit_settings, check, announce or _announce, publish)
     except ServerRuns as error:
         _print_error(str(error))
-        return EXIT_UNAVAILABLE
+        # launchd keeps alive what fails, and would start it again every few seconds.
+        return 0 if SERVICE_LABEL in os.environ.get("XPC_SERVICE_NAME", "") else EXIT_UNAVAILABLE
 
 
 def open_store(store: Store, explicit_settings: Settings) -> tuple[str, LiveSettings, bool]:

@@ -146,11 +146,15 @@ class Pages:
             self._templates.get_template(name)
 
     def _for_scripts(self, language: str) -> Markup:
-        """Return as JSON the translations that scripts use, with all plural forms, and words of methods and reasons."""
+        """Return as JSON the translations that scripts use, with all plural forms, and names of what others define:
+        methods, reasons and settings."""
+        entries = self._catalogs.words(language).entries
         used = {
             key: words
-            for key, words in self._catalogs.words(language).entries.items()
-            if {key, _without_form(key)} & self._script_keys or key.startswith(("method.", "reason."))
+            for key, words in entries.items()
+            if {key, _without_form(key)} & self._script_keys
+            or key.startswith(("method.", "reason."))
+            or (key.startswith("settings.") and f"{key}_about" in entries)
         }
         return htmlsafe_json_dumps(used)
 

@@ -9,6 +9,7 @@ import os
 import plistlib
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,9 @@ from typing import Any
 
 from app.core.errors import CommandError
 from app.machine.own_files import write_privately
-from app.machine.server_file import LOG_FOLDER, START_LOG
+from app.machine.server_file import LOG_FOLDER, SERVICE_LABEL, START_LOG
 from app.settings import Settings
 
-LABEL = "app.paceline.server"
 THROTTLE_SECONDS = 10
 STOP_MARGIN_SECONDS = 15
 """Time that the system waits beyond what requests get to finish, in seconds."""
@@ -33,6 +33,9 @@ FORWARDED_VARIABLES = frozenset(
 )
 """Environment variables that a server needs besides our own, to find models and the hub."""
 LAUNCHCTL, SYSTEMCTL = "launchctl", "systemctl"
+APP_IDENTIFIER = "app.paceline.Paceline"
+BOOTSTRAP_TRIES, BOOTSTRAP_SECONDS = 4, 1.0
+"""Tries to load an agent, and the pause between two: launchd refuses while it ends an earlier one of that name."""
 
 
 def stable_python(executable: Path) -> Path:
@@ -68,14 +71,20 @@ class Agent:
 
     @property
     def domain(self) -> str:
-        """launchd's domain of this user's graphical session."""
-        return f"gui/{os.getuid()}"
+        """launchd's domain of this user: of the graphical session, or of the background where nobody has logged in."""
+        has_screen = _run(LAUNCHCTL, "print", f"gui/{os.getuid()}", may_fail=True) == 0
+        return f"{'gui' if has_screen else 'user'}/{os.getuid()}"
+
+    @property
+    def target(self) -> str:
+        """launchd's name of the agent."""
+        return f"{self.domain}/{self.label}"
 
     def start(self) -> None:
         """Have the system start it now. Raises `CommandError`."""
         if self.is_launchd:
             _run(LAUNCHCTL, "bootstrap", self.domain, str(self.path), may_fail=True)  # fails if it is loaded already
-            _run(LAUNCHCTL, "kickstart", f"{self.domain}/{self.label}")
+            _run(LAUNCHCTL, "kickstart", self.target)
         else:
             _run(SYSTEMCTL, "--user", "reset-failed", self.label, may_fail=True)
             _run(SYSTEMCTL, "--user", "start", self.label)
@@ -83,14 +92,14 @@ class Agent:
     def end(self) -> None:
         """Have the system stop it, until it is started again or the next login."""
         if self.is_launchd:
-            _run(LAUNCHCTL, "bootout", f"{self.domain}/{self.label}", may_fail=True)
+            _run(LAUNCHCTL, "bootout", self.target, may_fail=True)
         else:
             _run(SYSTEMCTL, "--user", "stop", self.label, may_fail=True)
 
     def failure_reason(self) -> str:
         """Return why the system does not run the agent; empty while it runs."""
         if self.is_launchd:
-            is_active = _run(LAUNCHCTL, "print", f"{self.domain}/{self.label}", may_fail=True) == 0
+            is_active = _run(LAUNCHCTL, "print", self.target, may_fail=True) == 0
         else:
             is_active = _run(SYSTEMCTL, "--user", "is-failed", "--quiet", self.label, may_fail=True) != 0
         return "" if is_active else f"the system could not start it: `paceline logs`, or {self.log}, says why"
@@ -101,7 +110,7 @@ def agent_of(settings: Settings, *, is_mac: bool = sys.platform == "darwin") -> 
     suffix = "" if is_default_home(settings) else "." + hashlib.sha256(os.fsencode(settings.home)).hexdigest()[:8]
     log = settings.home / LOG_FOLDER / START_LOG
     if is_mac:
-        label = f"{LABEL}{suffix}"
+        label = f"{SERVICE_LABEL}{suffix}"
         return Agent(label, Path.home() / "Library/LaunchAgents" / f"{label}.plist", is_launchd=True, log=log)
     name = f"paceline{suffix.replace('.', '-')}.service"
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd/user"
@@ -121,7 +130,7 @@ def environment_of(settings: Settings, environment: Mapping[str, str] = os.envir
     """
     if "PACELINE_API_KEY" in environment:
         advice = "make a key with `paceline keys create NAME`, run `paceline config set require_key true`, and unset it"
-        raise CommandError(f"PACELINE_API_KEY is not written into a file that starts the server at login: {advice}")
+        raise CommandError(f"PACELINE_API_KEY is not written into a file that starts the server: {advice}")
     wanted = {
         name: value
         for name, value in environment.items()
@@ -144,6 +153,8 @@ def launch_agent(agent: Agent, settings: Settings, arguments: Sequence[str]) -> 
         "ThrottleInterval": THROTTLE_SECONDS,
         "ExitTimeOut": int(settings.drain_seconds) + STOP_MARGIN_SECONDS,
         "ProcessType": "Interactive",  # other types get less CPU time
+        "LimitLoadToSessionType": ["Aqua", "Background"],  # the latter over ssh
+        "AssociatedBundleIdentifiers": APP_IDENTIFIER,  # its name in the list of background items
         "StandardOutPath": "/dev/null",  # the greeting may contain the set-up code
         "StandardErrorPath": str(agent.log),
     }
@@ -209,8 +220,7 @@ def install(settings: Settings, content: bytes) -> Agent:
         raise CommandError(f"{agent.path} cannot be written: {error.strerror}") from None
     try:
         if agent.is_launchd:
-            _run(LAUNCHCTL, "bootout", f"{agent.domain}/{agent.label}", may_fail=True)
-            _run(LAUNCHCTL, "bootstrap", agent.domain, str(agent.path))
+            _bootstrap(agent)
         else:
             _run(SYSTEMCTL, "--user", "daemon-reload")
             _run(SYSTEMCTL, "--user", "enable", agent.label)
@@ -221,13 +231,24 @@ def install(settings: Settings, content: bytes) -> Agent:
     return agent
 
 
+def _bootstrap(agent: Agent) -> None:
+    """Have launchd load the agent in place of an earlier one. Raises `CommandError`."""
+    agent.end()
+    _run(LAUNCHCTL, "enable", agent.target, may_fail=True)  # it may have been disabled
+    for _ in range(BOOTSTRAP_TRIES - 1):
+        if _run(LAUNCHCTL, "bootstrap", agent.domain, str(agent.path), may_fail=True) == 0:
+            return
+        time.sleep(BOOTSTRAP_SECONDS)
+    _run(LAUNCHCTL, "bootstrap", agent.domain, str(agent.path))
+
+
 def uninstall(settings: Settings) -> bool:
     """Stop the server, unregister it and delete its file; False if there was none. Raises `CommandError`."""
     agent = installed_agent(settings)
     if agent is None:
         return False
     if agent.is_launchd:
-        _run(LAUNCHCTL, "bootout", f"{agent.domain}/{agent.label}", may_fail=True)
+        agent.end()
     else:
         _run(SYSTEMCTL, "--user", "disable", "--now", agent.label, may_fail=True)
     try:

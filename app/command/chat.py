@@ -106,7 +106,9 @@ class Chat:
         calls = {"tool_calls": reply.calls} if reply.calls else {}
         self._messages.append({"role": "assistant", "content": "".join(reply.text), **thoughts, **calls})
         self._console.print()
-        self._console.print(Text(summary_of(reply), style="dim"))
+        # What a script takes from stdout is the reply alone.
+        figures = self._console if self._console.is_terminal else Console(stderr=True, soft_wrap=True)
+        figures.print(Text(summary_of(reply), style="dim"))
         return reply
 
     def converse(self, read_line: ReadLine) -> int:
@@ -288,7 +290,7 @@ def choose_model(server: Server, wanted: str | None) -> str:
     for candidates in (loaded, own, drafted[:1]):
         if len(candidates) == 1:
             return str(candidates[0])
-    names = ", ".join(loaded or own or [model["id"] for model in models])
+    names = ", ".join(model["id"] for model in models)
     raise CommandError(
         f"name a model: {names}. `paceline chat MODEL`, or set a default: `paceline config set default_model MODEL`"
     )

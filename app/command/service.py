@@ -290,10 +290,15 @@ def install(
 ) -> tuple[RunningServer, autostart.Agent]:
     """Have the system start the server: at once, at login, and after a crash. Raises `CommandError`."""
     content = autostart.agent_file_content(settings, arguments)
-    stop(settings, show_progress)
-    with _start_lock(settings.home):
-        with _start_log(settings.home):
+    ended = stop(settings, show_progress)
+    try:
+        with _start_lock(settings.home), _start_log(settings.home):
             agent = autostart.install(settings, content)
+    except CommandError:
+        if ended is not None:
+            start(settings, ended.words, show_progress)
+        raise
+    with _start_lock(settings.home):
         return _wait_until_ready(settings, show_progress, _system_failure(agent)), agent
 
 

@@ -12,14 +12,14 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from app import __version__
-from app.command.autostart import is_default_home, stable_python
+from app.command.autostart import APP_IDENTIFIER, environment_of, stable_python
 from app.core.errors import CommandError, ModelUnavailable
 from app.i18n.catalogs import Words
 from app.machine.installation import version_order
@@ -28,7 +28,6 @@ from app.models.safe_files import read_file
 from app.settings import Settings
 
 NAME = "Paceline.app"
-IDENTIFIER = "app.paceline.Paceline"
 ICONS = Path(__file__).parent / "icons"
 INFO_PLIST, LAUNCHER = "Contents/Info.plist", "Contents/MacOS/paceline"
 ICON, RECORD = "Contents/Resources/paceline.icns", "Contents/Resources/written.json"
@@ -81,8 +80,8 @@ class LauncherInfo:
     python: Path
     moved_message: str
     """Message for the user if that installation no longer exists."""
-    home: str = ""
-    """State folder, if it is not the default."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the terminal had and the Finder has not."""
 
     @property
     def python_text(self) -> str:
@@ -91,9 +90,9 @@ class LauncherInfo:
 
 
 def launcher_info(settings: Settings, words: Words) -> LauncherInfo:
-    """Return the launcher information for the installation that runs this command."""
-    home = "" if is_default_home(settings) else str(settings.home)
-    return LauncherInfo(__version__, stable_python(Path(sys.executable)), words("desktop.moved"), home)
+    """Return the launcher information for the installation that runs this command. Raises `CommandError`."""
+    python, environment = stable_python(Path(sys.executable)), environment_of(settings)
+    return LauncherInfo(__version__, python, words("desktop.moved"), environment)
 
 
 def info_plist(version: str, languages: tuple[str, ...]) -> dict[str, Any]:
@@ -104,7 +103,7 @@ def info_plist(version: str, languages: tuple[str, ...]) -> dict[str, Any]:
         "CFBundleDisplayName": "Paceline",
         "CFBundleExecutable": Path(LAUNCHER).name,
         "CFBundleIconFile": Path(ICON).name,
-        "CFBundleIdentifier": IDENTIFIER,
+        "CFBundleIdentifier": APP_IDENTIFIER,
         "CFBundleInfoDictionaryVersion": "6.0",
         "CFBundleLocalizations": list(languages),
         "CFBundleName": "Paceline",
@@ -121,11 +120,11 @@ def info_plist(version: str, languages: tuple[str, ...]) -> dict[str, Any]:
 
 def launcher_script(info: LauncherInfo) -> str:
     """Return the script that a double click runs; every inserted text is quoted."""
-    home = f"export PACELINE_HOME={shlex.quote(info.home)}\n" if info.home else ""
+    variables = ((name, value) for name, value in sorted(info.environment.items()) if name.isidentifier())
     return SCRIPT.format(
         version=info.version,
         python=shlex.quote(str(info.python)),
-        environment=home,
+        environment="".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables),
         moved=shlex.quote(info.moved_message),
         dialog="".join(f" -e {shlex.quote(line)}" for line in DIALOG),
     )
@@ -173,7 +172,7 @@ def install(folder: Path, info: LauncherInfo, languages: tuple[str, ...]) -> str
             path = _path_inside(bundle, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_privately(path, content)
-            path.chmod(0o755 if name in EXECUTABLE else 0o644)
+            path.chmod(0o700 if name in EXECUTABLE else 0o644)  # a proxy's address may hold a password
         _remove(
             bundle,
             {

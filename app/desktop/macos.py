@@ -17,7 +17,8 @@ import Foundation
 from app.desktop.bundle import ICONS
 from app.desktop.tray import MenuEntry, TrayContent, TrayState
 
-TICK_SECONDS, TICK_TOLERANCE_SECONDS = 0.2, 0.05
+TICK_SECONDS, TICK_TOLERANCE_SECONDS = 1.0, 0.2
+"""Seconds between two looks for signals, and how much macOS may delay one to save energy."""
 REPEATS = AT_START = True
 ICON_POINTS = (18.0, 18.0)
 NOTIFY = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
@@ -106,6 +107,7 @@ class MacTray:
 
     def schedule(self, call: Callable[[], None]) -> None:
         self._calls.put(call)
+        self._events.performSelectorOnMainThread_withObject_waitUntilDone_("tick:", None, False)
 
     def notify(self, title: str, text: str) -> None:
         command = ["osascript", *(argument for line in NOTIFY for argument in ("-e", line)), title, text]
@@ -120,7 +122,7 @@ class MacTray:
         return ",".join(Foundation.NSLocale.preferredLanguages())
 
     def quit(self) -> None:
-        self._calls.put(self._stop)
+        self.schedule(self._stop)
 
     def choose(self, action: str) -> None:
         if action:

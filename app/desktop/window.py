@@ -9,7 +9,8 @@ import logging
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
@@ -17,7 +18,7 @@ import msgspec
 
 from app.command.server import NoServer, Server, running_server
 from app.command.service import ANSWER_SECONDS, ENTRY, open_page, setup_address, start
-from app.core.errors import CommandError
+from app.core.errors import CommandError, PacelineError
 from app.desktop.bundle import DIALOG, ICONS
 from app.desktop.menubar import has_screen
 from app.machine.own_files import read_json_as, write_privately
@@ -97,19 +98,28 @@ def open_app(
 ) -> None:
     """Handle a double click: start server and menu bar, and open the dashboard if there is no account or no menu bar.
 
-    There is no terminal, so a dialog also shows errors. Raises `CommandError`.
+    Raises `CommandError`.
     """
+    server = connect(settings)
+    is_new = bool(setup_address(settings))
+    if is_new or show_menu_bar is None:
+        open_in_browser(server, "/admin/")
+    is_shown = show_menu_bar is not None and show_menu_bar(settings, open_in_browser)
+    if not (is_shown or is_new or show_menu_bar is None):  # a menu bar is running already: show something
+        open_in_browser(server, "/admin/")
+
+
+@contextmanager
+def errors_in_dialog() -> Iterator[None]:
+    """Show what fails in a dialog too: a double click has no terminal."""
     try:
-        server = connect(settings)
-        is_new = bool(setup_address(settings))
-        if is_new or show_menu_bar is None:
-            open_in_browser(server, "/admin/")
-        is_shown = show_menu_bar is not None and show_menu_bar(settings, open_in_browser)
-        if not (is_shown or is_new or show_menu_bar is None):  # a menu bar is running already: show something
-            open_in_browser(server, "/admin/")
-    except CommandError as error:
+        yield
+    except Exception as error:
+        text = str(error)
+        if not isinstance(error, PacelineError):
+            text = f"{type(error).__name__}: {error}\n\n`paceline app open` in a terminal shows where."
         if shutil.which("osascript"):
-            command = ["osascript", *(argument for line in DIALOG for argument in ("-e", line)), str(error)]
+            command = ["osascript", *(argument for line in DIALOG for argument in ("-e", line)), text]
             subprocess.run(command, stdout=subprocess.DEVNULL, check=False)  # noqa: S603 - the text is only an argument
         raise
 

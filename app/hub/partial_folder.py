@@ -20,7 +20,15 @@ import msgspec
 from app.core.download import MARKER, PARTIAL, PARTIAL_NAME
 from app.core.errors import HubProblem
 from app.hub.hub_files import COMMIT, RepositoryFile
-from app.machine.own_files import lock_file, make_folder, open_regular_file, own_folders, read_json_as, sync
+from app.machine.own_files import (
+    flush_to_disk,
+    lock_file,
+    make_folder,
+    open_regular_file,
+    own_folders,
+    read_json_as,
+    sync,
+)
 
 INCOMPLETE = ".incomplete"
 BLOCK_BYTES = 1 << 20
@@ -88,7 +96,7 @@ class PartialFolder:
             while block := handle.read(BLOCK_BYTES):
                 digest.update(block)
                 on_block()
-            os.fsync(handle.fileno())
+            flush_to_disk(handle.fileno())
         if digest.hexdigest() != (file.sha256 or file.blob_id) or _file_size(incomplete) != file.size_bytes:
             incomplete.unlink()
             return False

@@ -1,12 +1,15 @@
-"""The limit on open files of this process, raised to `WANTED_FILES` or as far as the system allows."""
+"""Limits of descriptors, raised as far as the system allows: open files, and the bytes that a socket holds."""
 
 import contextlib
 import resource
+import socket
 from collections.abc import Iterator
 
 from app.machine.host import ReadSetting, sysctl, sysctl_number
 
 WANTED_FILES = 8192
+SOCKET_BYTES = 1 << 20
+"""Bytes that each end of a socket holds for its reader. With macOS's 8 KiB a model's steps wait for the server."""
 
 
 def limit() -> int:
@@ -29,6 +32,15 @@ def raise_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected ends that take `SOCKET_BYTES`, or what the system allows, before a writer waits."""
+    ends = socket.socketpair()
+    for end in ends:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
+    return ends
 
 
 @contextlib.contextmanager

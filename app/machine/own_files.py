@@ -98,7 +98,7 @@ def write_privately(path: Path, content: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            flush_to_disk(file.fileno())
         Path(name).replace(path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -117,9 +117,17 @@ def sync(path: Path) -> None:
     """Write a file or a folder's entries through to the disk. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        flush_to_disk(descriptor)
     finally:
         os.close(descriptor)
+
+
+def flush_to_disk(descriptor: int) -> None:
+    """Write a file through to the medium; macOS's `fsync` leaves it in the drive's cache. Raises `OSError`."""
+    os.fsync(descriptor)
+    if (full_sync := getattr(fcntl, "F_FULLFSYNC", None)) is not None:
+        with contextlib.suppress(OSError):  # not on every file system
+            fcntl.fcntl(descriptor, full_sync)
 
 
 def nearest_folder(path: Path) -> Path:

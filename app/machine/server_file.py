@@ -24,6 +24,8 @@ LOCK_NAME, START_LOCK = "server.lock", "start.lock"
 """Locks held by the server while it runs, and by `paceline start` until the new server has its own."""
 LOG_FOLDER, LOG, START_LOG = "logs", "paceline.log", "start.log"
 """The logs of a home; the last is the output of a background server before it writes its own."""
+SERVICE_LABEL = "app.paceline.server"
+"""Beginning of the name by which launchd knows the server of a home."""
 MAX_FILE_BYTES = 1 << 20
 LOCK_ATTEMPTS, RETRY_SECONDS = 25, 0.02
 """Attempts to take the lock, and seconds between them: a process that only checks it holds it for a moment."""

@@ -17,6 +17,8 @@ ONE_PASS_TOKENS = (2, 3, 5, 10, 16, 32, 64, 128)
 """Tokens of a cheap forward from the M3 on: weights are read once per five tokens, and from 13 on in tiles of 32."""
 EARLY_TOKENS = (2, 3, 4, 6, 16, 32, 64, 128)
 """Tokens of a cheap forward on M1 and M2: affine weights are read once per token, and from 6 on in tiles."""
+EARLY_ULTRA_TOKENS = (2, 3, 4, 6, 12, 16, 32, 64, 128)
+"""The same on their Ultras, whose tiles begin at 12."""
 ONE_PASS_GENERATION = 15
 """GPU generation of the M3, as Apple numbers it: M1 is 13, M2 is 14."""
 SORTED_PAIRS = 64
@@ -30,11 +32,11 @@ def cheap_tokens(architecture: str, *, mode: str, experts_per_token: int = 0) ->
     it ("applegpu_g16s"), `mode` of the quantisation ("affine", "mxfp4", ...).
     Source: the thresholds of mlx's quantised products (mlx/backend/metal/quantized.cpp).
     """
-    match = re.match(r"applegpu_g(\d+)", architecture)
+    match = re.match(r"applegpu_g(\d+)(d?)", architecture)
     if match is None or not mode:
         return ()
     one_pass = mode != "affine" or int(match[1]) >= ONE_PASS_GENERATION
-    tokens: tuple[int, ...] = ONE_PASS_TOKENS if one_pass else EARLY_TOKENS
+    tokens: tuple[int, ...] = ONE_PASS_TOKENS if one_pass else EARLY_ULTRA_TOKENS if match[2] else EARLY_TOKENS
     if experts_per_token:
         unsorted = max(2, (SORTED_PAIRS - 1) // experts_per_token)
         tokens = tuple(sorted({unsorted, *(count for count in tokens if count < unsorted or count > LONGEST_CHAIN)}))

@@ -16,7 +16,10 @@ def timings_object(usage: Statistics) -> dict[str, Any]:
     draft_seconds = sum(counters.draft_seconds for counters in usage.by_method)
     verify_seconds = sum(counters.verify_seconds for counters in usage.by_method)
     rewind_seconds = sum(counters.rewind_seconds for counters in usage.by_method)
-    host_seconds = max(0.0, usage.decode_seconds - draft_seconds - verify_seconds - rewind_seconds)
+    parts_seconds = draft_seconds + verify_seconds + rewind_seconds
+    # The last step goes on after the last token is sent, so its parts may exceed the time of decoding.
+    share = min(1.0, usage.decode_seconds / parts_seconds) if parts_seconds else 1.0
+    host_seconds = max(0.0, usage.decode_seconds - parts_seconds)
     return {
         "cache_n": usage.cached_tokens,
         "prompt_n": prompt_n,
@@ -28,9 +31,9 @@ def timings_object(usage: Statistics) -> dict[str, Any]:
         "draft_n": usage.drafted,
         "draft_n_accepted": usage.accepted,
         "draft_rounds": usage.cycles,
-        "draft_ms": _milliseconds(draft_seconds),
-        "verify_ms": _milliseconds(verify_seconds),
-        "rewind_ms": _milliseconds(rewind_seconds),
+        "draft_ms": _milliseconds(share * draft_seconds),
+        "verify_ms": _milliseconds(share * verify_seconds),
+        "rewind_ms": _milliseconds(share * rewind_seconds),
         "host_ms": _milliseconds(host_seconds),
         "queue_ms": _milliseconds(usage.queue_seconds),
         "first_token_ms": _milliseconds(usage.first_token_seconds),

@@ -1,6 +1,6 @@
 // The chat page: its parts put together, what is typed and not sent yet, the keyboard, and the scrolling.
 
-import { attempt, component, data, live, number, t, toast } from "./core.js";
+import { attempt, component, isEnter, live, number, t, toast } from "./core.js";
 import { keeping } from "./chat_keeping.js";
 import { list } from "./chat_list.js";
 import { byId, panel } from "./chat_options.js";
@@ -29,7 +29,7 @@ const page = {
   opening: null,
   isAtEnd: true,
   problem: "",
-  preferred: new URLSearchParams(location.search).get("model") ?? data.model,
+  preferred: new URLSearchParams(location.search).get("model"),
 
   async init() {
     live("state", (state) => (this.state = state));
@@ -105,7 +105,7 @@ const page = {
     if (this.isSent(event)) this.sendResult();
   },
   isSent(event) {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return false;
+    if (!isEnter(event) || event.shiftKey) return false;
     event.preventDefault();
     return true;
   },
@@ -135,9 +135,12 @@ const page = {
     await this.attach(files);
   },
   async paste(event) {
-    if (!event.clipboardData.files.length) return;
-    event.preventDefault();
-    await this.attach([...event.clipboardData.files]);
+    const { files } = event.clipboardData;
+    const isTooLong = event.clipboardData.getData("text").length + this.draft.length > MAX_FILE_CHARACTERS;
+    if (!files.length && !isTooLong) return;
+    event.preventDefault(); // the field would cut it without a word
+    if (files.length) await this.attach([...files]);
+    else toast(t("chat.paste_large", { count: number(MAX_FILE_CHARACTERS) }), "bad");
   },
   drag(event) {
     this.isDropping = event.dataTransfer.types.includes("Files");

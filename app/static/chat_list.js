@@ -1,6 +1,6 @@
 // The conversations that are kept: open, search, rename, delete, export, import.
 
-import { ago, api, confirm, latestOnly, t } from "./core.js";
+import { ago, api, confirm, isEnter, latestOnly, t } from "./core.js";
 import { ADDRESS, mayOutlivePage } from "./chat_keeping.js";
 import { byId, formOf } from "./chat_options.js";
 import { entries } from "./chat_outbox.js";
@@ -174,6 +174,9 @@ export const list = {
   rename(conversation) {
     Object.assign(this, { renamed: conversation.id, newTitle: conversation.title });
     this.$nextTick(() => byId(`title-${conversation.id}`)?.select());
+  },
+  typeTitle(conversation, event) {
+    if (isEnter(event)) this.saveTitle(conversation);
   },
   async saveTitle(conversation) {
     const title = this.newTitle.trim().slice(0, 200);

@@ -1,7 +1,8 @@
 // What a conversation asks of its model: the side panel's fields, and the body of the request they make.
 
 import { api, data, number, t, toast } from "./core.js";
-import { liveStateOf, methodWords, stateOf } from "./model_words.js";
+import { draftsAddress, liveStateOf, methodWords, stateOf } from "./model_words.js";
+import { browser } from "./storage.js";
 
 export const byId = (id) => document.getElementById(id);
 // After the next frame: only then is there what `x-show` begins to show.
@@ -12,6 +13,7 @@ const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"
 const PLAYGROUND = ["format", "json_schema", "tools", "tool_choice", "thinking"];
 const FIELDS = [...NUMBERS, "system", "method", ...PLAYGROUND];
 const NAMED = "function:";
+export const LAST_MODEL = "paceline.chat.model"; // the model that was asked last in this browser
 const SAVE_MS = 600;
 const EXAMPLES = {
   json_schema: {
@@ -113,7 +115,8 @@ export const panel = {
     const { models } = await api("GET", "/admin/api/models");
     this.models = models.filter((model) => model.kind === "main" && !model.problem);
     this.areModelsRead = true;
-    const wanted = [this.model, this.preferred];
+    const inMemory = (this.state?.models ?? []).map(({ id }) => id);
+    const wanted = [this.model, this.preferred, browser.read(LAST_MODEL), ...inMemory, data.model];
     const named = wanted.map((name) => this.models.find((model) => name && [model.id, model.alias].includes(name)));
     this.model = (named.find(Boolean) ?? this.models.find((model) => model.chats) ?? this.models[0])?.id ?? "";
   },
@@ -141,6 +144,9 @@ export const panel = {
   },
   get drafts() {
     return this.now?.loaded?.drafts ?? this.chosen?.drafts ?? [];
+  },
+  get draftsPage() {
+    return draftsAddress(this.model);
   },
   get methods() {
     const ready = this.now?.loaded?.methods ?? [...this.drafts.map((draft) => draft.method), ...data.text_methods];

@@ -1,14 +1,14 @@
 // Asking and answering: sends, streams, stops, edits and asks again. What is asked anew becomes a branch.
 
 import { api, copy, number, percent, seconds, t } from "./core.js";
-import { byId, optionsOf, requestOf, whenShown } from "./chat_options.js";
+import { byId, LAST_MODEL, optionsOf, requestOf, whenShown } from "./chat_options.js";
 import { Painter, paint, paintMessage, paintResult } from "./chat_paint.js";
 import { resume, stream } from "./chat_stream.js";
 import { messageOf, readable, Reply, sizeOf, withFiles } from "./chat_text.js";
 import { add, choose, lineTo, newTurnId, remove } from "./chat_tree.js";
 import { methodWords } from "./model_words.js";
 import { reasonWords } from "./reason_words.js";
-import { tab } from "./storage.js";
+import { browser, tab } from "./storage.js";
 
 const TITLE_CHARACTERS = 60;
 const KEEP_MS = 1000; // a reply that is being written is written down this often
@@ -165,6 +165,7 @@ export const thread = {
     const history = lineTo(conversation, parent).filter((message) => message.role !== "assistant" || isSaid(message));
     add(conversation, { ...makeMessage({ role: "assistant", parent }), status: "writing" });
     const [model, options, controller] = [this.model, optionsOf(this.form), new AbortController()];
+    browser.write(LAST_MODEL, model);
     const chunks = async function* () {
       yield* stream(requestOf(model, options, asMessages(history)), controller.signal);
     };

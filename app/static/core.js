@@ -54,9 +54,9 @@ export function seconds(value) {
 
 const relative = new Intl.RelativeTimeFormat(language, { numeric: "auto" });
 export function ago(unixSeconds) {
-  const past = Date.now() / 1000 - unixSeconds;
+  const past = Math.max(0, Date.now() / 1000 - unixSeconds); // clocks may differ
   const steps = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
-  const [size, name] = steps.find(([stepSeconds]) => Math.abs(past) >= stepSeconds) ?? steps[3];
+  const [size, name] = steps.find(([stepSeconds]) => past >= stepSeconds) ?? steps[3];
   return relative.format(-Math.round(past / size), name);
 }
 const time = new Intl.DateTimeFormat(language, { timeStyle: "medium" });
@@ -243,6 +243,10 @@ export async function copy(text) {
     toast(t("core.uncopied"), "bad");
   }
 }
+
+// Whether a key is Enter by itself, not the end of a conversion of Japanese, Chinese or Korean, which Safari tells by
+// 229 alone (WebKit 165004).
+export const isEnter = (event) => event.key === "Enter" && !event.isComposing && event.keyCode !== 229;
 
 // --- components ----------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ component("modelSetting", () => settingRow({
 
   get usual() {
     const { inherited, unit } = this.row;
-    if (inherited === null || inherited === "") return t("model_settings.unset");
+    if (inherited === null || inherited === "") return this.row.name === "alias" ? "" : t("model_settings.unset");
     return unit === "seconds" ? seconds(inherited) : String(inherited);
   },
 }));

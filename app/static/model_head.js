@@ -75,7 +75,8 @@ component("modelHead", () => ({
     return this.now?.loaded !== undefined;
   },
   get memoryTitle() {
-    return this.isInMemory ? t("model.memory_used") : t("model.memory_needed");
+    if (this.isInMemory) return t("model.memory_used");
+    return this.model.drafts.length ? t("model.memory_alone") : t("model.memory_needed");
   },
   get memory() {
     if (this.isInMemory) return bytes(usedBytes(this.now.loaded));

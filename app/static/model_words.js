@@ -67,6 +67,8 @@ export const usedBytes = (loaded) => loaded.weights_bytes + loaded.cache_bytes +
 const path = (id) => id.split("/").map(encodeURIComponent).join("/");
 export const modelAddress = (id) => `/admin/models/${path(id)}`;
 export const draftsAddress = (id) => `/admin/drafts/${path(id)}`;
+// Where the name of a model leads: to its drafters, if it can have some.
+export const nameAddress = ({ id, kind }) => (kind === "main" ? draftsAddress(id) : modelAddress(id));
 export const paysAddress = (id) => `/admin/pays/${path(id)}`;
 export const draftsCall = (id) => `/admin/api/drafts/${path(id)}`;
 export const filesCall = (id) => `/admin/api/files/${path(id)}`;

@@ -2,7 +2,7 @@
 
 import { address, api, attempt, bytes, component, keepInAddress, live, number, reader, t } from "./core.js";
 import {
-  bitWords, contextWords, draftsAddress, liveStateOf, methodWords, modelAddress, parameterWords,
+  bitWords, contextWords, draftsAddress, liveStateOf, methodWords, nameAddress, parameterWords,
   stateOf, tooLargeWords,
 } from "./model_words.js";
 
@@ -31,7 +31,7 @@ function row(model, now) {
     isLoading: state === "loading",
     isLoaded: state === "loaded",
     canLoad: model.kind !== "drafter" && state === "available",
-    address: modelAddress(model.id),
+    address: nameAddress(model),
     draftsAddress: draftsAddress(model.id),
     sizeWords: model.size_bytes ? bytes(model.size_bytes) : t("core.none"),
     weightWords: [parameterWords(model.parameter_count), bitWords(model.bits)].filter(Boolean).join(" · "),

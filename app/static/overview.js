@@ -2,7 +2,7 @@
 
 import { chart } from "./chart.js";
 import { address, api, attempt, component, confirm, copy, data, keepInAddress, live, number, percent, seconds, t } from "./core.js";
-import { drafterWords, methodWords, modelAddress, paysAddress, usedBytes } from "./model_words.js";
+import { drafterWords, draftsAddress, methodWords, modelAddress, paysAddress, usedBytes } from "./model_words.js";
 import { reasonWords } from "./reason_words.js";
 import { requestWords } from "./running.js";
 
@@ -123,7 +123,7 @@ component("overview", () => ({
   reasons: (model) => Object.entries(model.unavailable).map(([method, why]) => ({ method, words: reasonWords(why) })),
   used: usedBytes,
   drafters: ({ drafts }) => drafterWords(drafts),
-  address: ({ id }) => modelAddress(id),
+  modelPage: ({ id, methods }) => (methods.length ? draftsAddress(id) : modelAddress(id)),
   fraction: (model) => percent(model.fraction),
 
   get workerTone() {

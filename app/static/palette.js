@@ -1,8 +1,8 @@
-// ⌘K or Ctrl-K: pages, models and what can be done, found by typing. Links of the navigation are its pages; every
+// ⌘K or Ctrl-K: pages, models, settings and what can be done, found by typing. Links of the navigation are its pages; every
 // button that carries `data-command` is one of its actions, so a page adds one by marking the button that it has.
 
-import { api, attempt, component, t } from "./core.js";
-import { modelAddress } from "./model_words.js";
+import { api, attempt, component, isEnter, t } from "./core.js";
+import { draftsAddress, nameAddress, paysAddress } from "./model_words.js";
 
 const go = (path) => () => location.assign(path);
 const wordsOf = (node) => (node.getAttribute("aria-label") || node.textContent).trim();
@@ -21,14 +21,19 @@ function actions() {
 const call = (verb, model, done) => () => attempt(() => api("POST", `/admin/api/models/${verb}`, { model }), done);
 
 function commandsOf({ id, kind, state }) {
-  const page = { id: `page ${id}`, words: id, kind: t("palette.model"), run: go(modelAddress(id)) };
+  const page = { id: `page ${id}`, words: id, kind: t("palette.model"), run: go(nameAddress({ id, kind })) };
   if (kind !== "main") return [page];
   const values = { model: id };
+  const tab = (words, place) => ({ id: place, words: `${id} · ${words}`, kind: t("palette.page"), run: go(place) });
+  const tabs = [tab(t("model.tab_drafts"), draftsAddress(id)), tab(t("model.tab_pays"), paysAddress(id))];
   const chat = { id: `chat ${id}`, words: t("palette.chat", values), kind: t("palette.action"), run: go(`/admin/chat?model=${encodeURIComponent(id)}`) };
   const load = { id: `load ${id}`, words: t("palette.load", values), kind: t("palette.action"), run: call("load", id, t("models.is_loaded", values)) };
   const unload = { id: `unload ${id}`, words: t("palette.unload", values), kind: t("palette.action"), run: call("unload", id, t("models.is_unloaded", values)) };
-  return [page, ...{ loaded: [chat, unload], available: [chat, load] }[state] ?? []];
+  return [page, ...tabs, ...{ loaded: [chat, unload], available: [chat, load] }[state] ?? []];
 }
+
+const settingOf = ({ name }) =>
+  ({ id: `setting ${name}`, words: t.or(`settings.${name}`, name), kind: t("settings.title"), run: go(`/admin/settings#setting-${name}`) });
 
 component("palette", () => ({
   query: "",
@@ -50,9 +55,10 @@ component("palette", () => ({
   async show() {
     Object.assign(this, { query: "", at: 0, entries: [...pages(), ...actions()] });
     this.$root.showModal();
-    const { models } = await api("GET", "/admin/api/models").catch(() => ({ models: [] }));
+    const read = (name) => api("GET", `/admin/api/${name}`).then((answer) => answer[name]).catch(() => []);
+    const [models, settings] = await Promise.all([read("models"), read("settings")]);
     const chosen = this.shown[this.at]?.id;
-    this.entries = [...pages(), ...models.flatMap(commandsOf), ...actions()];
+    this.entries = [...pages(), ...models.flatMap(commandsOf), ...actions(), ...settings.map(settingOf)];
     this.at = Math.max(0, this.shown.findIndex(({ id }) => id === chosen));
   },
   close() {
@@ -82,7 +88,7 @@ component("palette", () => ({
       event.preventDefault();
       this.at = (this.at + step + count) % count;
       this.$nextTick(() => document.getElementById(this.active)?.scrollIntoView({ block: "nearest" }));
-    } else if (event.key === "Enter" && !event.isComposing && count) {
+    } else if (isEnter(event) && count) {
       event.preventDefault();
       this.run(this.shown[this.at]);
     }

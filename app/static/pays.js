@@ -61,6 +61,9 @@ component("pays", () => ({
   get hasCells() {
     return this.shownCells.length > 0;
   },
+  get hasSeveralCells() {
+    return this.shownCells.length > 1;
+  },
   get settings() {
     if (!this.cell) return [];
     const shown = this.isWhole ? this.cell.settings : telling(this.cell);

@@ -2,7 +2,7 @@
 // reason below it: what was typed stays where it is; a switch, a choice or a list goes back. A page adds how it shows,
 // reads and sends a value, and words of its own.
 
-import { api, data, latestOnly, live, t } from "./core.js";
+import { api, data, isEnter, latestOnly, live, t } from "./core.js";
 
 const rows = new Map(data.settings.map((row) => [row.name, row]));
 const shown = new Map();
@@ -69,6 +69,11 @@ export const settingRow = (own) => Object.defineProperties({
     return this.save();
   },
 
+  async typeEntry(event) {
+    if (!isEnter(event)) return;
+    event.preventDefault();
+    await this.add();
+  },
   async add() {
     const entry = this.added.trim();
     if (!entry || this.isBusy) return;

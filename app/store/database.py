@@ -224,7 +224,8 @@ def open_engine(path: Path, *, pooled: bool = False) -> Engine:
     def configure(connection: Any, _record: Any) -> None:
         """Set up a connection: the busy timeout first, since switching to WAL may have to wait."""
         connection.isolation_level = None  # we send BEGIN ourselves, so that tables change within a transaction too
-        pragmas = "journal_mode = WAL", "foreign_keys = ON", "secure_delete = ON"  # deleted data is overwritten
+        # Deleted data is overwritten, and macOS writes a checkpoint through to the medium.
+        pragmas = "journal_mode = WAL", "foreign_keys = ON", "secure_delete = ON", "checkpoint_fullfsync = ON"
         for pragma in (f"busy_timeout = {BUSY_TIMEOUT_MILLISECONDS}", *pragmas):
             connection.execute(f"PRAGMA {pragma}")
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, Process
@@ -16,6 +15,7 @@ import app
 from app.core.messages import Event
 from app.core.reason import Reason
 from app.machine.channel import NOTE_BYTES, CrashNote, ServerChannel
+from app.machine.descriptors import socket_pair
 
 MAX_LINE_BYTES = 64 * 1024
 SIGKILL_SECONDS = 10.0
@@ -90,7 +90,7 @@ class Child:
         """Start `command --channel-fd N --note-fd M` in its own session. Its standard input closes with this process;
         `on_line` gets the lines of its stderr, which otherwise is inherited. Raises OSError."""
         with contextlib.ExitStack() as cleanup, contextlib.ExitStack() as child_ends:
-            ours, theirs = socket.socketpair()
+            ours, theirs = socket_pair()
             cleanup.callback(ours.close)
             child_ends.enter_context(theirs)
             note = child_ends.enter_context(tempfile.TemporaryFile())

@@ -3,11 +3,12 @@ libraries beside it.
 """
 
 import os
-import socket
 import subprocess
 import sys
 from multiprocessing.connection import Connection
 from typing import NamedTuple
+
+from app.machine.descriptors import socket_pair
 
 ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -25,7 +26,7 @@ def launch_text_process(*, close_fds: bool = False) -> Launched:
     Our own descriptors are not inheritable, so that none need be closed, which takes a fork; those that a worker is
     started with are, at first.
     """
-    ours, theirs = socket.socketpair()
+    ours, theirs = socket_pair()
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "app.worker.text_process"],

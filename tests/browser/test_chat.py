@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from app.i18n.catalogs import read_words
 from tests.browser.conftest import Visitor
 from tests.browser.server import MODEL, Server, serving
 from tests.browser.test_chat_keeping import is_saved, kept, number_of
 
+words = read_words()
 STREAM = "**/admin/api/v1/chat/completions"
 REPLIES = '.message[data-role="assistant"]'
 WRITING = ".message[aria-busy=true]"
@@ -49,8 +51,8 @@ def test_a_reply_shows_who_drafted_it_and_what_it_cost_and_is_there_after_a_relo
     ask(chat)
     assert COUNTED.search(body(chat))
     figures = chat.locator(f"{REPLIES} dl")
-    for words in ("tokens/s", "accepted", "tokens per step", "to first token", "DFlash"):
-        expect(figures).to_contain_text(words)
+    for label in ("tokens/s", "accepted", "tokens per step", "to first token", "DFlash"):
+        expect(figures).to_contain_text(label)
     expect(chat.locator("mark[data-method]:visible")).to_have_count(1)  # of the drafter in the panel
     chat.get_by_role("button", name="Accepted tokens", exact=True).click()
     expect(chat.locator(f"{REPLIES} mark[data-method=dflash]").first).to_be_visible()
@@ -65,6 +67,46 @@ def test_a_reply_shows_who_drafted_it_and_what_it_cost_and_is_there_after_a_relo
     assert chat.locator(f"{REPLIES} dl").text_content() == text
     expect(chat.get_by_label("Temperature")).to_have_value("0")
     expect(chat.get_by_label("Speculative decoding", exact=True)).to_have_value("dflash")
+
+
+@pytest.mark.parametrize("is_composing", ["true", "false"], ids=["Chrome", "Safari"])
+def test_enter_that_ends_a_conversion_sends_and_saves_nothing(chat: Page, is_composing: str) -> None:
+    """Safari says by 229 alone that Enter took a word of Japanese (WebKit 165004)."""
+    key = f"{{ key: 'Enter', keyCode: 229, isComposing: {is_composing}, bubbles: true, cancelable: true }}"
+    convert = f"(field) => field.dispatchEvent(new KeyboardEvent('keydown', {key}))"
+    ask(chat)
+    chat.locator("#draft").fill("日本")
+    chat.locator("#draft").evaluate(convert)
+    expect(chat.locator("#draft")).to_have_value("日本")
+    expect(chat.locator(REPLIES)).to_have_count(1)
+    entry = chat.locator(".conversations .entry")
+    entry.hover()
+    entry.get_by_role("button", name=re.compile("^Rename")).click()
+    title = chat.locator("#chat-list li input")
+    title.fill("日本")
+    title.evaluate(convert)
+    expect(title).to_be_focused()
+
+
+def test_a_paste_that_is_too_long_is_refused_in_words(chat: Page) -> None:
+    chat.locator("#draft").evaluate(
+        """(field) => {
+          const clipboardData = new DataTransfer();
+          clipboardData.setData("text", "a".repeat(400_001));
+          field.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
+        }"""
+    )
+    expect(chat.locator(".toast")).to_have_text(words("chat.paste_large", count="400,000"))
+    expect(chat.locator("#draft")).to_have_value("")
+
+
+def test_the_model_that_was_asked_last_is_chosen_again(server: Server, visitor: Visitor) -> None:
+    server.call("DELETE", "/admin/api/conversations")
+    page = visitor(server).open("/admin/chat")
+    page.locator("#option-model").select_option("demo-hybrid")
+    ask(page)
+    page.goto("/admin/chat")
+    expect(page.locator("#option-model")).to_have_value("demo-hybrid")
 
 
 def test_a_reply_is_stopped_by_escape_and_what_was_written_is_kept(chat: Page) -> None:
@@ -200,9 +242,9 @@ def test_thoughts_are_folded_and_code_can_be_copied(chat: Page) -> None:
 
 def test_the_model_loads_while_the_first_reply_waits(server: Server, chat: Page) -> None:
     server.call("POST", "/admin/api/models/unload", {"model": MODEL})
-    expect(chat.locator(".talk-head .badge")).to_have_text("on disk")
+    expect(chat.locator(".talk-head .badge")).to_have_text(words("model.available"))
     ask(chat)
-    expect(chat.locator(".talk-head .badge")).to_have_text("in memory")
+    expect(chat.locator(".talk-head .badge")).to_have_text(words("model.loaded"))
 
 
 def test_on_a_phone_list_and_options_are_drawers(server: Server, visitor: Visitor) -> None:

@@ -100,6 +100,23 @@ def test_pages_models_and_actions_are_found_by_typing(server: Server, visitor: V
     page.wait_for_url(f"**/admin/chat?model={MODEL}")
 
 
+def test_drafting_benchmarks_and_settings_are_found_by_typing(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/requests")
+    field = page.get_by_role("combobox", name=words("palette.title"))
+    places = {
+        f"{MODEL} {words('model.tab_drafts')}": f"**/admin/drafts/{MODEL}",
+        f"{MODEL} {words('model.tab_pays')}": f"**/admin/pays/{MODEL}",
+        words("settings.prefix_cache_days"): "**/admin/settings#setting-prefix_cache_days",
+    }
+    for typed, address in places.items():
+        page.keyboard.press("Control+k")
+        field.fill(typed)
+        expect(page.locator("#palette-list").get_by_role("option")).to_have_count(1)
+        page.keyboard.press("Enter")
+        page.wait_for_url(address)
+    expect(page.locator("#setting-prefix_cache_days")).to_be_in_viewport()
+
+
 def test_the_highlighted_entry_stays_highlighted_when_the_models_arrive(page: Page) -> None:
     held: list[Route] = []
 

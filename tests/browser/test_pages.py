@@ -216,14 +216,27 @@ def test_a_page_is_usable_by_everybody_on_a_phone(server: Server, visitor: Visit
     check(look(page, *LAYOUT_CALLS) + look(page, "smallTargets", argument=TOUCH_PIXELS))
 
 
-def test_a_models_name_leads_to_its_own_page_with_memory_and_drafters(server: Server, visitor: Visitor) -> None:
+def test_every_link_of_every_page_leads_somewhere(server: Server, visitor: Visitor) -> None:
+    server.reply("Count to three.", max_tokens=5)
+    visit, places = visitor(server), dict[str, str]()
+    for place in PLACES:
+        page = visit.open(place.address(server))
+        for address in page.locator("a[href^='/']").evaluate_all("(links) => links.map((link) => link.href)"):
+            places.setdefault(address, place.name)
+        page.close()
+    assert any("/admin/requests/" in address for address in places), "of the recent requests"
+    statuses = {(place, address): visit.context.request.get(address).status for address, place in places.items()}
+    assert {link: status for link, status in statuses.items() if status >= 400} == {}
+
+
+def test_a_models_name_leads_to_its_drafters_with_memory_in_the_head(server: Server, visitor: Visitor) -> None:
     page = visitor(server).open("/admin/")
     loaded = page.locator("section[aria-labelledby=loaded-title]")
     expect(loaded.get_by_text(words("overview.drafter"), exact=True)).to_have_count(1)
     for address in ("/admin/", "/admin/models"):
         page.goto(address)
         page.locator("main").get_by_role("link", name=MODEL, exact=True).first.click()
-        expect(page).to_have_url(re.compile(f"/admin/models/{MODEL}$"))
+        expect(page).to_have_url(re.compile(f"/admin/drafts/{MODEL}$"))
     head = page.locator("[x-data=modelHead]")
     expect(head.get_by_role("navigation").get_by_role("link").first).to_have_attribute("aria-current", "page")
     expect(head).to_contain_text(re.compile(rf"{words('model.memory_used')} [\d.]+ MB"))
@@ -237,7 +250,7 @@ def test_narrowed_models_stay_narrowed_on_the_way_back(server: Server, visitor: 
     page.locator("#filter").fill(MODEL)
     expect(page).to_have_url(re.compile(rf"filter={MODEL}&kind=all$"))
     page.get_by_role("link", name=MODEL, exact=True).click()
-    expect(page).to_have_url(re.compile(f"/admin/models/{MODEL}$"))
+    expect(page).to_have_url(re.compile(f"/admin/drafts/{MODEL}$"))
     page.go_back()
     expect(page.locator("#filter")).to_have_value(MODEL)
     expect(page.locator("#kind")).to_have_value("all")

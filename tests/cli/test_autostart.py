@@ -14,7 +14,7 @@ import pytest
 from app.command import autostart, service
 from app.command.autostart import Agent, agent_of, environment_of, launch_agent, stable_python, systemd_unit
 from app.core.errors import CommandError
-from app.machine.server_file import is_served
+from app.machine.server_file import RunningServer, is_served
 from app.settings import Settings, read_settings
 
 DOCUMENTED = {
@@ -26,6 +26,8 @@ DOCUMENTED = {
     "ThrottleInterval": int,
     "ExitTimeOut": int,
     "ProcessType": str,
+    "LimitLoadToSessionType": list,
+    "AssociatedBundleIdentifiers": str,
     "StandardOutPath": str,
     "StandardErrorPath": str,
 }
@@ -62,7 +64,7 @@ def test_launchd_reads_every_key_as_it_is_documented(tmp_path: Path) -> None:
 def test_every_home_has_an_agent_of_its_own_and_the_usual_one_the_plain_name(tmp_path: Path) -> None:
     usual = settings_of(Settings.model_fields["home"].default.expanduser())
     assert (agent_of(usual, is_mac=True).label, agent_of(usual, is_mac=False).label) == (
-        autostart.LABEL,
+        autostart.SERVICE_LABEL,
         "paceline.service",
     )
     assert "PACELINE_HOME" not in environment_of(usual, {})
@@ -150,8 +152,9 @@ def test_it_is_installed_as_often_as_one_likes_and_undone_completely(
     agent.start()
     assert autostart.uninstall(settings)
     assert files_below(tmp_path) - {"told"} == before
-    words = [call[1] if is_mac else call[2] for call in system()]
-    once = ["bootout", "bootstrap"] if is_mac else ["daemon-reload", "enable", "restart"]
+    calls = [call for call in system() if call[1] != "print"]
+    words = [call[1] if is_mac else call[2] for call in calls]
+    once = ["bootout", "enable", "bootstrap"] if is_mac else ["daemon-reload", "enable", "restart"]
     ending = (
         ["bootstrap", "kickstart", "bootout"]
         if is_mac
@@ -159,7 +162,7 @@ def test_it_is_installed_as_often_as_one_likes_and_undone_completely(
     )
     assert words == [*once, *once, *ending]
     if is_mac:
-        assert system()[1] == ["launchctl", "bootstrap", f"gui/{os.getuid()}", str(agent.path)]
+        assert calls[2] == ["launchctl", "bootstrap", f"gui/{os.getuid()}", str(agent.path)]
 
 
 def test_a_server_of_the_systems_gets_its_options_by_the_command_that_made_it_so(
@@ -174,10 +177,52 @@ def test_a_server_of_the_systems_gets_its_options_by_the_command_that_made_it_so
     assert system() == calls
 
 
+def test_where_nobody_has_logged_in_at_a_screen_the_agent_lives_in_the_background(
+    tmp_path: Path, system: Callable[[], Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_mac(monkeypatch)
+    (tmp_path / "fails").write_text("print\n", encoding="utf-8")
+    settings = settings_of(tmp_path / "home")
+    agent = autostart.install(settings, autostart.agent_file_content(settings, ()))
+    assert ["launchctl", "bootstrap", f"user/{os.getuid()}", str(agent.path)] in system()
+    assert "Background" in plistlib.loads(agent.path.read_bytes())["LimitLoadToSessionType"]
+
+
+def test_a_launchd_that_still_ends_an_earlier_agent_is_asked_again(
+    tmp_path: Path, system: Callable[[], Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_mac(monkeypatch)
+    (tmp_path / "fails").write_text("bootstrap\n", encoding="utf-8")
+    monkeypatch.setattr(autostart, "BOOTSTRAP_SECONDS", 0.0)
+    monkeypatch.setattr("time.sleep", lambda _seconds: (tmp_path / "fails").unlink(missing_ok=True))
+    settings = settings_of(tmp_path / "home")
+    assert autostart.install(settings, autostart.agent_file_content(settings, ())).path.is_file()
+    assert [call[1] for call in system()].count("bootstrap") == 2
+
+
+def test_a_server_that_ran_runs_again_where_the_system_refuses_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(tmp_path / "home")
+    began: list[tuple[str, ...]] = []
+
+    def refuse(_settings: Settings, _content: bytes) -> Agent:
+        raise CommandError("no such domain")
+
+    ran = RunningServer("127.0.0.1", 1, "", words=("--port=0",))
+    monkeypatch.setattr(service, "stop", lambda _settings, _show: ran)
+    monkeypatch.setattr(service, "start", lambda _settings, words, _show: began.append(words))
+    monkeypatch.setattr(autostart, "install", refuse)
+    with pytest.raises(CommandError, match="no such domain"):
+        service.install(settings, (), lambda _text: None)
+    assert began == [("--port=0",)]
+
+
 def test_what_the_system_refuses_is_told_and_leaves_nothing(
     tmp_path: Path, system: Callable[[], Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_mac(monkeypatch)
+    monkeypatch.setattr(autostart, "BOOTSTRAP_SECONDS", 0.0)
     (tmp_path / "fails").write_text("bootstrap\n", encoding="utf-8")
     settings = settings_of(tmp_path / "home")
     with pytest.raises(CommandError, match="no such domain"):

@@ -29,7 +29,7 @@ class InterruptedServer:
 
 
 def test_ctrl_c_stops_the_reply_and_keeps_what_was_said() -> None:
-    server, console = InterruptedServer(), Console(record=True, width=100)
+    server, console = InterruptedServer(), Console(record=True, width=100, force_terminal=True)
     chat = Chat(server, {"model": "big"}, console)
     assert chat.send_message("Hi").stopped
     chat.send_message("Go on")

@@ -215,13 +215,15 @@ def test_a_wrong_setting_is_one_line(environment: Mapping[str, str]) -> None:
     assert run(environment, "serve", "--draft", "no-equals-sign").stderr.startswith("PACELINE_DRAFTS: ")
 
 
-def test_chat_once_streams_the_reply_and_its_numbers(environment: Mapping[str, str], fake: FakeServer) -> None:
+def test_chat_once_writes_the_reply_to_stdout_and_its_numbers_to_stderr(
+    environment: Mapping[str, str], fake: FakeServer
+) -> None:
     fake.answers["/v1/chat/completions"] = (200, [chunk("1, "), chunk("2, 3", [[0, 3]]), LAST_CHUNK])
     result = run(environment, "chat", "big", "--once", "Count.", "--temperature", "0", "--no-speculation")
     assert result.exit_code == 0
-    assert result.stdout.startswith("1, 2, 3\n")
-    assert "5 tokens · 123.4 tokens/s" in result.stdout
-    assert "draft_model: 3 of 4 drafts accepted (75 %) · 2.50 tokens per step" in result.stdout
+    assert result.stdout == "1, 2, 3\n"
+    numbers = "5 tokens · 123.4 tokens/s · draft_model: 3 of 4 drafts accepted (75 %) · 2.50 tokens per step\n"
+    assert result.stderr == numbers
     _, _, body, _ = fake.requests[-1]
     assert body["messages"] == [{"role": "user", "content": "Count."}]
     assert body["temperature"] == 0
@@ -272,7 +274,7 @@ def test_chat_asks_which_model_where_there_is_a_choice(environment: Mapping[str,
     fake.answers["/v1/models"] = (200, {"data": [OURS, {"id": "one"}, {"id": "two"}]})
     result = run(environment, "chat", "--once", "Hi")
     assert result.exit_code == 1
-    assert "name a model: one, two. `paceline chat MODEL`" in result.stderr
+    assert "name a model: demo-assistant, one, two. `paceline chat MODEL`" in result.stderr
 
 
 def test_ids_are_never_broken_in_a_narrow_window(environment: Mapping[str, str], fake: FakeServer) -> None:

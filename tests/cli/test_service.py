@@ -83,6 +83,8 @@ def test_starts_at_once_make_one_server(environment: Mapping[str, str], home: Pa
     assert (
         refused == f"paceline: Paceline runs already: {server.address} (process {server.pid}); `paceline stop` ends it"
     )
+    by_launchd = said({**environment, "XPC_SERVICE_NAME": "app.paceline.server"}, "serve", "--port", "0")
+    assert by_launchd == refused, "and no failure, after which launchd would try again for ever"
     assert httpx2.get(f"{server.address}/health/live", timeout=60).is_success
 
 

@@ -4,6 +4,7 @@ Items and menus are real enough to be read; `opened` and `clicked` are what a pe
 to lose or gain items, as AppKit breaks on it.
 """
 
+import queue
 import time
 from collections.abc import Sequence
 from types import ModuleType
@@ -19,6 +20,9 @@ class NSObject:
 
     def init(self) -> Self:
         return self
+
+    def performSelectorOnMainThread_withObject_waitUntilDone_(self, selector: str, argument: Any, wait: bool) -> None:
+        NSRunLoop.main.performed.put(lambda: getattr(self, selector.replace(":", "_"))(argument))
 
 
 class NSImageRep(NSObject):
@@ -211,6 +215,7 @@ class NSApplication(NSObject):
     delegate: Any = None
     policy = -1
     is_stopped = has_event = False
+    has_timers = True
 
     def __init__(self) -> None:
         self.steps: list[Any] = []
@@ -239,7 +244,9 @@ class NSApplication(NSObject):
                 return
             if self.steps:
                 self.steps.pop(0)()
-            for timer in NSRunLoop.main.timers:
+            while not NSRunLoop.main.performed.empty():
+                NSRunLoop.main.performed.get()()
+            for timer in NSRunLoop.main.timers if self.has_timers else ():
                 timer.fire()
         raise AssertionError("it never ended")
 
@@ -273,6 +280,7 @@ class NSRunLoop(NSObject):
     def __init__(self) -> None:
         self.timers: list[NSTimer] = []
         self.modes: list[str] = []
+        self.performed: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     @classmethod
     def mainRunLoop(cls) -> "NSRunLoop":

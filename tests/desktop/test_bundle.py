@@ -101,7 +101,7 @@ def double_click(script: Path, **environment: str) -> subprocess.CompletedProces
 def test_a_double_click_runs_the_python_of_this_installation_wherever_it_lies(tmp_path: Path) -> None:
     python = program(tmp_path / 'Ann\'s "tools" $HOME `x` \\ 도구' / "python", 'echo "$PACELINE_HOME"')
     script = tmp_path / "paceline"
-    launching = LauncherInfo("1.2.0", python, "It has moved.", home="/her 'state'")
+    launching = LauncherInfo("1.2.0", python, "It has moved.", {"PACELINE_HOME": "/her 'state'"})
     script.write_bytes(os.fsencode(launcher_script(launching)))
     script.chmod(0o755)
     ran = double_click(script)

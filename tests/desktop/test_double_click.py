@@ -54,7 +54,7 @@ def test_a_double_click_starts_the_server_and_opens_the_dashboard(
 ) -> None:
     paceline(environment, "app", "install", "--folder", str(tmp_path / "Applications"))
     script = tmp_path / "Applications" / NAME / LAUNCHER
-    finder = {name: environment[name] for name in ("PATH", "HOME", "BROWSER", "PACELINE_PORT")}
+    finder = {name: environment[name] for name in ("PATH", "HOME", "BROWSER")}
     servers = []
     for _ in range(2):
         subprocess.run([script], cwd="/", env=finder, capture_output=True, timeout=SECONDS, check=True)

@@ -207,6 +207,13 @@ def test_text_goes_to_the_pasteboard_and_languages_come_from_the_system(tray: An
     assert tray.languages() == "ko-KR,en-US"
 
 
+def test_what_is_scheduled_waits_for_no_timer(tray: Any) -> None:
+    fake_appkit.NSApplication.shared.has_timers = False
+    done: list[str] = []
+    run(tray, lambda: tray.schedule(lambda: done.append("at once")))
+    assert done == ["at once"]
+
+
 def test_a_notification_gets_its_words_as_arguments(tray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = tmp_path / "told"
     os.mkfifo(pipe)

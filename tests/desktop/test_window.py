@@ -1,5 +1,6 @@
 """The window of its own: it enters by a one-time address, remembers its size, and the browser is there without it."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,17 @@ from typing import Any, Self
 import pytest
 
 from app.command.server import Server
-from app.desktop.window import SIZE_FILE, SMALLEST, WindowSize, open_app, open_window, read_size, web_view
+from app.core.errors import CommandError
+from app.desktop.window import (
+    SIZE_FILE,
+    SMALLEST,
+    WindowSize,
+    errors_in_dialog,
+    open_app,
+    open_window,
+    read_size,
+    web_view,
+)
 from app.settings import Settings, read_settings
 from tests.cli.fake_server import FakeServer
 
@@ -134,6 +145,21 @@ def test_a_double_click_opens_the_dashboard_where_nothing_else_would_be_seen(
         open_in_browser=lambda _server, to: shown.append(to),
     )
     assert shown == ["/admin/"] * opened
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"), [(CommandError("port 1 is taken"), "port 1 is taken"), (OSError("denied"), "OSError: denied")]
+)
+def test_whatever_fails_in_a_double_click_is_shown_in_a_dialog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, shown: str
+) -> None:
+    dialog = tmp_path / "osascript"
+    dialog.write_text(f'#!/bin/sh\nfor word; do :; done\nprintf "%s" "$word" >{tmp_path}/shown\n')
+    dialog.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(type(error)), errors_in_dialog():
+        raise error
+    assert (tmp_path / "shown").read_text().startswith(shown)
 
 
 def test_pywebview_is_used_where_it_is_installed_and_a_screen_is_there(

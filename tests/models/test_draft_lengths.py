@@ -13,7 +13,7 @@ M1, M2_ULTRA, M3, M5 = "applegpu_g13g", "applegpu_g14d", "applegpu_g15s", "apple
         (M3, "affine", 0, (1, 2, 4, 9, 15, 31)),
         (M5, "affine", 0, (1, 2, 4, 9, 15, 31)),
         (M1, "affine", 0, (1, 2, 3, 5, 15, 31)),
-        (M2_ULTRA, "affine", 0, (1, 2, 3, 5, 15, 31)),
+        (M2_ULTRA, "affine", 0, (1, 2, 3, 5, 11, 15, 31)),
         (M1, "mxfp4", 0, (1, 2, 4, 9, 15, 31)),
         (M2_ULTRA, "nvfp4", 0, (1, 2, 4, 9, 15, 31)),
         (M5, "affine", 8, (1, 2, 4, 6, 15, 31)),

@@ -7,6 +7,9 @@ class NSObject:
     @classmethod
     def alloc(cls) -> Self: ...
     def init(self) -> Self: ...
+    def performSelectorOnMainThread_withObject_waitUntilDone_(
+        self, selector: str, argument: object, wait: bool
+    ) -> None: ...
 
 class NSTimer(NSObject):
     @classmethod
