@@ -20,6 +20,7 @@ from app.desktop.tray import MenuEntry, TrayContent, TrayState
 TICK_SECONDS, TICK_TOLERANCE_SECONDS = 1.0, 0.2
 """Seconds between two looks for signals, and how much macOS may delay one to save energy."""
 REPEATS = AT_START = True
+WAITS = False
 ICON_POINTS = (18.0, 18.0)
 NOTIFY = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
 """Program for osascript: UserNotifications ends a process without a signed bundle. Texts are passed as arguments."""
@@ -107,7 +108,7 @@ class MacTray:
 
     def schedule(self, call: Callable[[], None]) -> None:
         self._calls.put(call)
-        self._events.performSelectorOnMainThread_withObject_waitUntilDone_("tick:", None, False)
+        self._events.performSelectorOnMainThread_withObject_waitUntilDone_("tick:", None, WAITS)
 
     def notify(self, title: str, text: str) -> None:
         command = ["osascript", *(argument for line in NOTIFY for argument in ("-e", line)), title, text]
