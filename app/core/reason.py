@@ -36,6 +36,7 @@ REASONS = {
     "exit_signal": "ended by signal {name}",
     "exit_clean": "exited with code 0",
     "exit_code": "exited with code {code}, see the log",
+    "exit_device": "the GPU took no more work from the process, so another one was started",
     "exit_stuck": "closed its channel and did not exit",
     "exit_not_started": "could not be started ({detail})",
     "exit_not_ready": "did not become ready within {seconds:g} s",

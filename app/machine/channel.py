@@ -25,6 +25,8 @@ MAX_BACKLOG_BYTES: Final = 2 * MAX_FRAME_BYTES
 """Limit, in bytes, on commands that the worker has not read yet; above it new requests are refused."""
 READ_BYTES: Final = 256 * 1024
 NOTE_BYTES: Final = mmap.PAGESIZE
+EXIT_DEVICE_LOST: Final = 75
+"""Exit code of a worker that the GPU takes no more work from."""
 
 _LENGTH = struct.Struct(">I")
 _ENCODER = msgspec.msgpack.Encoder()

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import app
 from app.core.messages import Event
 from app.core.reason import Reason
-from app.machine.channel import NOTE_BYTES, CrashNote, ServerChannel
+from app.machine.channel import EXIT_DEVICE_LOST, NOTE_BYTES, CrashNote, ServerChannel
 from app.machine.descriptors import socket_pair
 
 MAX_LINE_BYTES = 64 * 1024
@@ -185,6 +185,8 @@ def describe_exit(code: int | None) -> Reason:
     """Return why a process ended, given its exit code as in `exit_name`."""
     if code is None:
         return Reason("exit_stuck")
+    if code == EXIT_DEVICE_LOST:
+        return Reason("exit_device")
     if code >= 0:
         return Reason("exit_code", {"code": code}) if code else Reason("exit_clean")
     return _SIGNALS.get(-code) or Reason("exit_signal", {"name": exit_name(code)})

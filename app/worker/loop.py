@@ -33,6 +33,7 @@ from app.core.pool_events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedU
 from app.engine.loading.pool import EnginePool
 from app.machine.channel import CrashNote
 from app.machine.host import memory_pressure
+from app.worker.device_errors import check_device
 from app.worker.served_model import OpenScheduler, SaveCosts, ServedModel
 from app.worker.text_thread import TextThread
 from app.worker.thread_commands import Halt, LoopCommand, Submission
@@ -95,7 +96,7 @@ class Loop:
         self._inbox.put(command)
 
     def run(self) -> None:
-        """Run turns until a Halt arrives."""
+        """Run turns until a Halt arrives. Raises DeviceLost."""
         while self.turn():
             pass
         self._save_all_costs()
@@ -250,6 +251,7 @@ class Loop:
                 engine = self._pool.engine(model_id)
                 self._report_loaded(served.open(engine) if engine is not None else (), event.seconds)
             case LoadFailed():
+                check_device(event.error)
                 self._send(LoadProgress(model_id=model_id, phase="failed", fraction=0.0))
                 for load in served.close(event.error):
                     self._send(failed_frame(load.id, event.error))

@@ -47,9 +47,10 @@ from app.core.unit import ModelSpecification
 from app.engine import memory
 from app.engine.loading.warm_up import WarmUps
 from app.engine.prefix.disk import Disk
-from app.machine.channel import CrashNote, WorkerChannel
+from app.machine.channel import EXIT_DEVICE_LOST, CrashNote, WorkerChannel
 from app.models.safe_files import escaped
 from app.scheduler.scheduler import Scheduler
+from app.worker.device_errors import DeviceLost
 from app.worker.loop import Loop
 from app.worker.text_thread import TextThread
 from app.worker.texts import TextReaders
@@ -87,7 +88,7 @@ def open_scheduler(specification: ModelSpecification, engine: EnginePort, costs:
 
 
 def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None = None) -> int:
-    """Serve the channel until a Shutdown; the exit code is then 0."""
+    """Serve the channel until a Shutdown; the exit code is then 0, or `EXIT_DEVICE_LOST`."""
     parser = argparse.ArgumentParser(prog="paceline worker", description="Started by Paceline itself.")
     parser.add_argument("--channel-fd", type=int, required=True)
     parser.add_argument("--note-fd", type=int, required=True)
@@ -112,7 +113,12 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
     memory.bound_buffer_cache()
     disk = Disk(options.prefixes_folder, options.prefixes_bytes, max_days=options.prefixes_days)
     make_pool = make_pool or partial(open_pool, wire=options.wire == "auto", disk=disk)
-    _serve(channel, options.ceiling_bytes, make_pool(options.ceiling_bytes, costs), costs, CrashNote(options.note_fd))
+    try:
+        pool = make_pool(options.ceiling_bytes, costs)
+        _serve(channel, options.ceiling_bytes, pool, costs, CrashNote(options.note_fd))
+    except DeviceLost as error:
+        logger.critical("this process ends, as the GPU takes no more work from it: %s", error)
+        return EXIT_DEVICE_LOST
     disk.flush(FLUSH_SECONDS)
     return 0
 

@@ -18,6 +18,7 @@ from app.core.unit import LoadedModel, ModelSpecification
 from app.engine.loading.pool import EnginePool
 from app.models.footprint import RowSize
 from app.scheduler.scheduler import Scheduler
+from app.worker.device_errors import MAX_TIMEOUTS, DeviceLost, check_device, is_timed_out
 from app.worker.text_thread import TextThread
 from app.worker.thread_commands import Submission
 
@@ -28,8 +29,11 @@ SaveCosts = Callable[[ModelSpecification, Sequence[StepCost]], None]
 
 
 class ServedModel:
-    """One served model. All calls come from the MLX thread; none raises. `pool` provides the engine, with one lease per
-    choice, and memory for its rows: a request that does not fit beside the running ones waits for a row."""
+    """One served model. All calls come from the MLX thread; none raises but DeviceLost.
+
+    `pool` provides the engine, with one lease per choice, and memory for its rows: a request that does not fit beside
+    the running ones waits for a row.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,8 @@ class ServedModel:
         self._open_requests: set[str] = set()
         self._reserved_rows: list[RowSize] = []
         """Expected sizes of the rows for which the pool has reserved memory."""
+        self._timeouts = 0
+        """Number of steps in a row that the GPU ended because they took too long."""
         self._is_fetching_prefix = False
         """Whether the next request waits for files that are being read."""
 
@@ -188,6 +194,7 @@ class ServedModel:
             plan = scheduler.plan()
             if plan is not None:
                 events += scheduler.commit(engine.step(plan))
+                self._timeouts = 0
         except Exception as error:
             logger.exception("a step failed")
             failure = error
@@ -197,11 +204,20 @@ class ServedModel:
         return plan is not None or bool(events) or self._is_fetching_prefix
 
     def _recover(self, scheduler: Scheduler, error: Exception) -> list[TokenEvent]:
-        """Recover from a failed step: its requests fail, unless memory ran out, when they continue with less of it."""
+        """Recover from a failed step: its requests fail, unless it was too large, when they go on in smaller ones.
+
+        Raises DeviceLost if the GPU takes no more work.
+        """
+        check_device(error)
+        timed_out = is_timed_out(error)
+        self._timeouts += timed_out
+        if self._timeouts > MAX_TIMEOUTS:
+            raise DeviceLost(f"{self._timeouts} steps in a row timed out: {error}") from error
         try:
-            if not isinstance(error, InsufficientMemory):
+            if not (timed_out or isinstance(error, InsufficientMemory)):
                 return scheduler.fail_running(short_text(error))
-            self._pool.free_unused()
+            if not timed_out:
+                self._pool.free_unused()
             return scheduler.shrink(short_text(error))
         except Exception as second:
             logger.exception("the scheduler could not end its requests")

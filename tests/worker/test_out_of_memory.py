@@ -11,6 +11,7 @@ import pytest
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.engine.engine import Engine
 from app.engine.runner import Runner
+from app.worker.device_errors import DeviceLost
 from tests.engine.driving import Driver, build
 from tests.tiny import related_draft, tiny_model
 from tests.worker.pair import Pair
@@ -25,6 +26,7 @@ class Device:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls = self.refused = 0
+        self.text = REFUSAL
         self.refuses: Callable[[int], bool] = lambda _call: False
         for owner, name in CALLS:
             patch.setattr(owner, name, self._guarded(getattr(owner, name)))
@@ -44,7 +46,7 @@ class Device:
 
     def _refuse(self) -> None:
         self.refused += 1
-        raise RuntimeError(REFUSAL)
+        raise RuntimeError(self.text)
 
 
 @pytest.fixture(name="device")
@@ -108,6 +110,51 @@ def test_whenever_memory_runs_out_every_text_stays_the_same_and_nobody_fails(
         assert [pair.failed(f"r{number}") for number in range(4)] == [[]] * 4
         assert pair.pool.sheds == device.refused - before
         assert pair.leases == 0
+
+
+FAILED = "[METAL] Command buffer execution failed: "
+TIMEOUTS = (
+    "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)",
+    "Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)",
+    "Innocent Victim of GPU Error/Recovery (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)",
+)
+IGNORED = (
+    "Ignored (for causing prior/excessive GPU errors) (00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)"
+)
+
+
+@pytest.mark.parametrize("text", TIMEOUTS)
+def test_steps_that_take_the_gpu_for_too_long_go_on_in_smaller_ones(tmp_path: Path, device: Device, text: str) -> None:
+    calm = Pair(tmp_path, make_engine=lambda: engine_of("qwen3"))
+    ask_all(calm)
+    wanted, needed = texts(calm), device.calls
+    pair = Pair(tmp_path, make_engine=lambda: engine_of("qwen3"))
+    pair.settle(rounds=1)
+    ask_all(pair)
+    pair.settle(rounds=8)
+    device.text = FAILED + text
+    begin = device.calls
+    refused = {begin + part * needed // 6 + 1 for part in range(3)}
+    device.refuses = refused.__contains__
+    assert texts(pair) == wanted
+    assert device.refused == len(refused)
+    assert [pair.failed(f"r{number}") for number in range(4)] == [[]] * 4
+    assert pair.pool.sheds == 0, "memory was not short"
+
+
+@pytest.mark.parametrize("text", [IGNORED, TIMEOUTS[0]])
+def test_a_gpu_that_takes_no_more_work_ends_the_process_without_blame(
+    tmp_path: Path, device: Device, text: str
+) -> None:
+    pair = Pair(tmp_path, make_engine=lambda: engine_of("qwen3"))
+    ask_all(pair)
+    pair.settle(rounds=8)
+    device.text = FAILED + text
+    device.refuses = lambda _call: True
+    with pytest.raises(DeviceLost):
+        texts(pair)
+    assert pair.loop._crash_note.model_id == ""
+    assert all(len(pair.failed(f"r{number}")) <= 1 for number in range(4))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

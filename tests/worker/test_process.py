@@ -102,6 +102,39 @@ def test_nothing_that_a_library_does_at_the_end_keeps_the_worker_alive(folder: P
     asyncio.run(scenario())
 
 
+LOSES = """
+import pathlib, sys
+from app.worker import process
+from app.engine.engine import Engine
+real, lost = Engine.step, pathlib.Path({marker!r})
+def step(self, plan):
+    if not lost.exists():
+        lost.touch()
+        raise RuntimeError("Ignored (for causing prior/excessive GPU errors) (00000004:SubmissionsIgnored)")
+    return real(self, plan)
+Engine.step = step
+sys.exit(process.main())
+"""
+
+
+def test_a_worker_that_the_gpu_takes_no_more_work_from_is_replaced_and_nobody_is_blamed(
+    folder: Path, tmp_path: Path
+) -> None:
+    program = LOSES.format(marker=str(tmp_path / "lost"))
+
+    async def scenario() -> None:
+        async with working(command=(sys.executable, "-c", program)) as client:
+            with pytest.raises(WorkerGone):
+                await collect(client, generate(folder))
+            watch = Stopwatch()
+            assert finished(await collect(client, generate(folder)))
+            assert watch.seconds < START_SECONDS
+            assert client.quarantined == {}
+            assert "GPU" in str(client.last_exit)
+
+    asyncio.run(scenario())
+
+
 def test_a_life_of_the_worker(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
         async with working() as client:
