@@ -115,9 +115,8 @@ def errors_in_dialog() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = str(error)
-        if not isinstance(error, PacelineError):
-            text = f"{type(error).__name__}: {error}\n\n`paceline app open` in a terminal shows where."
+        known = isinstance(error, PacelineError)
+        text = str(error) if known else f"{type(error).__name__}: {error} (`paceline app open` says where)"
         if shutil.which("osascript"):
             command = ["osascript", *(argument for line in DIALOG for argument in ("-e", line)), text]
             subprocess.run(command, stdout=subprocess.DEVNULL, check=False)  # noqa: S603 - the text is only an argument

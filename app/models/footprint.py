@@ -22,10 +22,13 @@ from app.models.folder import ModelFolder, Packing, inspect_folder
 FULL_ATTENTION = ("full_attention", "attention")
 WINDOW_ATTENTION = ("sliding_attention", "chunked_attention")
 """Names in `layer_types` of layers that keep every token, and of those that keep a window."""
-FUSED_SIZES = (64, 80, 128)
-"""Head sizes for which Metal's kernel for whole texts never stores scores (mlx: `sdpa_full_supported_head_dim`)."""
+FUSED_SIZES = frozenset({64, 72, 80, 96, 128})
+"""Head sizes for which Metal's kernel for whole texts never stores scores. Those of 192 and 256 run faster when it does
+(mlx/backend/metal/scaled_dot_product_attention.cpp, `use_fallback`), and there is none for others."""
 CONTEXT_BUDGET_TOKENS = 16_384
 """Tokens, over all rows together, whose keys and values are reserved when no context length was chosen."""
+SMALLEST_CHUNK_TOKENS = 64
+"""Shortest prefill chunk, in tokens, however long the context."""
 SHARED_CHUNK_TOKENS = 512
 """Longest prefill chunk, in tokens, while other requests have rows."""
 GROWTH_STEP_TOKENS = 256
@@ -44,6 +47,13 @@ KV_REFUSALS = {
 """Reasons why a model's keys and values cannot be quantised, by code."""
 
 _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+def is_fused(config: Mapping[str, Any], architecture: str) -> bool:
+    """Return whether prompts are read without storing scores; `architecture` is mlx's GPU name. Metal does so for some
+    sizes of heads, a CPU ("") never."""
+    is_metal = architecture.startswith("applegpu")
+    return _attention_sizes(text_part(config)) <= FUSED_SIZES if is_metal else bool(architecture)
 
 
 def prefill_pairs(*, fused: bool) -> int:
@@ -203,6 +213,7 @@ def _footprint(
     folder: ModelFolder, spec: ModelSpecification, *, widen: bool, quantisation: Quantisation = UNQUANTISED
 ) -> Footprint:
     shape = _Shape.read(text_part(folder.config))
+    fused = not widen and _attention_sizes(text_part(folder.config)) <= FUSED_SIZES
     item_bytes = 4 if widen else 2
     limit = context_tokens(folder.config)
     if folder.is_encoder:
@@ -214,7 +225,7 @@ def _footprint(
     quantised = shape.quantised_bytes(bits, item_bytes=item_bytes) if bits else 0
     saved = position - quantised if bits else 0
     peak = shape.peak_bytes(
-        budget, rows=spec.max_rows, chunk=spec.prefill_chunk_tokens, item_bytes=item_bytes, fused=not widen
+        budget, rows=spec.max_rows, chunk=spec.prefill_chunk_tokens, item_bytes=item_bytes, fused=fused
     )
     return Footprint(
         weights_bytes(folder, widen=widen),
@@ -301,11 +312,14 @@ class _Shape:
         return numbers * bits // 8 + 2 * item_bytes * numbers // group_size(self.head_size)
 
     def peak_bytes(self, budget: int, *, rows: int, chunk: int, item_bytes: int, fused: bool) -> int:
-        """Return the bytes of a prefill chunk or verify step: activations of one layer, unfused scores, and logits."""
+        """Return the bytes of a prefill chunk or verify step: activations of one layer, logits, and unless fused the
+        scores, their mask, and a copy of the layer's keys and values."""
         verified = rows * (1 + longest_draft(rows))
         tokens = max(min(chunk, budget), verified)
-        activations = tokens * (8 * self.hidden + 3 * self.intermediate) * item_bytes
-        scores = 0 if fused else min(tokens * budget, prefill_pairs(fused=False)) * self.heads * 4
+        width = max(self.hidden, self.heads * self.head_size)
+        activations = tokens * (8 * width + 3 * self.intermediate) * item_bytes
+        pairs = max(min(tokens, SMALLEST_CHUNK_TOKENS) * budget, min(tokens * budget, prefill_pairs(fused=False)))
+        scores = 0 if fused else pairs * (4 * self.heads + 1) + budget * self.position_width * item_bytes
         return activations + scores + verified * self.vocabulary * 4
 
     def encoder_peak_bytes(self, longest: int, *, item_bytes: int, fused: bool) -> int:
@@ -345,6 +359,12 @@ def _position_width(config: Mapping[str, Any]) -> int:
 def _head_size(config: Mapping[str, Any]) -> int:
     heads = text_number(config, "num_attention_heads")
     return text_number(config, "head_dim") or (text_number(config, "hidden_size") // heads if heads else 0)
+
+
+def _attention_sizes(config: Mapping[str, Any]) -> set[int]:
+    """Return the sizes of the keys that queries are compared with; in latent attention, of both their parts."""
+    latent = text_number(config, "qk_nope_head_dim") + text_number(config, "qk_rope_head_dim")
+    return ({latent} if latent else {_head_size(config), text_number(config, "global_head_dim")}) - {0}
 
 
 def _state_size(config: Mapping[str, Any]) -> int:

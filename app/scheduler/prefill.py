@@ -7,11 +7,10 @@ GPU for too long. Sizes are halves of the largest one, so that few shapes are co
 from collections.abc import Collection
 
 from app.core.step import EngineLimits, PrefillRow, PrefillStep
-from app.models.footprint import SHARED_CHUNK_TOKENS
+from app.models.footprint import SHARED_CHUNK_TOKENS, SMALLEST_CHUNK_TOKENS
 from app.scheduler.costs import Average
 from app.scheduler.sequence import LiveSequence
 
-SMALLEST_CHUNK_TOKENS = 64
 FIRST_CHUNK_TOKENS = 512
 """Chunk size, in tokens, until this machine's prefill speed is known."""
 TARGET_SECONDS, TARGET_SECONDS_WITH_STREAMS = 1.5, 0.5

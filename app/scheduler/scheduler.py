@@ -30,9 +30,9 @@ from app.core.step import (
     TokenEvent,
     TokenLogprobs,
 )
-from app.models.footprint import RowSize
+from app.models.footprint import SMALLEST_CHUNK_TOKENS, RowSize
 from app.scheduler.governor import DraftChoice
-from app.scheduler.prefill import SMALLEST_CHUNK_TOKENS, ChunkSizes, plan_prefill
+from app.scheduler.prefill import ChunkSizes, plan_prefill
 from app.scheduler.sequence import TYPICAL_ANSWER_TOKENS, LiveSequence, cache_length_error, expected_size
 from app.scheduler.speculation import Speculation
 

@@ -20,6 +20,7 @@ from app.machine import host
 from app.models import footprint
 from app.models.config_values import DEFAULT_CONTEXT_TOKENS, context_tokens
 from app.models.folder import inspect_folder
+from tests.shares import LANDING
 from tests.tiny import FAMILIES, tiny_model, write_tiny_model
 
 GB = host.GIGABYTE
@@ -289,3 +290,44 @@ def test_drafts_of_many_rows_are_provided_for_where_chunks_of_prompts_are_shorte
         for rows in (1, 8)
     )
     assert eight_rows == pytest.approx(4 * one_row, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_fused"),
+    [
+        ({"head_dim": 128}, True),
+        ({"hidden_size": 2048, "num_attention_heads": 32}, True),
+        ({"head_dim": 256}, False),  # Qwen3.5, Gemma 3
+        ({"head_dim": 96, "global_head_dim": 512}, False),  # Gemma 4
+        ({"head_dim": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}, False),  # DeepSeek-V3
+        ({}, True),  # Mamba
+    ],
+)
+def test_metal_stores_scores_for_some_sizes_of_heads(config: dict[str, int], is_fused: bool) -> None:
+    assert footprint.is_fused(config, "applegpu_g16s") == is_fused
+    assert footprint.is_fused(config, "sm_90")
+    assert not footprint.is_fused(config, "")
+
+
+@pytest.mark.parametrize("context", [8_192, 32_768, pytest.param(131_072, marks=LANDING)])
+@pytest.mark.parametrize("head_size", [64, 128, 256, 512])
+def test_where_scores_are_stored_a_prompt_takes_what_was_counted(tmp_path: Path, head_size: int, context: int) -> None:
+    """By the chunk that takes most, in the first layer, behind keys and values of zeros."""
+    folder = write_tiny_model(tmp_path / "tiny", "qwen3", head_size=head_size, context_tokens=context)
+    model = tiny_model("qwen3", head_size=head_size)
+    pairs = footprint.prefill_pairs(fused=False)
+    chunk = next(size for size in (64, 128, 256, 512, 1024) if size * context >= pairs)
+    before = min(context, pairs // chunk) - chunk
+    (cache,) = make_prompt_cache(model)[:1]
+    heads = inspect_folder(folder).config["num_key_value_heads"]
+    cache.keys, cache.values = (mx.zeros((1, heads, context, head_size)) for _ in range(2))
+    cache.offset = before
+    layer, states = model.layers[0], mx.zeros((1, chunk, inspect_folder(folder).config["hidden_size"]))
+    mx.eval(cache.keys, cache.values, states)
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(layer(states, "causal", cache))
+    taken = mx.get_peak_memory() - held
+    spec = specification(folder, max_rows=1, prefill_chunk_tokens=chunk, max_context_tokens=before + chunk)
+    counted = footprint.main_footprint(spec, widen=True).peak_bytes
+    assert taken <= counted <= 1.2 * taken

@@ -6,7 +6,8 @@ import pytest
 
 from app.core.request import Request
 from app.core.step import DecodeStep, EngineLimits, FinishReason, PrefillStep, StepResult, TokenLogprobs
-from app.scheduler.scheduler import SMALLEST_CHUNK_TOKENS, Scheduler
+from app.models.footprint import SMALLEST_CHUNK_TOKENS
+from app.scheduler.scheduler import Scheduler
 from tests.scheduler.scripted import Loop, ScriptedEngine, build, check_against_naive, some_request
 
 

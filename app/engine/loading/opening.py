@@ -14,7 +14,6 @@ from app.core.messages import short_text
 from app.core.reason import Reason
 from app.core.step import EngineLimits, EnginePort
 from app.core.unit import DrafterSpecification, ModelSpecification
-from app.engine import memory
 from app.engine.caches.rollback import UnknownCacheError
 from app.engine.drafters.registry import REGISTRY, Drafters, open_drafters
 from app.engine.encoder_engine import EncoderEngine
@@ -29,7 +28,7 @@ from app.engine.prefix.disk import NO_DISK, Disk
 from app.engine.probe import Result, finished, open_runner, probe
 from app.engine.runner import AloneRunner, Runner
 from app.models.drafters.methods import DRAFT_MODEL
-from app.models.footprint import prefill_pairs, quantisation_of
+from app.models.footprint import is_fused, prefill_pairs, quantisation_of
 from app.models.machine_files import MachineFiles
 
 logger = logging.getLogger("paceline.loading")
@@ -119,7 +118,7 @@ def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
         max_context_tokens=unit.max_context_tokens,
         max_rows=max_rows,
         prefill_chunk_tokens=spec.prefill_chunk_tokens,
-        prefill_pairs=prefill_pairs(fused=not memory.on_cpu()),
+        prefill_pairs=prefill_pairs(fused=is_fused(unit.config, gpu_architecture())),
         drafters=tuple(drafters.available),
         longest_drafts=drafters.longest,
         cheap_tokens=cheap_tokens_of(unit.target, unit.config, gpu_architecture()),

@@ -287,9 +287,7 @@ class EnginePool:
 
     def free_unused(self) -> None:
         """Drop prefix caches and idle models, all that no running request needs, when the device is out of memory."""
-        for entry in self._entries.values():
-            if entry.engine is not None:
-                entry.engine.drop_prefix_cache()
+        self._drop_prefix_caches()
         for entry in self._evictable():
             self._evict(entry)
         self._reclaim()
@@ -305,9 +303,7 @@ class EnginePool:
         if self.pressure == "critical":
             self.free_unused()
         else:
-            for entry in self._entries.values():
-                if entry.engine is not None:
-                    entry.engine.drop_prefix_cache(RETAINED_SHARE)
+            self._drop_prefix_caches(RETAINED_SHARE)
             self.trim()
         return before - self.accounted_bytes
 
@@ -375,6 +371,11 @@ class EnginePool:
         free = (entry for entry in self._entries.values() if not entry.leases and not self._stay(entry).pinned)
         return sorted(free, key=attrgetter("last_used"))
 
+    def _drop_prefix_caches(self, retained_share: float = 0.0) -> None:
+        for entry in self._entries.values():
+            if entry.engine is not None:
+                entry.engine.drop_prefix_cache(retained_share)
+
     def _evict(self, entry: Resident) -> None:
         if entry.steps:
             self._events.append(LoadProgress(model_id=entry.spec.id, phase="abandoned", fraction=0.0))
@@ -392,7 +393,8 @@ class EnginePool:
         """Return freed buffers and wire the loaded weights, unless evicted weights may still be referenced."""
         self._free_buffers()
         if not self._reclaim_pending:
-            self._wiring.wire(sum(entry.unit.weights_bytes for entry in self._entries.values() if entry.unit))
+            weights_bytes = sum(entry.unit.weights_bytes for entry in self._entries.values() if entry.unit)
+            self._wiring.wire(weights_bytes, self._drop_prefix_caches)
 
     def _reclaim_evicted(self) -> None:
         """Reclaim again after an eviction was reported: what the engine's users still held is now in mlx's cache."""

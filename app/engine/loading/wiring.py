@@ -1,9 +1,9 @@
-"""Wires the weights of loaded models and nothing else.
+"""Wires the weights of loaded models, and what lies beside them when they change.
 
-Unwired weights may page at a tenth of the speed; wiring everything has caused macOS kernel panics. mlx wires an
-allocation only while the wired total is within the limit. A limit equal to the weights, set right after a load, holds
-static buffers, though buffers of rows at that moment may displace some. It is lowered before weights are freed, or the
-next allocations would be wired in their place.
+Unwired weights may page at a tenth of the speed; wiring everything has caused macOS kernel panics. mlx wires whatever
+allocations it meets first, in no order, while their total is within the limit. So the limit is what is in memory at
+that moment, and kept prompts leave it first where that is too much. It is lowered before weights are freed, or the next
+allocations would be wired in their place.
 Source: `ResidencySet` in mlx (mlx/backend/metal/resident.cpp).
 """
 
@@ -33,11 +33,10 @@ class WirableMemory:
     total_bytes: int = 0
     recommended_bytes: int = 0
 
-    def limit(self, weights_bytes: int) -> int:
-        """Return the bytes to wire for these weights: 0 if too little memory would be left unwired."""
-        wired = min(weights_bytes, self.recommended_bytes)
+    def limit(self, size_bytes: int) -> int:
+        """Return how many of these bytes to wire, so that enough memory is left unwired."""
         left = max(UNWIRED_BYTES, int(self.total_bytes * UNWIRED_SHARE))
-        return wired if self.total_bytes - wired >= left else 0
+        return max(0, min(size_bytes, self.recommended_bytes, self.total_bytes - left))
 
 
 def wirable_memory() -> WirableMemory:
@@ -56,19 +55,31 @@ def wirable_from(macos_version: str, total_bytes: int, recommended_bytes: int) -
 
 
 class Wiring:
-    """Keeps the wired limit at the weights in memory. Called from the MLX thread; wires nothing without `memory`."""
+    """Keeps the weights in memory wired. Called from the MLX thread; wires nothing without `memory`."""
 
-    def __init__(self, memory: WirableMemory | None = None, set_limit: Callable[[int], None] = set_wired_limit) -> None:
+    def __init__(
+        self,
+        memory: WirableMemory | None = None,
+        set_limit: Callable[[int], None] = set_wired_limit,
+        active_bytes: Callable[[], int] = mx.get_active_memory,
+    ) -> None:
         self._memory = memory or WirableMemory()
         self._set_wired_limit = set_limit
-        self._limit = 0
+        self._active_bytes = active_bytes
+        self._weights_bytes = self._limit = 0
 
-    def wire(self, weights_bytes: int) -> None:
+    def wire(self, weights_bytes: int, drop_prompts: Callable[[], None]) -> None:
         """Wire the `weights_bytes` in memory; none of these weights may be about to be freed."""
-        self._set_limit(self._memory.limit(weights_bytes))
+        if weights_bytes == self._weights_bytes or not self._memory.recommended_bytes:
+            return
+        self._weights_bytes = weights_bytes
+        if weights_bytes and self._memory.limit(self._active_bytes()) < self._active_bytes():
+            drop_prompts()
+        self._set_limit(self._memory.limit(max(weights_bytes, self._active_bytes())) if weights_bytes else 0)
 
     def unwire(self) -> None:
         """Wire nothing until `wire`, because weights are about to be freed."""
+        self._weights_bytes = 0
         self._set_limit(0)
 
     def _set_limit(self, limit: int) -> None:
