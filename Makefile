@@ -1,5 +1,8 @@
-# Each target sets up what it needs: only Python >= 3.11 and make have to be there.
-PYTHON ?= python3
+# Each target sets up what it needs: only Python >= 3.11 and make have to be there. A stock Mac's python3 is 3.9.
+ifndef PYTHON
+PYTHON := $(shell for name in python3 python3.14 python3.13 python3.12 python3.11 /opt/homebrew/bin/python3; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done || echo python3)
+endif
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -14,7 +17,7 @@ help: ## Show what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 $(VENV)/installed: requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Paceline needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@$(PYTHON) tools/python.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing Paceline into $(VENV) (once)…"
 	@$(PIP) install --require-hashes -r requirements.lock

@@ -56,8 +56,7 @@ router = APIRouter()
 @router.get("/admin/models", response_class=HTMLResponse)
 async def get_models_page(request: Request, admin: Admin) -> HTMLResponse:
     """Serve the list; its script fetches the models, since a first look at a large folder takes a while."""
-    folders = [str(folder) for folder in admin.serving.settings.model_dirs]
-    return admin.pages.render("models.html", request, area="models", data={"folders": folders})
+    return admin.pages.render("models.html", request, area="models", data={})
 
 
 @router.get("/admin/models/{model_id:path}", response_class=HTMLResponse)

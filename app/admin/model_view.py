@@ -14,6 +14,7 @@ from app.core.unit import ModelSpecification
 from app.models.catalog import CatalogModel
 from app.models.footprint import Footprint, cache_families, kv_refusal, main_footprint
 from app.models.pairing import NOT_MEASURED, Candidate, Speedups, candidates_for
+from app.models.safe_files import folder_problem
 from app.serving.context import Context
 from app.serving.resolver import ModelEntry
 
@@ -37,7 +38,10 @@ class ModelView:
         return {
             "models": [self.describe(model, looking=looking) for model in models],
             "ceiling_bytes": self._context.memory_ceiling_bytes,
-            "folders": [str(folder) for folder in self._context.settings.model_dirs],
+            "folders": [
+                {"folder": str(folder), "problem": folder_problem(folder)}
+                for folder in self._context.settings.model_dirs
+            ],
         }
 
     def describe(self, model: CatalogModel, *, looking: bool = False) -> dict[str, Any]:

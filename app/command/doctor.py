@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import platform
+import re
 import shlex
 import shutil
 import socket
@@ -25,16 +26,18 @@ from app import __version__
 from app.command.config import open_settings
 from app.command.listing import models_on_disk
 from app.command.loaded import bytes_text
-from app.core.errors import StoreUnavailable
+from app.command.server import target_server
+from app.core.errors import CommandError, StoreUnavailable
 from app.core.messages import Pressure
 from app.core.setting_texts import local_url
 from app.core.unit import DrafterSpecification, ModelSpecification
 from app.machine import descriptors
-from app.machine.host import chip_name, free_bytes, memory_pressure, wired_limit_mb
+from app.machine.host import chip_name, free_bytes, memory_pressure, sysctl_number, wired_limit_mb
 from app.machine.installation import DISTRIBUTION, newer_version, this_installation
 from app.machine.own_files import nearest_folder
 from app.machine.server_file import read_server
 from app.models.footprint import unit_footprint
+from app.models.safe_files import folder_problem
 from app.serving.awake import CAFFEINATE
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings
@@ -47,6 +50,17 @@ OLDEST_PYTHON = (3, 11)
 OPENBLAS_LIBRARY = "libopenblas.so.0"
 LOW_DISK_BYTES = 5_000_000_000
 TOP_LEVEL_PACKAGE = "app"
+FOLDER_PROBLEMS = {
+    "": ("", ""),
+    "missing": (" is missing", "connect its drive, or `paceline config set model_dirs` without it"),
+    "forbidden": (
+        " may not be read",
+        "on a Mac allow it in System Settings → Privacy & Security → Files and Folders, else change its permissions",
+    ),
+}
+"""What to say of a folder by its problem, and the next action."""
+FIRST_ACCELERATED, WHOLE_MACOS = 5, (26, 2)
+"""First generation of Apple's chips with neural accelerators in the GPU, and first macOS with the kernels for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +80,7 @@ def examine(settings: Settings) -> list[Finding]:
         check_python,
         check_platform,
         check_mlx,
+        check_accelerators,
         check_openblas,
         check_package_owner,
         check_port,
@@ -112,6 +127,9 @@ def check_platform(_settings: Settings) -> Iterator[Finding]:
     elif system == "Linux":
         message = f"Linux {platform.release()} on {machine}, {chip_name()}, computing on the CPU"
         yield Finding("platform", "ok", message)
+    elif sysctl_number("sysctl.proc_translated"):
+        action = "install one for arm64 (python.org or Homebrew), delete .venv and run `make serve`"
+        yield Finding("platform", "fail", "this Python was made for Intel and runs under Rosetta", action)
     else:
         yield Finding("platform", "fail", f"{system} on {machine} has no mlx", "use a Mac with Apple silicon, or Linux")
 
@@ -124,6 +142,29 @@ def check_mlx(_settings: Settings) -> Iterator[Finding]:
         yield Finding("mlx", "fail", f"{error.name} is not installed", "run `make serve`, which installs it")
     else:
         yield Finding("mlx", "ok", versions)
+
+
+def check_accelerators(_settings: Settings) -> Iterator[Finding]:
+    """Check that mlx uses the neural accelerators of an M5 or later, and that this macOS has what it needs for them."""
+    with contextlib.suppress(metadata.PackageNotFoundError, OSError):
+        wheel = metadata.distribution("mlx-metal").read_text("WHEEL") or ""
+        macos = subprocess.run(["sw_vers", "-productVersion"], capture_output=True, text=True, check=False).stdout  # noqa: S607
+        if finding := accelerator_finding(chip_name(), macos.strip(), wheel):
+            yield finding
+
+
+def accelerator_finding(chip: str, macos: str, wheel: str) -> Finding | None:
+    """Return the finding for a chip by its name, a version of macOS as `sw_vers` says it, and mlx-metal's WHEEL file.
+    Only wheels for macOS 26 have the kernels, and before 26.2 macOS lacks what they call (mlx issue 4525)."""
+    generation = re.match(r"Apple M(\d+)", chip)
+    if generation is None or int(generation[1]) < FIRST_ACCELERATED:
+        return None
+    if "macosx_26" not in wheel:
+        action = "use a newer Python (python.org or Homebrew, made for macOS 26), delete .venv and run `make serve`"
+        return Finding("accelerators", "warn", "mlx does not use this chip's neural accelerators", action)
+    if tuple(map(int, macos.split(".")[:2])) < WHOLE_MACOS:
+        return Finding("accelerators", "warn", f"macOS {macos} lacks kernels that mlx calls here", "update macOS")
+    return Finding("accelerators", "ok", "mlx uses this chip's neural accelerators")
 
 
 def check_openblas(_settings: Settings) -> Iterator[Finding]:
@@ -220,12 +261,21 @@ def port_owner(port: int) -> str:
 
 
 def check_folders(settings: Settings) -> Iterator[Finding]:
-    """Check that every configured folder exists; a missing one is no error, only useless."""
-    for folder in settings.model_dirs:
-        if folder.is_dir():
-            yield Finding("folder", "ok", str(folder))
-        else:
-            yield Finding("folder", "warn", f"{folder} does not exist", "create it, or change PACELINE_MODEL_DIRS")
+    """Check that every configured folder can be read, by this process and by a server that runs; a missing one is no
+    error, only useless."""
+    for folder, problem in folder_problems(settings).items():
+        message, action = FOLDER_PROBLEMS[problem]
+        yield Finding("folder", "warn" if problem else "ok", f"{folder}{message}", action)
+
+
+def folder_problems(settings: Settings) -> dict[str, str]:
+    """Return the problem of each configured folder, "" for none. macOS may forbid a server what a terminal may do."""
+    problems = {str(folder): folder_problem(folder) for folder in settings.model_dirs}
+    with contextlib.suppress(CommandError):
+        rows = target_server(settings).call("GET", "/admin/api/models").get("folders", ())
+        served = {row["folder"]: row["problem"] for row in rows if isinstance(row, dict)}  # an older server names only
+        problems = {folder: problem or served.get(folder, "") for folder, problem in problems.items()}
+    return problems
 
 
 def check_models(settings: Settings) -> Iterator[Finding]:

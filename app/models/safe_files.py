@@ -75,6 +75,18 @@ def check_momentary(error: OSError) -> None:
         raise DiskUnavailable(message, retry_after_seconds=RETRY_SECONDS) from error
 
 
+def folder_problem(folder: Path) -> str:
+    """Return why a folder cannot be listed: `missing`, or `forbidden`, by macOS's privacy settings too; else ""."""
+    try:
+        os.scandir(folder).close()
+    except PermissionError:
+        return "forbidden"
+    except OSError as error:
+        check_momentary(error)
+        return "missing"
+    return ""
+
+
 def _open_regular(path: Path) -> BinaryIO:
     """Open without ever blocking: a FIFO, socket or device instead of a file is refused, not opened."""
     try:

@@ -46,8 +46,14 @@ function row(model, now) {
   };
 }
 
+const FOLDER_PROBLEMS = {
+  missing: (values) => t("models.folder_missing", values),
+  forbidden: (values) => t("models.folder_forbidden", values),
+};
+
 component("models", () => ({
   models: [],
+  folders: [],
   state: null,
   filter: address("filter"),
   kind: Object.hasOwn(KINDS, address("kind")) ? address("kind") : USUAL,
@@ -91,10 +97,15 @@ component("models", () => ({
     return t.n("models.count", this.models.length, { size: bytes(size) });
   },
 
+  folderWords: ({ folder, problem }) => FOLDER_PROBLEMS[problem]?.({ folder }) ?? "",
+  get badFolders() {
+    return this.folders.filter(({ problem }) => problem);
+  },
+
   read: reader(
     () => api("GET", "/admin/api/models"),
-    function show({ models }) {
-      Object.assign(this, { models, isRead: true });
+    function show({ models, folders }) {
+      Object.assign(this, { models, folders, isRead: true });
       clearTimeout(this.lookingAgain);
       if (models.some((model) => model.looking)) this.lookingAgain = setTimeout(() => this.read(), LOOK_AGAIN_MS);
     },

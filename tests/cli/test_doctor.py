@@ -88,6 +88,45 @@ def test_a_missing_folder_is_a_warning(tmp_path: Path) -> None:
     assert [finding.level for finding in findings] == ["ok", "warn"]
 
 
+def test_a_folder_that_macos_forbids_to_the_server_is_named_with_the_place_of_the_switch(
+    settings: Settings, fake: FakeServer, tmp_path: Path
+) -> None:
+    denied = {"folder": str(tmp_path), "problem": "forbidden"}
+    fake.answers["/admin/api/models"] = (200, {"folders": ["a name, as older servers say", denied]})
+    settings = settings.model_copy(update={"model_dirs": (tmp_path,)})
+    with lock_home(settings.home) as write:
+        write(RunningServer("127.0.0.1", fake.port, "key"))
+        (finding,) = doctor.check_folders(settings)
+    assert (finding.level, finding.message) == ("warn", f"{tmp_path} may not be read")
+    assert "Privacy & Security" in finding.action
+
+
+@pytest.mark.parametrize(
+    ("chip", "macos", "wheel", "level"),
+    [
+        ("Apple M4 Max", "15.5", "macosx_15_0_arm64", ""),
+        ("Apple M5", "26.2", "macosx_26_0_arm64", "ok"),
+        ("Apple M5 Pro", "26.3.1", "macosx_15_0_arm64", "warn"),  # by a Python that takes macOS 26 for 16
+        ("Apple M5", "26.1", "macosx_26_0_arm64", "warn"),
+        ("Apple M6", "27.0", "macosx_26_0_arm64", "ok"),
+        ("AMD EPYC", "", "", ""),
+    ],
+)
+def test_a_chip_with_neural_accelerators_is_told_where_mlx_cannot_use_them(
+    chip: str, macos: str, wheel: str, level: str
+) -> None:
+    finding = doctor.accelerator_finding(chip, macos, f"Tag: py3-none-{wheel}\n")
+    assert (finding.level if finding else "") == level
+
+
+def test_a_python_for_intel_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(doctor, "sysctl_number", lambda _name: 1)
+    (finding,) = doctor.check_platform(settings)
+    assert (finding.level, "Rosetta" in finding.message) == ("fail", True)
+
+
 def test_a_broken_model_is_named_and_harms_no_other(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{", encoding="utf-8")
