@@ -6,9 +6,10 @@ fails, the requests that wait for it.
 """
 
 import logging
+import math
 import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from app.core.clock import Clock
 from app.core.errors import PacelineError, QueueFull
@@ -48,8 +49,8 @@ TRIM_STEPS = 256
 LOADING_RETRY_SECONDS = 5
 TEXT_ROUNDING_BYTES = 16 << 20
 """Granularity, in bytes, of the reported memory of text processes: each change is sent to the server."""
-RELIEF_SECONDS = 10.0
-"""Seconds between two releases of memory while the system is short of it."""
+RELIEF_SECONDS: Mapping[Pressure, float] = {"normal": math.inf, "warning": 60.0, "critical": 10.0}
+"""Seconds between two releases of memory while a pressure lasts. A Mac may warn for hours, and each halves caches."""
 
 logger = logging.getLogger("paceline.loop")
 
@@ -363,6 +364,6 @@ class Loop:
 
 def is_relief_due(pressure: Pressure, relieved_at_pressure: Pressure, seconds: float) -> bool:
     """Return whether to release memory, `seconds` after the last release, made at `relieved_at_pressure`: at once if
-    the pressure has risen, else every `RELIEF_SECONDS` while it lasts."""
+    the pressure has risen, else at intervals while it lasts."""
     is_worse = PRESSURES.index(pressure) > PRESSURES.index(relieved_at_pressure)
-    return pressure != "normal" and (is_worse or seconds >= RELIEF_SECONDS)
+    return is_worse or seconds >= RELIEF_SECONDS[pressure]
