@@ -11,7 +11,7 @@ MINUTES ?= 60
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal --durations 20 --durations-min 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve desktop app quick test test-all landing soak agents peers check advisories format bench campaign screenshots icons dist formula lock clean
+.PHONY: help mac-check install serve desktop app quick test test-all landing soak agents peers check advisories format bench campaign screenshots icons dist formula lock clean
 
 help: ## Show what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ $(VENV)/clients/installed: tests/clients/requirements.lock $(VENV)/installed-dev
 	@$(PYTHON) -m venv $(VENV)/clients
 	@$(BIN)/uv pip install --quiet --python $(VENV)/clients/bin/python --require-hashes -r $<
 	@touch $@
+
+mac-check: $(VENV)/installed-dev ## Measure what only a Mac can say, in 40 minutes at most (MODEL=folder)
+	@$(BIN)/python -m bench.mac_check $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 peers: $(VENV)/installed-dev ## Install the servers that `make bench` compares with, besides mlx-lm's (a GB or more)
 	@for peer in rapid-mlx==0.16.10 mlx-dspark==0.20.3; do \
