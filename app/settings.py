@@ -289,8 +289,15 @@ class Settings(BaseModel):
 
     @property
     def model_folders(self) -> tuple[Path, ...]:
-        """Folders that are searched for models first."""
-        return (self.downloads_path, *self.model_dirs)
+        """Folders that are searched for models first; what was downloaded into the usual one stays usable."""
+        return tuple(dict.fromkeys((self.downloads_path, self.home / "models", *self.model_dirs)))
+
+    def with_left_downloads(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Return `changes`, with the downloads folder that they leave among the model folders: its models stay."""
+        left, folders = self.downloads_folder, changes.get("model_dirs") or self.model_dirs
+        if left is None or changes.get("downloads_folder", left) == left or left in folders:
+            return changes
+        return {**changes, "model_dirs": (*folders, left)}
 
     @property
     def command_line(self) -> frozenset[str]:

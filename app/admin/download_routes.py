@@ -94,7 +94,7 @@ def remove_files(admin: Admin, model_id: str) -> dict[str, Any]:
         if model.id == loaded.id or model.id in loaded.draft_ids:
             raise ModelInUse(f"{model.id} is loaded: unload {loaded.id} first.")
     try:
-        is_ours = remove_model(admin.downloads.folder, model.path)
+        is_ours = remove_model(admin.serving.settings.model_folders, model.path)
     except OSError as error:
         raise Rejected(409, f"The folder cannot be removed ({error.strerror}).", "unwritable") from None
     if not is_ours:
@@ -175,8 +175,8 @@ async def put_token(admin: Admin, body: JsonBody[TokenBody]) -> dict[str, Any]:
 
 def _downloaded_commit(admin: AdminContext, repository: str) -> str:
     """Return the commit of a downloaded repository; empty if it was not downloaded."""
-    marker = read_marker(admin.downloads.folder / repository)
-    return marker.commit if marker is not None else ""
+    markers = (read_marker(folder / repository) for folder in admin.serving.settings.model_folders)
+    return next((marker.commit for marker in markers if marker is not None), "")
 
 
 def _is_here(admin: AdminContext, model_id: str) -> bool:

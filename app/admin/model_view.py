@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from app.core.download import MARKER
 from app.core.errors import InsufficientMemory, ModelUnavailable, SpeculationUnavailable
 from app.core.unit import ModelSpecification
 from app.models.catalog import CatalogModel
@@ -62,7 +63,7 @@ class ModelView:
             "state": entry.state if fits or entry.state != "available" else "too_large",
             "fraction": entry.progress.fraction if entry.progress is not None else 0.0,
             "problem": entry.problem,
-            "is_downloaded": model.path.is_relative_to(live.downloads_path),
+            "is_downloaded": (model.path / MARKER).is_file(),
             "is_quarantined": bool(entry.quarantine),
             "footprint": footprint and {**sizes(footprint), "fits": fits, "ceiling_bytes": ceiling},
             "alias": settings.alias or "",

@@ -78,7 +78,7 @@ def installed_parts(settings: Settings) -> tuple[Part, ...]:
     paths_by_name: dict[Name, Sequence[Path]] = {
         "service": [agent.path] if agent is not None else [],
         "app": [app for app in apps if _is_ours(app)],
-        "downloads": list(_downloads(settings.downloads_path)),
+        "downloads": [path for folder in settings.model_folders for path in _downloads(folder)],
         "caches": [*_matching(settings.home, CACHES), *own_folders(settings.home, CACHE_FOLDERS)],
         "state": list(_matching(settings.home, STATE)),
     }
@@ -164,11 +164,11 @@ def _remove(settings: Settings, part: Part) -> str:
     elif part.name == "app":
         return "\n".join(bundle.uninstall(path.parent) for path in part.paths)
     else:
-        root = settings.downloads_path if part.name == "downloads" else settings.home
+        roots = settings.model_folders if part.name == "downloads" else (settings.home,)
         for path in part.paths:
             _delete(path)
-        folders = {parent for path in part.paths for parent in path.parents if parent.is_relative_to(root)}
-        for folder in sorted(folders - {settings.home}, reverse=True):
+        folders = {parent for path in part.paths for parent in path.parents if any(map(parent.is_relative_to, roots))}
+        for folder in sorted(folders - {settings.home, *settings.model_dirs}, reverse=True):
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
     return f"Removed: {part.text}"

@@ -11,7 +11,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -158,10 +158,11 @@ def delete_partials(downloads: Path, repository: str, wait_seconds: float = 5.0)
         raise HubProblem("unwritable", repository, error.strerror or type(error).__name__) from None
 
 
-def remove_model(downloads: Path, folder: Path) -> bool:
-    """Remove a downloaded model, atomically for readers; return False for a folder that is not ours."""
+def remove_model(roots: Iterable[Path], folder: Path) -> bool:
+    """Remove a model that was downloaded into one of `roots`, atomically for readers; False for a folder not ours."""
     marker = read_marker(folder)
-    if marker is None or folder != downloads / marker.repository or folder.is_symlink() or folder.parent.is_symlink():
+    downloads = next((root for root in roots if marker is not None and folder == root / marker.repository), None)
+    if marker is None or downloads is None or folder.is_symlink() or folder.parent.is_symlink():
         return False
     make_folder(downloads / PARTIAL, 0o755)
     trash = downloads / PARTIAL / f"{_flat_name(marker.repository)}@old-{uuid.uuid4().hex}"

@@ -48,6 +48,8 @@ class SettingsState:
     """Whether an API key exists in the store."""
     models: frozenset[str] | None = None
     """Ids and aliases of the models on this computer; None: not looked up."""
+    known_folders: tuple[Path, ...] = ()
+    """Model folders before a change; their drives may be away for the moment."""
 
     @property
     def has_any_key(self) -> bool:
@@ -105,7 +107,7 @@ CONFLICTS: tuple[Conflict[SettingsState], ...] = (
     Conflict(
         ("model_dirs",),
         "there is no such folder: check how it is written",
-        lambda state: not all(map(_is_folder, state.settings.model_dirs)),
+        lambda state: not all(map(_is_folder, {*state.settings.model_dirs} - {*state.known_folders})),
         translation_key="no_folder",
     ),
     Conflict(
@@ -175,7 +177,8 @@ class LiveSettings:
         Raises `InvalidSetting` for an unknown name, a bad value or a conflict. `models` are the ids on this computer;
         None: any name is accepted.
         """
-        checked = {name: check_setting(name, value) for name, value in changes.items()}
+        values = {name: check_setting(name, value) for name, value in changes.items()}
+        checked = self.pending.with_left_downloads(values)
         if checked.get("language") and checked["language"] not in self.languages:
             advice = f"language: use one of {', '.join(self.languages)}, or nothing"
             raise InvalidSetting(advice, parameter="language")
@@ -187,7 +190,7 @@ class LiveSettings:
             )
             aliases = {model.alias for model in self._models.values() if model.alias}
             names = None if models is None else frozenset({*models, *aliases, *self._models})
-            state = SettingsState(pending, storage.has_keys(), names)
+            state = SettingsState(pending, storage.has_keys(), names, self.pending.model_dirs)
             refuse_conflicts(state, [conflict for conflict in CONFLICTS if set(conflict.names) & set(changes)])
             texts = {name: to_json_value(value) for name, value in checked.items()}
             storage.change_settings(texts, source=source)

@@ -180,6 +180,27 @@ async def test_a_model_in_use_or_of_somebody_else_is_not_deleted(site: DownloadS
     assert (site.downloads.folder / ID / "config.json").is_file()
 
 
+async def test_what_was_downloaded_into_a_folder_that_is_left_stays_and_can_be_deleted(
+    site: DownloadSite, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        await site.call("PATCH", "/admin/api/settings", {"downloads_folder": str(folder)})
+        if folder is first:
+            await site.call("POST", "/admin/api/downloads", {"repository": ID}, 202)
+            await site.until("done")
+    rows = (await site.call("GET", "/admin/api/settings"))["settings"]
+    assert next(row["value"] for row in rows if row["name"] == "model_dirs") == [str(first)]
+    models = {model["id"]: model for model in (await site.call("GET", "/admin/api/models"))["models"]}
+    assert models[ID]["is_downloaded"]
+    first.rename(tmp_path / "away")
+    await site.call("PATCH", "/admin/api/settings", {"model_dirs": [str(first), str(second)]})
+    (tmp_path / "away").rename(first)
+    assert await site.call("DELETE", f"/admin/api/files/{ID}", {}) == {"removed": ID}
+    assert not (first / ID).exists()
+
+
 @pytest.mark.parametrize("name", ["../secret", "%2e%2e/secret", "/etc", "a/../../secret", ".partial/x", ".", "~"])
 async def test_nothing_outside_the_downloads_folder_can_be_deleted(site: DownloadSite, name: str) -> None:
     secret = site.home / "secret"
