@@ -18,7 +18,7 @@ from app.core.download import FINISHED, RESERVE_BYTES, Download, DownloadJob
 from app.core.errors import HubProblem, InvalidRequest, StoreUnavailable
 from app.hub.download_run import DownloadTimeouts, Spawn, run_download, spawn_child
 from app.hub.hub_files import Hub, HubToken, checked_repository, checked_revision
-from app.hub.partial_folder import delete_partials
+from app.hub.partial_folder import delete_partials, is_reachable
 from app.machine.host import free_bytes
 from app.settings import Settings
 from app.store.rows import DownloadRows
@@ -174,8 +174,8 @@ class Downloads:
             raise HubProblem("offline") from None
 
     def free_bytes(self) -> int:
-        """Return the free bytes on the disk of the downloads folder, which may not exist yet. May block."""
-        return free_bytes(self.folder) or 0
+        """Return the free bytes on the disk of the downloads folder, new or not; 0 if it is away. May block."""
+        return (free_bytes(self.folder) or 0) if is_reachable(self.folder) else 0
 
     def views(self) -> list[dict[str, Any]]:
         """Return every download as plain values: running, queued, paused, then finished ones."""

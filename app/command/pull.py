@@ -101,7 +101,8 @@ def _pull_in_process(settings: Settings, repository: str, revision: str, show: S
         endpoint=settings.hub_endpoint,
     )
     try:
-        settings.downloads_path.mkdir(parents=True, exist_ok=True)
+        if settings.downloads_folder is None:
+            settings.downloads_path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = f"The downloads folder {settings.downloads_path} cannot be made ({error.strerror})"
         raise CommandError(f"{problem}: `paceline config set downloads_folder FOLDER` chooses another.") from None

@@ -36,6 +36,7 @@ PROBLEMS = {
     "wrong_hash": "a file failed its checksum twice and was deleted: try again later",
     "disk_full": "not enough disk space: free some, then try again; what has been downloaded is kept",
     "unwritable": "cannot write to the download folder: choose another one, or fix its permissions",
+    "folder_missing": "the download folder is missing: connect its drive, or choose another folder, then try again",
     "folder_taken": "there is already a folder {repository} that Paceline did not download: move it, then try again",
     "in_use": "another Paceline is downloading {repository}: try again when it has finished",
     "stalled": "the download stalled: check your network, then try again",

@@ -37,7 +37,7 @@ from app.hub.hub_files import (
     files_to_download,
     problem_of,
 )
-from app.hub.partial_folder import PartialFolder, interrupted_commit, repository_lock
+from app.hub.partial_folder import PartialFolder, interrupted_commit, is_reachable, repository_lock
 from app.models.safe_files import printable
 
 try:
@@ -94,6 +94,8 @@ class Fetch:
 
     def run(self) -> None:
         """Run the job; report every change and its success. Raises `HubProblem`, or `OSError` of the disk."""
+        if not is_reachable(self._downloads):
+            raise HubProblem("folder_missing", self._repository)
         with repository_lock(self._downloads, self._repository, self._job.lock_seconds):
             revision = checked_revision(self._download.revision) or interrupted_commit(
                 self._downloads, self._repository

@@ -136,6 +136,11 @@ def repository_lock(downloads: Path, repository: str, wait_seconds: float) -> It
         os.close(descriptor)
 
 
+def is_reachable(downloads: Path) -> bool:
+    """Return whether a downloads folder exists or can be made where it is; not beside a drive that is away."""
+    return downloads.is_dir() or downloads.parent.is_dir()
+
+
 def interrupted_commit(downloads: Path, repository: str) -> str:
     """Return the commit of an interrupted download of `repository`; "" when there is none."""
     names = [path.name.rpartition("@")[2] for path in _partials(downloads, repository)]

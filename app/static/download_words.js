@@ -16,6 +16,7 @@ const PROBLEMS = {
   wrong_hash: (values) => t("downloads.problem_wrong_hash", values),
   disk_full: (values) => t("downloads.problem_disk_full", values),
   unwritable: (values) => t("downloads.problem_unwritable", values),
+  folder_missing: () => t("downloads.problem_folder_missing"),
   folder_taken: (values) => t("downloads.problem_folder_taken", values),
   in_use: (values) => t("downloads.problem_in_use", values),
   stalled: (values) => t("downloads.problem_stalled", values),

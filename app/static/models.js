@@ -15,6 +15,9 @@ const KINDS = {
 };
 const USUAL = "main";
 
+// A model in memory whose folder is away: it answers on, and can be unloaded.
+const GONE = { kind: "main", state: "available", model_type: "", alias: "", problem: "", size_bytes: 0, parameter_count: 0, bits: 0, context: 0 };
+
 function row(model, now) {
   const state = now?.state ?? (["loaded", "loading"].includes(model.state) ? "available" : model.state);
   const { tone, words } = stateOf(state);
@@ -82,7 +85,10 @@ component("models", () => ({
     return this.models.length > 0 && !this.shown.length;
   },
   get rows() {
-    return this.models.map((model) => row(model, this.state && liveStateOf(this.state, model.id)));
+    const known = new Set(this.models.map(({ id }) => id));
+    const gone = (this.isRead && this.state?.models.filter(({ id }) => !known.has(id))) || [];
+    const models = [...this.models, ...gone.map(({ id, drafts }) => ({ ...GONE, id, drafts }))];
+    return models.map((model) => row(model, this.state && liveStateOf(this.state, model.id)));
   },
   get shown() {
     const wanted = this.filter.trim().toLowerCase().split(/\s+/);

@@ -72,12 +72,13 @@ def test_offline_it_says_at_once_which_host_does_not_answer_and_why(environment:
     assert time.monotonic() - began < WAIT_SECONDS, "it does not try again and again"
 
 
-def test_a_folder_for_downloads_that_cannot_be_made_is_named(alone: Mapping[str, str], tmp_path: Path) -> None:
-    (tmp_path / "no-drive").touch()
-    result = pull({**alone, "PACELINE_DOWNLOADS_FOLDER": str(tmp_path / "no-drive" / "models")}, ID)
+def test_a_folder_on_a_drive_that_is_away_is_named_and_not_made_on_another(
+    alone: Mapping[str, str], tmp_path: Path
+) -> None:
+    result = pull({**alone, "PACELINE_DOWNLOADS_FOLDER": str(tmp_path / "drive" / "models")}, ID)
     assert (result.exit_code, isinstance(result.exception, SystemExit)) == (1, True)
-    assert "cannot be made" in result.stderr
-    assert "downloads_folder" in result.stderr
+    assert "connect its drive" in result.stderr
+    assert not (tmp_path / "drive").exists()
 
 
 def test_a_server_that_does_not_let_it_in_is_no_obstacle(alone: Mapping[str, str], fake: FakeServer) -> None:
@@ -112,7 +113,7 @@ def test_what_becomes_of_it_in_the_queue_is_told(
 
 def test_refusals_are_one_line(alone: Mapping[str, str], hub: StandInHub) -> None:
     hub.add("a/gated", model_files(), gated="manual")
-    for name, words in (("no/such", "the name"), ("a/gated", "licence"), ("../../etc/x", "organisation/name")):
+    for name, words in (("no/such", "the name"), ("a/gated", "license"), ("../../etc/x", "organisation/name")):
         result = pull(alone, name)
         assert (result.exit_code, words in result.stderr) == (1, True), result.output
         assert len(result.stderr.strip().splitlines()) == 1
