@@ -58,7 +58,7 @@ FOLDER_PROBLEMS = {
         "on a Mac allow it in System Settings → Privacy & Security → Files and Folders, else change its permissions",
     ),
 }
-"""What to say of a folder by its problem, and the next action."""
+"""End of the message about a folder, and the next action, by its problem."""
 FIRST_ACCELERATED, WHOLE_MACOS = 5, (26, 2)
 """First generation of Apple's chips with neural accelerators in the GPU, and first macOS with the kernels for them."""
 

@@ -1,4 +1,4 @@
-"""What macOS says of a GPU that fails, read from the messages of mlx, which has no classes for it."""
+"""Failures of a GPU as macOS words them, read from the messages of mlx, which has no classes for them."""
 
 import re
 
