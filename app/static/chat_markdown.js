@@ -5,6 +5,30 @@ import { blocks } from "./markdown.js";
 
 const MAX_CHARACTERS = 100_000;
 
+// Temml, once a reply has a formula: it writes MathML, which browsers draw themselves.
+let temml = null;
+const loading = new Map();
+function typesetter() {
+  const address = new URL("./vendor/temml.js", import.meta.url).href;
+  if (!loading.has(address)) {
+    const script = Object.assign(document.createElement("script"), { src: address });
+    loading.set(address, new Promise((done) => (script.onload = done)).then(() => (temml = window.temml)));
+    document.head.append(script);
+  }
+  return loading.get(address);
+}
+
+function typeset(node) {
+  if (!temml) return typesetter().then(() => typeset(node));
+  const box = make("span", node.className);
+  try {
+    temml.render(node.textContent, box, { displayMode: node.classList.contains("display"), throwOnError: true });
+  } catch {
+    return; // it stays as it is written
+  }
+  node.replaceWith(box);
+}
+
 // The text as nodes; null where it is too long to be worth it.
 export function markdown(text) {
   if (text.length > MAX_CHARACTERS) return null;
@@ -15,6 +39,7 @@ export function markdown(text) {
     table.replaceWith(scroll);
     scroll.append(table);
   });
+  nodes.querySelectorAll("code.formula").forEach(typeset);
   return nodes;
 }
 

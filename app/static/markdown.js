@@ -1,7 +1,7 @@
 // Markdown to nodes, block by block. Text from outside only ever becomes text: no markup is parsed or made, HTML in it
 // is shown as it is, and a link leads to http(s) only. Half a document is fine: replies arrive piece by piece.
 
-import { inline, make } from "./markdown_inline.js";
+import { formula, inline, make } from "./markdown_inline.js";
 
 // In no pattern can two repeats share characters: a line that does not match would take the square of its length.
 const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
@@ -13,6 +13,8 @@ const UNDERLINE = /^ {0,3}(=+|-+)[ \t]*$/;
 const COLUMN = /^:?-+:?$/;
 const TASK = /^\[([ xX])\]\s/;
 const MAX_DEPTH = 16;
+const FORMULA = /^ {0,3}(\\\[|\$\$)/;
+const MAX_FORMULA_LINES = 200;
 
 const isBlank = (line) => !line.trim();
 const behindBlanks = (lines, at) => {
@@ -27,7 +29,7 @@ export function blocks(text, code) {
 }
 
 // Readers look at the lines from `at` on; each answers [node, next line], or nothing when it is not its kind.
-const READERS = [readFence, readHeading, readRule, readQuote, readList, readTable, readParagraph];
+const READERS = [readFence, readFormula, readHeading, readRule, readQuote, readList, readTable, readParagraph];
 
 function parse(lines, code, depth) {
   const nodes = [];
@@ -60,6 +62,18 @@ function readFence(lines, at, code) {
   const indent = lines[at].search(/\S/);
   const content = lines.slice(at + 1, end).map((line) => line.slice(Math.min(indent, Math.max(0, line.search(/\S/)))));
   return [code(content.join("\n"), words.trim().split(/\s/, 1)[0]), end + 1];
+}
+
+// A formula on lines of its own, in which nothing else means anything.
+function readFormula(lines, at) {
+  const [begin, opener] = FORMULA.exec(lines[at]) ?? [];
+  if (!opener) return null;
+  const closer = opener === "$$" ? "$$" : "\\]";
+  const content = [lines[at].slice(begin.length), ...lines.slice(at + 1, at + MAX_FORMULA_LINES)];
+  const last = content.findIndex((line) => line.trimEnd().endsWith(closer));
+  if (last < 0) return null;
+  const text = content.slice(0, last + 1).join("\n").trimEnd().slice(0, -closer.length).trim();
+  return text ? [formula(text, true), at + last + 1] : null;
 }
 
 function readHeading(lines, at) {

@@ -3,12 +3,15 @@
 // Its time grows with the length of a text and never with the square, whatever the text is.
 
 const PIECES =
-  /\\([!-/:-@[-`{-~])|(`+)|(!?\[)|<(https?:\/\/[^\s<>]+)>|(\bhttps?:\/\/[^\s<>]+)|(\*+|_+|~~)|(\\\n|(?<! ) *\n)|&(amp|lt|gt|quot|nbsp|#39);/g;
+  /(\\[([]|\$\$?)|\\([!-/:-@[-`{-~])|(`+)|(!?\[)|<(https?:\/\/[^\s<>]+)>|(\bhttps?:\/\/[^\s<>]+)|(\*+|_+|~~)|(\\\n|(?<! ) *\n)|&(amp|lt|gt|quot|nbsp|#39);/g;
 const TARGET = /^\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', nbsp: "\u00a0", "#39": "'" };
 const PUNCTUATION = /(?<![.,:;!?'"*_~])[.,:;!?'"*_~]+$/;
 const MAX_OPEN = 40;
 const MAX_TARGET = 2000;
+// What ends a formula that begins so. A single dollar is money unless it touches both ends of a short one.
+const CLOSERS = { "\\(": "\\)", "\\[": "\\]", "$$": "$$" };
+const DOLLARS = /\$(?!\s)([^$\n]{0,200}[^\s$\\])\$(?!\d)/y;
 const WORD = /[\p{L}\p{N}_]/u;
 
 export function make(tag, children = []) {
@@ -28,6 +31,9 @@ function link(address, children) {
   return [Object.assign(make("a", children), { href: url.href, target: "_blank", rel: "noopener noreferrer", title: url.href })];
 }
 
+// A formula as it is written; chat_markdown.js draws it.
+export const formula = (text, isDisplay) => Object.assign(make("code", [text]), { className: isDisplay ? "formula display" : "formula" });
+
 // The nodes of a text. `inLink` keeps links out of links.
 export function inline(text, inLink = false) {
   const pieces = new RegExp(PIECES);
@@ -42,7 +48,8 @@ export function inline(text, inLink = false) {
   return line.end();
 }
 
-// Where each opening bracket is closed, and where the last run of backticks of each length begins.
+// Where each opening bracket is closed, where the last run of backticks of each length begins, and the last end of a
+// formula of each kind.
 function endsOf(text) {
   const brackets = new Map();
   const open = [];
@@ -51,13 +58,15 @@ function endsOf(text) {
     else if (sign === "]" && open.length) brackets.set(open.pop(), index);
   }
   const ticks = new Map(Array.from(text.matchAll(/`+/g), ({ 0: run, index }) => [run.length, index]));
-  return { brackets, ticks };
+  const formulas = Object.fromEntries(Object.values(CLOSERS).map((closer) => [closer, text.lastIndexOf(closer)]));
+  return { brackets, ticks, formulas };
 }
 
 // Adds what was found to the line; answers where to read on.
 function take(line, text, piece, ends, inLink) {
-  const [whole, escaped, ticks, bracket, angled, bare, marks, , entity] = piece;
+  const [whole, opener, escaped, ticks, bracket, angled, bare, marks, , entity] = piece;
   const next = piece.index + whole.length;
+  if (opener) return takeFormula(line, text, opener, next, ends.formulas);
   if (escaped) line.text(escaped);
   else if (entity) line.text(ENTITIES[entity]);
   else if (ticks) return takeCode(line, text, ticks, next, ends.ticks);
@@ -67,6 +76,23 @@ function take(line, text, piece, ends, inLink) {
   else if (marks) line.mark(marks, text[piece.index - 1] ?? " ", text[next] ?? " ");
   else line.add(make("br"));
   return next;
+}
+
+function takeFormula(line, text, opener, from, ends) {
+  const closer = CLOSERS[opener];
+  let content = "";
+  let end = from;
+  if (closer && ends[closer] >= from) {
+    const at = text.indexOf(closer, from);
+    [content, end] = [text.slice(from, at).trim(), at + closer.length];
+  } else if (opener === "$") {
+    DOLLARS.lastIndex = from - 1;
+    content = DOLLARS.exec(text)?.[1] ?? "";
+    end = DOLLARS.lastIndex;
+  }
+  if (!content) return line.text(opener.at(-1) === "$" ? opener : opener[1]), from;
+  line.add(formula(content, opener === "\\[" || opener === "$$"));
+  return end;
 }
 
 function takeCode(line, text, ticks, from, lastRuns) {

@@ -23,7 +23,10 @@ MENTIONS = {
     "https://alpinejs.dev",
 }
 """Where comments and messages send people."""
-LOADING = r"\bimport\s*[(\"']|\bfrom\s*[\"'][^\"'.]|\bfetch\s*\(|importScripts|XMLHttpRequest|EventSource|sendBeacon"
+LOADING = (
+    r"\bimport\s*[(\"']|\bfrom\s*[\"'][^\"'.]|(?<!\.)\bfetch\s*\((?!\))|importScripts|XMLHttpRequest|EventSource"
+    r"|sendBeacon"
+)
 
 
 def test_every_file_is_locked_and_every_lock_has_its_file() -> None:
@@ -46,6 +49,7 @@ def test_the_licences_are_whole() -> None:
         "Permission is hereby granted, free of charge",
         "Copyright © 2019-2021 Caleb Porzio and contributors",
         "Copyright (c) 2018-present, Yuxi (Evan) You",
+        "Copyright (c) 2020 Ron Kok",
     ):
         assert words in LICENCES, words
 

@@ -240,6 +240,18 @@ def test_thoughts_are_folded_and_code_can_be_copied(chat: Page) -> None:
     assert chat.evaluate("() => navigator.clipboard.readText()") == "print(1)"
 
 
+def test_formulas_are_drawn_and_one_that_is_none_stays_as_it_is_written(chat: Page) -> None:
+    text = "Since \\( a^2 + b^2 = c^2 \\):\n\n\\[\n\\frac{1}{2}\n\\]\n\nbut $$\\nosuchcommand{$$."
+    events = f"data: {json.dumps({'choices': [{'index': 0, 'delta': {'content': text}}]})}\n\ndata: [DONE]\n\n"
+    chat.route(STREAM, lambda route: route.fulfill(status=200, content_type="text/event-stream", body=events))
+    ask(chat)
+    reply = chat.locator(f"{REPLIES} .body")
+    expect(reply.locator("math")).to_have_count(2)
+    expect(reply.locator("math msup").first).to_be_visible()
+    expect(reply.locator(".formula.display mfrac")).to_be_visible()
+    expect(reply.locator("code.formula")).to_have_text("\\nosuchcommand{")
+
+
 def test_the_model_loads_while_the_first_reply_waits(server: Server, chat: Page) -> None:
     server.call("POST", "/admin/api/models/unload", {"model": MODEL})
     expect(chat.locator(".talk-head .badge")).to_have_text(words("model.available"))

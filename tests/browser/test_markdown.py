@@ -55,6 +55,14 @@ ORDINARY = {
     "2 * 3 * 4, snake_case_name, \\*plain\\*": "<p>2 * 3 * 4, snake_case_name, *plain*</p>",
     '**"강조"**입니다': '<p><strong>"강조"</strong>입니다</p>',
     "这是**“重点”**内容": "<p>这是<strong>“重点”</strong>内容</p>",
+    r"so \( a^2 \) is \[ \int_0^1 x\,dx \] and $x_1$, for $5 and $10": (
+        r'<p>so <code class="formula">a^2</code> is <code class="formula display">\int_0^1 x\,dx</code> and '
+        r'<code class="formula">x_1</code>, for $5 and $10</p>'
+    ),
+    "$$\n\\begin{matrix} a & b \\\\\n- c & d \\end{matrix}\n$$\n\nafter": (
+        '<code class="formula display">\\begin{matrix} a &amp; b \\\\\n- c &amp; d \\end{matrix}</code><p>after</p>'
+    ),
+    r"\( never closed \*": "<p>( never closed *</p>",
     "half **bold and `code": "<p>half **bold and `code</p>",
     "<b>x</b> &amp; y": "<p>&lt;b&gt;x&lt;/b&gt; &amp; y</p>",
 }
@@ -113,6 +121,10 @@ ENDLESS = {
     "blanks before a line": "- x\n" + "\n" * 20_000 + "y",
     "blanks before a line of the item": "- x\n" + "\n" * 20_000 + "  y",
     "blanks at the end": "x" + "\n" * 20_000,
+    "half formulas": r"\(a" * 8_000,
+    "half formulas on lines": "$$\na\n" * 4_000,
+    "dollars": "$a" * 10_000,
+    "dollar signs": "$" * 20_000,
     "fences": "```\n``\n" * 5_000,
 }
 """Texts by what there is much of."""
