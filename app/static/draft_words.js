@@ -15,7 +15,7 @@ const ORIGINS = { checkpoint: () => t("drafts.inside"), text: (method) => method
 
 // Shares of drafts that stayed since the server started: in all, and by position.
 function liveWords(counts) {
-  if (!counts?.drafted) return t("core.none");
+  if (!counts?.drafted) return "";
   return percent(counts.accepted / counts.drafted);
 }
 

@@ -100,8 +100,15 @@ component("drafts", () => ({
   get refused() {
     return this.rows.filter((row) => row.refusal);
   },
+  get isMeasured() {
+    return this.fitting.some((row) => row.measured);
+  },
   get rankedWords() {
-    return this.fitting.some((row) => row.measured) ? t("drafts.ranked") : t("drafts.unmeasured");
+    return this.isMeasured ? t("drafts.ranked") : t("drafts.unmeasured");
+  },
+  // Whether anything but the text itself can draft.
+  get fitsAny() {
+    return this.fitting.some((row) => row.origin !== "text");
   },
   get refusedWords() {
     return t.n("drafts.refused", this.refused.length);
