@@ -6,23 +6,20 @@ import { blocks } from "./markdown.js";
 const MAX_CHARACTERS = 100_000;
 
 // Temml, once a reply has a formula: it writes MathML, which browsers draw themselves.
-let temml = null;
-const loading = new Map();
-function typesetter() {
-  const address = new URL("./vendor/temml.js", import.meta.url).href;
-  if (!loading.has(address)) {
-    const script = Object.assign(document.createElement("script"), { src: address });
-    loading.set(address, new Promise((done) => (script.onload = done)).then(() => (temml = window.temml)));
-    document.head.append(script);
-  }
-  return loading.get(address);
+let library = null;
+const MOST_EMS = 40; // of a length that a formula asks for
+function load() {
+  const script = Object.assign(document.createElement("script"), { src: new URL("./vendor/temml.js", import.meta.url) });
+  document.head.append(script);
+  return new Promise((done) => (script.onload = done));
 }
 
 function typeset(node) {
-  if (!temml) return typesetter().then(() => typeset(node));
+  if (!window.temml) return (library ??= load()).then(() => typeset(node));
   const box = make("span", node.className);
+  const isDisplay = node.classList.contains("display");
   try {
-    temml.render(node.textContent, box, { displayMode: node.classList.contains("display"), throwOnError: true });
+    window.temml.render(node.textContent, box, { displayMode: isDisplay, throwOnError: true, maxSize: [MOST_EMS, MOST_EMS] });
   } catch {
     return; // it stays as it is written
   }
