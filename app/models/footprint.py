@@ -27,6 +27,9 @@ FUSED_SIZES = frozenset({64, 72, 80, 96, 128})
 (mlx/backend/metal/scaled_dot_product_attention.cpp, `use_fallback`), and there is none for others."""
 CONTEXT_BUDGET_TOKENS = 16_384
 """Tokens, over all rows together, whose keys and values are reserved when no context length was chosen."""
+RECORDED_CHANNELS = 4
+"""Numbers that a recurrent layer keeps of a draft until it is verified, per channel: before and after its convolution,
+and as the scan reads them."""
 SMALLEST_CHUNK_TOKENS = 64
 """Shortest prefill chunk, in tokens, however long the context."""
 SHARED_CHUNK_TOKENS = 512
@@ -262,6 +265,8 @@ class _Shape:
     head_size: int
     state_size: int
     """Numbers stored per row and recurrent layer."""
+    channels: int
+    """Numbers per token that a recurrent layer convolves."""
     heads: int
     hidden: int
     intermediate: int
@@ -278,6 +283,7 @@ class _Shape:
             position_width=_position_width(config),
             head_size=_head_size(config),
             state_size=_state_size(config),
+            channels=_channels(config),
             heads=text_number(config, "num_attention_heads"),
             hidden=text_number(config, *HIDDEN_KEYS),
             intermediate=max(text_number(config, "intermediate_size"), text_number(config, "moe_intermediate_size")),
@@ -312,15 +318,16 @@ class _Shape:
         return numbers * bits // 8 + 2 * item_bytes * numbers // group_size(self.head_size)
 
     def peak_bytes(self, budget: int, *, rows: int, chunk: int, item_bytes: int, fused: bool) -> int:
-        """Return the bytes of a prefill chunk or verify step: activations of one layer, logits, and unless fused the
-        scores, their mask, and a copy of the layer's keys and values."""
+        """Return the bytes of a prefill chunk or verify step: activations of one layer, logits, what recurrent layers
+        record of drafts, and unless fused the scores and their mask."""
         verified = rows * (1 + longest_draft(rows))
         tokens = max(min(chunk, budget), verified)
         width = max(self.hidden, self.heads * self.head_size)
         activations = tokens * (8 * width + 3 * self.intermediate) * item_bytes
         pairs = max(min(tokens, SMALLEST_CHUNK_TOKENS) * budget, min(tokens * budget, prefill_pairs(fused=False)))
-        scores = 0 if fused else pairs * (4 * self.heads + 1) + budget * self.position_width * item_bytes
-        return activations + scores + verified * self.vocabulary * 4
+        scores = 0 if fused else pairs * (4 * self.heads + 1)
+        recorded = verified * self.recurrent_layers * RECORDED_CHANNELS * self.channels * 4
+        return activations + recorded + scores + verified * self.vocabulary * 4
 
     def encoder_peak_bytes(self, longest: int, *, item_bytes: int, fused: bool) -> int:
         """Return one layer's bytes for a batch or one longer text: activations, masks, and scores unless fused."""
@@ -371,13 +378,23 @@ def _state_size(config: Mapping[str, Any]) -> int:
     """Return the numbers in one recurrent state: a key-by-value matrix per head (gated delta) or heads × width × state
     (Mamba), and the inputs that the convolution before it still reads."""
     kernel = text_number(config, "linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv")
-    values = text_number(config, "linear_num_value_heads")
-    if delta := values * text_number(config, "linear_key_head_dim"):
-        keys = text_number(config, "linear_num_key_heads") * text_number(config, "linear_key_head_dim")
-        width = text_number(config, "linear_value_head_dim")
-        return delta * width + kernel * (2 * keys + values * width)
-    state = text_number(config, "mamba_d_state", "state_size", "ssm_state_size")
+    delta = text_number(config, "linear_num_value_heads") * text_number(config, "linear_key_head_dim")
+    matrix = delta * text_number(config, "linear_value_head_dim") or _mamba_inner(config) * _mamba_state(config)
+    return matrix + kernel * _channels(config)
+
+
+def _channels(config: Mapping[str, Any]) -> int:
+    """Return the numbers per token that a recurrent layer convolves: queries, keys and values, or Mamba's inputs."""
+    if keys := text_number(config, "linear_num_key_heads") * text_number(config, "linear_key_head_dim"):
+        return 2 * keys + text_number(config, "linear_num_value_heads") * text_number(config, "linear_value_head_dim")
+    return _mamba_inner(config) + 2 * _mamba_state(config) * text_number(config, "mamba_n_groups", "n_groups")
+
+
+def _mamba_state(config: Mapping[str, Any]) -> int:
+    return text_number(config, "mamba_d_state", "state_size", "ssm_state_size")
+
+
+def _mamba_inner(config: Mapping[str, Any]) -> int:
     heads = text_number(config, "mamba_n_heads", "mamba_num_heads") or text_number(config, "num_heads")
     inner = heads * (text_number(config, "mamba_d_head", "mamba_head_dim") or text_number(config, "head_dim"))
-    inner = inner or (text_number(config, "intermediate_size") if state else 0)
-    return inner * state + kernel * (inner + 2 * state * text_number(config, "mamba_n_groups", "n_groups"))
+    return inner or (text_number(config, "intermediate_size") if _mamba_state(config) else 0)
