@@ -200,7 +200,7 @@ def test_a_page_that_stays_open_saves_by_itself_when_the_server_is_back(server: 
     server.kill()
     send(chat, "Are you there?")
     expect(chat.locator(".unsaved:visible").first).to_be_visible()
-    expect(chat.get_by_text("Paceline does not answer. What you see")).to_be_visible()
+    expect(chat.get_by_text("Paceline does not answer. This page shows")).to_be_visible()
     for part in ("#draft", "#draft-help", f"{REPLIES} >> nth=-1 >> [role=alert]"):
         expect(chat.locator(part)).to_be_in_viewport(ratio=1)
     server.restart()
