@@ -216,7 +216,7 @@ def _footprint(
     folder: ModelFolder, spec: ModelSpecification, *, widen: bool, quantisation: Quantisation = UNQUANTISED
 ) -> Footprint:
     shape = _Shape.read(text_part(folder.config))
-    fused = not widen and _attention_sizes(text_part(folder.config)) <= FUSED_SIZES
+    fused = is_fused(folder.config, "" if widen else "applegpu")
     item_bytes = 4 if widen else 2
     limit = context_tokens(folder.config)
     if folder.is_encoder:

@@ -76,14 +76,16 @@ def check_momentary(error: OSError) -> None:
 
 
 def folder_problem(folder: Path) -> str:
-    """Return why a folder cannot be listed: `missing`, or `forbidden`, by macOS's privacy settings too; else ""."""
+    """Return why a folder cannot be listed: `missing`, or `forbidden`, by macOS's privacy settings too; else "".
+
+    A momentary error says nothing about the folder: it is no problem of it.
+    """
     try:
         os.scandir(folder).close()
     except PermissionError:
         return "forbidden"
     except OSError as error:
-        check_momentary(error)
-        return "missing"
+        return "" if error.errno in MOMENTARY else "missing"
     return ""
 
 
