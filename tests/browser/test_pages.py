@@ -82,13 +82,15 @@ def test_nothing_on_a_page_jumps_while_it_appears(server: Server, visitor: Visit
     check_shifts(page)
 
 
-def test_nothing_jumps_on_a_phone_beside_a_measurement(server: Server, visitor: Visitor) -> None:
+def test_nothing_jumps_on_a_phone_beside_a_measurement_that_loads_the_model(server: Server, visitor: Visitor) -> None:
     person = visitor(server, phone=True)
+    server.call("POST", "/admin/api/models/unload", {"model": MODEL})
     server.call("POST", "/admin/api/measurements", {"model": MODEL, "minutes": 0.5})
     page = person.open(f"/admin/drafts/{MODEL}")
     link = page.get_by_role("link", name=words("drafts.see"), exact=True)
     try:
         expect(link).to_be_visible()
+        expect(page.get_by_role("status").filter(has_text=words("model.loaded"))).to_be_visible()
         check_shifts(page)
     finally:
         server.call("DELETE", "/admin/api/measurements/current")
