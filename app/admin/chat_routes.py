@@ -172,7 +172,8 @@ router = APIRouter()
 @router.get("/admin/chat", response_class=HTMLResponse)
 async def get_chat(request: Request, admin: Admin) -> HTMLResponse:
     """Serve the page; its script fetches conversations and models."""
-    data = {"model": admin.serving.settings.default_model, "text_methods": TEXT_METHODS}
+    gains = await asyncio.to_thread(admin.measuring.gains)
+    data = {"model": admin.serving.settings.default_model, "text_methods": TEXT_METHODS, "gains": gains}
     return admin.pages.render("chat.html", request, area="chat", data=data)
 
 

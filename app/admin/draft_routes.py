@@ -4,6 +4,7 @@ Topics: `drafting`, tokens drafted and accepted since the server started; `measu
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ from app.serving.auth import SESSION
 from app.serving.document import problems
 from app.serving.errors import Rejected
 from app.serving.gate import Body, DraftTokens, JsonBody
-from app.serving.sweep.report import Figures, best_by_drafter, drafting_of, report_object
+from app.serving.sweep.report import best_by_drafter, drafting_of, report_object, speedups
 from app.store.tables import BenchmarkRow
 
 CANDIDATE_FIELDS = (
@@ -97,29 +98,33 @@ async def attach_draft(admin: Admin, body: JsonBody[AttachBody]) -> dict[str, An
 
 @router.get("/admin/api/drafts/{model_id:path}")
 def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
-    """Return every candidate, ranked; a drafter or a broken model has none."""
+    """Return every candidate, ranked; a drafter or a broken model has none. `measured`: the figures of the newest
+    measurement that has them; those of different measurements cannot be compared."""
     resolver = admin.serving.resolver
     main = resolver.find(model_id)
     loaded = resolver.loaded().get(main.id)
-    candidates, published = [], []
-    if main.kind == "main" and not main.problem:
-        best = best_by_drafter(row.results for row in admin.stored_measurements.of(main.id))
-        used = _drafters_in_use(admin, main, loaded)
-        for candidate in admin.models.candidates(main, {key: figures.ratio for key, figures in best.items()}):
-            key = candidate.method, candidate.id
-            candidates.append(_candidate(admin, main, candidate, best.get(key), loaded) | {"in_use": key in used})
-        local_ids = {listed["id"] for listed in candidates}
-        published = [
-            {
-                "method": drafter.method,
-                "repository": drafter.repository,
-                "size_bytes": drafter.size_bytes,
-                # its memory use is estimated from its size
-                "has_room": admin.models.has_room(main, Footprint(weights_bytes=drafter.size_bytes)),
-            }
-            for drafter in published_for(main)
-            if drafter.repository not in local_ids
-        ]
+    rows = admin.stored_measurements.of(main.id)
+    measured, used = _measured(rows), _drafters_in_use(admin, main, loaded)
+    candidates = [
+        _candidate(admin, main, candidate, loaded)
+        | {
+            "in_use": (candidate.method, candidate.id) in used,
+            "measured": measured.get((candidate.method, candidate.id)),
+        }
+        for candidate in admin.models.candidates(main, speedups(row.results for row in rows))
+    ]
+    local_ids = {listed["id"] for listed in candidates}
+    published = [
+        {
+            "method": drafter.method,
+            "repository": drafter.repository,
+            "size_bytes": drafter.size_bytes,
+            # its memory use is estimated from its size
+            "has_room": admin.models.has_room(main, Footprint(weights_bytes=drafter.size_bytes)),
+        }
+        for drafter in (published_for(main) if candidates else ())
+        if drafter.repository not in local_ids
+    ]
     current = admin.serving.settings
     return {
         "model": admin.models.describe(main),
@@ -132,6 +137,7 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
         "published": published,
         "counts": admin.serving.metrics.drafting(main.id),
         "measuring": admin.measuring.active,
+        "gain": admin.measuring.gains().get(main.id),
     }
 
 
@@ -162,15 +168,24 @@ def _drafters_in_use(admin: AdminContext, main: CatalogModel, loaded: LoadedMode
     return {drafter for drafter in in_use if not allowed_methods or drafter[0] in allowed_methods}
 
 
+def _measured(rows: Sequence[BenchmarkRow]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the best figures of each drafter, when they were measured, and whether by the latest measurement."""
+    best = best_by_drafter(row.results for row in rows)
+    latest = min((index for index, _ in best.values()), default=0)
+    return {
+        key: msgspec.to_builtins(figures) | {"measured_at": rows[index].created_at, "is_latest": index == latest}
+        for key, (index, figures) in best.items()
+    }
+
+
 def _candidate(
-    admin: AdminContext, main: CatalogModel, candidate: Candidate, measured: Figures | None, loaded: LoadedModel | None
+    admin: AdminContext, main: CatalogModel, candidate: Candidate, loaded: LoadedModel | None
 ) -> dict[str, Any]:
     return {
         "key": f"{candidate.method}:{candidate.id}",
         **{name: getattr(candidate, name) for name in CANDIDATE_FIELDS},
         "extra": sizes(candidate.footprint),
         "has_room": admin.models.has_room(main, candidate.footprint),
-        "measured": msgspec.to_builtins(measured),
         "unavailable": reason_object(_unavailable(candidate, loaded)),
     }
 
@@ -212,9 +227,11 @@ async def stop_measurement(admin: Admin) -> dict[str, Any]:
 
 @router.get("/admin/api/measurements", responses=problems(404))
 def list_measurements(admin: Admin, model: str = "") -> dict[str, Any]:
-    """List measurements of one model or of all, the latest first, and the current one."""
+    """List measurements of one model or of all, the latest first, and the current one; for one model also the memory
+    that each drafter takes at most."""
     model_id = admin.serving.resolver.find(model).id if model else ""
     current = drafting_now(admin, model_id) if model_id else None
+    drafters = admin.models.candidates(admin.serving.resolver.find(model_id)) if model_id else []
     rows = [
         {
             **row.model_dump(include={"id", "model_id", "created_at", "versions", "machine", "results"}),
@@ -222,7 +239,12 @@ def list_measurements(admin: Admin, model: str = "") -> dict[str, Any]:
         }
         for row in admin.stored_measurements.of(model_id)
     ]
-    return {"measurements": rows, "elsewhere": overriding_settings(admin), **admin.measuring.view()}
+    return {
+        "measurements": rows,
+        "elsewhere": overriding_settings(admin),
+        "drafter_bytes": {candidate.id: candidate.footprint.total_bytes for candidate in drafters if candidate.id},
+        **admin.measuring.view(),
+    }
 
 
 @router.post("/admin/api/measurements/{number}/apply", responses=problems(422, 429))

@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from pydantic import Field
 
 from app.admin.model_view import ModelView
-from app.core.errors import PacelineError, SpeculationUnavailable
+from app.core.errors import PacelineError, SpeculationUnavailable, StoreUnavailable
 from app.core.unit import LoadedModel, ModelSpecification
 from app.model_settings import Id
 from app.models.catalog import CatalogModel
@@ -39,9 +39,10 @@ from app.serving.sweep.grid import (
     cells,
     turns,
 )
-from app.serving.sweep.report import report_object, report_of, speedups
+from app.serving.sweep.report import best_by_drafter, report_object, report_of, speedups
 from app.serving.sweep.worker_side import TurnRunner, describe_machine, describe_versions
 from app.store.rows import StoredMeasurements
+from app.store.tables import BenchmarkRow
 
 Phase = Literal["loading", "measuring", "paused", "restoring"]
 Prompt = Annotated[str, Field(min_length=1, max_length=20_000)]
@@ -86,9 +87,8 @@ class MeasurementJob:
             "ask": turn_request
             and {
                 "text": turn_request.text,
-                "rows": turn_request.cell.rows,
-                "method": turn_request.setting.method,
-                "drafts": turn_request.setting.drafts,
+                **asdict(turn_request.cell),
+                **asdict(turn_request.setting),
                 "round": turn_request.number + 1,
                 "rounds": turn_request.rounds,
             },
@@ -125,6 +125,7 @@ class Measuring:
         self._stored_measurements = stored_measurements
         self._task: asyncio.Task[None] | None = None
         self._job: MeasurementJob | None = None
+        self._gains: tuple[int, dict[str, Any]] = (-1, {})
         self.last: MeasurementOutcome | None = None
 
     @property
@@ -134,7 +135,21 @@ class Measuring:
 
     def view(self) -> dict[str, Any]:
         """Return the value of the live topic `measuring`."""
-        return {"active": self._job and self._job.view(), "last": self.last and asdict(self.last)}
+        return {
+            "active": self._job and self._job.view(),
+            "last": self.last and asdict(self.last),
+            "gains": self.gains(),
+        }
+
+    def gains(self) -> dict[str, Any]:
+        """Return what drafting brings to one request of each model, by its latest measurement: the main cell with only
+        its best setting, and when it was measured. Every page, and `paceline ls`, says the same."""
+        revision = self._stored_measurements.revision
+        if self._gains[0] != revision:
+            with contextlib.suppress(StoreUnavailable):
+                gains = {row.model_id: _gain(row) for row in self._stored_measurements.latest()}
+                self._gains = revision, {model_id: gain for model_id, gain in gains.items() if gain is not None}
+        return self._gains[1]
 
     def begin(self, request: MeasurementRequest) -> None:
         """Start a measurement. Raises `Rejected` while another one runs, ModelUnavailable when the server is ending."""
@@ -231,14 +246,14 @@ class Measuring:
     def _candidates_to_measure(self, main: CatalogModel, drafts: Sequence[str] | None) -> list[Candidate]:
         """Return one drafter of each method: the requested ones, else the first that fits and is usual or was measured.
         Raises SpeculationUnavailable if one cannot be used, or two share a method."""
-        candidates = self._models.candidates(
-            main, speedups(row.results for row in self._stored_measurements.of(main.id))
-        )
+        documents = [row.results for row in self._stored_measurements.of(main.id)]
+        candidates = self._models.candidates(main, speedups(documents))
         if drafts is None:
+            known = best_by_drafter(documents)
             selected = [
                 candidate
                 for candidate in candidates
-                if candidate.fits and (candidate.is_usual or candidate.measured is not None)
+                if candidate.fits and (candidate.is_usual or (candidate.method, candidate.id) in known)
             ]
         else:
             selected = self._models.candidates_named(main, candidates, drafts)
@@ -360,3 +375,12 @@ class Measuring:
         return self._stored_measurements.save(
             unit.id, versions=describe_versions(), machine=describe_machine(), results=results
         )
+
+
+def _gain(row: BenchmarkRow) -> dict[str, Any] | None:
+    cell = report_of(row.results).main_cell
+    if cell is None or cell.verdict == "none":
+        return None
+    best = cell.find(cell.best)
+    settings = (best,) if best is not None else ()
+    return {**msgspec.to_builtins(replace(cell, settings=settings)), "measured_at": row.created_at}

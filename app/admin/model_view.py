@@ -105,7 +105,10 @@ class ModelView:
     # --- drafters -----------------------------------------------------------------------------------------------
 
     def candidates(self, main: CatalogModel, speedups: Speedups = NOT_MEASURED) -> list[Candidate]:
-        """Return every way to draft for `main`, ranked by what was measured and what is usual."""
+        """Return every way to draft for `main`, ranked by what was measured and what is usual; none for a drafter or a
+        broken model."""
+        if main.kind != "main" or main.problem:
+            return []
         models, specification = self._context.resolver.models(), self._specification(main)
         return candidates_for(main, models, specification, speedups, widen=self._widens_weights)
 

@@ -70,7 +70,8 @@ async def get_root() -> RedirectResponse:
 @router.get("/admin/", response_class=HTMLResponse)
 async def get_overview(request: Request, admin: Admin) -> HTMLResponse:
     """Serve the page."""
-    data = {**await get_state(admin), "requests": current_requests(admin), "starter": STARTER}
+    gains = await asyncio.to_thread(admin.measuring.gains)
+    data = {**await get_state(admin), "requests": current_requests(admin), "starter": STARTER, "gains": gains}
     left = await asyncio.to_thread(FirstRun(admin.store).remaining)
     base_url = f"{request.url.scheme}://{request.headers['host']}/v1"
     return admin.pages.render("overview.html", request, area="overview", data=data, base_url=base_url, left=left)

@@ -4,7 +4,6 @@ Topic `requests`: running requests with phase and progress, and the last ones th
 """
 
 import asyncio
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -13,11 +12,11 @@ from fastapi.responses import HTMLResponse
 from app.admin.context import Admin, AdminContext
 from app.core.errors import StoreUnavailable
 from app.core.reason import reason_object
-from app.core.request import OFF, FinishedRequest
 from app.serving.document import problems
 from app.serving.errors import Rejected
 from app.serving.gate import Body, JsonBody
 from app.serving.record import Record
+from app.store.rows import summary_of
 from app.supervision.client import WorkerClient
 
 SHOWN_RUNNING = 100
@@ -100,7 +99,7 @@ def current_requests(admin: AdminContext) -> dict[str, Any]:
     running = journal.running
     return {
         "running": [running_object(admin.serving.worker, record) for record in running[:SHOWN_RUNNING]],
-        "recent": [past_object(past) for past in journal.recent[:SHOWN_RECENT]],
+        "recent": [summary_of(past) for past in journal.recent[:SHOWN_RECENT]],
         "open": len(running),
     }
 
@@ -115,7 +114,7 @@ async def past_requests(
     def read() -> dict[str, Any]:
         past = history.page(count=count + 1, before=before, model_id=model, outcome=outcome)
         return {
-            "requests": [past_object(entry) for entry in past[:count]],
+            "requests": [summary_of(entry) for entry in past[:count]],
             "next": past[count - 1].id if len(past) > count else "",
             "total": history.count(),
             "models": history.models(),
@@ -136,7 +135,7 @@ async def find_request(admin: AdminContext, request_id: str) -> dict[str, Any] |
     past = past or next((recent for recent in journal.recent if recent.id == request_id), None)
     if past is None:
         return None
-    return {**past_object(past), "figures": past.figures, "prompt": past.prompt, "reply": past.reply}
+    return {**summary_of(past), "figures": past.figures, "prompt": past.prompt, "reply": past.reply}
 
 
 async def _flush_journal(admin: AdminContext) -> None:
@@ -191,41 +190,6 @@ def _read_tokens(worker: WorkerClient, record: Record) -> int | None:
     first_choices = [f"{command.id}#0" for command in record.commands]
     read = [model.reading[name] for name in first_choices if name in model.reading]
     return sum(read) if read else None
-
-
-def past_object(past: FinishedRequest) -> dict[str, Any]:
-    """Describe a request that ended. Figures that another version left out or wrote differently count as empty."""
-    speculation, usage = _section(past.figures, "speculation"), _section(past.figures, "usage")
-    drafted = _number(speculation, "drafted")
-    total_seconds = _number(_section(past.figures, "seconds"), "total")
-    return {
-        "id": past.id,
-        "endpoint": past.endpoint,
-        "model": past.model_id,
-        "key": past.key_name,
-        "started_at": past.created_at,
-        "ended_at": past.created_at + total_seconds,
-        "phase": "done",
-        "outcome": past.outcome,
-        "prompt_tokens": _number(usage, "prompt_tokens"),
-        "completion_tokens": _number(usage, "completion_tokens"),
-        "tokens_per_second": round(_number(_section(past.figures, "timings"), "predicted_per_second"), 1),
-        "method": speculation.get("method", OFF),
-        "drafted": drafted,
-        "acceptance": round(_number(speculation, "accepted") / drafted, 3) if drafted else None,
-        **{name: speculation.get(name) for name in ("reason", "reason_code", "reason_values")},
-        "seconds": total_seconds,
-    }
-
-
-def _section(figures: Mapping[str, Any], name: str) -> dict[str, Any]:
-    section = figures.get(name)
-    return section if isinstance(section, dict) else {}
-
-
-def _number(section: Mapping[str, Any], name: str) -> float:
-    number = section.get(name)
-    return number if isinstance(number, int | float) else 0
 
 
 TOPICS = {"requests": current_requests}

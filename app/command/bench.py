@@ -27,7 +27,7 @@ from rich.text import Text
 from app.command.server import NoKey, NoServer, Server, target_server
 from app.core.errors import CommandError
 from app.serving.sweep.grid import GOVERNOR, PLAIN, Cell
-from app.serving.sweep.report import Figures, Report, doubt_text, report_of
+from app.serving.sweep.report import Doubt, Figures, Report, report_of
 from app.settings import Settings
 
 MEASUREMENTS = "/admin/api/measurements"
@@ -182,7 +182,7 @@ def measurement_table(report: Report, title: str) -> Table:
 
 
 def _figure_cells(figures: Figures) -> tuple[str, ...]:
-    used = f": {figures.used}" if figures.setting == GOVERNOR and figures.used else ""
+    used = f": {figures.used[0]}" if figures.setting == GOVERNOR and figures.used else ""
     speed, slowest, fastest = (_speed(value) for value in (figures.tokens_per_second, figures.slowest, figures.fastest))
     return (
         figures.name + used,
@@ -195,6 +195,16 @@ def _figure_cells(figures: Figures) -> tuple[str, ...]:
 
 def _speed(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def doubt_text(doubt: Doubt) -> str:
+    """Return a text with advice for the user."""
+    return {
+        "one_round": "One round only: a first impression. Measure for longer to be sure.",
+        "unsteady": f"The same work without drafting varied by ± {100 * doubt.amount:.0f} % between rounds: something "
+        "else kept this computer busy. Measure again when it is quiet.",
+        "disturbed": f"{doubt.amount:.0f} turns were repeated for requests of others. Measure again when nobody asks.",
+    }[doubt.kind]
 
 
 def omission_text(results: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """`ls`: the models on disk with the drafters they get; and the greeting of `serve`, which shows the same."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -18,7 +18,7 @@ from app.models.footprint import KV_REFUSALS, kv_refusal
 from app.models.pairing import is_best_match, refusal
 from app.serving.choosing import Chooser
 from app.serving.live_settings import LiveSettings
-from app.serving.sweep.report import speedups
+from app.serving.sweep.report import cell_text, report_of, speedups
 from app.settings import Settings
 from app.store.snapshot import FILE_NAME, StoreSnapshot, read_snapshot
 
@@ -41,6 +41,8 @@ class ModelRow:
     """Settings stored for the model, in one line; empty if there are none."""
     looking: bool = False
     """Whether the drafters are not known yet."""
+    gain: str = ""
+    """What its latest benchmark says of drafting, in one line; empty without one."""
 
 
 def peek_live_settings(settings: Settings) -> LiveSettings | None:
@@ -64,9 +66,15 @@ def _rows(catalog: FolderCatalog, live: LiveSettings, *, looking: bool = False) 
     stored = read_snapshot(live.current.home / FILE_NAME) or StoreSnapshot()
     chooser = Chooser(live, catalog, lambda model_id: speedups(stored.measurements.get(model_id, ())))
     models = catalog.models()
-    return [
+    rows = [
         _row(model, () if looking else models, None if looking else chooser, live.model(model.id)) for model in models
     ]
+    return [replace(row, gain=_gain_text(stored.measurements.get(row.id, ()))) for row in rows]
+
+
+def _gain_text(documents: Sequence[Mapping[str, Any]]) -> str:
+    cell = report_of(documents[0]).main_cell if documents else None
+    return cell_text(cell) if cell is not None and cell.verdict != "none" else ""
 
 
 def check_named_drafts(settings: Settings, main_ids: Iterable[str]) -> None:
@@ -117,10 +125,11 @@ def rows_as_json(rows: Sequence[ModelRow]) -> list[dict[str, Any]]:
 
 
 def disk_table(rows: Sequence[ModelRow]) -> Table:
-    """Build the table of `ls`; choices and problems get a column if there are any."""
+    """Build the table of `ls`; benchmarks, choices and problems get a column if there are any."""
     chosen = ("Chosen",) if any(row.chosen for row in rows) else ()
     problem = ("Problem",) if any(row.problem for row in rows) else ()
-    table = columns_table("Model", "Kind", "Size", "Context", "Drafter", *chosen, *problem)
+    gain = ("Benchmark",) if any(row.gain for row in rows) else ()
+    table = columns_table("Model", "Kind", "Size", "Context", "Drafter", *gain, *chosen, *problem)
     for row in rows:
         table.add_row(
             Text(row.id, style="bold"),
@@ -128,6 +137,7 @@ def disk_table(rows: Sequence[ModelRow]) -> Table:
             bytes_text(row.size_bytes) if row.size_bytes else "–",
             count_text(row.context),
             Text(" + ".join(draft["id"] for draft in row.drafts) or row.draft or ("looking…" if row.looking else "–")),
+            *((Text(row.gain or "–"),) if gain else ()),
             *((Text(row.chosen or "–"),) if chosen else ()),
             *((Text(row.problem, style="red"),) if problem else ()),
         )

@@ -33,6 +33,7 @@ const page = {
 
   async init() {
     live("state", (state) => (this.state = state));
+    live("measuring", ({ gains }) => (this.gains = gains));
     const fit = () => (this.isPanelOpen = wide.matches && browser.read(PANEL) !== "closed");
     fit();
     wide.addEventListener("change", fit);

@@ -2,6 +2,7 @@
 
 import { api, data, number, t, toast } from "./core.js";
 import { draftsAddress, liveStateOf, methodWords, stateOf } from "./model_words.js";
+import { gainRow } from "./pays_words.js";
 import { browser } from "./storage.js";
 
 export const byId = (id) => document.getElementById(id);
@@ -107,6 +108,7 @@ export const panel = {
   form: empty(),
   model: "",
   models: [],
+  gains: data.gains,
   state: null,
   areModelsRead: false,
   isPanelOpen: false,
@@ -144,6 +146,12 @@ export const panel = {
   },
   get drafts() {
     return this.now?.loaded?.drafts ?? this.chosen?.drafts ?? [];
+  },
+  // What drafting brings to this model, else what drafts for it: the way to the picker.
+  get gain() {
+    const measured = gainRow(this.gains[this.model]);
+    const methods = methodWords(this.drafts.map((draft) => draft.method).join("+"));
+    return measured ?? { method: "", short: methods || t("model.tab_drafts"), tone: "", words: t("drafts.unmeasured") };
   },
   get draftsPage() {
     return draftsAddress(this.model);

@@ -1,7 +1,8 @@
 // What the draft picker says of one way to draft.
 
-import { bytes, number, percent, t } from "./core.js";
-import { cacheTitle, cacheWords, memoryWords, methodWords, times } from "./model_words.js";
+import { ago, bytes, number, percent, t } from "./core.js";
+import { aboutTimes, cacheTitle, cacheWords, memoryWords, methodWords, times } from "./model_words.js";
+import { range } from "./pays_words.js";
 import { reasonWords } from "./reason_words.js";
 
 const TOKENS = {
@@ -19,21 +20,20 @@ function liveWords(counts) {
   return percent(counts.accepted / counts.drafted);
 }
 
+// What a drafter brought, as clearly as it is known. Figures of another measurement than the latest are never green.
 function gain(measured) {
-  const label = t("drafts.measured");
-  if (!measured) {
-    return {
-      gainWords: "",
-      gainTone: "",
-      measuredLabel: label,
-      measuredWords: t("core.none"),
-      acceptedWords: t("core.none"),
-    };
-  }
+  if (!measured) return { isMeasured: false };
+  const isTie = measured.standing === "tie";
+  const isOneRound = measured.rounds === 1;
+  const ratio = (isOneRound ? aboutTimes : times)(measured.ratio);
   return {
-    gainWords: times(measured.ratio),
-    gainTone: measured.standing === "faster" ? "good" : "",
-    measuredLabel: `${label} · ${t.n("drafts.per_step", measured.num_draft_tokens)}`,
+    isMeasured: true,
+    gainWords: isTie ? t("drafts.no_difference") : ratio,
+    gainTone: isTie ? "tie" : measured.standing === "faster" && measured.is_latest ? "good" : "",
+    gainLabel: isTie ? "" : t("drafts.speedup"),
+    spreadWords: isOneRound ? t("drafts.first_impression") : range(measured.low, measured.high, (value) => number(value, 2)),
+    earlierWords: measured.is_latest ? "" : t("drafts.earlier", { ago: ago(measured.measured_at) }),
+    measuredLabel: `${t("drafts.measured")} · ${t.n("drafts.per_step", measured.num_draft_tokens)}`,
     measuredWords: t("drafts.speed", { speed: number(measured.tokens_per_second, 0) }),
     acceptedWords: measured.acceptance === null ? t("core.none") : percent(measured.acceptance),
   };

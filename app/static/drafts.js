@@ -3,6 +3,7 @@
 import { api, attempt, bytes, component, data, live, reader, t, toast } from "./core.js";
 import { candidateRow, offerRow } from "./draft_words.js";
 import { becameWords, draftsCall, memoryWords, paysAddress } from "./model_words.js";
+import { gainRow, MEASUREMENTS } from "./pays_words.js";
 
 const POLICIES = { "": () => "", single: () => t("drafts.policy_single_text"), auto: () => t("drafts.policy_auto_text"), off: () => t("drafts.policy_off_text") };
 const RULES = { "": () => "", coupled: () => t("drafts.coupled_text"), strict: () => t("drafts.strict_text"), rejection: () => t("drafts.rejection_text") };
@@ -39,6 +40,13 @@ function choiceOf({ who, chosen, length, tokens, policy, acceptance }) {
 function changesOf(values, before) {
   const isChanged = ([name, value]) => JSON.stringify(value) !== JSON.stringify(before[name]);
   return Object.fromEntries(Object.entries(values).filter(isChanged));
+}
+
+// Those of the latest benchmark, the fastest first; those measured earlier; then the others, as they are ranked.
+const orderOf = ({ measured }) => (measured ? (measured.is_latest ? 0 : 1) : 2);
+function byMeasurement(one, other) {
+  const order = orderOf(one) - orderOf(other);
+  return order || (orderOf(one) === 0 ? other.measured.ratio - one.measured.ratio : 0);
 }
 
 component("drafts", () => ({
@@ -92,7 +100,7 @@ component("drafts", () => ({
   },
   get rows() {
     const picker = { view: this.view, chosen: this.chosen };
-    return this.view.candidates.map((candidate) => candidateRow(candidate, picker));
+    return [...this.view.candidates].sort(byMeasurement).map((candidate) => candidateRow(candidate, picker));
   },
   get fitting() {
     return this.rows.filter((row) => !row.refusal);
@@ -103,8 +111,11 @@ component("drafts", () => ({
   get isMeasured() {
     return this.fitting.some((row) => row.measured);
   },
-  get rankedWords() {
-    return this.isMeasured ? t("drafts.ranked") : t("drafts.unmeasured");
+  get gain() {
+    return gainRow(this.view.gain);
+  },
+  get canMeasure() {
+    return !this.isMeasured && !this.isMeasuring && this.fitsAny;
   },
   // Whether anything but the text itself can draft.
   get fitsAny() {
@@ -203,6 +214,9 @@ component("drafts", () => ({
       this.refusal = error.message;
     }
     this.isBusy = false;
+  },
+  measure() {
+    return attempt(() => api("POST", MEASUREMENTS, { model: data.model.id }));
   },
   async attach(candidate) {
     this.isBusy = true;

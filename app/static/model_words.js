@@ -59,6 +59,7 @@ export function parameterWords(count) {
 export const bitWords = (bits) => (bits ? t("model.bits", { bits }) : "");
 export const contextWords = (tokens) => (tokens ? t.n("model.tokens", tokens) : t("core.none"));
 export const times = (ratio) => t("model.times", { ratio: number(ratio, 2) });
+export const aboutTimes = (ratio) => t("model.about_times", { ratio: number(ratio, 1) });
 
 export const drafterWords = (drafts) => drafts.map((draft) => draft.id).join(", ") || t("overview.alone");
 // What a loaded model holds right now.

@@ -3,6 +3,7 @@
 import { chart } from "./chart.js";
 import { address, api, attempt, component, confirm, copy, data, keepInAddress, live, number, percent, seconds, t } from "./core.js";
 import { drafterWords, draftsAddress, methodWords, modelAddress, paysAddress, usedBytes } from "./model_words.js";
+import { gainRow } from "./pays_words.js";
 import { reasonWords } from "./reason_words.js";
 import { requestWords } from "./running.js";
 
@@ -52,13 +53,14 @@ component("overview", () => ({
   range: Object.hasOwn(RANGES, address("range")) ? address("range") : USUAL,
   requests: data.requests,
   measuring: null,
+  gains: data.gains,
 
   init() {
     live("state", (state) => (this.state = state));
     live("pace", (pace) => (this.pace = pace));
     live("minutes", (minutes) => (this.minutes = minutes));
     this.$watch("range", (range) => keepInAddress({ range: range === USUAL ? "" : range }));
-    live("measuring", ({ active }) => (this.measuring = active));
+    live("measuring", ({ active, gains }) => Object.assign(this, { measuring: active, gains }));
     live("requests", (requests) => (this.requests = requests));
     this.draw = chart(this.$refs.chart);
     for (const name of ["pace", "minutes", "range"]) this.$watch(name, () => this.redraw());
@@ -123,6 +125,11 @@ component("overview", () => ({
   reasons: (model) => Object.entries(model.unavailable).map(([method, why]) => ({ method, words: reasonWords(why) })),
   used: usedBytes,
   drafters: ({ drafts }) => drafterWords(drafts),
+  gain({ id, methods }) {
+    const unmeasured = methods.length ? { short: t("pays.measure"), words: t("drafts.unmeasured") } : {};
+    return gainRow(this.gains[id]) ?? unmeasured;
+  },
+  paysPage: ({ id }) => paysAddress(id),
   modelPage: ({ id, methods }) => (methods.length ? draftsAddress(id) : modelAddress(id)),
   fraction: (model) => percent(model.fraction),
 

@@ -1,18 +1,17 @@
 // Does it pay? Begins and follows a measurement, draws it, says what it recommends, and applies it.
 
-import { api, attempt, component, confirm, data, live, moment, number, reader, t, toast } from "./core.js";
+import { api, attempt, bytes, component, confirm, data, live, moment, number, reader, t, toast } from "./core.js";
 import { becameWords, times } from "./model_words.js";
 import { plot } from "./pays_chart.js";
 import {
-  adviceWords, answerOf, batchOf, cellWords, changeLines, changeRow, disturbedNow, doubtsOf, historyRow, leftWords, notesOf,
-  phaseWords, settingRow, settingWords, telling,
+  adviceWords, answerOf, batchOf, cellWords, changeLines, changeRow, disturbedNow, doubtsOf, historyRow, leftWords, MEASUREMENTS,
+  notesOf, phaseWords, settingRow, settingWords, telling,
 } from "./pays_words.js";
-
-const MEASUREMENTS = "/admin/api/measurements";
 
 component("pays", () => ({
   kept: [],
   elsewhere: [],
+  drafterBytes: {},
   active: null,
   opened: 0,
   shownRows: 1,
@@ -105,6 +104,11 @@ component("pays", () => ({
   get changes() {
     return this.isFinal ? this.report.advice.changes.map(changeRow) : [];
   },
+  // What the drafters of the recommendation would take.
+  get extraWords() {
+    const drafts = this.isFinal ? this.report.advice.changes.find(({ name }) => name === "drafts") : null;
+    return drafts?.new?.length ? bytes(drafts.new.reduce((sum, id) => sum + (this.drafterBytes[id] ?? 0), 0)) : "";
+  },
   get elsewhereWords() {
     return this.elsewhere.length && this.changes.length ? t("drafts.elsewhere", { names: this.elsewhere.join(", ") }) : "";
   },
@@ -162,9 +166,9 @@ component("pays", () => ({
 
   read: reader(
     () => api("GET", `${MEASUREMENTS}?model=${encodeURIComponent(data.model.id)}`),
-    function show({ measurements, active, elsewhere }, number = 0) {
+    function show({ measurements, active, elsewhere, drafter_bytes: drafterBytes }, number = 0) {
       const known = measurements.some((row) => row.id === this.opened) ? this.opened : (measurements[0]?.id ?? 0);
-      Object.assign(this, { kept: measurements, active, elsewhere, opened: number || known, isRead: true });
+      Object.assign(this, { kept: measurements, active, elsewhere, drafterBytes, opened: number || known, isRead: true });
       this.paint();
     },
   ),

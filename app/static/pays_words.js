@@ -1,8 +1,9 @@
 // What a measurement says, in words: its verdicts, its settings, its changes, its circumstances. The report has the figures.
 
 import { ago, moment, number, percent, seconds, t } from "./core.js";
-import { methodWords, policyWords, times } from "./model_words.js";
+import { aboutTimes, methodWords, policyWords, times } from "./model_words.js";
 
+export const MEASUREMENTS = "/admin/api/measurements";
 const share = (part) => percent(part);
 
 export function settingWords({ method, num_draft_tokens: length }) {
@@ -11,15 +12,21 @@ export function settingWords({ method, num_draft_tokens: length }) {
 
 export const isAlone = (cell) => cell.rows === 1 && cell.context <= 128;
 const bestOf = (cell) => cell.settings.find((setting) => setting.name === cell.best);
+// One round says no second digit.
+const gainOf = (cell) => (cell.rounds > 1 ? times : aboutTimes)(bestOf(cell).ratio);
 
 // One cell in a sentence.
-function verdictWords(cell) {
+export function verdictWords(cell) {
+  const words = comparedWords(cell);
+  return cell.rounds === 1 && cell.verdict !== "none" ? t("pays.first_impression", { verdict: words }) : words;
+}
+function comparedWords(cell) {
   if (cell.verdict === "tie") return t("pays.tie", { share: share(cell.noise) });
   if (cell.verdict === "plain") return t("pays.plain_wins");
   if (cell.verdict === "none") return t("pays.nothing");
   const best = bestOf(cell);
-  const values = { setting: settingWords(best), method: methodWords(best.used), gain: times(best.ratio) };
-  return best.method === "auto" && best.used ? t("pays.governor_wins", values) : t("pays.method_wins", values);
+  const values = { setting: settingWords(best), method: methodWords(best.used[0] ?? ""), gain: gainOf(cell) };
+  return best.method === "auto" && best.used.length ? t("pays.governor_wins", values) : t("pays.method_wins", values);
 }
 
 export function answerOf(report) {
@@ -64,16 +71,16 @@ export const changeLines = (changes) =>
   changes.map((change) => changeRow(change)).map((row) => `${row.title}: ${row.words}`).join("\n");
 
 // Nothing where there is none, as after a single round.
-const range = (low, high, write) => (write(low) === write(high) ? "" : t("pays.range", { low: write(low), high: write(high) }));
+export const range = (low, high, write) => (write(low) === write(high) ? "" : t("pays.range", { low: write(low), high: write(high) }));
 const speed = (value) => number(value, value < 100 ? 1 : 0);
 
 export function settingRow(setting, cell) {
   const words = settingWords(setting);
-  const isMixed = setting.method === "auto" && setting.used;
+  const isMixed = setting.method === "auto" && setting.used.length;
   const isPlain = setting.method === "off";
   return {
     ...setting,
-    words: isMixed ? t("pays.mostly", { setting: words, method: methodWords(setting.used) }) : words,
+    words: isMixed ? t("pays.mostly", { setting: words, method: methodWords(setting.used[0]) }) : words,
     frame: setting.name === cell.best ? "best" : "",
     isInUse: setting.changes?.length === 0,
     speedWords: speed(setting.tokens_per_second),
@@ -98,10 +105,24 @@ export function telling(cell) {
 }
 export const cellWords = (cell) => t.n(cell.context > 128 ? "pays.rows_long" : "pays.rows_count", cell.rows, { tokens: number(cell.context) });
 
-function shortVerdict(cell) {
+export function shortVerdict(cell) {
   if (!cell || cell.verdict === "none") return t("core.none");
   if (cell.verdict === "tie") return t("pays.tie_short", { share: share(cell.noise) });
-  return cell.verdict === "plain" ? methodWords("off") : times(bestOf(cell).ratio);
+  return cell.verdict === "plain" ? methodWords("off") : gainOf(cell);
+}
+// What a model's latest measurement says, on every page: its verdict with spread and age; the method for one that pays.
+export function gainRow(gain) {
+  if (!gain) return null;
+  const best = bestOf(gain);
+  const method = best && gain.verdict === "faster" ? methodWords(best.used[0] ?? best.method) : "";
+  const spread = best && gain.rounds > 1 ? range(best.low, best.high, (value) => number(value, 2)) : "";
+  return {
+    tone: gain.verdict === "faster" ? "good" : "",
+    method,
+    short: shortVerdict(gain),
+    words: verdictWords(gain),
+    about: [spread, ago(gain.measured_at)].filter(Boolean).join(" · "),
+  };
 }
 
 export function historyRow(row, opened) {

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, delete, func, tuple_
 from sqlmodel import Session, col, select
 
 from app.core.download import Download, State
-from app.core.request import FinishedRequest
+from app.core.request import OFF, FinishedRequest
 from app.model_settings import ModelSettings
 from app.store.snapshot import FIRST_RUN, LOCKED_DOWN
 from app.store.store import Store
@@ -158,6 +158,8 @@ class StoredMeasurements:
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
+        self.revision = 0
+        """Number of changes through this object."""
 
     def of(self, model_id: str = "") -> list[BenchmarkRow]:
         """Return the measurements of one model, or of all, latest first."""
@@ -166,6 +168,12 @@ class StoredMeasurements:
             query = query.where(BenchmarkRow.model_id == model_id)
         with self._store.read_session() as session:
             return list(session.exec(query))
+
+    def latest(self) -> list[BenchmarkRow]:
+        """Return the latest measurement of each model."""
+        ids = select(func.max(BenchmarkRow.id)).group_by(col(BenchmarkRow.model_id))
+        with self._store.read_session() as session:
+            return list(session.exec(select(BenchmarkRow).where(col(BenchmarkRow.id).in_(ids))))
 
     def find(self, number: int) -> BenchmarkRow | None:
         """Return the measurement with this number; None when there is none."""
@@ -188,7 +196,9 @@ class StoredMeasurements:
         with self._store.session() as session:
             session.add(row)
             session.flush()
-            return row.id or 0
+            number = row.id or 0
+        self.revision += 1
+        return number
 
     def delete(self, number: int) -> bool:
         """Delete a measurement; return False when there was none."""
@@ -198,10 +208,46 @@ class StoredMeasurements:
             row = session.get(BenchmarkRow, number)
             if row is not None:
                 session.delete(row)
-            return row is not None
+        self.revision += row is not None
+        return row is not None
 
 
 SUCCESS_OUTCOMES = ("stop", "length", "tool_calls")
+
+
+def summary_of(past: FinishedRequest) -> dict[str, Any]:
+    """Return what lists show of a request that ended. Figures that another version wrote differently count as empty."""
+    speculation, usage = _section(past.figures, "speculation"), _section(past.figures, "usage")
+    drafted = _number(speculation, "drafted")
+    total_seconds = _number(_section(past.figures, "seconds"), "total")
+    return {
+        "id": past.id,
+        "endpoint": past.endpoint,
+        "model": past.model_id,
+        "key": past.key_name,
+        "started_at": past.created_at,
+        "ended_at": past.created_at + total_seconds,
+        "phase": "done",
+        "outcome": past.outcome,
+        "prompt_tokens": _number(usage, "prompt_tokens"),
+        "completion_tokens": _number(usage, "completion_tokens"),
+        "tokens_per_second": round(_number(_section(past.figures, "timings"), "predicted_per_second"), 1),
+        "method": speculation.get("method", OFF),
+        "drafted": drafted,
+        "acceptance": round(_number(speculation, "accepted") / drafted, 3) if drafted else None,
+        **{name: speculation.get(name) for name in ("reason", "reason_code", "reason_values")},
+        "seconds": total_seconds,
+    }
+
+
+def _section(figures: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = figures.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _number(section: Mapping[str, Any], name: str) -> float:
+    number = section.get(name)
+    return number if isinstance(number, int | float) else 0
 
 
 class RequestHistory:

@@ -1,6 +1,7 @@
 """Does it pay? Measured over the worker that serves: alone, one at a time, kept, applied, and everything put back."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ async def test_every_method_is_compared_with_plain_decoding_alone_and_four_at_on
         assert {method for method, _ in settings} == {"off", "auto", "dflash", "eagle3", "draft_model", "ngram"}
         assert settings["draft_model", 4]["ratio"] == pytest.approx(2.0, rel=1e-3)
         assert settings["dflash", 7]["acceptance"] == 0.75
-        assert settings["auto", 0]["used"] == "draft_model"
+        assert settings["auto", 0]["used"] == ["draft_model"]
     assert ("dflash", 8) not in cell(row, 1), "it never drafts so many"
     assert row["results"]["methods"]["draft_model"] == "demo-draft"
     assert row["versions"]["mlx-lm"]
@@ -106,6 +107,50 @@ async def test_the_recommendation_is_listed_applied_and_nothing_else(site: Model
     (row,) = (await site.call("GET", f"/admin/api/measurements?model={DEMO}"))["measurements"]
     assert row["report"]["advice"]["changes"] == []
     await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", {}, status=400)
+
+
+async def test_the_latest_measurement_is_what_every_page_says_and_others_are_marked(
+    site: ModelSite,
+) -> None:
+    await site.measured(drafts=["demo-assistant-dflash", "demo-draft"], grid="one")
+    site.worker.speeds = {
+        method: speed if method in ("off", "auto", "draft_model") else 300.0
+        for method, speed in site.worker.speeds.items()
+    }
+    await site.measured(drafts=["demo-draft"], grid="one")
+    view = await site.call("GET", f"/admin/api/drafts/{DEMO}")
+    listed = [(entry["id"], entry["measured"] and entry["measured"]["is_latest"]) for entry in view["candidates"]]
+    (row, _) = (await site.call("GET", f"/admin/api/measurements?model={DEMO}"))["measurements"]
+    ratios = {method: setting["ratio"] for (method, _), setting in cell(row, 1).items()}
+    assert ratios["ngram"] > ratios["draft_model"]
+    assert {name: is_latest for name, is_latest in listed if is_latest is not None} == {
+        "": True,
+        "demo-draft": True,
+        "demo-assistant-dflash": False,
+    }
+    gain = site.admin.measuring.gains()[DEMO]
+    assert view["gain"] == json.loads(json.dumps(gain))
+    (main,) = (entry for entry in row["report"]["cells"] if entry["rows"] == 1)
+    assert (gain["verdict"], gain["settings"][0]["name"]) == (main["verdict"], main["best"])
+    await site.call("DELETE", f"/admin/api/measurements/{row['id']}")
+    assert site.admin.measuring.gains()[DEMO]["measured_at"] < gain["measured_at"]
+
+
+async def test_a_recommendation_says_what_its_drafters_take(site: ModelSite) -> None:
+    await site.measured(grid="one")
+    view = await site.call("GET", f"/admin/api/measurements?model={DEMO}")
+    candidates = (await site.call("GET", f"/admin/api/drafts/{DEMO}"))["candidates"]
+    expected = {entry["id"]: entry["extra"]["total_bytes"] for entry in candidates if entry["id"]}
+    assert view["drafter_bytes"] == expected
+    assert (
+        min(
+            expected[name]
+            for change in view["measurements"][0]["report"]["advice"]["changes"]
+            if change["name"] == "drafts"
+            for name in change["new"]
+        )
+        > 0
+    )
 
 
 async def test_the_setting_in_use_is_the_one_that_changes_nothing(site: ModelSite) -> None:

@@ -33,7 +33,7 @@ class ScriptedSide:
             prompt_seconds=reading,
             acceptance=0.8 if drafting else None,
             tokens_per_cycle=3.0 if drafting else None,
-            method="" if not drafting else setting.method if setting.drafts else "dflash",
+            methods=() if not drafting else (setting.method if setting.drafts else "dflash",),
         )
 
     def budget(self, seconds: float) -> Budget:
@@ -48,7 +48,7 @@ def swept(speeds: dict[tuple[int, str, int], float], *, rounds: int = 3) -> Swee
             accepted = None if method == "off" else 0.8
             yielded = None if accepted is None else 9.0
             turn = MeasuredTurn(
-                speed, 1.0, acceptance=accepted, tokens_per_cycle=yielded, method="dflash" if accepted else ""
+                speed, 1.0, acceptance=accepted, tokens_per_cycle=yielded, methods=("dflash",) if accepted else ()
             )
             sweep.add(Cell(rows, 128), Setting(method, drafts), turn)
     return sweep
@@ -60,6 +60,6 @@ def measured(cells: dict[int, dict[tuple[str, int], list[float]]], **options: An
     for rows, settings in cells.items():
         for (method, drafts), speeds in settings.items():
             for speed in speeds:
-                turn = MeasuredTurn(speed, 1.0, tokens_per_cycle=None if method == "off" else 9.0, method="dflash")
+                turn = MeasuredTurn(speed, 1.0, tokens_per_cycle=None if method == "off" else 9.0, methods=("dflash",))
                 sweep.add(Cell(rows, 128), Setting(method, drafts), turn)
     return sweep.results(model="big", drafts={"dflash": "big-dflash", "draft_model": "small"}, options=options)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from app.command.bench import measurement_table, omission_text
+from app.command.bench import doubt_text, measurement_table, omission_text
 from app.core.errors import InvalidSetting
 from app.model_settings import SPECULATION
 from app.serving.live_settings import checked_model
@@ -21,11 +21,12 @@ from app.serving.sweep.report import (
     Change,
     Report,
     advice_of,
+    best_by_drafter,
     changes_to,
     choice_of,
-    doubt_text,
     report_object,
     report_of,
+    speedups,
 )
 from bench import plot
 from bench.plot import as_svg
@@ -64,7 +65,7 @@ def test_the_governor_goes_before_a_length_that_is_no_clearly_better() -> None:
     text, choice = said(PAYS_ALONE)
     assert text.startswith("governor, mostly dflash: 2.50x (1 request)")
     assert (choice["methods"], choice["num_draft_tokens"]) == (None, None)
-    assert choice["drafts"] == ["big-dflash", "small"]
+    assert choice["drafts"] == ["big-dflash"], "the governor used no other: it would only take memory"
 
 
 def test_where_several_requests_gain_the_governor_chooses_the_drafts() -> None:
@@ -130,6 +131,26 @@ def test_one_round_is_a_first_impression_and_says_so() -> None:
     report = report_of(measured({1: {("off", 0): [10.0], ("auto", 0): [12.0], ("ngram", 2): [30.0]}}))
     assert [setting.standing for setting in report.cells[0].settings] == ["plain", "tie", "faster"]
     assert [doubt.kind for doubt in report.doubts] == ["one_round"]
+
+
+def test_a_drafter_keeps_its_figures_from_the_measurement_that_has_them_and_a_tie_ranks_nothing() -> None:
+    older = swept({(1, "off", 0): 10.0, (1, "dflash", 4): 40.0, (1, "draft_model", 4): 5.0}).results(drafts=DRAFTERS)
+    newer = swept({(1, "off", 0): 20.0, (1, "dflash", 4): 20.4, (1, "ngram", 4): 30.0}).results(drafts=DRAFTERS)
+    best = best_by_drafter([newer, older])
+    assert {key: (index, figures.standing) for key, (index, figures) in best.items()} == {
+        ("dflash", "big-dflash"): (0, "tie"),
+        ("ngram", ""): (0, "faster"),
+        ("draft_model", "small"): (1, "slower"),
+    }
+    assert speedups([newer, older]) == {("ngram", ""): 1.5, ("draft_model", "small"): 0.5}
+
+
+def test_results_that_name_one_method_only_are_still_read() -> None:
+    results = swept(PAYS_ALONE).results(drafts=DRAFTERS)
+    for cell in results["cells"]:
+        for setting in cell["settings"]:
+            setting["used"] = setting["used"][0] if setting["used"] else ""
+    assert report_of(results) == report_of(swept(PAYS_ALONE).results(drafts=DRAFTERS))
 
 
 def test_turns_that_others_disturbed_are_a_reason_to_measure_again() -> None:

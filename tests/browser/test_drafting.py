@@ -101,6 +101,59 @@ def test_pick_measure_apply_chat_and_see_it_again(own: Server, visitor: Visitor)
     expect(card.locator(".gain")).to_have_text(re.compile(r"\d"))
 
 
+def test_every_page_says_the_same_of_the_latest_benchmark(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open(f"/admin/pays/{MODEL}")
+    answer = page.locator("p.answer").inner_text()
+    page.goto(f"/admin/drafts/{MODEL}")
+    expect(page.locator("p.notice b")).to_have_text(answer)
+    page.goto("/admin/")
+    chip = (
+        page.locator("#loaded-title").locator("xpath=ancestor::section").locator("a.badge", has_text=re.compile(r"\d"))
+    )
+    expect(chip).to_have_attribute("title", answer)
+    text = chip.inner_text().strip()
+    page.goto("/admin/chat")
+    expect(page.locator(".talk-head a.badge")).to_have_attribute("title", answer)
+    expect(page.locator(".talk-head a.badge")).to_have_text(text)
+    page.locator(".talk-head a.badge").click()
+    expect(page).to_have_url(re.compile(f"/admin/drafts/{MODEL}$"))
+
+
+def test_a_model_without_a_benchmark_offers_one_for_all_its_drafters(own: Server, visitor: Visitor) -> None:
+    page = visitor(own).open("/admin/drafts/demo-hybrid")
+    expect(page.locator("article.candidate .gain:visible")).to_have_count(0)
+    page.route("**/admin/api/measurements", in_a_hurry)
+    page.get_by_role("button", name=words("drafts.measure_all")).click()
+    expect(page.get_by_role("button", name=words("drafts.measure_all"))).to_be_hidden()
+    expect(page.locator("p.notice b")).to_have_text(
+        re.compile(words("pays.first_impression", verdict="")), timeout=MEASURING_MS
+    )
+    expect(page.locator("article.candidate .gain:visible").first).to_be_visible()
+
+
+def test_figures_of_another_benchmark_are_not_ranked_with_the_latest(server: Server, visitor: Visitor) -> None:
+    def two_runs(route: Route) -> None:
+        view = route.fetch().json()
+        dated = [candidate for candidate in view["candidates"] if candidate["measured"]]
+        for at, candidate in enumerate(dated):
+            measured = {"ratio": 1.1 + at, "standing": "faster", "is_latest": at != len(dated) - 1, "rounds": 3}
+            candidate["measured"] |= measured | {"low": 1.05, "high": 1.2 + at}
+        route.fulfill(json=view)
+
+    person = visitor(server)
+    page = person.open("/admin/")
+    page.route(re.compile(f"/admin/api/drafts/{MODEL}$"), two_runs)
+    page.goto(f"/admin/drafts/{MODEL}")
+    gains = page.locator("article.candidate .gain:visible")
+    expect(gains.first).to_be_visible()
+    shown = [float(re.search(r"[\d.]+", text).group()) for text in gains.all_inner_texts()]  # type: ignore[union-attr]
+    assert len(shown) > 2
+    assert shown[:-1] == sorted(shown[:-1], reverse=True)
+    assert shown[-1] > shown[0], "the fastest of all was measured earlier"
+    expect(page.locator("article.candidate .gain.good")).to_have_count(len(shown) - 1)
+    expect(page.get_by_text(re.compile("not comparable"))).to_be_visible()
+
+
 def test_a_model_that_does_not_fit_says_why_and_cannot_be_loaded(server: Server, visitor: Visitor) -> None:
     page = visitor(server).open("/admin/models")
     row = page.locator("tbody tr", has=page.get_by_role("link", name=HUGE))

@@ -132,8 +132,8 @@ class MeasuredTurn:
     prompt_seconds: float = 0.0
     acceptance: float | None = None
     tokens_per_cycle: float | None = None
-    method: str = ""
-    """Method that the governor used most; empty for plain decoding."""
+    methods: tuple[str, ...] = ()
+    """Methods that drafted, the most used first; of the governor's, those with at least `USED_SHARE` of the steps."""
     tokens: int = 0
     """Tokens of all rows together."""
 
@@ -205,7 +205,7 @@ def _results_of(settings: Mapping[Setting, Sequence[MeasuredTurn]]) -> list[dict
             "name": setting.name,
             "method": setting.method,
             "num_draft_tokens": setting.drafts,
-            "used": settings[setting][-1].method,  # the governor has learned by the last turn
+            "used": list(settings[setting][-1].methods),  # the governor has learned by the last turn
             "acceptance": _median([turn.acceptance for turn in settings[setting]]),
             "tokens_per_cycle": _median([turn.tokens_per_cycle for turn in settings[setting]]),
             "values": [turn.tokens_per_second for turn in settings[setting]],

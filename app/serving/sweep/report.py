@@ -6,7 +6,7 @@ quotients, which range from `low` to `high`; a speed is the ratio times the medi
 table agree with its ratios. A difference counts if it exceeds the noise and no round contradicts it; else it is a tie.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from app.core.unit import ModelSpecification
-from app.models.drafters.methods import NGRAM, TEXT_METHODS
+from app.models.drafters.methods import DRAFT_METHODS, NGRAM, TEXT_METHODS
 from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Setting
 
 Standing = Literal["plain", "faster", "slower", "tie"]
@@ -36,8 +36,8 @@ class Figures:
     name: str
     method: str
     num_draft_tokens: int
-    used: str
-    """Method that the governor used most."""
+    used: tuple[str, ...]
+    """Methods that drafted, the most used first."""
     rounds: int
     tokens_per_second: float
     slowest: float
@@ -98,7 +98,7 @@ class Report:
 
     @property
     def main_cell(self) -> CellReport | None:
-        """The main cell, with one request."""
+        """The main cell, with one request; its verdict is what is said of the model everywhere."""
         return next((cell for cell in self.cells if cell.is_main), None)
 
 
@@ -141,7 +141,7 @@ def report_object(results: Mapping[str, Any], current: Mapping[str, Any] | None 
         for cell in plain["cells"]:
             for figures in cell["settings"]:
                 setting = Setting(figures["method"], figures["num_draft_tokens"])
-                choice = choice_of(setting, _drafters(results), rows=cell["rows"])
+                choice = choice_of(setting, _drafters(results), used=figures["used"], rows=cell["rows"])
                 figures["changes"] = msgspec.to_builtins(changes_to(choice, current))
     return plain
 
@@ -181,7 +181,8 @@ def _noise(rounds: int, deviation: float) -> float:
 
 
 def _figures(measured: Mapping[str, Any], plain: Sequence[float], plain_median: float, deviation: float) -> Figures:
-    is_plain, tokens_per_cycle = measured["method"] == PLAIN.method, measured["tokens_per_cycle"]
+    used, tokens_per_cycle = measured["used"], measured["tokens_per_cycle"]
+    is_plain = measured["method"] == PLAIN.method
     # a cycle is at most as many times faster as it yields tokens: anything above is noise
     pairs = zip(measured["values"], [plain_median] * len(plain) if is_plain else plain, strict=False)
     ratios = sorted(min(value / base, tokens_per_cycle or value / base) for value, base in pairs)
@@ -193,7 +194,7 @@ def _figures(measured: Mapping[str, Any], plain: Sequence[float], plain_median: 
         name=setting.name,
         method=setting.method,
         num_draft_tokens=setting.drafts,
-        used=measured["used"],
+        used=(used,) if isinstance(used, str) and used else tuple(used),  # earlier versions wrote one name
         rounds=len(ratios),
         tokens_per_second=plain_median * ratio,
         slowest=plain_median * low,
@@ -244,30 +245,33 @@ def _choice(cells: Sequence[CellReport], drafters: Mapping[str, str]) -> dict[st
     governor, because no single length suits all. `policy` is only set as far as it was measured."""
     deciding_cells = _deciding_cells(cells)
     batches = {cell.verdict for cell in deciding_cells if cell.rows > 1}
-    best = [
-        figures.setting for cell in deciding_cells if cell.verdict == "faster" and (figures := cell.find(cell.best))
-    ]
+    best = [figures for cell in deciding_cells if cell.verdict == "faster" and (figures := cell.find(cell.best))]
     if not best:
         main_cell = next((cell for cell in deciding_cells if cell.is_main), None)
         return choice_of(PLAIN, drafters) if main_cell is not None and main_cell.verdict == "plain" else None
     pays_for_several = any(cell.verdict == "faster" for cell in deciding_cells if cell.rows > 1)
-    if GOVERNOR in best:
-        choice = choice_of(GOVERNOR, drafters)
+    if any(figures.setting == GOVERNOR for figures in best):
+        choice = choice_of(GOVERNOR, drafters, used={method for figures in best for method in figures.used})
     else:
-        methods = list(dict.fromkeys(setting.method for setting in best))
-        choice = _fixed(methods, None if pays_for_several else best[0].drafts, drafters)
+        methods = list(dict.fromkeys(figures.method for figures in best))
+        choice = _fixed(methods, None if pays_for_several else best[0].num_draft_tokens, drafters)
     if batches:
         choice |= {"policy": "auto"} if pays_for_several else {"policy": "single"} if batches == {"plain"} else {}
     return choice
 
 
-def choice_of(setting: Setting, drafters: Mapping[str, str], *, rows: int = 1) -> dict[str, Any]:
-    """Return the model settings that make it draft like a measured setting; `drafters`: id by method."""
+def choice_of(
+    setting: Setting, drafters: Mapping[str, str], *, used: Collection[str] = DRAFT_METHODS, rows: int = 1
+) -> dict[str, Any]:
+    """Return the model settings that make it draft like a measured setting; `drafters`: id by method.
+
+    The governor gets the drafters of the methods that it `used`: any other would only take memory.
+    """
     if setting == PLAIN:
         return {**UNSET, "policy": "off"}
     policy = {"policy": "auto"} if rows > 1 else {}
     if setting == GOVERNOR:
-        return {**UNSET, "drafts": list(drafters.values()), **policy}
+        return {**UNSET, "drafts": [drafter for method, drafter in drafters.items() if method in used], **policy}
     return _fixed([setting.method], setting.drafts or None, drafters) | policy
 
 
@@ -320,31 +324,31 @@ def advice_of(report: Report, drafters: Mapping[str, str], current: Mapping[str,
         for figures in main_cell.settings
         if figures.standing == best.standing
         and figures.ratio * (1 + main_cell.noise) >= best.ratio
-        and not changes_to(choice_of(figures.setting, drafters), current)
+        and not changes_to(choice_of(figures.setting, drafters, used=figures.used), current)
     ]
     return Advice(kept=comparable[0]) if comparable else Advice(changes)
 
 
-def best_by_drafter(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Figures]:
-    """Return the best fixed setting for one request by method and drafter, from the first document that has it.
-
-    The drafter id of n-grams is "".
+def best_by_drafter(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[int, Figures]]:
+    """Return the best fixed setting for one request by method and drafter, from the first document that has it, after
+    the index of that document: figures of different measurements cannot be compared. The drafter id of n-grams is "".
     """
-    best: dict[tuple[str, str], Figures] = {}
-    for results in documents:
+    best: dict[tuple[str, str], tuple[int, Figures]] = {}
+    for index, results in enumerate(documents):
         main_cell, drafters = report_of(results).main_cell, _drafters(results)
         best_here: dict[tuple[str, str], Figures] = {}
         for setting in main_cell.settings if main_cell is not None else ():
             key = (setting.method, drafters.get(setting.method, ""))
             if setting.num_draft_tokens and (setting.method in TEXT_METHODS or key[1]):
                 best_here[key] = max(best_here.get(key, setting), setting, key=lambda figures: figures.ratio)
-        best = best_here | best
+        best = {key: (index, figures) for key, figures in best_here.items()} | best
     return best
 
 
 def speedups(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
-    """Return the best measured speedup of each drafter over plain decoding, by method and drafter id."""
-    return {key: figures.ratio for key, figures in best_by_drafter(documents).items()}
+    """Return the speedup of each drafter that is clearly faster or slower than plain decoding, by method and id."""
+    best = best_by_drafter(documents)
+    return {key: figures.ratio for key, (_, figures) in best.items() if figures.standing != "tie"}
 
 
 # --- in words ----------------------------------------------------------------------------------------------------
@@ -360,32 +364,27 @@ def _doubts(cells: Sequence[CellReport], disturbed: int) -> Iterable[Doubt]:
         yield Doubt("disturbed", disturbed)
 
 
-def doubt_text(doubt: Doubt) -> str:
-    """Return a text with advice for the user."""
-    return {
-        "one_round": "One round only: a first impression. Measure for longer to be sure.",
-        "unsteady": f"The same work without drafting varied by ± {100 * doubt.amount:.0f} % between rounds: something "
-        "else kept this computer busy. Measure again when it is quiet.",
-        "disturbed": f"{doubt.amount:.0f} turns were repeated for requests of others. Measure again when nobody asks.",
-    }[doubt.kind]
-
-
 def _text(cells: Sequence[CellReport], choice: Mapping[str, Any] | None) -> str:
     deciding_cells = _deciding_cells(cells)
     if not deciding_cells:
         return "nothing to compare: no drafting was measured"
     summaries = [
-        f"{_summary(cell)} ({cell.rows} {'request' if cell.rows == 1 else 'requests'})" for cell in deciding_cells
+        f"{cell_text(cell)} ({cell.rows} {'request' if cell.rows == 1 else 'requests'})" for cell in deciding_cells
     ]
     return "; ".join([*summaries, *([] if choice else ["change nothing"])])
 
 
-def _summary(cell: CellReport) -> str:
+def cell_text(cell: CellReport) -> str:
+    """Return the verdict of a cell in one line."""
+    return f"first impression: {_compared_text(cell)}" if cell.rounds == 1 else _compared_text(cell)
+
+
+def _compared_text(cell: CellReport) -> str:
     best = cell.find(cell.best)
     if cell.verdict == "tie" or best is None:
         return f"no clear difference, ± {100 * cell.noise:.0f} %"
     if best.setting == PLAIN:
         return "no drafting is fastest"
     if best.setting == GOVERNOR:
-        return f"governor{', mostly ' + best.used if best.used else ''}: {best.ratio:.2f}x"
+        return f"governor{', mostly ' + best.used[0] if best.used else ''}: {best.ratio:.2f}x"
     return f"{best.method}, draft length {best.num_draft_tokens}: {best.ratio:.2f}x"

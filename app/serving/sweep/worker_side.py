@@ -39,6 +39,8 @@ from app.serving.sweep.grid import (
 )
 from app.supervision.client import WorkerClient
 
+USED_SHARE = 0.1
+"""Smallest share of the drafting steps with which a method counts as used."""
 DISTRIBUTIONS = ("paceline", "mlx", "mlx-lm", "numpy", "transformers")
 
 
@@ -121,7 +123,7 @@ class TurnRunner:
             prompt_seconds=max(0.0, clock.started - began),
             acceptance=accepted / drafted if drafted else None,
             tokens_per_cycle=(accepted + cycles) / cycles if cycles else None,
-            method=used.most_common(1)[0][0] if used else "",
+            methods=tuple(name for name, steps in used.most_common() if steps >= USED_SHARE * used.total()),
             tokens=sum(usage.completion_tokens for usage in usages),
         )
 
