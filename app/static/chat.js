@@ -12,6 +12,7 @@ const VIEW = "paceline.chat.view";
 const PANEL = "paceline.chat.panel";
 const DRAFTS = "paceline.chat.drafts";
 const NEAR_END = 60;
+const NEAR_START = 600;
 const MAX_FILE_CHARACTERS = 400_000; // of all files of a message; a character has four bytes at most
 const wide = matchMedia("(min-width: 1440px)"); // the settings stand beside the conversation, not over it
 
@@ -183,10 +184,11 @@ const page = {
     return !this.model || !(this.draft.trim() || this.files.length);
   },
 
-  // Scroll along only where the end is in sight already.
+  // Scroll along only where the end is in sight already; near the start show what comes before.
   scrolled() {
     const { scrollTop, clientHeight, scrollHeight } = byId("chat-thread");
     this.isAtEnd = scrollTop + clientHeight > scrollHeight - NEAR_END;
+    if (scrollTop < NEAR_START && this.firstShown) this.showEarlier();
   },
   follow(isWanted = false) {
     if (isWanted) this.isAtEnd = true;

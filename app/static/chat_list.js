@@ -15,17 +15,18 @@ let read = 0;
 const beginOpening = latestOnly();
 let keys = 0;
 
-// `version` 0: the server has not seen it yet. `messages` is a line of `turns`, on screen but for its first, `hidden` ones.
-// `change`: model and options that were chosen and are not sent yet.
+// `version` 0: the server has not seen it yet. `messages` is a line of `turns`, on screen but for its first, `hidden` ones;
+// `followers` are turns by their parent. `writing` replies come at this moment. `change`: model and options that were
+// chosen and are not sent yet.
 const fresh = (id = newNumber()) => ({
-  key: (keys += 1), id, version: 0, title: "", turns: [], messages: [], hidden: 0, chosen: {}, change: null,
+  key: (keys += 1), id, version: 0, title: "", turns: [], messages: [], followers: new Map(), hidden: 0, writing: 0, chosen: {}, change: null,
 });
 const beforeLast = ({ messages }) => Math.max(0, messages.length - SHOWN_MESSAGES);
 const isAlive = ({ turns, change }) => change || turns.some((turn) => turn.status === "writing" || turn.unsaved);
 const FORM = { format: "paceline.conversation", form: 1 };
 const MAX_FILE_BYTES = 30e6;
 const MAX_NAME_CHARACTERS = 60;
-const SHOWN_MESSAGES = 100;
+const SHOWN_MESSAGES = 40;
 const fileName = (title) => title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, MAX_NAME_CHARACTERS) || "chat";
 
 function save(name, type, text) {
@@ -91,15 +92,22 @@ export const list = {
     this.finding = setTimeout(() => this.attempt(() => this.readList()), SEARCH_MS);
   },
 
-  // The last messages; the rest of them when asked for, so that no page stands still to draw what nobody reads.
+  // The last messages; those before them when a person scrolls there, so that no page stands still to draw what nobody reads.
   get firstShown() {
     return Math.min(this.current.hidden, beforeLast(this.current));
   },
   get shown() {
     return this.current.messages.slice(this.firstShown);
   },
+  hideEarlier(conversation) {
+    conversation.hidden = beforeLast(conversation);
+  },
+  // What is on screen stays where it is.
   showEarlier() {
+    const thread = byId("chat-thread");
+    const below = thread.scrollHeight - thread.scrollTop;
     this.current.hidden = Math.max(0, this.firstShown - SHOWN_MESSAGES);
+    this.$nextTick(() => (thread.scrollTop = thread.scrollHeight - below));
   },
 
   begin() {
@@ -122,7 +130,7 @@ export const list = {
       this.adopt(conversation);
       const last = conversation.turns.find((turn) => turn.id === readShown()[id]) ?? conversation.turns.at(-1);
       if (last) choose(conversation, last.id);
-      conversation.hidden = beforeLast(conversation);
+      this.hideEarlier(conversation);
       this.enter(conversation);
       await this.deliver(id);
       const { current } = this; // as the page watches it

@@ -86,7 +86,7 @@ export const thread = {
   isSaid,
   isWriting: (message) => message.status === "writing",
   get isBusy() {
-    return this.current.turns.some((message) => message.status === "writing");
+    return this.current.writing > 0;
   },
   get isUnanswered() {
     const last = this.current.messages.at(-1);
@@ -102,7 +102,7 @@ export const thread = {
     return this.openCall ? t("chat.result_of", { name: this.openCall.name }) : "";
   },
   get usedMethods() {
-    const names = this.current.messages.flatMap((message) => {
+    const names = this.shown.flatMap((message) => {
       void message.version;
       return replyOf(message).methods;
     });
@@ -143,13 +143,15 @@ export const thread = {
     }
     const message = makeMessage({ role, content, parent });
     add(conversation, message);
+    this.hideEarlier(conversation);
     this.remember();
     this.keepAndSend(conversation, message);
     if (callBefore(lineTo(conversation, message.id)) === null) await this.answer(conversation, message.id);
     else this.toResult();
   },
   callOf(message) {
-    return callBefore(lineTo(this.current, message.id).slice(0, -1));
+    const { messages } = this.current;
+    return callBefore(messages.slice(0, messages.indexOf(message)));
   },
   // The user goes on writing in the field of the result that a reply waits for.
   toResult() {
@@ -192,8 +194,10 @@ export const thread = {
     const reply = replyOf(message);
     const run = { conversation, controller, painter: new Painter(reply), reply, began: now, keptAt: now };
     runs.set(message.id, run);
+    conversation.writing += 1;
     this.follow(true);
     await this.receive(message, run, chunks);
+    conversation.writing -= 1;
     runs.delete(message.id);
     if (message.figures?.problem?.code !== "cut") noteBegun(message);
     if (message.figures?.problem?.code === "not_signed_in") return remove(conversation, message.id);
@@ -300,7 +304,7 @@ export const thread = {
 
   // The versions of a turn: a reply that brought nothing counts only while it is looked at.
   versionsOf(message) {
-    const versions = this.current.turns.filter((turn) => turn.parent === message.parent);
+    const versions = this.current.followers.get(message.parent) ?? [];
     return versions.filter((turn) => turn.id === message.id || turn.status === "writing" || isSaid(turn));
   },
   hasVersions(message) {

@@ -24,7 +24,7 @@ function byParent(turns) {
   return followers;
 }
 
-// The turns on screen, and the choices that keep them there when others come.
+// The turns on screen, the choices that keep them there when others come, and which turns are versions of one.
 export function arrange(conversation) {
   const followers = byParent(conversation.turns);
   const line = [];
@@ -34,14 +34,15 @@ export function arrange(conversation) {
     conversation.chosen[at] = turn.id;
     line.push(turn);
   }
-  conversation.messages = line;
+  Object.assign(conversation, { messages: line, followers });
 }
 
 // From the beginning to a turn.
 export function lineTo(conversation, id) {
+  const turns = new Map(conversation.turns.map((turn) => [turn.id, turn]));
   const line = [];
-  for (let turn = turnOf(conversation, id); turn; turn = turnOf(conversation, turn.parent)) line.unshift(turn);
-  return line;
+  for (let turn = turns.get(id); turn; turn = turns.get(turn.parent)) line.push(turn);
+  return line.reverse();
 }
 
 // Shows the line that leads to a turn, and from there on what it showed before.

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -10,13 +10,21 @@ from playwright.sync_api import Page, Route, expect
 from app.i18n.catalogs import read_words
 from tests.browser.conftest import Visitor
 from tests.browser.server import MODEL, Server, serving
-from tests.browser.test_chat_keeping import is_saved, kept, number_of
+from tests.browser.test_chat_keeping import ALL, is_saved, kept, number_of
+from tests.browser.witness import is_settled
 
 words = read_words()
 STREAM = "**/admin/api/v1/chat/completions"
 REPLIES = '.message[data-role="assistant"]'
 WRITING = ".message[aria-busy=true]"
 COUNTED = re.compile(r"1, 2, 3, 4, 5")
+LONG = 1_000
+MARKED = (
+    "Some **bold** text with `code`.\n\n- one\n- two\n\n```python\nprint(1)\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |"
+)
+IDLE = "() => new Promise((done) => requestIdleCallback(() => requestIdleCallback(done)))"
+MOST_CPU_SECONDS = 0.3
+"""Processor time that opening a long conversation, or sending in it, may take beyond that of an empty one."""
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +220,81 @@ def test_conversations_are_found_renamed_and_deleted(chat: Page) -> None:
     chat.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(entries).to_have_count(1)
     expect(chat.locator("#chat-title")).to_have_text("New chat")
+
+
+@pytest.fixture
+def long_chat(server: Server) -> Iterator[str]:
+    """The address of a conversation of 1,000 messages."""
+    address = f"{ALL}/{LONG}"
+    roles = ("user", "assistant")
+    turns = [
+        {"id": f"t{at}", "parent": f"t{at - 1}" if at else "", "role": roles[at % 2], "content": f"{MARKED}\n\n({at})"}
+        for at in range(LONG)
+    ]
+    for at in range(0, LONG, 100):
+        version = server.call("GET", address)["version"] if at else 0
+        body = {"version": version, "turns": turns[at : at + 100], "begin": None if at else {"title": "Long"}}
+        server.call("POST", f"{address}/turns", body)
+    yield f"/admin/chat#{LONG}"
+    server.call("DELETE", address)
+
+
+def processor_seconds(page: Page) -> Callable[[], float]:
+    """What the page's main thread has computed since the last call, however long it waited for a processor."""
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    before = 0.0
+
+    def since() -> float:
+        nonlocal before
+        page.evaluate(IDLE)
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        last, before = before, next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+        return float(before - last)
+
+    return since
+
+
+def test_a_chat_of_a_thousand_messages_opens_and_sends_almost_as_an_empty_one(
+    server: Server, visitor: Visitor, long_chat: str
+) -> None:
+    event = {"choices": [{"index": 0, "delta": {"content": "Fine."}}]}
+    events = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+    opened, sent = [], []
+    for address in ("/admin/chat", long_chat):
+        page = visitor(server).context.new_page()
+        page.route(STREAM, lambda route: route.fulfill(status=200, content_type="text/event-stream", body=events))
+        seconds = processor_seconds(page)
+        page.goto(address)
+        is_settled(page)
+        if address == long_chat:
+            expect(page.locator(".message").last).to_contain_text(f"({LONG - 1})")
+        opened.append(seconds())
+        page.locator("#draft").fill("Are you well?")
+        page.locator("#draft").press("Enter")
+        expect(page.locator(REPLIES).last).to_contain_text("Fine.")
+        is_saved(page)
+        sent.append(seconds())
+    assert opened[1] - opened[0] < MOST_CPU_SECONDS
+    assert sent[1] - sent[0] < MOST_CPU_SECONDS
+
+
+def test_earlier_messages_come_as_one_scrolls_to_them_and_leave_what_is_on_screen(
+    server: Server, visitor: Visitor, long_chat: str
+) -> None:
+    page = visitor(server).open(long_chat)
+    messages = page.locator(".message")
+    expect(messages.last).to_contain_text(f"({LONG - 1})")
+    count = messages.count()
+    assert count < LONG / 10
+    first = messages.first.element_handle()
+    place = first.evaluate(
+        "(message) => (message.closest('.thread').scrollTop = 0, message.getBoundingClientRect().top)"
+    )
+    expect(messages).to_have_count(2 * count)
+    page.wait_for_function(
+        "([message, place]) => Math.abs(message.getBoundingClientRect().top - place) < 2", arg=[first, place]
+    )
 
 
 def test_two_conversations_are_answered_at_the_same_time(chat: Page) -> None:
