@@ -57,7 +57,7 @@ class Assets:
         if content is None:
             return None
         cache_control = CACHE_FOREVER if version == self.version else REVALIDATE
-        headers = {"cache-control": cache_control, "x-content-type-options": "nosniff"}
+        headers = {"cache-control": cache_control, "content-security-policy": STATIC_POLICY}
         return Response(content, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers)
 
     def scripts(self) -> list[str]:
@@ -78,6 +78,8 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
+STATIC_POLICY = "default-src 'none'; script-src 'self'; frame-ancestors 'none'"
+"""Policy of static files: a worker imports scripts under its own policy, not under that of its page."""
 THEMES = ("system", "light", "dark")
 LANGUAGE_COOKIE, THEME_COOKIE, UPDATE_COOKIE = "paceline_language", "paceline_theme", "paceline_update"
 """Cookies for what a browser chose, and for the newer version that it dismissed; its script writes them."""

@@ -1,5 +1,6 @@
 // A reply's markdown as nodes: code under its language with a button that copies it, tables that scroll.
 
+import { colour } from "./chat_code.js";
 import { copy, t } from "./core.js";
 import { blocks } from "./markdown.js";
 
@@ -49,7 +50,9 @@ export function codeBlock(text, language = "") {
   head.append(make("span", "", language), button);
   const pre = make("pre");
   pre.tabIndex = 0;
-  pre.append(make("code", "", text));
+  const code = make("code", "", text);
+  pre.append(code);
+  colour(code, language);
   const block = make("div", "code-block");
   block.append(head, pre);
   return block;

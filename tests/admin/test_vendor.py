@@ -20,11 +20,12 @@ NAMESPACES = {
 }
 """Names, not places: nothing is loaded from them."""
 MENTIONS = {
+    "https://github.com/highlightjs/highlight.js",
     "https://alpinejs.dev",
 }
 """Where comments and messages send people."""
 LOADING = (
-    r"\bimport\s*[(\"']|\bfrom\s*[\"'][^\"'.]|(?<!\.)\bfetch\s*\((?!\))|importScripts|XMLHttpRequest|EventSource"
+    r"(?<![\"'@])\bimport\s*[(\"']|(?<![\"'])\bfrom\s*[\"'][^\"'.]|(?<!\.)\bfetch\s*\((?!\))|importScripts|XMLHttpRequest|EventSource"
     r"|sendBeacon"
 )
 
@@ -50,6 +51,7 @@ def test_the_licences_are_whole() -> None:
         "Copyright © 2019-2021 Caleb Porzio and contributors",
         "Copyright (c) 2018-present, Yuxi (Evan) You",
         "Copyright (c) 2020 Ron Kok",
+        "Copyright (c) 2006, Ivan Sagalaev.",
     ):
         assert words in LICENCES, words
 
@@ -60,5 +62,4 @@ def test_a_file_loads_nothing(name: str) -> None:
     assert re.findall(LOADING, text) == []
     addresses = set(re.findall(r"(?:https?|wss?)://[\w.-]+\.[a-z]+[\w./-]*", text)) - NAMESPACES
     assert {address for address in addresses if not any(address.startswith(mention) for mention in MENTIONS)} == set()
-    assert "@import" not in text
-    assert name.endswith(".js") or "url(" not in text
+    assert name.endswith(".js") or not re.search(r"@import|url\(", text)

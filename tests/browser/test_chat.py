@@ -11,6 +11,7 @@ from app.i18n.catalogs import read_words
 from tests.browser.conftest import Visitor
 from tests.browser.server import MODEL, Server, serving
 from tests.browser.test_chat_keeping import ALL, is_saved, kept, number_of
+from tests.browser.test_pages import axe, check
 from tests.browser.witness import is_settled
 
 words = read_words()
@@ -47,6 +48,13 @@ def ask(page: Page, text: str = "Count from 1 to 20.") -> None:
     page.locator("#draft").fill(text)
     page.locator("#draft").press("Enter")
     expect(page.locator(REPLIES).last.locator("footer dl")).to_be_visible()
+
+
+def answer(page: Page, text: str) -> None:
+    """Let every reply be this text."""
+    event = {"choices": [{"index": 0, "delta": {"content": text}}]}
+    events = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+    page.route(STREAM, lambda route: route.fulfill(status=200, content_type="text/event-stream", body=events))
 
 
 def body(page: Page, at: int = -1) -> str:
@@ -258,12 +266,10 @@ def processor_seconds(page: Page) -> Callable[[], float]:
 def test_a_chat_of_a_thousand_messages_opens_and_sends_almost_as_an_empty_one(
     server: Server, visitor: Visitor, long_chat: str
 ) -> None:
-    event = {"choices": [{"index": 0, "delta": {"content": "Fine."}}]}
-    events = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
     opened, sent = [], []
     for address in ("/admin/chat", long_chat):
         page = visitor(server).context.new_page()
-        page.route(STREAM, lambda route: route.fulfill(status=200, content_type="text/event-stream", body=events))
+        answer(page, "Fine.")
         seconds = processor_seconds(page)
         page.goto(address)
         is_settled(page)
@@ -323,10 +329,76 @@ def test_thoughts_are_folded_and_code_can_be_copied(chat: Page) -> None:
     assert chat.evaluate("() => navigator.clipboard.readText()") == "print(1)"
 
 
+CODE = """```python
+def area(radius: float) -> str:  # of a circle
+    return f"{3.14 * radius ** 2}"
+```
+
+```html
+<img src="x" onerror="alert(1)"><script>alert(1)</script>
+```
+
+```brainfuck
+def ++>
+```
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_code_is_coloured_by_its_language_and_stays_the_same_text(
+    server: Server, visitor: Visitor, scheme: str
+) -> None:
+    page = visitor(server, color_scheme=scheme).open("/admin/chat")
+    loaded: list[str] = []
+    page.on("request", lambda request: loaded.append(request.url.rpartition("/")[2]))
+    answer(page, CODE)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    ask(page)
+    python, html, unknown = page.locator(f"{REPLIES} .code-block code").all()
+    expect(python.locator(".code-keyword").first).to_have_text("def")
+    expect(python.locator(".code-comment")).to_have_text("# of a circle")
+    expect(html.locator(".code-name").first).to_have_text("img")
+    expect(unknown).to_have_text("def ++>")
+    expect(unknown.locator("span")).to_have_count(0)
+    sources = [block.partition("\n")[2] for block in CODE.split("```")[1::2]]
+    assert [block.text_content() for block in (python, html, unknown)] == [source[:-1] for source in sources]
+    assert page.locator(f"{REPLIES} img, {REPLIES} script").count() == 0
+    assert loaded.count("highlight.js") == 1
+    page.locator(".code-head", has_text="python").get_by_role("button", name="Copy").click()
+    assert page.evaluate("() => navigator.clipboard.readText()") == sources[0][:-1]
+    check(axe(page))
+
+
+def test_code_without_a_language_that_is_known_loads_no_colours(chat: Page) -> None:
+    loaded: list[str] = []
+    chat.on("request", lambda request: loaded.append(request.url.rpartition("/")[2]))
+    answer(chat, "```brainfuck\n+\n```\n\n```\nplain\n```\n")
+    ask(chat)
+    expect(chat.locator(".code-block code")).to_have_text(["+", "plain"])
+    chat.evaluate(IDLE)
+    assert not {"highlight.js", "chat_code_worker.js"} & set(loaded)
+
+
+def test_code_whose_colours_take_too_long_stays_as_it_is(chat: Page) -> None:
+    script = "onmessage = () => { for (;;); };"
+    chat.route(
+        "**/chat_code_worker.js", lambda route: route.fulfill(content_type="text/javascript", body=script), times=1
+    )
+    chat.clock.install()
+    answer(chat, "```python\nfirst = 1\n```\n\n```python\nsecond = 2\n```\n")
+    with chat.expect_worker():
+        ask(chat)
+    first, second = chat.locator(f"{REPLIES} .code-block code").all()
+    with chat.expect_worker():
+        chat.clock.fast_forward(60_000)
+    expect(second.locator(".code-number")).to_have_text("2")
+    expect(first).to_have_text("first = 1")
+    expect(first.locator("span")).to_have_count(0)
+
+
 def test_formulas_are_drawn_and_one_that_is_none_stays_as_it_is_written(chat: Page) -> None:
     text = "Since \\( a^2 + b^2 = c^2 \\):\n\n\\[\n\\frac{1}{2}\n\\]\n\nbut $$\\nosuchcommand{$$."
-    events = f"data: {json.dumps({'choices': [{'index': 0, 'delta': {'content': text}}]})}\n\ndata: [DONE]\n\n"
-    chat.route(STREAM, lambda route: route.fulfill(status=200, content_type="text/event-stream", body=events))
+    answer(chat, text)
     ask(chat)
     reply = chat.locator(f"{REPLIES} .body")
     expect(reply.locator("math")).to_have_count(2)
