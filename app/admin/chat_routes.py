@@ -84,6 +84,7 @@ class StoredTimings(Body):
     """Speed of a reply."""
 
     first_token_ms: Count | None = None
+    load_ms: Count | None = None
     predicted_n: Count | None = None
     predicted_per_second: Count | None = None
 

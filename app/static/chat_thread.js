@@ -13,6 +13,7 @@ import { browser, tab } from "./storage.js";
 const TITLE_CHARACTERS = 60;
 const KEEP_MS = 1000; // a reply that is being written is written down this often
 const GOING_MS = 500; // a browser breaks off a page's calls a moment before it tells the page that it goes
+const LONG_QUEUE_MS = 100; // the model may have been loaded meanwhile
 const FIGURES_MS = 200;
 const FIGURES_TRIES = 10;
 const BEGUN = "paceline.chat.begun"; // by message: the requests of replies whose end this tab has not seen
@@ -40,8 +41,8 @@ export const replyOf = (message) => replies.get(message.id);
 const partOf = (record, names) => Object.fromEntries(names.map((name) => [name, record[name]]));
 const KEPT_TIMINGS = ["first_token_ms", "predicted_n", "predicted_per_second"];
 const KEPT_SPECULATION = ["method", "reason", "reason_code", "reason_values", "drafted", "accepted", "tokens_per_cycle"];
-const keptFigures = ({ timings, speculation }) => ({
-  timings: partOf(timings, KEPT_TIMINGS),
+const keptFigures = ({ timings, speculation, seconds: spent }) => ({
+  timings: { ...partOf(timings, KEPT_TIMINGS), ...(spent?.load && { load_ms: 1000 * spent.load }) },
   speculation: partOf(speculation, KEPT_SPECULATION),
 });
 
@@ -204,8 +205,11 @@ export const thread = {
     message.version += 1;
     this.announcement = { done: t("chat.finished"), stopped: t("reply.stopped") }[message.status] ?? message.problem;
     this.toResult();
+    if (message.status === "done" && run.waited) await this.readFigures(message, run.id); // a whole reply is kept once
     await this.keepAndSend(conversation, message);
-    if (message.status !== "done" && run.id) await this.readFigures(conversation, message, run.id);
+    if (message.status === "done" || !run.id) return;
+    await this.readFigures(message, run.id, () => this.keep(conversation, message));
+    await this.keepAndSend(conversation, message);
   },
   async receive(message, run, chunks) {
     try {
@@ -222,17 +226,16 @@ export const thread = {
       message.problem = problemWords(error);
     }
   },
-  // A reply that broke off ends without its figures: the server knows them.
-  async readFigures(conversation, message, id) {
+  // What the stream does not tell, the server knows: the figures of a reply that broke off, how long the model was loaded.
+  async readFigures(message, id, keep = () => null) {
     for (let tries = 0; tries < FIGURES_TRIES; tries += 1) {
       const { request } = await api("GET", `/admin/api/requests/${id}`).catch(() => ({}));
       if (!request) return;
       message.figures = { ...message.figures, ...keptFigures(request.figures) };
-      this.keep(conversation, message);
-      if (request.phase === "done") break;
+      keep();
+      if (request.phase === "done") return;
       await pause(FIGURES_MS);
     }
-    await this.keepAndSend(conversation, message);
   },
   take(message, run, chunk) {
     const choice = chunk.choices[0];
@@ -246,6 +249,7 @@ export const thread = {
     for (const call of calls ?? []) run.reply.call(call);
     if (chunk.timings) {
       message.figures = { ...keptFigures(chunk), seed: chunk.seed, finish: choice?.finish_reason };
+      run.waited = chunk.timings.queue_ms > LONG_QUEUE_MS;
     }
     if (performance.now() - run.keptAt > KEEP_MS) {
       run.keptAt = performance.now();
@@ -344,7 +348,9 @@ export const thread = {
       show(percent(speculation.accepted / speculation.drafted), t("figure.acceptance"), t("figure.counts", counts));
     }
     if (speculation?.method) show(methodWords(speculation.method), "", t("figure.method"));
-    if (timings?.first_token_ms) show(seconds(timings.first_token_ms / 1000), t("chat.first_token"), "", "more");
+    const { first_token_ms: first, load_ms: load = 0 } = timings ?? {};
+    if (load) show(seconds(load / 1000), t("chat.load"), "", "more");
+    if (first) show(seconds(Math.max(0, first - load) / 1000), t("chat.first_token"), "", "more");
     if (speculation?.drafted) show(number(speculation.tokens_per_cycle, 2), t("figure.step"), "", "extra");
     if (timings?.predicted_n) show(number(timings.predicted_n), t("figure.tokens"), "", "most");
     return figures;

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -50,10 +51,10 @@ def ask(page: Page, text: str = "Count from 1 to 20.") -> None:
     expect(page.locator(REPLIES).last.locator("footer dl")).to_be_visible()
 
 
-def answer(page: Page, text: str) -> None:
-    """Let every reply be this text."""
-    event = {"choices": [{"index": 0, "delta": {"content": text}}]}
-    events = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+def answer(page: Page, said: str | dict[str, Any]) -> None:
+    """Let every reply be this text, or this chunk."""
+    chunk = said if isinstance(said, dict) else {"choices": [{"index": 0, "delta": {"content": said}}]}
+    events = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
     page.route(STREAM, lambda route: route.fulfill(status=200, content_type="text/event-stream", body=events))
 
 
@@ -412,6 +413,21 @@ def test_the_model_loads_while_the_first_reply_waits(server: Server, chat: Page)
     expect(chat.locator(".talk-head .badge")).to_have_text(words("model.available"))
     ask(chat)
     expect(chat.locator(".talk-head .badge")).to_have_text(words("model.loaded"))
+
+
+def test_the_time_to_load_the_model_is_not_told_as_time_to_the_first_token(server: Server, chat: Page) -> None:
+    timings = {"queue_ms": 11_950, "first_token_ms": 12_040, "predicted_n": 1, "predicted_per_second": 5}
+    figures = {"timings": timings, "speculation": {"method": "off"}}
+    chunk = {"id": "r1", "choices": [{"index": 0, "delta": {"content": "Fine."}, "finish_reason": "stop"}], **figures}
+    answer(chat, chunk)
+    request = {"request": {"phase": "done", "figures": {**figures, "seconds": {"load": 11.9}}}}
+    chat.route("**/admin/api/requests/r1", lambda route: route.fulfill(json=request))
+    ask(chat)
+    line = chat.locator(f"{REPLIES} dl")
+    expect(line).to_contain_text("12 secto load the model140 msto first token")
+    is_saved(chat)
+    chat.reload()
+    expect(line).to_contain_text("12 secto load the model140 msto first token")
 
 
 def test_on_a_phone_list_and_options_are_drawers(server: Server, visitor: Visitor) -> None:
