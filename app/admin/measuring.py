@@ -238,6 +238,7 @@ class Measuring:
             self._resolver.planned(main),
             drafters=tuple(candidate.draft.as_draft for candidate in chosen if candidate.draft is not None),
             draft_unavailable="",
+            missing_drafters=(),
             policy="auto",
             methods=(),
             num_draft_tokens=None,

@@ -10,6 +10,8 @@ REASONS = {
     "policy_off": "drafting is off for this model (policy 'off')",
     "batched": "other requests are running, and policy 'single' drafts only when one runs",
     "drafters": "{detail}",
+    "missing_some": "{names} is not on this computer; the other chosen drafters were used",
+    "missing_all": "{names} is not on this computer; no other chosen drafter could be used",
     "no_drafter": "no drafter is loaded with this model",
     "measuring": "measuring the cost of a plain step",
     "plain": "plain is faster: {method} with draft length {count:g} costs {ratio:.1f}x a plain step,"

@@ -18,7 +18,15 @@ class DrafterSpecification(msgspec.Struct, frozen=True):
 
 
 NON_UNIT_FIELDS = frozenset(
-    {"policy", "num_draft_tokens", "queue_limit", "draft_unavailable", "context_tokens", "longest_token_bytes"}
+    {
+        "policy",
+        "num_draft_tokens",
+        "queue_limit",
+        "draft_unavailable",
+        "missing_drafters",
+        "context_tokens",
+        "longest_token_bytes",
+    }
 )
 """Fields of a specification that an open engine does not depend on; all others belong to the unit."""
 
@@ -32,6 +40,8 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     """At most one per method, best first."""
     draft_unavailable: str = ""
     """Why a chosen drafter is not used; empty when there is nothing to explain."""
+    missing_drafters: tuple[str, ...] = ()
+    """Chosen drafters that are not on this computer."""
     policy: DraftingPolicy = "auto"
     acceptance: AcceptanceRule = "coupled"
     methods: tuple[str, ...] = ()
@@ -60,7 +70,10 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def no_drafter(self) -> Reason:
-        """Reason why no drafter came with the model; `NO_REASON` where none is stated."""
+        """Reason why a chosen drafter did not come with the model; `NO_REASON` where none is stated."""
+        if self.missing_drafters:
+            code = "missing_some" if self.drafters else "missing_all"
+            return Reason(code, {"names": ", ".join(self.missing_drafters)})
         return Reason("drafters", {"detail": self.draft_unavailable}) if self.draft_unavailable else NO_REASON
 
 

@@ -24,10 +24,11 @@ SpeedupLookup = Callable[[str], Speedups]
 
 @dataclass(frozen=True, slots=True)
 class DrafterChoice:
-    """The drafters of a unit, why a chosen one is missing, and the other settings chosen for the model."""
+    """The drafters of a unit, why a chosen one is not used, those not found, and other settings of the model."""
 
     drafters: tuple[DrafterSpecification, ...] = ()
     reason: str = ""
+    missing: tuple[str, ...] = ()
     is_intended: bool = False
     """Whether drafting without a drafter is what the user asked for, so that `reason` reports no problem."""
     is_explicit: bool = False
@@ -70,14 +71,12 @@ class Chooser:
         explicit, chosen = self._from_settings(main)
         stored = self._live.model(main.id)
         if chosen is not None:
-            return replace(
-                chosen, is_explicit=True, model_settings=explicit.over(stored.model_copy(update={"methods": None}))
-            )
+            model_settings = explicit.over(stored.model_copy(update={"methods": None}))
+            return replace(chosen, is_explicit=True, model_settings=model_settings)
         model_settings = explicit.over(stored)
         if stored.drafts is None:
-            return replace(
-                self._default(main, model_settings.methods, by_measured=by_measured), model_settings=model_settings
-            )
+            chosen = self._default(main, model_settings.methods, by_measured=by_measured)
+            return replace(chosen, model_settings=model_settings)
         chosen = self.find_named(main, stored.drafts, "the choice for this model")
         if not stored.drafts:
             chosen = DrafterChoice(reason=f"drafters are turned off for {main.id}", is_intended=True)
@@ -97,6 +96,7 @@ class Chooser:
         """
         drafters: dict[str, DrafterSpecification] = {}
         reasons: list[str] = []
+        missing: list[str] = []
         for id_ in ids:
             try:
                 draft = main.head if id_ == main.id and main.head is not None else self._catalog.find(id_)
@@ -104,6 +104,7 @@ class Chooser:
                 if not chooser:
                     raise ModelNotFound(error.message, parameter="draft_model") from None
                 reasons.append(f"{chooser} names {id_} for {main.id}: {error.message}")
+                missing.append(id_)
                 continue
             if problem := self._misfit(main, draft, drafters.get(draft.method)):
                 message = f"{draft.id} cannot draft for {main.id}: {problem}"
@@ -112,7 +113,7 @@ class Chooser:
                 reasons.append(message)
             else:
                 drafters[draft.method] = draft.as_draft
-        return DrafterChoice(tuple(drafters.values()), "; ".join(reasons))
+        return DrafterChoice(tuple(drafters.values()), "; ".join(reasons), tuple(missing))
 
     def best(self, main: CatalogModel, methods: Collection[str], *, by_measured: bool = True) -> DrafterChoice:
         """Return the best drafter among these methods, or the reason why there is none."""
@@ -148,9 +149,8 @@ class Chooser:
         allowed = (method for method in DRAFT_METHODS if method in methods)
         best = [self.best(main, (method,), by_measured=by_measured) for method in allowed]
         drafters = tuple(drafter for chosen in best for drafter in chosen.drafters)
-        return DrafterChoice(
-            drafters, "; ".join(chosen.reason for chosen in best if chosen.reason) or _only(main, methods)
-        )
+        reasons = "; ".join(chosen.reason for chosen in best if chosen.reason)
+        return DrafterChoice(drafters, reasons or _only(main, methods))
 
     def _from_settings(self, main: CatalogModel) -> tuple[ModelSettings, DrafterChoice | None]:
         """Return what the settings say about this model, and the drafters that they name."""
@@ -166,9 +166,8 @@ class Chooser:
             return self._from_config(explicit, config, main)
         chosen_ids = settings.drafts.get(main.id)
         if chosen_ids == OFF:
-            return explicit, DrafterChoice(
-                reason=f"PACELINE_DRAFTS turns the draft model of {main.id} off", is_intended=True
-            )
+            reason = f"PACELINE_DRAFTS turns the draft model of {main.id} off"
+            return explicit, DrafterChoice(reason=reason, is_intended=True)
         if chosen_ids is None:
             return explicit, None
         return explicit, self.find_named(main, self.names(chosen_ids), "PACELINE_DRAFTS")

@@ -282,6 +282,7 @@ class Resolver:
             path=str(main.path),
             drafters=selected.drafters,
             draft_unavailable=selected.reason,
+            missing_drafters=selected.missing,
             policy=model_settings.policy or settings.policy,
             acceptance=model_settings.acceptance or settings.acceptance,
             methods=methods,

@@ -358,6 +358,7 @@ export const thread = {
   reasonOf: (message) => {
     const speculation = message.figures?.speculation ?? {};
     const reason = reasonWords(speculation);
+    if (speculation.reason_code?.startsWith("missing_")) return reason;
     return reason && `${speculation.method === "off" ? t("figure.off") : t("figure.partly")} ${reason}`;
   },
   noteOf: (message) => {

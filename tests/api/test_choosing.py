@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from app.core.errors import SpeculationUnavailable
+from app.core.reason import Reason
 from app.core.request import UNQUANTISED, Quantisation
 from app.model_settings import ModelSettings
 from app.serving.resolver import Resolver
@@ -85,6 +86,9 @@ def test_a_stored_drafter_that_is_gone_is_left_out_with_its_reason() -> None:
     made = site.context.resolver.resolve("demo-main")
     assert names_of(made) == ["demo-main-dflash"]
     assert "the choice for this model names gone" in made.draft_unavailable
+    assert made.no_drafter == Reason("missing_some", {"names": "gone"})
+    keep(site, drafts=("gone", "lost"))
+    assert site.context.resolver.resolve("demo-main").no_drafter == Reason("missing_all", {"names": "gone, lost"})
     keep(site, drafts=("demo-draft",), methods=("dflash",))
     assert site.context.resolver.resolve("demo-main").draft_unavailable == (
         "demo-draft drafts by draft_model, chosen is dflash"

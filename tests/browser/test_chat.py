@@ -430,6 +430,15 @@ def test_the_time_to_load_the_model_is_not_told_as_time_to_the_first_token(serve
     expect(line).to_contain_text("12 secto load the model140 msto first token")
 
 
+def test_a_chosen_drafter_that_is_gone_is_named_and_not_taken_for_a_lack_of_drafts(chat: Page) -> None:
+    missing = {"reason_code": "missing_some", "reason_values": {"names": "real/sym-draft"}}
+    speculation = {"method": "eagle3", **missing}
+    answer(chat, {"choices": [{"index": 0, "delta": {"content": "Fine."}}], "timings": {}, "speculation": speculation})
+    ask(chat)
+    notice = chat.get_by_text("real/sym-draft")
+    expect(notice).to_have_text("real/sym-draft is missing; the other drafters were used.")
+
+
 def test_on_a_phone_list_and_options_are_drawers(server: Server, visitor: Visitor) -> None:
     page = visitor(server, phone=True).open("/admin/chat")
     expect(page.locator("#chat-list")).to_be_hidden()

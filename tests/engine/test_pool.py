@@ -207,7 +207,7 @@ def test_another_draft_reloads_an_idle_model_and_waits_for_a_busy_one(world: Wor
 
 
 SCHEDULERS = {"policy": "off", "queue_limit": 1, "num_draft_tokens": 2, "draft_unavailable": "none"}
-SERVERS = {"context_tokens": 64, "longest_token_bytes": 9}
+SERVERS = {"context_tokens": 64, "longest_token_bytes": 9, "missing_drafters": ("gone",)}
 UNITS = {
     "path": "/models/elsewhere",
     "drafters": (DrafterSpecification("b", "/models/b"),),
