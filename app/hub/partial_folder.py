@@ -23,6 +23,7 @@ from app.hub.hub_files import COMMIT, RepositoryFile
 from app.machine.own_files import (
     flush_to_disk,
     lock_file,
+    make_cache_folder,
     make_folder,
     open_regular_file,
     own_folders,
@@ -65,8 +66,8 @@ class PartialFolder:
 
     def create(self) -> None:
         """Create the partial folder; refuse links in its way, remove the partial folders of other commits."""
-        for folder in (self.path.parent, self.path):
-            make_folder(folder, 0o755)
+        make_cache_folder(self.path.parent, 0o755)
+        make_folder(self.path, 0o755)
         remove_partials(self._downloads, self._repository, except_commit=self._commit)
 
     def is_verified(self, file: RepositoryFile) -> bool:
@@ -126,7 +127,7 @@ class PartialFolder:
 def repository_lock(downloads: Path, repository: str, wait_seconds: float) -> Iterator[None]:
     """Let one process at a time work on a repository; the lock of a killed one is free. Raises `in_use`."""
     folder = downloads / PARTIAL
-    make_folder(folder, 0o755)
+    make_cache_folder(folder, 0o755)
     descriptor = open_regular_file(folder / f"{_flat_name(repository)}.lock", os.O_RDWR | os.O_CREAT)
     try:
         if not lock_file(descriptor, wait_seconds):
@@ -169,7 +170,7 @@ def remove_model(roots: Iterable[Path], folder: Path) -> bool:
     downloads = next((root for root in roots if marker is not None and folder == root / marker.repository), None)
     if marker is None or downloads is None or folder.is_symlink() or folder.parent.is_symlink():
         return False
-    make_folder(downloads / PARTIAL, 0o755)
+    make_cache_folder(downloads / PARTIAL, 0o755)
     trash = downloads / PARTIAL / f"{_flat_name(marker.repository)}@old-{uuid.uuid4().hex}"
     folder.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)

@@ -4,16 +4,19 @@ Below the given folder no link is followed, and only regular files are opened.
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
+import plistlib
 import re
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,6 +26,8 @@ MAX_FILE_BYTES = 1 << 20
 """Limit on the bytes read of a small file."""
 RETRY_SECONDS = 0.05
 """Interval between two attempts to lock a file, in seconds."""
+NO_BACKUP = b"com.apple.metadata:com_apple_backup_excludeItem"
+"""Extended attribute of a folder that Time Machine leaves out."""
 Value = TypeVar("Value")
 
 
@@ -111,6 +116,15 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     if folder.is_symlink():
         raise OSError(errno.ELOOP, f"{folder.name} is a link", str(folder))
+
+
+def make_cache_folder(folder: Path, mode: int = 0o700, *, system: str = sys.platform, library: Any = None) -> None:
+    """Make a folder as `make_folder` does, and keep it out of Time Machine: its files can be made or fetched again."""
+    make_folder(folder, mode)
+    if system == "darwin":
+        value = plistlib.dumps("com.apple.backupd", fmt=plistlib.FMT_BINARY)
+        # what it returns is ignored: not every file system has attributes
+        (library or ctypes.CDLL(None)).setxattr(os.fsencode(folder), NO_BACKUP, value, len(value), 0, 0)
 
 
 def sync(path: Path) -> None:

@@ -9,7 +9,6 @@ is accepted only from this computer.
 import contextlib
 import fcntl
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import msgspec
 
 from app.core.errors import ServerRuns
 from app.core.setting_texts import local_url
-from app.machine.own_files import open_regular_file, read_json_as, read_regular_file
+from app.machine.own_files import lock_file, open_regular_file, read_json_as, read_regular_file
 
 FILE_NAME = "server.json"
 LOCK_NAME, START_LOCK = "server.lock", "start.lock"
@@ -26,9 +25,8 @@ LOG_FOLDER, LOG, START_LOG = "logs", "paceline.log", "start.log"
 """The logs of a home; the last is the output of a background server before it writes its own."""
 SERVICE_LABEL = "app.paceline.server"
 """Beginning of the name by which launchd knows the server of a home."""
-MAX_FILE_BYTES = 1 << 20
-LOCK_ATTEMPTS, RETRY_SECONDS = 25, 0.02
-"""Attempts to take the lock, and seconds between them: a process that only checks it holds it for a moment."""
+LOCK_SECONDS = 0.5
+"""Time to wait for the lock: a process that only checks it holds it for a moment."""
 
 
 class RunningServer(msgspec.Struct, frozen=True):
@@ -76,7 +74,7 @@ def lock_holder(home: Path) -> int:
 
 def read_server(home: Path) -> RunningServer | None:
     """Return the server of this home; None where none runs, or it does not listen yet."""
-    server = read_json_as(home / FILE_NAME, RunningServer, MAX_FILE_BYTES)
+    server = read_json_as(home / FILE_NAME, RunningServer)
     return server if server is not None and is_served(home) else None
 
 
@@ -93,7 +91,11 @@ def lock_home(home: Path) -> Iterator[Callable[[RunningServer], None]]:
         yield lambda _server: None
         return
     try:
-        _lock(descriptor, home)
+        is_ours = True
+        with contextlib.suppress(OSError):  # a file system without locks
+            is_ours = lock_file(descriptor, LOCK_SECONDS)
+        if not is_ours:
+            raise ServerRuns(_running_text(read_server(home)))
         _release_start_lock(home)
         with contextlib.suppress(OSError):  # a full disk
             os.ftruncate(descriptor, 0)
@@ -106,17 +108,6 @@ def lock_home(home: Path) -> Iterator[Callable[[RunningServer], None]]:
             os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, home: Path) -> None:
-    for _ in range(LOCK_ATTEMPTS):
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(RETRY_SECONDS)
-        except OSError:
-            return None
-    raise ServerRuns(_running_text(read_server(home)))
 
 
 def _release_start_lock(home: Path) -> None:

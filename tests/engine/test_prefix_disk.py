@@ -73,6 +73,18 @@ def test_what_was_written_is_found_by_the_next_process_and_by_nobody_but_the_use
     assert set(mx.load(str(next(path for path in files if "rows" in path.name)))) == {"0 0", "0 1"}, "a standard file"
 
 
+def test_backups_leave_out_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left_out: list[Path] = []
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        left_out.append(folder)
+
+    monkeypatch.setattr(prefix_disk, "make_cache_folder", make)
+    written(Disk(tmp_path / "prefixes", 1 << 20), chain(1))
+    assert left_out == [tmp_path / "prefixes", tmp_path / "prefixes/model"]
+
+
 @pytest.mark.parametrize("flips", [40, pytest.param(4_000, marks=pytest.mark.soak)])
 def test_a_flipped_bit_is_found_and_never_served(tmp_path: Path, flips: int) -> None:
     chance, [block] = random.Random(1), chain(1)

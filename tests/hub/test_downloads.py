@@ -15,9 +15,10 @@ import pytest
 
 from app.core.download import Download, DownloadJob
 from app.core.errors import InvalidRequest
-from app.hub import download_child
+from app.hub import download_child, partial_folder
 from app.hub.download_run import DownloadTimeouts, spawn_child
 from app.hub.hub_files import Hub
+from app.hub.partial_folder import PARTIAL, PartialFolder
 from tests.hub.queue import WAIT_SECONDS, DownloadEnvironment, model_files, until, until_state
 from tests.hub.stand_in import StandInHub, stand_in_hub
 
@@ -435,3 +436,20 @@ async def test_a_drafter_that_arrives_before_its_main_model_is_reported_again_wi
         await downloads.add(main)
         await until_state(downloads, "done", 1)
         assert reported[3:] == [(main, "")], "what the drafter does for it is settled"
+
+
+async def test_backups_leave_out_what_has_half_arrived_and_hold_the_whole_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_out: list[Path] = []
+
+    def make(folder: Path, mode: int) -> None:
+        folder.mkdir(mode)
+        left_out.append(folder)
+
+    monkeypatch.setattr(partial_folder, "make_cache_folder", make)
+    folder = PartialFolder(tmp_path, ID, "0" * 40)
+    folder.create()
+    folder.publish(())
+    assert folder.target.is_dir()
+    assert left_out == [tmp_path / PARTIAL], "a model keeps the attributes of the folder that becomes it"

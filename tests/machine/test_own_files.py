@@ -1,6 +1,7 @@
 """Only files of our own names are found and opened: no link is followed, and nothing waits for a pipe."""
 
 import os
+import plistlib
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from app.machine.own_files import (
     ANY,
     MAX_FILE_BYTES,
+    make_cache_folder,
     make_folder,
     open_regular_file,
     own_files,
@@ -73,3 +75,27 @@ def test_a_folder_is_made_and_a_link_is_never_taken_for_one(root: Path) -> None:
     for name in ("linked", "ours-5.txt"):
         with pytest.raises(OSError, match=name):
             make_folder(root / name)
+
+
+class Attributes:
+    """macOS's library, with what was set; a file system without attributes refuses."""
+
+    def __init__(self, result: int = 0) -> None:
+        self.result, self.set = result, []
+
+    def setxattr(self, path: bytes, name: bytes, value: bytes, size: int, position: int, options: int) -> int:
+        self.set.append((path, name, plistlib.loads(value), len(value) - size, position, options))
+        return self.result
+
+
+@pytest.mark.parametrize("result", [0, -1], ids=["kept", "refused"])
+def test_a_cache_folder_is_kept_out_of_time_machine_on_a_mac_alone(root: Path, result: int) -> None:
+    library = Attributes(result)
+    make_cache_folder(root / "cache", system="linux", library=library)
+    assert library.set == []
+    make_cache_folder(root / "cache", system="darwin", library=library)
+    name = b"com.apple.metadata:com_apple_backup_excludeItem"
+    assert library.set == [(bytes(root / "cache"), name, "com.apple.backupd", 0, 0, 0)]
+    with pytest.raises(OSError, match="linked"):
+        make_cache_folder(root / "linked", system="darwin", library=library)
+    assert len(library.set) == 1, "what a link leads to is not ours"

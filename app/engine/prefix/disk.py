@@ -30,7 +30,7 @@ import numpy as np
 
 from app.core.clock import Clock
 from app.engine.prefix.index import BLOCK_OVERHEAD_BYTES, BlockStore, CacheBlock, Name
-from app.machine.own_files import make_folder, open_regular_file
+from app.machine.own_files import make_cache_folder, open_regular_file
 from app.machine.prefix_files import PREFIX_FILE_NAME, PREFIX_PARTIAL_NAME, prefix_files
 
 FORMAT = "paceline prefix 1"
@@ -353,7 +353,7 @@ def _write(block: CacheBlock, path: Path, header: bytes, buffers: Sequence[memor
     partial_path = path.with_suffix(f".{os.getpid()}{PARTIAL}")
     try:
         for folder in (path.parent.parent, path.parent):
-            make_folder(folder)
+            make_cache_folder(folder)
         if shutil.disk_usage(path.parent).free - nbytes < FREE_BYTES:
             return _Written(block, path, nbytes, "the disk is nearly full")
         parts: list[bytes | memoryview] = [header[: DIGEST.start], _digest([header, *buffers]), header[DIGEST.stop :]]
