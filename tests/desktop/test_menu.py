@@ -149,7 +149,7 @@ def test_only_what_is_new_and_nobody_asked_for_is_told() -> None:
 def test_a_worker_that_restarted_is_told_with_the_reason() -> None:
     renewed = dataclasses.replace(READY, state=state(worker=RENEWED))
     assert notifications(READY, renewed, WORDS) == [
-        "The worker restarted: it was killed. Requests that ran ended with an error."
+        "The worker restarted: it was killed. Requests that ran ended with an error: send them again."
     ]
     assert notifications(renewed, renewed, WORDS) == []
     assert notifications(STOPPED, renewed, WORDS) == []
