@@ -1,9 +1,10 @@
 """An untrusted model folder, read without trusting it: data only, headers only, nothing executed, nothing loaded.
 
 A folder is accepted when `config.json` is small JSON that asks for no more layers than there are tensors, every file is
-a regular one, no link leaves the tree, and every weight file is a safetensors file whose header agrees with its length.
-mlx accepts overlapping tensors and builds every layer that a config counts, so this gate comes before it. Python files
-and `auto_map`, which many conversions carry along, are ignored; `model_file`, which mlx-lm runs, is refused.
+a regular one, no link leads to another user's file, and every weight file is a safetensors file whose header agrees
+with its length. mlx accepts overlapping tensors and builds every layer that a config counts, so this gate comes before
+it. Python files and `auto_map`, which many conversions carry along, are ignored; `model_file`, which mlx-lm runs, is
+refused.
 """
 
 import itertools
@@ -53,8 +54,8 @@ REASONING_MARKERS = ("<think>", "<|channel", "<longcat_think>", "<|think:start|>
 EXPERT_COUNTS = frozenset({"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "o_groups"})
 
 
-Signature = tuple[tuple[str, int, int], ...]
-"""Names, sizes and times of a folder's files, sorted."""
+Signature = tuple[tuple[str, bool, int, int], ...]
+"""Names, sizes and times of a folder's files and whether they are links, sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +153,10 @@ def _inspect(root: Path) -> ModelFolder:
 
 
 def _list_files(root: Path, folder: Path, depth: int, count: Iterator[int]) -> Iterator[str]:
-    """Yield the names of all files below `root` that are not hidden; refuse links that leave the tree, and whatever is
-    neither file nor folder."""
+    """Yield the names of all files below `root` that are not hidden, in their order; refuse links to files of others,
+    and whatever is neither file nor folder."""
     with os.scandir(folder) as entries:
-        for entry in entries:
+        for entry in sorted(itertools.islice(entries, MAX_FILES + 1), key=lambda entry: entry.name):
             if next(count) >= MAX_FILES:
                 raise ModelUnavailable(f"it holds more than {MAX_FILES} files; keep only the model's own files there")
             if entry.name.startswith("."):
@@ -171,16 +172,20 @@ def _list_files(root: Path, folder: Path, depth: int, count: Iterator[int]) -> I
 
 
 def _check_link(root: Path, link: Path) -> None:
-    """Refuse a link that leaves the folder or, in a Hugging Face snapshot, the cache of the same repository."""
+    """Refuse a link to a file of another owner than the link's, unless that is in the folder or, for a Hugging Face
+    snapshot, in the cache of the same repository."""
     allowed_root = root
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
         allowed_root = root.parent.parent
     try:
         target = link.resolve(strict=True)
+        is_foreign = target.stat().st_uid != link.lstat().st_uid
     except (OSError, RuntimeError):
         raise ModelUnavailable(f"{printable(link.name)} is a link to nothing; {DOWNLOAD_AGAIN}") from None
-    if not target.is_relative_to(allowed_root):
-        raise ModelUnavailable(f"{printable(link.name)} is a link that leaves the folder; copy the file into it")
+    if is_foreign and not target.is_relative_to(allowed_root):
+        raise ModelUnavailable(
+            f"{printable(link.name)} is a link to a file of another user; copy the file into the folder"
+        )
 
 
 def _check_file(entry: os.DirEntry[str]) -> None:
@@ -338,15 +343,15 @@ def _renders_natively(root: Path, files: tuple[str, ...]) -> bool:
 
 
 def signature_of(folder: Path) -> Signature:
-    """Return names, sizes and times of a folder's files (at most `MAX_FILES`), which differ after a change.
-    Raises OSError for a folder that cannot be read."""
+    """Return the stamps of a folder's files (at most `MAX_FILES`), which differ after a change. Raises OSError for a
+    folder that cannot be read."""
     with os.scandir(folder) as entries:
         return tuple(sorted(_file_stamp(entry) for entry in itertools.islice(entries, MAX_FILES)))
 
 
-def _file_stamp(entry: os.DirEntry[str]) -> tuple[str, int, int]:
+def _file_stamp(entry: os.DirEntry[str]) -> tuple[str, bool, int, int]:
     try:
         status = entry.stat()
     except OSError:
-        return (entry.name, -1, -1)
-    return (entry.name, status.st_size, status.st_mtime_ns)
+        return (entry.name, True, -1, -1)
+    return (entry.name, entry.is_symlink(), status.st_size, status.st_mtime_ns)

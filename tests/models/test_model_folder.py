@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from app.core.errors import ModelUnavailable
 from app.models.config_values import VOCABULARY_KEYS, text_number
 from app.models.encoders import UNKNOWN
-from app.models.folder import inspect_folder
+from app.models.folder import inspect_folder, signature_of
 from app.models.safe_files import MAX_JSON_BYTES
 from tests.models.folders import CONFIG, packed, safetensors, write_model
 from tests.tiny_encoders import CONTEXT_TOKENS, write_tiny_encoder
@@ -283,17 +283,41 @@ def test_embeddings_that_would_be_others_than_the_models_are_refused(tmp_path: P
     assert "model_type" in refused(write_model(tmp_path / "kinds", model_type=["bert"]))
 
 
-def test_links_may_not_leave_the_folder(tmp_path: Path) -> None:
-    outside = tmp_path / "secret.json"
-    outside.write_text("{}")
+def other_users_file(folder: Path) -> Path:
+    """A file that another user than this one owns."""
+    if os.geteuid():
+        return Path("/etc/passwd")
+    path = folder / "other"
+    path.write_text("{}")
+    os.chown(path, 12345, -1)
+    return path
+
+
+def test_links_are_followed_to_files_of_the_same_user_and_no_others(tmp_path: Path) -> None:
+    weights = write_model(tmp_path / "elsewhere") / "model.safetensors"
     folder = write_model(tmp_path / "model")
     (folder / "inside.json").symlink_to("config.json")
-    inspect_folder(folder)
-    (folder / "outside.json").symlink_to(outside)
-    assert "leaves the folder" in refused(folder)
-    (folder / "outside.json").unlink()
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(weights)
+    assert inspect_folder(folder).size_bytes == 64
+    for name in ("b.json", "a.json", "c.json"):
+        (folder / name).symlink_to(other_users_file(tmp_path))
+    assert "a.json is a link to a file of another user; copy" in refused(folder), "the first by name, at every call"
+    for name in ("b.json", "a.json", "c.json"):
+        (folder / name).unlink()
     (folder / "loop.json").symlink_to("loop.json")
     assert "link to nothing" in refused(folder)
+
+
+def test_a_folder_has_changed_where_a_link_became_the_file_itself(tmp_path: Path) -> None:
+    weights = write_model(tmp_path / "elsewhere") / "model.safetensors"
+    link = write_model(tmp_path / "model") / "model.safetensors"
+    link.unlink()
+    link.symlink_to(weights)
+    before = signature_of(link.parent)
+    link.unlink()
+    link.hardlink_to(weights)
+    assert signature_of(link.parent) != before
 
 
 def test_a_snapshot_of_the_hugging_face_cache_may_link_to_its_own_blobs_only(tmp_path: Path) -> None:
@@ -303,9 +327,8 @@ def test_a_snapshot_of_the_hugging_face_cache_may_link_to_its_own_blobs_only(tmp
     (snapshot / "model.safetensors").rename(repository / "blobs" / "sha")
     (snapshot / "model.safetensors").symlink_to("../../blobs/sha")
     assert inspect_folder(snapshot).size_bytes == 64
-    (tmp_path / "other").write_text("{}")
-    (snapshot / "extra.json").symlink_to("../../../other")
-    assert "leaves the folder" in refused(snapshot)
+    (snapshot / "extra.json").symlink_to(other_users_file(tmp_path))
+    assert "another user" in refused(snapshot)
 
 
 def entry(dtype: Any = "U8", shape: Any = (4,), offsets: Any = (0, 4)) -> dict[str, Any]:
