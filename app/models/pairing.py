@@ -7,6 +7,7 @@ model could have here, with the memory of each. Headers, configs and tokenizer f
 """
 
 import re
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -20,8 +21,10 @@ from app.models.drafters.config import FULL, SLIDING
 from app.models.drafters.methods import DRAFT_METHODS, METHOD_NAMES, TEXT_METHODS, check_drafter, read_drafter
 from app.models.footprint import Footprint, cache_families, drafter_footprint
 
-DEFAULT_SIZE_SHARE = 1 / 3
-"""Largest size, as a share of the main model's, of a draft model that is chosen by default."""
+DEFAULT_COST_SHARE = 1 / 3
+"""Largest cost of a step, as a share of the main model's, of a draft model that is chosen by default."""
+IS_GPU = sys.platform == "darwin"
+"""Whether a step costs the bytes that it reads; on a CPU it costs the weights, and those of few bits take longer."""
 MIN_SPEEDUP = 1.05
 """Minimum measured speedup over plain decoding at which a drafter is worth using."""
 
@@ -64,8 +67,8 @@ def default_draft(
 ) -> CatalogModel | None:
     """Return the drafter to use by default, of one of `methods`, or None: the first by `rank` that fits.
 
-    Only those measured to pay, and siblings from the same source count, of draft models among the latter those of at
-    most a third of the size.
+    Only those measured to pay, and siblings from the same source count, of draft models among the latter those whose
+    step costs at most a third here.
     """
     if main.kind != "main" or main.problem:
         return None
@@ -242,7 +245,8 @@ def rank(main: CatalogModel, candidates: Iterable[Candidate]) -> list[Candidate]
 def _is_usual(main: CatalogModel, draft: CatalogModel, models: Sequence[CatalogModel]) -> bool:
     if draft.kind == "drafter":
         return is_best_match(main, draft, models)
-    return draft.size_bytes <= main.size_bytes * DEFAULT_SIZE_SHARE
+    main_cost, draft_cost = (model.size_bytes if IS_GPU else model.parameter_count for model in (main, draft))
+    return draft_cost <= main_cost * DEFAULT_COST_SHARE
 
 
 def _token_relation(main: CatalogModel, draft: CatalogModel, *, fits: bool) -> tuple[Tokens, str]:

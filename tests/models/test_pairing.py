@@ -5,6 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from app.models import pairing
 from app.models.catalog import CatalogModel, FolderCatalog
 from app.models.pairing import default_draft, refusal
 from tests.models.folders import write_model
@@ -76,7 +79,10 @@ def test_broken_folders_and_files_are_reasons_not_errors(tmp_path: Path) -> None
     assert not refusal(main, draft)
 
 
-def test_the_default_draft_is_a_small_sibling_of_the_same_family(tmp_path: Path) -> None:
+def test_the_default_draft_is_a_small_sibling_of_the_same_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairing, "IS_GPU", True)
     main = model(tmp_path, "demo-assistant", size=900)
     relative = model(tmp_path, "demo-draft", size=300)
     stranger = model(tmp_path, "other-draft", size=100)
@@ -93,6 +99,20 @@ def test_the_default_draft_is_a_small_sibling_of_the_same_family(tmp_path: Path)
     slow = {("draft_model", "demo-draft"): 0.9}
     assert default_draft(main, everything, measured=slow) == stranger, "rather one that nobody measured"
     assert default_draft(main, [relative, main], measured=slow) == relative
+
+
+def test_a_packed_copy_drafts_by_default_where_reading_weights_is_what_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = replace(model(tmp_path, "main", size=2_000), parameter_count=1_000)
+    copy = replace(model(tmp_path, "main-4bit", size=560), parameter_count=1_000)
+    small = replace(model(tmp_path, "small", size=640), parameter_count=320)
+    chosen = {}
+    for is_gpu in (True, False):
+        monkeypatch.setattr(pairing, "IS_GPU", is_gpu)
+        chosen[is_gpu] = default_draft(main, [main, copy, small])
+    assert chosen == {True: copy, False: small}, "a CPU multiplies as many weights, and packed ones take it longer"
+    assert default_draft(main, [main, copy]) is None
 
 
 def test_the_server_side_never_loads_a_model_library() -> None:
