@@ -43,6 +43,8 @@ class ModelRow:
     """Whether the drafters are not known yet."""
     gain: str = ""
     """What its latest benchmark says of drafting, in one line; empty without one."""
+    is_base: bool = False
+    """Whether it has no chat template: it continues text and cannot chat."""
 
 
 def peek_live_settings(settings: Settings) -> LiveSettings | None:
@@ -116,6 +118,7 @@ def _row(
         path=str(model.path),
         chosen=choice_text(model_settings) + (f"; not quantized: {KV_REFUSALS[kv_reason]}" if kv_reason else ""),
         looking=is_usable and chooser is None,
+        is_base=is_usable and not model.has_chat_template,
     )
 
 
@@ -133,7 +136,7 @@ def disk_table(rows: Sequence[ModelRow]) -> Table:
     for row in rows:
         table.add_row(
             Text(row.id, style="bold"),
-            row.kind,
+            "base" if row.is_base else row.kind,
             bytes_text(row.size_bytes) if row.size_bytes else "–",
             count_text(row.context),
             Text(" + ".join(draft["id"] for draft in row.drafts) or row.draft or ("looking…" if row.looking else "–")),
@@ -157,7 +160,7 @@ def greeting(settings: Settings, rows: Sequence[ModelRow], address: str, setup: 
     if not usable:
         parts.append(Text("No model found. Add one to a folder in PACELINE_MODEL_DIRS.", style="yellow"))
         return Group(*parts)
-    model = next((row for row in usable if row.draft), usable[0])
+    model = min(usable, key=lambda row: (row.is_base, not row.draft))
     parts += [
         Padding(disk_table(rows), (0, 2)),
         Text("\nTry it:\n", style="bold"),

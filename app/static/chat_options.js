@@ -115,12 +115,14 @@ export const panel = {
 
   async readModels() {
     const { models } = await api("GET", "/admin/api/models");
-    this.models = models.filter((model) => model.kind === "main" && !model.problem);
+    const usable = models.filter((model) => model.kind === "main" && !model.problem);
+    const named = usable.map((model) => ({ ...model, words: model.chats ? model.id : `${model.id} · ${t("models.base")}` }));
+    this.models = named.sort((left, right) => right.chats - left.chats);
     this.areModelsRead = true;
     const inMemory = (this.state?.models ?? []).map(({ id }) => id);
     const wanted = [this.model, this.preferred, browser.read(LAST_MODEL), ...inMemory, data.model];
-    const named = wanted.map((name) => this.models.find((model) => name && [model.id, model.alias].includes(name)));
-    this.model = (named.find(Boolean) ?? this.models.find((model) => model.chats) ?? this.models[0])?.id ?? "";
+    const matches = wanted.map((name) => this.models.find((model) => name && [model.id, model.alias].includes(name)));
+    this.model = (matches.find(Boolean) ?? this.models[0])?.id ?? "";
   },
 
   get chosen() {

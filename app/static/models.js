@@ -16,7 +16,7 @@ const KINDS = {
 const USUAL = "main";
 
 // A model in memory whose folder is away: it answers on, and can be unloaded.
-const GONE = { kind: "main", state: "available", model_type: "", alias: "", problem: "", size_bytes: 0, parameter_count: 0, bits: 0, context: 0 };
+const GONE = { kind: "main", chats: true, state: "available", model_type: "", alias: "", problem: "", size_bytes: 0, parameter_count: 0, bits: 0, context: 0 };
 
 function row(model, now) {
   const state = now?.state ?? (["loaded", "loading"].includes(model.state) ? "available" : model.state);
@@ -28,6 +28,7 @@ function row(model, now) {
     state,
     tone,
     isMain,
+    isBase: isMain && !model.chats && !model.problem,
     fraction: now?.fraction ?? 0,
     pinned: now?.loaded?.pinned ?? model.pinned,
     stateWords: words(),

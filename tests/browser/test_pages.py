@@ -245,6 +245,25 @@ def test_a_models_name_leads_to_its_drafters_with_memory_in_the_head(server: Ser
     expect(head).to_contain_text(re.compile(rf"{words('overview.drafter')} demo-"))
 
 
+def test_a_base_model_is_told_apart_on_the_models_page_and_comes_last_in_the_chat(
+    server: Server, visitor: Visitor
+) -> None:
+    page = visitor(server).open("/admin/")
+
+    def without_template(route: Route) -> None:
+        listing = route.fetch().json()
+        route.fulfill(json={**listing, "models": [{**row, "chats": row["id"] != MODEL} for row in listing["models"]]})
+
+    page.route("**/admin/api/models", without_template)
+    page.goto("/admin/models")
+    for name, count in ((MODEL, 1), ("demo-draft", 0)):
+        row = page.locator("tbody tr", has=page.get_by_role("link", name=name, exact=True))
+        expect(row.get_by_text(words("models.base"), exact=True).filter(visible=True)).to_have_count(count)
+    page.goto("/admin/chat")
+    expect(page.locator("#option-model option").last).to_have_text(f"{MODEL} · {words('models.base')}")
+    page.unroute("**/admin/api/models")
+
+
 def test_narrowed_models_stay_narrowed_on_the_way_back(server: Server, visitor: Visitor) -> None:
     page = visitor(server).open("/admin/models?kind=nothing")
     expect(page.locator("#kind")).to_have_value("main")

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from app import __version__
 from app.cli import application
 from tests.cli.fake_server import LAST_CHUNK, FakeServer, chunk
+from tests.models.folders import write_model
 
 LOADED = {
     "worker": {"ready": True},
@@ -70,6 +71,14 @@ def test_ls_shows_the_embedded_models_without_a_server(environment: Mapping[str,
     table = run(environment, "ls").stdout
     assert "demo-assistant" in table
     assert "Context" in table
+
+
+def test_ls_tells_base_models_from_those_that_chat(environment: Mapping[str, str], tmp_path: Path) -> None:
+    write_model(tmp_path / "models" / "base")
+    (write_model(tmp_path / "models" / "chatty") / "chat_template.jinja").write_text("{{ messages }}")
+    result = run({**environment, "PACELINE_MODEL_DIRS": str(tmp_path / "models")}, "ls", "--json")
+    bases = [row["id"] for row in json.loads(result.stdout) if row["is_base"]]
+    assert bases == ["base"], "a drafter is none, with or without a template"
 
 
 def test_ls_names_the_problem_of_a_broken_folder_and_of_a_wrong_draft(environment: Mapping[str, str]) -> None:

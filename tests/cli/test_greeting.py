@@ -1,7 +1,9 @@
 """What `serve` says can be pasted as it is."""
 
 import json
+import re
 import shlex
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -17,6 +19,15 @@ def test_the_greeting_names_address_models_and_what_to_try() -> None:
     said = console.export_text()
     for part in ("http://127.0.0.1:8710/v1", "demo-draft", "curl ", "from openai import OpenAI", "paceline chat"):
         assert part in said
+
+
+def test_a_base_model_is_not_the_one_to_chat_with_and_is_named_as_one() -> None:
+    console = Console(record=True, width=400)
+    base = replace(ROW, id="base-8b", is_base=True)
+    console.print(greeting(read_settings(), [base, replace(ROW, draft="")], "http://127.0.0.1:8710"))
+    said = console.export_text()
+    assert curl_line("http://127.0.0.1:8710", "demo") in said
+    assert re.search(r"base-8b +base ", said)
 
 
 def test_lines_to_copy_are_never_broken_or_indented() -> None:
