@@ -17,6 +17,7 @@ from app.core.errors import HubProblem, ModelInUse, ModelNotFound, PacelineError
 from app.hub.hub_files import checked_repository, checked_revision
 from app.hub.hub_search import Pair, Sort, inspect_repository, recommended, search
 from app.hub.partial_folder import read_marker, remove_model
+from app.machine.host import chip_name
 from app.serving.document import HUB, problems
 from app.serving.errors import Rejected
 from app.serving.gate import Body, JsonBody
@@ -141,23 +142,15 @@ async def get_repository(admin: Admin, id: str, revision: str = "") -> dict[str,
 
 @router.get("/admin/api/hub/recommended")
 def get_recommended(admin: Admin) -> dict[str, Any]:
-    """List pairs of main model and drafter for the memory of this computer, the largest first; sizes are rough."""
+    """List pairs of main model and drafters for memory and chip of this computer, the best first; sizes are rough."""
     ceiling = admin.serving.memory_ceiling_bytes
-    pairs = [_pair_object(admin, pair) for pair in recommended(ceiling)]
+    pairs = [_pair_object(admin, pair) for pair in recommended(ceiling, chip_name())]
     return {"pairs": pairs, "memory_ceiling_bytes": ceiling}
 
 
 def _pair_object(admin: AdminContext, pair: Pair) -> dict[str, Any]:
-    draft = pair.draft
-    return {
-        "main": pair.main,
-        "main_bytes": pair.main_bytes,
-        "main_is_here": _is_here(admin, pair.main),
-        "draft": draft.repository if draft is not None else "",
-        "draft_bytes": draft.size_bytes if draft is not None else 0,
-        "draft_is_here": draft is not None and _is_here(admin, draft.repository),
-        "method": draft.method if draft is not None else "",
-    }
+    drafters = [{**asdict(drafter), "is_here": _is_here(admin, drafter.repository)} for drafter in pair.drafters]
+    return {**asdict(pair), "drafters": drafters, "main_is_here": _is_here(admin, pair.main)}
 
 
 @router.get("/admin/api/hub/token")

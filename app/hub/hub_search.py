@@ -2,8 +2,8 @@
 
 MLX repositories come first, then others whose architecture mlx-lm knows. Raises `HubProblem` with a text for a person.
 `published.json`, from the project's reference, holds what is known without asking: drafters by the model that they
-draft for, and pairs that suit a computer's memory, with rough sizes. Whether a drafter fits is decided by its own files
-once they are here.
+draft for, and pairs that suit a computer's memory and chip, with rough sizes. Whether a drafter fits is decided by its
+own files once they are here.
 """
 
 import functools
@@ -234,17 +234,15 @@ class PublishedDrafter:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A main model with the drafter that suits it; `draft` is None for a model that is too small to gain."""
+    """A main model with the drafters that suit it, the best first; none for a model that is too small to gain."""
 
     main: str
     main_bytes: int
-    draft: PublishedDrafter | None
-
-    @property
-    def needed_bytes(self) -> int:
-        """Bytes of both models, plus an allowance for their caches."""
-        draft_bytes = self.draft.size_bytes if self.draft is not None else 0
-        return round((self.main_bytes + draft_bytes) * 1.25) + CACHE_ALLOWANCE_BYTES
+    strength: str
+    """Code for what the model is good at, as in the words `downloads.good_…`."""
+    tokens_per_second: float
+    """Estimate of its speed without a drafter."""
+    drafters: tuple[PublishedDrafter, ...]
 
 
 _PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
@@ -253,8 +251,18 @@ FEATURE_DRAFTERS: tuple[tuple[str, str, str], ...] = tuple(map(tuple, _PUBLISHED
 """Start of the main model's name in lower case, method and repository."""
 SMALL_MODELS: tuple[tuple[str, float, str], ...] = tuple(map(tuple, _PUBLISHED["small_models"]))
 """Start of the names of a family, parameters in billions and repository of its small models, smallest first."""
-PAIRS: tuple[tuple[str, str, str | None], ...] = tuple(map(tuple, _PUBLISHED["pairs"]))
-"""Main model, drafter and method; none for a model that is too small to gain."""
+PAIRS: tuple[tuple[str, str, list[list[str]]], ...] = tuple(map(tuple, _PUBLISHED["pairs"]))
+"""Main model, what it is good at, and its drafters with their methods, the best first."""
+BANDWIDTHS_GB: Mapping[str, float] = _PUBLISHED["bandwidths_gb"]
+"""Gigabytes per second between memory and chip, as Apple states them; of two variants those of the slower one."""
+NEWER_CHIP_GB = BANDWIDTHS_GB["M5"]
+"""The same for a chip that is not listed."""
+BANDWIDTH_SHARE = 0.7
+"""Share of the bandwidth at which a GPU reads weights while it decodes."""
+CPU_GB = 0.65
+"""Gigabytes of 4-bit weights per second that mlx multiplies on a CPU, on one core: measured on a server's."""
+COMFORTABLE_SPEED = 15.0
+"""Tokens per second from which an answer comes faster than it is read."""
 
 MAX_DRAFT_SIZES = ((30.0, 7.0), (13.0, 3.0), (6.5, 1.3))
 """Parameters in billions: minimum of a main model, maximum of a draft model that speeds it up; below 6.5: none."""
@@ -282,16 +290,29 @@ def published_for(main: CatalogModel) -> list[PublishedDrafter]:
     return [*published, *(_published_drafter(DRAFT_MODEL.name, draft) for draft in small_drafts)]
 
 
-def recommended(memory_bytes: int) -> list[Pair]:
-    """Return the `RECOMMENDED_PAIRS` largest pairs that fit into this memory for models, largest first."""
-    all_pairs = [
-        Pair(main, _size(main), None if method is None else _published_drafter(method, draft))
-        for main, draft, method in PAIRS
-    ]
-    fitting = sorted(
-        (pair for pair in all_pairs if pair.needed_bytes <= memory_bytes), key=lambda pair: pair.needed_bytes
-    )
-    return fitting[: -RECOMMENDED_PAIRS - 1 : -1]
+def recommended(memory_bytes: int, chip: str) -> list[Pair]:
+    """Return at most `RECOMMENDED_PAIRS` pairs that fit into this memory for models: the comfortably fast ones, the
+    largest first, then the others, the fastest first."""
+
+    def fits(main: str, draft_bytes: int) -> bool:
+        return round((_size(main) + draft_bytes) * 1.25) + CACHE_ALLOWANCE_BYTES <= memory_bytes
+
+    pairs = []
+    for main, strength, published in PAIRS:
+        drafters = (_published_drafter(method, repository) for repository, method in published)
+        fitting = tuple(drafter for drafter in drafters if fits(main, drafter.size_bytes))
+        if fitting or (not published and fits(main, 0)):
+            pairs.append(Pair(main, _size(main), strength, expected_speed(_size(main), chip), fitting))
+    is_slow = {pair.main: pair.tokens_per_second < COMFORTABLE_SPEED for pair in pairs}
+    pairs.sort(key=lambda pair: (is_slow[pair.main], pair.main_bytes if is_slow[pair.main] else -pair.main_bytes))
+    return pairs[:RECOMMENDED_PAIRS]
+
+
+def expected_speed(weights_bytes: int, chip: str) -> float:
+    """Return the tokens per second to expect of plain decoding, which reads all weights for each token."""
+    maker, _, name = chip.partition(" ")
+    rate_gb = BANDWIDTHS_GB.get(name, NEWER_CHIP_GB) * BANDWIDTH_SHARE if maker == "Apple" else CPU_GB
+    return rate_gb * 1e9 / weights_bytes
 
 
 def _published_drafter(method: str, repository: str) -> PublishedDrafter:

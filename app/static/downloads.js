@@ -1,6 +1,6 @@
 // The queue of downloads and the recommended pairs.
 
-import { api, attempt, bytes, component, confirm, live, reader, t, toast } from "./core.js";
+import { api, attempt, bytes, component, confirm, live, number, reader, t, toast } from "./core.js";
 import { downloadRow, sizeWords } from "./download_words.js";
 import { filesCall, methodWords } from "./model_words.js";
 
@@ -109,28 +109,31 @@ component("pairs", () => ({
   ),
 
   get isWaiting() {
-    return !this.isRead && !this.problem;
+    return !this.ceiling && !this.problem;
   },
 
   get isEmpty() {
-    return this.isRead && !this.pairs.length;
+    return this.ceiling > 0 && !this.pairs.length;
   },
 
   get lead() {
     return this.ceiling ? t("downloads.pairs_lead", { amount: bytes(this.ceiling) }) : t("downloads.pairs_unknown");
   },
 
-  // Exact sizes and the room on the disk are told before anything is fetched.
+  // Exact sizes and the room on the disk are told before anything is fetched. A drafter that is gone stops no model.
   async get(pair) {
     if (this.isBusy) return;
     this.isBusy = true;
     try {
-      const wanted = pair.missing.map((repository) => `/admin/api/hub/repository?id=${encodeURIComponent(repository)}`);
-      const details = await Promise.all(wanted.map((address) => api("GET", address)));
-      const total = details.reduce((sum, repository) => sum + repository.total_bytes, 0);
-      const free = details[0].free_bytes;
+      const looks = await Promise.allSettled(pair.missing.map(look));
+      const isGone = ({ reason }, index) => reason?.code === GONE && pair.missing[index] !== pair.main && !pair.main_is_here;
+      const refused = looks.find((result, index) => result.reason && !isGone(result, index));
+      if (refused) throw refused.reason;
+      const wanted = looks.flatMap(({ value }, index) => (value ? [{ ...value, repository: pair.missing[index] }] : []));
+      const total = wanted.reduce((sum, repository) => sum + repository.total_bytes, 0);
+      const free = wanted[0].free_bytes;
       if (total > free) toast(t("downloads.no_room", { amount: bytes(total - free) }), "bad");
-      else if (await confirm(pairQuestion(pair, total, free))) await order(pair);
+      else if (await confirm(pairQuestion(pair, wanted, total, free))) await order(pair, wanted);
     } catch (error) {
       toast(error.message, "bad");
     }
@@ -138,31 +141,71 @@ component("pairs", () => ({
   },
 }));
 
+const GONE = "hub_not_found";
+const look = (repository) => api("GET", `/admin/api/hub/repository?id=${encodeURIComponent(repository)}`);
+const STRENGTHS = {
+  quick: () => t("downloads.good_quick"),
+  everyday: () => t("downloads.good_everyday"),
+  all_round: () => t("downloads.good_all_round"),
+  careful: () => t("downloads.good_careful"),
+  agents: () => t("downloads.good_agents"),
+  reasoning: () => t("downloads.good_reasoning"),
+  knowledge: () => t("downloads.good_knowledge"),
+};
+const GUESSES = { dflash: () => t("downloads.guess_dflash"), draft_model: () => t("downloads.guess_draft_model") };
+
+const drafterChoice = (drafter, index) => ({ ...drafter, choice: String(index) });
+
 function pairRow(pair) {
-  const missing = [!pair.main_is_here && pair.main, !pair.draft_is_here && pair.draft].filter(Boolean);
+  const speed = number(pair.tokens_per_second, pair.tokens_per_second < 10 ? 1 : 0);
   return {
     ...pair,
-    missing,
-    isHere: !missing.length,
-    draftWords: pair.draft || t("downloads.pair_alone"),
-    methodWords: pair.method ? methodWords(pair.method) : "",
-    totalWords: t("downloads.about", { size: bytes(pair.main_bytes + pair.draft_bytes) }),
-    getWords: t("downloads.pair_get_named", { name: pair.main }),
+    drafters: pair.drafters.map(drafterChoice),
+    choice: String(Math.max(0, pair.drafters.findIndex((drafter) => drafter.is_here))),
+    strengthWords: STRENGTHS[pair.strength](),
+    speedWords: t("downloads.pair_speed", { speed }),
+    getWords: t(pair.drafters.length ? "downloads.pair_get_named" : "downloads.get_named", { name: pair.main }),
+    hasChoice: pair.drafters.length > 1,
+
+    get drafter() {
+      return this.drafters[this.choice];
+    },
+    get missing() {
+      return [!this.main_is_here && this.main, this.drafter && !this.drafter.is_here && this.drafter.repository].filter(Boolean);
+    },
+    get isHere() {
+      return !this.missing.length;
+    },
+    get draftWords() {
+      return this.drafter ? this.drafter.repository : "";
+    },
+    get guessWords() {
+      return this.drafter ? GUESSES[this.drafter.method]() : t("downloads.pair_alone");
+    },
+    get methodWords() {
+      return this.drafter ? methodWords(this.drafter.method) : "";
+    },
+    get totalWords() {
+      return t("downloads.about", { size: bytes(this.main_bytes + (this.drafter?.size_bytes ?? 0)) });
+    },
   };
 }
 
-function pairQuestion(pair, total, free) {
+function pairQuestion(pair, wanted, total, free) {
   const values = { size: bytes(total), free: bytes(free) };
+  const names = wanted.map(({ repository }) => repository);
+  const gone = pair.missing.filter((repository) => !names.includes(repository));
+  const lost = gone.length ? ` ${t("downloads.pair_gone", { name: gone[0] })}` : "";
   return {
-    title: t("downloads.pair_title"),
-    text: `${pair.missing.join(", ")}. ${t("downloads.pair_text", values)}`,
+    title: wanted.length > 1 ? t("downloads.pair_title") : t("downloads.pair_title_one"),
+    text: `${names.join(", ")}. ${t("downloads.pair_text", values)}${lost}`,
     action: t("downloads.get_size", values),
   };
 }
 
-async function order(pair) {
-  for (const repository of pair.missing) {
-    const drafts = repository === pair.draft ? { drafts_for: pair.main } : {};
+async function order(pair, wanted) {
+  for (const { repository } of wanted) {
+    const drafts = repository === pair.main ? {} : { drafts_for: pair.main };
     await api("POST", DOWNLOADS, { repository, ...drafts });
   }
   toast(t("downloads.queued"), "good");

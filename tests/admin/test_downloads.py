@@ -251,8 +251,10 @@ async def test_a_token_is_told_to_the_hub_that_it_is_for_and_to_no_other(
 async def test_recommended_pairs_fit_the_memory_of_this_computer(site: DownloadSite) -> None:
     answer = await site.call("GET", "/admin/api/hub/recommended")
     assert answer["memory_ceiling_bytes"] == 16_000_000_000
-    assert all(pair["main_bytes"] + pair["draft_bytes"] < 16_000_000_000 for pair in answer["pairs"])
-    assert not any(pair["main_is_here"] for pair in answer["pairs"])
+    drafters = [(pair, drafter) for pair in answer["pairs"] for drafter in pair["drafters"]]
+    assert all(pair["main_bytes"] + drafter["size_bytes"] < 16_000_000_000 for pair, drafter in drafters)
+    assert not any(pair["main_is_here"] or drafter["is_here"] for pair, drafter in drafters)
+    assert all(pair["tokens_per_second"] > 0 and pair["strength"] for pair in answer["pairs"])
 
 
 async def test_the_page_renders_and_takes_a_search_along(site: DownloadSite) -> None:

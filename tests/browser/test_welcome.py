@@ -25,7 +25,7 @@ STEPS = ("language", "folders", "models")
 @pytest.fixture(scope="module")
 def hub() -> Iterator[StandInHub]:
     with stand_in_hub() as hub:
-        for repository in {name for main, draft, _ in PAIRS for name in (main, draft) if name}:
+        for repository in {name for main, _, drafters in PAIRS for name in (main, *(name for name, _ in drafters))}:
             hub.add(repository, model_files(2000), config={"model_type": "qwen3"})
         yield hub
 
@@ -233,6 +233,38 @@ def test_a_pair_that_fails_to_download_is_told_and_the_embedded_models_go_on(
         page.get_by_role("button", name=words("welcome.end")).click()
         expect(page.get_by_text(words("welcome.unfinished"))).to_be_hidden()
         assert left(own) == []
+        page.close()
+
+
+def test_a_model_whose_drafter_is_gone_is_downloaded_without_it_and_one_model_has_one_card(
+    tmp_path: Path, visitor: Visitor
+) -> None:
+    words = read_words()
+    main, dflash, small = "mlx-community/Qwen3-8B-4bit", "z-lab/Qwen3-8B-DFlash-b16", "mlx-community/Qwen3-0.6B-4bit"
+    with (
+        stand_in_hub() as hub,
+        serving(tmp_path, PACELINE_HUB_ENDPOINT=hub.address, PACELINE_MEMORY_LIMIT="16G") as own,
+    ):
+        hub.add(main, model_files(), config={"model_type": "qwen3"})
+        visit = visitor(own)
+        visit.witness.expects(404)
+        page = visit.open("/admin/downloads")
+        cards = page.locator(".tiles > .card:visible", has=page.get_by_role("heading", name=main))
+        expect(cards).to_have_count(1)
+        expect(cards).to_contain_text(words("downloads.good_all_round"))
+        expect(cards).to_contain_text(re.compile(words("downloads.pair_speed", speed=r"[\d.]+")))
+        choice = cards.get_by_role("combobox")
+        expect(choice.get_by_role("option")).to_have_text([re.compile(dflash), re.compile(small)])
+        expect(cards).to_contain_text(words("downloads.guess_dflash"))
+        choice.select_option(index=1)
+        expect(cards).to_contain_text(words("downloads.guess_draft_model"))
+        choice.select_option(index=0)
+        fits(page)
+        cards.get_by_role("button").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text(words("downloads.pair_gone", name=dflash))
+        page.locator("#confirm-yes").click()
+        own.until("downloads", lambda value: [row["repository"] for row in value["downloads"]] == [main])
         page.close()
 
 
