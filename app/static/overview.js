@@ -86,6 +86,16 @@ component("overview", () => ({
   get hasTraffic() {
     return this.speeds.some((speed) => speed > 0);
   },
+  get hasBegun() {
+    return this.requests.recent.length + this.requests.running.length > 0 || this.hasTraffic;
+  },
+  get isNew() {
+    return !this.hasBegun;
+  },
+  get measureAddress() {
+    const [model] = this.state.models;
+    return model ? draftsAddress(model.id) : "/admin/models";
+  },
   take(event) {
     return copy(event.currentTarget.dataset.copy);
   },

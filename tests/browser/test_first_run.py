@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 from app.i18n.catalogs import read_words
 from tests.browser.conftest import Visitor
 from tests.browser.server import PASSWORD, Server, serving
+from tests.browser.test_pages import LAYOUT_CALLS, axe, check, check_shifts, look
 from tests.browser.witness import is_settled
 
 words = read_words()
@@ -91,6 +92,29 @@ def test_the_printed_address_is_worth_nothing_afterwards(server: Server, visitor
     page = visit.context.new_page()
     page.goto(server.setup)
     expect(page).to_have_url(re.compile("/admin/login"))
+
+
+@pytest.mark.parametrize("phone", [False, True], ids=["wide", "phone"])
+def test_the_overview_says_what_to_do_next_until_the_first_request_fills_its_chart(
+    tmp_path: Path, visitor: Visitor, phone: bool
+) -> None:
+    with serving(tmp_path) as own:
+        page = visitor(own, phone=phone).open("/admin/")
+        steps = page.locator("section[aria-labelledby=steps-title]")
+        for name, address in (("chat", "/admin/chat"), ("connect", "/admin/connect"), ("models", "/admin/models")):
+            expect(steps.locator(f"a[href='{address}']"), name).to_be_visible()
+        chart = page.locator(".chart[role=img]")
+        expect(chart).to_be_hidden()
+        expect(page.locator("#range")).to_be_hidden()
+        check(axe(page))
+        check(look(page, *LAYOUT_CALLS))
+        own.reply("Count to three.", max_tokens=20)
+        expect(chart).to_be_visible()
+        expect(steps).to_be_hidden()
+        check_shifts(page)
+        page.reload()
+        expect(steps).to_be_hidden()
+        page.close()
 
 
 def test_the_console_tells_the_way(server: Server) -> None:
