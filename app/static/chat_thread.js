@@ -13,13 +13,12 @@ import { browser, tab } from "./storage.js";
 const TITLE_CHARACTERS = 60;
 const KEEP_MS = 1000; // a reply that is being written is written down this often
 const GOING_MS = 500; // a browser breaks off a page's calls a moment before it tells the page that it goes
-const LONG_QUEUE_MS = 100; // the model may have been loaded meanwhile
 const FIGURES_MS = 200;
 const FIGURES_TRIES = 10;
 const BEGUN = "paceline.chat.begun"; // by message: the requests of replies whose end this tab has not seen
 const readBegun = () => JSON.parse(tab.read(BEGUN) ?? "{}");
 const noteBegun = (message, id) => tab.write(BEGUN, JSON.stringify({ ...readBegun(), [message.id]: id }));
-const runs = new Map(); // by the id of its message: {controller, painter, reply, began}
+const runs = new Map(); // by the id of its message: {controller, painter, reply, began, isLoading, spent}
 const replies = new Map(); // by the id of a message: its text with who wrote what
 
 const PROBLEMS = {
@@ -80,6 +79,7 @@ const asMessages = (line) =>
     const calls = wholeCalls.map(({ id, name, arguments: given }) => ({ id, type: "function", function: { name, arguments: given } }));
     return { role: "assistant", content, reasoning_content: reasoning || null, tool_calls: calls.length ? calls : null };
   });
+const readRequest = async (id) => (await api("GET", `/admin/api/requests/${id}`).catch(() => null))?.request;
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export const thread = {
@@ -193,7 +193,8 @@ export const thread = {
   async write(conversation, message, controller, chunks) {
     const now = performance.now();
     const reply = replyOf(message);
-    const run = { conversation, controller, painter: new Painter(reply), reply, began: now, keptAt: now };
+    const isLoading = this.stateName !== "loaded";
+    const run = { conversation, controller, painter: new Painter(reply), reply, began: now, keptAt: now, isLoading };
     runs.set(message.id, run);
     conversation.writing += 1;
     this.follow(true);
@@ -205,11 +206,11 @@ export const thread = {
     message.version += 1;
     this.announcement = { done: t("chat.finished"), stopped: t("reply.stopped") }[message.status] ?? message.problem;
     this.toResult();
-    if (message.status === "done" && run.waited) await this.readFigures(message, run.id); // a whole reply is kept once
+    this.keep(conversation, message);
+    const { load } = (await run.spent) ?? {};
+    if (load && message.status === "done") message.figures.timings.load_ms = 1000 * load; // before it is sent: later nothing changes
     await this.keepAndSend(conversation, message);
-    if (message.status === "done" || !run.id) return;
-    await this.readFigures(message, run.id, () => this.keep(conversation, message));
-    await this.keepAndSend(conversation, message);
+    if (message.status !== "done" && run.id) await this.readFigures(conversation, message, run.id);
   },
   async receive(message, run, chunks) {
     try {
@@ -226,16 +227,17 @@ export const thread = {
       message.problem = problemWords(error);
     }
   },
-  // What the stream does not tell, the server knows: the figures of a reply that broke off, how long the model was loaded.
-  async readFigures(message, id, keep = () => null) {
+  // A reply that broke off ends without its figures: the server knows them.
+  async readFigures(conversation, message, id) {
     for (let tries = 0; tries < FIGURES_TRIES; tries += 1) {
-      const { request } = await api("GET", `/admin/api/requests/${id}`).catch(() => ({}));
+      const request = await readRequest(id);
       if (!request) return;
       message.figures = { ...message.figures, ...keptFigures(request.figures) };
-      keep();
-      if (request.phase === "done") return;
+      this.keep(conversation, message);
+      if (request.phase === "done") break;
       await pause(FIGURES_MS);
     }
+    await this.keepAndSend(conversation, message);
   },
   take(message, run, chunk) {
     const choice = chunk.choices[0];
@@ -243,13 +245,13 @@ export const thread = {
     const { content = "", reasoning_content: reasoning = "", tool_calls: calls = [] } = choice?.delta ?? {};
     if ((content || reasoning || calls?.length) && !message.figures) {
       message.figures = { timings: { first_token_ms: performance.now() - run.began } };
+      if (run.isLoading && run.id) run.spent = readRequest(run.id).then((request) => request?.figures.seconds);
     }
     run.reply.write(content ?? "", choice?.accepted_spans, choice?.method);
     run.reply.reasoning += reasoning ?? "";
     for (const call of calls ?? []) run.reply.call(call);
     if (chunk.timings) {
       message.figures = { ...keptFigures(chunk), seed: chunk.seed, finish: choice?.finish_reason };
-      run.waited = chunk.timings.queue_ms > LONG_QUEUE_MS;
     }
     if (performance.now() - run.keptAt > KEEP_MS) {
       run.keptAt = performance.now();
