@@ -320,6 +320,12 @@ export const thread = {
     const versions = this.versionsOf(message);
     return t("chat.version", { at: number(versions.findIndex((turn) => turn.id === message.id) + 1), count: number(versions.length) });
   },
+  // Where the turns are that followed another version of this one.
+  laterWords(message) {
+    const { followers } = this.current;
+    const at = followers.has(message.id) ? -1 : this.versionsOf(message).findIndex((turn) => followers.has(turn.id));
+    return at < 0 ? "" : t("chat.later", { at: number(at + 1) });
+  },
   isFirstVersion(message) {
     return this.versionsOf(message)[0]?.id === message.id;
   },

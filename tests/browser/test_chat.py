@@ -442,6 +442,20 @@ def test_a_chosen_drafter_that_is_gone_is_named_and_not_taken_for_a_lack_of_draf
     expect(notice).to_have_text("real/sym-draft is missing; the other drafters were used.")
 
 
+def test_an_early_reply_made_anew_says_where_the_later_messages_are(chat: Page) -> None:
+    answer(chat, "Fine.")
+    ask(chat, "First?")
+    ask(chat, "Second?")
+    later = chat.get_by_text(words("chat.later", at="1"))
+    expect(later.filter(visible=True)).to_have_count(0)
+    chat.get_by_role("button", name="Regenerate").first.click()
+    expect(chat.locator(REPLIES)).to_have_count(1)
+    expect(later).to_be_visible()
+    chat.get_by_role("button", name="Previous version").click()
+    expect(chat.locator(REPLIES)).to_have_count(2)
+    expect(later.filter(visible=True)).to_have_count(0)
+
+
 def test_on_a_phone_list_and_options_are_drawers(server: Server, visitor: Visitor) -> None:
     page = visitor(server, phone=True).open("/admin/chat")
     expect(page.locator("#chat-list")).to_be_hidden()
