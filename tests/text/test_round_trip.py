@@ -97,8 +97,6 @@ LOSES_VALUES: dict[str, Callable[[Any], bool]] = {
     "minimax_m3": lambda value: isinstance(value, dict | list | None) or "]<]minimax[>[" in str(value),
 }
 """By form: strings are written without escapes between quotes or marks, and MiniMax-M3 writes no types."""
-ESCAPED_BY_PYTHON = re.compile(r'"[^"]*\\x')
-"""In a list that a template writes as Python does and a form reads as JSON, where a backslash may be missing too."""
 
 
 class Trip:
@@ -112,14 +110,10 @@ class Trip:
         user = [{"role": "user", "content": "Question?"}]
         self._prompt, self._before = self._render(user, opens_answer=True), self._render(user, opens_answer=False)
         self._user = user
-        self._writes_python = (
-            self.dialect.parser != "pythonic" and "['a']" in self.output([("run", {"tags": ["a"]})], "")[0]
-        )
 
     def loses(self, value: Any) -> bool:
         """Whether the template writes it so that nobody can tell what it was."""
-        as_python = self._writes_python and not isinstance(value, str) and ESCAPED_BY_PYTHON.search(repr(value))
-        return bool(as_python) or is_lost(self.dialect, value)
+        return is_lost(self.dialect, value)
 
     def _render(self, messages: list[dict[str, Any]], *, opens_answer: bool) -> str:
         shown = rendering(self._name, messages, TOOLS)
@@ -260,6 +254,7 @@ QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 @example(calls=[("get_weather", {"code": "'#"})], content="", seed=0)
 @example(calls=[("get_weather", {"code": "a' 'b"})], content="", seed=0)
+@example(calls=[("get_weather", {"code": "", "note": None, "tags": ["'\U0001195a\x9b"]})], content="", seed=0)
 @settings(max_examples=50, **QUIET)
 @given(calls=CALLS, content=CONTENTS, seed=some.integers(0, 1 << 30))
 def test_what_any_template_writes_as_calls_is_read_as_the_same_calls(calls: Any, content: str, seed: int) -> None:

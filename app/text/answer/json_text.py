@@ -141,7 +141,16 @@ def parse_python(text: str) -> Any:
 def _parse_container(text: str) -> Any:
     json_text = JsonReader()
     count, repaired = json_text.read(text)
-    return json.loads(repaired) if json_text.complete and count == len(text) else _parse_python(text)
+    is_json = json_text.complete and count == len(text)
+    return json.loads(repaired) if is_json and not _is_by_python(text) else _parse_python(text)
+
+
+def _is_by_python(text: str) -> bool:
+    """Whether this is exactly what Python's `repr` writes, whose escapes `\\x1b` and `\\U0001195a` JSON does not have."""
+    try:
+        return "\\" in text and repr(ast.literal_eval(text)) == text
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return False
 
 
 def _parse_python(text: str) -> Any:
