@@ -24,6 +24,7 @@ from pydantic import (
 from app.core import setting_texts
 from app.core.errors import InvalidSetting, invalid_setting
 from app.core.request import MAX_DRAFT_TOKENS, AcceptanceRule, DraftingPolicy
+from app.core.unit import DEFAULT_STAY
 from app.speculative_config import SpeculativeConfig, parse_setting
 
 LANGUAGE = r"^(?:[a-z]{2,3}(?:-[A-Za-z0-9]{2,8})*)?$"
@@ -115,7 +116,7 @@ class Settings(BaseModel):
         "Memory limit for models and caches, in bytes or like 24G; empty: derived from the machine.",
         "memory",
         unit="bytes",
-        ge=1 << 20,
+        ge=10**7,
     )
     wire: Literal["auto", "off"] = _setting(
         "auto",
@@ -128,7 +129,7 @@ class Settings(BaseModel):
         "memory",
         "reload",
         unit="bytes",
-        ge=1 << 20,
+        ge=10**7,
     )
     prefix_cache_disk: float = _setting(
         10.0, "GB on disk for earlier prompts, which survive restarts; 0: none.", "memory", ge=0, le=10_000
@@ -137,8 +138,8 @@ class Settings(BaseModel):
         14.0, "Days after which an unused earlier prompt leaves the disk.", "memory", ge=0.01, le=3650
     )
     idle_seconds: Annotated[float | None, BeforeValidator(setting_texts.none_if_empty)] = _setting(
-        None,
-        "Idle time after which a model is unloaded; empty: one hour.",
+        DEFAULT_STAY.idle_seconds,
+        "Idle time after which a model is unloaded.",
         "memory",
         "now",
         unit="seconds",
@@ -345,7 +346,7 @@ def check_setting(name: str, value: Any) -> Any:
     try:
         return None if value is None else getattr(Settings(**{name: value}), name)
     except ValidationError as error:
-        raise invalid_setting(error.errors()[0]) from None
+        raise _invalid(error) from None
 
 
 def setting_info(name: str) -> dict[str, Any]:
@@ -357,5 +358,12 @@ def _validated(values: Mapping[str, Any]) -> Settings:
     try:
         return Settings(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise invalid_setting(first, f"PACELINE_{str(first['loc'][0]).upper()}") from None
+        raise _invalid(error, "PACELINE_") from None
+
+
+def _invalid(error: ValidationError, prefix: str = "") -> InvalidSetting:
+    """Return the first problem of a failed validation; with a `prefix`, by the name of the variable."""
+    first = error.errors()[0]
+    name = str(first["loc"][0])
+    is_size = setting_info(name)["unit"] == "bytes"
+    return invalid_setting(first, f"{prefix}{name.upper()}" if prefix else "", is_size=is_size)

@@ -56,7 +56,7 @@ def get_settings_page(request: Request, admin: Admin) -> HTMLResponse:
         "settings.html",
         request,
         area="settings",
-        data={"settings": rows},
+        data={"settings": rows, "automatic": {"memory_limit": _automatic_ceiling_bytes(admin)}},
         sections=[
             (name, f"settings.section_{name}", [row for row in rows if row["section"] == name]) for name in SECTIONS
         ],
@@ -65,6 +65,11 @@ def get_settings_page(request: Request, admin: Admin) -> HTMLResponse:
         gigabytes=psutil.virtual_memory().total // 10**8 / 10,
         locked_down=admin.store.locked_down,
     )
+
+
+def _automatic_ceiling_bytes(admin: AdminContext) -> int:
+    """Return the memory ceiling derived from the machine; 0 while another one is in effect, or it is not known yet."""
+    return admin.serving.memory_ceiling_bytes if admin.serving.settings.memory_limit is None else 0
 
 
 def sound_models(admin: AdminContext, kind: Kind) -> list[str]:

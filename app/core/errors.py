@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.core.download import problem_text
+from app.core.setting_texts import size_text
 
 HUB_STATUS = {"offline": 503, "busy": 503, "gated": 403, "not_found": 404, "refused": 403, "empty": 422, "unsafe": 422}
 """HTTP status by code of `PROBLEMS`, where it is not 502."""
@@ -186,24 +187,51 @@ class CommandError(PacelineError):
     """Something that a person at the prompt can act on; the message is all they see."""
 
 
+PROBLEM_TEXTS = {
+    "bool_parsing": "use on or off",
+    "bool_type": "use on or off",
+    "float_parsing": "use a number",
+    "float_type": "use a number",
+    "greater_than": "use more than {gt}",
+    "greater_than_equal": "use {ge} or more",
+    "int_from_float": "use a whole number",
+    "int_parsing": "use a whole number",
+    "int_type": "use a whole number",
+    "less_than": "use less than {lt}",
+    "less_than_equal": "use {le} or less",
+    "literal_error": "use one of {expected}",
+    "string_too_long": "use at most {max_length} characters",
+    "string_too_short": "use at least {min_length} characters",
+    "too_long": "use at most {max_length} entries",
+}
+"""Advice by kind of pydantic problem, as in the dashboard's `invalid.<kind>`; others keep pydantic's message."""
+
+
 def translation_of(problem: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
     """Return key and values of the dashboard's text for a pydantic problem: by its kind, or by the field's own rule."""
     kind = str(problem["type"])
     is_field_rule = kind in {"value_error", "string_pattern_mismatch"} and problem["loc"]
     details: Mapping[str, object] = problem.get("ctx", {})
-    values: dict[str, object] = {name: value for name, value in details.items() if isinstance(value, str | int | float)}
+    values: dict[str, object] = {name: value for name, value in details.items() if isinstance(value, str | int)}
+    values |= {name: f"{value:g}" for name, value in details.items() if isinstance(value, float)}  # no 3600.0
     if kind == "literal_error":
         values["expected"] = str(details["expected"]).replace(" or ", ", ")
     return str(problem["loc"][0]) if is_field_rule else kind, values
 
 
-def invalid_setting(problem: Mapping[str, Any], prefix: str = "") -> InvalidSetting:
-    """Convert a pydantic problem of a setting; `prefix` replaces the setting's name at the start of the message."""
+def invalid_setting(problem: Mapping[str, Any], prefix: str = "", *, is_size: bool = False) -> InvalidSetting:
+    """Convert a pydantic problem of a setting; `prefix` replaces the setting's name at the start of the message. Limits
+    of a size are in bytes; the dashboard's text has them in GB, as its field."""
     name = str(problem["loc"][0])[:60] if problem["loc"] else "settings"
-    message = str(problem["msg"]).removeprefix("Value error, ")
     translation_key, values = translation_of(problem)
+    limits = {key: value for key, value in values.items() if is_size and isinstance(value, int)}
+    own_text = PROBLEM_TEXTS.get(str(problem["type"]), "")
+    text = own_text.format_map({**values, **{key: size_text(limit) for key, limit in limits.items()}})
     return InvalidSetting(
-        f"{prefix or name}: {message}", parameter=name, translation_key=translation_key, values=values
+        f"{prefix or name}: {text or str(problem['msg']).removeprefix('Value error, ')}",
+        parameter=name,
+        translation_key=translation_key,
+        values={**values, **{key: limit / 10**9 for key, limit in limits.items()}},
     )
 
 

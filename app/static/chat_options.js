@@ -1,6 +1,6 @@
 // What a conversation asks of its model: the side panel's fields, and the body of the request they make.
 
-import { api, data, number, t, toast } from "./core.js";
+import { api, data, number, readNumber, t, toast } from "./core.js";
 import { draftsAddress, liveStateOf, methodWords, stateOf } from "./model_words.js";
 import { gainRow } from "./pays_words.js";
 import { browser } from "./storage.js";
@@ -9,10 +9,18 @@ export const byId = (id) => document.getElementById(id);
 // After the next frame: only then is there what `x-show` begins to show.
 export const whenShown = (work) => requestAnimationFrame(() => setTimeout(work));
 
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "num_draft_tokens"];
-const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
+const NUMBERS = {
+  temperature: { least: 0, most: 2 },
+  top_p: { least: 0.01, most: 1 },
+  top_k: { whole: true, least: 0, most: 2 ** 20 },
+  min_p: { least: 0, most: 1 },
+  max_tokens: { whole: true, least: 1, most: 2 ** 31 - 1 },
+  seed: { whole: true, least: 0, most: Number.MAX_SAFE_INTEGER },
+  num_draft_tokens: { whole: true, least: 1, most: 64 },
+};
+const SAMPLING = Object.keys(NUMBERS).filter((name) => name !== "num_draft_tokens");
 const PLAYGROUND = ["format", "json_schema", "tools", "tool_choice", "thinking"];
-const FIELDS = [...NUMBERS, "system", "method", ...PLAYGROUND];
+const FIELDS = [...Object.keys(NUMBERS), "system", "method", ...PLAYGROUND];
 const NAMED = "function:";
 export const LAST_MODEL = "paceline.chat.model"; // the model that was asked last in this browser
 const SAVE_MS = 600;
@@ -40,11 +48,22 @@ export const formOf = (options) => ({
   ...Object.fromEntries(Object.entries(options).map(([name, value]) => [name, String(value)])),
 });
 
-// Options without what is empty; a number that is none counts as empty.
+const problemOf = (read) => {
+  try {
+    read();
+    return "";
+  } catch (error) {
+    return error.message;
+  }
+};
+const numberProblem = (form, name) => problemOf(() => readNumber(form[name], NUMBERS[name]));
+
+// Options without what is empty or no such number.
 export function optionsOf(form) {
-  const valueOf = (name) => (NUMBERS.includes(name) ? Number.parseFloat(form[name]) : form[name].trim());
-  const given = FIELDS.map((name) => [name, valueOf(name)]);
-  return Object.fromEntries(given.filter(([, value]) => value !== "" && !Number.isNaN(value)));
+  const isWrong = (name) => name in NUMBERS && numberProblem(form, name);
+  const valueOf = (name) => (name in NUMBERS ? readNumber(form[name], NUMBERS[name]) : form[name].trim() || null);
+  const given = FIELDS.filter((name) => !isWrong(name)).map((name) => [name, valueOf(name)]);
+  return Object.fromEntries(given.filter(([, value]) => value !== null));
 }
 
 // Throws the words for a person where the text is no JSON.
@@ -55,14 +74,7 @@ function parsed(text) {
     throw new Error(t("chat.invalid_json", { reason: error.message }));
   }
 }
-const problemOf = (text) => {
-  try {
-    if (text.trim()) parsed(text);
-    return "";
-  } catch (error) {
-    return error.message;
-  }
-};
+const jsonProblem = (text) => problemOf(() => text.trim() && parsed(text));
 
 // Functions as OpenAI or Anthropic write them, alone or in a list.
 const toolsOf = (text) =>
@@ -95,7 +107,13 @@ function heldTo(options) {
   };
 }
 
-export function requestOf(model, options, messages) {
+// Throws the words for a person where a field has something that cannot be sent.
+export function requestOf(model, form, messages) {
+  for (const name of Object.keys(NUMBERS)) {
+    const problem = numberProblem(form, name);
+    if (problem) throw new Error(t("chat.wrong_option", { option: byId(`option-${name}`).labels[0].textContent, problem }));
+  }
+  const options = optionsOf(form);
   const { system, method, num_draft_tokens: length } = options;
   const sampling = Object.fromEntries(SAMPLING.filter((name) => name in options).map((name) => [name, options[name]]));
   const speculation = method === "off" ? { method } : { method: method ?? "auto", num_draft_tokens: length ?? null };
@@ -172,10 +190,13 @@ export const panel = {
     return namesOf(this.form.tools).map((name) => ({ name, choice: NAMED + name }));
   },
   get schemaProblem() {
-    return problemOf(this.form.json_schema);
+    return jsonProblem(this.form.json_schema);
   },
   get toolsProblem() {
-    return problemOf(this.form.tools);
+    return jsonProblem(this.form.tools);
+  },
+  wrong(name) {
+    return numberProblem(this.form, name);
   },
   giveExample(name) {
     this.form[name] = JSON.stringify(EXAMPLES[name], null, 2);

@@ -167,10 +167,10 @@ export const thread = {
   async answer(conversation, parent) {
     const history = lineTo(conversation, parent).filter((message) => message.role !== "assistant" || isSaid(message));
     add(conversation, { ...makeMessage({ role: "assistant", parent }), status: "writing" });
-    const [model, options, controller] = [this.model, optionsOf(this.form), new AbortController()];
+    const [model, form, controller] = [this.model, { ...this.form }, new AbortController()];
     browser.write(LAST_MODEL, model);
     const chunks = async function* () {
-      yield* stream(requestOf(model, options, asMessages(history)), controller.signal);
+      yield* stream(requestOf(model, form, asMessages(history)), controller.signal);
     };
     await this.write(conversation, conversation.turns.at(-1), controller, chunks());
   },

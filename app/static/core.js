@@ -39,6 +39,21 @@ export function bytes(count) {
   return power ? unit(count, units[power], count < 100 ? 1 : 0) : unit(count, "byte", 0, "long");
 }
 
+// A number as people write it, with a comma or a point; null for an empty field. Throws the words for a person where it
+// is none, also for "1,000", which is a thousand in one language and one in another.
+export function readNumber(text, { whole = false, least = -Infinity, most = Infinity } = {}) {
+  const written = text.normalize("NFKC").trim(); // full-width digits, too
+  if (!written) return null;
+  const isNumber = whole ? /^-?\d+$/ : /^-?(\d+[.,]?\d*|[.,]\d+)(e-?\d+)?$/;
+  if (!isNumber.test(written) || /^-?[1-9]\d{0,2},\d{3}$/.test(written)) {
+    throw new Error(whole ? t("invalid.int_parsing") : t("invalid.float_parsing"));
+  }
+  const value = Number(written.replace(",", "."));
+  if (value < least) throw new Error(t("invalid.greater_than_equal", { ge: least }));
+  if (value > most) throw new Error(t("invalid.less_than_equal", { le: most }));
+  return value;
+}
+
 // A length of time: the two largest units that matter.
 export function seconds(value) {
   if (value < 1) return unit(value * 1000, "millisecond", value < 0.01 ? 1 : 0);

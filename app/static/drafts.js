@@ -1,10 +1,11 @@
 // The draft picker: candidates ranked, one choice for the model, and one click from download to measurement.
 
-import { api, attempt, bytes, component, data, live, reader, t, toast } from "./core.js";
+import { api, attempt, bytes, component, data, live, reader, readNumber, t, toast } from "./core.js";
 import { candidateRow, offerRow } from "./draft_words.js";
 import { becameWords, draftsCall, memoryWords, paysAddress } from "./model_words.js";
 import { gainRow, MEASUREMENTS } from "./pays_words.js";
 
+const LENGTHS = { whole: true, least: 1, most: 64 };
 const POLICIES = { "": () => "", single: () => t("drafts.policy_single_text"), auto: () => t("drafts.policy_auto_text"), off: () => t("drafts.policy_off_text") };
 const RULES = { "": () => "", coupled: () => t("drafts.coupled_text"), strict: () => t("drafts.strict_text"), rejection: () => t("drafts.rejection_text") };
 
@@ -20,7 +21,7 @@ function savedFields({ choice, candidates }) {
     who,
     chosen: Object.fromEntries(ticked.map((candidate) => [candidate.method, candidate.id])),
     length: choice.num_draft_tokens ? "fixed" : "governor",
-    tokens: choice.num_draft_tokens ?? 4,
+    tokens: String(choice.num_draft_tokens ?? 4),
     policy: choice.policy ?? "",
     acceptance: choice.acceptance ?? "",
   };
@@ -32,7 +33,7 @@ function choiceOf({ who, chosen, length, tokens, policy, acceptance }) {
   return {
     drafts: isOwn ? Object.values(chosen).filter(Boolean) : null,
     methods: isOwn && methods.length ? methods : null,
-    num_draft_tokens: length === "fixed" && policy !== "off" ? tokens : null,
+    num_draft_tokens: length === "fixed" && policy !== "off" ? readNumber(tokens, LENGTHS) : null,
     policy: policy || null,
     acceptance: acceptance || null,
   };
@@ -57,7 +58,7 @@ component("drafts", () => ({
   who: "usual",
   chosen: {},
   length: "governor",
-  tokens: 4,
+  tokens: "4",
   policy: "",
   acceptance: "",
   measuring: "",

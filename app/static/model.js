@@ -1,6 +1,6 @@
 // The settings of one model: each row saves its change at once; what waits for a load says so, with a button for it.
 
-import { api, component, data, live, seconds, t, toast } from "./core.js";
+import { api, component, data, live, readNumber, seconds, t, toast } from "./core.js";
 import { follow, lines, settingRow } from "./setting_form.js";
 import { liveStateOf, settingsCall } from "./model_words.js";
 
@@ -11,7 +11,7 @@ const RELOAD = "model-needs-reload";
 const READ = {
   switch: (value) => value || null,
   list: (text) => (lines(text).length ? lines(text) : null),
-  number: (text) => (text === "" ? null : Number(text)),
+  number: (text, { whole }) => readNumber(text, { whole }),
   long_text: (text) => text || null,
 };
 
@@ -47,7 +47,7 @@ component("modelSetting", () => settingRow({
     if (kind === "list") return (value ?? []).join("\n");
     return value === null ? "" : String(value);
   },
-  read: (row, value) => (READ[row.kind] ?? ((text) => text.trim() || null))(value),
+  read: (row, value) => (READ[row.kind] ?? ((text) => text.trim() || null))(value, row),
 
   async send(value) {
     const { settings, reload } = await api("PATCH", settingsCall(data.place), { [this.row.name]: value });

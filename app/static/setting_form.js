@@ -87,7 +87,12 @@ export const settingRow = (own) => Object.defineProperties({
   },
 
   save() {
-    return this.keep(this.read(this.row, this.value));
+    try {
+      return this.keep(this.read(this.row, this.value));
+    } catch (error) {
+      this.problem = error.message;
+      return null;
+    }
   },
 
   reset() {

@@ -1,6 +1,6 @@
 // The settings of the server: where each value comes from, and when a change is felt.
 
-import { api, bytes, component, live, seconds, t, toast } from "./core.js";
+import { api, bytes, component, data, live, number, readNumber, seconds, t, toast } from "./core.js";
 import { follow, lines, settingRow } from "./setting_form.js";
 
 const ADDRESS = "/admin/api/settings";
@@ -24,8 +24,11 @@ const sent = {
   list: (text) => lines(text),
   pairs: (text) => lines(text).join(","),
   switch: (value) => value,
-  number: (text) => (text === "" ? null : Number(text)),
-  size: (text) => (text === "" ? null : Math.round(Number(text) * GIGABYTE)),
+  number: (text, { whole }) => readNumber(text, { whole }),
+  size(text) {
+    const gigabytes = readNumber(text);
+    return gigabytes === null ? null : Math.round(gigabytes * GIGABYTE);
+  },
 };
 
 // A size or a length of time as people say it.
@@ -41,7 +44,7 @@ component("setting", () => settingRow({
     row.origin === "default" && !["switch", "choice"].includes(row.kind)
       ? ""
       : (shown[row.kind] ?? ((value) => (value === null ? "" : String(value))))(row.value),
-  read: (row, value) => (sent[row.kind] ?? ((text) => text.trim()))(value),
+  read: (row, value) => (sent[row.kind] ?? ((text) => text.trim()))(value, row),
 
   async send(value) {
     const { changed } = await api("PATCH", ADDRESS, { [this.row.name]: value });
@@ -65,15 +68,23 @@ component("setting", () => settingRow({
     return !this.row.in_effect;
   },
 
+  // What counts while the field is empty.
   get usual() {
-    const usual = this.row.default;
+    const { kind, name, unit, default: usual } = this.row;
+    if (unit === "bytes" && data.automatic[name]) return t("settings.automatic_value", { value: number(data.automatic[name] / GIGABYTE, 1) });
+    if (usual === null && ["number", "size"].includes(kind)) return t("settings.automatic");
+    if (unit === "seconds") return seconds(usual);
     return usual === null || typeof usual === "object" ? "" : String(usual);
+  },
+
+  get slid() {
+    return this.value.replace(",", ".") || (data.automatic[this.row.name] ?? 0) / GIGABYTE;
   },
 
   get note() {
     if (this.row.origin === "environment") return t("settings.from_environment", { variable: this.row.variable });
     if (this.row.origin === "command line") return t("settings.from_command_line");
-    return said(this.row, this.row.value);
+    return this.row.origin === "default" ? "" : said(this.row, this.row.value);
   },
 }));
 

@@ -423,7 +423,7 @@ async def test_the_key_of_the_servers_file_opens_everything_from_this_computer_a
         assert (await near.get(path, headers={"x-api-key": "another"})).status_code == 401
     assert (await near.get("/admin/api/session")).json()["kind"] == "command"
     refused = await near.patch("/admin/api/settings", json={"port": 70000}, headers={"accept-language": "ko"})
-    assert refused.json()["error"]["message"] == "port: Input should be less than or equal to 65535"
+    assert refused.json()["error"]["message"] == "port: use 65535 or less"
 
 
 # --- one-time addresses -----------------------------------------------------------------------------------------

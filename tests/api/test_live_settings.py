@@ -86,8 +86,8 @@ def storage_with(live: LiveSettings, name: str) -> FakeStorage:
     ("name", "value", "reason"),
     [
         ("nonsense", 1, "there is no setting called nonsense"),
-        ("port", 70000, "port: Input should be less than or equal to 65535"),
-        ("theme", "pink", "theme: Input should be 'system', 'light' or 'dark'"),
+        ("port", 70000, "port: use 65535 or less"),
+        ("theme", "pink", "theme: use one of 'system', 'light', 'dark'"),
         ("language", "xx", "language: use one of en"),
         ("hub_endpoint", "ftp://x", "hub_endpoint: "),
         ("api_key", "k", "api_key comes from the environment only: set PACELINE_API_KEY"),
@@ -194,7 +194,7 @@ def test_what_protects_is_on_where_its_stored_value_cannot_be_read(
 def test_what_is_kept_is_read_as_it_was_set(tmp_path: Path) -> None:
     """SQLite keeps 20.0 as the whole number 20."""
     chosen = {"require_key": False, "open": True, "prefix_cache_disk": 20.0, "idle_seconds": 5.5, "theme": "dark"}
-    chosen |= {"memory_limit": 2_000_000, "allowed_hosts": ("a.local",), "drafts": {"big": "off"}, "history_limit": 0}
+    chosen |= {"memory_limit": 20_000_000, "allowed_hosts": ("a.local",), "drafts": {"big": "off"}, "history_limit": 0}
     with closing(Store(tmp_path / FILE_NAME)) as store:
         LiveSettings(Settings(), StoredSettings(store)).change(chosen, "test")
         kept = LiveSettings(Settings(), StoredSettings(store)).current

@@ -147,6 +147,27 @@ def test_what_is_no_json_is_said_at_the_field_and_in_place_of_a_reply(chat: Page
     expect(chat.locator(f"{REPLIES} dl").last).to_be_visible()
 
 
+def test_a_number_of_the_options_may_have_a_comma_and_a_wrong_one_is_said_at_the_field_and_in_place_of_a_reply(
+    server: Server, chat: Page
+) -> None:
+    chat.locator("#option-temperature").press_sequentially("0,7")
+    chat.locator("#option-top_k").press_sequentially("4,5")
+    expect(chat.locator("#problem-temperature")).to_be_hidden()
+    expect(chat.locator("#problem-top_k")).to_have_text("Use a whole number.")
+    expect(chat.locator("#option-top_k")).to_have_value("4,5")
+    chat.locator("#draft").fill("Hi")
+    chat.locator("#draft").press("Enter")
+    expect(chat.get_by_role("alert").filter(visible=True)).to_contain_text("Top-k: Use a whole number.")
+    chat.locator("#option-top_k").fill("2000000")
+    expect(chat.locator("#problem-top_k")).to_have_text("Use 1048576 or less.")
+    chat.locator("#option-top_k").fill("40")
+    chat.get_by_role("button", name="Try again").filter(visible=True).click()
+    expect(chat.locator(f"{REPLIES} dl").last).to_be_visible()
+    is_saved(chat)
+    options = server.call("GET", f"/admin/api/conversations/{number_of(chat)}")["options"]
+    assert options == {"temperature": 0.7, "top_k": 40}
+
+
 def test_a_keyword_that_cannot_be_enforced_is_named(server: Server, visitor: Visitor) -> None:
     visit = visitor(server)
     page = visit.open("/admin/chat")

@@ -132,6 +132,51 @@ def test_settings_are_found_by_their_words_and_defaults_are_placeholders(server:
         server.call("PATCH", "/admin/api/settings", {"memory_limit": None})
 
 
+def test_an_empty_field_shows_what_counts_and_a_refusal_speaks_in_the_unit_of_its_field(
+    server: Server, visitor: Visitor
+) -> None:
+    visit = visitor(server)
+    visit.witness.expects(422)
+    page = visit.open("/admin/settings")
+    ceiling = server.until("state", lambda state: state["memory"]["ceiling_bytes"])["memory"]["ceiling_bytes"] / 1e9
+    field = page.locator("#setting-memory_limit")
+    expect(field).to_have_attribute("placeholder", words("settings.automatic_value", value=f"{ceiling:.1f}"))
+    expect(page.get_by_role("slider", name=words("settings.memory_limit"))).to_have_value(f"{ceiling:.1f}")
+    expect(page.locator("#setting-prefix_cache_memory")).to_have_attribute("placeholder", words("settings.automatic"))
+    expect(page.get_by_role("slider", name=words("settings.prefix_cache_memory"))).to_have_value("0")
+    expect(page.locator("#setting-idle_seconds")).to_have_attribute("placeholder", "1 hr")
+    field.fill("0.001")
+    field.blur()
+    expect(page.locator("#setting-memory_limit-problem")).to_have_text(words("invalid.greater_than_equal", ge=0.01))
+    expect(field).to_have_value("0.001")
+
+
+def test_a_number_may_have_a_comma_and_one_that_is_none_is_refused_as_it_stands(
+    server: Server, visitor: Visitor
+) -> None:
+    page = visitor(server).open("/admin/settings")
+    for name, typed, problem in (
+        ("memory_limit", "2,5", ""),
+        ("drain_seconds", "０．７", ""),
+        ("prefix_cache_disk", "1,000", "invalid.float_parsing"),
+        ("max_rows", "4,5", "invalid.int_parsing"),
+        ("max_requests", "many", "invalid.int_parsing"),
+    ):
+        page.locator(f"#setting-{name}").focus()
+        page.keyboard.type(typed)
+        page.keyboard.press("Tab")
+        expect(page.locator(f"#setting-{name}-problem")).to_have_text(words(problem) if problem else "")
+        if problem:
+            expect(page.locator(f"#setting-{name}")).to_have_value(typed)
+    try:
+        expect(page.locator("#setting-memory_limit")).to_have_value("2.5")
+        expect(page.locator("#setting-drain_seconds")).to_have_value("0.7")
+        assert (stored(server, "memory_limit"), stored(server, "drain_seconds")) == (2_500_000_000, 0.7)
+        assert stored(server, "prefix_cache_disk") == 10
+    finally:
+        server.call("PATCH", "/admin/api/settings", {"memory_limit": None, "drain_seconds": None})
+
+
 def test_folders_are_added_and_removed_one_by_one_and_a_wrong_one_stays_in_its_field(
     tmp_path: Path, own: Server, visitor: Visitor
 ) -> None:
