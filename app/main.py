@@ -98,10 +98,17 @@ SWITCH_SECONDS = 0.0005
 long, and the loop may wait for it after each call to the system: beside hostile bodies, that silences streams."""
 EXIT_UNAVAILABLE = 1
 EXIT_UNSAFE = 2
+BEGIN_AGAIN = -1
+"""In place of an exit code: the process is to run its command line once more."""
 
 
 def create_app(
-    live: LiveSettings, store: Store, client: WorkerClient, catalog: FolderCatalog, logs: LogRing | None = None
+    live: LiveSettings,
+    store: Store,
+    client: WorkerClient,
+    catalog: FolderCatalog,
+    logs: LogRing | None = None,
+    restart: Callable[[], None] | None = None,
 ) -> FastAPI:
     """Build the ASGI application around open settings and an open store; `client` need not be ready."""
     resolver = Resolver(live, catalog, client, measured_in(store))
@@ -116,7 +123,7 @@ def create_app(
             keeps_texts=lambda: live.current.keep_texts,
         ),
     )
-    return build(admin_context(context, store, logs))
+    return build(admin_context(context, store, logs, restart))
 
 
 def measured_in(store: Store) -> SpeedupLookup:
@@ -132,7 +139,9 @@ def measured_in(store: Store) -> SpeedupLookup:
     return measured
 
 
-def admin_context(context: Context, store: Store, logs: LogRing | None = None) -> AdminContext:
+def admin_context(
+    context: Context, store: Store, logs: LogRing | None = None, restart: Callable[[], None] | None = None
+) -> AdminContext:
     """Build the dashboard's context: `context` and what the dashboard needs in addition."""
     measurements, models = StoredMeasurements(store), ModelView(context)
     measuring = Measuring(context, models, measurements)
@@ -162,6 +171,7 @@ def admin_context(context: Context, store: Store, logs: LogRing | None = None) -
         ),
         updates=updates,
         logs=logs or LogRing(),
+        restart=restart,
     )
 
 
@@ -283,11 +293,23 @@ def run(
             def publish(host: str, port: int, key: str) -> None:
                 write(RunningServer(host, port, key, os.getpid(), __version__, time.time(), arguments))
 
-            return _run(store, explicit_settings, check, announce or _announce, publish)
+            code = _run(store, explicit_settings, check, announce or _announce, publish)
     except ServerRuns as error:
         _print_error(str(error))
         # launchd keeps alive what fails, and would start it again every few seconds.
         return 0 if SERVICE_LABEL in os.environ.get("XPC_SERVICE_NAME", "") else EXIT_UNAVAILABLE
+    return _begin_again() if code == BEGIN_AGAIN else code
+
+
+def _begin_again() -> int:
+    """Replace this process by its own command line, as the same process for shells, launchd and systemd. Return the
+    exit code where that is impossible."""
+    sys.stdout.flush()
+    try:
+        os.execvp(sys.orig_argv[0], sys.orig_argv)  # noqa: S606 - ourselves
+    except OSError as error:
+        _print_error(f"{sys.orig_argv[0]} cannot be run again ({error.strerror}): start it with `paceline start`")
+    return EXIT_UNAVAILABLE
 
 
 def open_store(store: Store, explicit_settings: Settings) -> tuple[str, LiveSettings, bool]:
@@ -324,8 +346,8 @@ def _run(
     with open_log_handlers(LogRing(secrets=secrets), explicit_settings.home) as lines:
         if notice:
             logging.getLogger("paceline.store").warning("%s", notice)
-        asyncio.run(_serve(live, store, listener, announce, lines, publish))
-    return 0
+        is_restart = asyncio.run(_serve(live, store, listener, announce, lines, publish))
+    return BEGIN_AGAIN if is_restart else 0
 
 
 def setup_address(admin: AdminContext, url: str) -> str:
@@ -346,13 +368,8 @@ def _worker(settings: Settings, lines: WorkerLines) -> WorkerClient:
     )
 
 
-async def _serve(
-    live: LiveSettings, store: Store, listener: socket.socket, announce: Announce, lines: WorkerLines, publish: Publish
-) -> None:
-    settings, port = live.current, listener.getsockname()[1]
-    worker = _worker(settings, lines)
-    catalog = default_catalog(settings.model_folders, cache_folder=settings.home)
-    app = create_app(live, store, worker, catalog, lines.ring)
+def _follow_settings(live: LiveSettings, catalog: FolderCatalog) -> None:
+    """Apply model folders and log level, now and after each change."""
 
     def on_settings_changed() -> None:
         catalog.set_folders(live.current.model_folders)
@@ -360,6 +377,25 @@ async def _serve(
 
     on_settings_changed()
     live.subscribe(on_settings_changed)
+
+
+async def _serve(
+    live: LiveSettings, store: Store, listener: socket.socket, announce: Announce, lines: WorkerLines, publish: Publish
+) -> bool:
+    """Serve until a signal or a restart; return whether it is a restart, which a signal meanwhile turns into an end."""
+    settings, port = live.current, listener.getsockname()[1]
+    worker = _worker(settings, lines)
+    catalog = default_catalog(settings.model_folders, cache_folder=settings.home)
+    _follow_settings(live, catalog)
+    is_restart = False
+
+    def restart() -> None:
+        nonlocal is_restart
+        if not app.state.context.activity.draining:
+            is_restart = True
+            server.stop()
+
+    app = create_app(live, store, worker, catalog, lines.ring, restart)
 
     def started() -> None:
         gc.freeze()  # else a full collection now and then stops every stream for 0.1 s
@@ -382,6 +418,7 @@ async def _serve(
     finally:
         await worker.stop()
         awake.close()
+    return is_restart and not server.force_exit
 
 
 def _announce(url: str, setup: str, _live: LiveSettings, catalog: FolderCatalog) -> None:

@@ -1,5 +1,6 @@
 """Context of the dashboard's routes: made once by `admin_context` in `app/main.py`, a parameter of each route."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -45,6 +46,8 @@ class AdminContext:
     updates: Updates
     logs: LogRing
     pace: Pace = field(default_factory=Pace)
+    restart: Callable[[], None] | None = None
+    """Ends the server as a stop does, then begins it again with the same command line; None: nothing here can."""
 
 
 async def admin_of(request: Request) -> AdminContext:

@@ -19,7 +19,9 @@ from app.core.errors import InvalidSetting, ModelInUse
 from app.models.catalog import Kind
 from app.serving.auth import identity_of
 from app.serving.document import problems
+from app.serving.errors import Rejected
 from app.serving.gate import JsonBody
+from app.serving.server import AddressError, bind
 from app.settings import SECTIONS
 
 OPTION_WORDS: Mapping[str, Mapping[str, str]] = {
@@ -64,6 +66,7 @@ def get_settings_page(request: Request, admin: Admin) -> HTMLResponse:
         suggestions={"default_model": mains, "drafts": [f"{main}={draft}" for main in mains for draft in drafts]},
         gigabytes=psutil.virtual_memory().total // 10**8 / 10,
         locked_down=admin.store.locked_down,
+        can_restart=admin.restart is not None and admin.serving.live.pending.port != 0,
     )
 
 
@@ -90,6 +93,24 @@ async def change_settings(request: Request, admin: Admin, body: JsonBody[Changes
     models = {model.id for model in await asyncio.to_thread(admin.serving.resolver.models)}
     await asyncio.to_thread(admin.serving.live.change, changes, identity_of(request).name, models=models)
     return {"changed": [setting_row(admin.serving.live, name) for name in changes]}
+
+
+@router.post("/admin/api/restart", status_code=202, responses=problems(409, 422))
+async def restart_server(admin: Admin) -> dict[str, int | None]:
+    """Restart the server once its running requests have finished; return its new port, None for the one it has.
+
+    409 where nothing can start it again, 422 for a port that cannot be used.
+    """
+    port = admin.serving.live.pending.port
+    if admin.restart is None:
+        raise Rejected(409, "this server cannot start itself again: run `paceline restart`", "cannot_restart")
+    if port != admin.serving.settings.port:
+        try:
+            bind(admin.serving.live.pending.host, port).close()
+        except AddressError as error:
+            raise InvalidSetting(str(error), parameter="port", translation_key="port") from None
+    admin.restart()
+    return {"new_port": port if port != admin.serving.settings.port else None}
 
 
 @router.get("/admin/api/models/{model_id:path}/settings")

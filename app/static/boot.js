@@ -61,7 +61,7 @@ component("language", () => ({
 
 component("lost", () => ({
   get isLost() {
-    return link.state === "gone";
+    return link.state === "gone" && !link.isRestarting;
   },
 }));
 

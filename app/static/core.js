@@ -171,7 +171,7 @@ export function reader(call, show) {
 
 const RETRY_MS = 2000;
 const handlers = new Map();
-export const link = Alpine.reactive({ state: "connecting" });
+export const link = Alpine.reactive({ state: "connecting", isRestarting: false });
 let source = null;
 let isPlanned = false;
 

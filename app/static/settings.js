@@ -1,6 +1,6 @@
 // The settings of the server: where each value comes from, and when a change is felt.
 
-import { api, bytes, component, data, live, number, readNumber, seconds, t, toast } from "./core.js";
+import { api, bytes, component, confirm, data, link, live, number, readNumber, seconds, t, toast } from "./core.js";
 import { follow, lines, settingRow } from "./setting_form.js";
 
 const ADDRESS = "/admin/api/settings";
@@ -85,6 +85,46 @@ component("setting", () => settingRow({
     if (this.row.origin === "environment") return t("settings.from_environment", { variable: this.row.variable });
     if (this.row.origin === "command line") return t("settings.from_command_line");
     return this.row.origin === "default" ? "" : said(this.row, this.row.value);
+  },
+}));
+
+const POLL_MS = 1000;
+const RETURN_SECONDS = 120; // for the server to start, after its running requests had their time
+
+// Restarts the server and waits until no setting of it waits any more. At another port only a person can follow: a page
+// reaches no address but its own.
+component("restart", () => ({
+  isBusy: false,
+  words: "",
+
+  async restart() {
+    const rows = data.settings;
+    const grace = rows.find((row) => row.name === "drain_seconds").value;
+    const wording = { title: t("settings.restart_title"), text: t("settings.restart_text", { time: seconds(grace) }), action: t("settings.restart") };
+    if (!(await confirm(wording))) return;
+    this.isBusy = true;
+    try {
+      const { new_port: port } = await api("POST", "/admin/api/restart");
+      if (port !== null) this.words = t("settings.restart_elsewhere", { address: `${location.protocol}//${location.hostname}:${port}` });
+      else await this.wait(grace + RETURN_SECONDS);
+    } catch (error) {
+      this.words = error.message;
+    }
+    this.isBusy = false;
+  },
+
+  async wait(patience) {
+    const began = Date.now();
+    this.words = t("settings.restarting");
+    link.isRestarting = true;
+    while (Date.now() - began < patience * 1000) {
+      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+      const answer = await api("GET", ADDRESS).catch(() => null); // nobody answers meanwhile
+      if (answer?.settings.every((row) => row.in_effect)) return location.reload();
+    }
+    this.words = t("settings.restart_failed");
+    link.isRestarting = false;
+    return null;
   },
 }));
 

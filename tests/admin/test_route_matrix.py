@@ -119,6 +119,7 @@ ROUTES: dict[str, Access] = {
     "POST /admin/api/models/unpin": "admin",
     "GET /admin/api/models/{model_id:path}/settings": "admin",
     "PATCH /admin/api/models/{model_id:path}/settings": "admin",
+    "POST /admin/api/restart": "admin",
     "GET /admin/api/settings": "admin",
     "PATCH /admin/api/settings": "admin",
     "GET /admin/drafts/{model_id:path}": "page",

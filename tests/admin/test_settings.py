@@ -1,9 +1,11 @@
 """The settings page and its routes: the same settings as the terminal's, each saying when it is felt."""
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import re
+from contextlib import closing
 from typing import Any, get_args
 
 import httpx2
@@ -17,6 +19,7 @@ from app.core.unit import DEFAULT_STAY, Stay
 from app.model_settings import ModelSettings
 from app.models.drafters.methods import METHOD_NAMES
 from app.serving.live_settings import USER_LANGUAGES
+from app.serving.server import bind
 from app.settings import SECTIONS, Settings, TakesEffect
 from tests.admin.signing import SignInSite, make_sign_in_site
 from tests.api.fakes import chat_body
@@ -122,6 +125,30 @@ async def test_every_refusal_is_said_in_the_language_of_the_page(
                 said.add((name, response.json()["error"]["message"]))
     assert len(said) > 40
     assert [refusal for refusal in said if re.search("[a-z]{3} [a-z]{3}", refusal[1])] == []
+
+
+async def test_a_restart_is_refused_for_a_port_that_is_taken_and_told_where_the_server_will_be(
+    site: SignInSite,
+) -> None:
+    restarts: list[str] = []
+    site.site.app.state.admin = dataclasses.replace(site.admin, restart=lambda: restarts.append("restart"))
+    client = await site.signed_in()
+    with closing(bind("127.0.0.1", 0)) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        await client.patch(ADDRESS, json={"port": port})
+        refused = await client.post("/admin/api/restart", json={})
+        assert (refused.status_code, refused.json()["error"]["param"], restarts) == (422, "port", [])
+    assert (await client.post("/admin/api/restart", json={})).json() == {"new_port": port}
+    await client.patch(ADDRESS, json={"port": None})
+    assert (await client.post("/admin/api/restart", json={})).json() == {"new_port": None}
+    assert restarts == ["restart"] * 2
+
+
+async def test_a_server_that_cannot_restart_itself_names_the_command(client: httpx2.AsyncClient) -> None:
+    assert "<code>paceline restart</code>" in (await client.get("/admin/settings")).text
+    refused = await client.post("/admin/api/restart", json={})
+    assert (refused.status_code, "paceline restart" in refused.text) == (409, True)
 
 
 async def test_require_key_is_felt_at_the_next_request(site: SignInSite, client: httpx2.AsyncClient) -> None:

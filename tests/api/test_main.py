@@ -10,9 +10,11 @@ import stat
 import subprocess
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
 import psutil
@@ -191,6 +193,46 @@ def test_stored_settings_are_read_at_the_start_and_felt_while_it_runs(tmp_path: 
         config(tmp_path, "set", "allowed_hosts", "mac.local")
         assert status_of(f"{url}health/live", host="mac.local") == 200
         assert status_of(f"{url}health/live", host="studio.local") == 403
+
+
+def ask_owner(home: Path, url: str, method: str, path: str, body: object = None) -> HTTPResponse:
+    """A call with the key of the server's own file; the answer is read by the caller."""
+    running = server_file.read_server(home / "state")
+    assert running is not None
+    connection = HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=60)
+    headers = {"authorization": f"Bearer {running.key}", "content-type": "application/json"}
+    connection.request(method, path, None if method == "GET" else json.dumps(body or {}), headers)
+    return connection.getresponse()
+
+
+def test_a_restart_applies_what_waited_in_the_same_process_with_its_lock_its_log_and_one_worker(tmp_path: Path) -> None:
+    with running(tmp_path) as (process, url):
+        assert process.stdout is not None
+        config(tmp_path, "set", "prefix_cache_days", "3")
+        worker = psutil.Process(process.pid).children()[0]
+        answer = ask_owner(tmp_path, url, "POST", "/admin/api/restart")
+        assert (answer.status, json.load(answer)) == (202, {"new_port": None})
+        again = next(line for line in process.stdout if line.startswith("Paceline listens on")).split()[3]
+        settings = json.load(ask_owner(tmp_path, again, "GET", "/admin/api/settings"))["settings"]
+        row = next(row for row in settings if row["name"] == "prefix_cache_days")
+        assert (row["value"], row["in_effect"]) == (3, True)
+        assert not worker.is_running()
+        assert server_file.lock_holder(tmp_path / "state") == process.pid
+        log = (tmp_path / "state" / server_file.LOG_FOLDER / server_file.LOG).read_text(encoding="utf-8")
+        assert "Traceback" not in log
+    assert not server_file.is_served(tmp_path / "state")
+
+
+def test_a_stop_while_a_restart_waits_for_requests_ends_the_server(tmp_path: Path) -> None:
+    with running(tmp_path, PACELINE_DRAIN_SECONDS="3600") as (process, url):
+        body = {"model": "demo-assistant", "messages": [{"role": "user", "content": "Count."}], "stream": True}
+        reply = ask_owner(
+            tmp_path, url, "POST", "/v1/chat/completions", {**body, "ignore_eos": True, "max_tokens": 1500}
+        )
+        assert reply.readline().startswith(b"data: ")
+        assert ask_owner(tmp_path, url, "POST", "/admin/api/restart").status == 202
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
 
 
 def config(home: Path, *words: str) -> str:

@@ -177,6 +177,31 @@ def test_a_number_may_have_a_comma_and_one_that_is_none_is_refused_as_it_stands(
         server.call("PATCH", "/admin/api/settings", {"memory_limit": None, "drain_seconds": None})
 
 
+def test_a_setting_that_waits_offers_a_restart_from_which_the_page_comes_back_signed_in(
+    own: Server, visitor: Visitor
+) -> None:
+    visit = visitor(own)
+    visit.witness.is_offline = True
+    assert visit.open("/admin/settings").get_by_text("paceline restart").count(), "its port is another one each time"
+    own.kill()
+    own.restart()
+    page = visit.open("/admin/settings")
+    row = page.locator("[data-name=prefix_cache_days]")
+    restart = row.get_by_role("button", name=words("settings.restart"))
+    expect(restart).to_be_hidden()
+    row.locator("#setting-prefix_cache_days").fill("3")
+    row.locator("#setting-prefix_cache_days").blur()
+    try:
+        restart.click()
+        page.locator("#confirm-yes").click()
+        expect(row.get_by_role("status")).to_have_text(words("settings.restarting"))
+        expect(restart).to_be_hidden(timeout=60_000)
+        expect(row.locator("#setting-prefix_cache_days")).to_have_value("3")
+        expect(row.get_by_text(words("settings.waits"))).to_be_hidden()
+    finally:
+        own.call("PATCH", "/admin/api/settings", {"prefix_cache_days": None})
+
+
 def test_folders_are_added_and_removed_one_by_one_and_a_wrong_one_stays_in_its_field(
     tmp_path: Path, own: Server, visitor: Visitor
 ) -> None:
