@@ -72,16 +72,24 @@ def found_models(admin: AdminContext) -> list[dict[str, Any]]:
 
 
 def models_by_location(models: Sequence[CatalogModel], folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Count models by place, the folders of the settings first; a model counts for the first that contains it."""
+    """Count models by place, the folders of the settings first; a model counts for the first that contains it, and is
+    `listed` for the others."""
     usable = [model for model in models if not model.problem]
-    locations: list[tuple[str, str, list[CatalogModel]]] = []
+    locations: list[tuple[str, str, list[CatalogModel], int]] = []
     rest = [model for model in usable if model.source == "folder"]
     for folder in folders:
-        inside = [model for model in rest if model.path.is_relative_to(folder)]
+        all_inside = [model for model in usable if model.source == "folder" and model.path.is_relative_to(folder)]
+        inside = [model for model in all_inside if model in rest]
         rest = [model for model in rest if model not in inside]
-        locations.append(("folder", str(folder), inside))
-    locations += [(source, "", [model for model in usable if model.source == source]) for source in ROOTS]
+        locations.append(("folder", str(folder), inside, len(all_inside) - len(inside)))
+    locations += [(source, "", [model for model in usable if model.source == source], 0) for source in ROOTS]
     return [
-        {"source": source, "folder": folder, "count": len(inside), "bytes": sum(model.size_bytes for model in inside)}
-        for source, folder, inside in locations
+        {
+            "source": source,
+            "folder": folder,
+            "count": len(inside),
+            "listed": listed,
+            "bytes": sum(model.size_bytes for model in inside),
+        }
+        for source, folder, inside, listed in locations
     ]

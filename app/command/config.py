@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -36,6 +37,7 @@ EFFECT_TEXTS = {
     "reload": "applies on next load (`paceline unload MODEL`)",
     "restart": "applies after a restart of `paceline serve`",
 }
+EFFECTS = {"now": "now", "reload": "on next load", "restart": "after a restart"}
 SHOWN_CHARACTERS = 60
 
 
@@ -108,25 +110,17 @@ def _change_stored(settings: Settings, name: str, value: Any, model: str) -> Non
 
 
 def table(setting_rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Build a table of the settings."""
-    shown = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("Setting", "Value", "From", "Takes effect", "Description"):
-        shown.add_column(column, overflow="fold")
+    """Build a list of the settings with two lines each: name, value, where that comes from and when a change takes
+    effect; then the description."""
+    shown = Table.grid()
+    shown.add_column(overflow="fold")
     for setting in setting_rows:
         value = setting["value"] if setting["value"] is not None else setting.get("inherited")
-        shown.add_row(
-            Text(setting["name"], style="bold"),
-            Text(
-                text_of(value, setting["unit"])[:SHOWN_CHARACTERS],
-                style="" if setting["origin"] != "default" else "dim",
-            ),
-            setting["origin"],
-            setting["takes_effect"],
-            Text(
-                " ".join([setting["description"], f"({setting['unit']})" if setting["unit"] else ""]).strip(),
-                style="dim",
-            ),
-        )
+        facts = f"  {setting['origin']} · takes effect {EFFECTS[setting['takes_effect']]}"
+        text = text_of(value, setting["unit"])[:SHOWN_CHARACTERS]
+        shown.add_row(Text.assemble((setting["name"], "bold"), f"  {text}", (facts, "dim")))
+        unit = f" ({setting['unit']})" if setting["unit"] else ""
+        shown.add_row(Padding(Text(f"{setting['description']}{unit}", style="dim"), (0, 0, 0, 4)))
     return shown
 
 

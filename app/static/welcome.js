@@ -10,11 +10,15 @@ const NAMES = {
   embedded: () => t("welcome.embedded"),
 };
 
-const placeRow = ({ source, folder, count, bytes: size }) => ({
+const placeRow = ({ source, folder, count, listed, bytes: size }) => ({
   key: source + folder,
   name: folder || NAMES[source](),
-  words: count ? `${t.n("welcome.models_found", count)} · ${bytes(size)}` : t("welcome.none_found"),
+  words: foundWords(count, listed, size),
 });
+function foundWords(count, listed, size) {
+  if (count) return `${t.n("welcome.models_found", count)} · ${bytes(size)}`;
+  return listed ? t.n("welcome.listed_above", listed) : t("welcome.none_found");
+}
 
 component("welcome", () => ({
   places: data.found.map(placeRow),

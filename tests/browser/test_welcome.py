@@ -212,6 +212,22 @@ def test_a_folder_that_is_added_is_counted_at_once(known: Server, visitor: Visit
     known.call("PATCH", "/admin/api/settings", {"model_dirs": None})
 
 
+def test_a_folder_around_one_that_is_listed_says_that_its_models_are_listed_above(
+    known: Server, visitor: Visitor, tmp_path: Path
+) -> None:
+    words = read_words()
+    inner = tmp_path / "inner"
+    write_model(inner / "one")
+    known.call("PATCH", "/admin/api/settings", {"model_dirs": [str(inner), str(tmp_path)]})
+    try:
+        page = visitor(known).open("/admin/welcome?step=folders")
+        for folder, text in ((inner, "welcome.models_found"), (tmp_path, "welcome.listed_above")):
+            place = page.locator("main li:visible", has=page.get_by_text(str(folder), exact=True)).first
+            expect(place).to_contain_text(words.n(text, 1))
+    finally:
+        known.call("PATCH", "/admin/api/settings", {"model_dirs": None})
+
+
 def test_a_pair_that_fails_to_download_is_told_and_the_embedded_models_go_on(
     tmp_path: Path, hub: StandInHub, visitor: Visitor
 ) -> None:

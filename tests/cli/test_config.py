@@ -19,6 +19,17 @@ def test_every_setting_is_listed_with_its_value_and_when_it_is_felt(environment:
     assert {row["takes_effect"] for row in rows.values()} == {"now", "reload", "restart"}
 
 
+def test_in_80_columns_a_setting_is_a_line_of_its_value_and_below_it_what_it_means(
+    environment: Mapping[str, str],
+) -> None:
+    shown = run({**environment, "COLUMNS": "80"}, "config", "list").stdout
+    lines = [line.rstrip() for line in shown.splitlines()]
+    at = lines.index("drain_seconds  30.0  default · takes effect after a restart")
+    assert lines[at + 1] == "    Shutdown grace period for running requests. (seconds)"
+    assert all(len(line) <= 80 for line in lines)
+    assert len(lines) < 3 * len(Settings.model_fields)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "felt"),
     [
@@ -87,6 +98,9 @@ def test_a_profile_says_what_a_request_can_and_is_gone_when_it_says_nothing(envi
     ("words", "reason"),
     [
         (("set", "port", "70000"), "port: use 65535 or less"),
+        (("set", "port", "abc"), "port: use a whole number"),
+        (("set", "memory_limit", "1M"), "memory_limit: use 10 MB or more"),
+        (("set", "--model", "demo-assistant", "temperature", "warm"), "temperature: use a number"),
         (("set", "api_key", "k"), "api_key comes from the environment only"),
         (("set", "require_key", "on"), "nobody has a key yet"),
         (("set", "host", "0.0.0.0"), "other machines reach this address"),  # noqa: S104
