@@ -25,7 +25,7 @@ from app.serving.gate import Body, JsonBody
 MEMORY_PER_WEIGHT_BYTE = 1.15
 """Bytes of memory that a model needs at least, for each byte of its weights."""
 
-Verb = Literal["pause", "resume", "cancel", "retry", "up", "down"]
+Verb = Literal["pause", "resume", "cancel", "retry", "reconnect", "up", "down"]
 
 
 class DownloadBody(Body):
@@ -65,11 +65,11 @@ async def add_download(admin: Admin, body: JsonBody[DownloadBody]) -> dict[str, 
 
 @router.post("/admin/api/downloads/{download_id}/{verb}")
 async def change_download(admin: Admin, download_id: int, verb: Verb) -> dict[str, Any]:
-    """Pause, resume, cancel, retry, or move up or down the queue."""
+    """Pause, resume, cancel, retry, reconnect, or move up or down the queue."""
     queue = _queue_with(admin, download_id)
     if verb in {"up", "down"}:
         return await queue.move(download_id, up=verb == "up")
-    verbs = {"pause": queue.pause, "cancel": queue.cancel}
+    verbs = {"pause": queue.pause, "cancel": queue.cancel, "reconnect": queue.reconnect}
     return await verbs.get(verb, queue.resume)(download_id)
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from app.core.clock import Clock
 from app.core.download import FINISHED, RESERVE_BYTES, Download, DownloadJob
 from app.core.errors import HubProblem, InvalidRequest, StoreUnavailable
-from app.hub.download_run import DownloadTimeouts, Spawn, run_download, spawn_child
+from app.hub.download_run import DownloadTimeouts, Spawn, Wait, run_download, spawn_child
 from app.hub.hub_files import Hub, HubToken, checked_repository, checked_revision
 from app.hub.partial_folder import delete_partials, is_reachable
 from app.machine.host import free_bytes
@@ -26,6 +26,8 @@ from app.store.rows import DownloadRows
 STATE_RANKS = {"running": 0, "queued": 1, "paused": 2}
 SMOOTHING_SECONDS, MIN_INTERVAL_SECONDS = 5.0, 0.5
 ANSWER_SECONDS = 25.0
+SILENT_SECONDS = 10.0
+"""Time without a report of its process after which a running download is shown as silent, in seconds."""
 MAX_HUB_CALLS = 4
 """Most concurrent calls to the hub."""
 
@@ -73,6 +75,7 @@ class RunningDownload:
 
     task: "asyncio.Task[None]"
     rate: TransferRate
+    wait: Wait
 
 
 def queued_in_order(downloads: Iterable[Download]) -> list[Download]:
@@ -240,6 +243,12 @@ class Downloads:
             self._update(self._find(download_id, "paused", "failed", "cancelled"), state="queued", problem="")
             return await self._finish_change(download_id)
 
+    async def reconnect(self, download_id: int) -> dict[str, Any]:
+        """Replace the process of a running download; the next one resumes at its last byte."""
+        self._find(download_id, "running")
+        self._running[download_id].wait.end()
+        return self.view(download_id)
+
     async def cancel(self, download_id: int) -> dict[str, Any]:
         """Cancel a download and delete its partial files."""
         async with self._change_lock:
@@ -280,12 +289,13 @@ class Downloads:
         for download in queued_in_order(self._downloads.values())[:room]:
             self._update(download, state="running", phase="connecting", problem="")
             task = asyncio.create_task(self._run(download.id), name=f"download {download.id}")
-            self._running[download.id] = RunningDownload(task, TransferRate(time.monotonic))
+            self._running[download.id] = RunningDownload(task, TransferRate(time.monotonic), Wait())
 
     async def _run(self, download_id: int) -> None:
         try:
             job = await self._job(download_id)
-            result = await run_download(job, self._on_event, spawn=self._spawn, timeouts=self._timeouts)
+            wait = self._running[download_id].wait
+            result = await run_download(job, self._on_event, spawn=self._spawn, timeouts=self._timeouts, wait=wait)
         except Exception as error:  # any error: the queue must go on
             current = self._downloads[download_id]
             logger.exception("the download of %s was interrupted", current.repository)
@@ -397,9 +407,12 @@ class Downloads:
         """Return the download's values with its rate, its time left and its problem in words."""
         running = self._running.get(download.id)
         seconds = running.rate.seconds_left(download.missing_bytes) if running is not None else None
+        silent, left = running.wait.seconds() if running is not None else (0.0, 0.0)
         return asdict(download) | {
             "bytes_per_second": round(running.rate.bytes_per_second()) if running is not None else 0.0,
             "seconds_left": None if seconds is None else round(seconds),
+            "silent_seconds": round(silent) if silent >= SILENT_SECONDS else 0,
+            "reconnect_seconds": round(left),
             "problem": download.problem_code,
             "problem_text": download.problem_text,
         }

@@ -53,12 +53,13 @@ def get_settings_page(request: Request, admin: Admin) -> HTMLResponse:
     """Serve a form made from the schema."""
     rows = setting_rows(admin.serving.live)
     mains = sound_models(admin, "main")
+    is_set = admin.serving.settings.memory_limit is not None
     drafts = ["off", *sound_models(admin, "drafter")]
     return admin.pages.render(
         "settings.html",
         request,
         area="settings",
-        data={"settings": rows, "automatic": {"memory_limit": _automatic_ceiling_bytes(admin)}},
+        data={"settings": rows, "automatic": {"memory_limit": 0 if is_set else admin.serving.memory_ceiling_bytes}},
         sections=[
             (name, f"settings.section_{name}", [row for row in rows if row["section"] == name]) for name in SECTIONS
         ],
@@ -68,11 +69,6 @@ def get_settings_page(request: Request, admin: Admin) -> HTMLResponse:
         locked_down=admin.store.locked_down,
         can_restart=admin.restart is not None and admin.serving.live.pending.port != 0,
     )
-
-
-def _automatic_ceiling_bytes(admin: AdminContext) -> int:
-    """Return the memory ceiling derived from the machine; 0 while another one is in effect, or it is not known yet."""
-    return admin.serving.memory_ceiling_bytes if admin.serving.settings.memory_limit is None else 0
 
 
 def sound_models(admin: AdminContext, kind: Kind) -> list[str]:

@@ -75,21 +75,16 @@ def models_by_location(models: Sequence[CatalogModel], folders: Sequence[Path]) 
     """Count models by place, the folders of the settings first; a model counts for the first that contains it, and is
     `listed` for the others."""
     usable = [model for model in models if not model.problem]
-    locations: list[tuple[str, str, list[CatalogModel], int]] = []
-    rest = [model for model in usable if model.source == "folder"]
-    for folder in folders:
-        all_inside = [model for model in usable if model.source == "folder" and model.path.is_relative_to(folder)]
-        inside = [model for model in all_inside if model in rest]
-        rest = [model for model in rest if model not in inside]
-        locations.append(("folder", str(folder), inside, len(all_inside) - len(inside)))
-    locations += [(source, "", [model for model in usable if model.source == source], 0) for source in ROOTS]
-    return [
-        {
-            "source": source,
-            "folder": folder,
-            "count": len(inside),
-            "listed": listed,
-            "bytes": sum(model.size_bytes for model in inside),
-        }
-        for source, folder, inside, listed in locations
-    ]
+    places = [("folder", str(folder), [model for model in usable if _is_in(folder, model)]) for folder in folders]
+    places += [(source, "", [model for model in usable if model.source == source]) for source in ROOTS]
+    rows, counted = [], set[str]()
+    for source, folder, inside in places:
+        new = [model for model in inside if model.id not in counted]
+        counted.update(model.id for model in new)
+        counts = {"count": len(new), "listed": len(inside) - len(new), "bytes": sum(model.size_bytes for model in new)}
+        rows.append({"source": source, "folder": folder, **counts})
+    return rows
+
+
+def _is_in(folder: Path, model: CatalogModel) -> bool:
+    return model.source == "folder" and model.path.is_relative_to(folder)

@@ -22,7 +22,7 @@ from rich.progress import (
 from app.command.server import NoKey, NoServer, target_server
 from app.core.download import Download, DownloadJob
 from app.core.errors import CommandError
-from app.hub.download_run import DownloadTimeouts, run_download
+from app.hub.download_run import DownloadTimeouts, Wait, run_download
 from app.hub.hub_files import HubToken, checked_repository, checked_revision
 from app.settings import Settings
 
@@ -106,7 +106,7 @@ def _pull_in_process(settings: Settings, repository: str, revision: str, show: S
     except OSError as error:
         problem = f"The downloads folder {settings.downloads_path} cannot be made ({error.strerror})"
         raise CommandError(f"{problem}: `paceline config set downloads_folder FOLDER` chooses another.") from None
-    end = asyncio.run(run_download(job, report, timeouts=TIMEOUTS))
+    end = asyncio.run(run_download(job, report, timeouts=TIMEOUTS, wait=Wait()))
     if end.state == "failed":
         raise CommandError(_sentence(end.problem_text))
     show(end)

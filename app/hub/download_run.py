@@ -37,6 +37,37 @@ class DownloadTimeouts:
     pauses_seconds: tuple[float, ...] = (1, 2, 5, 10, 20, 30, 60, 60, 60)
 
 
+class Wait:
+    """The wait for the next report of a download's process, which reports whatever arrives."""
+
+    def __init__(self) -> None:
+        self._timeout: asyncio.Timeout | None = None
+        self._began = 0.0
+
+    def begin(self, seconds: float) -> asyncio.Timeout:
+        """Begin a wait of at most `seconds`."""
+        self._began = asyncio.get_running_loop().time()
+        self._timeout = asyncio.timeout(seconds)
+        return self._timeout
+
+    def seconds(self) -> tuple[float, float]:
+        """Return for how long it has waited, and in how long a silent process is replaced; zeros between two waits."""
+        if self._timeout is None or (end := self._timeout.when()) is None:
+            return 0.0, 0.0
+        now = asyncio.get_running_loop().time()
+        return now - self._began, max(0.0, end - now)
+
+    def end(self) -> None:
+        """Replace the process now, as one that was silent for too long: the next one resumes at its last byte."""
+        if self._timeout is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    def stop(self) -> None:
+        """Wait no longer: the process has ended."""
+        self._timeout = None
+
+
 async def spawn_child(job: bytes) -> Process:
     """Start `python -m app.hub.download_child` in a folder of ours: `-m` imports from the working directory."""
     process = await asyncio.create_subprocess_exec(
@@ -60,12 +91,17 @@ _decode = msgspec.json.Decoder(Download).decode
 
 
 async def run_download(
-    job: DownloadJob, report: Callable[[Download], None], *, spawn: Spawn = spawn_child, timeouts: DownloadTimeouts
+    job: DownloadJob,
+    report: Callable[[Download], None],
+    *,
+    spawn: Spawn = spawn_child,
+    timeouts: DownloadTimeouts,
+    wait: Wait,
 ) -> Download:
     """Run processes until the repository is here or another attempt would not help; return the download at its end."""
     failed_attempts = 0
     while True:
-        result, has_received_bytes = await _attempt(job, report, spawn, timeouts)
+        result, has_received_bytes = await _attempt(job, report, spawn, timeouts, wait)
         if result.state == "done" or result.problem_code not in TRANSIENT:
             return result
         logger.info("the download of %s ended: %s", printable(result.repository), result.problem)
@@ -81,7 +117,7 @@ async def run_download(
 
 
 async def _attempt(
-    job: DownloadJob, report: Callable[[Download], None], spawn: Spawn, timeouts: DownloadTimeouts
+    job: DownloadJob, report: Callable[[Download], None], spawn: Spawn, timeouts: DownloadTimeouts, wait: Wait
 ) -> tuple[Download, bool]:
     """Run one process; return the download at its end, done or failed, and whether it received bytes."""
     current, has_received_bytes = job.download, False
@@ -94,20 +130,21 @@ async def _attempt(
 
     child = await spawn(msgspec.json.encode(job) + b"\n")
     try:
-        problem = await _listen(child, on_event, timeouts)
+        problem = await _listen(child, on_event, timeouts, wait)
     finally:
+        wait.stop()
         with contextlib.suppress(ProcessLookupError):
             child.kill()
         await asyncio.shield(child.wait())
     return (replace(current, state="failed", phase="", problem=problem) if problem else current), has_received_bytes
 
 
-async def _listen(child: Process, on_event: Callable[[Download], None], timeouts: DownloadTimeouts) -> str:
+async def _listen(child: Process, on_event: Callable[[Download], None], timeouts: DownloadTimeouts, wait: Wait) -> str:
     """Pass on reports until it is done or has failed; return "", or why it broke off: silence is taken for stalled."""
     limit = timeouts.first_byte_seconds
     while True:
         try:
-            async with asyncio.timeout(limit):
+            async with wait.begin(limit):
                 line = await child.stdout.readline() if child.stdout is not None else b""
         except TimeoutError:
             return "stalled"

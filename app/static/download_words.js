@@ -51,6 +51,8 @@ export function downloadRow(download) {
     hasBar: isActive && total > 0,
     amountWords: amountWords(state, done, total),
     paceWords: paceWords(download),
+    isSilent: download.silent_seconds > 0,
+    silentWords: silentWords(download),
     problemWords: download.problem ? problemWords(download.problem, repository, download.problem_text) : "",
     draftsForWords: download.drafts_for ? t("downloads.drafts_for", { model: download.drafts_for }) : "",
     whenWords: state === "done" || state === "failed" ? ago(download.changed_at) : "",
@@ -76,6 +78,10 @@ function paceWords({ state, phase, bytes_per_second: rate, seconds_left: left })
   if (state !== "running" || phase !== "downloading" || !rate) return "";
   const pace = t("downloads.rate", { amount: bytes(rate) });
   return left === null ? pace : `${pace} · ${t("downloads.left", { time: seconds(Math.max(1, left)) })}`;
+}
+
+function silentWords({ silent_seconds: silence, reconnect_seconds: left }) {
+  return t("downloads.silent", { silence: seconds(silence), time: seconds(Math.max(1, left)) });
 }
 
 // One repository of a search as its row shows it.

@@ -54,6 +54,10 @@ component("downloads", () => ({
     return this.change(row, "resume");
   },
 
+  reconnect(row) {
+    return this.change(row, "reconnect");
+  },
+
   retry(row) {
     return this.change(row, "retry");
   },

@@ -74,6 +74,20 @@ def test_a_cut_download_goes_on_where_it_was_and_becomes_a_model(
     expect(page.get_by_role("rowheader").filter(has_text=REPOSITORY)).to_be_visible()
 
 
+def test_a_silent_download_says_so_and_reconnects_when_asked(tmp_path: Path, visitor: Visitor) -> None:
+    with stand_in_hub() as hub, serving(tmp_path, PACELINE_HUB_ENDPOINT=hub.address) as own:
+        hub.add(REPOSITORY, FILES, config={"model_type": "qwen3"})
+        hub.faults.stalls.extend([CUT_BYTES] * len(FILES))
+        page = visitor(own).open("/admin/downloads")
+        own.call("POST", "/admin/api/downloads", {"repository": REPOSITORY})
+        row = page.locator("[aria-labelledby=queue-title] ul > li", has=page.get_by_text(REPOSITORY, exact=True))
+        said = re.escape(words("downloads.silent", silence="S", time="T")).replace("S", ".+").replace("T", ".+")
+        expect(row.get_by_text(re.compile(said))).to_be_visible()
+        row.get_by_role("button", name=words("downloads.reconnect"), exact=True).click()
+        expect(row.get_by_text(words("downloads.state_done"), exact=True)).to_be_visible()
+        assert hub.gets("model.safetensors")[-1].range == f"bytes={CUT_BYTES}-"
+
+
 def test_offline_is_said_before_anybody_searches(tmp_path: Path, visitor: Visitor) -> None:
     with serving(tmp_path, PACELINE_HUB_ENDPOINT="http://127.0.0.1:9") as offline:
         page = visitor(offline).open("/admin/downloads")

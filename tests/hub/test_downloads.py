@@ -16,7 +16,7 @@ import pytest
 from app.core.download import Download, DownloadJob
 from app.core.errors import InvalidRequest
 from app.hub import download_child, partial_folder
-from app.hub.download_run import DownloadTimeouts, spawn_child
+from app.hub.download_run import DownloadTimeouts, Wait, spawn_child
 from app.hub.hub_files import Hub
 from app.hub.partial_folder import PARTIAL, PartialFolder
 from tests.hub.queue import WAIT_SECONDS, DownloadEnvironment, model_files, until, until_state
@@ -274,6 +274,40 @@ async def test_a_process_that_hangs_halfway_is_restarted_where_it_was(
         await downloads.add(ID)
         await until_state(downloads, "done")
     assert [request.range for request in hub.gets("model.safetensors")] == ["", "bytes=65536-"]
+
+
+async def test_a_silent_download_reconnects_at_once_where_a_person_asks_for_it_and_goes_on_at_its_last_byte(
+    environment: DownloadEnvironment, hub: StandInHub
+) -> None:
+    hub.faults.stalls.extend([10_000_000, 10_000_000, 65_536])
+    async with environment.open(streams=1, read_timeout_seconds=600) as downloads:
+        await downloads.add(ID)
+        await until(downloads, lambda view: view["done_bytes"] >= 65_536)
+        await downloads.reconnect(1)
+        await until_state(downloads, "done")
+        with pytest.raises(InvalidRequest, match="done"):
+            await downloads.reconnect(1)
+    assert [request.range for request in hub.gets("model.safetensors")] == ["", "bytes=65536-"]
+
+
+async def test_a_wait_says_how_long_it_lasted_and_how_long_it_will_and_ends_when_asked() -> None:
+    wait = Wait()
+    assert wait.seconds() == (0.0, 0.0)
+    wait.end()
+
+    async def listen() -> None:
+        async with wait.begin(300):
+            waited, left = wait.seconds()
+            assert 0 <= waited < 60
+            assert 240 < left <= 300
+            wait.end()
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await listen()
+    wait.end()
+    wait.stop()
+    assert wait.seconds() == (0.0, 0.0)
 
 
 async def test_a_chunk_store_that_fails_gives_way_to_plain_http(
