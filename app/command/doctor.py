@@ -9,7 +9,6 @@ import platform
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from app import __version__
 from app.command.config import open_settings
 from app.command.listing import models_on_disk
 from app.command.loaded import bytes_text
+from app.command.port import bind_error, port_owner
 from app.command.server import target_server
 from app.core.errors import CommandError, StoreUnavailable
 from app.core.messages import Pressure
@@ -219,45 +219,23 @@ def check_port(settings: Settings, answer_seconds: float = 2.0) -> Iterator[Find
 
 
 def _unanswered_port(settings: Settings) -> Finding:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((settings.host, settings.port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return _occupied_port(settings)
-            return Finding(
-                "server",
-                "fail",
-                f"{settings.host}:{settings.port} cannot be used ({error.strerror})",
-                "choose another PACELINE_HOST or PACELINE_PORT",
-            )
-    return Finding("server", "ok", f"not running; port {settings.port} is free", "start it with `paceline serve`")
+    error = bind_error(settings.host, settings.port)
+    if error is None:
+        return Finding("server", "ok", f"not running; port {settings.port} is free", "start it with `paceline serve`")
+    if error.errno == errno.EADDRINUSE:
+        return _occupied_port(settings)
+    message = f"{settings.host}:{settings.port} cannot be used ({error.strerror})"
+    return Finding("server", "fail", message, "choose another PACELINE_HOST or PACELINE_PORT")
 
 
 def _occupied_port(settings: Settings) -> Finding:
+    name, pid = port_owner(settings.port)
     return Finding(
         "server",
         "fail",
-        f"port {settings.port} is used by {port_owner(settings.port)}",
+        f"port {settings.port} is used by {f'{name} (process {pid})' if pid else 'a program of another user'}",
         "stop that program, or choose another port: `paceline serve --port 8711`",
     )
-
-
-def port_owner(port: int) -> str:
-    """Return name and id of the process that listens on a port, as far as the system reveals it."""
-    for process in psutil.process_iter(["name", "pid"]):
-        try:
-            is_listening = any(
-                connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-                for connection in process.net_connections(kind="tcp")
-            )
-        except psutil.Error:
-            continue
-        if is_listening:
-            return f"{process.info['name']} (process {process.pid})"
-    return "a program of another user"
 
 
 def check_folders(settings: Settings) -> Iterator[Finding]:

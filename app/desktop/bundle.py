@@ -163,8 +163,7 @@ def install(folder: Path, info: LauncherInfo, languages: tuple[str, ...]) -> str
         previous.folders_made if previous else sum(not ancestor.exists() for ancestor in (folder, *folder.parents))
     )
     record = BundleRecord(info.version, info.python_text, hashes, folders_made)
-    is_whole = previous == record and not _changed_files(bundle, record)
-    if is_whole:
+    if previous == record and not _changed_files(bundle, record):
         return f"{bundle} is installed already, for Paceline {info.version}."
     with _translated_errors(folder):
         # The record first, so that an interrupted install is still known to be ours.
@@ -173,14 +172,8 @@ def install(folder: Path, info: LauncherInfo, languages: tuple[str, ...]) -> str
             path.parent.mkdir(parents=True, exist_ok=True)
             write_privately(path, content)
             path.chmod(0o700 if name in EXECUTABLE else 0o644)  # a proxy's address may hold a password
-        _remove(
-            bundle,
-            {
-                name: expected_hash
-                for name, expected_hash in (previous.files if previous else {}).items()
-                if name not in files
-            },
-        )
+        written = previous.files if previous else {}
+        _remove(bundle, {name: written[name] for name in written.keys() - files.keys()})
     if previous is None:
         return f"{bundle} is installed, for Paceline {info.version}."
     return f"{bundle} was {_difference_text(previous, info)} and is now for Paceline {info.version}."

@@ -38,6 +38,8 @@ class ServiceState:
     """Action whose command is running; empty if none is."""
     problem: str = ""
     """Error of the last action."""
+    free_port: int = 0
+    """Port to use where another program has ours; 0: ours was not the problem."""
 
     @property
     def loaded(self) -> Sequence[Mapping[str, Any]]:
@@ -88,15 +90,8 @@ def tray_content(service: ServiceState, words: Words) -> TrayContent:
 
 def _headline(service: ServiceState, state: TrayState, speed: str, words: Words) -> list[str]:
     if state == "trouble":
-        return [
-            text
-            for text in (
-                service.problem,
-                *_quarantine_texts(service.quarantined, words),
-                _full_disk_text(service, words),
-            )
-            if text
-        ]
+        texts = (service.problem, *_quarantine_texts(service.quarantined, words), _full_disk_text(service, words))
+        return [text for text in texts if text]
     if state == "busy":
         share = service.pace.get("acceptance")
         if share is None:
@@ -136,9 +131,11 @@ def _server_entries(service: ServiceState, words: Words) -> tuple[MenuEntry, ...
     login = MenuEntry(words("menu.login"), "logout" if service.starts_at_login else "login", service.starts_at_login)
     if service.running_command:
         return (login,)
-    if not service.is_served:
-        return (MenuEntry(words("menu.start"), "start"), login)
-    return MenuEntry(words("menu.stop"), "stop"), MenuEntry(words("menu.restart"), "restart"), login
+    if service.is_served:
+        return MenuEntry(words("menu.stop"), "stop"), MenuEntry(words("menu.restart"), "restart"), login
+    port = service.free_port
+    other_port = [MenuEntry(words("menu.other_port", port=port), f"port {port}")] if port else []
+    return *other_port, MenuEntry(words("menu.try_again" if port else "menu.start"), "start"), login
 
 
 def _quarantine_texts(names: Sequence[str], words: Words) -> list[str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import cast
 
 from app.command import autostart
+from app.command.port import port_conflict
 from app.command.server import Server, running_server
 from app.command.service import ANSWER_SECONDS
 from app.core.errors import CommandError
@@ -88,13 +89,13 @@ class MenuBar:
         self._settings, self._tray, self._words, self._open_page = settings, tray, words, open_page
         self._program = program or autostart.program()
         self._refresh, self._ended = threading.Event(), threading.Event()
-        self._service = ServiceState()
-        self._running_command, self._problem = "", ""
+        self._service = self._trouble = ServiceState()
+        self._running_command = ""
         self._key_id = 0
 
     def run(self) -> None:
         """Run the menu bar until the user quits it."""
-        self._service = read_service_state(self._settings)
+        self._service = read_service_state(self._settings, self._trouble)
         self._tray.show(tray_content(self._service, self._words))
         threading.Thread(target=self._poll, daemon=True).start()
         self._tray.run(lambda action: threading.Thread(target=self._perform, args=(action,), daemon=True).start())
@@ -103,7 +104,8 @@ class MenuBar:
 
     def _poll(self) -> None:
         while not self._ended.is_set():
-            service = read_service_state(self._settings, running_command=self._running_command, problem=self._problem)
+            own = replace(self._trouble, running_command=self._running_command)
+            service = read_service_state(self._settings, own)
             self._tray.schedule(functools.partial(self._show, service))
             self._refresh.wait(IDLE_SECONDS if tray_state(service) in {"ready", "stopped"} else BUSY_SECONDS)
             self._refresh.clear()
@@ -116,18 +118,29 @@ class MenuBar:
 
     def _perform(self, action: str) -> None:
         """Perform an action in its own thread, because a load or a stop takes a while."""
-        self._problem = ""
+        self._trouble = ServiceState()
         try:
             self._execute(*action.partition(" ")[::2])
         except CommandError as error:
-            self._problem = str(error)
+            self._trouble = self._explain(error)
         except (KeyError, TypeError):
             logger.exception("%s failed", action)
-            self._problem = "the server answers as another version does: restart it"
+            self._trouble = ServiceState(problem="the server answers as another version does: restart it")
         self._refresh.set()
+
+    def _explain(self, error: CommandError) -> ServiceState:
+        """Return a failure as it is shown: where another program has the server's port, with a free one."""
+        conflict = None if is_served(self._settings.home) else port_conflict(self._settings)
+        if conflict is None:
+            return ServiceState(problem=str(error))
+        text = "menu.port_taken" if conflict.pid else "menu.port_taken_unknown"
+        return ServiceState(problem=self._words(text, **conflict._asdict()), free_port=conflict.free_port)
 
     def _execute(self, verb: str, model: str) -> None:
         """Perform the chosen action. Raises `CommandError`."""
+        if verb == "port":
+            self._run_command("start", "config", "set", "port", model)
+            verb = "start"
         if verb in COMMANDS:
             self._run_server_command(verb)
         if verb in {"quit", "quit_all"}:
@@ -137,9 +150,8 @@ class MenuBar:
         elif verb == "copy_key":
             self._copy_key(self._server())
         elif verb == "update":
-            self._copy(
-                self._service.update_command, self._words("menu.update_copied", command=self._service.update_command)
-            )
+            command = self._service.update_command
+            self._copy(command, self._words("menu.update_copied", command=command))
         elif verb in PAGES:
             self._open_page(self._server(), PAGES[verb])
         elif verb in {"load", "pin", "unpin"}:
@@ -176,17 +188,17 @@ class MenuBar:
 
     def _run_server_command(self, verb: str) -> None:
         was_running = is_served(self._settings.home)
-        self._run_command(verb)
+        self._run_command(verb, *COMMANDS[verb])
         if verb == "logout" and was_running:  # the system also stops the server that it had started
-            self._run_command("start")
+            self._run_command("start", "start")
 
-    def _run_command(self, verb: str) -> None:
-        """Run one of our commands. Raises `CommandError` with its last line of output if it fails."""
+    def _run_command(self, verb: str, *command: str) -> None:
+        """Run one of our commands for an action. Raises `CommandError` with its last line of output if it fails."""
         self._running_command = verb
         self._refresh.set()
         try:
             completed = subprocess.run(  # noqa: S603 - ourselves
-                [*self._program, *COMMANDS[verb]], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+                [*self._program, *command], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
             )
         except OSError as error:
             message = f"{self._program[0]} cannot be run ({error.strerror}): install Paceline again"
@@ -195,7 +207,7 @@ class MenuBar:
             self._running_command = ""
         if completed.returncode:
             lines = (completed.stderr.strip() or completed.stdout.strip()).splitlines()
-            raise CommandError(lines[-1] if lines else f"paceline {COMMANDS[verb][0]}: {completed.returncode}")
+            raise CommandError(lines[-1] if lines else f"paceline {command[0]}: {completed.returncode}")
 
 
 def has_screen(environment: Mapping[str, str], platform: str = sys.platform) -> bool:
@@ -224,11 +236,11 @@ def show_menu_bar(settings: Settings, open_page: OpenPage) -> bool:
         return is_only_one
 
 
-def read_service_state(settings: Settings, *, running_command: str = "", problem: str = "") -> ServiceState:
-    """Read the current state. A server that does not respond is starting or shutting down."""
+def read_service_state(settings: Settings, own: ServiceState) -> ServiceState:
+    """Read the current state, added to the menu bar's own. A server that does not respond is starting or ending."""
     at_login = autostart.installed_agent(settings) is not None
     served = is_served(settings.home)
-    service = ServiceState(is_served=served, starts_at_login=at_login, running_command=running_command, problem=problem)
+    service = replace(own, is_served=served, starts_at_login=at_login)
     server = running_server(settings) if served else None
     if server is None:
         return service

@@ -95,15 +95,13 @@ def _is_ours(app: Path) -> bool:
 
 def record_app(home: Path, folder: Path, *, is_there: bool) -> None:
     """Record whether an app is installed in this folder. Raises `CommandError` if the home cannot be written."""
-    folders = [known_folder for known_folder in _other_folders(home) if known_folder != folder]
+    folders = [os.fspath(known_folder) for known_folder in _other_folders(home) if known_folder != folder]
     if is_there and folder != APPS.expanduser():
-        folders.append(folder)
+        folders.append(os.fspath(folder))
     try:
         if folders:
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_privately(
-                home / APPS_FILE, msgspec.json.encode([os.fspath(known_folder) for known_folder in folders])
-            )
+            write_privately(home / APPS_FILE, msgspec.json.encode(folders))
         elif (home / APPS_FILE).exists():
             (home / APPS_FILE).unlink()
             with contextlib.suppress(OSError):  # not empty

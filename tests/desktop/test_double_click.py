@@ -13,6 +13,7 @@ from app.desktop.menubar import read_service_state
 from app.i18n.catalogs import read_words
 from app.machine.server_file import is_served, read_server
 from app.settings import read_settings
+from tests.desktop.test_menu import STOPPED
 
 SECONDS = 60
 WEB_VIEW = """
@@ -78,7 +79,7 @@ def test_the_window_starts_the_server_which_outlives_it(environment: Mapping[str
 def test_the_menu_understands_what_a_real_server_says(environment: Mapping[str, str]) -> None:
     paceline(environment, "start")
     paceline(environment, "load", "demo-assistant", "--draft", "demo-draft", "--pin")
-    seen = read_service_state(read_settings(home=Path(environment["PACELINE_HOME"])))
+    seen = read_service_state(read_settings(home=Path(environment["PACELINE_HOME"])), STOPPED)
     shown = tray_content(seen, read_words())
     assert shown.state == "ready"
     memory, load = shown.entries[2:4]

@@ -1,24 +1,26 @@
 """The menu bar's process: what it sees of a server, and that each entry does what it says."""
 
+import os
 import socket
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from app.command.server import running_server as home_server
 from app.command.service import setup_address
 from app.core.errors import CommandError
 from app.desktop.menubar import MenuBar, only_one, read_service_state, show_menu_bar
-from app.desktop.tray import TrayContent
+from app.desktop.tray import MenuEntry, TrayContent
 from app.desktop.window import address_of
 from app.i18n.catalogs import read_words
 from app.machine.server_file import RunningServer, lock_home
 from app.settings import Settings
 from tests.cli.fake_server import FakeServer, running_server
-from tests.desktop.test_menu import actions, menu, state
+from tests.desktop.test_menu import STOPPED, actions, menu, state
 
 SECONDS = 30.0
 
@@ -82,11 +84,14 @@ def play(settings: Settings, story: Callable[[FakeTray, Callable[[str], None]], 
 def test_a_home_without_a_server_is_stopped_and_one_that_answers_tells_its_state(
     settings: Settings, fake: FakeServer
 ) -> None:
-    assert not read_service_state(settings).is_served
+    assert not read_service_state(settings, STOPPED).is_served
     with lock_home(settings.home) as write:
-        assert (read_service_state(settings).is_served, read_service_state(settings).state) == (True, {})
+        assert (read_service_state(settings, STOPPED).is_served, read_service_state(settings, STOPPED).state) == (
+            True,
+            {},
+        )
         write(RunningServer("127.0.0.1", fake.port, "key"))
-        seen = read_service_state(settings)
+        seen = read_service_state(settings, STOPPED)
     assert seen.address.endswith(str(fake.port))
     assert seen.state == state()
     assert seen.models == ("demo-assistant", "demo-hybrid")
@@ -99,7 +104,10 @@ def test_a_server_that_hangs_holds_up_neither_menu_bar_nor_window(
         monkeypatch.setattr(f"app.{module}.ANSWER_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as hanging, lock_home(settings.home) as write:
         write(RunningServer("127.0.0.1", hanging.getsockname()[1], "key"))
-        assert (read_service_state(settings).is_served, read_service_state(settings).state) == (True, {})
+        assert (read_service_state(settings, STOPPED).is_served, read_service_state(settings, STOPPED).state) == (
+            True,
+            {},
+        )
         server = home_server(settings)
         assert server is not None
         assert address_of(server, "/admin/chat") == f"{server.address}/admin/chat", "it asks for the password there"
@@ -202,8 +210,9 @@ def test_a_server_that_comes_back_on_another_port_is_followed(settings: Settings
 def test_the_server_of_another_home_is_not_this_ones(settings: Settings, fake: FakeServer) -> None:
     with lock_home(settings.home.parent / "other") as write:
         write(RunningServer("127.0.0.1", fake.port, "key"))
-        assert not read_service_state(settings).is_served
-        assert read_service_state(settings.with_values({"home": settings.home.parent / "other"})).state == state()
+        assert not read_service_state(settings, STOPPED).is_served
+        other = settings.with_values({"home": settings.home.parent / "other"})
+        assert read_service_state(other, STOPPED).state == state()
     assert {path for _, path, _, _ in fake.requests} == {"/admin/api/menu"}
 
 
@@ -271,6 +280,34 @@ def test_what_a_command_could_not_do_is_told_once_and_shown_until_the_next_one(s
     tray = play(settings, story, "import sys; sys.exit('first\\nport 8710 is taken')")
     assert tray.notices == ["port 8710 is taken"]
     assert shown == ["port 8710 is taken"]
+
+
+def test_a_port_that_another_program_has_is_named_with_it_and_another_one_is_kept_before_the_next_start(
+    settings: Settings,
+) -> None:
+    said = settings.home.parent / "said"
+
+    def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
+        choose("start")
+        tray.until(lambda: tray.contents[-1].state == "trouble")
+        shown.extend(entry for entry in tray.contents[-1].entries if entry.title)
+        choose(shown[1].action)
+        tray.until(lambda: said.exists() and len(said.read_text().splitlines()) == 3)
+
+    shown: list[MenuEntry] = []
+    program = f"import sys; print(*sys.argv[1:], file=open({str(said)!r}, 'a')); sys.exit(sys.argv[1] == 'start')"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        play(settings.with_values({"port": port}), story, program)
+    name = psutil.Process().name()
+    assert shown[0].title == f"Port {port} is used by {name} (process {os.getpid()})."
+    other = int(shown[1].action.removeprefix("port "))
+    assert port < other
+    assert [(entry.title, entry.action) for entry in shown[1:3]] == [
+        (f"Use another port ({other})", f"port {other}"),
+        ("Try again", "start"),
+    ]
+    assert said.read_text() == f"start\nconfig set port {other}\nstart\n"
 
 
 def test_a_program_that_is_gone_is_said_and_the_menu_lives_on(settings: Settings) -> None:
