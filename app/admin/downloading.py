@@ -26,8 +26,6 @@ from app.store.rows import DownloadRows
 STATE_RANKS = {"running": 0, "queued": 1, "paused": 2}
 SMOOTHING_SECONDS, MIN_INTERVAL_SECONDS = 5.0, 0.5
 ANSWER_SECONDS = 25.0
-SILENT_SECONDS = 10.0
-"""Time without a report of its process after which a running download is shown as silent, in seconds."""
 MAX_HUB_CALLS = 4
 """Most concurrent calls to the hub."""
 
@@ -411,7 +409,7 @@ class Downloads:
         return asdict(download) | {
             "bytes_per_second": round(running.rate.bytes_per_second()) if running is not None else 0.0,
             "seconds_left": None if seconds is None else round(seconds),
-            "silent_seconds": round(silent) if silent >= SILENT_SECONDS else 0,
+            "silent_seconds": round(silent),
             "reconnect_seconds": round(left),
             "problem": download.problem_code,
             "problem_text": download.problem_text,

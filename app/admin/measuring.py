@@ -204,7 +204,8 @@ class Measuring:
             await self._wait_until_idle(job)
         except MeasurementStopped:
             return MeasurementOutcome(unit.id, "stopped")
-        before = self._loaded_unit(unit.id)
+        in_memory = self._resolver.loaded().get(unit.id)
+        before = in_memory.unit if in_memory is not None else None
         planned = await asyncio.to_thread(self._planned_unit, unit.id)
         try:
             try:
@@ -265,11 +266,6 @@ class Measuring:
                 message = f"{first.id} and {candidate.id} both draft by {candidate.method}: measure one after the other"
                 raise SpeculationUnavailable(message, parameter="drafts")
         return [by_method[method] for method in DRAFT_METHODS if method in by_method]
-
-    def _loaded_unit(self, model_id: str) -> ModelSpecification | None:
-        """Return the unit that is in memory, to be restored later; None if there is none."""
-        loaded = self._resolver.loaded().get(model_id)
-        return loaded.unit if loaded is not None else None
 
     async def _load(
         self, job: MeasurementJob, specification: ModelSpecification, usual: ModelSpecification
@@ -382,6 +378,5 @@ def _gain(row: BenchmarkRow) -> dict[str, Any] | None:
     cell = report_of(row.results).main_cell
     if cell is None or cell.verdict == "none":
         return None
-    best = cell.find(cell.best)
-    settings = (best,) if best is not None else ()
+    settings = tuple(figures for figures in cell.settings if figures.name == cell.best)
     return {**msgspec.to_builtins(replace(cell, settings=settings)), "measured_at": row.created_at}

@@ -10,7 +10,6 @@ import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -99,16 +98,15 @@ def _models_on_disk(admin: AdminContext) -> dict[str, Any]:
         recent = admin.history.last_models(SEARCHED_REQUESTS)
     ids = [model.id for model in admin.serving.resolver.models() if model.kind == "main" and not model.problem]
     settings = admin.serving.settings
-    full_folders = (str(folder) for folder in (settings.home, settings.downloads_path) if _is_full(folder))
+    full_folders = (
+        str(folder)
+        for folder in (settings.home, settings.downloads_path)
+        if (free := free_bytes(folder)) is not None and free < FULL_DISK_BYTES
+    )
     return {
         "models": sorted(ids, key=lambda name: recent.index(name) if name in recent else len(recent)),
         "full_disk": next(full_folders, ""),
     }
-
-
-def _is_full(folder: Path) -> bool:
-    free = free_bytes(folder)
-    return free is not None and free < FULL_DISK_BYTES
 
 
 @router.post("/admin/api/worker/restart")

@@ -187,8 +187,7 @@ def _read_tokens(worker: WorkerClient, record: Record) -> int | None:
     model = next((loaded for loaded in worker.snapshot.models if loaded.id == record.model_id), None)
     if model is None:
         return None
-    first_choices = [f"{command.id}#0" for command in record.commands]
-    read = [model.reading[name] for name in first_choices if name in model.reading]
+    read = [model.reading[name] for command in record.commands if (name := f"{command.id}#0") in model.reading]
     return sum(read) if read else None
 
 

@@ -3,6 +3,7 @@
 import { ago, bytes, number, seconds, t } from "./core.js";
 import { methodWords, modelAddress } from "./model_words.js";
 
+const SILENT_SECONDS = 10;
 const PROBLEMS = {
   offline: (values) => t("downloads.problem_offline", values),
   proxy: (values) => t("downloads.problem_proxy", values),
@@ -51,7 +52,7 @@ export function downloadRow(download) {
     hasBar: isActive && total > 0,
     amountWords: amountWords(state, done, total),
     paceWords: paceWords(download),
-    isSilent: download.silent_seconds > 0,
+    isSilent: download.silent_seconds >= SILENT_SECONDS,
     silentWords: silentWords(download),
     problemWords: download.problem ? problemWords(download.problem, repository, download.problem_text) : "",
     draftsForWords: download.drafts_for ? t("downloads.drafts_for", { model: download.drafts_for }) : "",

@@ -78,7 +78,11 @@ async def test_a_reply_that_breaks_off_says_why_in_the_language_of_the_page(site
 async def test_the_page_names_the_model_that_requests_get(site: SignInSite) -> None:
     client = await site.signed_in()
     site.site.context.live.change({"default_model": "demo-main"}, "test")
-    assert script_data((await client.get("/admin/chat")).text) == {"model": "demo-main", "text_methods": ["ngram"]}
+    assert script_data((await client.get("/admin/chat")).text) == {
+        "model": "demo-main",
+        "text_methods": ["ngram"],
+        "gains": {},
+    }
 
 
 async def test_a_conversation_is_made_read_renamed_and_deleted(site: SignInSite) -> None:

@@ -146,7 +146,7 @@ def _parse_container(text: str) -> Any:
 
 
 def _is_by_python(text: str) -> bool:
-    """Whether this is exactly what Python's `repr` writes, whose escapes `\\x1b` and `\\U0001195a` JSON does not have."""
+    """Whether this is what Python's `repr` writes, whose escapes `\\x1b` and `\\U0001195a` JSON does not have."""
     try:
         return "\\" in text and repr(ast.literal_eval(text)) == text
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
