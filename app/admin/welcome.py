@@ -15,6 +15,7 @@ from app.admin.context import Admin, AdminContext
 from app.admin.overview import STARTER
 from app.admin.setting_rows import setting_row
 from app.models.catalog import CatalogModel, Source
+from app.models.safe_files import folder_problem
 from app.serving.gate import Body, JsonBody
 from app.store.rows import FIRST_STEPS, FirstRun, FirstStep
 
@@ -60,9 +61,8 @@ def get_progress(admin: Admin) -> dict[str, Any]:
 @router.post("/admin/api/welcome")
 def finish_step(admin: Admin, body: JsonBody[DoneBody]) -> dict[str, Any]:
     """Mark a step as done, or all of them."""
-    done = body.done
     first_run = FirstRun(admin.store)
-    first_run.finish(*(FIRST_STEPS if done == "all" else (done,)))
+    first_run.finish(*(FIRST_STEPS if body.done == "all" else (body.done,)))
     return {"left": first_run.remaining()}
 
 
@@ -82,7 +82,7 @@ def models_by_location(models: Sequence[CatalogModel], folders: Sequence[Path]) 
         new = [model for model in inside if model.id not in counted]
         counted.update(model.id for model in new)
         counts = {"count": len(new), "listed": len(inside) - len(new), "bytes": sum(model.size_bytes for model in new)}
-        rows.append({"source": source, "folder": folder, **counts})
+        rows.append({"source": source, "folder": folder, "problem": folder and folder_problem(Path(folder)), **counts})
     return rows
 
 

@@ -65,6 +65,12 @@ export const drafterWords = (drafts) => drafts.map((draft) => draft.id).join(", 
 // What a loaded model holds right now.
 export const usedBytes = (loaded) => loaded.weights_bytes + loaded.cache_bytes + loaded.prefix_cache_bytes;
 
+const FOLDER_PROBLEMS = {
+  missing: (values) => t("models.folder_missing", values),
+  forbidden: (values) => t("models.folder_forbidden", values),
+};
+export const folderWords = ({ folder, problem }) => FOLDER_PROBLEMS[problem]({ folder });
+
 const path = (id) => id.split("/").map(encodeURIComponent).join("/");
 export const modelAddress = (id) => `/admin/models/${path(id)}`;
 export const draftsAddress = (id) => `/admin/drafts/${path(id)}`;

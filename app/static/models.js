@@ -2,7 +2,7 @@
 
 import { address, api, attempt, bytes, component, keepInAddress, live, number, reader, t } from "./core.js";
 import {
-  bitWords, contextWords, draftsAddress, liveStateOf, methodWords, nameAddress, parameterWords,
+  bitWords, contextWords, draftsAddress, folderWords, liveStateOf, methodWords, nameAddress, parameterWords,
   stateOf, tooLargeWords,
 } from "./model_words.js";
 
@@ -49,11 +49,6 @@ function row(model, now) {
     loadingWords: t("models.loading_named", { model: model.id }),
   };
 }
-
-const FOLDER_PROBLEMS = {
-  missing: (values) => t("models.folder_missing", values),
-  forbidden: (values) => t("models.folder_forbidden", values),
-};
 
 component("models", () => ({
   models: [],
@@ -104,7 +99,7 @@ component("models", () => ({
     return t.n("models.count", this.models.length, { size: bytes(size) });
   },
 
-  folderWords: ({ folder, problem }) => FOLDER_PROBLEMS[problem]?.({ folder }) ?? "",
+  folderWords,
   get badFolders() {
     return this.folders.filter(({ problem }) => problem);
   },

@@ -2,6 +2,7 @@
 
 import { api, attempt, bytes, component, data, live, remember, t } from "./core.js";
 import { problemWords } from "./download_words.js";
+import { folderWords } from "./model_words.js";
 
 const ADDRESS = "/admin/api/welcome";
 const NAMES = {
@@ -10,10 +11,10 @@ const NAMES = {
   embedded: () => t("welcome.embedded"),
 };
 
-const placeRow = ({ source, folder, count, listed, bytes: size }) => ({
+const placeRow = ({ source, folder, problem, count, listed, bytes: size }) => ({
   key: source + folder,
   name: folder || NAMES[source](),
-  words: foundWords(count, listed, size),
+  words: problem ? folderWords({ folder, problem }) : foundWords(count, listed, size),
 });
 function foundWords(count, listed, size) {
   if (count) return `${t.n("welcome.models_found", count)} · ${bytes(size)}`;

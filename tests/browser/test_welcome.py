@@ -1,6 +1,7 @@
 """The first run after the password: by keyboard alone, in every language; steps are skipped and come back to."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -224,6 +225,9 @@ def test_a_folder_around_one_that_is_listed_says_that_its_models_are_listed_abov
         for folder, text in ((inner, "welcome.models_found"), (tmp_path, "welcome.listed_above")):
             place = page.locator("main li:visible", has=page.get_by_text(str(folder), exact=True)).first
             expect(place).to_contain_text(words.n(text, 1))
+        shutil.rmtree(inner)
+        page.reload()
+        expect(page.get_by_text(words("models.folder_missing", folder=inner)).first).to_be_visible()
     finally:
         known.call("PATCH", "/admin/api/settings", {"model_dirs": None})
 

@@ -117,6 +117,7 @@ def test_refusals_are_one_line(alone: Mapping[str, str], hub: StandInHub) -> Non
         result = pull(alone, name)
         assert (result.exit_code, words in result.stderr) == (1, True), result.output
         assert len(result.stderr.strip().splitlines()) == 1
+        assert name in result.stderr, "as it is written"
 
 
 def test_ctrl_c_pauses_and_the_same_command_goes_on(alone: Mapping[str, str], hub: StandInHub) -> None:

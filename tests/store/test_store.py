@@ -17,7 +17,7 @@ from app.store.store import FILE_NAME, Store
 from app.store.tables import RequestRow
 
 CHOSEN = ModelSettings(drafts=("draft",), methods=("dflash", "ngram"), num_draft_tokens=7, policy="single")
-PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1, "busy_timeout": 5000}
+PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1, "busy_timeout": 5000, "checkpoint_fullfsync": 1}
 
 
 @pytest.fixture
