@@ -86,7 +86,7 @@ class Computer:
         return self.pressure
 
     def specification(self, name: str) -> ModelSpecification:
-        return ModelSpecification(id=name, path=str(self.folder / "model"), max_rows=4, prefix_cache_bytes=1 << 26)
+        return ModelSpecification(id=name, path=str(self.folder / "model"), max_rows=4, prefix_cache_bytes=1 << 20)
 
     def ask(self, request: Request, model: str = "m") -> None:
         self.loop.post(Submission(request.id, self.specification(model), (request,)))
@@ -151,6 +151,9 @@ def test_a_warning_halves_what_is_kept_of_prompts_and_the_disk_still_has_them(co
     for _ in range(14):
         computer.turn(5.0)
     assert computer.prefix_bytes <= halved / 2
+    for _ in range(60):
+        computer.turn(60.0)
+    assert computer.prefix_bytes > 0, "an hour of warnings leaves what was used last"
     assert [model.id for model in computer.pool.snapshot()] == ["m"], "the model stays"
     computer.pressure = "normal"
     assert computer.answer(request("first again")) == [computer.records.tokens["first"]]
