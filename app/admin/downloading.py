@@ -327,7 +327,7 @@ class Downloads:
     def _finish(self, download: Download) -> None:
         self._running.pop(download.id, None)
         self._update(download)
-        logger.info("the download of %s is %s %s", download.repository, download.state, download.problem)
+        logger.info("the download of %s: %s %s", download.repository, download.state, download.problem)
         try:
             if download.state == "done":
                 self._report(download)
