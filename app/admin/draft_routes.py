@@ -5,6 +5,7 @@ Topics: `drafting`, tokens drafted and accepted since the server started; `measu
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -115,13 +116,8 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
     ]
     local_ids = {listed["id"] for listed in candidates}
     published = [
-        {
-            "method": drafter.method,
-            "repository": drafter.repository,
-            "size_bytes": drafter.size_bytes,
-            # its memory use is estimated from its size
-            "has_room": admin.models.has_room(main, Footprint(weights_bytes=drafter.size_bytes)),
-        }
+        # its memory use is estimated from its size
+        asdict(drafter) | {"has_room": admin.models.has_room(main, Footprint(weights_bytes=drafter.size_bytes))}
         for drafter in (published_for(main) if candidates else ())
         if drafter.repository not in local_ids
     ]

@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse
 from pydantic import RootModel
 
 from app.admin.context import Admin, AdminContext
+from app.admin.request_routes import EmptyBody
 from app.admin.setting_rows import model_setting_rows, setting_row, setting_rows
 from app.core.errors import InvalidSetting, ModelInUse
 from app.models.catalog import Kind
@@ -92,7 +93,7 @@ async def change_settings(request: Request, admin: Admin, body: JsonBody[Changes
 
 
 @router.post("/admin/api/restart", status_code=202, responses=problems(409, 422))
-async def restart_server(admin: Admin) -> dict[str, int | None]:
+async def restart_server(admin: Admin, _body: JsonBody[EmptyBody]) -> dict[str, int | None]:
     """Restart the server once its running requests have finished; return its new port, None for the one it has.
 
     409 where nothing can start it again, 422 for a port that cannot be used.

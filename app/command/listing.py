@@ -42,7 +42,7 @@ class ModelRow:
     looking: bool = False
     """Whether the drafters are not known yet."""
     gain: str = ""
-    """What its latest benchmark says of drafting, in one line; empty without one."""
+    """Verdict of its latest benchmark on drafting, in one line; empty without one."""
     is_base: bool = False
     """Whether it has no chat template: it continues text and cannot chat."""
 

@@ -323,7 +323,7 @@ class _Shape:
         verified = rows * (1 + longest_draft(rows))
         tokens = max(min(chunk, budget), verified)
         width = max(self.hidden, self.heads * self.head_size)
-        activations = tokens * (8 * width + 3 * self.intermediate) * item_bytes
+        activations = tokens * (12 * width + 3 * self.intermediate) * item_bytes
         pairs = max(min(tokens, SMALLEST_CHUNK_TOKENS) * budget, min(tokens * budget, prefill_pairs(fused=False)))
         scores = 0 if fused else pairs * (4 * self.heads + 1)
         recorded = verified * self.recurrent_layers * RECORDED_CHANNELS * self.channels * 4

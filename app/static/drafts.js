@@ -45,9 +45,9 @@ function changesOf(values, before) {
 
 // Those of the latest benchmark, the fastest first; those measured earlier; then the others, as they are ranked.
 const orderOf = ({ measured }) => (measured ? (measured.is_latest ? 0 : 1) : 2);
-function byMeasurement(one, other) {
-  const order = orderOf(one) - orderOf(other);
-  return order || (orderOf(one) === 0 ? other.measured.ratio - one.measured.ratio : 0);
+function byMeasurement(left, right) {
+  const order = orderOf(left) - orderOf(right);
+  return order || (orderOf(left) === 0 ? right.measured.ratio - left.measured.ratio : 0);
 }
 
 component("drafts", () => ({

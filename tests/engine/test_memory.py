@@ -330,4 +330,4 @@ def test_where_scores_are_stored_a_prompt_takes_what_was_counted(tmp_path: Path,
     taken = mx.get_peak_memory() - held
     spec = specification(folder, max_rows=1, prefill_chunk_tokens=chunk, max_context_tokens=before + chunk)
     counted = footprint.main_footprint(spec, widen=True).peak_bytes
-    assert taken / 1.2 <= counted <= 1.2 * taken
+    assert taken <= counted <= 1.2 * taken

@@ -354,7 +354,7 @@ class PrefixCache:
         self._memory.make_room(0)
 
     def trim(self, retained_share: float) -> None:
-        """Evict all but `retained_share` of the memory tier, or of a quarter of its limit, least recently used first."""
+        """Evict all but `retained_share` of the memory tier or of a quarter of its limit, least recently used first."""
         self._memory.make_room(self.limit_bytes - int(max(self.nbytes, self.limit_bytes / 4) * retained_share))
 
     def clear(self) -> None:
