@@ -410,15 +410,15 @@ def test_formulas_are_drawn_and_one_that_is_none_stays_as_it_is_written(chat: Pa
 
 def test_the_model_loads_while_the_first_reply_waits(server: Server, chat: Page) -> None:
     server.call("POST", "/admin/api/models/unload", {"model": MODEL})
-    expect(chat.locator(".talk-head .badge")).to_have_text(words("model.available"))
+    expect(chat.locator(".talk-head span.badge")).to_have_text(words("model.available"))
     ask(chat)
-    expect(chat.locator(".talk-head .badge")).to_have_text(words("model.loaded"))
+    expect(chat.locator(".talk-head span.badge")).to_have_text(words("model.loaded"))
 
 
 def test_the_time_to_load_the_model_is_not_told_as_time_to_the_first_token(server: Server, chat: Page) -> None:
     chat.locator("#option-model").select_option(MODEL)
     server.call("POST", "/admin/api/models/unload", {"model": MODEL})
-    expect(chat.locator(".talk-head .badge")).to_have_text(words("model.available"))
+    expect(chat.locator(".talk-head span.badge")).to_have_text(words("model.available"))
     timings = {"first_token_ms": 12_040, "predicted_n": 1, "predicted_per_second": 5}
     figures = {"timings": timings, "speculation": {"method": "off"}}
     chunk = {"id": "r1", "choices": [{"index": 0, "delta": {"content": "Fine."}, "finish_reason": "stop"}], **figures}
