@@ -319,13 +319,13 @@ class _Shape:
 
     def peak_bytes(self, budget: int, *, rows: int, chunk: int, item_bytes: int, fused: bool) -> int:
         """Return the bytes of a prefill chunk or verify step: activations of one layer, logits, what recurrent layers
-        record of drafts, and unless fused the scores and their mask."""
+        record of drafts, and unless fused the scores, their mask and the positions that it compares."""
         verified = rows * (1 + longest_draft(rows))
         tokens = max(min(chunk, budget), verified)
         width = max(self.hidden, self.heads * self.head_size)
         activations = tokens * (12 * width + 3 * self.intermediate) * item_bytes
         pairs = max(min(tokens, SMALLEST_CHUNK_TOKENS) * budget, min(tokens * budget, prefill_pairs(fused=False)))
-        scores = 0 if fused else pairs * (4 * self.heads + 1)
+        scores = 0 if fused else pairs * (4 * self.heads + 1) + 4 * budget
         recorded = verified * self.recurrent_layers * RECORDED_CHANNELS * self.channels * 4
         return activations + recorded + scores + verified * self.vocabulary * 4
 
