@@ -171,7 +171,8 @@ export const panel = {
   get gain() {
     const measured = gainRow(this.gains[this.model]);
     const methods = methodWords(this.drafts.map((draft) => draft.method).join("+"));
-    return measured ?? { method: "", short: methods || t("model.tab_drafts"), tone: "", words: t("drafts.unmeasured") };
+    if (measured?.method) return measured;
+    return { method: "", short: methods || t("model.tab_drafts"), tone: "", words: measured?.words ?? t("drafts.unmeasured") };
   },
   get draftsPage() {
     return draftsAddress(this.model);

@@ -96,7 +96,7 @@ component("pays", () => ({
     return this.isFinal ? doubtsOf(this.report) : [];
   },
   get notes() {
-    return this.isFinal ? notesOf(this.current) : "";
+    return this.isFinal ? notesOf(this.current, this.cell) : "";
   },
   get adviceWords() {
     return this.isFinal ? adviceWords(this.report) : "";
@@ -123,8 +123,15 @@ component("pays", () => ({
   get canApply() {
     return this.changes.length > 0;
   },
+  // What is in doubt is to be measured again rather than applied.
+  get isClear() {
+    return this.canApply && !this.doubts.length;
+  },
+  get applyTone() {
+    return this.isClear ? "primary" : "";
+  },
   get beginTone() {
-    return this.canApply ? "" : "primary";
+    return this.isClear ? "" : "primary";
   },
 
   // --- what is being measured ------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ import { chart } from "./chart.js";
 import { number, t } from "./core.js";
 import { methodWords, times } from "./model_words.js";
 
-const COLOURS = ["var(--series-1)", "var(--series-2)", "var(--series-3)", "var(--series-4)", "var(--series-5)"];
+// As in the chat's marks.
+const SERIES = { draft_model: 1, dflash: 2, ngram: 3, eagle3: 4, mtp: 5 };
 const EDGE = 0.6;
 const APART = 0.07;
 
@@ -45,7 +46,7 @@ function shape(cell) {
       { label: t("pays.baseline"), colour: "var(--ink)", dash: "8 5", points: across("off") },
       { label: t("method.auto"), colour: "var(--soft)", dash: "2 4", points: across("auto") },
       ...methods.map((method, at) => (
-        { label: methodWords(method), colour: COLOURS[at % COLOURS.length], hasDots: true, points: along(method, at) }
+        { label: methodWords(method), colour: `var(--series-${SERIES[method] ?? 5})`, hasDots: true, points: along(method, at) }
       )),
     ].filter((line) => line.points.length),
   };

@@ -119,7 +119,7 @@ export function gainRow(gain) {
   return {
     tone: gain.verdict === "faster" ? "good" : "",
     method,
-    short: shortVerdict(gain),
+    short: gain.verdict === "tie" ? t("drafts.no_difference") : shortVerdict(gain),
     words: verdictWords(gain),
     about: [spread, ago(gain.measured_at)].filter(Boolean).join(" · "),
   };
@@ -139,9 +139,9 @@ export function historyRow(row, opened) {
 }
 
 // What a reader must know to trust the numbers.
-export function notesOf(row) {
+export function notesOf(row, cell) {
   const { options = {}, skipped = [], interrupted } = row.results;
-  const rounds = row.report.cells.find(isAlone)?.rounds ?? 0;
+  const rounds = cell ? Math.min(...cell.settings.map((setting) => setting.rounds)) : 0;
   const notes = [
     rounds > 1 ? t.n("pays.paired", rounds) : "",
     interrupted ? t("pays.interrupted") : "",

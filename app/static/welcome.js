@@ -11,10 +11,12 @@ const NAMES = {
   embedded: () => t("welcome.embedded"),
 };
 
+// A folder that somebody named; the one for downloads is made with the first of them.
+const isNamed = (folder) => data.settings.some(({ value }) => value?.includes(folder));
 const placeRow = ({ source, folder, problem, count, listed, bytes: size }) => ({
   key: source + folder,
   name: folder || NAMES[source](),
-  words: problem ? folderWords({ folder, problem }) : foundWords(count, listed, size),
+  words: problem && isNamed(folder) ? folderWords({ folder, problem }) : foundWords(count, listed, size),
 });
 function foundWords(count, listed, size) {
   if (count) return `${t.n("welcome.models_found", count)} · ${bytes(size)}`;
