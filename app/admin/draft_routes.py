@@ -223,11 +223,9 @@ async def stop_measurement(admin: Admin) -> dict[str, Any]:
 
 @router.get("/admin/api/measurements", responses=problems(404))
 def list_measurements(admin: Admin, model: str = "") -> dict[str, Any]:
-    """List measurements of one model or of all, the latest first, and the current one; for one model also the memory
-    that each drafter takes at most."""
+    """List measurements of one model or of all, the latest first, and the current one."""
     model_id = admin.serving.resolver.find(model).id if model else ""
     current = drafting_now(admin, model_id) if model_id else None
-    drafters = admin.models.candidates(admin.serving.resolver.find(model_id)) if model_id else []
     rows = [
         {
             **row.model_dump(include={"id", "model_id", "created_at", "versions", "machine", "results"}),
@@ -235,12 +233,7 @@ def list_measurements(admin: Admin, model: str = "") -> dict[str, Any]:
         }
         for row in admin.stored_measurements.of(model_id)
     ]
-    return {
-        "measurements": rows,
-        "elsewhere": overriding_settings(admin),
-        "drafter_bytes": {candidate.id: candidate.footprint.total_bytes for candidate in drafters if candidate.id},
-        **admin.measuring.view(),
-    }
+    return {"measurements": rows, "elsewhere": overriding_settings(admin), **admin.measuring.view()}
 
 
 @router.post("/admin/api/measurements/{number}/apply", responses=problems(422, 429))
@@ -299,4 +292,8 @@ def _drafting(admin: AdminContext) -> dict[str, Any]:
     return {model.id: serving.metrics.drafting(model.id) for model in serving.worker.snapshot.models}
 
 
-TOPICS = {"drafting": _drafting, "measuring": lambda admin: admin.measuring.view()}
+async def _measuring(admin: AdminContext) -> dict[str, Any]:
+    return admin.measuring.view() | {"gains": await asyncio.to_thread(admin.measuring.gains)}
+
+
+TOPICS = {"drafting": _drafting, "measuring": _measuring}

@@ -134,16 +134,12 @@ class Measuring:
         return self._job.request.model if self._job is not None else ""
 
     def view(self) -> dict[str, Any]:
-        """Return the value of the live topic `measuring`."""
-        return {
-            "active": self._job and self._job.view(),
-            "last": self.last and asdict(self.last),
-            "gains": self.gains(),
-        }
+        """Return the measurement under way and how the last one ended."""
+        return {"active": self._job and self._job.view(), "last": self.last and asdict(self.last)}
 
     def gains(self) -> dict[str, Any]:
         """Return what drafting brings to one request of each model, by its latest measurement: the main cell with only
-        its best setting, and when it was measured. Every page, and `paceline ls`, says the same."""
+        its best setting, and when it was measured. Every page, and `paceline ls`, says the same. Reads the disk."""
         revision = self._stored_measurements.revision
         if self._gains[0] != revision:
             with contextlib.suppress(StoreUnavailable):

@@ -1,7 +1,7 @@
 // Does it pay? Begins and follows a measurement, draws it, says what it recommends, and applies it.
 
 import { api, attempt, bytes, component, confirm, data, live, moment, number, reader, t, toast } from "./core.js";
-import { becameWords, times } from "./model_words.js";
+import { becameWords, draftsCall, times } from "./model_words.js";
 import { plot } from "./pays_chart.js";
 import {
   adviceWords, answerOf, batchOf, cellWords, changeLines, changeRow, disturbedNow, doubtsOf, historyRow, leftWords, MEASUREMENTS,
@@ -104,10 +104,14 @@ component("pays", () => ({
   get changes() {
     return this.isFinal ? this.report.advice.changes.map(changeRow) : [];
   },
-  // What the drafters of the recommendation would take.
-  get extraWords() {
+  // The drafters of the recommendation, and what they would take.
+  get recommended() {
     const drafts = this.isFinal ? this.report.advice.changes.find(({ name }) => name === "drafts") : null;
-    return drafts?.new?.length ? bytes(drafts.new.reduce((sum, id) => sum + (this.drafterBytes[id] ?? 0), 0)) : "";
+    return drafts?.new ?? [];
+  },
+  get extraWords() {
+    const known = this.recommended.filter((id) => id in this.drafterBytes);
+    return known.length ? bytes(known.reduce((sum, id) => sum + this.drafterBytes[id], 0)) : "";
   },
   get elsewhereWords() {
     return this.elsewhere.length && this.changes.length ? t("drafts.elsewhere", { names: this.elsewhere.join(", ") }) : "";
@@ -173,12 +177,17 @@ component("pays", () => ({
 
   read: reader(
     () => api("GET", `${MEASUREMENTS}?model=${encodeURIComponent(data.model.id)}`),
-    function show({ measurements, active, elsewhere, drafter_bytes: drafterBytes }, number = 0) {
+    function show({ measurements, active, elsewhere }, number = 0) {
       const known = measurements.some((row) => row.id === this.opened) ? this.opened : (measurements[0]?.id ?? 0);
-      Object.assign(this, { kept: measurements, active, elsewhere, drafterBytes, opened: number || known, isRead: true });
+      Object.assign(this, { kept: measurements, active, elsewhere, opened: number || known, isRead: true });
       this.paint();
+      if (measurements.length) this.weigh();
     },
   ),
+  async weigh() {
+    const { candidates } = await api("GET", draftsCall(data.model.id)).catch(() => ({ candidates: [] }));
+    this.drafterBytes = Object.fromEntries(candidates.map(({ id, extra }) => [id, extra.total_bytes]));
+  },
   paint() {
     this.$nextTick(() => this.cell && this.draw(this.cell));
   },

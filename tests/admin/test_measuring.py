@@ -136,23 +136,6 @@ async def test_the_latest_measurement_is_what_every_page_says_and_others_are_mar
     assert site.admin.measuring.gains()[DEMO]["measured_at"] < gain["measured_at"]
 
 
-async def test_a_recommendation_says_what_its_drafters_take(site: ModelSite) -> None:
-    await site.measured(grid="one")
-    view = await site.call("GET", f"/admin/api/measurements?model={DEMO}")
-    candidates = (await site.call("GET", f"/admin/api/drafts/{DEMO}"))["candidates"]
-    expected = {entry["id"]: entry["extra"]["total_bytes"] for entry in candidates if entry["id"]}
-    assert view["drafter_bytes"] == expected
-    assert (
-        min(
-            expected[name]
-            for change in view["measurements"][0]["report"]["advice"]["changes"]
-            if change["name"] == "drafts"
-            for name in change["new"]
-        )
-        > 0
-    )
-
-
 async def test_the_setting_in_use_is_the_one_that_changes_nothing(site: ModelSite) -> None:
     row = await site.measured(grid="one")
     body = {"method": "dflash", "num_draft_tokens": 7}

@@ -130,6 +130,19 @@ def test_a_model_without_a_benchmark_offers_one_for_all_its_drafters(own: Server
     expect(page.locator("article.candidate .gain:visible").first).to_be_visible()
 
 
+def test_a_recommendation_says_what_its_drafters_take(server: Server, visitor: Visitor) -> None:
+    def recommending(route: Route) -> None:
+        view = route.fetch().json()
+        view["measurements"][0]["report"]["advice"]["changes"] = [{"name": "drafts", "old": None, "new": [DRAFT]}]
+        route.fulfill(json=view)
+
+    page = visitor(server).open("/admin/")
+    page.route("**/admin/api/measurements?model=*", recommending)
+    page.goto(f"/admin/pays/{MODEL}")
+    extra = page.locator("dl.changes div", has=page.get_by_text(words("drafts.extra"), exact=True))
+    expect(extra.locator("dd")).to_have_text(re.compile(r"^\d+(\.\d)? MB$"))
+
+
 def test_figures_of_another_benchmark_are_not_ranked_with_the_latest(server: Server, visitor: Visitor) -> None:
     def two_runs(route: Route) -> None:
         view = route.fetch().json()
