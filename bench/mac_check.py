@@ -30,7 +30,7 @@ from app.machine.host import chip_name
 from app.models.footprint import FUSED_SIZES
 
 SETTINGS = ("net.local.stream.sendspace", "net.local.stream.recvspace", "iogpu.rsrc_limit", "iogpu.wired_limit_mb")
-HEADS, QUERIES, CONTEXT_TOKENS = 8, 512, 8_192
+HEADS, QUERIES, CONTEXT_TOKENS = 8, 64, 8_192
 """Heads, queries and keys of the attention whose memory is measured."""
 CHAIN = 500
 """Operations that each wait for the one before."""
