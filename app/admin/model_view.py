@@ -39,11 +39,13 @@ class ModelView:
         return {
             "models": [self.describe(model, looking=looking) for model in models],
             "ceiling_bytes": self._context.memory_ceiling_bytes,
-            "folders": [
-                {"folder": str(folder), "problem": folder_problem(folder)}
-                for folder in self._context.settings.model_dirs
-            ],
+            "folders": self.folders(),
         }
+
+    def folders(self) -> list[dict[str, str]]:
+        """List the folders that are searched for models, each with what is wrong with it."""
+        folders = self._context.settings.model_dirs
+        return [{"folder": str(folder), "problem": folder_problem(folder)} for folder in folders]
 
     def describe(self, model: CatalogModel, *, looking: bool = False) -> dict[str, Any]:
         """Describe one model as JSON. Names carry the units; 0 and empty where a value is not known, or not yet."""

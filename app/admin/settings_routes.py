@@ -60,7 +60,11 @@ def get_settings_page(request: Request, admin: Admin) -> HTMLResponse:
         "settings.html",
         request,
         area="settings",
-        data={"settings": rows, "automatic": {"memory_limit": 0 if is_set else admin.serving.memory_ceiling_bytes}},
+        data={
+            "settings": rows,
+            "automatic": {"memory_limit": 0 if is_set else admin.serving.memory_ceiling_bytes},
+            "folders": admin.models.folders(),
+        },
         sections=[
             (name, f"settings.section_{name}", [row for row in rows if row["section"] == name]) for name in SECTIONS
         ],

@@ -40,10 +40,11 @@ export function bytes(count) {
 }
 
 // A number as people write it, with a comma or a point; null for an empty field. Throws the words for a person where it
-// is none, also for "1,000", which is a thousand in one language and one in another.
+// is none, also for "1,000", which is a thousand in one language and one in another; a whole one can only be a thousand.
 export function readNumber(text, { whole = false, least = -Infinity, most = Infinity } = {}) {
-  const written = text.normalize("NFKC").trim(); // full-width digits, too
+  let written = text.normalize("NFKC").trim(); // full-width digits, too
   if (!written) return null;
+  if (whole && /^-?\d{1,3}(,\d{3})+$/.test(written)) written = written.replaceAll(",", "");
   const isNumber = whole ? /^-?\d+$/ : /^-?(\d+[.,]?\d*|[.,]\d+)(e-?\d+)?$/;
   if (!isNumber.test(written) || /^-?[1-9]\d{0,2},\d{3}$/.test(written)) {
     throw new Error(whole ? t("invalid.int_parsing") : t("invalid.float_parsing"));

@@ -3,6 +3,7 @@
 // reads and sends a value, and words of its own.
 
 import { api, data, isEnter, latestOnly, live, t } from "./core.js";
+import { folderWords } from "./model_words.js";
 
 const rows = new Map(data.settings.map((row) => [row.name, row]));
 const shown = new Map();
@@ -61,6 +62,10 @@ export const settingRow = (own) => Object.defineProperties({
   // A list is text of lines; what is to be added stays in its field until it is saved.
   get entries() {
     return lines(this.value);
+  },
+  problemOf(entry) {
+    const found = this.row.name === "model_dirs" && data.folders?.find(({ folder, problem }) => folder === entry && problem);
+    return found ? folderWords(found) : "";
   },
   dropWords: (entry) => t("settings.remove_entry", { entry }),
 

@@ -161,6 +161,7 @@ def test_a_number_may_have_a_comma_and_one_that_is_none_is_refused_as_it_stands(
         ("prefix_cache_disk", "1,000", "invalid.float_parsing"),
         ("max_rows", "4,5", "invalid.int_parsing"),
         ("max_requests", "many", "invalid.int_parsing"),
+        ("queue_limit", "1,024", ""),
     ):
         page.locator(f"#setting-{name}").focus()
         page.keyboard.type(typed)
@@ -172,9 +173,10 @@ def test_a_number_may_have_a_comma_and_one_that_is_none_is_refused_as_it_stands(
         expect(page.locator("#setting-memory_limit")).to_have_value("2.5")
         expect(page.locator("#setting-drain_seconds")).to_have_value("0.7")
         assert (stored(server, "memory_limit"), stored(server, "drain_seconds")) == (2_500_000_000, 0.7)
-        assert stored(server, "prefix_cache_disk") == 10
+        assert (stored(server, "prefix_cache_disk"), stored(server, "queue_limit")) == (10, 1024)
     finally:
-        server.call("PATCH", "/admin/api/settings", {"memory_limit": None, "drain_seconds": None})
+        reset = {"memory_limit": None, "drain_seconds": None, "queue_limit": None}
+        server.call("PATCH", "/admin/api/settings", reset)
 
 
 def test_a_setting_that_waits_offers_a_restart_from_which_the_page_comes_back_signed_in(
@@ -228,6 +230,9 @@ def test_folders_are_added_and_removed_one_by_one_and_a_wrong_one_stays_in_its_f
         row.get_by_role("button", name=words("settings.remove_entry", entry=str(tmp_path / "one"))).click()
     expect(row.locator("code")).to_have_text([str(tmp_path / "two, too")])
     assert stored(own, "model_dirs") == [str(tmp_path / "two, too")]
+    (tmp_path / "two, too").rmdir()
+    page.reload()
+    expect(row.get_by_text(words("models.folder_missing", folder=tmp_path / "two, too"))).to_be_visible()
 
 
 def test_drafters_are_suggested_from_what_is_there_and_another_tab_follows(server: Server, visitor: Visitor) -> None:

@@ -69,7 +69,7 @@ def test_prefix_caches_go_before_models(world: World) -> None:
 def test_what_can_never_fit_is_refused_for_good_and_evicts_nothing(world: World) -> None:
     pool = world.pool()
     ready(pool, "a")
-    with pytest.raises(InsufficientMemory, match=r"needs .* choose a smaller model or raise PACELINE_MEMORY") as caught:
+    with pytest.raises(InsufficientMemory, match=r"needs .* use a smaller model or raise memory_limit") as caught:
         pool.acquire(specification("huge"))
     assert caught.value.retry_after_seconds is None
     assert world.open == ["a"]
@@ -78,7 +78,7 @@ def test_what_can_never_fit_is_refused_for_good_and_evicts_nothing(world: World)
 
 def test_sizes_are_told_in_gigabytes() -> None:
     pool = World({"big": 12 * 10**9}).pool(ceiling=8 * 10**9)
-    with pytest.raises(InsufficientMemory, match=r"big needs 12.0 GB, the ceiling is 8.0 GB: choose"):
+    with pytest.raises(InsufficientMemory, match=r"big needs 12.0 GB, the ceiling is 8.0 GB: use"):
         pool.acquire(specification("big"))
 
 
@@ -319,7 +319,7 @@ def test_a_row_that_can_never_fit_is_told_with_the_figures(world: World) -> None
     with pytest.raises(InvalidRequest, match="8 tokens, whose keys and values take 0 MB") as caught:
         pool.check_row("a", RowSize(8))
     assert caught.value.code == "context_length_exceeded"
-    assert memory.LIMIT_VARIABLE in caught.value.message
+    assert "memory_limit in the settings" in caught.value.message
     assert pool.reserve("a", [RowSize(7)]), "whoever is alone goes on"
 
 

@@ -131,7 +131,7 @@ class EnginePool:
             message = (
                 f"prompt and expected answer are {row.tokens} tokens, whose keys and values take {_gigabytes(needed)}; "
                 f"beside the weights {remaining_text} are left: shorten the prompt, lower max_tokens or raise "
-                f"{memory.LIMIT_VARIABLE}"
+                "memory_limit in the settings"
             )
             raise InvalidRequest(message, code="context_length_exceeded")
 
@@ -332,12 +332,12 @@ class EnginePool:
         needs, limit = f"{model_id} needs {_gigabytes(needed)}", self._ceiling_bytes
         ceiling = f"the ceiling is {_gigabytes(limit)}"
         if needed > limit:
-            raise InsufficientMemory(f"{needs}, {ceiling}: choose a smaller model or raise {memory.LIMIT_VARIABLE}")
+            raise InsufficientMemory(f"{needs}, {ceiling}: use a smaller model or raise memory_limit in the settings")
         others = {name: entry for name, entry in self._entries.items() if name != model_id}
         used = sum(other.working_bytes for other in others.values() if self._stay(other).pinned)
         if used + needed > limit:
             reason = f"{ceiling} and pinned models hold {_gigabytes(used)}"
-            raise InsufficientMemory(f"{needs}, {reason}: unpin one or raise {memory.LIMIT_VARIABLE}")
+            raise InsufficientMemory(f"{needs}, {reason}: unpin one or raise memory_limit in the settings")
         used += sum(other.working_bytes for other in others.values() if other.leases and not self._stay(other).pinned)
         if used + needed > limit:
             message = (
