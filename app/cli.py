@@ -5,6 +5,7 @@ Imports happen inside functions, so that `--help` answers at once.
 """
 
 import gc
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,11 +99,14 @@ def serve(
 
 
 def _greet(url: str, setup: str, live: "LiveSettings", catalog: "FolderCatalog") -> None:
+    from app.command.doctor import slow_findings
     from app.command.listing import greeting, models_for_greeting
     from app.command.server import target_server
     from app.command.service import open_page
 
     console().print(greeting(live.current, models_for_greeting(catalog, live), url, setup), crop=False)
+    for finding in slow_findings(live.current):
+        logging.getLogger(__name__).warning("%s: %s", finding.message, finding.action)
     try:
         if live.current.open:
             open_page(target_server(live.current))

@@ -385,6 +385,12 @@ def check_sleep(settings: Settings, *, is_mac: bool = platform.system() == "Darw
         yield Finding("sleep", "ok", f"while requests run {program} keeps the Mac awake")
 
 
+def slow_findings(settings: Settings) -> list[Finding]:
+    """Return what makes every model slow on this computer, for the start of a server to warn of."""
+    findings = [*check_accelerators(settings), *check_openblas(settings)]
+    return [finding for finding in findings if finding.level == "warn"]
+
+
 def has_failed(findings: Sequence[Finding]) -> bool:
     """Whether anything keeps Paceline from working."""
     return any(finding.level == "fail" for finding in findings)

@@ -3,10 +3,16 @@
 import json
 import re
 import shlex
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
 from rich.console import Console
 
+from app import cli
+from app.command import doctor
 from app.command.listing import ModelRow, curl_line, greeting, python_lines
 from app.settings import read_settings
 
@@ -52,6 +58,17 @@ def test_without_a_model_the_greeting_says_where_to_put_one() -> None:
     console = Console(record=True, width=160)
     console.print(greeting(read_settings(), [], "http://127.0.0.1:8710"))
     assert "PACELINE_MODEL_DIRS" in console.export_text()
+
+
+def test_a_start_warns_of_what_makes_every_model_slow_here(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(doctor, "OPENBLAS_LIBRARY", "libnone.so.0")
+    monkeypatch.setattr("app.command.listing.models_for_greeting", lambda *_values: [ROW])
+    live: Any = SimpleNamespace(current=read_settings())
+    cli._greet("http://127.0.0.1:8710", "", live, cast("Any", None))
+    assert "libnone.so.0 is not installed" in caplog.text
 
 
 def test_the_curl_line_is_one_valid_command() -> None:
