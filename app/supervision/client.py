@@ -163,7 +163,8 @@ class WorkerClient(Supervisor):
         return {model.id: model for model in self.snapshot.models}
 
     def unit(self, model_id: str) -> ModelSpecification | None:
-        """Return the unit that a model is in memory as, or on its way there as; None if it is neither.
+        """Return the unit that a model is in memory as, or on its way there as; None if it is neither. What the next
+        worker loads as soon as it is ready counts as in memory.
 
         | in memory | requested or loading | unit                                          |
         |-----------|----------------------|-----------------------------------------------|
@@ -175,7 +176,8 @@ class WorkerClient(Supervisor):
 
         Safe in other threads.
         """
-        loaded = self.loaded().get(model_id)
+        restored = self._models_to_restore.get(model_id) if model_id in self._restored_models else None
+        loaded = self.loaded().get(model_id, restored)
         if (loaded is None or not loaded.leases) and (model_id in self.in_flight or model_id in self.progress):
             return self._requested_units.get(model_id)
         return loaded.unit if loaded is not None else None

@@ -183,6 +183,22 @@ def test_what_was_loaded_is_loaded_again_at_once_and_what_was_asked_last_comes_f
     asyncio.run(scenario())
 
 
+def test_between_two_workers_a_model_is_still_the_unit_that_somebody_loaded() -> None:
+    async def scenario() -> None:
+        async with serving() as client:
+            changed = msgspec.structs.replace(FAST, max_rows=3)
+            await client.load(changed)
+            await until(client, lambda event: isinstance(event, Heartbeat) and "fast" in names(event))
+            ready = asyncio.create_task(until(client, lambda event: isinstance(event, Ready)))
+            with pytest.raises(WorkerGone):
+                await collect(client, ask("kill"))
+            assert (client.loaded(), client.unit("fast")) == ({}, changed)
+            await ready
+            assert client.unit("fast") == changed
+
+    asyncio.run(scenario())
+
+
 def test_where_workers_end_one_after_the_other_nothing_is_loaded_until_it_is_asked_for() -> None:
     async def scenario() -> None:
         async with serving() as client:
