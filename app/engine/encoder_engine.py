@@ -97,9 +97,6 @@ class EncoderEngine:
             row.sequence_id, (PLACEHOLDER_TOKEN,), len(row.tokens), embedding=self._vectors[row.sequence_id]
         )
 
-    def clear_prefix_cache(self) -> None:
-        """Do nothing: there is no prefix cache."""
-
     def drop_prefix_cache(self, retained_share: float = 0.0) -> None:
         """Do nothing: there is no prefix cache."""
 

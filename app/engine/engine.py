@@ -95,12 +95,6 @@ class Engine:
         with self._prefix_use.guarded():
             self.prefixes.trim(retained_share)
 
-    def clear_prefix_cache(self) -> None:
-        """Clear the memory tier of this model and the disk tier of every model."""
-        for tier in (self.prefixes, self.prefixes.disk):
-            with self._prefix_use.guarded():
-                tier.clear()
-
     def bound_prefix_cache(self, limit_bytes: int) -> None:
         """Limit the prefix cache to `limit_bytes`, and never to more than the model's setting."""
         with self._prefix_use.guarded():

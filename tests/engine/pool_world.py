@@ -46,9 +46,6 @@ class FakeEngine:
     def release(self, request_id: str, tokens: Any) -> None:
         return None
 
-    def clear_prefix_cache(self) -> None:
-        self.prefix_cache_bytes = 0
-
     def drop_prefix_cache(self, retained_share: float = 0.0) -> None:
         self.prefix_cache_bytes = int(self.prefix_cache_bytes * retained_share)
 

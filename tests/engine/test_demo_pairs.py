@@ -60,7 +60,7 @@ def opened(method: str) -> Engine:
 
 def cycles(engine: Engine, request: Request) -> tuple[list[int], int, int]:
     """The text, its tokens and how many cycles it took, on an engine that remembers nothing of earlier ones."""
-    engine.clear_prefix_cache()
+    engine.drop_prefix_cache()
     loop = Loop(Scheduler(engine.limits), engine)  # type: ignore[arg-type]
     loop.run(request)
     loop.free()

@@ -14,6 +14,7 @@ from app.engine.prefix import disk as prefix_disk
 from app.engine.prefix.disk import Disk
 from app.scheduler.scheduler import Scheduler
 from tests.engine.driving import build
+from tests.engine.pool_world import World
 from tests.engine.schedules import models
 
 PROMPT = tuple(5 * place % 97 for place in range(300))
@@ -129,12 +130,31 @@ def test_a_prompt_that_there_is_no_memory_to_restore_is_read_anew(monkeypatch: p
     assert answer(engine, "later") == wanted
 
 
-@pytest.mark.parametrize("name", ["drop_prefix_cache", "clear_prefix_cache", "bound_prefix_cache"])
+@pytest.mark.parametrize("name", ["drop_prefix_cache", "bound_prefix_cache"])
 def test_a_cache_that_cannot_be_made_smaller_ends_no_request(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     engine = build(models("qwen3", quantised=False)[0], prefix_bytes=1 << 30)
     for broken in ("trim", "clear", "bound"):
         monkeypatch.setattr(prefix_cache.PrefixCache, broken, fails)
     getattr(engine, name)(*([0] if name == "bound_prefix_cache" else []))
+
+
+def test_what_is_cleared_without_a_model_in_memory_is_forgotten_on_disk_and_a_failure_is_only_logged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target, draft = models("qwen3", quantised=False)
+    disk = Disk(tmp_path / "prefixes", 1 << 30)
+    engine = build(target, draft=draft, prefix_bytes=1 << 30, disk=disk)
+    answer(engine, "first")
+    engine.close()
+    disk.flush(60)
+    pool = World({}).pool(disk=disk)
+    assert disk.blocks.nbytes
+    with monkeypatch.context() as broken:
+        broken.setattr(disk, "clear", fails)
+        pool.clear_prefixes()
+    pool.clear_prefixes()
+    disk.flush(60)
+    assert disk.blocks.nbytes == len(list(tmp_path.rglob("*.safetensors"))) == 0
 
 
 def test_a_model_that_leaves_memory_hardly_waits_for_a_slow_disk(

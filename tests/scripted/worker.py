@@ -103,10 +103,9 @@ class ScriptedEngine:
             self._prefixes.add(block, None, BLOCK_OVERHEAD_BYTES)
             parent = block.key
 
-    def clear_prefix_cache(self) -> None:
-        self._prefixes.clear()
-
-    def drop_prefix_cache(self, retained_share: float = 0.0) -> None: ...
+    def drop_prefix_cache(self, retained_share: float = 0.0) -> None:
+        if not retained_share:
+            self._prefixes.clear()
 
     def bound_prefix_cache(self, limit_bytes: int) -> None: ...
 

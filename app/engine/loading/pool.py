@@ -16,6 +16,7 @@ from functools import partial
 from operator import attrgetter
 
 from app.core.clock import Clock
+from app.core.dispensable import Dispensable
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
 from app.core.messages import KeepModels, LoadProgress, Pressure
 from app.core.pool_events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedUp
@@ -62,6 +63,7 @@ class EnginePool:
         clock: Clock = time.monotonic,
         reclaim: Callable[[], None] = memory.release,
         wiring: Wiring | None = None,
+        disk: Disk = NO_DISK,
     ) -> None:
         self._ceiling_bytes = ceiling_bytes
         self._load = load
@@ -71,6 +73,7 @@ class EnginePool:
         self._clock = clock
         self._free_buffers = reclaim
         self._wiring = wiring or Wiring()
+        self._disk = disk
         self._entries: dict[str, Resident] = {}
         self._settings = KeepModels()
         self._events: list[PoolEvent] = []
@@ -265,10 +268,10 @@ class EnginePool:
         return events
 
     def clear_prefixes(self) -> None:
-        """Drop every cached prompt, on disk too."""
-        for entry in self._entries.values():
-            if entry.engine is not None:
-                entry.engine.clear_prefix_cache()
+        """Drop every cached prompt, on disk those of models that are not here too."""
+        self._drop_prefix_caches()
+        with Dispensable("the prefix cache on disk", logger).guarded():
+            self._disk.clear()
 
     # --- reporting and relief ---------------------------------------------------------------------------------
 
@@ -442,4 +445,5 @@ def open_pool(
         estimate=memory.footprint,
         costs=costs,
         wiring=Wiring(wirable_memory() if wire else None),
+        disk=disk,
     )
