@@ -31,6 +31,7 @@ from app.core.messages import (
     short_text,
 )
 from app.core.pool_events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedUp
+from app.engine import memory
 from app.engine.loading.pool import EnginePool
 from app.machine.channel import CrashNote
 from app.machine.host import memory_pressure
@@ -292,7 +293,7 @@ class Loop:
         self._send(Heartbeat(pending=self._busy(), step_seconds=steps, snapshot=snapshot))
 
     def _changed_snapshot(self) -> Snapshot | None:
-        active, cached, peak = self._pool.memory()
+        active, cached, peak = memory.usage()
         models = tuple(
             served.describe(model) if (served := self._served.get(model.id)) else model
             for model in self._pool.snapshot()

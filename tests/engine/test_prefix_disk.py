@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from app.engine.prefix import disk as prefix_disk
-from app.engine.prefix.disk import DAY_SECONDS, Disk, model_folder_name
+from app.engine.prefix.disk import DAY_SECONDS, Disk, identity_of, model_folder_name
 from app.engine.prefix.index import ROWS, STATE, CacheBlock, root_key
 from app.machine.prefix_files import cached_prompts, clear_cached_prompts
 
@@ -348,3 +348,11 @@ def test_other_files_of_a_model_make_another_folder() -> None:
     assert model_folder_name("a/b c", "1") != model_folder_name("a/b c", "2")
     assert model_folder_name("../..", "1").strip(".-0123456789abcdef") in {"_", ""}
     assert "/" not in model_folder_name("../../x", "1")
+
+
+def test_what_another_version_of_a_library_computed_is_never_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = identity_of(tmp_path)
+    monkeypatch.setattr(prefix_disk, "versions", lambda: {"mlx-lm": "0.99"})
+    assert identity_of(tmp_path) != now

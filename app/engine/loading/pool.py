@@ -17,7 +17,14 @@ from operator import attrgetter
 
 from app.core.clock import Clock
 from app.core.dispensable import Dispensable
-from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
+from app.core.errors import (
+    CONTEXT_OVERFLOW,
+    InsufficientMemory,
+    InvalidRequest,
+    ModelInUse,
+    ModelUnavailable,
+    PacelineError,
+)
 from app.core.messages import KeepModels, LoadProgress, Pressure
 from app.core.pool_events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedUp
 from app.core.step import EnginePort, StepCost
@@ -126,17 +133,16 @@ class EnginePool:
             return
         others = [other for other in self._entries.values() if other is not entry and self._stay(other).pinned]
         occupied_bytes = entry.footprint.fixed_bytes + sum(other.working_bytes for other in others)
-        needed = row.tokens * entry.footprint.row_position_bytes(row)
-        if occupied_bytes + needed > self._ceiling_bytes:
-            remaining_text = (
-                f"{_gigabytes(max(0, self._ceiling_bytes - occupied_bytes))} of {_gigabytes(self._ceiling_bytes)}"
-            )
+        token_bytes, free_bytes = entry.footprint.row_position_bytes(row), max(0, self._ceiling_bytes - occupied_bytes)
+        needed = row.tokens * token_bytes
+        if needed > free_bytes:
             message = (
                 f"prompt and expected answer are {row.tokens} tokens, whose keys and values take {_gigabytes(needed)}; "
-                f"beside the weights {remaining_text} are left: shorten the prompt, lower max_tokens or raise "
-                "memory_limit in the settings"
+                f"beside the weights {_gigabytes(free_bytes)} of {_gigabytes(self._ceiling_bytes)} are left: shorten "
+                "the prompt, lower max_tokens or raise memory_limit in the settings"
             )
-            raise InvalidRequest(message, code="context_length_exceeded")
+            values = {"required_tokens": row.tokens, "context_tokens": free_bytes // token_bytes}
+            raise InvalidRequest(message, code=CONTEXT_OVERFLOW, values=values)
 
     def reserve(self, model_id: str, rows: Sequence[RowSize]) -> bool:
         """Reserve memory for the rows of a model; False means wait until other rows have ended.
@@ -283,10 +289,6 @@ class EnginePool:
     def snapshot(self) -> tuple[LoadedModel, ...]:
         """Return the state of every model here; the scheduler fills in running and waiting requests."""
         return tuple(entry.describe(self._stay(entry)) for entry in self._entries.values())
-
-    def memory(self) -> tuple[int, int, int]:
-        """Return active, cached and peak bytes as mlx counts them."""
-        return memory.usage()
 
     def free_unused(self) -> None:
         """Drop prefix caches and idle models, all that no running request needs, when the device is out of memory."""

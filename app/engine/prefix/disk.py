@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 
 from app.core.clock import Clock
+from app.engine.platform import versions
 from app.engine.prefix.index import BLOCK_OVERHEAD_BYTES, BlockStore, CacheBlock, Name
 from app.machine.own_files import make_cache_folder, open_regular_file
 from app.machine.prefix_files import PREFIX_FILE_NAME, PREFIX_PARTIAL_NAME, prefix_files
@@ -281,13 +282,13 @@ def model_folder_name(model_id: str, identity: str) -> str:
 
 
 def identity_of(folder: Path, *more: str) -> str:
-    """Return the identity of a model's files (names, sizes and times) and of `more` that its caches depend on."""
+    """Return the identity of what a model's caches depend on: its files (names, sizes and times), versions, `more`."""
     stamps = sorted(
         (path.name, status.st_size, status.st_mtime_ns)
         for path in folder.iterdir()
         if path.suffix in {".json", SUFFIX} and (status := path.stat())
     )
-    return f"{FORMAT} {more} {stamps}"
+    return f"{FORMAT} {versions()} {more} {stamps}"
 
 
 def encoded(block: CacheBlock, arrays: Arrays) -> tuple[bytes, list[memoryview]]:
