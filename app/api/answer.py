@@ -194,7 +194,7 @@ class OpenAIRenderer(Renderer):
         total = Statistics.combined([choice.usage for choice in finished], choices_per_prompt=self.n)
         choices = [self.whole_choice(index, choice) for index, choice in enumerate(finished)]
         named = self._base | {"object": self.whole_name, "choices": choices, "usage": usage_object(total)}
-        return named | self._numbers(total) | warnings_object(finished[0].notices)
+        return named | self._numbers(total) | all_warnings(finished)
 
     def chunk_choice(self, index: int, update: Delta | str) -> dict[str, Any]:
         """Return one choice of a chunk: its delta, or its finish reason if `update` is a string."""
@@ -231,9 +231,16 @@ def usage_object(usage: Statistics) -> dict[str, Any]:
     }
 
 
-def warnings_object(notices: Sequence[Notice]) -> dict[str, Any]:
-    """Return the `warnings` of a response: repairs that its request needed, and ignored fields; {} without any."""
-    return {"warnings": [msgspec.to_builtins(notice) for notice in notices]} if notices else {}
+def warnings_object(notices: Iterable[Notice]) -> dict[str, Any]:
+    """Return the `warnings` of a response: repairs that its request needed, and ignored fields, each once; {} without
+    any."""
+    warnings = [msgspec.to_builtins(notice) for notice in dict.fromkeys(notices)]
+    return {"warnings": warnings} if warnings else {}
+
+
+def all_warnings(finished: Sequence[FinishedChoice]) -> dict[str, Any]:
+    """Return the `warnings` of a response of several choices."""
+    return warnings_object(notice for choice in finished for notice in choice.notices)
 
 
 async def answer(request: Request, commands: Sequence[Generate], renderer: Renderer, *, stream: bool) -> Response:

@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, field_validator
 
-from app.api.answer import FinishedChoice, Renderer, answer, warnings_object
+from app.api.answer import FinishedChoice, Renderer, all_warnings, answer
 from app.api.commands import GenerationBody, shared_command
 from app.api.completions import Prompt, is_tokens, prompts
 from app.api.shapes import EmbeddingList
@@ -126,7 +126,7 @@ class EmbeddingsRenderer(Renderer):
         method = {"pooling": self._pooling, "normalized": True}
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         response = {"object": "list", "data": data, "model": self._model_id, "usage": usage} | method
-        return response | warnings_object(finished[0].notices)
+        return response | all_warnings(finished)
 
     def _vector(self, embedding: Sequence[float]) -> msgspec.Raw | str:
         vector = truncated(embedding, self._body.dimensions)

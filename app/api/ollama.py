@@ -17,7 +17,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ConfigDict, Field
 
-from app.api.answer import FinishedChoice, Renderer, answer, call_arguments, cancel_on_disconnect, warnings_object
+from app.api.answer import (
+    FinishedChoice,
+    Renderer,
+    all_warnings,
+    answer,
+    call_arguments,
+    cancel_on_disconnect,
+    warnings_object,
+)
 from app.api.chat import MAX_MESSAGES, ChatBody, Images, chat_command
 from app.api.commands import (
     NO_LIMIT,
@@ -345,7 +353,7 @@ class OllamaEmbeddings(Renderer):
         usage = Statistics.combined([choice.usage for choice in finished])
         vectors = [encode_vector(truncated(choice.embedding, self._body.dimensions)) for choice in finished]
         response = {"model": self._model_id, **self._render_vectors(vectors), **durations(usage)}
-        return response | warnings_object(finished[0].notices)
+        return response | all_warnings(finished)
 
 
 def durations(usage: Statistics) -> dict[str, int]:

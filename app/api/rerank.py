@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, field_validator
 
-from app.api.answer import FinishedChoice, Renderer, answer, warnings_object
+from app.api.answer import FinishedChoice, Renderer, all_warnings, answer
 from app.api.commands import TEXT, GenerationBody, json_schema_as, object_of, shared_command
 from app.api.shapes import Reranking
 from app.core.errors import InvalidRequest
@@ -110,7 +110,7 @@ class RerankRenderer(Renderer):
         tokens = Statistics.combined([choice.usage for choice in finished]).prompt_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         response = {"id": self.id, "model": self._model_id, "results": results[: self._body.top_n], "usage": usage}
-        return response | warnings_object(finished[0].notices)
+        return response | all_warnings(finished)
 
     def _result(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
         [token] = finished.logprobs

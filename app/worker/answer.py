@@ -47,7 +47,7 @@ class Choice:
         self._prompt = prompt.tokens
         self._notices = command.notices + prompt.notices
         self._table = prompt.table
-        self._stream = prompt.table.open_stream(continued=command.messages is None)
+        self._stream = prompt.table.open_stream(continued=command.messages is None or command.continues)
         dialect = prompt.table.dialect if command.messages is not None else NO_DIALECT
         self._reasoning = ReasoningCount(dialect)
         self._has_reasoning = False
@@ -131,7 +131,8 @@ class Choice:
             self._last_sent_at = at
         if event.logprobs:
             self._next_delta.logprobs += self._token_texts(event.tokens[:kept_count], event.logprobs)
-        self._next_delta.method = event.method
+        if event.drafted or not self._next_delta.drafted:  # a plain step may release the text of drafted ones
+            self._next_delta.method = event.method
         self._no_draft_reason = event.why_not_drafted
         self._send_deltas()
 

@@ -159,8 +159,9 @@ class FakeWorker:
         await self.tell()
         try:
             async for event in self.script(command):
-                is_end = isinstance(event, Finished)
-                stream.put(msgspec.structs.replace(event, notices=command.notices) if is_end else event)
+                if isinstance(event, Finished):
+                    event = msgspec.structs.replace(event, notices=command.notices + event.notices)  # noqa: PLW2901
+                stream.put(event)
                 await asyncio.sleep(0)
         except PacelineError as error:
             self._saying.pop(command.id, None)

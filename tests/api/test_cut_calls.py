@@ -1,12 +1,15 @@
 """Half a call is never handed out as a whole one, and nothing is made up for what cannot be read (F04, F15)."""
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from app.core.messages import Accepted, Finished, Generate
+from app.core.request import Notice
 from tests.api.calls import calling
-from tests.api.fakes import Site, frames
+from tests.api.fakes import USAGE, Site, frames
 
 pytestmark = pytest.mark.anyio
 
@@ -145,3 +148,16 @@ async def test_a_call_without_arguments_has_none(site: Site, path: str) -> None:
     for pieces in ([], ["{}"]):
         site.worker.script = calling(("look", pieces))
         assert '": {}' in json.dumps(await whole(site, path))
+
+
+async def test_what_one_of_several_choices_lacks_is_told(site: Site) -> None:
+    cut = Notice(code="unfinished_call", message="A call was cut.")
+
+    async def script(command: Generate) -> AsyncIterator[Accepted | Finished]:
+        yield Accepted(id=command.id, prompt_tokens=5)
+        for index, notices in enumerate([(), (cut,), (cut,)]):
+            yield Finished(id=command.id, index=index, finish_reason="stop", usage=USAGE, notices=notices)
+
+    site.worker.script = script
+    warnings = (await site.chat(n=3)).json()["warnings"]
+    assert [warning["code"] for warning in warnings] == ["unfinished_call"]

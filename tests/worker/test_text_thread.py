@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from app.core.errors import HubProblem, PacelineError, StoreUnavailable, error_class
@@ -24,6 +25,7 @@ from app.engine.loaded_unit import NoDrafter
 from app.worker.answer import Answer, describe
 from app.worker.texts import PromptFuture
 from app.worker.thread_commands import LoopCommand, Submission
+from tests.worker import fakes
 from tests.worker.fakes import FakeEngine, fake_read
 from tests.worker.pair import Pair
 
@@ -96,6 +98,26 @@ def test_tokens_without_text_ride_along(tmp_path: Path) -> None:
     assert [token.token for token in delta.logprobs] == ["a", "b"]
     assert delta.logprobs[0].top == (("a", -0.5, (97,)), ("A", -2.0, (65,)))
     assert pair.finished()[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(("continues", "text"), [(True, " world wor"), (False, "world wor")])
+def test_a_continued_answer_keeps_the_space_before_its_next_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, continues: bool, text: str
+) -> None:
+    """SentencePiece writes a space before the first word of a text too."""
+    monkeypatch.setattr(fakes, "TABLE", msgspec.structs.replace(fakes.TABLE, trims=True))
+    pair = Pair(tmp_path, make_engine=lambda: FakeEngine(b" world"))
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    pair.say(pair.ask(text=None, messages=messages, continues=continues))
+    pair.settle()
+    assert pair.text() == text
+
+
+def test_text_that_waited_keeps_the_method_that_drafted_it(pair: Pair) -> None:
+    pair.say(pair.ask(stop=("abcx",), max_tokens=4))
+    pair.settle()
+    (delta,) = (event for event in pair.of("r") if isinstance(event, Delta))
+    assert (delta.text, delta.drafted, delta.method) == ("abcd", 2, "ngram")
 
 
 def test_echo_tells_the_prompt_first(pair: Pair) -> None:
