@@ -151,8 +151,11 @@ class Governor:
         self._trial: tuple[float, float] | None = None
         """Plain steps that the trial in progress takes, and the rate it must make up for; None without a trial."""
 
-    def choose(self, rows: int, drafting: Sequence[DraftingRow], methods: tuple[str, ...]) -> DraftChoice:
-        """Choose for the next step of `rows` rows, of which `drafting` may use `methods`. Call it once per step."""
+    def choose(
+        self, rows: int, drafting: Sequence[DraftingRow], methods: tuple[str, ...], *, tries: bool = True
+    ) -> DraftChoice:
+        """Choose for the next step of `rows` rows, of which `drafting` may use `methods`. A step whose other rows have
+        other methods is a measurement of neither: then call it without `tries`, and nothing is measured or tried."""
         estimates, option, best_drafting, trials = self._current_judgement(rows, drafting, methods)
         self._credit_new_requests(rows, drafting)
         # A trial informs about all its rows, so a batch needs fewer.
@@ -162,9 +165,9 @@ class Governor:
         context = max(row.context_tokens for row in drafting)
         # No forward is cheaper than a plain one: where one seems so, a pause was mistaken for the plain cost.
         known = self.costs.knows_context(context) and estimates[option].seconds >= 1 - NOISE
-        if self._take_plain_measurement(estimates[option].rate / estimates[PLAIN].rate, known=known):
+        if tries and self._take_plain_measurement(estimates[option].rate / estimates[PLAIN].rate, known=known):
             option, refusal = PLAIN, Reason("measuring")
-        elif trial := next((affordable for loss, affordable in trials if loss <= self._credit_steps), None):
+        elif trial := next((shape for loss, shape in trials if tries and loss <= self._credit_steps), None):
             self._trial = estimates[trial].seconds + estimates[trial].catch_up, estimates[option].rate
             option, kind = trial, "probe"
         elif option == PLAIN:

@@ -47,14 +47,10 @@ class PhaseSplitter:
         """Return a step's seconds by phase; `draft_seconds` is what its drafting usually takes."""
         if method == OFF:
             return PhaseSeconds(verify_seconds=result.seconds)
-        if result.phase_seconds:
-            rest = result.seconds - result.phase_seconds.draft_seconds
-            if rest > 0:
-                self._shares[method] = (
-                    result.phase_seconds.verify_seconds / rest,
-                    result.phase_seconds.rewind_seconds / rest,
-                )
-            return result.phase_seconds
+        if phases := result.phase_seconds:
+            if (rest := result.seconds - phases.draft_seconds) > 0:
+                self._shares[method] = phases.verify_seconds / rest, phases.rewind_seconds / rest
+            return phases
         drafting = min(draft_seconds, result.seconds)
         verify, rewind = self._shares.get(method, (1.0, 0.0))
         rest = result.seconds - drafting
@@ -100,7 +96,7 @@ class Speculation:
                 governed.setdefault(methods, []).append((sequence, _drafting_row(sequence, room)))
         for methods, rows in governed.items():
             drafting = [row for _, row in rows]
-            choice = self._governor.choose(len(decoding), drafting, methods)
+            choice = self._governor.choose(len(decoding), drafting, methods, tries=len(governed) == 1)
             if choice.num_draft_tokens and any(sequence.request.constraint for sequence, _ in rows):
                 most = self._governor.widest(len(decoding), drafting, methods, choice)
                 choice = choice._replace(max_draft_tokens=most)

@@ -11,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.reason import Reason
-from app.core.step import StepCost
+from app.core.request import Request, SpeculationRequest
+from app.core.step import EngineLimits, StepCost
 from app.models.draft_lengths import LONGEST_DRAFT
 from app.scheduler.estimates import AcceptanceHistory, DraftingRow, DraftObservation
 from app.scheduler.governor import PLAIN, DraftChoice, Governor, Option, StepObservation
+from app.scheduler.sequence import LiveSequence
+from app.scheduler.speculation import Speculation
 from tests.scheduler.simulated import (
     PLAIN_SECONDS,
     Drafter,
@@ -268,6 +271,22 @@ def test_without_one_plain_decoding_is_measured_first() -> None:
         governor.observe(machine.step(_option(choice), random.Random(0), ROW))
     assert kinds[:3] == ["measuring"] * 3
     assert "measuring" not in kinds[3:]
+
+
+def test_a_step_of_rows_with_different_methods_measures_and_tries_nothing() -> None:
+    limits = EngineLimits(max_context_tokens=4_096, max_rows=4, drafters=("draft_model", "ngram"))
+    speculation = Speculation(limits, policy="auto", default_speculation=SpeculationRequest(), measured=())
+    free, held = (
+        LiveSequence(
+            Request(id=method, prompt_tokens=(1, 2), max_tokens=99, speculation=SpeculationRequest(method=method)), 0.0
+        )
+        for method in ("auto", "ngram")
+    )
+    for _ in range(9):
+        choices = speculation.choose([free, held], others=1)
+        assert not {choice.decision.kind for choice in choices.values() if choice.decision} & {"measuring", "probe"}
+    decisions = [speculation.choose([free], others=0)["auto"].decision for _ in range(4)]
+    assert [decision and decision.kind for decision in decisions][:3] == ["measuring"] * 3
 
 
 def test_plain_decoding_is_measured_again_while_its_lead_is_in_doubt() -> None:
