@@ -295,7 +295,7 @@ class Settings(BaseModel):
 
     def with_left_downloads(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Return `changes`, with the downloads folder that they leave among the model folders: its models stay."""
-        left, folders = self.downloads_folder, changes.get("model_dirs") or self.model_dirs
+        left, folders = self.downloads_folder, changes.get("model_dirs", self.model_dirs) or ()
         if left is None or changes.get("downloads_folder", left) == left or left in folders:
             return changes
         return {**changes, "model_dirs": (*folders, left)}

@@ -63,7 +63,7 @@ class Catalogs:
         self._words = {language: read_words(language) for language in languages()}
         english = self._words[DEFAULT_LANGUAGE].entries
         for path in (catalog for folder in folders for catalog in sorted(folder.glob("*.json"))):
-            entries = _read_user_catalog(path)
+            entries = _with_known_placeholders(_read_user_catalog(path), english, path.name)
             if entries:
                 self._words[path.stem] = Words(path.stem, {**english, NAME_KEY: path.stem, **entries})
 
@@ -119,6 +119,18 @@ def _read_user_catalog(path: Path) -> dict[str, str]:
         logger.warning("%s is no catalog: name it like fr.json, with an object of words", path.name)
         return {}
     return {key: words for key, words in entries.items() if isinstance(words, str)}
+
+
+def _with_known_placeholders(entries: Mapping[str, str], english: Mapping[str, str], name: str) -> dict[str, str]:
+    """Return the entries without those that have placeholders which the English text lacks: nothing would fill them."""
+    unknown = {
+        key: sorted(more)
+        for key, words in entries.items()
+        if key in english and (more := {*PLACEHOLDER.findall(words)} - {*PLACEHOLDER.findall(english[key])})
+    }
+    for key, placeholders in unknown.items():
+        logger.warning("%s: %s is left out, English has no {%s} there", name, key, "}, {".join(placeholders))
+    return {key: words for key, words in entries.items() if key not in unknown}
 
 
 def _by_preference(accepted: str) -> list[str]:

@@ -199,6 +199,9 @@ async def test_what_was_downloaded_into_a_folder_that_is_left_stays_and_can_be_d
     (tmp_path / "away").rename(first)
     assert await site.call("DELETE", f"/admin/api/files/{ID}", {}) == {"removed": ID}
     assert not (first / ID).exists()
+    await site.call("PATCH", "/admin/api/settings", {"downloads_folder": str(first), "model_dirs": []})
+    rows = (await site.call("GET", "/admin/api/settings"))["settings"]
+    assert next(row["value"] for row in rows if row["name"] == "model_dirs") == [str(second)], "no other one stays"
 
 
 @pytest.mark.parametrize("name", ["../secret", "%2e%2e/secret", "/etc", "a/../../secret", ".partial/x", ".", "~"])

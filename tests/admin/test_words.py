@@ -228,6 +228,12 @@ def test_a_fifth_language_is_one_file_and_what_it_lacks_is_said_in_english(tmp_p
     assert catalogs.words("unknown").language == "en"
 
 
+def test_a_text_with_a_placeholder_that_english_lacks_is_said_in_english(tmp_path: Path) -> None:
+    (tmp_path / "fr.json").write_text(json.dumps({"navigation.models": "Modèles {n}", "navigation.chat": "Causer"}))
+    words = Catalogs(tmp_path).words("fr")
+    assert (words("navigation.models"), words("navigation.chat")) == ("Models", "Causer")
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "[" * 10**5, '"x"', "\xff", '{"a.b": 1}', "{}"])
 def test_a_broken_catalog_is_no_reason_not_to_start(tmp_path: Path, content: str) -> None:
     (tmp_path / "fr.json").write_bytes(content.encode("latin-1"))
