@@ -99,13 +99,13 @@ def serve(
 
 
 def _greet(url: str, setup: str, live: "LiveSettings", catalog: "FolderCatalog") -> None:
-    from app.command.doctor import slow_findings
+    from app.command.doctor import start_findings
     from app.command.listing import greeting, models_for_greeting
     from app.command.server import target_server
     from app.command.service import open_page
 
     console().print(greeting(live.current, models_for_greeting(catalog, live), url, setup), crop=False)
-    for finding in slow_findings(live.current):
+    for finding in start_findings(live.current):
         logging.getLogger(__name__).warning("%s: %s", finding.message, finding.action)
     try:
         if live.current.open:

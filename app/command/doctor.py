@@ -4,7 +4,9 @@
 import asyncio
 import contextlib
 import ctypes
+import difflib
 import errno
+import os
 import platform
 import re
 import shlex
@@ -47,7 +49,7 @@ from app.store.store import FILE_NAME, Store
 Level = Literal["ok", "warn", "fail"]
 COLOURS: Mapping[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 OLDEST_PYTHON = (3, 11)
-OPENBLAS_LIBRARY = "libopenblas.so.0"
+OPENBLAS_LIBRARY, OPENBLAS_VARIABLE = "libopenblas.so.0", "PACELINE_OPENBLAS"
 LOW_DISK_BYTES = 5_000_000_000
 TOP_LEVEL_PACKAGE = "app"
 FOLDER_PROBLEMS = {
@@ -77,6 +79,7 @@ def examine(settings: Settings) -> list[Finding]:
     """Run every check; stored settings apply where `settings` (command line and environment) set nothing."""
     checks: Sequence[Callable[[Settings], Iterator[Finding]]] = (
         check_installation,
+        check_variables,
         check_python,
         check_platform,
         check_mlx,
@@ -108,6 +111,16 @@ def check_installation(settings: Settings) -> Iterator[Finding]:
     update_note = f"; {newer} is available" if newer else ""
     message = f"{__version__}, {installation.kind}: {installation.path}{update_note}"
     yield Finding("paceline", "warn" if update_note else "ok", message, f"update: {installation.update}")
+
+
+def check_variables(_settings: Settings, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Check that every `PACELINE_*` variable is read: a mistyped `PACELINE_REQUIRE_KEYS` protects nothing."""
+    known = {OPENBLAS_VARIABLE, *(f"PACELINE_{name.upper()}" for name in Settings.model_fields)}
+    for name in sorted(filter(lambda name: name.startswith("PACELINE_"), environment.keys() - known)):
+        similar = "".join(difflib.get_close_matches(name.removeprefix("PACELINE_").lower(), Settings.model_fields, 1))
+        meant = f"set PACELINE_{similar.upper()} instead, if that is meant"
+        action = meant if similar else "docs/settings.md lists all; unset this one"
+        yield Finding("variables", "warn", f"{name} is not a setting and has no effect", action)
 
 
 def check_python(_settings: Settings) -> Iterator[Finding]:
@@ -385,9 +398,9 @@ def check_sleep(settings: Settings, *, is_mac: bool = platform.system() == "Darw
         yield Finding("sleep", "ok", f"while requests run {program} keeps the Mac awake")
 
 
-def slow_findings(settings: Settings) -> list[Finding]:
-    """Return what makes every model slow on this computer, for the start of a server to warn of."""
-    findings = [*check_accelerators(settings), *check_openblas(settings)]
+def start_findings(settings: Settings) -> list[Finding]:
+    """Return what the start of a server warns of: variables without effect, and what makes every model slow here."""
+    findings = [*check_variables(settings), *check_accelerators(settings), *check_openblas(settings)]
     return [finding for finding in findings if finding.level == "warn"]
 
 

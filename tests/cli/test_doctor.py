@@ -120,6 +120,15 @@ def test_a_chip_with_neural_accelerators_is_told_where_mlx_cannot_use_them(
     assert (finding.level if finding else "") == level
 
 
+def test_a_variable_without_effect_is_named_with_the_one_that_was_meant(settings: Settings) -> None:
+    environment = {"PACELINE_REQUIRE_KEYS": "1", "PACELINE_OPENBLAS": "0", "PACELINE_PORT": "1", "PACELINER": "2"}
+    (finding,) = doctor.check_variables(settings, environment)
+    assert (finding.level, finding.message) == ("warn", "PACELINE_REQUIRE_KEYS is not a setting and has no effect")
+    assert "PACELINE_REQUIRE_KEY " in finding.action
+    (other,) = doctor.check_variables(settings, {"PACELINE_XYZZY": ""})
+    assert other.action.startswith("docs/settings.md")
+
+
 def test_a_python_for_intel_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
