@@ -106,8 +106,8 @@ class ServedModel:
         return self._scheduler.costs if self._scheduler is not None else self._measured_costs
 
     def save_costs(self) -> None:
-        """Store the measured step costs, for the next load; only while no request waits for a step."""
-        if self._scheduler is None or self._specification is None or self._open_requests or self._submissions:
+        """Store the measured step costs, for the next load; only while no request runs."""
+        if self._scheduler is None or self._specification is None or self._open_requests:
             return
         try:
             self._save_costs_callback(self._specification, self._scheduler.costs)
@@ -287,14 +287,12 @@ class ServedModel:
                 self._reserve(scheduler.expected)
                 break
             try:
-                cached_tokens = engine.admit(request)
+                scheduler.admitted(request.id, engine.admit(request))
             except Exception as error:
                 logger.exception("the engine could not admit %s", request.id)
                 events += scheduler.fail(request.id, error if isinstance(error, PacelineError) else short_text(error))
                 self._free_row(engine, request.id, ())
                 self._reserve(scheduler.expected)
-            else:
-                scheduler.admitted(request.id, cached_tokens)
 
     def _fail_all(self, error: Exception) -> list[TokenEvent]:
         """End all choices of a broken scheduler; the next submission opens a new one."""
