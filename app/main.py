@@ -95,7 +95,7 @@ for _module in (*ROUTERS, *AREAS):
 ROUTES.include_router(chat.router, prefix="/admin/api")  # for the chat page, which has a session and no key
 SWITCH_SECONDS = 0.0005
 """Longest wait of the event loop, in seconds, for a thread that keeps the interpreter. Python's own is ten times as
-long, and the loop may wait for it after each call to the system: beside hostile bodies, that silences streams."""
+long, and the loop may wait for it after each system call: while a hostile body is parsed, streams would stall."""
 EXIT_UNAVAILABLE = 1
 EXIT_UNSAFE = 2
 BEGIN_AGAIN = -1
@@ -200,7 +200,7 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     await context.journal.load_recent()
     works = (context.journal.run(), admin.updates.run(), _compile(admin.pages))
     tasks = [asyncio.create_task(work) for work in works]
-    async with contextlib.AsyncExitStack() as closing:  # what fails to close keeps nothing else from it
+    async with contextlib.AsyncExitStack() as closing:  # one that fails to close prevents no other
         for unsubscribe in unsubscribes:
             closing.callback(unsubscribe)
         for task in tasks:

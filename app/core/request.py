@@ -87,8 +87,8 @@ class Constraint(Protocol):
         """Whether it may forbid one of the next `slots` tokens."""
 
     def forced(self, output: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Return what must come next, as far as that is known: for each position the usual token, then the others that
-        may stand there, because the same text can be spelled in several ways."""
+        """Return the known forced continuation: for each position the usual token, then the alternatives, because the
+        same text can be spelled in several ways."""
 
     def forced_after(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """Return how many of `drafts` are allowed, and the usual tokens of what must follow those."""

@@ -118,7 +118,7 @@ class Decoder:
         return StepResult(outcomes, width=max(len(row.tokens) - row.computed for row in rows))
 
     def _decode_drafts(self, rows: Sequence[DecodeRow], proposal: Proposal, timer: StepTimer) -> tuple[RowOutcome, ...]:
-        """Verify, accept, rewind: one lazy graph; the host synchronises once, at its end."""
+        """Verify, accept, rewind: one lazy graph; the host waits once, for what was drawn, unless it replays."""
         mx.async_eval(proposal.tokens)  # the device drafts while the host builds the verify forward
         timer.end("drafted", lambda: [proposal.tokens])
         logits, forward = self._verify(rows, proposal)

@@ -29,8 +29,8 @@ COMMAND_LIMITS = {
     "Ultra": {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "400"},
 }
 """Variables and values, by the last word of a chip's name, that set the operations and the megabytes of distinct inputs
-of a command buffer. Others keep mlx's: what a command holds of temporary arrays grows with it, and so does the time in
-which the GPU draws no window."""
+of a command buffer. Others keep mlx's: larger command buffers hold more temporary memory, and block the display
+longer."""
 TOKENIZER_MODULE = "mlx_lm.tokenizer_utils"
 REPORTED_DISTRIBUTIONS = ("paceline", "mlx", "mlx-lm")
 

@@ -138,7 +138,7 @@ def repository_lock(downloads: Path, repository: str, wait_seconds: float) -> It
 
 
 def is_reachable(downloads: Path) -> bool:
-    """Return whether a downloads folder exists or can be made where it is; not beside a drive that is away."""
+    """Return whether a downloads folder exists or can be made, but not while its drive is unmounted."""
     return downloads.is_dir() or downloads.parent.is_dir()
 
 

@@ -59,7 +59,7 @@ class _Search:
     unreadable: list[Path]
 
     def below(self, folder: Path, name: str = "", levels: int = 2) -> Iterator[FolderCandidate]:
-        """Yield the model at `folder`, or those up to `levels` below it. Stray weights beside other models are none."""
+        """Yield the model at `folder`, or those up to `levels` below it. Stray weights beside models are not one."""
         if os.path.lexists(folder / "config.json"):
             yield FolderCandidate(name or folder.name, folder)
             return

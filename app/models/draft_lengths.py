@@ -10,7 +10,7 @@ DRAFT_LENGTHS = (1, 2, 3, 5, 7, 15, 31)
 """Draft lengths for an unknown chip; with the token before them, 7, 15 and 31 make blocks of 8, 16 and 32."""
 LONGEST_DRAFT = DRAFT_LENGTHS[-1]
 LONGEST_CHAIN = 15
-"""Longest draft, in tokens, that is weighed of a method that pays for each; copies cost nothing to draft."""
+"""Longest draft, in tokens, considered for methods that pay for each draft token; copies cost nothing to draft."""
 VERIFIED_TOKENS = 128
 """Maximum width, in tokens of all rows together, of a forward that verifies drafts."""
 ONE_PASS_TOKENS = (2, 3, 5, 10, 16, 32, 64, 128)

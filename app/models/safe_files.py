@@ -78,7 +78,7 @@ def check_momentary(error: OSError) -> None:
 def folder_problem(folder: Path) -> str:
     """Return why a folder cannot be listed: `missing`, or `forbidden`, by macOS's privacy settings too; else "".
 
-    A momentary error says nothing about the folder: it is no problem of it.
+    Momentary errors are ignored.
     """
     try:
         os.scandir(folder).close()

@@ -194,8 +194,8 @@ class CostTable:
     def observe(self, shape: Shape, *, seconds: float, draft_seconds: float | None, context: int = 0) -> None:
         """Learn from one step; `draft_seconds` None means not timed: the known cost of drafting is subtracted.
 
-        A long `context` (in tokens) slows every step, wide ones more, so that is learnt separately. Ignored are untimed
-        steps (0 seconds), and the first of a shape or of a plain run (it warms up).
+        The cost of a long `context` (in tokens) is learnt separately, because wide steps pay most of it. Untimed steps
+        (0 seconds) and the first step of a shape or of a plain run, which warms up, are ignored.
         """
         self._step += 1
         self._untimed = self._untimed + 1 if draft_seconds is None else 0

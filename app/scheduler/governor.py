@@ -90,7 +90,7 @@ class _Estimate(NamedTuple):
     catch_up: float = 0.0
 
     def loss(self, rate: float) -> float:
-        """Return what a step of it probably loses where `rate` is earned."""
+        """Return the expected loss of one step with this option, in plain steps, against the current `rate`."""
         return max(NOISE, self.seconds + self.catch_up - self.tokens / rate)
 
 

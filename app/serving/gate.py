@@ -298,8 +298,8 @@ def parse_json(raw: bytes | bytearray) -> Any:
 
 
 def _for_channel(value: Any) -> Any:
-    """Return a body as the worker's channel can carry it, where the halves of characters that a client cut in two are
-    replaced. Raises ValueError or OverflowError for larger integers, and for names with such halves."""
+    """Return a body that msgpack can encode; lone surrogates in its strings become U+FFFD. Raises ValueError or
+    OverflowError for larger integers, and for names with lone surrogates."""
     try:
         msgspec.msgpack.encode(value)
     except UnicodeEncodeError:

@@ -137,7 +137,7 @@ export const list = {
       if (current.id === id) for (const turn of current.turns.filter(this.isBegun)) this.goOn(current, turn);
     });
   },
-  // As the server has it; null where it has not yet, and this browser does.
+  // Returns the server's copy, or null while only this browser has the conversation.
   async readOne(conversation) {
     try {
       return await api("GET", this.path(conversation));

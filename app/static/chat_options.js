@@ -6,7 +6,7 @@ import { gainRow } from "./pays_words.js";
 import { browser } from "./storage.js";
 
 export const byId = (id) => document.getElementById(id);
-// After the next frame: only then is there what `x-show` begins to show.
+// Runs `work` after the next frame, once `x-show` has revealed its elements.
 export const whenShown = (work) => requestAnimationFrame(() => setTimeout(work));
 
 const NUMBERS = {

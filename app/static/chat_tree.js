@@ -62,7 +62,7 @@ export function remove(conversation, id) {
   arrange(conversation);
 }
 
-// Parents before those that follow them; who follows none that is there begins anew.
+// Returns turns with parents first; a turn whose parent is missing counts as a root.
 export function inOrder(turns) {
   const followers = byParent(turns);
   const ids = new Set(turns.map((turn) => turn.id));

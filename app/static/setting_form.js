@@ -64,8 +64,8 @@ export const settingRow = (own) => Object.defineProperties({
     return lines(this.value);
   },
   problemOf(entry) {
-    const found = this.row.name === "model_dirs" && data.folders?.find(({ folder, problem }) => folder === entry && problem);
-    return found ? folderWords(found) : "";
+    const place = this.row.name === "model_dirs" && data.folders?.find(({ folder }) => folder === entry);
+    return place?.problem ? folderWords(place) : "";
   },
   dropWords: (entry) => t("settings.remove_entry", { entry }),
 

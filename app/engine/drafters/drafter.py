@@ -111,7 +111,7 @@ class Drafter:
         return None
 
     def resume(self, sequence_id: str, length: int, features: mx.array | None) -> None:
-        """Continue after the target's row was restored to `length`, and its own as far as it was cached."""
+        """Resume after the target's row was restored to `length`, and the drafter's own row to what was cached."""
 
     def release(self, sequence_id: str) -> None:
         """End the sequence. Unknown ids are fine."""

@@ -128,8 +128,7 @@ class EnginePool:
 
     def check_row(self, model_id: str, row: RowSize) -> None:
         """Raise InvalidRequest if such a row can never fit beside the weights and the pinned models."""
-        entry = self._entries.get(model_id)
-        if entry is None:
+        if (entry := self._entries.get(model_id)) is None:
             return
         others = [other for other in self._entries.values() if other is not entry and self._stay(other).pinned]
         occupied_bytes = entry.footprint.fixed_bytes + sum(other.working_bytes for other in others)

@@ -98,8 +98,8 @@ def warm_up(
 def _learn(costs: dict[Key, StepCost], cost: StepCost, pace: float) -> float:
     """Add a measured cost to `costs` and return the machine's pace, a factor that other programs put on all of them.
 
-    A plain step shows it by its known seconds; where they are unknown it is still `pace`. It is taken out of the cost,
-    which then replaces what is unmeasured of this shape and what, unless learnt, is dearer.
+    The pace is measured on plain steps of known cost, and stays `pace` elsewhere. The cost is divided by it; it then
+    fills the gaps of its shape, and lowers values that no request has taught.
     """
     best = costs.get(_key(cost))
     if best and not cost.drafts and min(best.seconds, cost.seconds) > 0:

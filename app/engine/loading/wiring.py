@@ -1,4 +1,4 @@
-"""Wires the weights of loaded models, and what lies beside them when they change.
+"""Keeps loaded weights wired, with whatever else is allocated when the set of models changes.
 
 Unwired weights may page at a tenth of the speed; wiring everything has caused macOS kernel panics. mlx wires whatever
 allocations it meets first, in no order, while their total is within the limit. So the limit is what is in memory at

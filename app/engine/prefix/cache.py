@@ -347,7 +347,7 @@ class PrefixCache:
 
     def bound(self, available_bytes: int) -> None:
         """Limit memory to the configured size, or else a share of `available_bytes`; never exceed `available_bytes`."""
-        self.disk.collect()  # frees the memory of what was written for models that have left
+        self.disk.collect()  # releases buffers of finished writes, of unloaded models too
         self._memory.limit_bytes = min(
             available_bytes, int(available_bytes * MEMORY_SHARE) if self.max_bytes is None else self.max_bytes
         )

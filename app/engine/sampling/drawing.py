@@ -163,7 +163,7 @@ def _penalise(logits: mx.array, prompt: mx.array, output: mx.array, parameters: 
 
 def noise_ahead(rows: Sequence[SampledRow], slots: int, vocabulary: int) -> Sequence[mx.array | None]:
     """Return the noise of the next `slots` draws, float32 [rows, 1, vocabulary] each, made at once to save launches.
-    None where `draw` makes its own: for greedy rows, and on a CPU, whose cache that of one draw fills."""
+    None where `draw` makes its own: for greedy rows, and on a CPU, where the noise of one draw fills the cache."""
     if on_cpu() or not any(row.parameters.temperature > 0 for row in rows):
         return [None] * slots
     noise = gumbel_noise(noise_keys(rows, slots), vocabulary)
