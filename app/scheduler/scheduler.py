@@ -48,7 +48,7 @@ class WaitingQueue:
     def __init__(self, limit: int) -> None:
         if limit < 1:
             raise ValueError(f"a queue holds at least one request, not {limit}")
-        self._limit = limit
+        self.limit = limit
         self._queues: dict[str, dict[str, LiveSequence]] = {}
         """Non-empty queues by owner, in the order of their turns."""
         self._service_seconds = 0.0
@@ -62,11 +62,11 @@ class WaitingQueue:
     def push(self, sequence: LiveSequence, *, rows: int) -> None:
         """Append to the owner's queue; `rows` rows serve all queues. Raises `QueueFull` if `limit` wait in it."""
         owner = sequence.request.owner
-        if len(self._queues.get(owner, ())) >= self._limit:
+        if len(self._queues.get(owner, ())) >= self.limit:
             # While the queue is full all rows are busy, so a row becomes free every service time / rows.
             seconds = min(LONGEST_RETRY_SECONDS, max(1, math.ceil(self._service_seconds / rows)))
             raise QueueFull(
-                f"{self._limit} requests are waiting already; try again in {seconds} s",
+                f"{self.limit} requests are waiting already; try again in {seconds} s",
                 retry_after_seconds=seconds,
             )
         self._queues.setdefault(owner, {})[sequence.request.id] = sequence
@@ -155,7 +155,6 @@ class Scheduler:
     ) -> None:
         self._limits = limits
         self._typical_answer_tokens = typical_answer_tokens
-        self._policy = policy
         self._clock = clock
         self._queue = WaitingQueue(queue_limit)
         self._active: dict[str, LiveSequence] = {}
@@ -165,6 +164,8 @@ class Scheduler:
         self._speculation = Speculation(
             limits, policy=policy, default_speculation=default_speculation, measured=measured
         )
+        self.costs = self._speculation.costs
+        """Step costs on this machine, as measured and as requests have taught them."""
         self._plan: StepPlan | None = None
         self._choices: dict[str, DraftChoice] = {}
 
@@ -199,20 +200,18 @@ class Scheduler:
         """Whether any request waits, runs, or has a row to be freed."""
         return bool(self._queue or self._active or self._released)
 
-    @property
-    def costs(self) -> tuple[StepCost, ...]:
-        """Known step costs on this machine."""
-        return self._speculation.costs.export()
-
-    def add_costs(self, costs: Iterable[StepCost]) -> None:
-        """Add measured step costs, where none are known."""
-        self._speculation.costs.add(costs)
+    def configure(
+        self, *, policy: DraftingPolicy, default_speculation: SpeculationRequest, queue_limit: int = 128
+    ) -> None:
+        """Apply changed settings from the next step on, to running requests too: drafting changes no text."""
+        self._queue.limit = queue_limit
+        self._speculation.policy, self._speculation.default_speculation = policy, default_speculation
 
     # --- requests and rows ------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `InvalidRequest`, `SpeculationUnavailable` or `QueueFull` without side effects."""
-        check_request(request, limits=self._limits, policy=self._policy)
+        check_request(request, limits=self._limits, policy=self._speculation.policy)
         if request.id in self._queue or request.id in self._active or request.id in self._released:
             raise InvalidRequest(f"a request with the id {request.id} is running already", code="duplicate_request")
         if request.checkpoints and not self._limits.stops_at_checkpoints:

@@ -69,8 +69,8 @@ class Speculation:
         measured: Iterable[StepCost],
     ) -> None:
         self._limits = limits
-        self._policy = policy
-        self._default_speculation = default_speculation
+        self.policy = policy
+        self.default_speculation = default_speculation
         self._governor = Governor(measured, longest=limits.longest_drafts, cheap_tokens=limits.cheap_tokens)
         self._phase_splitter = PhaseSplitter()
         self.costs = self._governor.costs
@@ -82,7 +82,7 @@ class Speculation:
         governed: dict[tuple[str, ...], list[tuple[LiveSequence, DraftingRow]]] = {}
         for sequence in decoding:
             request = sequence.request
-            methods, refusal = allowed_methods(request, policy=self._policy, limits=self._limits, others=others)
+            methods, refusal = allowed_methods(request, policy=self.policy, limits=self._limits, others=others)
             is_named, length = self._length(sequence, longest)
             if not methods:
                 choices[request.id] = refusal
@@ -110,8 +110,8 @@ class Speculation:
         """Return whether a method is named, and the drafts requested: exact if so, else a maximum.
         Tokens that a grammar forces are not guesses and come on top."""
         requested = sequence.request.speculation
-        is_named = {requested.method, self._default_speculation.method} != {"auto"}
-        length = self._default_speculation.num_draft_tokens
+        is_named = {requested.method, self.default_speculation.method} != {"auto"}
+        length = self.default_speculation.num_draft_tokens
         if requested.num_draft_tokens is not None:
             is_named, length = requested.method != "auto", requested.num_draft_tokens
         return is_named, length and max(length, min(longest, length + sequence.forced))

@@ -41,7 +41,6 @@ from functools import partial
 from pathlib import Path
 
 from app.core.messages import Ready, Shutdown
-from app.core.request import SpeculationRequest
 from app.core.step import EnginePort, StepCost
 from app.core.unit import ModelSpecification
 from app.engine import memory
@@ -52,6 +51,7 @@ from app.models.safe_files import escaped
 from app.scheduler.scheduler import Scheduler
 from app.worker.device_errors import DeviceLost
 from app.worker.loop import Loop
+from app.worker.served_model import configure
 from app.worker.text_thread import TextThread
 from app.worker.texts import TextReaders
 
@@ -74,17 +74,9 @@ class OneLine(logging.Formatter):
 
 def open_scheduler(specification: ModelSpecification, engine: EnginePort, costs: Sequence[StepCost]) -> Scheduler:
     """Return the scheduler of one loaded model, whose steps are known to cost `costs`."""
-    return Scheduler(
-        engine.limits,
-        policy=specification.policy,
-        default_speculation=SpeculationRequest(
-            method=specification.methods[0] if len(specification.methods) == 1 else "auto",
-            num_draft_tokens=specification.num_draft_tokens,
-        ),
-        measured=costs,
-        queue_limit=specification.queue_limit,
-        clock=time.monotonic,
-    )
+    scheduler = Scheduler(engine.limits, measured=costs, clock=time.monotonic)
+    configure(scheduler, specification)
+    return scheduler
 
 
 def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None = None) -> int:

@@ -13,6 +13,7 @@ import msgspec
 from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, PacelineError
 from app.core.messages import LoadModel, short_text
+from app.core.request import SpeculationRequest
 from app.core.step import EnginePort, FinishReason, StepCost, StepPlan, TokenEvent
 from app.core.unit import LoadedModel, ModelSpecification
 from app.engine.loading.pool import EnginePool
@@ -103,14 +104,14 @@ class ServedModel:
     @property
     def costs(self) -> Sequence[StepCost]:
         """Step costs on this machine, as measured and as requests have taught them."""
-        return self._scheduler.costs if self._scheduler is not None else self._measured_costs
+        return self._scheduler.costs.export() if self._scheduler is not None else self._measured_costs
 
     def save_costs(self) -> None:
         """Store the measured step costs, for the next load; only while no request runs."""
         if self._scheduler is None or self._specification is None or self._open_requests:
             return
         try:
-            self._save_costs_callback(self._specification, self._scheduler.costs)
+            self._save_costs_callback(self._specification, self.costs)
         except Exception:
             logger.exception("the costs could not be kept")
 
@@ -118,7 +119,7 @@ class ServedModel:
         """Add the costs that a load or a warm-up has measured, of shapes that no request has run."""
         self._measured_costs = costs
         if self._scheduler is not None:
-            self._scheduler.add_costs(costs)
+            self._scheduler.costs.add(costs)
 
     def enqueue(self, command: Submission | LoadModel) -> None:
         """Queue for the engine; the caller has taken one lease for each choice, or for the load."""
@@ -240,15 +241,14 @@ class ServedModel:
         self._text_thread.queued(submission.id, self._clock())
 
     def _scheduler_for(self, specification: ModelSpecification, engine: EnginePort) -> Scheduler:
-        """Return the engine's scheduler; a new one if the engine changed, or its specification while idle."""
-        changed = engine is not self._engine or (specification != self._specification and not self._open_requests)
-        if self._scheduler is None or changed:
+        """Return the engine's scheduler, with the settings of `specification`; a new one if the engine changed."""
+        if self._scheduler is None or engine is not self._engine:
             if self._open_requests:
                 self._deliver_events(self._fail_all(RuntimeError("the engine was replaced")))
-            if self._scheduler is not None and engine is self._engine:
-                self._measured_costs = self._scheduler.costs
             self._scheduler = self._open_scheduler(specification, engine, self._measured_costs)
-            self._engine, self._specification = engine, specification
+        elif specification != self._specification:
+            configure(self._scheduler, specification)
+        self._engine, self._specification = engine, specification
         return self._scheduler
 
     def _refuse(self, submission: Submission, error: PacelineError) -> None:
@@ -338,3 +338,13 @@ class ServedModel:
                 self._release()
         if open_events:
             self._text_thread.emitted(open_events, self._clock())
+
+
+def configure(scheduler: Scheduler, specification: ModelSpecification) -> None:
+    """Let a scheduler follow the settings of its model that do not concern the engine."""
+    method = specification.methods[0] if len(specification.methods) == 1 else "auto"
+    scheduler.configure(
+        policy=specification.policy,
+        default_speculation=SpeculationRequest(method=method, num_draft_tokens=specification.num_draft_tokens),
+        queue_limit=specification.queue_limit,
+    )

@@ -55,7 +55,7 @@ def test_the_step_that_reads_a_short_prompt_teaches_nothing_about_drafts() -> No
     assert isinstance(scheduler.plan(), DecodeStep)
     unread = RowOutcome("a", (3,), 16, why_not_drafted=Reason("drafter_unread"))
     scheduler.commit(StepResult((unread,), seconds=0.5, width=16))
-    assert scheduler.costs == (), "neither a forward of sixteen nor a drafting that took no time"
+    assert scheduler.costs.export() == (), "neither a forward of sixteen nor a drafting that took no time"
 
 
 def test_a_short_prompt_does_not_widen_the_step_of_a_running_stream() -> None:

@@ -24,10 +24,10 @@ from app.core.messages import (
     error_of,
 )
 from app.core.request import Grammar
-from app.core.step import StepCost, StepPlan, StepResult
+from app.core.step import StepPlan, StepResult
 from app.core.unit import Stay
 from app.worker.thread_commands import Halt
-from tests.worker.fakes import BreakableScheduler, FakeEngine
+from tests.worker.fakes import FakeEngine
 from tests.worker.pair import Pair
 
 
@@ -275,13 +275,15 @@ def test_a_prompt_that_is_read_from_disk_holds_up_no_stream(pair: Pair) -> None:
     assert pair.text("kept") == "abc"
 
 
-def test_another_policy_forgets_no_cost_that_requests_have_taught(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BreakableScheduler, "costs", (StepCost("ngram", 1, 3, 0.01, is_learnt=True),))
-    for number, policy in enumerate(("auto", "single")):
-        pair.say(Generate(id=f"r{number}", model=pair.model("m", policy=policy), text="x", max_tokens=3))
-        pair.settle()
-    assert len(pair.schedulers) == 2
-    assert pair.known_costs == BreakableScheduler.costs
+def test_another_policy_counts_at_once_for_requests_that_run_and_forgets_no_cost(pair: Pair) -> None:
+    pair.say(pair.ask("running", max_tokens=100))
+    pair.settle(12)
+    pair.say(Generate(id="next", model=pair.model("m", policy="off"), text="x", max_tokens=30))
+    pair.settle(150)
+    (running,), (following,) = pair.finished("running"), pair.finished("next")
+    assert len(pair.schedulers) == 1
+    assert 0 < running.usage.drafted < 40
+    assert (following.usage.drafted, following.usage.reason.code) == (0, "policy_off")
 
 
 def test_what_does_not_fit_into_memory_now_waits_and_is_answered_in_order(pair: Pair) -> None:
@@ -370,17 +372,6 @@ def test_a_request_takes_its_model_away_after_its_answer_and_not_before(pair: Pa
     pair.now += 2
     pair.settle(2)
     assert pair.pool.engines == {}
-
-
-def test_other_rules_for_an_idle_model_open_another_scheduler(pair: Pair) -> None:
-    pair.say(pair.ask())
-    pair.settle()
-    command = pair.ask("r2")
-    model = pair.model("m", policy="single")
-    pair.say(type(command)(id="r2", model=model, text="x", max_tokens=3))
-    pair.settle()
-    assert pair.text("r2") == "abc"
-    assert len(pair.schedulers) == 2
 
 
 def test_heartbeats_tell_every_step_and_come_every_second_and_pending_is_true(pair: Pair) -> None:
