@@ -49,7 +49,7 @@ def failing_after(monkeypatch: pytest.MonkeyPatch, verb: str, calls: int, error:
 
 
 @pytest.mark.parametrize("calls", [0, 2])
-@pytest.mark.parametrize("verb", ["admit", "propose", "observe"])
+@pytest.mark.parametrize("verb", ["admit", "propose", "observe", "offer"])
 @pytest.mark.parametrize("family", ["qwen3", "mamba2"])
 def test_an_answer_is_the_same_when_its_drafter_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, family: str, verb: str, calls: int
@@ -68,6 +68,15 @@ def test_an_answer_is_the_same_when_its_drafter_fails(
     assert answers(engine, "one", "two", "three", method="auto")[0] == expected, "later requests go on without it"
     with pytest.raises(SpeculationUnavailable, match="shapes do not match"):
         answers(engine, "by name")
+
+
+def test_a_drafter_that_cannot_free_a_row_is_left_out_and_the_row_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = models("qwen3", quantised=False)
+    engine = build(target, draft=draft)
+    failing_after(monkeypatch, "release", 0, ValueError("no such row"))
+    answers(engine, "one")
+    assert not engine.runner.rows
+    assert "no such row" in str(engine.limits.unavailable["draft_model"])
 
 
 def test_a_lack_of_memory_while_drafting_is_not_the_drafters_fault(monkeypatch: pytest.MonkeyPatch) -> None:

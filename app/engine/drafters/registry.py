@@ -88,9 +88,10 @@ class Drafters:
 
     def offers(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int]) -> dict[str, Offer]:
         """Return what lookup drafters would propose next, after `tokens` and `emitted`."""
-        offers = {
-            name: drafter.offer(sequence_id, tokens, emitted, LONGEST_DRAFT) for name, drafter in self.available.items()
-        }
+        offers = {}
+        for name, drafter in tuple(self.available.items()):
+            with self._isolated(name):
+                offers[name] = drafter.offer(sequence_id, tokens, emitted, LONGEST_DRAFT)
         return {name: offer for name, offer in offers.items() if offer is not None}
 
     def observe(self, outcome: Outcome) -> None:
@@ -99,8 +100,9 @@ class Drafters:
                 drafter.observe(outcome)
 
     def release(self, request_id: str) -> None:
-        for drafter in self.available.values():
-            drafter.release(request_id)
+        for name, drafter in tuple(self.available.items()):
+            with self._isolated(name):
+                drafter.release(request_id)
 
     @contextmanager
     def _isolated(self, method: str) -> Iterator[None]:
