@@ -130,6 +130,8 @@ class ServedModel:
         waiting_commands, self._waiting_commands = self._waiting_commands, []
         for entry in waiting_commands:
             if isinstance(entry, LoadModel):
+                if self._scheduler is not None:
+                    self._scheduler_for(entry.model, engine)
                 self._release()
                 continue
             try:

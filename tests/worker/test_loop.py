@@ -275,15 +275,18 @@ def test_a_prompt_that_is_read_from_disk_holds_up_no_stream(pair: Pair) -> None:
     assert pair.text("kept") == "abc"
 
 
-def test_another_policy_counts_at_once_for_requests_that_run_and_forgets_no_cost(pair: Pair) -> None:
+@pytest.mark.parametrize("by", ["a request", "a load"])
+def test_another_policy_counts_at_once_for_requests_that_run(pair: Pair, by: str) -> None:
     pair.say(pair.ask("running", max_tokens=100))
     pair.settle(12)
-    pair.say(Generate(id="next", model=pair.model("m", policy="off"), text="x", max_tokens=30))
+    model = pair.model("m", policy="off")
+    other = LoadModel(id="next", model=model)
+    pair.say(Generate(id="next", model=model, text="x", max_tokens=30) if by == "a request" else other)
     pair.settle(150)
-    (running,), (following,) = pair.finished("running"), pair.finished("next")
+    (running,) = pair.finished("running")
     assert len(pair.schedulers) == 1
     assert 0 < running.usage.drafted < 40
-    assert (following.usage.drafted, following.usage.reason.code) == (0, "policy_off")
+    assert running.usage.reason.code == "policy_off"
 
 
 def test_what_does_not_fit_into_memory_now_waits_and_is_answered_in_order(pair: Pair) -> None:
