@@ -220,7 +220,9 @@ async def live(folder: Path, seed: int) -> None:
         await house.rest()
         said = house.check()[model_id]
         assert said.stay.idle_seconds == word.idle_seconds
+        units = {name: model.unit for name, model in house.client.loaded().items()}
         house.crash()
+        assert units == {name: house.client.unit(name) for name in units}, "a request keeps to what was loaded"
         await house.rest()
         again = house.check()
         assert again[model_id].stay == said.stay
