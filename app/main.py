@@ -29,7 +29,7 @@ from app.admin import (
 )
 from app.admin.context import AdminContext
 from app.admin.downloading import Downloads
-from app.admin.live import LiveFeed
+from app.admin.feed import LiveFeed
 from app.admin.loading import Loading
 from app.admin.measuring import Measuring
 from app.admin.model_view import ModelView
@@ -152,7 +152,7 @@ def admin_context(
         serving=context,
         store=store,
         pages=Pages(read_assets(), catalogs, lambda: context.settings, updates.view),
-        live=LiveFeed(closing=lambda: context.activity.draining and len(context.activity) == 0),
+        feed=LiveFeed(closing=lambda: context.activity.draining and len(context.activity) == 0),
         accounts=Accounts(store),
         setup_codes=OneTimeCodes(context.clock, max_open=ENTRIES),
         entry_codes=OneTimeCodes(context.clock, valid_seconds=ENTRY_SECONDS, max_open=ENTRIES),
@@ -251,7 +251,7 @@ def build(admin: AdminContext) -> FastAPI:
     )
     install_error_handlers(app)
     for name, read in (topic for area in AREAS for topic in getattr(area, "TOPICS", {}).items()):
-        admin.live.topic(name, functools.partial(read, admin))
+        admin.feed.topic(name, functools.partial(read, admin))
     app.add_middleware(
         Gate,
         allowed_hosts=lambda: context.settings.host_names,

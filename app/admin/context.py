@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from app.admin.downloading import Downloads
-from app.admin.live import LiveFeed
+from app.admin.feed import LiveFeed
 from app.admin.loading import Loading
 from app.admin.measuring import Measuring
 from app.admin.model_view import ModelView
@@ -30,7 +30,7 @@ class AdminContext:
     serving: Context
     store: Store
     pages: Pages
-    live: LiveFeed
+    feed: LiveFeed
     accounts: Accounts
     setup_codes: OneTimeCodes
     entry_codes: OneTimeCodes

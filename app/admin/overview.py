@@ -19,7 +19,7 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
-from app.admin.live import while_authorized
+from app.admin.feed import while_authorized
 from app.admin.model_routes import ModelBody
 from app.admin.request_routes import EmptyBody, current_requests
 from app.core.errors import InvalidRequest, StoreUnavailable
@@ -195,18 +195,18 @@ async def get_static(admin: Admin, version: str, name: str) -> Response:
 async def get_live(request: Request, admin: Admin, topics: str = "") -> Response:
     """Stream events of these topics until the tab leaves or the server ends; unknown ones are refused."""
     requested_topics = {topic for topic in topics.split(",") if topic}
-    if not requested_topics or requested_topics - set(admin.live.topics):
-        raise InvalidRequest(f"Name topics out of: {', '.join(admin.live.topics)}.", parameter="topics")
-    listener = admin.live.join(requested_topics)
+    if not requested_topics or requested_topics - set(admin.feed.topics):
+        raise InvalidRequest(f"Name topics out of: {', '.join(admin.feed.topics)}.", parameter="topics")
+    listener = admin.feed.join(requested_topics)
     frames = while_authorized(listener.frames(), functools.partial(is_authorized, request))
-    leave = functools.partial(admin.live.leave, listener)
+    leave = functools.partial(admin.feed.leave, listener)
     return EventStream(frames, on_close=leave, write_timeout_seconds=LIVE_TIMEOUT_SECONDS)
 
 
 @router.get("/admin/api/live/topics")
 async def get_topics(admin: Admin) -> dict[str, Any]:
     """List the topics."""
-    return {"topics": admin.live.topics}
+    return {"topics": admin.feed.topics}
 
 
 # --- the log ----------------------------------------------------------------------------------------------------

@@ -152,18 +152,18 @@ class Engine:
             self.runner.release(request_id)
             self._forget(request_id)
 
-    def _cache_row(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
+    def _cache_row(self, request: Request, tokens: Sequence[int], length: int, *, ended: bool) -> None:
         # a lack of memory within a step ends the whole step
         with self._prefix_use.guarded(undo=self.prefixes.clear, is_vital=memory.is_exhausted):
-            self._store_row(request, text, length, ended=ended)
+            self._store_row(request, tokens, length, ended=ended)
 
-    def _store_row(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
+    def _store_row(self, request: Request, tokens: Sequence[int], length: int, *, ended: bool) -> None:
         """Store the row's first `length` tokens for later requests.
         At a checkpoint, later texts diverge: no drafter may have read the next token, and all must have caught up."""
-        length = min(length, len(text))
+        length = min(length, len(tokens))
         if not self.prefixes.keeps(length):
             return
-        known_tokens = text[: length + int(ended and not self.runner.needs_snapshots)]
+        known_tokens = tokens[: length + int(ended and not self.runner.needs_snapshots)]
         drafters = self._drafters_with_rows(request)
         for drafter in drafters.values():
             if drafter.taps or not ended:

@@ -223,10 +223,10 @@ async def test_what_got_no_answer_is_sent_again_and_is_there_once(site: SignInSi
 
 async def test_other_tabs_are_told_of_every_change(site: SignInSite) -> None:
     client = await site.signed_in()
-    listener = site.admin.live.join(["conversations"])
+    listener = site.admin.feed.join(["conversations"])
 
     async def is_notified() -> bool:
-        await site.admin.live.tick()
+        await site.admin.feed.tick()
         return bool(listener.take_pending())
 
     assert await is_notified()
@@ -239,4 +239,4 @@ async def test_other_tabs_are_told_of_every_change(site: SignInSite) -> None:
     assert not await is_notified()
     await delete(client, PATH)
     assert await is_notified()
-    site.admin.live.leave(listener)
+    site.admin.feed.leave(listener)

@@ -71,7 +71,7 @@ async def test_no_line_becomes_markup(site: Site, logger: logging.Logger, text: 
 
 
 async def test_the_live_topic_tells_the_last_lines(site: Site, logger: logging.Logger) -> None:
-    feed = site.app.state.admin.live
+    feed = site.app.state.admin.feed
     tab = feed.join(["logs"])
     for number in range(150):
         logger.info("line %d", number)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.admin.live import LiveFeed
+from app.admin.feed import LiveFeed
 from app.core.errors import StoreUnavailable
 from app.core.messages import Delta, LoadProgress, Ready, Snapshot
 from app.core.reason import Reason
@@ -106,7 +106,7 @@ async def test_the_menu_bar_gets_its_models_even_while_the_store_cannot_be_read(
 
 async def test_the_pace_is_what_the_worker_told(site: Site) -> None:
     time = Time()
-    app = build(replace(site.app.state.admin, live=LiveFeed(), pace=Pace(clock=time)))
+    app = build(replace(site.app.state.admin, feed=LiveFeed(), pace=Pace(clock=time)))
     async with app.router.lifespan_context(app), replace(site, app=app).client as client:
         for listener in site.worker.listeners:
             listener(Delta(id="r", index=0, text="x", tokens=7, drafted=4, accepted=3))

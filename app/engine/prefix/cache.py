@@ -251,14 +251,14 @@ class PrefixCache:
         return length >= SHORTEST_TOKENS and self.limit_bytes > 0
 
     def store(
-        self, request: Request, text: Sequence[int], length: int, target: Runner, drafters: Mapping[str, Drafter]
+        self, request: Request, tokens: Sequence[int], length: int, target: Runner, drafters: Mapping[str, Drafter]
     ) -> None:
         """Store the first `length` positions of the target's row, and of the drafters' rows as far as they reach.
 
-        `text` holds the tokens known of the row. Blocks already stored cost nothing, new ones a single wait for the
+        `tokens` are those known of the row. Blocks already stored cost nothing, new ones a single wait for the
         device. On an error, such as mlx running out of memory, the memory tier is cleared and the error raised.
         """
-        tokens = tuple(text)
+        tokens = tuple(tokens)
         self.disk.collect()
         extra_state: BlockArrays = {}
         added: dict[CacheBlock, BlockArrays] = {}

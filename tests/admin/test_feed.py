@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
-from app.admin.live import Listener, LiveFeed, while_authorized
+from app.admin.feed import Listener, LiveFeed, while_authorized
 from tests.api.fakes import make_site, served
 
 pytestmark = pytest.mark.anyio
@@ -145,12 +145,12 @@ async def test_the_stream_tells_the_worker_and_ends_with_the_server() -> None:
             if line.startswith("data: ") and sum(seen_line.startswith("data: ") for seen_line in seen) == 2:
                 assert {"event: worker", "event: state"} <= set(seen)
                 server.stop()
-        assert len(site.app.state.admin.live) == 0
+        assert len(site.app.state.admin.feed) == 0
 
 
 async def test_a_tab_that_leaves_is_forgotten_and_the_reading_ends() -> None:
     site = make_site(api_key="k")
-    feed = site.app.state.admin.live
+    feed = site.app.state.admin.feed
     feed.topic("elsewhere", lambda: asyncio.to_thread(int))
     async with asyncio.timeout(60), served(site) as (port, _):
         stream = events(port, "elsewhere")
