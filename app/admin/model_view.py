@@ -11,6 +11,7 @@ import msgspec
 
 from app.core.download import MARKER
 from app.core.errors import InsufficientMemory, ModelUnavailable, SpeculationUnavailable
+from app.core.setting_texts import bytes_text
 from app.core.unit import ModelSpecification
 from app.models.catalog import CatalogModel
 from app.models.footprint import Footprint, cache_families, kv_refusal, main_footprint
@@ -100,9 +101,9 @@ class ModelView:
         unit = sum((draft.footprint for draft in drafts), alone)
         if not self.fits_alone(unit):
             names = " + ".join([main.id, *(draft.id for draft in drafts)])
-            needed, ceiling = unit.total_bytes / 1e9, self._context.memory_ceiling_bytes / 1e9
+            needed, ceiling = map(bytes_text, (unit.total_bytes, self._context.memory_ceiling_bytes))
             advice = "choose a smaller drafter" if drafts else "choose a smaller model"
-            raise InsufficientMemory(f"{names} needs {needed:.1f} GB, the ceiling is {ceiling:.1f} GB: {advice}")
+            raise InsufficientMemory(f"{names} needs {needed}, the ceiling is {ceiling}: {advice}")
 
     # --- drafters -----------------------------------------------------------------------------------------------
 

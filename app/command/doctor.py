@@ -26,12 +26,11 @@ from rich.text import Text
 from app import __version__
 from app.command.config import open_settings
 from app.command.listing import models_on_disk
-from app.command.loaded import bytes_text
 from app.command.port import bind_error, port_owner
 from app.command.server import target_server
 from app.core.errors import CommandError, StoreUnavailable
 from app.core.messages import Pressure
-from app.core.setting_texts import local_url
+from app.core.setting_texts import bytes_text, local_url
 from app.core.unit import DrafterSpecification, ModelSpecification
 from app.machine import descriptors
 from app.machine.host import chip_name, free_bytes, memory_pressure, sysctl_number, wired_limit_mb

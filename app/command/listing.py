@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from app import __version__
-from app.command.loaded import bytes_text, choice_text, columns_table, count_text, without_wrapping
+from app.command.loaded import choice_text, columns_table, count_text, without_wrapping
 from app.core.errors import CommandError
+from app.core.setting_texts import bytes_text
 from app.model_settings import ModelSettings
 from app.models.catalog import CatalogModel, FolderCatalog, default_catalog
 from app.models.footprint import KV_REFUSALS, kv_refusal

@@ -12,11 +12,10 @@ from rich.text import Text
 
 from app.command.server import running_server
 from app.core.errors import CommandError
+from app.core.setting_texts import bytes_text
 from app.machine.prefix_files import CachedPrompts, cached_prompts, clear_cached_prompts
 from app.model_settings import SPECULATION, ModelSettings
 from app.settings import Settings
-
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def loaded_table(snapshot: Mapping[str, Any], chosen: Mapping[str, ModelSettings]) -> RenderableType:
@@ -164,15 +163,6 @@ def without_wrapping(table: Table) -> Table:
         words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
         column.min_width = max(map(cell_len, words), default=0)
     return table
-
-
-def bytes_text(size: float) -> str:
-    """Format bytes: 1536000 -> "1.5 MB"; decimal units, as disks and models are sold."""
-    power = 0
-    while size >= 1000 and power < len(_UNITS) - 1:
-        size /= 1000
-        power += 1
-    return f"{size:.0f} {_UNITS[power]}" if power == 0 or size >= 100 else f"{size:.1f} {_UNITS[power]}"
 
 
 def count_text(count: int) -> str:

@@ -18,6 +18,7 @@ UNSPECIFIED_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - ad
 
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_UNIT_NAMES = ("B", "kB", "MB", "GB", "TB")
 _BINARY_UNITS = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
@@ -27,6 +28,15 @@ def size_text(count: int) -> str:
         if count >= scale and count * 1000 % scale == 0:
             return f"{Decimal(count) / scale} {unit}"
     return str(count)
+
+
+def bytes_text(size: float) -> str:
+    """Format bytes: 1536000 -> "1.5 MB"; decimal units, as disks and models are sold."""
+    power = 0
+    while size >= 1000 and power < len(_UNIT_NAMES) - 1:
+        size /= 1000
+        power += 1
+    return f"{size:.0f} {_UNIT_NAMES[power]}" if power == 0 or size >= 100 else f"{size:.1f} {_UNIT_NAMES[power]}"
 
 
 def parse_size(text: str) -> int:

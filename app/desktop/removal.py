@@ -16,10 +16,10 @@ from typing import Any, Literal
 import msgspec
 
 from app.command import autostart
-from app.command.loaded import bytes_text
 from app.command.service import stop
 from app.core.download import MARKER, PARTIAL, PARTIAL_LOCK, PARTIAL_NAME
 from app.core.errors import CommandError
+from app.core.setting_texts import bytes_text
 from app.desktop import bundle
 from app.machine.installation import this_installation
 from app.machine.own_files import ANY, own_files, own_folders, read_json_as, write_privately

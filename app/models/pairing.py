@@ -14,6 +14,7 @@ from itertools import takewhile
 from typing import Any, Literal
 
 from app.core.errors import ModelUnavailable
+from app.core.setting_texts import bytes_text
 from app.core.unit import ModelSpecification
 from app.models.catalog import CatalogModel
 from app.models.config_values import VOCABULARY_KEYS, text_number
@@ -47,7 +48,7 @@ def refusal(main: CatalogModel, draft: CatalogModel) -> str:
     if main.kind != "main":
         return f'"{main.id}" is a drafter itself; choose a main model'
     if draft.kind == "main" and draft.size_bytes > main.size_bytes:
-        sizes = f"{_megabytes(draft.size_bytes)} against {_megabytes(main.size_bytes)}"
+        sizes = f"{bytes_text(draft.size_bytes)} against {bytes_text(main.size_bytes)}"
         return f"it is larger than the main model ({sizes}); choose a smaller one"
     try:
         if draft.kind == "main":
@@ -129,10 +130,6 @@ def _family(name: str) -> str:
     """Return the first letters of a name without its organisation: `qwen` for `mlx-community/Qwen3-8B-4bit`."""
     match = re.match(r"[a-z]+", name.rpartition("/")[2].lower())
     return match.group() if match else ""
-
-
-def _megabytes(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.1f} MB"
 
 
 Origin = Literal["disk", "checkpoint", "text"]

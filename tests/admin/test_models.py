@@ -68,7 +68,7 @@ async def test_a_model_that_does_not_fit_shows_the_sum_against_the_ceiling(site:
     assert started.status_code == 202
     ended = await site.admin.measuring.wait()
     assert ended is not None
-    assert "needs 0.2 GB, the ceiling is 0.2 GB" in ended.problem
+    assert "needs 234 MB, the ceiling is 190 MB" in ended.problem
 
 
 async def test_a_model_is_loaded_with_its_drafters_and_unloaded(site: ModelSite) -> None:

@@ -316,7 +316,7 @@ def test_a_row_that_can_never_fit_is_told_with_the_figures(world: World) -> None
     pool = world.pool()
     ready(pool, "a")
     pool.check_row("a", RowSize(7))
-    with pytest.raises(InvalidRequest, match="8 tokens, whose keys and values take 0 MB") as caught:
+    with pytest.raises(InvalidRequest, match="8 tokens, whose keys and values take 8 B") as caught:
         pool.check_row("a", RowSize(8))
     assert caught.value.code == "context_length_exceeded"
     words = error_object(caught.value, path="/v1/messages")["error"]["message"]

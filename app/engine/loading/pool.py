@@ -27,6 +27,7 @@ from app.core.errors import (
 )
 from app.core.messages import KeepModels, LoadProgress, Pressure
 from app.core.pool_events import Evicted, Loaded, LoadFailed, PoolEvent, WarmedUp
+from app.core.setting_texts import bytes_text
 from app.core.step import EnginePort, StepCost
 from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
 from app.engine import memory
@@ -37,7 +38,6 @@ from app.engine.loading.resident import Resident
 from app.engine.loading.warm_up import NO_WARM_UPS, WarmUps, by_shape
 from app.engine.loading.wiring import Wiring, wirable_memory
 from app.engine.prefix.disk import NO_DISK, Disk
-from app.machine.host import GIGABYTE
 from app.models.footprint import Footprint, RowSize
 
 RETRY_AFTER_SECONDS = 5
@@ -50,10 +50,6 @@ RETAINED_SHARE = 0.5
 logger = logging.getLogger("paceline.pool")
 
 LoadSteps = Generator[tuple[str, float], None, LoadedUnit]
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / GIGABYTE:.1f} GB" if size >= GIGABYTE // 2 else f"{size / 10**6:.0f} MB"
 
 
 class EnginePool:
@@ -136,8 +132,8 @@ class EnginePool:
         needed = row.tokens * token_bytes
         if needed > free_bytes:
             message = (
-                f"prompt and expected answer are {row.tokens} tokens, whose keys and values take {_gigabytes(needed)}; "
-                f"beside the weights {_gigabytes(free_bytes)} of {_gigabytes(self._ceiling_bytes)} are left: shorten "
+                f"prompt and expected answer are {row.tokens} tokens, whose keys and values take {bytes_text(needed)}; "
+                f"beside the weights {bytes_text(free_bytes)} of {bytes_text(self._ceiling_bytes)} are left: shorten "
                 "the prompt, lower max_tokens or raise memory_limit in the settings"
             )
             values = {"required_tokens": row.tokens, "context_tokens": free_bytes // token_bytes}
@@ -333,19 +329,19 @@ class EnginePool:
 
     def _check_room(self, model_id: str, needed: int) -> None:
         """Raise InsufficientMemory if it cannot fit with every idle unit evicted; hint a retry where waiting helps."""
-        needs, limit = f"{model_id} needs {_gigabytes(needed)}", self._ceiling_bytes
-        ceiling = f"the ceiling is {_gigabytes(limit)}"
+        needs, limit = f"{model_id} needs {bytes_text(needed)}", self._ceiling_bytes
+        ceiling = f"the ceiling is {bytes_text(limit)}"
         if needed > limit:
             raise InsufficientMemory(f"{needs}, {ceiling}: use a smaller model or raise memory_limit in the settings")
         others = {name: entry for name, entry in self._entries.items() if name != model_id}
         used = sum(other.working_bytes for other in others.values() if self._stay(other).pinned)
         if used + needed > limit:
-            reason = f"{ceiling} and pinned models hold {_gigabytes(used)}"
+            reason = f"{ceiling} and pinned models hold {bytes_text(used)}"
             raise InsufficientMemory(f"{needs}, {reason}: unpin one or raise memory_limit in the settings")
         used += sum(other.working_bytes for other in others.values() if other.leases and not self._stay(other).pinned)
         if used + needed > limit:
             message = (
-                f"{needs}, {ceiling} and models in use hold {_gigabytes(used)}: retry when their requests have finished"
+                f"{needs}, {ceiling} and models in use hold {bytes_text(used)}: retry when their requests have finished"
             )
             raise InsufficientMemory(message, retry_after_seconds=RETRY_AFTER_SECONDS)
 
