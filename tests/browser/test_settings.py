@@ -172,6 +172,7 @@ def test_a_number_may_have_a_comma_and_one_that_is_none_is_refused_as_it_stands(
     try:
         expect(page.locator("#setting-memory_limit")).to_have_value("2.5")
         expect(page.locator("#setting-drain_seconds")).to_have_value("0.7")
+        expect(page.locator("#setting-queue_limit")).to_have_value("1024")
         assert (stored(server, "memory_limit"), stored(server, "drain_seconds")) == (2_500_000_000, 0.7)
         assert (stored(server, "prefix_cache_disk"), stored(server, "queue_limit")) == (10, 1024)
     finally:
