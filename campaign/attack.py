@@ -42,6 +42,10 @@ class TurnContext:
         return self.server.client(self.key)
 
 
+RESTART_ROUTE = "/admin/api/restart"
+"""Route that no attack calls: the server ends once its streams have ended, and the honest one never does."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Attack:
     """One kind of attack."""

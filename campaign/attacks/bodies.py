@@ -9,15 +9,15 @@ from typing import Any
 
 import httpx2
 
-from campaign.attack import TurnContext
+from campaign.attack import RESTART_ROUTE, TurnContext
 from campaign.chats import MODEL
 
 SECONDS = 10.0
 CLIENTS = 8
 DEEP, MANY = 100_000, 100_000
 METHODS = ("post", "put", "patch", "delete")
-EXCLUDED_ROUTES = ("/admin/api/worker/restart", "/admin/api/worker/drain")
-"""Routes that end the worker, which all others need, whatever the body; the fuzzer calls them."""
+EXCLUDED_ROUTES = (RESTART_ROUTE, "/admin/api/worker/restart", "/admin/api/worker/drain")
+"""Routes that end the server or the worker, which all others need, whatever the body; the fuzzer calls the last two."""
 WRONG_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1 << 31, 1 << 53, 1 << 63, -(1 << 63), 10**400, 0.5, 1e308, "", "x", "x" * 100_000),
     *([], {}, [[]], [None], {"": {}}, [{"role": "user"}], "\ud800", "\x00", "../../../etc/passwd", "1" * 5000),

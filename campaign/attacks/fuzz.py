@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from campaign.attack import TurnContext
+from campaign.attack import RESTART_ROUTE, TurnContext
 from campaign.chats import MODEL
 from campaign.honest import ROOT
 
@@ -21,7 +21,7 @@ GRACE_SECONDS = 20.0
 async def fuzz(context: TurnContext) -> None:
     """Let it call some routes for some seconds; answers are judged here, not by its own checks."""
     async with context.server.client(context.server.admin_key) as admin:
-        paths = sorted((await admin.get("/openapi.json")).json()["paths"])
+        paths = sorted({*(await admin.get("/openapi.json")).json()["paths"]} - {RESTART_ROUTE})
     chosen = [word for path in context.rng.sample(paths, ROUTES) for word in ("--include-path", path)]
     answers = context.server.folder / "answers.jsonl"
     answers.write_text("")
