@@ -106,7 +106,7 @@ def _greet(url: str, setup: str, live: "LiveSettings", catalog: "FolderCatalog")
 
     console().print(greeting(live.current, models_for_greeting(catalog, live), url, setup), crop=False)
     for finding in start_findings(live.current):
-        logging.getLogger(__name__).warning("%s: %s", finding.message, finding.action)
+        logging.getLogger("paceline.start").warning("%s: %s", finding.message, finding.action)
     try:
         if live.current.open:
             open_page(target_server(live.current))
