@@ -200,10 +200,8 @@ class Scheduler:
         """Whether any request waits, runs, or has a row to be freed."""
         return bool(self._queue or self._active or self._released)
 
-    def configure(
-        self, *, policy: DraftingPolicy, default_speculation: SpeculationRequest, queue_limit: int = 128
-    ) -> None:
-        """Apply changed settings from the next step on, to running requests too: drafting changes no text."""
+    def configure(self, *, policy: DraftingPolicy, default_speculation: SpeculationRequest, queue_limit: int) -> None:
+        """Apply changed settings from the next step on, to running requests too: exact drafting changes no text."""
         self._queue.limit = queue_limit
         self._speculation.policy, self._speculation.default_speculation = policy, default_speculation
 

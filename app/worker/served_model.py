@@ -130,9 +130,9 @@ class ServedModel:
         waiting_commands, self._waiting_commands = self._waiting_commands, []
         for entry in waiting_commands:
             if isinstance(entry, LoadModel):
-                if self._scheduler is not None:
-                    self._scheduler_for(entry.model, engine)
                 self._release()
+                if engine is self._engine:
+                    self._scheduler_for(entry.model, engine)  # running requests follow changed settings
                 continue
             try:
                 self._submit_all(entry, engine)
