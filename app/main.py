@@ -70,8 +70,8 @@ from app.store.accounts import Accounts
 from app.store.conversations import Conversations
 from app.store.rows import DownloadRows, RequestHistory, StoredMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
+from app.supervision.child import WORKER_COMMAND
 from app.supervision.client import WorkerClient
-from app.supervision.supervisor import PrefixDisk
 
 ROUTERS = (chat, completions, responses, messages, embeddings, rerank, tokens, ollama, ollama_models, control)
 """Modules of the API, each with a `router`."""
@@ -358,14 +358,14 @@ def setup_address(admin: AdminContext, url: str) -> str:
 
 
 def _worker(settings: Settings, lines: WorkerLines) -> WorkerClient:
+    """Return the client of a worker that starts with these settings."""
+    command = [*WORKER_COMMAND, "--costs-folder", str(settings.home / "costs"), "--wire", settings.wire]
+    if settings.memory_limit is not None:
+        command += ["--memory-ceiling-bytes", str(settings.memory_limit)]
     disk_bytes = int(settings.prefix_cache_disk * 10**9)
-    return WorkerClient(
-        memory_ceiling_bytes=settings.memory_limit,
-        costs_folder=settings.home / "costs",
-        wire=settings.wire,
-        prefixes=PrefixDisk(settings.prefixes_path, disk_bytes, settings.prefix_cache_days),
-        on_line=lines.log,
-    )
+    command += ["--prefixes-folder", str(settings.prefixes_path), "--prefixes-bytes", str(disk_bytes)]
+    command += ["--prefixes-days", str(settings.prefix_cache_days)]
+    return WorkerClient(command=command, on_line=lines.log)
 
 
 def _follow_settings(live: LiveSettings, catalog: FolderCatalog) -> None:

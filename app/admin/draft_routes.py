@@ -289,7 +289,7 @@ def _apply(admin: AdminContext, row: BenchmarkRow, body: ApplyBody) -> list[dict
 
 def _drafting(admin: AdminContext) -> dict[str, Any]:
     serving = admin.serving
-    return {model.id: serving.metrics.drafting(model.id) for model in serving.worker.snapshot.models}
+    return {model.id: serving.metrics.drafting(model.id) for model in serving.worker.book.snapshot.models}
 
 
 async def _measuring(admin: AdminContext) -> dict[str, Any]:

@@ -106,13 +106,13 @@ class Loading:
         if model_id not in self._resolver.loaded():
             return "not_loaded"
         unit = await asyncio.to_thread(lambda: self._resolver.planned(self._resolver.usable(model_id)))
-        before = self._worker.snapshot
+        before = self._worker.book.snapshot
         try:
             await self._worker.load(unit)
         except ModelInUse:
             self._pending_reloads.add(model_id)
-            if self._worker.snapshot is not before:  # the last one may have come with the refusal
-                self._reload_idle(self._worker.snapshot)
+            if self._worker.book.snapshot is not before:  # the last one may have come with the refusal
+                self._reload_idle(self._worker.book.snapshot)
             return "in_use"
         self._resolver.end_measurement(model_id)  # a measurement may have left the very drafters that are chosen now
         return "loaded"

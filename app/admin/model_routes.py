@@ -129,7 +129,7 @@ async def reload_model(admin: Admin, body: JsonBody[ModelBody]) -> dict[str, Any
 @router.get("/admin/api/prefixes")
 def list_prefixes(admin: Admin) -> dict[str, Any]:
     """Return the sizes of the prefix cache on disk and in memory, and why nothing is written for the moment."""
-    loaded = admin.serving.worker.snapshot.models
+    loaded = admin.serving.worker.book.snapshot.models
     return {
         "disk_bytes": sum(prompts.size_bytes for prompts in cached_prompts(admin.serving.settings.prefixes_path)),
         "memory_bytes": sum(model.prefix_cache_bytes for model in loaded),

@@ -146,7 +146,7 @@ def worker_state(admin: AdminContext) -> dict[str, Any]:
 def server_state(admin: AdminContext) -> dict[str, Any]:
     """Return everything but the running requests; names carry the units."""
     worker = admin.serving.worker
-    snapshot = worker.snapshot
+    snapshot = worker.book.snapshot
     return {
         "worker": worker_state(admin),
         "memory": {
@@ -160,7 +160,7 @@ def server_state(admin: AdminContext) -> dict[str, Any]:
         "models": [_loaded_model(model) for model in snapshot.models],
         "loading": [
             {"id": name, "phase": progress.phase, "fraction": round(progress.fraction, 3)}
-            for name, progress in sorted(worker.progress.items())
+            for name, progress in sorted(worker.book.progress.items())
         ],
         "quarantined": [{"id": name, **reason_object(why)} for name, why in sorted(worker.quarantined.items())],
         "running": sum(model.running for model in snapshot.models),

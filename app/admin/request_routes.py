@@ -173,7 +173,7 @@ def _phase(worker: WorkerClient, record: Record) -> tuple[str, float | None, int
         limit = record.max_tokens
         return "decode", min(1.0, record.tokens / limit) if limit else None, record.prompt_tokens
     if not record.is_accepted:
-        loading = worker.progress.get(record.model_id)
+        loading = worker.book.progress.get(record.model_id)
         return ("queued", None, 0) if loading is None else ("loading", round(loading.fraction, 3), 0)
     read_tokens = _read_tokens(worker, record)
     if read_tokens is None:
@@ -184,7 +184,7 @@ def _phase(worker: WorkerClient, record: Record) -> tuple[str, float | None, int
 
 def _read_tokens(worker: WorkerClient, record: Record) -> int | None:
     """Return the number of prompt tokens read, updated about once a second; None: it has no row yet."""
-    model = next((loaded for loaded in worker.snapshot.models if loaded.id == record.model_id), None)
+    model = next((loaded for loaded in worker.book.snapshot.models if loaded.id == record.model_id), None)
     if model is None:
         return None
     read = [model.reading[name] for command in record.commands if (name := f"{command.id}#0") in model.reading]

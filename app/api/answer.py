@@ -383,7 +383,7 @@ async def _frames(
                 [] if event is None else [renderer.frame(payload) for payload in _payloads(renderer, events, event)]
             )
             if event is None or (not frames and context.clock() - sent_at >= context.keep_alive_seconds):
-                progress = context.worker.progress.get(events.model_id)
+                progress = context.worker.book.progress.get(events.model_id)
                 frames = [
                     renderer.keep_alive_frame("waiting" if progress is None else f"loading {progress.fraction:.0%}")
                 ]

@@ -63,7 +63,7 @@ async def load_model(request: Request, body: JsonBody[LoadBody]) -> dict[str, An
     model = await asyncio.to_thread(context.resolver.resolve_load, body.model, draft)
     stay = Stay(pinned=body.pin, idle_seconds=body.ttl)
     loaded = await cancel_on_disconnect(request, context.worker.load(model, stay))
-    loaded_model = context.worker.loaded().get(model.id)
+    loaded_model = context.worker.book.loaded().get(model.id)
     left_out = loaded_model.unavailable if loaded_model is not None else {}
     drafts = [drafter for drafter in model.drafters if drafter.method not in left_out]
     reasons = [f"{drafter.id}: {left_out[drafter.method]}" for drafter in model.drafters if drafter not in drafts]
@@ -123,7 +123,7 @@ async def get_status(request: Request) -> dict[str, Any]:
     """Return the worker, its memory and its models with their drafters; names carry the units."""
     context = context_of(request)
     worker = context.worker
-    snapshot = msgspec.to_builtins(worker.snapshot)
+    snapshot = msgspec.to_builtins(worker.book.snapshot)
     return {
         "worker": {
             "ready": worker.ready,
@@ -133,9 +133,9 @@ async def get_status(request: Request) -> dict[str, Any]:
         "draining": context.activity.draining,
         "open_requests": len(context.activity),
         "quarantined": {name: str(why) for name, why in worker.quarantined.items()},
-        "loading": {name: msgspec.to_builtins(progress) for name, progress in worker.progress.items()},
+        "loading": {name: msgspec.to_builtins(progress) for name, progress in worker.book.progress.items()},
         **snapshot,
-        "models": [_status(context, model) for model in worker.snapshot.models],
+        "models": [_status(context, model) for model in worker.book.snapshot.models],
     }
 
 

@@ -166,7 +166,7 @@ class WorkerGauges:
 
     def update(self, worker: WorkerClient) -> None:
         """Set every gauge and count new restarts; gauges of unloaded models are removed."""
-        snapshot = worker.snapshot
+        snapshot = worker.book.snapshot
         self._ready.set(worker.ready)
         self._restarts.inc(worker.restarts - self._counted_restarts)
         self._counted_restarts = worker.restarts

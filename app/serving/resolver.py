@@ -306,7 +306,7 @@ class Resolver:
             model=model,
             settings=self._live.model(model.id),
             loaded=loaded,
-            progress=self._worker.progress.get(model.id),
+            progress=self._worker.book.progress.get(model.id),
             quarantine=str(self._worker.quarantined.get(model.id, "")),
             drafters=() if looking else self._drafters(model, loaded),
             looking=looking,
@@ -326,7 +326,7 @@ class Resolver:
 
     def loaded(self) -> dict[str, LoadedModel]:
         """Return the models in the worker's memory, by id."""
-        return self._worker.loaded()
+        return self._worker.book.loaded()
 
     def _only_model(self) -> str:
         usable = [model.id for model in self._catalog.models() if model.kind == "main" and not model.problem]

@@ -11,8 +11,6 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, get_args
 
-import msgspec
-
 from app.core.errors import ModelUnavailable, PacelineError, WorkerGone
 from app.core.messages import (
     Accepted,
@@ -33,20 +31,18 @@ from app.core.messages import (
     PromptTokens,
     ReadPrompt,
     Ready,
-    Snapshot,
     UnloadModel,
     error_of,
     failed_frame,
 )
 from app.core.reason import Reason
-from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
+from app.core.unit import UNSPECIFIED_STAY, ModelSpecification, Stay
+from app.supervision.book import ModelBook
 from app.supervision.stream import BUFFER_EVENTS, RequestStream, StreamEvent
 from app.supervision.supervisor import Supervisor
 
 INTERNAL_ERROR = "Internal error: see the log of the server."
 READY_SECONDS = 20.0
-LOAD_ENDED = frozenset({"ready", "failed", "abandoned"})
-"""Phases of the last `LoadProgress` of a load."""
 
 logger = logging.getLogger("paceline.client")
 
@@ -66,16 +62,7 @@ class WorkerClient(Supervisor):
         self._pending: dict[str, tuple[str, asyncio.Future[Any]]] = {}
         """Model id and future of each load, unload and `ReadPrompt`, by command id."""
         self._listeners: dict[type[Event], list[Callable[[Any], None]]] = {kind: [] for kind in get_args(Event)}
-        self._keep_models = KeepModels()
-        self._requested_units: dict[str, ModelSpecification] = {}
-        """Most recently requested unit of each model id, in order of the last request."""
-        self._models_to_restore: dict[str, LoadedModel] = {}
-        """Models that earlier workers had in memory, until they are loaded again, by id."""
-        self._restored_models: set[str] = set()
-        """Ids of those that the next worker loads as soon as it is ready; the others wait for their next request."""
-        self.progress: dict[str, LoadProgress] = {}
-        """Model id -> the last progress of a load under way."""
-        self.snapshot = Snapshot()
+        self.book = ModelBook()
         self.ready_info: Ready | None = None
 
     @property
@@ -153,34 +140,11 @@ class WorkerClient(Supervisor):
 
     def send(self, command: Command) -> None:
         """Queue a command, as `Supervisor.send`. A model of an earlier worker keeps its stay."""
-        if isinstance(command, Generate | LoadModel) and (former := self._models_to_restore.get(command.model.id)):
-            command = msgspec.structs.replace(command, stay=command.stay.over(former.stay))
-            self._models_to_restore[former.id] = msgspec.structs.replace(former, stay=command.stay)
-        super().send(command)
-
-    def loaded(self) -> dict[str, LoadedModel]:
-        """Return the models in the worker's memory, by id."""
-        return {model.id: model for model in self.snapshot.models}
+        super().send(self.book.with_former_stay(command) if isinstance(command, Generate | LoadModel) else command)
 
     def unit(self, model_id: str) -> ModelSpecification | None:
-        """Return the unit that a model is in memory as, or on its way there as; None if it is neither. What the next
-        worker loads as soon as it is ready counts as in memory.
-
-        | in memory | requested or loading | unit                                          |
-        |-----------|----------------------|-----------------------------------------------|
-        | in use    | any                  | the one in memory: it is not replaced         |
-        | idle      | yes                  | the one requested last, which will replace it |
-        | idle      | no                   | the one in memory                             |
-        | no        | yes                  | the one requested last                        |
-        | no        | no                   | None                                          |
-
-        Safe in other threads.
-        """
-        restored = self._models_to_restore.get(model_id) if model_id in self._restored_models else None
-        loaded = self.loaded().get(model_id, restored)
-        if (loaded is None or not loaded.leases) and (model_id in self.in_flight or model_id in self.progress):
-            return self._requested_units.get(model_id)
-        return loaded.unit if loaded is not None else None
+        """Return the unit that a model is in memory as, or on its way there as, as of `ModelBook.unit`."""
+        return self.book.unit(model_id, in_flight=model_id in self.in_flight)
 
     async def load(self, model: ModelSpecification, stay: Stay = UNSPECIFIED_STAY) -> ModelLoaded:
         """Load a unit and keep it for `stay`; cancelling the caller cancels the load. Raises the PacelineError that
@@ -197,11 +161,7 @@ class WorkerClient(Supervisor):
 
     def keep(self, settings: KeepModels) -> None:
         """Set how long models stay in memory, in this worker and in every later one. Loads nothing."""
-        if settings != self._keep_models:
-            for name, model in self._models_to_restore.items():
-                if settings.of(name) != self._keep_models.of(name):
-                    self._models_to_restore[name] = msgspec.structs.replace(model, stay=UNSPECIFIED_STAY)
-            self._keep_models = settings
+        if self.book.keep(settings):
             with contextlib.suppress(WorkerGone):
                 self.send(settings)
 
@@ -213,15 +173,13 @@ class WorkerClient(Supervisor):
     async def unload(self, model_id: str) -> None:
         """Unload a unit. Raises ModelInUse while it is leased."""
         await self._prepare(None)
-        self._models_to_restore.pop(model_id, None)
-        self._restored_models.discard(model_id)
+        self.book.forget(model_id)
         await self._request(UnloadModel(id=f"unload-{secrets.token_hex(8)}", model_id=model_id), model_id)
 
     async def _prepare(self, model: ModelSpecification | None) -> None:
         """Wait for the worker. Raises if the model is quarantined or no worker is ready in time."""
         if model is not None:
-            self._requested_units.pop(model.id, None)
-            self._requested_units[model.id] = model
+            self.book.request(model)
         if not self.ready and not await self.wait_ready(self._ready_seconds):
             seconds = self.retry_after_seconds
             message = f"The model worker is not running ({self.last_exit or 'it starts'}); try again in {seconds} s."
@@ -258,19 +216,12 @@ class WorkerClient(Supervisor):
                 self._route(event)
             case Failed():
                 self._fail(event.id, error_of(event))
-            case Heartbeat(snapshot=Snapshot() as snapshot):
-                self.snapshot = snapshot
             case ModelLoaded() | ModelUnloaded() | PromptTokens():
                 _, future = self._pending.get(event.id, ("", None))
                 if future is not None and not future.done():
                     future.set_result(event)
-            case LoadProgress():
-                self.progress.pop(event.model_id, None)
-                if event.phase not in LOAD_ENDED:
-                    self.progress[event.model_id] = event
-                else:
-                    self._models_to_restore.pop(event.model_id, None)
-                    self._restored_models.discard(event.model_id)
+            case Heartbeat() | LoadProgress():
+                self.book.handle(event)
             case Ready():
                 self.ready_info = event
                 self._restore()
@@ -278,11 +229,9 @@ class WorkerClient(Supervisor):
 
     def _restore(self) -> None:
         """Tell a new worker how long models stay, and let it load the models that the last one had."""
-        self.send(self._keep_models)
-        for model_id in reversed(self._requested_units):
-            if model_id in self._restored_models and model_id not in self.quarantined:
-                self._requested_units[model_id] = self._models_to_restore[model_id].unit
-                self.send(_load(self._requested_units[model_id], UNSPECIFIED_STAY))
+        self.send(self.book.settings)
+        for unit in self.book.to_restore(self.quarantined):
+            self.send(_load(unit, UNSPECIFIED_STAY))
 
     def _on_exit(self, cause: Reason) -> None:
         message = (
@@ -292,13 +241,8 @@ class WorkerClient(Supervisor):
             error = WorkerGone(message, retry_after_seconds=self.retry_after_seconds)
             if self._fail(request_id, error):
                 self._publish(failed_frame(request_id, error))
-        ready = {model.id: model for model in self.snapshot.models if model.state == "ready"}
-        self._models_to_restore |= ready
-        self._restored_models |= ready.keys()
-        if self._pause_seconds:  # workers died in quick succession: a loaded model may be the cause
-            self._restored_models.clear()
-        self.progress.clear()
-        self.snapshot = Snapshot()
+        # Where workers died in quick succession, a loaded model may be the cause.
+        self.book.handle_exit(may_restore=not self._pause_seconds)
         self.ready_info = None
 
     def _route(self, event: StreamEvent) -> None:

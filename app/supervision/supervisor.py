@@ -15,8 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import NamedTuple
 
 from app.core.errors import InvalidRequest, WorkerGone
 from app.core.messages import Command, Event, Heartbeat, Ready, Shutdown
@@ -153,20 +151,6 @@ class CrashLog:
             return self._quarantined.pop(model_id, None) is not None
 
 
-class PrefixDisk(NamedTuple):
-    """Folder of the worker's prefix cache on disk, with its limits in bytes and days."""
-
-    folder: Path
-    limit_bytes: int
-    max_days: float
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Arguments for the worker's command line."""
-        folder = ("--prefixes-folder", str(self.folder))
-        return (*folder, "--prefixes-bytes", str(self.limit_bytes), "--prefixes-days", str(self.max_days))
-
-
 class Supervisor:
     """Runs one worker at a time, until `stop`. A subclass talks to the worker by overriding `in_flight`, `_on_event`
     and `_on_exit`; none of them may raise."""
@@ -175,17 +159,10 @@ class Supervisor:
         self,
         *,
         command: Sequence[str] = WORKER_COMMAND,
-        memory_ceiling_bytes: int | None = None,
-        costs_folder: Path | None = None,
-        wire: str = "off",
-        prefixes: PrefixDisk | None = None,
         on_line: Callable[[str], None] | None = None,
         timing: Timing = DEFAULT_TIMING,
     ) -> None:
-        ceiling = () if memory_ceiling_bytes is None else ("--memory-ceiling-bytes", str(memory_ceiling_bytes))
-        costs = () if costs_folder is None else ("--costs-folder", str(costs_folder))
-        wiring = () if wire == "off" else ("--wire", wire)
-        self._command = (*command, *ceiling, *costs, *wiring, *(prefixes.arguments if prefixes else ()))
+        self._command = command
         self._timing = timing
         self._on_line = on_line
         self._crashes = CrashLog(timing)

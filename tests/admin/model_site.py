@@ -55,14 +55,16 @@ class PacedWorker(FakeWorker):
             cache_families=("trim",),
             max_context_tokens=4096,
         )
-        others = tuple(other for other in self.snapshot.models if other.id != model.id)
-        self.snapshot = Snapshot(models=(*others, held))
+        others = tuple(other for other in self.book.snapshot.models if other.id != model.id)
+        self.book.snapshot = Snapshot(models=(*others, held))
         return await super().load(model, stay)
 
     async def unload(self, model_id: str) -> None:
         if self.in_use:
             raise ModelInUse("it is in use", retry_after_seconds=1)
-        self.snapshot = Snapshot(models=tuple(model for model in self.snapshot.models if model.id != model_id))
+        self.book.snapshot = Snapshot(
+            models=tuple(model for model in self.book.snapshot.models if model.id != model_id)
+        )
         await super().unload(model_id)
 
     async def paced(self, command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:

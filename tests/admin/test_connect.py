@@ -89,7 +89,7 @@ def test_every_snippet_is_looked_at() -> None:
 async def connection(wanted: str = "", **site: Any) -> tuple[str, list[str]]:
     """The page, and the models to choose from; the chosen one is the first."""
     made = make_site(**site)
-    made.worker.snapshot = Snapshot(models=tuple(loaded(name) for name in ("b", "c", "d")))
+    made.worker.book.snapshot = Snapshot(models=tuple(loaded(name) for name in ("b", "c", "d")))
     page = (await made.client.get("/admin/connect", params={"model": wanted}, headers=OWN)).text
     options = re.findall(r"<option( selected)?>([^<]*)", page)
     return page, [name for _, name in sorted(options, key=lambda option: not option[0])]

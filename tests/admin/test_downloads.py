@@ -171,10 +171,10 @@ async def test_a_model_in_use_or_of_somebody_else_is_not_deleted(site: DownloadS
     await site.call("POST", "/admin/api/downloads", {"repository": ID}, 202)
     await site.until("done")
     for held in (loaded(ID), loaded("main", DrafterSpecification(ID, ""))):
-        site.worker.snapshot = Snapshot(models=(held,))
+        site.worker.book.snapshot = Snapshot(models=(held,))
         error = (await site.call("DELETE", f"/admin/api/files/{ID}", {}, 409))["error"]
         assert (error["code"], held.id in error["message"]) == ("model_in_use", True)
-    site.worker.snapshot = Snapshot()
+    site.worker.book.snapshot = Snapshot()
     (site.downloads.folder / ID / ".paceline.json").unlink()
     assert (await site.call("DELETE", f"/admin/api/files/{ID}", {}, 409))["error"]["code"] == "not_downloaded"
     assert (site.downloads.folder / ID / "config.json").is_file()

@@ -118,7 +118,7 @@ async def test_names_of_models_are_text_everywhere(path: str, name: str) -> None
     async def page_of(name: str) -> str:
         site = make_site(api_key="k", models=(model(name),))
         held = loaded(name, unavailable={"mtp": Reason("cannot_draft", {"detail": name})})
-        site.worker.snapshot = Snapshot(models=(held,))
+        site.worker.book.snapshot = Snapshot(models=(held,))
         site.worker.quarantined = {name: Reason("drafters", {"detail": name})}
         return (await get(site, path)).text
 

@@ -68,23 +68,23 @@ async def test_an_own_prompt_is_asked_in_the_place_of_the_built_in_ones(site: Mo
 async def test_what_was_in_memory_is_there_again_afterwards(site: ModelSite) -> None:
     site.admin.serving.live.change_model(DEMO, {"drafts": ("demo-assistant-dflash",)}, "test")
     await site.call("POST", "/admin/api/models/load", {"model": DEMO})
-    before = site.worker.snapshot.models[0].draft_ids
+    before = site.worker.book.snapshot.models[0].draft_ids
     await site.measured(rounds=1)
-    assert site.worker.snapshot.models[0].draft_ids == before == ("demo-assistant-dflash",)
+    assert site.worker.book.snapshot.models[0].draft_ids == before == ("demo-assistant-dflash",)
     assert len(site.worker.loads[1].drafters) == 3, "measured was with the best drafter of each method"
     assert site.admin.serving.resolver.resolve(DEMO).drafters == site.worker.loads[0].drafters
 
 
 async def test_a_model_whose_drafters_nobody_chose_goes_on_with_the_one_measured_fastest(site: ModelSite) -> None:
     await site.call("POST", "/admin/api/models/load", {"model": DEMO})
-    assert site.worker.snapshot.models[0].draft_ids == ("demo-assistant-dflash",)
+    assert site.worker.book.snapshot.models[0].draft_ids == ("demo-assistant-dflash",)
     await site.measured(rounds=1)
-    assert site.worker.snapshot.models[0].draft_ids == ("demo-draft",)
+    assert site.worker.book.snapshot.models[0].draft_ids == ("demo-draft",)
 
 
 async def test_what_was_not_in_memory_is_not_afterwards(site: ModelSite) -> None:
     await site.measured(rounds=1)
-    assert site.worker.snapshot.models == ()
+    assert site.worker.book.snapshot.models == ()
 
 
 async def test_the_recommendation_is_listed_applied_and_nothing_else(site: ModelSite) -> None:
@@ -238,7 +238,7 @@ async def test_one_measurement_runs_at_a_time(site: ModelSite) -> None:
     ended = await site.admin.measuring.wait()
     assert ended is not None
     assert (ended.outcome, ended.number) == ("stopped", 0), "nothing was known yet, so nothing is kept"
-    assert site.worker.snapshot.models == ()
+    assert site.worker.book.snapshot.models == ()
     assert await site.call("DELETE", "/admin/api/measurements/current") == {"stopping": False}
 
 
@@ -299,12 +299,12 @@ async def test_what_is_chosen_while_requests_run_is_in_memory_after_the_measurem
     site.worker.in_use, site.worker.hold = False, asyncio.Event()
     site.admin.serving.activity.leave(other)
     await site.worker.wait_asked()
-    site.admin.loading.on_event(Heartbeat(pending=False, snapshot=site.worker.snapshot))
+    site.admin.loading.on_event(Heartbeat(pending=False, snapshot=site.worker.book.snapshot))
     site.worker.hold.set()
     ended = await site.admin.measuring.wait()
     assert ended is not None
     assert ended.outcome == "done"
-    await site.worker.wait_for(lambda: "demo-draft" in site.worker.snapshot.models[0].draft_ids)
+    await site.worker.wait_for(lambda: "demo-draft" in site.worker.book.snapshot.models[0].draft_ids)
 
 
 async def test_one_that_is_stopped_before_it_began_leaves_in_memory_what_came_meanwhile(
@@ -321,7 +321,7 @@ async def test_one_that_is_stopped_before_it_began_leaves_in_memory_what_came_me
     ended = await site.admin.measuring.wait()
     assert ended is not None
     assert ended.outcome == "stopped"
-    assert [model.id for model in site.worker.snapshot.models] == [DEMO]
+    assert [model.id for model in site.worker.book.snapshot.models] == [DEMO]
     assert site.worker.unloads == []
 
 

@@ -216,14 +216,14 @@ async def test_a_loaded_model_gets_a_choice_at_once_unless_it_is_used(site: Mode
     await site.call("POST", "/admin/api/models/load", {"model": DEMO})
     chosen = await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"drafts": ["demo-draft"], "policy": "auto"})
     assert chosen["became"] == "loaded"
-    assert site.worker.snapshot.models[0].draft_ids == ("demo-draft",)
+    assert site.worker.book.snapshot.models[0].draft_ids == ("demo-draft",)
     site.worker.in_use = True
     chosen = await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"drafts": []})
     assert chosen["became"] == "in_use"
     assert [draft.id for draft in site.admin.serving.resolver.resolve(DEMO).drafters] == ["demo-draft"]
     site.worker.in_use = False
     assert (await site.call("POST", "/admin/api/models/reload", {"model": DEMO}))["became"] == "loaded"
-    assert not site.worker.snapshot.models[0].draft_ids
+    assert not site.worker.book.snapshot.models[0].draft_ids
 
 
 async def test_a_choice_for_a_model_in_use_comes_as_soon_as_no_request_uses_it(site: ModelSite) -> None:
@@ -232,13 +232,13 @@ async def test_a_choice_for_a_model_in_use_comes_as_soon_as_no_request_uses_it(s
     site.worker.in_use = True
     assert (await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"drafts": []}))["became"] == "in_use"
     on_event, resolver, loads = site.admin.loading.on_event, site.admin.serving.resolver, len(site.worker.loads)
-    (used,) = site.worker.snapshot.models
+    (used,) = site.worker.book.snapshot.models
     on_event(Heartbeat(pending=True, snapshot=Snapshot(models=(msgspec.structs.replace(used, leases=1),))))
     assert resolver.resolve(DEMO).drafters, "until then requests get what is in memory"
     site.worker.in_use = False
     on_event(Heartbeat(pending=False, snapshot=Snapshot(models=(used,))))
     await site.worker.wait_for(lambda: len(site.worker.loads) > loads)
-    assert not site.worker.snapshot.models[0].draft_ids
+    assert not site.worker.book.snapshot.models[0].draft_ids
     assert not resolver.resolve(DEMO).drafters
     on_event(Heartbeat(pending=False, snapshot=Snapshot(models=(used,))))
     assert len(site.worker.loads) == loads + 1, "it came once"
@@ -248,13 +248,13 @@ async def test_a_choice_comes_too_where_the_last_request_ends_as_the_model_is_sa
     site: ModelSite,
 ) -> None:
     await site.call("POST", "/admin/api/models/load", {"model": DEMO})
-    (used,) = site.worker.snapshot.models
+    (used,) = site.worker.book.snapshot.models
     load = site.worker.load
 
     async def refuse_and_end(*values: Any) -> ModelLoaded:
         site.worker.load = load  # type: ignore[method-assign]
-        site.worker.snapshot = Snapshot(models=(used,))
-        site.admin.loading.on_event(Heartbeat(pending=False, snapshot=site.worker.snapshot))
+        site.worker.book.snapshot = Snapshot(models=(used,))
+        site.admin.loading.on_event(Heartbeat(pending=False, snapshot=site.worker.book.snapshot))
         raise ModelInUse("it is in use", retry_after_seconds=1)
 
     site.worker.load = refuse_and_end  # type: ignore[method-assign]
@@ -262,7 +262,7 @@ async def test_a_choice_comes_too_where_the_last_request_ends_as_the_model_is_sa
     chosen = await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"drafts": ["demo-draft"]})
     assert chosen["became"] == "in_use"
     await site.worker.wait_for(lambda: len(site.worker.loads) > loads)
-    assert site.worker.snapshot.models[0].draft_ids == ("demo-draft",)
+    assert site.worker.book.snapshot.models[0].draft_ids == ("demo-draft",)
 
 
 async def test_conflicts_are_refused_as_everywhere(site: ModelSite) -> None:
@@ -279,7 +279,7 @@ async def test_one_click_chooses_loads_and_measures(site: ModelSite) -> None:
     ended = await site.admin.measuring.wait()
     assert ended is not None
     assert (ended.outcome, ended.model_id) == ("done", DEMO)
-    assert site.worker.snapshot.models[0].draft_ids == ("demo-draft",), "it stays loaded as it was chosen"
+    assert site.worker.book.snapshot.models[0].draft_ids == ("demo-draft",), "it stays loaded as it was chosen"
     view = await drafts(site)
     assert candidate(view, "demo-draft")["measured"]["ratio"] == pytest.approx(2.0, rel=1e-3)
     await site.call("POST", "/admin/api/drafts/attach", {"model": DEMO, "draft": "demo-hybrid"}, status=400)
@@ -290,7 +290,7 @@ async def test_a_second_drafter_joins_the_first_of_another_method(site: ModelSit
     await site.call("POST", "/admin/api/drafts/attach", {**attach, "draft": "demo-draft"})
     await site.call("POST", "/admin/api/drafts/attach", {**attach, "draft": "demo-assistant-eagle3"})
     assert site.admin.serving.live.model(DEMO).drafts == ("demo-assistant-eagle3", "demo-draft")
-    assert set(site.worker.snapshot.models[0].draft_ids) == {"demo-assistant-eagle3", "demo-draft"}
+    assert set(site.worker.book.snapshot.models[0].draft_ids) == {"demo-assistant-eagle3", "demo-draft"}
 
 
 async def test_a_drafter_that_was_downloaded_for_a_model_joins_it_by_itself(site: ModelSite) -> None:
@@ -418,15 +418,15 @@ async def test_a_load_is_refused_while_the_server_ends(site: ModelSite) -> None:
 
 async def test_a_drafter_that_is_on_its_way_shows_no_error_of_the_unit_before_it(site: ModelSite) -> None:
     await site.call("POST", "/admin/api/models/load", {"model": DEMO})
-    (loaded,) = site.worker.snapshot.models
+    (loaded,) = site.worker.book.snapshot.models
     reasons = {name: Reason("cannot_draft", {"detail": f"{name}: too long"}) for name in ("draft_model", "dflash")}
     held = msgspec.structs.replace(loaded, unavailable=reasons)
-    site.worker.snapshot = Snapshot(models=(held,))
+    site.worker.book.snapshot = Snapshot(models=(held,))
     view = await drafts(site)
     why_not = candidate(view, "demo-draft")["unavailable"]
     assert why_not["reason"] == "", "it was chosen, and the reload has not begun yet"
     assert candidate(view, "demo-assistant-dflash")["unavailable"]["reason"] == "dflash: too long"
-    site.worker.snapshot = Snapshot(models=(msgspec.structs.replace(held, state="loading"),))
+    site.worker.book.snapshot = Snapshot(models=(msgspec.structs.replace(held, state="loading"),))
     assert candidate(await drafts(site), "demo-assistant-dflash")["unavailable"]["reason"] == ""
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 def site() -> Site:
     site = make_site(api_key="k")
     site.worker.ready_info = Ready(process_id=1, device="Apple M9", memory_ceiling_bytes=8_000_000_000)
-    site.worker.snapshot = Snapshot(
+    site.worker.book.snapshot = Snapshot(
         models=(
             loaded(
                 "demo-main",
@@ -44,7 +44,7 @@ def site() -> Site:
         text_bytes=120_000_000,
         memory_pressure="warning",
     )
-    site.worker.progress = {"org/other": LoadProgress(model_id="org/other", phase="weights", fraction=0.25)}
+    site.worker.book.progress = {"org/other": LoadProgress(model_id="org/other", phase="weights", fraction=0.25)}
     site.worker.quarantined = {"bad": Reason("exit_code", {"code": 3})}
     site.worker.last_exit = Reason("exit_killed")
     return site

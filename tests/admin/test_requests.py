@@ -88,13 +88,13 @@ async def test_a_running_request_tells_its_phase_and_how_far_it_is(site: Site) -
 
     name = site.worker.commands[0].id
     assert ((await now())["phase"], (await now())["progress"]) == ("queued", None)
-    site.worker.progress = {"demo-main": LoadProgress(model_id="demo-main", phase="weights", fraction=0.25)}
+    site.worker.book.progress = {"demo-main": LoadProgress(model_id="demo-main", phase="weights", fraction=0.25)}
     assert ((await now())["phase"], (await now())["progress"]) == ("loading", 0.25)
-    site.worker.progress = {}
+    site.worker.book.progress = {}
     await steps.go(Accepted(id=name, prompt_tokens=40))
     assert (await now())["phase"] == "queued"
     held = loaded("demo-main", reading={f"{name}#0": 10, "another#0": 3})
-    site.worker.snapshot = Snapshot(models=(held,))
+    site.worker.book.snapshot = Snapshot(models=(held,))
     view = await now()
     assert (view["phase"], view["progress"], view["read_tokens"], view["prompt_tokens"]) == ("prefill", 0.25, 10, 40)
     await steps.go(Delta(id=name, index=0, text="a", tokens=4, drafted=4, accepted=3, method="draft_model"))

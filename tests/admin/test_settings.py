@@ -230,7 +230,7 @@ async def test_keys_and_values_are_quantised_as_the_api_or_the_page_says(
     site: SignInSite, client: httpx2.AsyncClient, bits: int | str
 ) -> None:
     """A form sends text, programs a number; the page says where it has no effect."""
-    site.site.worker.snapshot = Snapshot(models=(loaded("demo-main"),))
+    site.site.worker.book.snapshot = Snapshot(models=(loaded("demo-main"),))
     changed = (await client.patch(MODEL, json={"kv_bits": bits, "kv_bits_from": 0})).json()
     row = by_name(changed["settings"])["kv_bits"]
     assert (row["value"], row["options"], changed["reload"]) == (8, ["8", "4"], "needed")
@@ -242,7 +242,7 @@ async def test_keys_and_values_are_quantised_as_the_api_or_the_page_says(
 
 async def test_a_reload_is_offered_done_or_too_early(site: SignInSite, client: httpx2.AsyncClient) -> None:
     worker = site.site.worker
-    worker.snapshot = Snapshot(models=(loaded("demo-main"),))
+    worker.book.snapshot = Snapshot(models=(loaded("demo-main"),))
     assert (await client.patch(MODEL, json={"num_draft_tokens": 3})).json()["reload"] == "needed"
     assert (await client.patch(MODEL, json={"num_draft_tokens": 4, "reload": True})).json()["reload"] == "done"
     assert worker.unloads == ["demo-main"]

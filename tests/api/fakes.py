@@ -24,16 +24,14 @@ from app.core.messages import (
     Finished,
     Generate,
     KeepModels,
-    LoadProgress,
     ModelLoaded,
     PromptTokens,
     Ready,
-    Snapshot,
     TokenText,
 )
 from app.core.reason import NO_REASON, Reason
 from app.core.statistics import Decision, MethodStatistics, Statistics
-from app.core.unit import UNSPECIFIED_STAY, LoadedModel, ModelSpecification, Stay
+from app.core.unit import UNSPECIFIED_STAY, ModelSpecification, Stay
 from app.main import admin_context, build
 from app.model_settings import ModelSettings
 from app.models.catalog import CatalogModel, FolderCatalog
@@ -44,6 +42,7 @@ from app.serving.resolver import Resolver
 from app.serving.server import DrainingServer, bind, serve_config
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
+from app.supervision.book import ModelBook
 from app.supervision.stream import RequestStream, StreamEvent
 from tests.models.drafters import DFLASH, DFLASH_TENSORS, EAGLE3, EAGLE3_TENSORS, write_drafter, write_main
 from tests.models.folders import write_model
@@ -112,8 +111,7 @@ class FakeWorker:
         self.script: Script = say_hello
         self.ready = True
         self.ready_info: Ready | None = Ready(process_id=1, device="cpu")
-        self.snapshot = Snapshot()
-        self.progress: dict[str, LoadProgress] = {}
+        self.book = ModelBook()
         self.quarantined: dict[str, Reason] = {}
         self.restarts = 0
         self.retry_after_seconds = 2
@@ -193,11 +191,8 @@ class FakeWorker:
     def keep(self, settings: KeepModels) -> None:
         self.kept = settings
 
-    def loaded(self) -> dict[str, LoadedModel]:
-        return {model.id: model for model in self.snapshot.models}
-
     def unit(self, model_id: str) -> ModelSpecification | None:
-        loaded = self.loaded().get(model_id)
+        loaded = self.book.loaded().get(model_id)
         return loaded.unit if loaded is not None else self.coming.get(model_id)
 
     async def load(self, model: ModelSpecification, stay: Stay = UNSPECIFIED_STAY) -> ModelLoaded:

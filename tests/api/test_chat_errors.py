@@ -177,7 +177,7 @@ class WatchedProgress(dict[str, LoadProgress]):
 async def test_a_long_wait_starts_the_stream_and_keeps_it_alive() -> None:
     site = make_site(context={"keep_alive_seconds": 0.02})
     progress = WatchedProgress(LoadProgress(model_id="demo-main", phase="weights", fraction=0.42))
-    site.worker.progress = progress
+    site.worker.book.progress = progress
 
     async def load_for_long(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
         progress.asked.clear()
@@ -195,7 +195,7 @@ async def test_a_long_wait_starts_the_stream_and_keeps_it_alive() -> None:
 async def test_an_error_after_the_stream_began_waiting_is_a_frame() -> None:
     site = make_site(context={"keep_alive_seconds": 0.02})
     progress = WatchedProgress()
-    site.worker.progress = progress
+    site.worker.book.progress = progress
 
     async def refuse_late(command: Generate) -> AsyncIterator[Accepted]:
         progress.asked.clear()

@@ -46,7 +46,7 @@ def test_no_model_named(absent: str | None) -> None:
     assert resolver(default_model="org/other").resolve(absent).id == "org/other"
     assert resolver(models=(model("one"), MODELS[0], MODELS[3])).resolve(absent).id == "one"
     site = make_site()
-    site.worker.snapshot = Snapshot(models=(loaded("demo-main"),))
+    site.worker.book.snapshot = Snapshot(models=(loaded("demo-main"),))
     assert site.context.resolver.resolve(absent).id == "demo-main"
 
 
@@ -84,7 +84,7 @@ def test_a_configured_draft_that_cannot_be_used_is_left_out_with_its_reason(draf
 
 def load(site: Site, unit: ModelSpecification) -> None:
     """The worker has loaded this unit."""
-    site.worker.snapshot = Snapshot(models=(LoadedModel(unit=unit, state="ready"),))
+    site.worker.book.snapshot = Snapshot(models=(LoadedModel(unit=unit, state="ready"),))
 
 
 def test_a_loaded_unit_keeps_its_drafters() -> None:
@@ -93,7 +93,7 @@ def test_a_loaded_unit_keeps_its_drafters() -> None:
     load(site, alone)
     assert site.context.resolver.resolve("demo-main") is alone, "loaded without a draft, used without a draft"
     assert names_of(site.context.resolver.resolve("demo-main", "demo-draft")) == ["demo-draft"]
-    site.worker.snapshot = Snapshot()
+    site.worker.book.snapshot = Snapshot()
     assert names_of(site.context.resolver.resolve("demo-main")) == ["demo-draft"], "unloaded: the usual one again"
 
 
@@ -201,5 +201,5 @@ def test_the_head_inside_a_checkpoint_is_named_by_the_model() -> None:
     with pytest.raises(SpeculationUnavailable, match="cannot draft for demo-main"):
         resolver((model("demo-main"),)).resolve("demo-main", "demo-main")
     held = loaded(main.id, DrafterSpecification(main.id, "", "mtp"))
-    site.worker.snapshot = Snapshot(models=(held,))
+    site.worker.book.snapshot = Snapshot(models=(held,))
     assert site.context.resolver.entry(main).drafters == held.unit.drafters

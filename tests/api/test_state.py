@@ -64,7 +64,7 @@ async def test_all_models_are_listed_on_request_and_none_is_loaded(site: Site) -
 
 
 async def test_a_loaded_model_tells_what_it_can(site: Site) -> None:
-    site.worker.snapshot = Snapshot(models=(LOADED,))
+    site.worker.book.snapshot = Snapshot(models=(LOADED,))
     site.worker.quarantined["org/other"] = Reason("exit_killed")
     entry = (await site.client.get("/v1/models/demo-main")).json()
     assert (entry["state"], entry["draft"], entry["context"]) == ("loaded", "demo-draft", 2048)
@@ -123,7 +123,7 @@ async def test_metrics(site: Site) -> None:
             listener(Heartbeat(pending=True, step_seconds=(0.02,)))
             listener(TextWork(seconds={"render": 0.5, "stream": 0.25}))
             listener(TextWork(seconds={"render": 0.25}))
-        site.worker.snapshot = Snapshot(
+        site.worker.book.snapshot = Snapshot(
             models=(LOADED,), active_bytes=5000, peak_bytes=6000, memory_pressure="critical"
         )
         site.worker.restarts = 2
@@ -172,7 +172,7 @@ async def test_metrics(site: Site) -> None:
 
 
 async def test_a_model_on_its_way_into_memory_is_loading(site: Site) -> None:
-    site.worker.progress["org/other"] = LoadProgress(model_id="org/other", phase="weights", fraction=0.5)
+    site.worker.book.progress["org/other"] = LoadProgress(model_id="org/other", phase="weights", fraction=0.5)
     assert (await site.client.get("/v1/models/org/other")).json()["state"] == "loading"
 
 
@@ -188,7 +188,7 @@ async def test_labels_stay_bounded(site: Site) -> None:
 
 async def test_ps_tells_clients_of_ollama_what_is_loaded() -> None:
     site = make_site(context={"clock": lambda: 100.0})
-    site.worker.snapshot = Snapshot(models=(LOADED, loaded("org/other", state="loading")))
+    site.worker.book.snapshot = Snapshot(models=(LOADED, loaded("org/other", state="loading")))
     (model,) = (await site.client.get("/api/ps")).json()["models"]
     assert (model["name"], model["model"], model["context_length"]) == ("demo-main", "demo-main", 2048)
     assert (model["size"], model["size_vram"]) == (1200, 1200)
@@ -198,10 +198,10 @@ async def test_ps_tells_clients_of_ollama_what_is_loaded() -> None:
         return (datetime.fromisoformat(model["expires_at"]) - datetime.now(UTC)).total_seconds()
 
     for used, leases, left in ((100.0, 0, 3600), (90.0, 0, 3590), (10.0, 1, 3600)):
-        site.worker.snapshot = Snapshot(models=(loaded("demo-main", last_used=used, leases=leases),))
+        site.worker.book.snapshot = Snapshot(models=(loaded("demo-main", last_used=used, leases=leases),))
         assert left - 5 < await seconds_left() <= left
     for stay in (Stay(pinned=True, idle_seconds=60.0), Stay(pinned=False, idle_seconds=-1.0)):
-        site.worker.snapshot = Snapshot(models=(msgspec.structs.replace(LOADED, stay=stay),))
+        site.worker.book.snapshot = Snapshot(models=(msgspec.structs.replace(LOADED, stay=stay),))
         assert await seconds_left() > 365 * 86400
 
 
@@ -212,8 +212,8 @@ async def test_v1_names_what_there_is_to_call(site: Site) -> None:
 
 
 async def test_status(site: Site) -> None:
-    site.worker.snapshot = Snapshot(models=(LOADED,), active_bytes=5000)
-    site.worker.progress["org/other"] = LoadProgress(model_id="org/other", phase="weights", fraction=0.5)
+    site.worker.book.snapshot = Snapshot(models=(LOADED,), active_bytes=5000)
+    site.worker.book.progress["org/other"] = LoadProgress(model_id="org/other", phase="weights", fraction=0.5)
     state = (await site.client.get("/api/status")).json()
     assert state["models"][0]["draft"] == "demo-draft"
     assert state["models"][0]["drafts"] == [{"id": "demo-draft", "method": "draft_model"}]
@@ -246,7 +246,7 @@ async def test_load_and_unload(site: Site) -> None:
     assert site.worker.loads[1].drafters == ()
     assert site.worker.stays == [Stay(pinned=True, idle_seconds=60), Stay(idle_seconds=-1)], "never"
     for held in ((LOADED,), ()):
-        site.worker.snapshot = Snapshot(models=held)
+        site.worker.book.snapshot = Snapshot(models=held)
         answer = (await site.client.post("/api/unload", json={"model": "demo-main"})).json()
         assert answer == {"model": "demo-main", "state": "available", "was_loaded": bool(held)}
     assert site.worker.unloads == ["demo-main", "demo-main"]
@@ -280,7 +280,7 @@ async def test_a_model_in_use_is_a_conflict_on_every_route(site: Site, path: str
 async def test_a_load_names_the_drafters_that_were_left_out(site: Site) -> None:
     reason = Reason("cannot_draft", {"detail": "its weights cannot be read"})
     draft = DrafterSpecification("demo-draft", str(FOLDERS / "demo-draft"))
-    site.worker.snapshot = Snapshot(models=(loaded("demo-main", draft, unavailable={"draft_model": reason}),))
+    site.worker.book.snapshot = Snapshot(models=(loaded("demo-main", draft, unavailable={"draft_model": reason}),))
     answer = (await site.client.post("/api/load", json={"model": "demo-main", "draft": "demo-draft"})).json()
     assert (answer["draft"], answer["drafts"]) == (None, [])
     assert answer["draft_unavailable"] == f"demo-draft: {reason}"

@@ -55,10 +55,10 @@ def test_streams_loads_and_snapshot() -> None:
             client.subscribe(lambda event: phases.append(event.phase) if isinstance(event, LoadProgress) else None)
             assert (await client.load(FAST)).model_id == "fast"
             assert phases == ["weights", "ready"]
-            assert client.progress == {}
+            assert client.book.progress == {}
             await client.unload("fast")
             await until(client, lambda event: isinstance(event, Heartbeat))
-            assert [model.id for model in client.snapshot.models] == ["fake"]
+            assert [model.id for model in client.book.snapshot.models] == ["fake"]
             assert not client.in_flight
 
     asyncio.run(scenario())
@@ -93,7 +93,7 @@ def test_how_long_a_model_stays_by_the_word_of_a_request_survives_the_worker() -
             await client.load(FAST, Stay(idle_seconds=4.0))
             await until(client, stay_of("fast", Stay(pinned=False, idle_seconds=4.0)))
             assert await loaded_after(client, "kill", {"fast"}) == ["fast"]
-            assert client.loaded()["fast"].stay == Stay(pinned=False, idle_seconds=4.0)
+            assert client.book.loaded()["fast"].stay == Stay(pinned=False, idle_seconds=4.0)
             assert client.unit("fast") == FAST
 
     asyncio.run(scenario())
@@ -143,13 +143,13 @@ def test_the_unit_of_a_model_is_the_one_in_use_or_else_the_one_last_asked_for() 
             loading = asyncio.create_task(client.load(changed))
             await until(client, lambda event: isinstance(event, LoadProgress))
             assert client.unit("slow") == changed, "on its way"
-            client.snapshot = Snapshot(models=(LoadedModel(unit=SLOW, state="ready", leases=1),))
+            client.book.snapshot = Snapshot(models=(LoadedModel(unit=SLOW, state="ready", leases=1),))
             assert client.unit("slow") == SLOW, "in use: it is not replaced"
-            client.snapshot = Snapshot(models=(LoadedModel(unit=SLOW, state="ready"),))
+            client.book.snapshot = Snapshot(models=(LoadedModel(unit=SLOW, state="ready"),))
             assert client.unit("slow") == changed
             loading.cancel()
             await until(client, lambda event: isinstance(event, LoadProgress))
-            client.snapshot = Snapshot(models=(LoadedModel(unit=SLOW, state="ready"),))
+            client.book.snapshot = Snapshot(models=(LoadedModel(unit=SLOW, state="ready"),))
             assert client.unit("slow") == SLOW
 
     asyncio.run(scenario())
@@ -192,7 +192,7 @@ def test_between_two_workers_a_model_is_still_the_unit_that_somebody_loaded() ->
             ready = asyncio.create_task(until(client, lambda event: isinstance(event, Ready)))
             with pytest.raises(WorkerGone):
                 await collect(client, ask("kill"))
-            assert (client.loaded(), client.unit("fast")) == ({}, changed)
+            assert (client.book.loaded(), client.unit("fast")) == ({}, changed)
             await ready
             assert client.unit("fast") == changed
 
@@ -356,14 +356,14 @@ def test_a_cancelled_load_is_cancelled_in_the_worker() -> None:
         async with serving() as client:
             loading = asyncio.create_task(client.load(SLOW))
             await until(client, lambda event: isinstance(event, LoadProgress))
-            assert client.progress["slow"].fraction == 0.5
+            assert client.book.progress["slow"].fraction == 0.5
             failed = asyncio.create_task(until(client, lambda event: isinstance(event, LoadProgress)))
             await asyncio.sleep(0)
             loading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await loading
             await failed
-            assert client.progress == {}
+            assert client.book.progress == {}
 
     asyncio.run(scenario())
 

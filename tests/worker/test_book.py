@@ -190,7 +190,7 @@ class House:
 
     def check(self) -> dict[str, LoadedModel]:
         """Return what is in memory; server, worker and settings say the same of it."""
-        worker, held = self.worker, self.client.loaded()
+        worker, held = self.worker, self.client.book.loaded()
         assert tuple(held.values()) == worker.pool.snapshot()
         assert sorted(held) == sorted(self.world.open)
         for model_id, model in held.items():
@@ -220,7 +220,7 @@ async def live(folder: Path, seed: int) -> None:
         await house.rest()
         said = house.check()[model_id]
         assert said.stay.idle_seconds == word.idle_seconds
-        units = {name: model.unit for name, model in house.client.loaded().items()}
+        units = {name: model.unit for name, model in house.client.book.loaded().items()}
         house.crash()
         assert units == {name: house.client.unit(name) for name in units}, "a request keeps to what was loaded"
         await house.rest()

@@ -20,7 +20,6 @@ from app.core.unit import DrafterSpecification, ModelSpecification, Stay
 from app.supervision.child import WORKER_COMMAND
 from app.supervision.client import WorkerClient
 from app.supervision.stream import StreamEvent
-from app.supervision.supervisor import PrefixDisk
 from tests.shares import LANDING
 from tests.tiny import write_tiny_model
 from tests.worker.serving import QUICK, Stopwatch, collect, until
@@ -47,14 +46,14 @@ def generate(folder: Path, request_id: str = "r", *, model: str = "main", **chan
 
 @asynccontextmanager
 async def working(
-    costs_folder: Path | None = None, prefixes: PrefixDisk | None = None, command: Sequence[str] = WORKER_COMMAND
+    costs_folder: Path | None = None, prefixes: Path | None = None, command: Sequence[str] = WORKER_COMMAND
 ) -> AsyncIterator[WorkerClient]:
     timing = dataclasses.replace(QUICK, stop_seconds=5.0)
+    arguments = [] if costs_folder is None else ["--costs-folder", str(costs_folder)]
+    if prefixes is not None:
+        arguments += ["--prefixes-folder", str(prefixes), "--prefixes-bytes", str(1 << 30)]
     client = WorkerClient(
-        command=command,
-        costs_folder=costs_folder,
-        wire="auto",
-        prefixes=prefixes,
+        command=[*command, "--wire", "auto", *arguments],
         timing=timing,
         ready_seconds=START_SECONDS,
     )
@@ -168,7 +167,7 @@ async def load_and_ask(client: WorkerClient, folder: Path) -> None:
     assert text_of(events) == text_of(plain)
     assert finished(events).usage.methods == ("draft_model",)
     assert finished(events).usage.accepted > 0
-    model = next(model for model in client.snapshot.models if model.id == "main")
+    model = next(model for model in client.book.snapshot.models if model.id == "main")
     assert (model.id, model.state, model.stay.pinned) == ("main", "ready", True)
     assert model.unit == client.unit("main") == drafted.model
 
@@ -296,7 +295,7 @@ def test_a_conversation_outlives_its_server_and_its_worker(
     folder: Path, tmp_path: Path, end: signal.Signals | None
 ) -> None:
     """A server that stops ends its worker in order; a worker that is killed is started again."""
-    prefixes = PrefixDisk(tmp_path / "prefixes", 1 << 30, 1.0)
+    prefixes = tmp_path / "prefixes"
     asking: dict[str, Any] = {"text": "a prompt of some length, " * 20, "draft": True, "owner": "key 1"}
     asking["speculation"] = SpeculationRequest(method="draft_model", num_draft_tokens=2)  # whatever it costs
 
@@ -310,7 +309,7 @@ def test_a_conversation_outlives_its_server_and_its_worker(
             assert cached == 0
             if end is not None:
                 # a block of 256 tokens, the rest and what came behind it, of the model and of its drafter
-                await come_true(lambda: len(list(prefixes.folder.rglob("*.safetensors"))) >= 6)
+                await come_true(lambda: len(list(prefixes.rglob("*.safetensors"))) >= 6)
                 assert client.process_id is not None
                 os.kill(client.process_id, end)
                 await come_true(lambda: client.restarts == 1)
@@ -318,12 +317,11 @@ def test_a_conversation_outlives_its_server_and_its_worker(
         async with working(prefixes=prefixes) as client:
             assert await ask(client, "again") == (said, 499)
             assert await ask(client, "stranger", owner="key 2") == (said, 0)
-            await come_true(
-                lambda: bool(client.snapshot.models and client.snapshot.models[0].prefixes.restored_tokens["disk"])
-            )
-            assert client.snapshot.models[0].prefixes.disk_bytes > 100_000
+            models = client.book.loaded
+            await come_true(lambda: bool(models() and models()["main"].prefixes.restored_tokens["disk"]))
+            assert models()["main"].prefixes.disk_bytes > 100_000
             client.clear_prefixes()
-            await come_true(lambda: not list(prefixes.folder.rglob("*.safetensors")))
+            await come_true(lambda: not list(prefixes.rglob("*.safetensors")))
             assert await ask(client, "forgotten") == (said, 0)
 
     asyncio.run(scenario())
