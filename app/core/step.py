@@ -230,7 +230,7 @@ class EnginePort(Protocol):
     def step(self, plan: StepPlan) -> StepResult:
         """Run one forward. All caches commit or none: on an exception every row of the engine is gone."""
 
-    def release(self, request_id: str, tokens: Sequence[int]) -> None:
+    def release(self, sequence_id: str, tokens: Sequence[int]) -> None:
         """Free the row, and what was fetched for it. `tokens` (prompt and sent output) may enter the prefix cache;
         unknown ids are fine."""
 

@@ -30,8 +30,8 @@ class Constraints:
         if request.constraint is not None:
             self._constraints[request.id] = request.constraint.begin()
 
-    def release(self, request_id: str) -> None:
-        self._constraints.pop(request_id, None)
+    def release(self, sequence_id: str) -> None:
+        self._constraints.pop(sequence_id, None)
 
     def may_bind(self, rows: Sequence[DecodeRow], slots: int = LAUNCHED_AHEAD) -> bool:
         """Return whether any row may have a token forbidden within the next `slots`."""
@@ -78,7 +78,7 @@ class Constraints:
                 extra = forced[: max(0, rows[index].max_draft_tokens - allowed)]
                 drafts[index], appended[index] = [*row_drafts[:allowed], *extra], len(extra)
         counts = tuple(map(len, drafts))
-        # At least one slot: a drafter that drafted must observe the outcome.
+        # At least one slot: a drafter that drafted must observe the forward.
         return proposal._replace(tokens=padded(drafts, 1), counts=counts, appended=tuple(appended))
 
     def mask(

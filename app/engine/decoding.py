@@ -15,7 +15,7 @@ from app.core.reason import NO_REASON, Reason
 from app.core.request import OFF, Request
 from app.core.step import DecodeRow, DecodeStep, RowOutcome, StepResult
 from app.engine.constraints import Constraints
-from app.engine.drafters.drafter import Outcome, Proposal
+from app.engine.drafters.drafter import Observation, Proposal
 from app.engine.drafters.registry import Drafters
 from app.engine.feeding import LaunchedForward, feed, feed_drafts
 from app.engine.forward_results import CacheWrites, Pooling, Scores, StepTimer, score
@@ -52,7 +52,7 @@ class Acceptance(NamedTuple):
         """Whether plain decoding may draw another last token; only of a `strict` row, which is alone in its step."""
         return self.results[0].is_doubtful
 
-    def fed(self, rows: Sequence[DecodeRow]) -> list[int]:
+    def committed(self, rows: Sequence[DecodeRow]) -> list[int]:
         """Return how many tokens of each row belong into the cache now: those it was fed, and its accepted drafts."""
         return [
             len(row.tokens) - row.computed + result.accepted for row, result in zip(rows, self.results, strict=True)
@@ -85,10 +85,10 @@ class Decoder:
         self._by_rejection = by_rejection
         self._in_flight: LaunchedForward | None = None
 
-    def release(self, request_id: str) -> None:
+    def release(self, sequence_id: str) -> None:
         """Forget what is in flight for a row; what was launched for the others is kept. Unknown ids are fine."""
         if self._in_flight is not None:
-            others = [name for name in self._in_flight.sequence_ids if name != request_id]
+            others = [name for name in self._in_flight.sequence_ids if name != sequence_id]
             self._in_flight = self._in_flight.only(others)
 
     def clear(self) -> None:
@@ -185,14 +185,14 @@ class Decoder:
 
     def _rewind(self, rows: Sequence[DecodeRow], forward: Forward, acceptance: Acceptance) -> Sequence[int]:
         """Keep in the cache what each row accepted, cut off the rest; return how many tokens of each row are kept."""
-        return self._runner.commit(forward, acceptance.fed(rows))
+        return self._runner.commit(forward, acceptance.committed(rows))
 
     def _replay(
         self, rows: Sequence[DecodeRow], logits: mx.array, acceptance: Acceptance
     ) -> tuple[Acceptance, Sequence[int]]:
         """Let plain decoding draw the doubtful token of a `strict` row, the only one of its step. The logits that it
         is drawn from replace those in `logits` float32 [1, slots, vocabulary]."""
-        (asked,), (result,), committed = rows, acceptance.results, acceptance.fed(rows)
+        (asked,), (result,), committed = rows, acceptance.results, acceptance.committed(rows)
         accepted_tokens, slot = result.drawn[: result.accepted], slice(result.accepted, result.accepted + 1)
         row = replace(asked, tokens=[*asked.tokens, *accepted_tokens])
         alone, replayed = self._strict_rows.replay(row, logits[:, slot], self._runner.on_progress)
@@ -214,7 +214,7 @@ class Decoder:
         own_counts = map(sub, proposal.counts, proposal.appended_counts)
         accepted = [min(result.accepted, own) for result, own in zip(acceptance.results, own_counts, strict=True)]
         texts = [row.tokens for row in rows]
-        self._drafters.observe(Outcome(forward, texts, committed, acceptance.drafted, accepted))
+        self._drafters.observe(Observation(forward, texts, committed, acceptance.drafted, accepted))
 
     # --- without drafts ---------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class Decoder:
         logits, forward = self._runner.forward(names, fed, widths)
         committed = self._runner.commit(forward, widths)
         self._pooling.pool(forward)
-        self._drafters.observe(Outcome(forward, [row.tokens for row in rows], committed))
+        self._drafters.observe(Observation(forward, [row.tokens for row in rows], committed))
         logits = last_of(logits, widths).astype(mx.float32)
         drawn = self._draw(logits, rows, fed, launched)
         self._writes.evaluate()

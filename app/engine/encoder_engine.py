@@ -60,9 +60,9 @@ class EncoderEngine:
         self._poolings[request.id] = request.embeds
         return 0
 
-    def release(self, request_id: str, tokens: Sequence[int]) -> None:  # noqa: ARG002 - texts are not cached
-        self._poolings.pop(request_id, None)
-        self._vectors.pop(request_id, None)
+    def release(self, sequence_id: str, tokens: Sequence[int]) -> None:  # noqa: ARG002 - texts are not cached
+        self._poolings.pop(sequence_id, None)
+        self._vectors.pop(sequence_id, None)
 
     def step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()

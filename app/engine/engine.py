@@ -23,7 +23,7 @@ from app.engine import memory
 from app.engine.caches.lanes import reservation
 from app.engine.constraints import Constraints
 from app.engine.decoding import Decoder, EngineRow
-from app.engine.drafters.drafter import Drafter, Outcome
+from app.engine.drafters.drafter import Drafter, Observation
 from app.engine.drafters.registry import Drafters
 from app.engine.forward_results import LONG_TOKENS, SLOW_SECONDS, CacheWrites, Pooling, Scores, score
 from app.engine.prefix.cache import PrefixCache, checkpoints_of
@@ -137,20 +137,20 @@ class Engine:
             name: drafter for name, drafter in self.drafters.allowed_for(request).items() if drafter.runner is not None
         }
 
-    def release(self, request_id: str, tokens: Sequence[int]) -> None:
-        row = self._rows.pop(request_id, None)
+    def release(self, sequence_id: str, tokens: Sequence[int]) -> None:
+        row = self._rows.pop(sequence_id, None)
         if row is None:
-            self.prefixes.drop_fetched(request_id)
+            self.prefixes.drop_fetched(sequence_id)
             return
-        self._decoder.release(request_id)
+        self._decoder.release(sequence_id)
         try:
             if tokens:  # a launched forward may have read the last emitted token too
-                self._cache_row(row.request, row.tokens or tokens, self.runner.length(request_id), ended=True)
+                self._cache_row(row.request, row.tokens or tokens, self.runner.length(sequence_id), ended=True)
         except (RuntimeError, MemoryError):
             logger.warning("a finished prompt is not kept: the device has no memory left")
         finally:
-            self.runner.release(request_id)
-            self._forget(request_id)
+            self.runner.release(sequence_id)
+            self._forget(sequence_id)
 
     def _cache_row(self, request: Request, tokens: Sequence[int], length: int, *, ended: bool) -> None:
         # a lack of memory within a step ends the whole step
@@ -182,9 +182,9 @@ class Engine:
         self._rows.clear()
         self.runner.clear()
 
-    def _forget(self, request_id: str) -> None:
+    def _forget(self, sequence_id: str) -> None:
         for component in (self._constraints, self._pooling, self.strict_rows, self.drafters):
-            component.release(request_id)
+            component.release(sequence_id)
 
     def step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
@@ -229,7 +229,7 @@ class Engine:
             forward
         )
         self.runner.commit(forward, widths)
-        self.drafters.observe(Outcome(forward, [row.tokens for row in rows], widths))
+        self.drafters.observe(Observation(forward, [row.tokens for row in rows], widths))
         self._writes.evaluate(in_parts=max(widths) >= LONG_TOKENS)
         mx.eval(self.runner.arrays(), to_evaluate)
         for row in rows if self.limits.stops_at_checkpoints else ():

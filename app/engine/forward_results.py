@@ -95,9 +95,9 @@ class Pooling:
             self._runner.tap(self._taps)
         self._poolings[request.id] = request.embeds
 
-    def release(self, request_id: str) -> None:
-        self._poolings.pop(request_id, None)
-        self._pooled.pop(request_id, None)
+    def release(self, sequence_id: str) -> None:
+        self._poolings.pop(sequence_id, None)
+        self._pooled.pop(sequence_id, None)
 
     def pool(self, forward: Forward) -> list[mx.array]:
         """Pool a forward's hidden states; return the arrays to evaluate with it."""
@@ -111,11 +111,11 @@ class Pooling:
                 self._pooled[name] = previous + mx.sum(states, axis=0) if is_mean else states[-1], count + width
         return [pooled for pooled, _ in self._pooled.values()]
 
-    def embedding(self, request_id: str) -> tuple[float, ...]:
+    def embedding(self, sequence_id: str) -> tuple[float, ...]:
         """Return the pooled state as a unit vector; empty for a request without an embedding."""
-        if request_id not in self._pooled:
+        if sequence_id not in self._pooled:
             return ()
-        pooled, count = self._pooled[request_id]
+        pooled, count = self._pooled[sequence_id]
         pooled = pooled / count
         values: list[float] = (pooled / mx.maximum(mx.linalg.norm(pooled), 1e-12)).tolist()  # type: ignore[assignment]
         return tuple(values)

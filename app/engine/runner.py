@@ -193,7 +193,7 @@ class Runner:
             logits = logits[mx.array(slots)]
             features = {tap: hidden[mx.array(slots)] for tap, hidden in features.items()}
         starts = tuple(selection.lengths[slot] for slot in slots)
-        states = tuple(state.fed() for state in self.caches.states)
+        states = tuple(state.after() for state in self.caches.states)
         return logits, Forward(selection, tuple(sequence_ids), tuple(widths), recorded, features, starts, states)
 
     def _scan_recording(self, widths: Sequence[int], width: int, *, record: bool) -> AbstractContextManager[Recording]:
@@ -244,7 +244,7 @@ class Runner:
 
     def _commit_states(self, forward: Forward, keep: list[int]) -> list[int]:
         selection, record, states = forward.selection, forward.record, self.caches.states
-        arrays = [len(fed) for fed in forward.states]
+        arrays = [len(states_after) for states_after in forward.states]
         is_partial = tuple(keep) != forward.widths
         replays = is_partial and record.fits(arrays)
         if is_partial and not replays:

@@ -46,7 +46,7 @@ def alone(family: str, quantised: bool, head_size: int, bits: int, packed: bytes
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Observation:
     """What a schedule did, so that a test can demand that drafts really were verified."""
 
     output_tokens: int
@@ -97,7 +97,7 @@ def run_schedule(
     rows: int = 1,
     sampling: Mapping[str, Any] = MappingProxyType({}),
     quantisation: Quantisation = UNQUANTISED,
-) -> Outcome:
+) -> Observation:
     """Run it and assert that every sequence said what the naive loop says, and that nothing is left behind.
 
     `rows` run from the start, and whoever ends is followed by the next one; further ones join by chance. `sampling` is
@@ -145,7 +145,7 @@ def run_schedule(
         assert output == truth[request.id][: len(output)], (family, seed, methods, request.id)
     assert engine.runner.caches.nbytes == 0
     assert engine.cache_bytes == 0
-    return Outcome(
+    return Observation(
         output_tokens=sum(len(sequence.output) for sequence in driver.finished.values()),
         accepted=sum(sequence.accepted for sequence in driver.finished.values()),
         cancelled=cancelled,

@@ -8,7 +8,7 @@ import mlx.core as mx
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow
-from app.engine.drafters.drafter import Drafter, Outcome, Proposal
+from app.engine.drafters.drafter import Drafter, Observation, Proposal
 from app.engine.sampling.drawing import SampledRow
 from tests.engine.driving import Driver, build, naive
 from tests.tiny import tiny_model
@@ -29,7 +29,7 @@ class Echo(Drafter):
         tokens = [[row.tokens[-1]] * max(counts) for row in rows]
         return Proposal(mx.array(tokens, dtype=mx.int32), counts, (NO_REASON,) * len(rows))
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: Observation) -> None:
         if any(outcome.drafted):
             self.courage = 1 + max(outcome.accepted)
 

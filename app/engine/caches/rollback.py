@@ -284,7 +284,7 @@ class SlotState(mlx_cache.ArraysCache):
         is_ragged = any(width != selection.width for width in widths)
         self.lengths = mx.array(list(widths), dtype=mx.int32) if is_ragged else None
 
-    def fed(self) -> tuple[mx.array, ...]:
+    def after(self) -> tuple[mx.array, ...]:
         """Return the states that the forward in progress leaves if everything is committed."""
         return tuple(array for array in self.cache if array is not None)
 

@@ -16,7 +16,7 @@ from app.core.reason import NO_REASON, Reason
 from app.core.step import DecodeRow
 from app.engine.caches.lanes import reservation
 from app.engine.caches.rollback import UnknownCacheError
-from app.engine.drafters.drafter import Drafter, Outcome, Proposal
+from app.engine.drafters.drafter import Drafter, Observation, Proposal
 from app.engine.drafters.forced_prefix import ForcedPrefix
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.probe import open_runner
@@ -173,10 +173,12 @@ class DraftModel(Drafter):
         self.runner.commit(forward, widths)
         return last_of(output, widths)
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, observation: Observation) -> None:
         """Rewind rejected drafts. Accepted ones are kept in the cache, so that they need not be fed again."""
         slots, rejected = self.runner.caches.table.slots, {}
-        for name, tokens, accepted in zip(outcome.forward.sequence_ids, outcome.tokens, outcome.accepted, strict=False):
+        for name, tokens, accepted in zip(
+            observation.forward.sequence_ids, observation.tokens, observation.accepted, strict=False
+        ):
             if name in slots and self.runner.length(name) > len(tokens) + accepted:
                 self.runner.rewind(name, len(tokens) + accepted)
                 rejected[slots[name]] = accepted

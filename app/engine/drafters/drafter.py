@@ -52,8 +52,8 @@ class Proposal(NamedTuple):
         return self.appended or (0,) * len(self.counts)
 
 
-class Outcome(NamedTuple):
-    """Result of one `forward` of the target, row by row, prefill and plain steps included.
+class Observation(NamedTuple):
+    """One `forward` of the target as drafters observe it, row by row, prefill and plain steps included.
 
     `committed[row]` of the tokens fed are in the cache. `tokens[row]` is a live view of prompt and output. Of
     `drafted[row]` drafts the first `accepted[row]` were accepted, without those that a grammar appended to the
@@ -100,7 +100,7 @@ class Drafter:
         """Return up to `limit` tokens it would propose after `tokens` and `emitted`, if nearly free; else None."""
         return None
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, observation: Observation) -> None:
         """Observe a forward of the target: its hidden states, and which drafts were accepted."""
 
     def commit(self, sequence_id: str, tokens: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.caches.lanes import reservation
 from app.engine.drafters.draft_model import DraftModel
-from app.engine.drafters.drafter import Drafter, Outcome
+from app.engine.drafters.drafter import Drafter, Observation
 from app.engine.layers import Target
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.runner import Runner, padded
@@ -160,12 +160,12 @@ class FeatureDrafter(DraftModel):
         self._pending.pop(sequence_id, None)
         super().release(sequence_id)
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, observation: Observation) -> None:
         """Queue the features of committed tokens; those of a prompt enter the context at once."""
-        forward = outcome.forward
+        forward = observation.forward
         taps = [forward.features[tap] for tap in self.taps]
         for row, name in enumerate(forward.sequence_ids):
-            tokens, committed, pending = outcome.tokens[row], outcome.committed[row], self._pending.get(name)
+            tokens, committed, pending = observation.tokens[row], observation.committed[row], self._pending.get(name)
             if pending is not None and committed:
                 pending.add(forward.starts[row], taps, row, committed)
                 threshold = EXTEND_AT_ONCE_TOKENS if committed >= EXTEND_AT_ONCE_TOKENS else MAX_PENDING_TOKENS

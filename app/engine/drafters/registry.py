@@ -12,7 +12,7 @@ from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.engine import memory
-from app.engine.drafters.drafter import Drafter, Outcome, Proposal
+from app.engine.drafters.drafter import Drafter, Observation, Proposal
 from app.engine.drafters.forced_prefix import merge, prepend_forced
 from app.engine.loaded_unit import LoadedUnit, NoDrafter
 from app.engine.runner import Runner
@@ -94,15 +94,15 @@ class Drafters:
                 offers[name] = drafter.offer(sequence_id, tokens, emitted, LONGEST_DRAFT)
         return {name: offer for name, offer in offers.items() if offer is not None}
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, observation: Observation) -> None:
         for name, drafter in tuple(self.available.items()):
             with self._isolated(name):
-                drafter.observe(outcome)
+                drafter.observe(observation)
 
-    def release(self, request_id: str) -> None:
+    def release(self, sequence_id: str) -> None:
         for name, drafter in tuple(self.available.items()):
             with self._isolated(name):
-                drafter.release(request_id)
+                drafter.release(sequence_id)
 
     @contextmanager
     def _isolated(self, method: str) -> Iterator[None]:

@@ -146,9 +146,9 @@ class PrefixCache:
             self._fetched = {name: content for name, content in reads.items() if content is not None}
         return not wait(self._fetched.values(), FETCH_SECONDS).not_done
 
-    def drop_fetched(self, request_id: str) -> None:
+    def drop_fetched(self, sequence_id: str) -> None:
         """Drop what was read ahead for a request."""
-        if self._fetched_for == request_id:
+        if self._fetched_for == sequence_id:
             self._fetched_for, self._fetched = "", {}
 
     def _reusable(
@@ -284,7 +284,7 @@ class PrefixCache:
         root: bytes,
         tokens: tuple[int, ...],
         runner: Runner,
-        request_id: str,
+        sequence_id: str,
         added: dict[CacheBlock, BlockArrays],
         extra_state: Mapping[str, mx.array] | None = None,
     ) -> None:
@@ -292,8 +292,8 @@ class PrefixCache:
         Stored blocks are put into `added`, for the disk tier."""
         if (
             not tokens
-            or request_id in runner.gapped
-            or (runner.needs_snapshots and runner.length(request_id) != len(tokens))
+            or sequence_id in runner.gapped
+            or (runner.needs_snapshots and runner.length(sequence_id) != len(tokens))
         ):
             return
         parent, chain_bytes = root, 0
@@ -301,14 +301,14 @@ class PrefixCache:
         for begin in range(0, len(tokens), BLOCK_TOKENS):
             blocks.append(CacheBlock.of(ROWS, parent, tokens[begin : begin + BLOCK_TOKENS]))
             span = begin, begin + len(blocks[-1].tokens)
-            nbytes = self._add(blocks[-1], partial(_copy_rows, runner, request_id, *span), chain_bytes, added)
+            nbytes = self._add(blocks[-1], partial(_copy_rows, runner, sequence_id, *span), chain_bytes, added)
             if nbytes is None:  # the rest does not fit
                 break
             parent, chain_bytes = blocks[-1].key, chain_bytes + nbytes
         else:
             if runner.needs_snapshots:
                 state = CacheBlock.of(STATE, blocks[-1].parent, blocks[-1].tokens)
-                copy = partial(_copy_state, runner, request_id, len(tokens), extra_state or {})
+                copy = partial(_copy_state, runner, sequence_id, len(tokens), extra_state or {})
                 self._add(state, copy, chain_bytes, added)
         for block in reversed(blocks):
             self._memory.touch(block.name)
@@ -388,10 +388,10 @@ def open_prefix_cache(spec: ModelSpecification, disk: Disk) -> PrefixCache:
     )
 
 
-def _copy_rows(runner: Runner, request_id: str, begin: int, stop: int) -> BlockArrays:
+def _copy_rows(runner: Runner, sequence_id: str, begin: int, stop: int) -> BlockArrays:
     """Copy these positions of every layer that keeps all positions, by layer and part."""
     caches = runner.caches
-    spans = caches.read_span(request_id, begin, stop)
+    spans = caches.read_span(sequence_id, begin, stop)
     return {
         f"{layer} {part}": copied(array)
         for layer, (cache, span) in enumerate(zip(caches.kv, spans, strict=True))
@@ -400,19 +400,19 @@ def _copy_rows(runner: Runner, request_id: str, begin: int, stop: int) -> BlockA
     }
 
 
-def _copy_state(runner: Runner, request_id: str, length: int, extra_state: Mapping[str, mx.array]) -> BlockArrays:
+def _copy_state(runner: Runner, sequence_id: str, length: int, extra_state: Mapping[str, mx.array]) -> BlockArrays:
     """Copy what layers know only here: recurrent states, and the part of each window that the next token sees."""
     caches, arrays = runner.caches, dict(extra_state)
     for layer, cache in enumerate(caches.kv):
         if (window := cache.lane.window) is not None:
-            span = caches.read_span(request_id, max(0, length - window + 1), length)[layer]
+            span = caches.read_span(sequence_id, max(0, length - window + 1), length)[layer]
             arrays |= {f"{layer} {part}": copied(array) for part, array in enumerate(span)}
-    for layer, state in enumerate(runner.state_row(request_id)):
+    for layer, state in enumerate(runner.state_row(sequence_id)):
         arrays |= {f"state {layer} {part}": array for part, array in enumerate(state)}
     return arrays
 
 
-def _put(runner: Runner, request_id: str, length: int, blocks: Sequence[BlockArrays]) -> None:
+def _put(runner: Runner, sequence_id: str, length: int, blocks: Sequence[BlockArrays]) -> None:
     """Fill an empty row with `length` positions."""
     caches = runner.caches
     spans = []
@@ -420,9 +420,9 @@ def _put(runner: Runner, request_id: str, length: int, blocks: Sequence[BlockArr
         parts = list(_parts(blocks, str(layer)))
         whole = tuple(mx.concatenate(part, axis=2) if len(part) > 1 else part[0] for part in parts)
         spans.append(whole if cache.lane.window is not None else tuple(array[:, :, :length] for array in whole))
-    caches.write_span(request_id, 0, spans, stop=length)
+    caches.write_span(sequence_id, 0, spans, stop=length)
     for layer, state in enumerate(caches.states):
-        state.write_row(caches.table.slots[request_id], [part[0] for part in _parts(blocks, f"state {layer}")])
+        state.write_row(caches.table.slots[sequence_id], [part[0] for part in _parts(blocks, f"state {layer}")])
 
 
 def _parts(blocks: Sequence[BlockArrays], name: str) -> Iterator[list[mx.array]]:
