@@ -244,7 +244,7 @@ export function confirm({ title, text = "", action, tone = "" }) {
   yes.className = tone === "bad" ? "danger" : "primary";
   box.returnValue = "no";
   // Its event comes late: the question before may be closed and not answered yet. It is now, without this one's answer.
-  box.onclose?.();
+  box.onclose?.(new Event("close"));
   box.showModal();
   return new Promise((resolve) => {
     box.onclose = () => box.open || resolve(box.returnValue === "yes");

@@ -23,7 +23,7 @@ component("pays", () => ({
   minutes: 2,
   several: true,
   isWhole: false,
-  draw: () => {},
+  draw: (_cell) => {},
 
   init() {
     this.draw = plot(this.$refs.plot);
