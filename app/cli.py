@@ -1,7 +1,7 @@
-"""The `paceline` command: the arguments of each subcommand only; the work is done in `app.command` and `app.desktop`.
+"""The `paceline` command: only the arguments of each subcommand; `app.command` and `app.desktop` do the work.
 
 Subcommands for models are here, those for the background server and this computer in `app.cli_system`.
-Imports happen inside functions, so that `--help` answers at once.
+Imports happen inside functions, so that `--help` responds immediately.
 """
 
 import gc
@@ -71,7 +71,7 @@ def serve(
     acceptance: Acceptance = None,
 ) -> None:
     """Serve the models of this computer over an OpenAI endpoint, in this terminal. Needs no network."""
-    gc.disable()  # nothing of what is imported is garbage, and looking for it takes a tenth of the start
+    gc.disable()  # imports create no garbage, and looking for it takes a tenth of the start-up time
     from app.command.server import explicit_settings
     from app.command.service import option_arguments
     from app.main import run
@@ -110,7 +110,7 @@ def _greet(url: str, setup: str, live: "LiveSettings", catalog: "FolderCatalog")
     try:
         if live.current.open:
             open_page(target_server(live.current))
-    except PacelineError as error:  # the server runs on without a greeting
+    except PacelineError as error:  # the server runs on, even if its page cannot be opened
         console().print(str(error), highlight=False, markup=False)
 
 

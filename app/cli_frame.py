@@ -1,6 +1,6 @@
 """Shared by all subcommands: the application, the output of errors and results, and the settings that apply.
 
-Imports happen on first use, so that `--help` answers at once.
+Imports happen on first use, so that `--help` responds immediately.
 """
 
 import json
@@ -98,7 +98,7 @@ def print_text(text: str) -> None:
 
 
 def console() -> "Console":
-    """Return the console, as wide as it is now."""
+    """Return a console of the terminal's current width."""
     from rich.console import Console
 
     return Console()

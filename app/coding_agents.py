@@ -19,7 +19,7 @@ CLAUDE_MODELS = (
 NO_KEY = "paceline"
 """Placeholder key for a server that asks for none: all agents insist on one."""
 OUTPUT_SHARE = 8
-"""Divisor of the context that gives the longest answer, in tokens: agents reserve it before they compact."""
+"""Divisor of the context length that gives the longest answer: agents reserve that room before they compact."""
 MAX_OUTPUT_TOKENS = 32_000
 """Longest answer that agents ever request, in tokens."""
 TOOL_OUTPUT_TOKENS = 10_000
@@ -33,7 +33,7 @@ class ModelEndpoint:
     address: str
     model_id: str
     context_tokens: int
-    """0: unknown."""
+    """Context length, in tokens; 0: unknown."""
     key: str
 
     @property
@@ -44,7 +44,7 @@ class ModelEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodingAgent:
-    """One agent. `context_tokens`: the least context in which its own prompt and tools leave room for work."""
+    """One agent. `context_tokens`: the smallest context in which its own prompt and tools leave room for work."""
 
     title: str
     program: str
@@ -53,15 +53,15 @@ class CodingAgent:
     environment: Callable[[ModelEndpoint], Mapping[str, str]]
     flags: Callable[[ModelEndpoint], Sequence[str]] = lambda _endpoint: ()
     files: Callable[[ModelEndpoint], Mapping[str, Any]] = lambda _endpoint: {}
-    """JSON files, by name, that it reads from a folder of ours."""
+    """JSON files, by name, that the agent reads from a folder that Paceline writes."""
     files_variable: str = ""
-    """Environment variable that says where they are."""
+    """Environment variable that tells the agent where `files` are."""
     files_path: str = ""
     """Value of that variable, relative to the folder; empty: the folder itself."""
 
 
 def _claude(endpoint: ModelEndpoint) -> Mapping[str, str]:
-    """Return its variables. By default it assumes a million tokens, and begins each session with another header."""
+    """Return its variables: by default, it assumes a million tokens and begins each session's prompt differently."""
     limits = {
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context_tokens),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.output_tokens),
@@ -119,7 +119,7 @@ def _crush(endpoint: ModelEndpoint) -> Mapping[str, Any]:
 
 
 def _aider(endpoint: ModelEndpoint) -> Mapping[str, Any]:
-    """Return metadata with which it knows when a chat is too long, and does not look the model up on the web."""
+    """Return metadata that tells aider when a chat is too long, and saves it from looking up the model on the web."""
     limits = {"max_input_tokens": endpoint.context_tokens, "max_output_tokens": endpoint.output_tokens}
     costs = {"input_cost_per_token": 0, "output_cost_per_token": 0}
     return {

@@ -1,4 +1,4 @@
-"""Composes the server of settings, worker, catalog and endpoints; runs it until a signal, then shuts down in order."""
+"""Builds the server from settings, worker, catalog and endpoints; runs it until a signal, then shuts down in order."""
 
 import asyncio
 import contextlib
@@ -94,12 +94,12 @@ for _module in (*ROUTERS, *AREAS):
     ROUTES.include_router(_module.router)
 ROUTES.include_router(chat.router, prefix="/admin/api")  # for the chat page, which has a session and no key
 SWITCH_SECONDS = 0.0005
-"""Longest wait of the event loop, in seconds, for a thread that keeps the interpreter. Python's own is ten times as
-long, and the loop may wait for it after each system call: while a hostile body is parsed, streams would stall."""
+"""Longest wait of the event loop, in seconds, for a thread that holds the interpreter lock. Python's default is ten
+times as long, and the loop may wait that long after each system call: parsing a hostile body would stall streams."""
 EXIT_UNAVAILABLE = 1
 EXIT_UNSAFE = 2
 BEGIN_AGAIN = -1
-"""In place of an exit code: the process is to run its command line once more."""
+"""Value in place of an exit code: the process must run its command line again."""
 
 
 def create_app(
@@ -127,7 +127,7 @@ def create_app(
 
 
 def measured_in(store: Store) -> SpeedupLookup:
-    """Return a function from model id to its drafters' measured speedups; empty where the store cannot be read."""
+    """Return a function from model id to measured speedups of its drafters: empty if the store cannot be read."""
     measurements = StoredMeasurements(store)
 
     def measured(model_id: str) -> Speedups:
@@ -142,7 +142,7 @@ def measured_in(store: Store) -> SpeedupLookup:
 def admin_context(
     context: Context, store: Store, logs: LogRing | None = None, restart: Callable[[], None] | None = None
 ) -> AdminContext:
-    """Build the dashboard's context: `context` and what the dashboard needs in addition."""
+    """Build the dashboard's context from `context` and everything else that the dashboard needs."""
     measurements, models = StoredMeasurements(store), ModelView(context)
     measuring = Measuring(context, models, measurements)
     loading = Loading(context, models, measuring)
@@ -200,7 +200,7 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     await context.journal.load_recent()
     works = (context.journal.run(), admin.updates.run(), _compile(admin.pages))
     tasks = [asyncio.create_task(work) for work in works]
-    async with contextlib.AsyncExitStack() as closing:  # one that fails to close prevents no other
+    async with contextlib.AsyncExitStack() as closing:  # a part that fails to close does not keep the others open
         for unsubscribe in unsubscribes:
             closing.callback(unsubscribe)
         for task in tasks:
@@ -212,7 +212,7 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
 
 
 async def _compile(pages: Pages) -> None:
-    """Compile the templates ahead; those that cannot be read now are compiled at the first visit."""
+    """Compile the templates ahead of time; those that cannot be read now are compiled at the first visit."""
     try:
         await asyncio.to_thread(pages.compile)
     except OSError as error:
@@ -262,10 +262,10 @@ def build(admin: AdminContext) -> FastAPI:
 
 
 Announce = Callable[[str, str, LiveSettings, FolderCatalog], None]
-"""Called in a thread once the server is up: with its URL, the URL to choose the first password (empty when there is
-one), the settings and the catalog."""
+"""Callback in a thread once the server is up. Arguments: its URL, the URL to choose the first password (empty once a
+password exists), the settings and the catalog."""
 Publish = Callable[[str, int, str], None]
-"""Called with host, port and the key for commands of this computer, once the server listens."""
+"""Callback once the server listens. Arguments: host, port and the key for commands on this computer."""
 
 
 def run(
@@ -278,8 +278,8 @@ def run(
     """Serve until SIGTERM or Ctrl-C. Return the exit code: 0, 1 for something unavailable, 2 for an unsafe address.
 
     `explicit_settings` are those of command line and environment, `arguments` the raw command-line options. Stored
-    settings are read here, and only here, since a damaged store is set aside first. `check` may refuse the combined
-    settings by raising.
+    settings are read here, not by the caller, because a damaged store is set aside first. `check` may refuse the
+    combined settings by raising.
     """
     descriptors.raise_limit()
     configure_malloc()
@@ -296,14 +296,14 @@ def run(
             code = _run(store, explicit_settings, check, announce or _announce, publish)
     except ServerRuns as error:
         _print_error(str(error))
-        # launchd keeps alive what fails, and would start it again every few seconds.
+        # launchd restarts a job that fails: with another exit code, it would try again every few seconds.
         return 0 if SERVICE_LABEL in os.environ.get("XPC_SERVICE_NAME", "") else EXIT_UNAVAILABLE
     return _begin_again() if code == BEGIN_AGAIN else code
 
 
 def _begin_again() -> int:
-    """Replace this process by its own command line, as the same process for shells, launchd and systemd. Return the
-    exit code where that is impossible."""
+    """Run the command line of this process again in its place: for shells, launchd and systemd, it stays the same
+    process. Return the exit code if that is impossible."""
     sys.stdout.flush()
     try:
         os.execvp(sys.orig_argv[0], sys.orig_argv)  # noqa: S606 - ourselves
@@ -351,7 +351,7 @@ def _run(
 
 
 def setup_address(admin: AdminContext, url: str) -> str:
-    """Return the URL to choose the first password, with a new code; empty once there is one, or without loopback."""
+    """Return the URL to choose the first password, with a new code; empty once that is set, or without loopback."""
     host = admin.serving.settings.host
     is_near = admin.serving.settings.is_loopback or host in setting_texts.UNSPECIFIED_ADDRESSES
     return f"{url}admin/setup#{admin.setup_codes.issue()}" if is_near and not admin.accounts.has_account else ""
@@ -382,7 +382,7 @@ def _follow_settings(live: LiveSettings, catalog: FolderCatalog) -> None:
 async def _serve(
     live: LiveSettings, store: Store, listener: socket.socket, announce: Announce, lines: WorkerLines, publish: Publish
 ) -> bool:
-    """Serve until a signal or a restart; return whether it is a restart, which a signal meanwhile turns into an end."""
+    """Serve until a signal or a restart; return whether to restart, which a signal during the drain prevents."""
     settings, port = live.current, listener.getsockname()[1]
     worker = _worker(settings, lines)
     catalog = default_catalog(settings.model_folders, cache_folder=settings.home)

@@ -1,6 +1,6 @@
-"""The settings of one model on this computer, made by a person or by `paceline bench --apply`.
+"""The settings of one model on this computer, set by a person or by `paceline bench --apply`.
 
-None is unset: the setting of the server, or the default, applies. `takes_effect` is as in `app.settings`.
+None means unset: the setting of the server, or the default, applies. `takes_effect` is as in `app.settings`.
 """
 
 import logging
@@ -27,7 +27,7 @@ class Conflict(Generic[Values]):
     advice: str
     clashes: Callable[[Values], bool]
     translation_key: str = ""
-    """Key of the dashboard's text for it; empty: `conflict_` and the first name."""
+    """Key of the dashboard's text for this conflict; empty: `conflict_` and the first name."""
 
 
 def refuse_conflicts(values: Values, conflicts: Iterable[Conflict[Values]]) -> None:
@@ -48,12 +48,12 @@ else:
 SPECULATION = (
     "drafts", "methods", "num_draft_tokens", "policy", "acceptance", "prompt_lookup_min", "prompt_lookup_max",
 )  # fmt: skip
-"""Settings that say how a model drafts; measurements recommend them."""
+"""Names of the settings that control drafting; measurements recommend their values."""
 PROFILED = (
     "system_prompt", "temperature", "top_p", "top_k", "min_p", "max_tokens",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "policy", "methods", "num_draft_tokens",
 )  # fmt: skip
-"""Settings that a profile may have: those that a request can set, so that all profiles of a model share one engine."""
+"""Settings that a profile may have: only what a request can set, so that all profiles of a model share one engine."""
 PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 Bits = Annotated[Literal[8, 4], BeforeValidator(lambda value: {"8": 8, "4": 4}.get(str(value), value))]
 """Bits of a quantised number; forms and command lines write them as text."""
@@ -66,7 +66,7 @@ def _setting(description: str, takes_effect: Literal["now", "reload"], unit: str
 
 
 class ModelSettings(BaseModel):
-    """Drafting, stay in memory and usual answers of one model."""
+    """Settings of one model: drafting, time in memory, and defaults of its requests."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
@@ -147,7 +147,7 @@ class ModelSettings(BaseModel):
 
 
 def split_profile(name: str) -> tuple[str, str]:
-    """Split `MODEL:PROFILE` into model and profile; both empty where it is something else."""
+    """Split `MODEL:PROFILE` into model and profile; both empty if the name has another form."""
     model, _, profile = name.rpartition(":")
     return (model, profile) if model and PROFILE_NAME.fullmatch(profile) else ("", "")
 

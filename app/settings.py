@@ -32,9 +32,9 @@ ADDRESS = r"^(?:https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?)?
 
 
 PREFIXES = "prefixes"
-"""Folder of the home for the prefix cache."""
+"""Folder in `home` for the prefix cache on disk."""
 WHERE_UNREADABLE: Mapping[str, Any] = {"require_key": True, "prefix_cache_disk": 0.0}
-"""Values used where the stored one cannot be read and the default would open the server or write texts to disk."""
+"""Values that replace unreadable stored ones whose default would open the server or write texts to disk."""
 TakesEffect = Literal["now", "reload", "restart"]
 Section = Literal["general", "network", "memory", "folders", "speculation", "history"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
@@ -290,11 +290,11 @@ class Settings(BaseModel):
 
     @property
     def model_folders(self) -> tuple[Path, ...]:
-        """Folders that are searched for models first; what was downloaded into the usual one stays usable."""
+        """Folders that are searched for models first; models in the default downloads folder stay usable."""
         return tuple(dict.fromkeys((self.downloads_path, self.home / "models", *self.model_dirs)))
 
     def with_left_downloads(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """Return `changes`, with the downloads folder that they leave among the model folders: its models stay."""
+        """Return `changes`, with a replaced downloads folder added to the model folders, so that its models stay."""
         left, folders = self.downloads_folder, changes.get("model_dirs", self.model_dirs) or ()
         if left is None or changes.get("downloads_folder", left) == left or left in folders:
             return changes
@@ -306,7 +306,7 @@ class Settings(BaseModel):
         return self._command_line
 
     def with_command_line(self, **values: Any) -> "Settings":
-        """Return a copy with these checked values, too, as given on the command line."""
+        """Return a copy with these checked values, marked as given on the command line."""
         copy = self.model_copy(update=values)
         copy._command_line = self._command_line | frozenset(values)  # noqa: SLF001
         return copy
@@ -328,7 +328,7 @@ class Settings(BaseModel):
 
 
 def read_settings(**overrides: Any) -> Settings:
-    """Read the settings from the environment, `overrides` (the command line) first. Raises `InvalidSetting`."""
+    """Read the settings from the environment, but `overrides` (the command line) win. Raises `InvalidSetting`."""
     variables = {name: f"PACELINE_{name.upper()}" for name in Settings.model_fields}
     environment = {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
     settings = _validated({**environment, **overrides})
@@ -362,7 +362,7 @@ def _validated(values: Mapping[str, Any]) -> Settings:
 
 
 def _invalid(error: ValidationError, prefix: str = "") -> InvalidSetting:
-    """Return the first problem of a failed validation; with a `prefix`, by the name of the variable."""
+    """Return the first problem of a failed validation; with a `prefix`, it names the variable."""
     first = error.errors()[0]
     name = str(first["loc"][0])
     is_size = setting_info(name)["unit"] == "bytes"

@@ -13,7 +13,7 @@ MAX_LOOKUP_TOKENS = 32
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Speculation settings. `method` empty: the one of the drafter `model`; `target` empty: the default model."""
+    """Settings. No `method`: that of the drafter `model`. No `target`: the default model, else all that fit."""
 
     method: str = ""
     model: str = ""
@@ -24,7 +24,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     @classmethod
     def read(cls, text: str) -> "SpeculativeConfig":
-        """Read the JSON text. Raises ValueError with one line for anything else than such an object."""
+        """Read the JSON text. Raises ValueError with a one-line message for anything but such an object."""
         try:
             fields = msgspec.json.decode(text, type=dict[str, Any])
             config = msgspec.convert(fields, type=cls)

@@ -1,8 +1,8 @@
 """`/admin/chat`: the playground, and its conversations under `/admin/api/conversations`.
 
-Replies stream from `/admin/api/v1/chat/completions`, the API's own route behind the sign-in. The page stores turns with
-`POST …/turns`, under ids that it makes itself, and sends unacknowledged ones again. Topic `conversations`: a revision
-that changes with each edit, so that other tabs refresh.
+Replies stream from `/admin/api/v1/chat/completions`, the API's own route for signed-in browsers. The page chooses the
+ids of turns, stores turns with `POST …/turns`, and resends them until the server confirms. Topic `conversations`: a
+revision that changes with each edit, so that other tabs refresh.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ MAX_SPANS = 100_000
 MAX_CALLS = 128
 MAX_PROBLEM_CHARACTERS = 4000
 MAX_SEED = (1 << 53) - 1
-"""Largest seed, which a JavaScript number still holds exactly."""
+"""Largest seed: the largest integer up to which JavaScript numbers are exact."""
 
 Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE_CHARACTERS)]
 ModelId = Annotated[str, Field(max_length=300)]
@@ -47,7 +47,7 @@ Value = TypeVar("Value")
 
 
 class PageBody(Body):
-    """Base of what the page sends; an unknown field is an error."""
+    """Base of the bodies that the page sends; an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -68,7 +68,7 @@ class ConversationOptions(PageBody):
     format: Literal["json_object", "json_schema"] | None = None
     json_schema: str | None = Field(None, max_length=MAX_TYPED_CHARACTERS)
     tools: str | None = Field(None, max_length=MAX_TYPED_CHARACTERS)
-    """Tools as typed, like the schema: JSON or not yet."""
+    """Text of the tools as typed: like the schema, it may not be valid JSON yet."""
     tool_choice: str | None = Field(None, max_length=300)
 
 
@@ -102,7 +102,7 @@ class StoredSpeculation(Body):
 
 
 class StoredProblem(Body):
-    """Why a reply broke off."""
+    """Error that ended a reply early."""
 
     code: str = Field("", max_length=100)
     message: str = Field("", max_length=MAX_PROBLEM_CHARACTERS)
@@ -120,12 +120,12 @@ class ReplyFigures(Body):
 
 
 class StoredCall(Body):
-    """A tool that a reply calls."""
+    """A tool call in a reply."""
 
     id: str = Field("", max_length=200)
     name: str = Field("", max_length=200)
     arguments: str = Field("", max_length=MAX_MESSAGE_CHARACTERS)
-    """JSON text of its arguments, as far as it was written."""
+    """Arguments as JSON text, which may be cut off."""
 
 
 class NewTurn(PageBody):
@@ -155,12 +155,12 @@ class NewConversation(PageBody):
     options: ConversationOptions = ConversationOptions()
 
     def beginning(self) -> ConversationHeader:
-        """Return the form that the store keeps."""
+        """Return the header that the store keeps."""
         return ConversationHeader(self.title, self.model, self.options.model_dump(exclude_none=True))
 
 
 class NewTurns(PageBody):
-    """Turns to add to a conversation at `version`; 0 with `begin` creates it."""
+    """Turns to add to a conversation that is at `version`; version 0 with `begin` creates the conversation."""
 
     version: int = Field(ge=0, le=MAX_ID)
     turns: list[NewTurn] = Field(max_length=MAX_TURNS)
@@ -191,7 +191,7 @@ async def follow_reply(admin: Admin, request_id: str) -> Response:
 def list_conversations(
     admin: Admin, search: Annotated[str, Query(max_length=MAX_TITLE_CHARACTERS)] = ""
 ) -> dict[str, Any]:
-    """List conversations, latest first; with `search` those whose title or messages contain it."""
+    """List conversations, latest first; with `search`, only those whose title or messages contain it."""
     return {"conversations": [_summary(conversation) for conversation in admin.conversations.list(search.strip())]}
 
 
@@ -227,7 +227,7 @@ def delete_conversation(admin: Admin, conversation_id: int) -> dict[str, Any]:
 
 @router.post(CONVERSATIONS + "/{conversation_id}/turns", responses=problems(409))
 async def add_turns(request: Request, admin: Admin, body: JsonBody[NewTurns], conversation_id: int) -> Response:
-    """Store turns; 409 with the stored conversation if it has changed since."""
+    """Store turns; 409 with the stored conversation if it has changed since `version`."""
     conversations, words = admin.conversations, words_for(request)
 
     def store() -> Response:
@@ -251,7 +251,7 @@ def _summary(conversation: ConversationRow) -> dict[str, Any]:
 
 
 def _conversation_object(conversations: Conversations, conversation_id: int) -> dict[str, Any]:
-    """Return a whole conversation, as the page reads, exports and imports it. Raises `Rejected` if it is gone."""
+    """Return a whole conversation, as the page reads, exports and imports it. Raises `Rejected` if it was deleted."""
     conversation, rows = _find_conversation(conversation_id, conversations.find)
     turns = [
         {

@@ -1,7 +1,7 @@
 """`/admin/connect`: snippets that connect other programs to this server, with the user's own models in them.
 
-Model names are quoted, whatever they contain. Where a key is needed, it comes from the environment variable
-`PACELINE_API_KEY`, or a placeholder stands for it.
+Model names are always quoted, because they may contain anything. If a key is required, a snippet reads it from the
+environment variable `PACELINE_API_KEY` or has a placeholder.
 """
 
 import json
@@ -37,18 +37,18 @@ class ClientTarget:
 
     @property
     def literal_key(self) -> str:
-        """Key to write where no environment variable can be named."""
+        """Placeholder for the key, for snippets that cannot read an environment variable."""
         return "YOUR-KEY" if self.has_key else "none"
 
     @property
     def shell_key(self) -> str:
-        """Key as a word for a shell."""
+        """Key as a shell word: a reference to the environment variable, or `none`."""
         return f'"${KEY_VARIABLE}"' if self.has_key else "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """One client, whose code is in `clients/`. `place` is the file that it belongs to, `note` the key of a hint."""
+    """Code for one client, from `clients/`. `place` is the file to put it into, `note` the text key of a hint."""
 
     id: str
     name: str
@@ -62,7 +62,7 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True)
 class AgentSnippet:
-    """One of the coding agents that `paceline launch` starts."""
+    """Code for one of the coding agents that `paceline launch` starts."""
 
     id: str
     agent: CodingAgent
@@ -72,7 +72,7 @@ class AgentSnippet:
         return shlex.join(["paceline", "launch", self.id, "--model", target.model])
 
     def by_hand(self, target: ClientTarget) -> str:
-        """Return the files and the command that start it on another computer, without Paceline."""
+        """Return the files and the command that start the agent on another computer, without Paceline."""
         agent, address = self.agent, target.base_url.removesuffix("/v1")
         endpoint = ModelEndpoint(address, target.model, target.context_tokens, target.literal_key)
         files = [f"# {name}\n{json.dumps(content, indent=1)}\n" for name, content in agent.files(endpoint).items()]
@@ -98,7 +98,7 @@ AGENT_SNIPPETS = tuple(AgentSnippet(name, agent) for name, agent in AGENTS.items
 
 @cache
 def _code() -> Environment:
-    """Load all clients' code; `quoted` makes a string for JSON, JavaScript, Python and YAML, `shell` a shell word."""
+    """Load all snippets. Filter `quoted` makes a string for JSON, JavaScript, Python and YAML, `shell` a shell word."""
     code = Environment(  # noqa: S701 - code, not HTML: the page escapes it
         loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -116,7 +116,7 @@ def get_connect(request: Request, admin: Admin, model: str = "") -> HTMLResponse
 
 
 def _target(admin: AdminContext, request: Request, requested: str) -> tuple[ClientTarget, list[str]]:
-    """Return the target of the code, and the models to choose from: the default first, then loaded ones."""
+    """Return the target of the snippets, and the models to choose from: the default first, then loaded ones."""
     resolver = admin.serving.resolver
     loaded, default_model = resolver.loaded(), admin.serving.settings.default_model
     usable_models = {model.id: model for model in resolver.models() if model.kind == "main" and not model.problem}

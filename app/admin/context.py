@@ -1,4 +1,4 @@
-"""Context of the dashboard's routes: made once by `admin_context` in `app/main.py`, a parameter of each route."""
+"""Context of the dashboard's routes: made once by `admin_context` in `app/main.py`, and passed to each route."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class AdminContext:
     accounts: Accounts
     setup_codes: OneTimeCodes
     entry_codes: OneTimeCodes
-    """One-time codes for commands of this computer, each of which opens one page signed in."""
+    """One-time codes for commands on this computer; each code opens one page in a browser and signs it in."""
     lockout: Lockout
     models: ModelView
     loading: Loading
@@ -47,7 +47,7 @@ class AdminContext:
     logs: LogRing
     pace: Pace = field(default_factory=Pace)
     restart: Callable[[], None] | None = None
-    """Ends the server as a stop does, then begins it again with the same command line; None: nothing here can."""
+    """Callback that stops the server and starts it again with the same command line; None: it cannot be restarted."""
 
 
 async def admin_of(request: Request) -> AdminContext:

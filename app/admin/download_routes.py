@@ -1,6 +1,6 @@
-"""`/admin/downloads`: the queue, finished downloads, the hub's offers and their sizes, the token. Topic: `downloads`.
+"""`/admin/downloads`: the queue, finished downloads, repositories of the hub and their sizes. Topic: `downloads`.
 
-The token is written here and never read back.
+The hub token is written here and never read back.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from app.serving.errors import Rejected
 from app.serving.gate import Body, JsonBody
 
 MEMORY_PER_WEIGHT_BYTE = 1.15
-"""Bytes of memory that a model needs at least, for each byte of its weights."""
+"""Minimum memory that a model needs, in bytes per byte of its weights."""
 
 Verb = Literal["pause", "resume", "cancel", "retry", "reconnect", "up", "down"]
 
 
 class DownloadBody(Body):
-    """Repository to download; `drafts_for` is the main model that it should draft for once it has arrived."""
+    """Repository to download; `drafts_for` names the main model to attach it to as a drafter once it has arrived."""
 
     repository: str = Field(min_length=1, max_length=300)
     revision: str = Field("", max_length=128)
@@ -47,7 +47,7 @@ router = APIRouter()
 
 @router.get("/admin/downloads", response_class=HTMLResponse)
 async def get_downloads_page(request: Request, admin: Admin, q: str = "") -> HTMLResponse:
-    """Serve the page: search, recommended pairs and the queue; `q` is searched for at once."""
+    """Serve the page: search, recommended pairs and the queue; it opens with a search for `q`."""
     return admin.pages.render("downloads.html", request, area="downloads", data={"query": q[:200]})
 
 
@@ -59,13 +59,13 @@ async def list_downloads(admin: Admin) -> dict[str, Any]:
 
 @router.post("/admin/api/downloads", status_code=202)
 async def add_download(admin: Admin, body: JsonBody[DownloadBody]) -> dict[str, Any]:
-    """Queue a repository, or continue the download of it that exists."""
+    """Queue a repository, or continue its existing download."""
     return await admin.downloads.add(body.repository, body.revision, body.drafts_for)
 
 
 @router.post("/admin/api/downloads/{download_id}/{verb}")
 async def change_download(admin: Admin, download_id: int, verb: Verb) -> dict[str, Any]:
-    """Pause, resume, cancel, retry, reconnect, or move up or down the queue."""
+    """Pause, resume, cancel, retry or reconnect a download, or move it up or down the queue."""
     queue = _queue_with(admin, download_id)
     if verb in {"up", "down"}:
         return await queue.move(download_id, up=verb == "up")
@@ -75,7 +75,7 @@ async def change_download(admin: Admin, download_id: int, verb: Verb) -> dict[st
 
 @router.delete("/admin/api/downloads/{download_id}")
 async def remove_download(admin: Admin, download_id: int) -> dict[str, Any]:
-    """Remove a finished download from the list; a whole model is kept, a failed one's partial files are deleted."""
+    """Remove a finished download from the list and delete any partial files; a whole model is kept."""
     await _queue_with(admin, download_id).remove(download_id)
     return {"removed": download_id}
 
@@ -88,7 +88,7 @@ def _queue_with(admin: AdminContext, download_id: int) -> Downloads:
 
 @router.delete("/admin/api/files/{model_id:path}", responses=problems(409))
 def remove_files(admin: Admin, model_id: str) -> dict[str, Any]:
-    """Delete a downloaded model from disk; 409 if it is in use, or was not downloaded by Paceline."""
+    """Delete a downloaded model from disk; 409 if it is in use, not from Paceline, or not removable."""
     resolver = admin.serving.resolver
     model = resolver.find(model_id)
     for loaded in resolver.loaded().values():
@@ -126,7 +126,7 @@ async def get_hub(admin: Admin) -> dict[str, Any]:
 
 @router.get("/admin/api/hub/repository", responses=HUB)
 async def get_repository(admin: Admin, id: str, revision: str = "") -> dict[str, Any]:  # noqa: A002 - as the hub calls it
-    """Return what would be fetched, how large it is, and whether disk and memory have room for it."""
+    """Return the files that would be fetched, their sizes, the free disk space, and whether the model fits memory."""
     ceiling = admin.serving.memory_ceiling_bytes
     repository, valid_revision = checked_repository(id), checked_revision(revision)
     details = await admin.downloads.call_hub(lambda hub: inspect_repository(hub, repository, valid_revision))
@@ -142,7 +142,7 @@ async def get_repository(admin: Admin, id: str, revision: str = "") -> dict[str,
 
 @router.get("/admin/api/hub/recommended")
 def get_recommended(admin: Admin) -> dict[str, Any]:
-    """List pairs of main model and drafters for memory and chip of this computer, the best first; sizes are rough."""
+    """List pairs of a main model and drafters for this computer's memory and chip, best first; sizes are estimates."""
     ceiling = admin.serving.memory_ceiling_bytes
     pairs = [_pair_object(admin, pair) for pair in recommended(ceiling, chip_name())]
     return {"pairs": pairs, "memory_ceiling_bytes": ceiling}
@@ -173,7 +173,7 @@ def _downloaded_commit(admin: AdminContext, repository: str) -> str:
 
 
 def _is_here(admin: AdminContext, model_id: str) -> bool:
-    """Whether a model is on this computer and sound."""
+    """Whether a usable copy of a model is on this computer."""
     try:
         return not admin.serving.resolver.find(model_id).problem
     except ModelNotFound:

@@ -1,7 +1,7 @@
 """The download queue, kept across restarts, and calls to the hub on behalf of the dashboard.
 
-One event loop calls everything here. A limited number of downloads runs at a time, in order. One that runs when the
-server ends resumes at the next start; a paused one stays paused. Adding a repository twice continues its download.
+Call everything here from one event loop. A limited number of downloads runs at a time, in queue order. Downloads that
+run when the server ends resume at the next start; paused ones do not. Adding a repository again continues its download.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ STATE_RANKS = {"running": 0, "queued": 1, "paused": 2}
 SMOOTHING_SECONDS, MIN_INTERVAL_SECONDS = 5.0, 0.5
 ANSWER_SECONDS = 25.0
 MAX_HUB_CALLS = 4
-"""Most concurrent calls to the hub."""
+"""Maximum number of concurrent calls to the hub."""
 
 Answer = TypeVar("Answer")
 
@@ -35,7 +35,7 @@ logger = logging.getLogger("paceline.downloads")
 
 
 class TransferRate:
-    """Transfer rate, smoothed over some seconds so that a page can show a readable number. Fed with totals."""
+    """Transfer rate, computed from totals and smoothed over some seconds, so that a page shows a steady number."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -128,10 +128,10 @@ class Downloads:
         self._write_lock = asyncio.Lock()
         self._changed = asyncio.Event()
         self._threads = ThreadPoolExecutor(MAX_HUB_CALLS, "hub")
-        """Threads for the hub alone: a hub that hangs must not use up the threads that every request needs."""
+        """Threads for the hub alone: a hub that hangs must not use up the threads that all requests share."""
 
     async def start(self) -> None:
-        """Load the stored downloads and resume those that ran; the queue also works without the store."""
+        """Load the stored downloads and resume those that were running; without the store, begin with none."""
         self._is_open = True
         try:
             self._downloads = {stored.id: stored for stored in await asyncio.to_thread(self._rows.all)}
@@ -143,7 +143,7 @@ class Downloads:
         self.start_queued()
 
     async def stop(self) -> None:
-        """Stop the processes; running downloads are stored as running."""
+        """Stop the processes; running downloads are stored as running, so that the next start resumes them."""
         self._is_open = False
         self._threads.shutdown(wait=False, cancel_futures=True)
         running, self._running = list(self._running.values()), {}
@@ -159,7 +159,7 @@ class Downloads:
 
     @property
     def endpoint(self) -> str:
-        """Address of the hub; empty: HF_ENDPOINT, else the public one."""
+        """Address of the hub; empty: HF_ENDPOINT, else the public hub."""
         return self._settings().hub_endpoint
 
     async def call_hub(self, call: Callable[[Hub], Answer]) -> Answer:
@@ -175,15 +175,15 @@ class Downloads:
             raise HubProblem("offline") from None
 
     def free_bytes(self) -> int:
-        """Return the free bytes on the disk of the downloads folder, new or not; 0 if it is away. May block."""
+        """Return the free bytes on the disk of the downloads folder; 0 while its drive is unmounted. May block."""
         return (free_bytes(self.folder) or 0) if is_reachable(self.folder) else 0
 
     def views(self) -> list[dict[str, Any]]:
-        """Return every download as plain values: running, queued, paused, then finished ones."""
+        """Return every download as plain values: running, queued, paused, then all others."""
         return [self._view(download) for download in in_listing_order(self._downloads.values())]
 
     def view(self, download_id: int) -> dict[str, Any]:
-        """Return one download as plain values. Raises `InvalidRequest`."""
+        """Return one download as plain values. Raises `InvalidRequest` for an unknown id."""
         return self._view(self._find(download_id))
 
     def __contains__(self, download_id: object) -> bool:
@@ -191,17 +191,17 @@ class Downloads:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes still to arrive of all queued and running downloads."""
+        """Number of bytes that all queued and running downloads have yet to receive."""
         return sum(
             download.missing_bytes for download in self._downloads.values() if download.state in {"queued", "running"}
         )
 
     async def changed(self) -> None:
-        """Return at the next change of any download."""
+        """Wait for the next change of any download."""
         await self._changed.wait()
 
     async def add(self, repository: str, revision: str = "", drafts_for: str = "") -> dict[str, Any]:
-        """Queue a repository, or continue the download of it that exists. Raises `InvalidRequest`."""
+        """Queue a repository or continue its download. Raises `InvalidRequest` for a malformed name or revision."""
         repository, revision = checked_repository(repository), checked_revision(revision)
         async with self._change_lock:
             download = next(
@@ -242,7 +242,7 @@ class Downloads:
             return await self._finish_change(download_id)
 
     async def reconnect(self, download_id: int) -> dict[str, Any]:
-        """Replace the process of a running download; the next one resumes at its last byte."""
+        """Replace the process of a running download; the new process resumes after the last byte received."""
         self._find(download_id, "running")
         self._running[download_id].wait.end()
         return self.view(download_id)
@@ -258,7 +258,7 @@ class Downloads:
             return await self._finish_change(download_id)
 
     async def move(self, download_id: int, *, up: bool) -> dict[str, Any]:
-        """Swap places with the previous or the next download in the queue; at its end nothing happens."""
+        """Swap a queued download with the one before or after it; at either end of the queue nothing happens."""
         async with self._change_lock:
             download = self._find(download_id, "queued")
             waiting = queued_in_order(self._downloads.values())
@@ -269,7 +269,7 @@ class Downloads:
             return await self._finish_change(download_id)
 
     async def remove(self, download_id: int) -> None:
-        """Remove a finished download from the list; a whole model is kept, a failed one's partial files are deleted."""
+        """Remove a finished download from the list and delete any partial files; a whole model is kept."""
         async with self._change_lock:
             download = self._find(download_id, *FINISHED)
             if download.state == "failed":
@@ -321,7 +321,7 @@ class Downloads:
             running.rate.record(download.done_bytes)
             self._update(download)
             if (download.revision, download.total_bytes) != (before.revision, before.total_bytes):
-                # after a crash the next server continues with this commit
+                # saved now: after a crash the next server continues with this commit
                 self._saving = asyncio.create_task(self._save(), name="downloads: save")
 
     def _finish(self, download: Download) -> None:
@@ -336,8 +336,8 @@ class Downloads:
         self.start_queued()
 
     def _report(self, download: Download) -> None:
-        """Report a completed download, and with it the drafters that arrived before this main model. One whose main
-        model is still to come is reported without naming that."""
+        """Report a completed download, and if it is a main model the drafters that arrived before it. A drafter whose
+        main model is not complete yet is reported without `drafts_for`."""
         downloads = list(self._downloads.values())
         missing = {other.repository for other in downloads if other.state not in {"done", "cancelled"}}
         drafters = [other for other in downloads if other.state == "done" and other.drafts_for == download.repository]
@@ -355,8 +355,8 @@ class Downloads:
             self._update(self._downloads[download_id], phase="")
 
     async def _forget_partials(self, download: Download) -> None:
-        """Mark a stopped download cancelled, or failed if its files cannot be deleted: then it can be cancelled
-        again."""
+        """Delete the partial files of a stopped download and mark it cancelled; if they cannot be deleted, mark it
+        failed, so that it can be cancelled again."""
         try:
             await asyncio.to_thread(delete_partials, self.folder, download.repository)
         except HubProblem as problem:
@@ -381,7 +381,7 @@ class Downloads:
         event.set()
 
     async def _save(self) -> None:
-        """Store all downloads. A failed write waits for the next change: the files on disk are what counts."""
+        """Store all downloads. A failed write is retried at the next change: the files on disk are authoritative."""
         try:
             async with self._write_lock:
                 if self._downloads:

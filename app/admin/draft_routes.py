@@ -1,6 +1,6 @@
-"""`/admin/drafts/{id}`: the draft picker of one model. `/admin/pays/{id}`: does drafting pay? Measure, see, apply.
+"""`/admin/drafts/{id}`: the draft picker of one model. `/admin/pays/{id}`: measurements of its gain from drafts.
 
-Topics: `drafting`, tokens drafted and accepted since the server started; `measuring`.
+Topics: `drafting`, tokens drafted and accepted since the server started; `measuring`, the measurement under way.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ router = APIRouter()
 
 
 class ChoiceBody(Body):
-    """Choice of drafters and methods for a model. Absent fields are kept, null ones unset; values and conflicts are
-    checked as for all settings."""
+    """Choice of drafters and methods for a model. Absent fields keep their values, null unsets a field; values and
+    conflicts are checked as for all settings."""
 
     drafts: list[Id] | None = Field(None, max_length=8)
     methods: list[str] | None = Field(None, max_length=8)
@@ -68,7 +68,7 @@ class ChoiceBody(Body):
 
 
 class AttachBody(Body):
-    """Drafter to attach to a model; it is on this computer."""
+    """Drafter to attach to a model; it must be on this computer."""
 
     model: str = Field(min_length=1, max_length=500)
     draft: str = Field(min_length=1, max_length=500)
@@ -76,8 +76,8 @@ class AttachBody(Body):
 
 
 class ApplyBody(Body):
-    """Choice from a measurement to apply: its recommendation, or the setting `method` (`off`, `auto`, a method) as
-    measured with `rows` requests at once."""
+    """Part of a measurement to apply: its recommendation, or with `method` (`off`, `auto`, a method) that setting, as
+    measured with `rows` concurrent requests."""
 
     method: str | None = Field(None, max_length=40)
     num_draft_tokens: DraftTokens | None = None
@@ -92,15 +92,15 @@ def get_drafts_page(request: Request, admin: Admin, model_id: str) -> HTMLRespon
 
 @router.post("/admin/api/drafts/attach", responses=problems(422, 429))
 async def attach_draft(admin: Admin, body: JsonBody[AttachBody]) -> dict[str, Any]:
-    """Choose a drafter, load the model with it, and start to measure."""
+    """Choose a drafter, load the model with it, and start a measurement if `measure` is set."""
     model = await asyncio.to_thread(admin.serving.resolver.main, body.model)
     return await admin.loading.attach(model.id, body.draft, measure=body.measure)
 
 
 @router.get("/admin/api/drafts/{model_id:path}")
 def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
-    """Return every candidate, ranked; a drafter or a broken model has none. `measured`: the figures of the newest
-    measurement that has them; those of different measurements cannot be compared."""
+    """Return every candidate drafter, ranked; a drafter or a broken model has none. `measured`: figures of the newest
+    measurement of the candidate; figures of different measurements cannot be compared."""
     resolver = admin.serving.resolver
     main = resolver.find(model_id)
     loaded = resolver.loaded().get(main.id)
@@ -116,7 +116,7 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
     ]
     local_ids = {listed["id"] for listed in candidates}
     published = [
-        # its memory use is estimated from its size
+        # the memory use of a published drafter is estimated from its download size
         asdict(drafter) | {"has_room": admin.models.has_room(main, Footprint(weights_bytes=drafter.size_bytes))}
         for drafter in (published_for(main) if candidates else ())
         if drafter.repository not in local_ids
@@ -139,7 +139,7 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
 
 @router.put("/admin/api/drafts/{model_id:path}", responses=problems(422, 429))
 async def put_drafts(admin: Admin, body: JsonBody[ChoiceBody], model_id: str) -> dict[str, Any]:
-    """Set drafters, methods, length, acceptance or policy at once; a loaded model gets them once it is idle."""
+    """Set drafters, methods, draft length, acceptance or policy together; a loaded model reloads once it is idle."""
 
     def choose() -> str:
         main = admin.serving.resolver.main(model_id)
@@ -155,7 +155,7 @@ async def put_drafts(admin: Admin, body: JsonBody[ChoiceBody], model_id: str) ->
 
 
 def _drafters_in_use(admin: AdminContext, main: CatalogModel, loaded: LoadedModel | None) -> set[tuple[str, str]]:
-    """Return method and id of each drafter in use, or that would be in use if the model were loaded."""
+    """Return method and id of each drafter that is in use, or would be if the model were loaded."""
     unit = loaded.unit if loaded is not None else admin.serving.resolver.planned(main)
     if unit.policy == "off":
         return set()
@@ -165,7 +165,7 @@ def _drafters_in_use(admin: AdminContext, main: CatalogModel, loaded: LoadedMode
 
 
 def _measured(rows: Sequence[BenchmarkRow]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the best figures of each drafter, when they were measured, and whether by the latest measurement."""
+    """Return each drafter's best figures, with the time of their measurement and whether it is the latest."""
     best = best_by_drafter(row.results for row in rows)
     latest = min((index for index, _ in best.values()), default=0)
     return {
@@ -223,7 +223,7 @@ async def stop_measurement(admin: Admin) -> dict[str, Any]:
 
 @router.get("/admin/api/measurements", responses=problems(404))
 def list_measurements(admin: Admin, model: str = "") -> dict[str, Any]:
-    """List measurements of one model or of all, the latest first, and the current one."""
+    """List measurements of one model or of all models, the latest first, and the measurement under way."""
     model_id = admin.serving.resolver.find(model).id if model else ""
     current = drafting_now(admin, model_id) if model_id else None
     rows = [
@@ -238,7 +238,7 @@ def list_measurements(admin: Admin, model: str = "") -> dict[str, Any]:
 
 @router.post("/admin/api/measurements/{number}/apply", responses=problems(422, 429))
 async def apply_measurement(admin: Admin, body: JsonBody[ApplyBody], number: int) -> dict[str, Any]:
-    """Apply the recommendation, or one measured setting, to the model; a loaded one gets it once it is idle."""
+    """Apply the recommendation, or one measured setting, to the model; if loaded, it is reloaded once it is idle."""
     row = await asyncio.to_thread(admin.stored_measurements.find, number)
     if row is None:
         raise _missing_measurement(number)
@@ -260,9 +260,9 @@ def _missing_measurement(number: int) -> Rejected:
 
 
 def drafting_now(admin: AdminContext, model_id: str) -> dict[str, Any]:
-    """Return how a model drafts now, as `changes_to` compares it; empty for one that cannot draft. Reads the disk.
+    """Return the current drafting of a model, in the form that `changes_to` compares. Reads the disk.
 
-    Measurements are ignored: a recommended drafter is then stored by name, and is kept when the results are deleted.
+    Measurements are ignored, so that a recommended drafter is stored by name and stays when the results are deleted.
     """
     resolver = admin.serving.resolver
     main = resolver.find(model_id)

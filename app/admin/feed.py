@@ -1,7 +1,7 @@
 """The live feed of the pages: topics that change, read once a second for all tabs together.
 
-Areas register topics. While tabs listen, each topic with listeners is read once a second, encoded once, and sent to the
-tabs that have not seen this very JSON. A tab that reads slowly skips versions, but never the last one.
+Areas register topics. Each topic with listeners is read once a second, encoded once and, if its JSON has changed, sent
+to the tabs that listen to it. A tab that reads slowly skips versions, but never the latest.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Listener:
         self._has_pending.set()
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Yield events named by their topic, and comments while there are none."""
+        """Yield events named after their topic, and comments while there are no events."""
         yield comment("listening")
         while not (self._ended and not self._pending):
             try:
@@ -91,7 +91,7 @@ class LiveFeed:
         return len(self._listeners)
 
     def join(self, topics: Iterable[str]) -> Listener:
-        """Add a tab; it gets the current value of each topic at once."""
+        """Add a tab; it immediately gets the last known value of each of its topics."""
         listener = Listener(topics)
         self._listeners.add(listener)
         for topic in listener.topics:
@@ -102,7 +102,7 @@ class LiveFeed:
         return listener
 
     def leave(self, listener: Listener) -> None:
-        """Remove a tab; after the last one nothing is read any more."""
+        """Remove a tab; once the last tab has left, nothing is read."""
         self._listeners.discard(listener)
         if not self._listeners and self._task is not None:
             self._task.cancel()
@@ -110,11 +110,11 @@ class LiveFeed:
             self._last.clear()
 
     async def tick(self) -> None:
-        """Read each topic that has listeners, and queue what is new."""
+        """Read each topic that has listeners, and queue values that have changed."""
         for topic in sorted({topic for listener in self._listeners for topic in listener.topics}):
             try:
                 encoded = await self._encoded(topic)
-            except Exception:  # one broken page must not silence the others
+            except Exception:  # one broken topic must not silence the others
                 logger.exception("the topic %s cannot be read", topic)
                 continue
             if encoded != self._last.get(topic):

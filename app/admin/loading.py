@@ -1,7 +1,7 @@
-"""Loading and unloading of models on request: a load continues when the page that asked for it is closed.
+"""Loading and unloading of models on request: a load continues even if the page that asked for it is closed.
 
-Attaching a drafter chooses it, loads the model with it, and measures the gain; a download that names a model to draft
-for is attached once it has arrived. Call every method on the event loop; disk reads run in threads.
+Attaching a drafter chooses it, loads the model with it, and measures the gain; a downloaded drafter is attached if its
+download names a main model. Call every method on the event loop; disk reads run in threads.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Loading:
         self._background: set[asyncio.Task[None]] = set()
 
     def on_event(self, event: Event) -> None:
-        """Handle one event of the worker, on the event loop: start a waiting change once its model is idle."""
+        """Handle one event of the worker, on the event loop: start a pending reload once its model is idle."""
         if isinstance(event, Heartbeat) and event.snapshot is not None:
             self._reload_idle(event.snapshot)
 
@@ -52,7 +52,7 @@ class Loading:
             self._run_in_background(self._reload_unmeasured(model_id), failure_message)
 
     async def _reload_unmeasured(self, model_id: str) -> None:
-        """Reload a model after its measurement, if one runs: that puts back the drafters that it found."""
+        """Wait for any measurement of a model, then reload it: the measurement restores the earlier drafters first."""
         while self._measuring.active == model_id:
             await self._measuring.wait()
         await self.reload(model_id)
@@ -65,7 +65,7 @@ class Loading:
             self._run_in_background(self._attach_downloaded(download), failure_message)
 
     async def close(self) -> None:
-        """Cancel background work, as the server ends."""
+        """Cancel background work when the server ends."""
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -87,7 +87,7 @@ class Loading:
         return {"model": unit.id, "state": "loaded", "seconds": round(loaded.seconds, 3)}
 
     async def unload(self, model_id: str) -> dict[str, Any]:
-        """Take a model out of memory, or stop its load. Raises ModelInUse while requests use it."""
+        """Unload a model, or stop its load. Raises ModelInUse while requests use it."""
         model = await asyncio.to_thread(self._resolver.id_of, model_id)
         task = self._tasks.get(model)
         if task is not None:
@@ -100,7 +100,7 @@ class Loading:
     async def reload(self, model_id: str) -> ReloadOutcome:
         """Reload a loaded model whose choices have changed, now or once no request uses it.
 
-        Until then requests get the unit that is in memory.
+        Until then requests use the unit that is in memory.
         """
         self._pending_reloads.discard(model_id)
         if model_id not in self._resolver.loaded():
@@ -111,14 +111,14 @@ class Loading:
             await self._worker.load(unit)
         except ModelInUse:
             self._pending_reloads.add(model_id)
-            if self._worker.book.snapshot is not before:  # the last one may have come with the refusal
+            if self._worker.book.snapshot is not before:  # it arrived before this reload was pending
                 self._reload_idle(self._worker.book.snapshot)
             return "in_use"
-        self._resolver.end_measurement(model_id)  # a measurement may have left the very drafters that are chosen now
+        self._resolver.end_measurement(model_id)  # also if a measurement had left this very unit in memory
         return "loaded"
 
     async def attach(self, model_id: str, draft_id: str, *, measure: bool = True) -> dict[str, Any]:
-        """Attach a drafter that is on this computer; `measuring` says whether its measurement has begun.
+        """Attach a drafter that is on this computer; `measuring`: whether its measurement has begun.
 
         Raises ModelNotFound, SpeculationUnavailable, InsufficientMemory, and what a load raises.
         """
@@ -137,7 +137,7 @@ class Loading:
         await self.attach(download.drafts_for, download.repository)
 
     def _choose(self, model_id: str, draft_id: str) -> list[str]:
-        """Store the choice: the new drafter, and the previous ones with other methods."""
+        """Store the choice: the new drafter, and the stored drafters of other methods."""
         main = self._resolver.main(model_id)
         candidates = self._models.candidates(main)
         (chosen,) = self._models.candidates_named(main, candidates, [draft_id], parameter="draft")
@@ -173,4 +173,4 @@ class Loading:
     def _load_ended(self, model_id: str, task: asyncio.Task[ModelLoaded]) -> None:
         self._tasks.pop(model_id, None)
         with contextlib.suppress(asyncio.CancelledError):
-            task.exception()  # the caller may be gone
+            task.exception()  # mark the error as retrieved: the caller may be gone

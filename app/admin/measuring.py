@@ -1,9 +1,9 @@
 """Does drafting pay? One measurement at a time, in the background, on the worker that also serves.
 
-The model is loaded with the drafters in question, settings take turns (`app/serving/sweep`), and afterwards the model
-is restored as it was, loaded or not; where nobody has chosen its drafters, it gets those measured fastest. Other
-requests have priority: a turn that one would share is abandoned and repeated once the server is idle, so that every
-result was measured alone. Call every method on the event loop.
+The model is loaded with the drafters to compare, and their settings take turns (`app/serving/sweep`). Afterwards the
+model is restored, loaded or not; if nobody has chosen its drafters, it gets those measured fastest. Other requests have
+priority: a turn that another request would disturb is abandoned and repeated once the server is idle, so that no result
+includes other work. Call every method on the event loop.
 """
 
 import asyncio
@@ -52,8 +52,8 @@ logger = logging.getLogger("paceline.measuring")
 
 
 class MeasurementRequest(Body):
-    """Order for a measurement. `drafts` absent: the best drafter of each method; `grid`: one request, four as well,
-    or all numbers of requests and contexts."""
+    """Measurement to run. Without `drafts`: the best drafter of each method. `grid`: one request; also four at a time;
+    or all batch sizes and contexts."""
 
     model: str = Field(min_length=1, max_length=500)
     drafts: list[Id] | None = Field(None, max_length=8)
@@ -138,8 +138,8 @@ class Measuring:
         return {"active": self._job and self._job.view(), "last": self.last and asdict(self.last)}
 
     def gains(self) -> dict[str, Any]:
-        """Return what drafting brings to one request of each model, by its latest measurement: the main cell with only
-        its best setting, and when it was measured. Every page, and `paceline ls`, says the same. Reads the disk."""
+        """Return each model's gain from drafting for a single request, by its latest measurement: the main cell with
+        only its best setting, and the time. All pages and `paceline ls` show these figures. Reads the disk."""
         revision = self._stored_measurements.revision
         if self._gains[0] != revision:
             with contextlib.suppress(StoreUnavailable):
@@ -164,13 +164,13 @@ class Measuring:
         return self._job is not None
 
     async def close(self) -> None:
-        """Cancel the measurement, as the server ends: nothing is stored or restored."""
+        """Cancel the measurement when the server ends: nothing is stored or restored."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def wait(self) -> MeasurementOutcome | None:
-        """Wait until the measurement has ended; return how."""
+        """Wait until the measurement has ended; return its outcome."""
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         return self.last
@@ -218,7 +218,7 @@ class Measuring:
         return MeasurementOutcome(unit.id, "stopped" if job.sweep.interrupted else "done", number)
 
     def _choose(self, job: MeasurementJob, main: CatalogModel) -> ModelSpecification:
-        """Build the unit with the requested drafters, or the best of each method; all methods may run, in batches too.
+        """Build the unit with the requested drafters, or the best of each method; all methods may run, also in batches.
 
         Raises InsufficientMemory for a model that is too large by itself, and what resolver and candidates raise.
         """
@@ -242,8 +242,8 @@ class Measuring:
         )
 
     def _candidates_to_measure(self, main: CatalogModel, drafts: Sequence[str] | None) -> list[Candidate]:
-        """Return one drafter of each method: the requested ones, else the first that fits and is usual or was measured.
-        Raises SpeculationUnavailable if one cannot be used, or two share a method."""
+        """Return one drafter of each method: those requested, else the first that fits and is usual or was measured.
+        Raises SpeculationUnavailable if a requested drafter cannot be used, or two of them share a method."""
         documents = [row.results for row in self._stored_measurements.of(main.id)]
         candidates = self._models.candidates(main, speedups(documents))
         if drafts is None:
@@ -266,8 +266,8 @@ class Measuring:
     async def _load(
         self, job: MeasurementJob, specification: ModelSpecification, usual: ModelSpecification
     ) -> LoadedModel:
-        """Load the unit to measure in place of the `usual` one. Requests for the model share it from now on, so that
-        they do not replace it, but draft only with the drafters that they had."""
+        """Load the unit to measure in place of the `usual` unit. Requests for the model then use the measured unit, so
+        that they do not replace it, but draft only with the drafters of the usual unit."""
         job.phase = "loading"
         self._resolver.begin_measurement(specification, usual)
         await self._run_until_stopped(job, self._worker.load(specification))
@@ -298,7 +298,7 @@ class Measuring:
             turn = await self._turn(job, runner, turn_request)
 
     async def _turn(self, job: MeasurementJob, runner: TurnRunner, turn_request: TurnRequest) -> MeasuredTurn:
-        """Measure one turn undisturbed: wait for other requests to end, and repeat a turn that one interrupts."""
+        """Measure one turn undisturbed: wait for other requests to end, and repeat a turn that a request interrupts."""
         while True:
             started_at = self._clock()
             await self._wait_until_idle(job)
@@ -320,7 +320,7 @@ class Measuring:
     async def _run_until_stopped(
         self, job: MeasurementJob, work: Coroutine[Any, Any, Result], *, alone: bool = False
     ) -> Result:
-        """Return the result of `work`. Raises MeasurementStopped; if `alone`, TimeoutError if another request comes."""
+        """Return the result of `work`. Raises MeasurementStopped, or if `alone` TimeoutError when a request arrives."""
         working = asyncio.ensure_future(work)
         waiting: dict[asyncio.Future[Any], type[Exception]] = {
             asyncio.ensure_future(job.stopping.wait()): MeasurementStopped
@@ -338,8 +338,8 @@ class Measuring:
             await asyncio.gather(working, *waiting, return_exceptions=True)
 
     async def _restore(self, model_id: str, before: ModelSpecification | None, planned: ModelSpecification) -> None:
-        """Restore what was in memory; in place of the unit that was `planned`, the one that is planned now. A model in
-        use is left as it is until its next load, and requests keep drafting as before."""
+        """Restore what was in memory; if that was the `planned` unit, load the unit that is planned now. A model in use
+        is left as it is until its next load, and its requests keep drafting as during the measurement."""
         with contextlib.suppress(PacelineError):
             if before is None:
                 await self._worker.unload(model_id)
@@ -349,7 +349,7 @@ class Measuring:
             self._resolver.end_measurement(model_id)
 
     def _store_results(self, job: MeasurementJob, unit: ModelSpecification) -> int:
-        """Store the results and return their number; 0 if there is too little to compare."""
+        """Store the results and return their number; 0 if the measurement stopped too early to compare anything."""
         info = self._worker.ready_info
         options = {
             "minutes": job.request.minutes,

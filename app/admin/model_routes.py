@@ -39,7 +39,7 @@ KV_REFUSAL_WORDS = {
     "no_positions": "model_settings.kv_no_positions",
     "head_size": "model_settings.kv_head_size",
 }
-"""Text keys of the reasons why keys and values are not quantised."""
+"""Text keys for the reasons why a KV cache is not quantised, by code of the reason."""
 TABS = {"settings": "model.html", "drafts": "drafts.html", "pays": "pays.html"}
 """Templates of the pages of one model, by tab."""
 
@@ -91,7 +91,7 @@ def render_model(
     data: Mapping[str, Any] = MappingProxyType({}),
     **values: Any,
 ) -> HTMLResponse:
-    """Render a tab of a model's page, or with 404 a page that says that there is no such model. Reads the disk."""
+    """Render a tab of a model's page, or a page with status 404 if there is no such model. Reads the disk."""
     try:
         model = admin.models.describe(admin.serving.resolver.find(model_id))
     except ModelNotFound as error:
@@ -121,14 +121,14 @@ async def unload_model(admin: Admin, body: JsonBody[ModelBody]) -> dict[str, Any
 
 @router.post("/admin/api/models/reload", responses=problems(429))
 async def reload_model(admin: Admin, body: JsonBody[ModelBody]) -> dict[str, Any]:
-    """Reload a loaded model with its current choices; `in_use`: once no request uses it."""
+    """Reload a loaded model with its current choices; outcome `in_use`: it is reloaded once no request uses it."""
     model = await asyncio.to_thread(admin.serving.resolver.id_of, body.model)
     return {"model": model, "became": await admin.loading.reload(model)}
 
 
 @router.get("/admin/api/prefixes")
 def list_prefixes(admin: Admin) -> dict[str, Any]:
-    """Return the sizes of the prefix cache on disk and in memory, and why nothing is written for the moment."""
+    """Return the sizes of the prefix cache on disk and in memory, the tokens restored from it, and any write error."""
     loaded = admin.serving.worker.book.snapshot.models
     return {
         "disk_bytes": sum(prompts.size_bytes for prompts in cached_prompts(admin.serving.settings.prefixes_path)),
@@ -140,7 +140,7 @@ def list_prefixes(admin: Admin) -> dict[str, Any]:
 
 @router.post("/admin/api/prefixes/clear")
 async def clear_prefixes(admin: Admin) -> dict[str, int]:
-    """Clear the prefix cache, in memory and on disk; return the bytes that were on disk."""
+    """Clear the prefix cache, in memory and on disk; return the bytes freed on disk."""
     admin.serving.worker.clear_prefixes()
     return {"freed_bytes": await asyncio.to_thread(clear_cached_prompts, admin.serving.settings.prefixes_path)}
 
@@ -148,13 +148,13 @@ async def clear_prefixes(admin: Admin) -> dict[str, int]:
 @router.post("/admin/api/models/pin", responses=problems(422))
 async def pin_model(admin: Admin, body: JsonBody[ModelBody]) -> dict[str, Any]:
     """Keep a model in memory until it is unloaded by hand."""
-    # an idle limit would contradict it
+    # an idle limit would contradict the pin
     return await _set_pinned(admin, body.model, {"pinned": True, "idle_seconds": None})
 
 
 @router.post("/admin/api/models/unpin", responses=problems(422))
 async def unpin_model(admin: Admin, body: JsonBody[ModelBody]) -> dict[str, Any]:
-    """Let an idle model be unloaded again."""
+    """Allow a model to be unloaded again when it is idle."""
     return await _set_pinned(admin, body.model, {"pinned": None})
 
 

@@ -1,6 +1,6 @@
-"""Models as the pages show them: the memory they would need against what there is, and what may draft for them.
+"""Models as the pages show them: the memory that they need, the memory available, and drafters for them.
 
-Nothing is loaded: headers and configs are read, once for each state of a folder. Call it in a thread.
+No weights are loaded: headers and configs are read, once for each state of a folder. Call it in a thread.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from app.serving.context import Context
 from app.serving.resolver import ModelEntry
 
 CPU_DEVICE_SUFFIX = "(cpu)"
-"""Suffix of the device name of a CPU, on which weights become float32."""
+"""Suffix of the device name of a CPU, on which weights are widened to float32."""
 
 
 class ModelView:
@@ -44,12 +44,12 @@ class ModelView:
         }
 
     def folders(self) -> list[dict[str, str]]:
-        """List the folders that are searched for models, each with what is wrong with it."""
+        """List the folders that are searched for models, each with its problem."""
         folders = self._context.settings.model_dirs
         return [{"folder": str(folder), "problem": folder_problem(folder)} for folder in folders]
 
     def describe(self, model: CatalogModel, *, looking: bool = False) -> dict[str, Any]:
-        """Describe one model as JSON. Names carry the units; 0 and empty where a value is not known, or not yet."""
+        """Describe one model as JSON. Field names carry the units; values that are not known (yet) are 0 or empty."""
         entry, live = self._context.resolver.entry(model, looking=looking), self._context.settings
         ceiling = self._context.memory_ceiling_bytes
         settings, loaded, footprint = entry.settings, entry.loaded, self.footprint(model)
@@ -108,7 +108,7 @@ class ModelView:
     # --- drafters -----------------------------------------------------------------------------------------------
 
     def candidates(self, main: CatalogModel, speedups: Speedups = NOT_MEASURED) -> list[Candidate]:
-        """Return every way to draft for `main`, ranked by what was measured and what is usual; none for a drafter or a
+        """Return every way to draft for `main`, in the order of `app.models.pairing.rank`; none for a drafter or a
         broken model."""
         if main.kind != "main" or main.problem:
             return []
@@ -118,7 +118,7 @@ class ModelView:
     def candidates_named(
         self, main: CatalogModel, candidates: Sequence[Candidate], names: Sequence[str], *, parameter: str = "drafts"
     ) -> list[Candidate]:
-        """Return the candidates of these names. Raises SpeculationUnavailable if one is missing or does not fit."""
+        """Return the candidates of these names. Raises SpeculationUnavailable if one is missing or cannot draft."""
         by_name = {candidate.id: candidate for candidate in candidates if candidate.id}
         for name in names:
             if name not in by_name:
@@ -135,7 +135,7 @@ class ModelView:
         return info is not None and info.device.endswith(CPU_DEVICE_SUFFIX)
 
     def _specification(self, main: CatalogModel) -> ModelSpecification:
-        """Build the unit whose memory is counted: the model alone, with the rows and quantisation of the settings."""
+        """Build the unit whose memory is counted: the model alone, with rows and quantisation from the settings."""
         rows, quantisation = self._context.settings.max_rows, self._context.live.model(main.id).quantisation
         return ModelSpecification(id=main.id, path=str(main.path), max_rows=rows, quantisation=quantisation)
 
@@ -147,7 +147,7 @@ def sizes(footprint: Footprint) -> dict[str, int]:
 
 
 def families_of(entry: ModelEntry) -> tuple[str, ...]:
-    """Return how a model's caches roll back, as the worker found, else by its config; `alone`: not at all."""
+    """Return how a model's caches roll back, as the worker reports, else by its config; `alone`: they cannot."""
     if entry.model.kind == "encoder":
         return ()
     if entry.loaded is not None and entry.loaded.state == "ready":
@@ -156,7 +156,7 @@ def families_of(entry: ModelEntry) -> tuple[str, ...]:
 
 
 def _footprint(specification: ModelSpecification, size_bytes: int, widen: bool) -> Footprint | None:  # noqa: ARG001, FBT001
-    """Return the footprint, None where the folder cannot be read; `size_bytes` only tells cached results apart."""
+    """Return the footprint; None if the folder cannot be read. `size_bytes` only distinguishes cached results."""
     try:
         return main_footprint(specification, widen=widen)
     except (ModelUnavailable, OSError):

@@ -1,8 +1,8 @@
 """`/admin/`: the server's current state, and actions on it; `/` redirects there. `/admin/logs`: the log.
 
-Also what every page needs: static files, and `GET /admin/api/live?topics=a,b`, server-sent events of what changes.
+Also what every page needs: static files, and `GET /admin/api/live?topics=a,b`, a stream of server-sent events.
 Topics: `worker` for the frame of every page; `state`, `pace` and `minutes` for the overview; `updates` for the
-settings; `logs`, the last lines: a page that missed some asks for those after the last number that it has.
+settings; `logs`, the last lines: a page that missed lines requests those after the last line number that it has.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from app.store.rows import FirstRun
 DRAIN_SECONDS = 600.0
 """Default time for running requests to finish before the worker is replaced, in seconds."""
 STARTER = "demo-assistant"
-"""Embedded model for a first try."""
+"""Id of the embedded model for a first try."""
 LIVE_TIMEOUT_SECONDS = 30.0
 """Time without a read after which a tab counts as gone, in seconds."""
 LIVE_LINES = 100
@@ -54,7 +54,7 @@ router = APIRouter()
 
 
 class DrainBody(Body):
-    """Time that running requests may take."""
+    """Time that running requests may take, in seconds."""
 
     seconds: float = Field(DRAIN_SECONDS, ge=0, le=86_400)
 
@@ -78,15 +78,15 @@ async def get_overview(request: Request, admin: Admin) -> HTMLResponse:
 
 @router.get("/admin/api/state")
 async def get_state(admin: Admin) -> dict[str, Any]:
-    """Return a snapshot of the topics `state`, `pace` and `minutes`; and a newer version, with its command."""
+    """Return a snapshot of the topics `state`, `pace` and `minutes`, any newer version, and the command for updates."""
     update = {"newer": admin.updates.newer, "update_command": admin.updates.command}
     return {"state": server_state(admin), "pace": pace(admin), "minutes": admin.pace.minutes(), **update}
 
 
 @router.get("/admin/api/menu")
 async def get_menu(admin: Admin) -> dict[str, Any]:
-    """Return what the menu bar shows: `state` and `pace`, models that could be loaded, the last used first, a folder
-    whose disk is full (empty: none), and a newer version with the command that installs it."""
+    """Return what the menu bar shows: `state` and `pace`; models to load, the most recently used first; a folder whose
+    disk is full (empty: none); and any newer version with the command that installs it."""
     on_disk = await asyncio.to_thread(_models_on_disk, admin)
     update = {"newer": admin.updates.newer, "update_command": admin.updates.command}
     return {"state": server_state(admin), "pace": pace(admin), **on_disk, **update}
@@ -125,7 +125,7 @@ async def drain_worker(admin: Admin, body: JsonBody[DrainBody]) -> dict[str, Any
 
 @router.post("/admin/api/quarantine/release")
 async def release_model(admin: Admin, body: JsonBody[ModelBody]) -> dict[str, Any]:
-    """Release a model that is quarantined for ending its worker repeatedly."""
+    """Release a model that is quarantined for crashing the worker repeatedly."""
     return {"model": await admin.serving.resolver.release(body.model), "released": True}
 
 
@@ -144,7 +144,7 @@ def worker_state(admin: AdminContext) -> dict[str, Any]:
 
 
 def server_state(admin: AdminContext) -> dict[str, Any]:
-    """Return everything but the running requests; names carry the units."""
+    """Return the state of worker, memory and models, without running requests; field names carry the units."""
     worker = admin.serving.worker
     snapshot = worker.book.snapshot
     return {
@@ -175,7 +175,7 @@ def _loaded_model(model: LoadedModel) -> dict[str, Any]:
 
 
 def pace(admin: AdminContext) -> dict[str, Any]:
-    """Return the last minute, second by second."""
+    """Return the tokens of the last two minutes, second by second, and the current speed."""
     return asdict(admin.pace.history())
 
 
@@ -193,7 +193,7 @@ async def get_static(admin: Admin, version: str, name: str) -> Response:
 
 @router.get("/admin/api/live", response_class=Response, responses=success(media_type=EVENTS))
 async def get_live(request: Request, admin: Admin, topics: str = "") -> Response:
-    """Stream events of these topics until the tab leaves or the server ends; unknown ones are refused."""
+    """Stream events of these topics until the tab leaves or the server ends; unknown topics are refused."""
     requested_topics = {topic for topic in topics.split(",") if topic}
     if not requested_topics or requested_topics - set(admin.feed.topics):
         raise InvalidRequest(f"Name topics out of: {', '.join(admin.feed.topics)}.", parameter="topics")
@@ -214,7 +214,7 @@ async def get_topics(admin: Admin) -> dict[str, Any]:
 
 @router.get("/admin/logs", response_class=HTMLResponse)
 async def get_log_page(request: Request, admin: Admin) -> HTMLResponse:
-    """Serve the page: the last lines at once, new ones as they come."""
+    """Serve the page with the last lines; its script adds new lines as they arrive."""
     level = admin.serving.settings.log_level
     data = {**log_lines(admin, count=SHOWN_LINES), "loggers": admin.logs.loggers(), "level": level}
     return admin.pages.render("logs.html", request, area="logs", data=data, levels=LEVELS)
@@ -229,13 +229,13 @@ async def get_lines(
     text: Text = "",
     count: Annotated[int, Query(ge=1, le=CAPACITY)] = SHOWN_LINES,
 ) -> dict[str, Any]:
-    """Return the last lines, oldest first: after number `after`, of a minimum level, of a logger, with a text."""
+    """Return the last lines, oldest first, filtered by number (`after`), minimum level, logger and text."""
     return log_lines(admin, after=after, level=level, logger=logger, text=text, count=count)
 
 
 @router.get("/admin/api/logs/download", response_class=Response, responses=success(media_type="application/jsonl"))
 async def download_log(admin: Admin, level: Level = "debug", logger: Text = "", text: Text = "") -> Response:
-    """Download the same lines as a file: one JSON object each, as in the log on disk."""
+    """Download the matching lines as a file, with one JSON object per line, as in the log on disk."""
     lines = admin.logs.lines(level=level, logger=logger, text=text)
     content = b"".join(msgspec.json.encode(line_object(line)) + b"\n" for line in lines)
     headers = {"content-disposition": 'attachment; filename="paceline-log.jsonl"', "cache-control": "no-store"}

@@ -1,6 +1,6 @@
-"""Requests: the list of running and past ones, the timeline of one request, and their JSON.
+"""Running and past requests: the list, the timeline of one request, and both as JSON.
 
-Topic `requests`: running requests with phase and progress, and the last ones that ended.
+Topic `requests`: running requests with phase and progress, and the requests that ended last.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class EmptyBody(Body):
 
 @router.get("/admin/requests", response_class=HTMLResponse)
 async def get_requests_page(request: Request, admin: Admin, model: Text = "", outcome: Text = "") -> HTMLResponse:
-    """Serve the list, filtered by the query; without a history it still shows what runs."""
+    """Serve the list, filtered by the query; if the history is unavailable, it still shows running requests."""
     try:
         page, problem = await past_requests(admin, model=model, outcome=outcome), ""
     except StoreUnavailable as error:
@@ -59,14 +59,14 @@ async def get_requests(
     outcome: Text = "",
     count: Annotated[int, Query(ge=1, le=200)] = PAGE_LENGTH,
 ) -> dict[str, Any]:
-    """Return running requests and a page of past ones; `outcome` is `fine`, `failed`, `cancelled` or an exact one."""
+    """Return running requests and a page of past ones; `outcome`: `fine`, `failed`, `cancelled` or an exact outcome."""
     page = await past_requests(admin, before, model, outcome, count)
     return {**page, "running": current_requests(admin)["running"]}
 
 
 @router.delete("/admin/api/requests")
 async def clear_requests(admin: Admin) -> dict[str, Any]:
-    """Delete the history for good; return the number of its requests."""
+    """Delete the history for good; return the number of requests in it."""
     await _flush_journal(admin)
     count = await asyncio.to_thread(admin.history.count)
     await admin.serving.journal.clear()
@@ -94,7 +94,7 @@ async def cancel_request(admin: Admin, _body: JsonBody[EmptyBody], request_id: s
 
 
 def current_requests(admin: AdminContext) -> dict[str, Any]:
-    """Return running requests, and the last ones that ended."""
+    """Return running requests, and the requests that ended last."""
     journal = admin.serving.journal
     running = journal.running
     return {
@@ -107,7 +107,7 @@ def current_requests(admin: AdminContext) -> dict[str, Any]:
 async def past_requests(
     admin: AdminContext, before: str = "", model: str = "", outcome: str = "", count: int = PAGE_LENGTH
 ) -> dict[str, Any]:
-    """Return past requests, the latest first; `next` is `before` of the next page, empty at the end."""
+    """Return past requests, the latest first; `next` is the value of `before` for the next page, empty at the end."""
     await _flush_journal(admin)
     history = admin.history
 
@@ -124,7 +124,7 @@ async def past_requests(
 
 
 async def find_request(admin: AdminContext, request_id: str) -> dict[str, Any] | None:
-    """Return one request with all its figures, and its texts if they are kept; None if it is unknown."""
+    """Return one request with all its figures, and its prompt and reply if they were kept; None if it is unknown."""
     journal = admin.serving.journal
     record = journal.find(request_id)
     if record is not None:
@@ -144,7 +144,7 @@ async def _flush_journal(admin: AdminContext) -> None:
 
 
 def running_object(worker: WorkerClient, record: Record) -> dict[str, Any]:
-    """Describe a running request. `progress` is the share of its phase, None if unknown."""
+    """Describe a running request. `progress` is the completed share of its phase, None if unknown."""
     phase, progress, read_tokens = _phase(worker, record)
     return {
         "id": record.id,
@@ -183,7 +183,7 @@ def _phase(worker: WorkerClient, record: Record) -> tuple[str, float | None, int
 
 
 def _read_tokens(worker: WorkerClient, record: Record) -> int | None:
-    """Return the number of prompt tokens read, updated about once a second; None: it has no row yet."""
+    """Return the number of prompt tokens prefilled, updated about once a second; None: the request has no row yet."""
     model = next((loaded for loaded in worker.book.snapshot.models if loaded.id == record.model_id), None)
     if model is None:
         return None

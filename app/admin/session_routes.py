@@ -1,10 +1,10 @@
 """Access: `/admin/setup`, `/admin/login`, `/admin/enter` and their calls, and the API keys.
 
-A command of this computer, such as the menu bar, opens a page signed in by an address that works once, for a minute.
-The code is in its fragment, and the browser gets it from a file that only the owner can read, so that no list of
-processes shows it; the file is removed when the code is used or expires. The set-up routes exist only while there is no
-account, and only for this computer. Nothing here reveals whether a password was nearly right, and no secret gets into a
-page or the log.
+A command on this computer, such as the menu bar, opens a signed-in page at a one-time address, valid for a minute. The
+fragment of the address is the code. The browser opens the address from a file that only the owner can read, so that no
+process list shows the code; the file is removed when the code is used or expires. Set-up works only while there is no
+account, and only from this computer. No answer reveals whether a password was nearly right, and no secret gets into a
+served page or the log.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ REDIRECT_PAGE = """<!doctype html>
 
 
 class UnauthenticatedBody(Body):
-    """Body from a caller who has not signed in; a small limit keeps strangers from taking memory."""
+    """Body from a caller who has not signed in; a small size limit keeps strangers from using up memory."""
 
     max_bytes: ClassVar[int] = 1 << 20
 
@@ -85,7 +85,7 @@ class PasswordRequest(Body):
 
 
 class KeyRequest(Body):
-    """A key to make; `inference` opens the endpoints, `admin` the dashboard's calls too."""
+    """API key to create; `inference` allows the endpoints of the API, `admin` the dashboard's calls too."""
 
     name: str = Field(max_length=200)
     scope: Scope = "inference"
@@ -128,8 +128,8 @@ async def check_is_local(request: Request) -> None:
 
 @router.post("/admin/api/setup", dependencies=[Depends(check_is_local)], responses=problems(404))
 async def set_up(request: Request, admin: Admin, body: JsonBody[SetupRequest]) -> Response:
-    """Set the first password with the token of `serve`; the browser is signed in at once."""
-    async with admin.setup_codes.setup_lock:  # after the body: a slow sender must not keep the owner out
+    """Set the first password, given a valid set-up code, and sign this browser in."""
+    async with admin.setup_codes.setup_lock:  # taken after reading the body: a slow sender must not lock the owner out
         if await asyncio.to_thread(lambda: admin.accounts.has_account):
             raise HTTPException(404)
         if not admin.setup_codes.matches(body.token):
@@ -154,9 +154,9 @@ async def log_in(request: Request, admin: Admin, body: JsonBody[LoginRequest]) -
 
 @router.post("/admin/api/entry")
 async def make_entry(request: Request, admin: Admin, body: JsonBody[EntryRequest]) -> dict[str, str]:
-    """Issue an address that opens a page signed in, once, and a file that leads a browser there, if it can be written.
+    """Issue a one-time address that opens a signed-in page, and if possible a file that leads a browser there.
 
-    Before there is a password it is the address of the set-up. Only for commands of this computer.
+    Before there is a password, it is the address of the set-up page. Only for commands on this computer.
     """
     if identity_of(request).kind != "command":
         raise Rejected(403, "Only commands of this computer open pages signed in.", "not_a_command")
@@ -176,14 +176,14 @@ async def make_entry(request: Request, admin: Admin, body: JsonBody[EntryRequest
 
 
 def is_page(to: str) -> bool:
-    """Whether a path leads to a page of the dashboard, also after a browser has resolved its dots."""
+    """Whether a path leads to a page of the dashboard; false if it has dot segments, which a browser would resolve."""
     path = unquote(urlsplit(to).path)
     parts = path.split("/")[1:]
     return not path.startswith(ADMIN_JSON) and not {".", ".."} & {*parts} and "" not in parts[:-1]
 
 
 def _write_redirect(home: Path, address: str) -> Path:
-    """Write a page that leads to the address; delete expired ones that a killed server left."""
+    """Write a file that redirects to the address; delete expired files that a killed server left."""
     for expired in own_files(home, REDIRECT_FILE.format("[0-9a-f]{16}")):
         with contextlib.suppress(OSError):
             if time.time() - expired.lstat().st_mtime > ENTRY_SECONDS:
@@ -194,7 +194,7 @@ def _write_redirect(home: Path, address: str) -> Path:
 
 
 def _redirect_of(home: Path, code: str) -> Path:
-    """Return the page's file, named by the hash of the code, so that using the code can delete it."""
+    """Return the path of the redirect file, named after the hash of its code, so that `enter` can delete it."""
     return home / REDIRECT_FILE.format(digest_of(code)[:16])
 
 
@@ -211,7 +211,7 @@ def get_enter(request: Request, admin: Admin) -> Response:
 
 @router.post("/admin/api/enter", responses=problems(429))
 async def enter(request: Request, admin: Admin, body: JsonBody[EnterRequest]) -> Response:
-    """Sign this browser in by a one-time code; the answer names the page that it is for."""
+    """Sign this browser in with a one-time code; the answer names the page to open."""
     address = _client_address(request)
     admin.lockout.begin(address)
     to = admin.entry_codes.redeem(body.code) if is_local_request(request) else None
@@ -313,7 +313,7 @@ SYSTEMS = (
 
 
 def browser_name(user_agent: str) -> str:
-    """Return a readable name such as `Safari, macOS`; never what the browser sent."""
+    """Return a readable name such as `Safari, macOS`; never text that the browser sent."""
     browser = next((name for mark, name in BROWSERS if mark in user_agent), "")
     system = next((name for mark, name in (*SYSTEMS, ("Linux", "Linux")) if mark in user_agent), "")
     return ", ".join(part for part in (browser, system) if part)
@@ -321,7 +321,7 @@ def browser_name(user_agent: str) -> str:
 
 @router.get("/admin/api/keys")
 def get_keys(request: Request, admin: Admin) -> dict[str, Any]:
-    """List the valid keys, and whether one is required."""
+    """List the valid keys, and whether a key is required."""
     access_policy: AccessPolicy = request.app.state.access_policy
     return {
         "keys": [key_object(key) for key in admin.accounts.keys.list()],

@@ -1,4 +1,4 @@
-"""Rows that show settings, on a page, by the API and on the command line: schema, value, and where that comes from."""
+"""Rows that describe settings for pages, the API and the command line: schema, value, and origin of the value."""
 
 import types
 from collections.abc import Mapping
@@ -34,8 +34,8 @@ INHERITED = frozenset({"policy", "acceptance", "num_draft_tokens", "idle_seconds
 def setting_rows(live: LiveSettings) -> list[dict[str, Any]]:
     """Return every setting of the server, in the order of the schema.
 
-    `value` is the value after a restart, `in_effect` whether it applies already; `stored` is the stored value, also
-    where command line or environment override it.
+    `value` is the value after a restart, `in_effect` whether it applies already; `stored` is the stored value, even
+    if the command line or the environment overrides it.
     """
     return [setting_row(live, name) for name in Settings.model_fields]
 
@@ -60,7 +60,7 @@ def setting_row(live: LiveSettings, name: str) -> dict[str, Any]:
 def model_setting_rows(live: LiveSettings, model_id: str, profile: str = "") -> list[dict[str, Any]]:
     """Return every setting of one model, or of one of its profiles.
 
-    `inherited` is the value that applies where nothing is set; None: the default behaviour.
+    `inherited` is the value that applies if the setting has none; None: the default behaviour.
     """
     given = live.model(f"{model_id}:{profile}" if profile else model_id).given()
     inherited = live.current if not profile else live.model(model_id).over(_inherited_settings(live.current))

@@ -1,7 +1,7 @@
 """The settings page, and the settings of the server and of each model as JSON.
 
-`PATCH` takes an object of names and new values, all or none; null unsets one. Each answer says when it takes effect.
-Topic `settings`: a number that grows with every change, wherever it was made.
+`PATCH` takes an object of names and new values, and sets all of them or none; null unsets a setting. Each answer states
+when a change takes effect. Topic `settings`: a number that grows with every change, wherever it was made.
 """
 
 import asyncio
@@ -37,13 +37,13 @@ OPTION_WORDS: Mapping[str, Mapping[str, str]] = {
         "error": "logs.from_error",
     },
 }
-"""Text keys of the options of settings; languages are shown by their own names."""
+"""Text keys of the options, by setting; languages are shown by their own names."""
 RELOAD = "reload"
-"""Field that is no setting: whether the model may be unloaded for the change, unless requests use it."""
+"""Field that is not a setting: whether to unload the model for the change, unless requests use it."""
 
 
 class Changes(RootModel[dict[str, Any]]):
-    """Name of a setting -> its new value; null unsets it."""
+    """New values by name of setting; null unsets a setting."""
 
 
 router = APIRouter()
@@ -98,9 +98,9 @@ async def change_settings(request: Request, admin: Admin, body: JsonBody[Changes
 
 @router.post("/admin/api/restart", status_code=202, responses=problems(409, 422))
 async def restart_server(admin: Admin, _body: JsonBody[EmptyBody]) -> dict[str, int | None]:
-    """Restart the server once its running requests have finished; return its new port, None for the one it has.
+    """Restart the server once its running requests have finished; return its new port, None if it keeps its port.
 
-    409 where nothing can start it again, 422 for a port that cannot be used.
+    409 if this server cannot restart itself, 422 for a port that cannot be used.
     """
     port = admin.serving.live.pending.port
     if admin.restart is None:
@@ -116,7 +116,7 @@ async def restart_server(admin: Admin, _body: JsonBody[EmptyBody]) -> dict[str, 
 
 @router.get("/admin/api/models/{model_id:path}/settings")
 def get_model_settings(admin: Admin, model_id: str) -> dict[str, Any]:
-    """Return the settings of one model or its profile (`MODEL:PROFILE`), and what applies where nothing is set."""
+    """Return the settings of one model or its profile (`MODEL:PROFILE`), with inherited values."""
     model, profile = admin.serving.resolver.model_and_profile(model_id)
     return {
         "model": model.id,
@@ -129,10 +129,10 @@ def get_model_settings(admin: Admin, model_id: str) -> dict[str, Any]:
 async def change_model_settings(
     request: Request, admin: Admin, body: JsonBody[Changes], model_id: str
 ) -> dict[str, Any]:
-    """Change settings of a model, or of a profile, which is created if there is none.
+    """Change settings of a model, or of a profile, which is created if it does not exist.
 
-    With `reload` the model is unloaded unless requests use it, and loads again with the next one. The answer's `reload`
-    is `done`, `busy`, `needed` (it was not asked for) or `not needed`.
+    With `reload` the model is unloaded unless requests use it; the next request loads it again. The answer's `reload`
+    is `done`, `busy` (requests use the model), `needed` (but not requested) or `not needed`.
     """
     changes = dict(body.root)
     reload = changes.pop(RELOAD, False)

@@ -1,12 +1,12 @@
-"""Pages from templates, always through `Pages.render`, so that each gets its language, theme and security policy.
+"""Pages from templates, always rendered by `Pages.render`, which sets their language, theme and security policy.
 
 Templates escape everything and fail on an unknown name. They get `t` (translations), `static` (the address of a file),
 `area` (the open part of the navigation), `news` (a newer version that this browser has not dismissed, or None) and
 `data`, which is also in the page as JSON for its script.
 
-The files of `app/static/` are read once; a name is looked up in memory and never becomes a path. The version is the
-hash of all files together: a script finds the others by relative addresses, a browser may cache every file for a year,
-and no page ever mixes two versions. Ranges are not supported: the answer is the whole file.
+The files of `app/static/` are read once; a name is looked up in memory and never becomes a path. The version in their
+addresses is the hash of all files: scripts import each other by relative addresses, a browser may cache every file for
+a year, and no page mixes two versions. Ranges are not supported: the answer is the whole file.
 """
 
 import hashlib
@@ -46,13 +46,13 @@ class Assets:
         self.version = digest.hexdigest()[:HASH_CHARACTERS]
 
     def address(self, name: str) -> str:
-        """Return the address of a file. Raises KeyError for one that does not exist."""
+        """Return the address of a file. Raises KeyError for an unknown name."""
         if name not in self._files:
             raise KeyError(name)
         return f"/static/{self.version}/{name}"
 
     def response(self, version: str, name: str) -> Response | None:
-        """Return the file `name`, with long caching only under the current version; None if there is none."""
+        """Return the file `name`, cacheable for a year only at the current version; None if there is no such file."""
         content = self._files.get(name)
         if content is None:
             return None
@@ -61,7 +61,7 @@ class Assets:
         return Response(content, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers)
 
     def scripts(self) -> list[str]:
-        """Return the text of our own scripts."""
+        """Return the texts of Paceline's own scripts."""
         own = (name for name in self._files if name.endswith(".js") and "/" not in name)
         return [self._files[name].decode() for name in own]
 
@@ -79,15 +79,15 @@ POLICY = (
     "font-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 STATIC_POLICY = "default-src 'none'; script-src 'self'; frame-ancestors 'none'"
-"""Policy of static files: a worker imports scripts under its own policy, not under that of its page."""
+"""Policy of static files: a web worker imports scripts under its own policy, not under its page's."""
 THEMES = ("system", "light", "dark")
 LANGUAGE_COOKIE, THEME_COOKIE, UPDATE_COOKIE = "paceline_language", "paceline_theme", "paceline_update"
-"""Cookies for what a browser chose, and for the newer version that it dismissed; its script writes them."""
+"""Cookies for a browser's language and theme, and for the version that it dismissed; written by page scripts."""
 QUOTED_KEY = re.compile(r"[\"'`]([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+)[\"'`]")
 
 
 class Pages:
-    """Renders templates for one application; an empty language follows the browser, the theme `system` its colours."""
+    """Renders templates for one application; an empty language and the theme `system` follow the browser."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Pages:
     def render(
         self, name: str, request: Request, *, area: str = "", data: Any = None, status: int = 200, **values: Any
     ) -> HTMLResponse:
-        """Render the template `name` as an uncached answer; `data` is also for the page's script, `values` are not."""
+        """Render the template `name` as an uncached answer; the page's script gets `data`, but not `values`."""
         words = self.words(request)
         themes = (request.cookies.get(THEME_COOKIE), self._settings().theme)
         update = self._update()
@@ -148,8 +148,8 @@ class Pages:
             self._templates.get_template(name)
 
     def _for_scripts(self, language: str) -> Markup:
-        """Return as JSON the translations that scripts use, with all plural forms, and names of what others define:
-        methods, reasons and settings."""
+        """Return as JSON the translations that scripts use, with all plural forms, and the names of methods, reasons
+        and settings, whose keys do not appear in scripts."""
         entries = self._catalogs.words(language).entries
         used = {
             key: words

@@ -1,4 +1,4 @@
-"""Daily check for a newer version: asks whatever installed this copy, if the setting `check_updates` is on."""
+"""Daily check for a newer version, by the installer of this copy, if the setting `check_updates` is on."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from app import __version__
 from app.machine.installation import newer_version, this_installation
 
 Outcome = Literal["", "unreachable", "newer", "latest"]
-"""Outcome of the last check; empty: there was none, or none is allowed."""
+"""Outcome of the last check; empty: there was no check, or checks are off."""
 DAY_SECONDS, RETRY_SECONDS = 86_400.0, 3_600.0
 
 logger = logging.getLogger("paceline.updates")
@@ -23,7 +23,7 @@ async def _query_installer() -> str:
 class Updates:
     """Checks for updates while `is_enabled()`.
 
-    `query_newer` returns the newer version or raises `OSError`; `timeout` limits a wait.
+    `query_newer` returns the newer version, empty if there is none, or raises `OSError`; `timeout` limits a wait.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Updates:
         return {"newer": self.newer, "command": self.command, "outcome": self._outcome}
 
     def on_settings_changed(self) -> None:
-        """Check at once when the setting is switched on, forget the result when it is switched off."""
+        """Check immediately when the setting is switched on, forget the result when it is switched off."""
         if self._was_enabled != self._is_enabled():
             self._was_enabled = self._is_enabled()
             self.newer, self._outcome = "", ""

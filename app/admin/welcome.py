@@ -1,7 +1,7 @@
-"""`/admin/welcome`: the first run after the password, in steps that can be skipped and resumed.
+"""`/admin/welcome`: the first run, after the password is set, in steps that can be skipped and resumed.
 
-The language; the folders where models were found, which are used in place; a pair of models to download, or the
-embedded ones; then the chat. Which steps are left is kept in the store, and the overview offers to continue them.
+The steps: the language; the folders with models, which are used in place; a pair of models to download, or the embedded
+pair; then the chat. The store keeps the remaining steps, and the overview offers to continue with them.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class DoneBody(Body):
 
 @router.get("/admin/welcome", response_class=HTMLResponse)
 def get_welcome(request: Request, admin: Admin, step: str = "") -> HTMLResponse:
-    """Serve one step: the requested one, else the first that is left."""
+    """Serve one step: the requested one, else the first remaining one."""
     left = FirstRun(admin.store).remaining()
     current: FirstStep = next(
         (candidate for candidate in FIRST_STEPS if candidate == step), next(iter(left), FIRST_STEPS[0])
@@ -54,7 +54,7 @@ def get_welcome(request: Request, admin: Admin, step: str = "") -> HTMLResponse:
 
 @router.get("/admin/api/welcome")
 def get_progress(admin: Admin) -> dict[str, Any]:
-    """Return the steps that are left, and where models were found."""
+    """Return the remaining steps, and the places with models."""
     return {"left": FirstRun(admin.store).remaining(), "found": found_models(admin)}
 
 
@@ -67,13 +67,13 @@ def finish_step(admin: Admin, body: JsonBody[DoneBody]) -> dict[str, Any]:
 
 
 def found_models(admin: AdminContext) -> list[dict[str, Any]]:
-    """Return the number and the size of the usable models in each place."""
+    """Return the number and the total size of the usable models in each place."""
     return models_by_location(admin.serving.resolver.models(), admin.serving.settings.model_folders)
 
 
 def models_by_location(models: Sequence[CatalogModel], folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Count models by place, the folders of the settings first; a model counts for the first that contains it, and is
-    `listed` for the others."""
+    """Count models by place, the folders of the settings first. `count` is the number of models that no
+    earlier place contains, `listed` the number of the others."""
     usable = [model for model in models if not model.problem]
     places = [("folder", str(folder), [model for model in usable if _is_in(folder, model)]) for folder in folders]
     places += [(source, "", [model for model in usable if model.source == source]) for source in ROOTS]

@@ -1,1 +1,1 @@
-"""Endpoints of OpenAI, Anthropic and Ollama, one file each; they reach the worker through `app.supervision` only."""
+"""Endpoints in the formats of OpenAI, Anthropic, Ollama and others; they reach the worker via `app.supervision`."""

@@ -1,8 +1,8 @@
-"""Turn a list of commands into an HTTP answer, whole or streamed, in any wire format.
+"""Run worker commands and return their output as one HTTP response, whole or streamed, in any wire format.
 
-A streamed response starts once the worker has accepted every prompt, so that a refusal still has its HTTP status, or
-after `keep_alive_seconds` of waiting. A client that disconnects cancels the generation in both forms; the chat page has
-some time to reconnect.
+A streamed response starts once the worker has accepted every prompt, so that a refusal can still set the HTTP status,
+or after `keep_alive_seconds` if that takes longer. A client that disconnects cancels the generation, streamed or not;
+the chat page has a grace period to reconnect.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from app.serving.sse import DONE, EventStream, ReplayableFrames, comment, frame
 from app.supervision.stream import RequestStream, StreamEvent
 
 MANY_CHOICES = 64
-"""Number of choices from which an answer is encoded in a thread, so that other streams are not delayed."""
+"""Number of choices at which an answer is encoded in a thread, so that other streams are not delayed."""
 DASHBOARD = "/admin/"
 """Path prefix of requests whose streams continue for a grace period without a reader."""
 
@@ -69,7 +69,7 @@ class FinishedChoice:
 
     @property
     def tool_calls(self) -> list[ToolCallDelta]:
-        """Tool calls in order, without one that was cut off."""
+        """Complete tool calls, in order; a call that was cut off is left out."""
         calls: dict[int, ToolCallDelta] = {}
         for delta in self.calls:
             begun = calls.get(delta.index)
@@ -92,7 +92,7 @@ class FinishedChoice:
 
 
 def call_arguments(call: ToolCallDelta) -> dict[str, Any]:
-    """Parse the arguments of a whole call. Raises PacelineError unless they are a JSON object: nothing is made up."""
+    """Parse a complete call's arguments. Raises PacelineError if they are not a JSON object, rather than guess them."""
     try:
         arguments = json.loads(call.arguments or "{}", strict=False)
     except ValueError:
@@ -104,15 +104,15 @@ def call_arguments(call: ToolCallDelta) -> dict[str, Any]:
 
 
 class Renderer:
-    """One answer in one wire format: the objects of a stream, or one object. Choices are numbered from 0."""
+    """Renders one answer in one wire format, as the objects of a stream or as one object. Choices count from 0."""
 
     media_type = "text/event-stream"
     end = DONE
     """The last bytes of a stream that did not fail."""
     streamed_refusals: frozenset[str] = frozenset()
-    """Codes of refusals that begin a stream and end it, because clients look for them there."""
+    """Codes of refusals that are sent as a stream, not as an HTTP error, because clients look for them there."""
     prompt_parameter = "messages"
-    """Field of the request that holds the prompt."""
+    """Name of the request field with the prompt."""
 
     def __init__(self, request_id: str) -> None:
         self.id = request_id
@@ -123,11 +123,11 @@ class Renderer:
         return frame(payload)
 
     def keep_alive_frame(self, text: str) -> bytes:
-        """Return bytes that keep a silent stream open; empty where the format has nothing that clients ignore."""
+        """Return bytes that keep a silent stream open; empty if the format has no frame that clients ignore."""
         return comment(text)
 
     def opening(self) -> Iterable[dict[str, Any]]:
-        """Return the objects that come before the first token."""
+        """Return the objects to send before the first token."""
         return ()
 
     def accepted(self, prompt_tokens: int) -> Iterable[dict[str, Any]]:  # noqa: ARG002
@@ -135,11 +135,11 @@ class Renderer:
         return ()
 
     def render_event(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
-        """Render one event of a choice, whose last event is its only `Finished`, as objects of the stream."""
+        """Render one event of a choice as objects of the stream; a choice's last event is its only `Finished`."""
         raise NotImplementedError
 
     def closing(self, usages: Sequence[Statistics]) -> Iterable[dict[str, Any]]:  # noqa: ARG002
-        """Return the objects at the end of a stream, once every choice has finished; `usages` by choice."""
+        """Return the last objects of a stream, once every choice has finished; `usages` has one entry per choice."""
         return ()
 
     def failed(self, error: PacelineError, words: Words | None) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class OpenAIRenderer(Renderer):
         self._extra = {"usage": None} if self._include_usage else {}
 
     def render_event(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
-        """Return one chunk, none if the event is empty; the last chunk of a choice carries its numbers."""
+        """Return one chunk, or none for an empty event; a choice's last chunk carries timings, speculation and seed."""
         if isinstance(event, Finished):
             ended = self._chunk(self.chunk_choice(choice, event.finish_reason)) | self._numbers(event.usage)
             return [ended | warnings_object(event.notices)]
@@ -184,7 +184,7 @@ class OpenAIRenderer(Renderer):
         return [self._chunk(rendered)]
 
     def closing(self, usages: Sequence[Statistics]) -> Iterable[dict[str, Any]]:
-        """Return the usage chunk without choices, if it was requested."""
+        """Return a chunk with the usage and no choices, if it was requested."""
         if not self._include_usage:
             return ()
         total = Statistics.combined(usages, choices_per_prompt=self.n)
@@ -217,7 +217,7 @@ class OpenAIRenderer(Renderer):
 
 
 def usage_object(usage: Statistics) -> dict[str, Any]:
-    """Return OpenAI's `usage`; draft tokens are its accepted and rejected prediction tokens."""
+    """Return OpenAI's `usage`; drafted tokens are reported as accepted and rejected prediction tokens."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -232,19 +232,19 @@ def usage_object(usage: Statistics) -> dict[str, Any]:
 
 
 def warnings_object(notices: Iterable[Notice]) -> dict[str, Any]:
-    """Return the `warnings` of a response: repairs that its request needed, and ignored fields, each once; {} without
-    any."""
+    """Return the `warnings` of a response, each once: repairs of the request, and fields or parts of it that were
+    ignored. {} if there are none."""
     warnings = [msgspec.to_builtins(notice) for notice in dict.fromkeys(notices)]
     return {"warnings": warnings} if warnings else {}
 
 
 def all_warnings(finished: Sequence[FinishedChoice]) -> dict[str, Any]:
-    """Return the `warnings` of a response of several choices."""
+    """Return the `warnings` of all choices of a response."""
     return warnings_object(notice for choice in finished for notice in choice.notices)
 
 
 async def answer(request: Request, commands: Sequence[Generate], renderer: Renderer, *, stream: bool) -> Response:
-    """Run `commands` and answer in the format of `renderer`. Raises the worker's refusal."""
+    """Run `commands` and answer in the format of `renderer`. Raises PacelineError if the request is refused."""
     _check_choices(commands[0])
     context = context_of(request)
     record = Record(
@@ -284,7 +284,7 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
 
 
 def _naming_the_prompt(renderer: Renderer, on_event: OnEvent) -> OnEvent:
-    """Return `on_event` after a prompt that is too long got the name of its field."""
+    """Return `on_event` with one addition: the error for a prompt that is too long also names the prompt's field."""
 
     def name_and_forward(event: StreamEvent | PacelineError) -> None:
         if isinstance(event, PacelineError) and event.code == CONTEXT_OVERFLOW:
@@ -313,7 +313,7 @@ async def _whole(renderer: Renderer, choices: Sequence[FinishedChoice]) -> bytes
 def _streamed(
     request: Request, renderer: Renderer, frames: AsyncGenerator[bytes, None], close: Callable[[], None]
 ) -> EventStream:
-    """Return a stream that ends with its client, or one of the dashboard, which may leave and reconnect."""
+    """Return a stream that ends when its client disconnects; a client of the dashboard may leave and reconnect."""
     context = context_of(request)
     if not request.url.path.startswith(DASHBOARD):
         return EventStream(
@@ -333,7 +333,7 @@ def _streamed(
 
 
 def _check_choices(command: Generate) -> None:
-    """Raise InvalidRequest if one prompt asks for more choices than may ever wait: a retry would not help."""
+    """Raise InvalidRequest if one prompt asks for more choices than the queue can hold: a retry would not help."""
     choices, limit = command.n, command.model.queue_limit
     if choices > limit:
         message = f"{choices} choices are asked for, but only {limit} may wait for a model: ask for fewer at a time."

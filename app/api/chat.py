@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`, streamed or whole.
 
-Beyond OpenAI: `seed` is always returned; the finish chunk and the whole answer carry `timings` and `speculation`; a
-choice of a chunk may carry `method` and `accepted_spans`, the parts of its text that a drafter proposed.
+Additions to OpenAI's format: `seed` is always returned; the finish chunk and the whole answer carry `timings` and
+`speculation`; a choice of a chunk may carry `method` and `accepted_spans`, the parts of its text that were drafted.
 """
 
 import secrets
@@ -37,11 +37,11 @@ from app.serving.gate import Body, JsonBody
 MAX_MESSAGES = 2048
 TEXT_ONLY = "this model reads text only, no images, sound or files"
 PART_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Field that holds the text of a part, by the part's type."""
+"""Name of the field with the text of a part, by type of part."""
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 CallId = Annotated[str, Field(max_length=4096)]
-"""Id of a call from any server: some gateways keep a signature in it, some servers leave it empty."""
+"""Id of a tool call, made by any server: some gateways put a signature into it, some servers leave it empty."""
 
 
 def _no_images(images: Any) -> None:
@@ -50,7 +50,7 @@ def _no_images(images: Any) -> None:
 
 
 Images = Annotated[Any, AfterValidator(_no_images), json_schema_as({"type": "array", "maxItems": 0})]
-"""Images of a message: refused unless there are none."""
+"""Images of a message; only null or an empty list is accepted."""
 
 PART = object_of(type={"const": "text"}, text={"type": "string"})
 
@@ -62,12 +62,12 @@ class Message(Body):
     content: Annotated[str | None, json_schema_as({"type": "string"}, {"type": "array", "items": PART})] = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """Another name of `reasoning_content`."""
+    """Alias of `reasoning_content`."""
     name: Name | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: CallId | None = None
     prefix: bool | None = None
-    """Whether the answer continues this last message, as DeepSeek and Mistral name it."""
+    """Whether the answer continues this message, if it is the last; used by DeepSeek and Mistral."""
     partial: bool | None = None
     """Alias of `prefix`, used by Moonshot and Qwen."""
     images: Images = None
@@ -103,7 +103,7 @@ class Message(Body):
         return self.reasoning_content or self.reasoning
 
     def render(self) -> dict[str, Any]:
-        """Return the message as chat templates expect it; `developer` becomes `system`, which older templates know."""
+        """Return the message as chat templates expect it; `developer` becomes `system`, which all templates know."""
         role = "system" if self.role == "developer" else self.role
         optional = self.model_dump(include={"name", "tool_call_id"})
         optional["tool_call_id"] = self.tool_call_id or None
@@ -115,7 +115,7 @@ class Message(Body):
 
 
 def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
-    """Convert a custom tool's call to that of a function; other calls are returned unchanged."""
+    """Convert a call of a custom tool to a function call; return other calls unchanged."""
     custom = call.get(CUSTOM)
     if not isinstance(custom, dict):
         return call
@@ -148,14 +148,14 @@ class ChatBody(ToolsBody, ThinkingBody, GenerationBody):
 
     @property
     def continues(self) -> bool:
-        """Whether the answer continues the last message: if that is possible and no new turn is requested."""
+        """Whether the answer continues the last message: if it can, and unless only a new turn is requested."""
         last = self.messages[-1]
         requested = self.continue_final_message or last.prefix or last.partial
         wants_new_turn = self.add_generation_prompt or self.continue_final_message is False
         return last.can_be_continued and bool(requested or not wants_new_turn)
 
     def notices(self) -> list[Notice]:
-        """Return notices of options that cannot be honoured, other than ignored fields."""
+        """Return notices about options that cannot be honoured; unknown fields are reported elsewhere."""
         notices = self.tool_notices()
         if self.add_generation_prompt is False and not self.continues:
             notices.append(ignored_notice("add_generation_prompt", "an answer begins a turn of its own"))
@@ -173,8 +173,8 @@ async def create_chat_completion(request: Request, body: JsonBody[ChatBody]) -> 
 
 
 async def chat_command(request: Request, body: ChatBody, request_id: str, notices: Sequence[Notice] = ()) -> Generate:
-    """Build the worker's command for a conversation of any wire format; `notices` are those about fields of that
-    format. Raises what the resolver raises."""
+    """Build the worker's command for a conversation in any wire format; `notices` concern fields of that format.
+    Raises what the resolver raises."""
     shared = await shared_command(request, body, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     defaults = context_of(request).live.request_defaults(body.model, shared.model.id)
     return msgspec.structs.replace(
@@ -193,8 +193,8 @@ async def chat_command(request: Request, body: ChatBody, request_id: str, notice
 
 
 def messages_of(body: ChatBody, system_prompt: str | None) -> list[dict[str, Any]]:
-    """Return the messages as templates expect them, without an empty last one that the answer would fill. The model's
-    system prompt comes first unless the request has one."""
+    """Return the messages as chat templates expect them. An empty assistant message at the end is dropped, because the
+    answer takes its place. The model's system prompt is put first unless the request has one."""
     *before, last = body.messages
     is_empty = last.role == "assistant" and not (last.content or last.tool_calls or last.reasoning_text)
     messages = [message.render() for message in (before if before and is_empty else body.messages)]
@@ -213,10 +213,10 @@ class ChatRenderer(OpenAIRenderer):
         super().__init__(request_id, command, body)
         self._custom_names = body.custom_names
         self._inputs: dict[tuple[int, int], CustomInput] = {}
-        """Input of each call of a custom tool, by choice and call."""
+        """Input of each custom tool call, by choice and index of the call."""
 
     def opening(self) -> list[dict[str, Any]]:
-        """Return a chunk with the role for each choice."""
+        """Return one chunk for each choice, with the role."""
         role = {"role": "assistant", "content": ""}
         return [self._chunk(_choice(index, role)) for index in range(self.n)]
 

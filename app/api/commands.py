@@ -1,6 +1,6 @@
 """Fields that every generation request may carry, and the worker command built from them.
 
-Bounds are the API's promise; unknown fields are ignored, with a warning. Types are strict: no booleans or strings for
+The bounds are part of the API; unknown fields are ignored, with a warning. Types are strict: no booleans or strings for
 numbers, no NaN. `null` means absent everywhere.
 """
 
@@ -63,7 +63,7 @@ def object_of(**properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def json_schema_as(*kinds: dict[str, Any], or_null: bool = True) -> WithJsonSchema:
-    """Describe in the OpenAPI document a value that only its validator knows: one of `kinds`."""
+    """Return the OpenAPI schema of a value that only its validator checks: one of `kinds`, or null if `or_null`."""
     return WithJsonSchema({"anyOf": [*kinds, *([{"type": "null"}] if or_null else [])]})
 
 
@@ -101,8 +101,8 @@ StaySeconds = Annotated[
 
 
 class StayBody(Body):
-    """Idle time after which the model is unloaded, as Ollama (`keep_alive`) and LM Studio (`ttl`) name it; 0: right
-    after the answer, below 0: never. Unknown fields are ignored, with a warning."""
+    """Idle time after which the model is unloaded, in seconds or like `5m`: Ollama's `keep_alive`, LM Studio's `ttl`.
+    0 unloads the model right after the answer, a negative value never. Unknown fields are ignored, with a warning."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -116,7 +116,7 @@ class StayBody(Body):
 
     @property
     def stay_field(self) -> str:
-        """Name of the field that counts."""
+        """Name of the field from which `stay_seconds` is taken."""
         return "ttl" if self.keep_alive is None else "keep_alive"
 
 
@@ -127,7 +127,7 @@ class StreamOptions(Body):
 
 
 class SpeculationOptions(Body):
-    """Speculation of a request: `auto` may fall back and says why; a named method runs or the request is refused."""
+    """Speculation options: `auto` may fall back and reports why; a method requested by name runs, or is refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -144,7 +144,7 @@ class SpeculationOptions(Body):
 
 
 class StructuredOutputs(Body):
-    """Constraints on the text, as vLLM names them; at most one is set."""
+    """Constraints on the text, as vLLM names them; at most one may be set."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -218,7 +218,7 @@ class GenerationBody(StayBody):
         return self
 
     def _grammars(self) -> list[Grammar]:
-        """Return every grammar that the request asks for, by any of its names."""
+        """Return every grammar that the request asks for, under any field name."""
         options, grammars = self.structured_outputs, []
         constraints = (
             [] if options is None else [(kind, constraint, "structured_outputs") for kind, constraint in options]
@@ -243,7 +243,7 @@ class GenerationBody(StayBody):
 
 DEFAULT_TEMPERATURE = 1.0
 SEED_BITS = 53
-"""Bits of a drawn seed: exact in JSON readers that keep numbers as doubles, so a client can send it back."""
+"""Number of bits of a random seed: few enough to be exact in a double, so that any JSON client can send it back."""
 
 
 async def shared_command(request: Request, body: GenerationBody, *, top_logprobs: int | None) -> Generate:
@@ -270,7 +270,7 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
 
 
 async def allowed_stay(request: Request, body: StayBody) -> tuple[Stay, tuple[Notice, ...]]:
-    """Return the stay that a request may ask for: it affects every client, so only an operator may."""
+    """Return the requested stay, or a notice if the caller is not an operator: a stay affects every client."""
     if body.stay_seconds is None:
         return UNSPECIFIED_STAY, ()
     try:
@@ -281,7 +281,7 @@ async def allowed_stay(request: Request, body: StayBody) -> tuple[Stay, tuple[No
 
 
 def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification, SpeculationRequest]:
-    """Resolve the unit, and the speculation that the request or the profile it names asks for. Reads the disk."""
+    """Resolve the unit, and the speculation set by the request or by the profile that it names. Reads the disk."""
     resolver = context.resolver
     main = resolver.usable(body.model) if body.embeds else resolver.main(body.model)
     speculation = speculation_request(body, context.live.profile(body.model, main.id))
@@ -297,7 +297,7 @@ def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification
 
 
 def sampling_parameters(body: GenerationBody, defaults: ModelSettings, top_logprobs: int | None) -> SamplingParameters:
-    """Build the sampling: negative seeds count from 2^64, `top_k` -1 is off as in vLLM, `top_p` 0 is greedy."""
+    """Build the sampling parameters: seeds are taken modulo 2^64, `top_k` -1 is off as in vLLM, `top_p` 0 is greedy."""
     neutral = SamplingParameters(temperature=DEFAULT_TEMPERATURE)
 
     def value(name: str) -> Any:
@@ -321,14 +321,14 @@ def sampling_parameters(body: GenerationBody, defaults: ModelSettings, top_logpr
 
 
 def max_tokens(requested: int | None, default: int | None) -> int | None:
-    """Return the longest answer in tokens; None: up to the end of the context."""
+    """Return the limit on the answer, in tokens; None: up to the end of the context."""
     return None if requested == NO_LIMIT else default if requested is None else requested
 
 
 def speculation_request(body: GenerationBody, profile: ModelSettings) -> SpeculationRequest:
-    """Build the speculation request; an empty `draft_model` is `off`, and that alone turns speculation off.
+    """Build the speculation request. An empty `draft_model` means `off`: no speculation unless a method is named.
 
-    The profile fills in what the request leaves out: what drafts, and the length.
+    The profile supplies what the request leaves out: methods, policy and draft length.
     """
     options = body.speculation or SpeculationOptions()
     method, draft = options.method, OFF if body.draft_model == "" else body.draft_model

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: text or token ids in, text out; several prompts in one request run side by side.
+"""`POST /v1/completions`: text or token ids in, text out; several prompts in one request run concurrently.
 
 `max_tokens` defaults to the model's setting, else to 16, as in OpenAI's API. Choices are numbered across prompts:
 prompt × n + index.
@@ -40,7 +40,7 @@ TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum":
 
 
 def prompts(most: int, *, or_null: bool = False) -> WithJsonSchema:
-    """Return the OpenAPI schema of one prompt or up to `most`, each a text or a list of token ids."""
+    """Return the OpenAPI schema of one prompt or of up to `most` prompts, each a text or a list of token ids."""
     several = [{"type": "array", "items": schema, "minItems": 1, "maxItems": most} for schema in (TEXT, TOKENS)]
     return json_schema_as(TEXT, TOKENS, *several, or_null=or_null)
 
@@ -50,7 +50,7 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[Any, prompts(MAX_PROMPTS)]
     max_tokens: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKEN_ID)
-    """Longest answer, in tokens. With `echo`, 0 returns the prompt alone, scored if `logprobs` is set."""
+    """Limit on the answer, in tokens. With `echo`, 0 returns only the prompt, with log probs if `logprobs` is set."""
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = Field(None, ge=1, le=8)
@@ -107,7 +107,7 @@ async def create_completion(request: Request, body: JsonBody[CompletionBody]) ->
 
 
 class CompletionRenderer(OpenAIRenderer):
-    """OpenAI's `text_completion`; `text_offset` of the log probs counts the characters of a choice."""
+    """OpenAI's `text_completion`; the `text_offset` of a token counts the characters before it in its choice."""
 
     whole_name = chunk_name = "text_completion"
     prompt_parameter = "prompt"

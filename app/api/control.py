@@ -1,12 +1,12 @@
 """`GET /v1/models` and `GET /v1/models/{id}`: models that can answer; with `?all=true` also drafters and unusable
-models, with the reason. Never loads, never downloads.
+models, with the reason. Neither call loads or downloads a model.
 
 Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `source`, `draft` (the id of the first
-drafter), `drafts` (id and method of each), `looking` (its drafters are not known yet), `alias`, `profile_of`,
-`methods`, `unavailable` (method -> why not), `context` and `context_length` (tokens), `capabilities`, `size_bytes` and
+drafter), `drafts` (id and method of each), `looking` (the model's drafters are not known yet), `alias`, `profile_of`,
+`methods`, `unavailable` (method -> reason), `context` and `context_length` (tokens), `capabilities`, `size_bytes` and
 `problem`.
 
-`POST /api/load`, `/api/unload`, `/api/release` and `/api/cache/clear`, `GET /api/status`: calls of the command line.
+`POST /api/load`, `/api/unload`, `/api/release` and `/api/cache/clear`, `GET /api/status`: used by the command line.
 
 `GET /v1`: the list of endpoints. `GET /health/live`: the event loop runs. `GET /health/ready`, `GET /health`: a request
 would be accepted now. Health checks need no key. `GET /metrics`: the server's counters in Prometheus text form.
@@ -40,7 +40,7 @@ router = APIRouter()
 
 class LoadBody(Body):
     """`POST /api/load`. `draft`: drafters joined by `+`, or `off`; `pin` keeps the model from being unloaded; `ttl`:
-    idle seconds until it is (-1: never)."""
+    idle seconds after which it is unloaded (-1: never)."""
 
     model: ModelName
     draft: ModelName | None = None
@@ -56,7 +56,7 @@ class NamedModel(Body):
 
 @router.post("/api/load", dependencies=[Depends(authorize_operator)], responses=problems(409, 429))
 async def load_model(request: Request, body: JsonBody[LoadBody]) -> dict[str, Any]:
-    """Load a model with its drafters and wait for it; leaving cancels the load. `seconds` is how long it took."""
+    """Load a model with its drafters and wait; a client that disconnects cancels the load. `seconds`: the load time."""
     context = context_of(request)
     context.activity.check_open()
     draft = OFF if body.draft == "" else body.draft
@@ -78,7 +78,7 @@ async def load_model(request: Request, body: JsonBody[LoadBody]) -> dict[str, An
 
 @router.post("/api/unload", dependencies=[Depends(authorize_operator)], responses=problems(409, 429))
 async def unload_model(request: Request, body: JsonBody[NamedModel]) -> dict[str, Any]:
-    """Take a model out of memory; 409 while requests use it."""
+    """Unload a model; 409 while requests use it."""
     context = context_of(request)
     model_id = await asyncio.to_thread(context.resolver.id_of, body.model)
     was_loaded = model_id in context.resolver.loaded()
@@ -88,7 +88,7 @@ async def unload_model(request: Request, body: JsonBody[NamedModel]) -> dict[str
 
 @router.post("/api/cache/clear", dependencies=[Depends(authorize_operator)])
 async def clear_cache(request: Request) -> dict[str, int]:
-    """Clear the prefix cache, in memory and on disk; return the bytes that were on disk."""
+    """Clear the prefix cache, in memory and on disk; return the bytes freed on disk."""
     context = context_of(request)
     context.worker.clear_prefixes()
     return {"freed_bytes": await asyncio.to_thread(clear_cached_prompts, context.settings.prefixes_path)}
@@ -120,7 +120,7 @@ def _status(context: Context, model: LoadedModel) -> dict[str, Any]:
 
 @router.get("/api/status")
 async def get_status(request: Request) -> dict[str, Any]:
-    """Return the worker, its memory and its models with their drafters; names carry the units."""
+    """Return the state of the worker, its memory and its models with their drafters; field names carry the units."""
     context = context_of(request)
     worker = context.worker
     snapshot = msgspec.to_builtins(worker.book.snapshot)

@@ -1,8 +1,8 @@
 """`/v1/embeddings`: the last hidden states of any model, pooled over each input and normalised to length 1.
 
 `pooling` is `mean`, `last` or, for an encoder, `cls` (the first token); it defaults to the model's own, else to `mean`.
-`dimensions` truncates vectors to that many numbers and normalises them again: models that were not trained for it lose
-accuracy.
+`dimensions` truncates vectors to this number of values and normalises them again: models that were not trained for this
+lose accuracy.
 """
 
 import asyncio
@@ -103,12 +103,12 @@ def truncated(embedding: Sequence[float], dimensions: int | None) -> list[float]
 
 
 def encode_vector(vector: list[float]) -> msgspec.Raw:
-    """Encode a vector as JSON: thousands of them as Python floats would fill memory."""
+    """Encode a vector as JSON right away, because thousands of vectors as lists of Python floats would fill memory."""
     return msgspec.Raw(msgspec.json.encode(vector))
 
 
 class EmbeddingsRenderer(Renderer):
-    """OpenAI's list of embeddings; `pooling` and `normalized` say how they were made."""
+    """OpenAI's list of embeddings, with the additional fields `pooling` and `normalized`."""
 
     prompt_parameter = "input"
 

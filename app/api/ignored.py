@@ -1,7 +1,7 @@
 """Request fields that are not read: the answer names each one in `warnings`, with the reason where it is known.
 
-There is no warning for fields that only steer other services and would change no answer here, nor for values that ask
-for nothing: null, false, zero and empty ones.
+No warning is given for fields that only steer other services and would not change an answer here, nor for values that
+request nothing: null, false, zero and empty values.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,11 +60,11 @@ DEFAULT_VALUES: Mapping[str, Sequence[Any]] = {
     "truncation": ("disabled",),
     "verbosity": ("medium",),
 }
-"""Values that ask for the default, by field, and so need no warning; of other fields, all falsy values."""
+"""Values by field that request the default, and so need no warning. For other fields, these are all falsy values."""
 
 
 def ignored_fields(body: BaseModel) -> list[Notice]:
-    """Return a notice for each field that was sent and is not read, at most MAX_NOTICES."""
+    """Return a notice for each field that was sent but is not read, at most MAX_NOTICES."""
     names = (
         name for name, value in _unknown_fields(body) if name not in IGNORED_SILENTLY and not _is_default(name, value)
     )
@@ -84,7 +84,7 @@ def ignored_notice(name: str, why: str) -> Notice:
 
 
 def _unknown_fields(body: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield names and values of fields that a body, or one inside it, does not define."""
+    """Yield names and values of fields that a body, or a body nested in it, does not define."""
     extra: Iterable[tuple[str, Any]] = (body.model_extra or {}).items()
     yield from ((prefix + name, value) for name, value in extra)
     for name in type(body).model_fields:

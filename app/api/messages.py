@@ -1,7 +1,7 @@
 """Anthropic's `/v1/messages` and `/v1/messages/count_tokens`, served by the same core as the other formats.
 
-Blocks and tools that only Anthropic runs are left out, and the answer names them. A tool call is sent once it is whole:
-clients run what they receive.
+Blocks and tools that only Anthropic can run are left out, with a warning. A tool call is sent only once it is complete,
+because clients run what they receive.
 """
 
 import json
@@ -40,7 +40,7 @@ router = APIRouter()
 
 
 class Source(Body):
-    """Content of a document: its text, or blocks of it."""
+    """Content of a document: its text, or its blocks."""
 
     type: str | None = None
     data: str | None = None
@@ -65,7 +65,7 @@ class Block(Body):
 
 Blocks = str | list[Block]
 UNREADABLE = frozenset({"image", "document"})
-"""Types of blocks that a user wants looked at: refused unless they are text, never left out."""
+"""Types of blocks that the user wants the model to read: refused unless they hold text, never left out silently."""
 
 
 class Turn(Body):
@@ -76,7 +76,7 @@ class Turn(Body):
 
 
 class AnthropicTool(Body):
-    """A tool that the client runs and describes; any other `type` is a tool that it does not describe."""
+    """A tool. The client describes and runs it if `type` is absent or `custom`; other types have no description."""
 
     type: str | None = None
     name: str | None = None
@@ -105,7 +105,7 @@ class AnthropicTool(Body):
 
 
 class AnthropicChoice(Body):
-    """Whether a tool must be called, and which."""
+    """Whether a tool must be called, and which tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -120,7 +120,7 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    """Form and effort of the answer."""
+    """Format of the answer, and reasoning effort."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -141,7 +141,7 @@ class CountBody(ThinkingBody):
     output_config: OutputConfig | None = None
 
     def as_chat(self) -> dict[str, Any]:
-        """Convert the body to OpenAI's chat format. Raises InvalidRequest for content that these models cannot read."""
+        """Convert the body to OpenAI's chat format. Raises InvalidRequest for content other than text."""
         messages = system_messages(self.system)
         for turn in self.messages:
             messages += list(_messages(turn))
@@ -161,7 +161,7 @@ class CountBody(ThinkingBody):
         return chat
 
     def notices(self) -> list[Notice]:
-        """Return notices of blocks that are left out and of ignored fields."""
+        """Return notices about blocks that are left out and about ignored fields."""
         contents = (self.system, *(turn.content for turn in self.messages))
         blocks = (block for content in contents for block in _nested_blocks(content))
         kinds = ", ".join(dict.fromkeys(block.type[:60] for block in blocks if _is_left_out(block)))
@@ -171,7 +171,7 @@ class CountBody(ThinkingBody):
 
 
 SENT_AS = {"stop": "stop_sequences"}
-"""Anthropic's names of converted fields, by OpenAI's."""
+"""Anthropic's field names, by OpenAI's: errors name the field that the client sent."""
 
 
 class MessagesBody(CountBody, StayBody):
@@ -198,7 +198,7 @@ def _is_left_out(block: Block) -> bool:
 
 
 def _nested_blocks(content: Any) -> Iterator[Block]:
-    """Yield the blocks of `content`, each followed by those within it that are read."""
+    """Yield the blocks of `content`, each followed by its nested blocks unless it is left out."""
     blocks = [content] if isinstance(content, Block) else content if isinstance(content, list) else []
     for block in blocks:
         yield block
@@ -207,8 +207,8 @@ def _nested_blocks(content: Any) -> Iterator[Block]:
 
 
 def system_messages(system: Blocks | None) -> list[dict[str, Any]]:
-    """Return the system message without the billing line that Claude Code begins it with: the line differs in each
-    session, so nothing after it would ever hit the prefix cache."""
+    """Return the system message without Claude Code's billing header: that line differs in each session, so nothing
+    after it would ever hit the prefix cache."""
     blocks = [Block(text=system)] if isinstance(system, str) else system or []
     texts = [_text([block]) for block in blocks]
     if texts and texts[0].startswith(BILLING_HEADER):
@@ -228,7 +228,7 @@ def _block_text(block: Block) -> str:
     source = block.source
     if block.type == "text" and block.text is not None:
         return block.text
-    if block.type == "tool_reference" and block.tool_name is not None:  # found by a search for tools
+    if block.type == "tool_reference" and block.tool_name is not None:  # a result of a tool search
         return block.tool_name
     if block.type == "search_result" and isinstance(block.content, list):
         return "\n".join(
@@ -242,7 +242,7 @@ def _block_text(block: Block) -> str:
 
 
 def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
-    """Convert a turn to OpenAI's messages; tool results are messages of their own, and come first."""
+    """Convert a turn to OpenAI's messages; each tool result becomes a separate message, before the others."""
     blocks = [Block(text=turn.content)] if isinstance(turn.content, str) else turn.content
     calls, reasonings, other_blocks = [], [], []
     for block in blocks:
@@ -279,7 +279,7 @@ async def create_message(request: Request, body: JsonBody[MessagesBody]) -> Resp
 
 @router.post("/v1/messages/count_tokens", responses=success(TokenCount) | problems(429))
 async def count_tokens(request: Request, body: JsonBody[CountBody]) -> Response:
-    """Count the tokens of a conversation; no model is loaded for it."""
+    """Count the tokens of a conversation, without loading a model."""
     chat, count_id = validated(body.as_chat(), ChatBody, SENT_AS), f"count_{secrets.token_hex(12)}"
     command = await chat_command(request, chat, count_id, body.notices())
     check_prompt(command)
@@ -297,10 +297,10 @@ class MessageRenderer(Renderer):
         self._no_drafter = command.model.no_drafter
         self._base = {"id": command.id, "type": "message", "role": "assistant", "model": command.model.id}
         self._block = ""
-        """Kind of the open block, with its index for a tool call; empty if none is open."""
+        """Kind of the open block, followed by the call's index if it is a tool call; empty if no block is open."""
         self._index = -1
         self._answer = FinishedChoice()
-        """Content so far; its tool calls are sent at the end."""
+        """Content so far; tool calls are sent at the end."""
 
     def frame(self, payload: dict[str, Any]) -> bytes:
         return f"event: {payload['type']}\n".encode() + super().frame(payload)
@@ -382,7 +382,7 @@ def _stop_reason(finish_reason: str, stop: str) -> str:
 
 
 def _usage(usage: Statistics) -> dict[str, Any]:
-    """Count usage as Anthropic does: input tokens exclude those read from the cache."""
+    """Return usage as Anthropic counts it: input tokens exclude those read from the cache."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_read_input_tokens": usage.cached_tokens,

@@ -1,8 +1,8 @@
-"""Ollama's `/api/chat`, `generate`, `embed` and `embeddings`, for clients that speak nothing else.
+"""Ollama's `/api/chat`, `generate`, `embed` and `embeddings`, for clients that support no other API.
 
-Streams are lines of JSON instead of events; a tool call is sent once it is whole. `num_ctx` and other options of
-Ollama's own engine are ignored. A request without a prompt or messages loads the model, as Ollama's does; with
-`keep_alive` 0 it unloads it.
+Streams are lines of JSON instead of events; a tool call is sent once it is complete. `num_ctx` and other options of
+Ollama's own engine are ignored. A request without a prompt or messages loads the model, as in Ollama; with `keep_alive`
+0 it unloads the model.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ router = APIRouter()
 
 
 class OllamaOptions(Body):
-    """Options of a model that mean something here; their bounds are OpenAI's."""
+    """Model options that have an effect here; the bounds of OpenAI's fields apply."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -77,10 +77,10 @@ class OllamaOptions(Body):
     num_predict: Any = None
 
     def as_openai(self) -> dict[str, Any]:
-        """Return OpenAI's fields of the same meaning."""
+        """Return the equivalent fields of OpenAI."""
         fields = self.model_dump(include={*OllamaOptions.model_fields} - {"repeat_penalty", "num_predict"})
         limit = self.num_predict or None
-        # Below 0: no limit, or (-2) the context's, which always applies.
+        # Negative: no limit; -2 means up to the end of the context, which is a limit anyway.
         fields["max_tokens"] = NO_LIMIT if type(limit) is int and limit < 0 else limit
         return fields | {"repetition_penalty": self.repeat_penalty}
 
@@ -91,7 +91,7 @@ SENT_AS = {name: f"options.{name}" for name in OllamaOptions.model_fields} | {
     "response_format": "format",
     "guided_json": "format",
 }
-"""Ollama's names of converted fields, by OpenAI's."""
+"""Ollama's field names, by OpenAI's: errors name the field that the client sent."""
 
 
 class OllamaBody(ThinkingBody, StayBody):
@@ -106,7 +106,7 @@ class OllamaBody(ThinkingBody, StayBody):
     speculation: dict[str, Any] | None = None
 
     def as_openai(self) -> dict[str, Any]:
-        """Return OpenAI's fields of the same meaning."""
+        """Return the equivalent fields of OpenAI."""
         fields = (self.options or OllamaOptions()).as_openai() | self.thinking_fields()
         fields |= {"model": plain_name(self.model), self.stay_field: self.stay_seconds, "speculation": self.speculation}
         if self.format == "json":
@@ -117,14 +117,14 @@ class OllamaBody(ThinkingBody, StayBody):
 
 
 class OllamaFunction(Body):
-    """Function that a call names, and its arguments."""
+    """Name and arguments of a called function."""
 
     name: str
     arguments: dict[str, Any] | None = None
 
 
 class OllamaCall(Body):
-    """One call."""
+    """One tool call."""
 
     id: str | None = None
     function: OllamaFunction
@@ -169,7 +169,7 @@ class OllamaEmbed(StayBody):
 
 
 def _messages(body: OllamaChat) -> list[dict[str, Any]]:
-    """Convert messages to OpenAI's: calls without an id get one, and results refer to it by tool name or in order."""
+    """Convert messages to OpenAI's. Calls without an id get one; results without one match by tool name or order."""
     messages: list[dict[str, Any]] = []
     open_calls: dict[str, str] = {}
     for message in body.messages or ():
@@ -235,7 +235,7 @@ async def ollama_generate(request: Request, body: JsonBody[OllamaGenerate]) -> R
 
 
 async def _load(request: Request, body: OllamaBody, empty: dict[str, Any]) -> Response:
-    """Answer a request without a prompt: load the model, or with `keep_alive` 0 unload it."""
+    """Answer a request without a prompt: load the model, or unload it if `keep_alive` is 0."""
     context = context_of(request)
     if body.stay_seconds == 0:
         await authorize_operator(request)
@@ -257,7 +257,7 @@ async def ollama_embed(request: Request, body: JsonBody[OllamaEmbed]) -> Respons
 
 @router.post("/api/embeddings", responses=success(OllamaVector) | ANSWERED)
 async def ollama_embeddings(request: Request, body: JsonBody[OllamaEmbed]) -> Response:
-    """Return one embedding, as older clients ask for it."""
+    """Return one embedding, in the format of Ollama's older endpoint."""
     return await _embed(request, body, "prompt", lambda vectors: {"embedding": vectors[0]})
 
 
@@ -302,7 +302,7 @@ class OllamaRenderer(Renderer):
         self._no_drafter = command.model.no_drafter
         self._render_message = render_message
         self._content = FinishedChoice()
-        """Content so far; its tool calls are sent at the end."""
+        """Content so far; tool calls are sent at the end."""
 
     def frame(self, payload: dict[str, Any]) -> bytes:
         return msgspec.json.encode(payload) + b"\n"
@@ -357,7 +357,7 @@ class OllamaEmbeddings(Renderer):
 
 
 def durations(usage: Statistics) -> dict[str, int]:
-    """Return token counts and durations as Ollama names them, in nanoseconds."""
+    """Return token counts, and durations in nanoseconds, under Ollama's names."""
     total = usage.queue_seconds + usage.prefill_seconds + usage.decode_seconds
     return {
         "total_duration": int(total * 1e9),

@@ -15,11 +15,11 @@ from app.serving.document import success
 from app.serving.gate import Body, JsonBody
 
 API_VERSION = "0.12.6"
-"""Version of Ollama whose API this is like; clients refuse to talk to an older one."""
+"""Version of Ollama whose API this server implements; clients refuse older versions."""
 OLLAMA_WORDS = {"tools": "tools", "reasoning": "thinking"}
-"""Ollama's names of capabilities, by ours."""
+"""Ollama's names of capabilities, by Paceline's."""
 FOR_EVER_SECONDS = 100 * 365 * 86400.0
-"""Seconds that a model without a limit is said to stay: clients want a date."""
+"""Time until the reported expiry of a model that is never unloaded, in seconds: clients expect a date."""
 
 router = APIRouter()
 
@@ -32,13 +32,13 @@ class NamedBody(Body):
 
 
 def plain_name(name: str) -> str:
-    """Remove the tag that Ollama's clients add to names without one."""
+    """Remove the tag `latest`, which Ollama's clients add to names without a tag."""
     return name.removesuffix(":latest")
 
 
 @router.get("/api/version")
 async def ollama_version() -> dict[str, str]:
-    """Return the version of Ollama whose API this is like."""
+    """Return the version of Ollama whose API this server implements."""
     return {"version": API_VERSION}
 
 
@@ -61,7 +61,7 @@ async def ollama_processes(request: Request) -> dict[str, Any]:
 
 
 def _in_memory(model: LoadedModel, family: str, now: float) -> dict[str, Any]:
-    """Describe a loaded model of a family at `now`, in monotonic seconds."""
+    """Describe a loaded model of `family`; `now` is in monotonic seconds."""
     size_bytes, left = model.weights_bytes + model.cache_bytes, model.seconds_left(now)
     expires_at = datetime.now(UTC) + timedelta(seconds=FOR_EVER_SECONDS if left is None else left)
     return _described(model.id, size_bytes, family) | {
@@ -99,7 +99,7 @@ def _family(model: CatalogModel) -> str:
 
 
 def _described(model_id: str, size_bytes: int, family: str) -> dict[str, Any]:
-    """Describe a model as Ollama does; what is not known is empty."""
+    """Describe a model as Ollama does; unknown values are empty."""
     unknown = {"parent_model": "", "parameter_size": "", "quantization_level": ""}
     details = unknown | {"format": "mlx", "family": family, "families": [family] if family else []}
     return {"name": model_id, "model": model_id, "size": size_bytes, "digest": "", "details": details}

@@ -1,7 +1,7 @@
 """`/v1/rerank`, in the format of Cohere, Jina and vLLM: documents ranked by how well they answer a query, best first.
 
-Models of the Qwen3-Reranker family judge each document by a word: its relevance is P(yes) / (P(yes) + P(no)) for the
-next token (arXiv 2506.05176, section 2.1). For any other model that number would mean nothing.
+Models of the Qwen3-Reranker family answer yes or no for each document: its relevance is P(yes) / (P(yes) + P(no)) of
+the next token (arXiv 2506.05176, section 2.1). For other models this ratio has no meaning.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from app.serving.gate import JsonBody
 
 MAX_DOCUMENTS = 2048
 LIKELIEST = 64
-"""Number of likeliest tokens searched for `yes` and `no`; one that is not among them weighs nothing."""
+"""Number of likeliest tokens searched for `yes` and `no`; a word that is not among them has weight 0."""
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 PROMPT = (
     "<|im_start|>system\n"
@@ -43,7 +43,7 @@ router = APIRouter()
 
 
 class RerankBody(GenerationBody):
-    """`POST /v1/rerank`. `instruction` says what counts as relevant; `top_n` keeps the best."""
+    """`POST /v1/rerank`. `instruction` defines what counts as relevant; `top_n` limits the results to the best."""
 
     query: str = Field(min_length=1)
     documents: Annotated[

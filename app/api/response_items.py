@@ -1,7 +1,7 @@
-"""OpenAI's items as chat messages, and the tools that come with them.
+"""Convert OpenAI's items to chat messages, and their tools to chat tools.
 
-Items may concern tools run by the client, by OpenAI, or unknown here. What a model can use becomes messages, the rest
-is left out with a notice, so that a session begun elsewhere continues. Pictures and files are refused.
+Items may concern tools that the client runs, that OpenAI runs, or that are unknown. Items that a model can use become
+messages; others are left out with a notice, so that a session begun elsewhere can go on. Images and files are refused.
 """
 
 import json
@@ -35,13 +35,13 @@ RESULTS: Mapping[str, Sequence[str]] = {
     "file_search_call": ("results",),
     "mcp_call": ("output", "error"),
 }
-"""Fields that may hold the result of a call that ran elsewhere, by type; a call without one is left out."""
+"""Fields that may hold the result of a call that ran elsewhere, by its type; a call without a result is left out."""
 OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output",
            "apply_patch_call_output", "mcp_tool_call_output", "tool_search_output")  # fmt: skip
 
 
 def flat_name(item: Mapping[str, Any]) -> str:
-    """Return the name that a model knows a tool or its call by; a namespace other than the default is prefixed."""
+    """Return the name of a tool or a called tool as models see it; a namespace other than the default is prefixed."""
     name, namespace = str(item.get("name") or ""), item.get(NAMESPACE)
     if not isinstance(namespace, str) or namespace in {"", DEFAULT_NAMESPACE}:
         return name
@@ -57,13 +57,13 @@ class ItemReader:
     def __init__(self, find: Callable[[str], Item | None]) -> None:
         self.messages: list[Item] = []
         self.tools: list[Item] = []
-        """Tools that come with the items."""
+        """Tools that the items define."""
         self._find = find
         self._left_out: dict[str, None] = {}
         self._referenced: set[str] = set()
 
     def read(self, items: Iterable[Item]) -> "ItemReader":
-        """Add items. Raises InvalidRequest for pictures, files, invalid items, and an item that is referenced twice."""
+        """Add items. Raises InvalidRequest for images, files, invalid items, and an item that is referenced twice."""
         resolved = [self._resolved(item) for item in items]
         answered = {_call_id(item) for item in resolved if item is not None and item.get("type") in OUTPUTS}
         for item in resolved:
@@ -74,7 +74,7 @@ class ItemReader:
         return self
 
     def notices(self) -> list[Notice]:
-        """Return a notice of the items that were left out."""
+        """Return a notice about the items that were left out."""
         if not self._left_out:
             return []
         message = f"items of type {', '.join(self._left_out)} are left out: this model can make nothing of them"
@@ -145,7 +145,7 @@ class ItemReader:
         self.messages.append({"role": "tool", "tool_call_id": _call_id(item), "content": self._output_text(output)})
 
     def _add_call(self, item: Item, is_answered: bool) -> bool:  # noqa: FBT001
-        """Add a call, with its result if it ran elsewhere. One that was cut off only counts if its result follows."""
+        """Add a call, with its result if it ran elsewhere. A call that was cut off is used only if a result follows."""
         kind = item["type"]
         results = [item[name] for name in RESULTS.get(kind, ()) if item.get(name)]
         if (item.get("status") == "incomplete" and not is_answered) or (kind in RESULTS and not results):
@@ -163,7 +163,7 @@ class ItemReader:
         return True
 
     def _output_text(self, output: Any) -> str:
-        """Read a tool's output: text, or parts of it; any other value as JSON."""
+        """Return a tool's output as text: a string or text parts as they are, any other value as JSON."""
         if isinstance(output, str):
             return output
         if isinstance(output, dict) and isinstance(output.get("content"), str):
@@ -190,7 +190,7 @@ class ItemReader:
 
 
 def _joined(message: Item) -> Item:
-    """Join the texts of an assistant message, which came in several items; other messages are returned unchanged."""
+    """Join the texts that several items added to an assistant message; return other messages unchanged."""
     if message["role"] != "assistant":
         return message
     thoughts = message.get("reasoning_content")
@@ -245,7 +245,7 @@ def flat_tools(tools: Iterable[Item], further: Iterable[Item] = ()) -> list[Item
 
 
 def _flattened(tool: Item) -> list[Item]:
-    """Flatten a namespace; the first of its tools carries the description of the namespace."""
+    """Flatten a namespace; its first tool also gets the description of the namespace."""
     if tool.get("type") != NAMESPACE:
         return [tool]
     members = [member | {NAMESPACE: tool.get("name")} for member in _objects(tool.get("tools"))]
@@ -269,7 +269,7 @@ def chat_tool(tool: Item) -> Item:
 
 
 def chat_choice(choice: Any, tools: Sequence[Item]) -> Any:
-    """Convert a choice among flat tools to chat format."""
+    """Convert a tool choice to chat format; `tools` are flat."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "allowed_tools":
         wanted = {_reference(allowed) for allowed in _objects(choice.get("tools"))}
@@ -282,14 +282,14 @@ def chat_choice(choice: Any, tools: Sequence[Item]) -> Any:
 
 
 def _reference(choice: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what a choice names: a namespace, a tool in one, or a tool by its bare or flat name."""
+    """Return a key for what a choice names: a namespace, a tool in a namespace, or a tool by its bare or flat name."""
     if choice.get("type") == NAMESPACE:
         return NAMESPACE, str(choice.get("name"))
     return ("flat", flat_name(choice)) if choice.get(NAMESPACE) else ("name", str(choice.get("name")))
 
 
 def _references(tool: Item) -> set[tuple[str, str]]:
-    """Return every choice that names this tool."""
+    """Return the keys of all choices that name this tool."""
     flat = flat_name(tool)
     names = {("name", str(tool.get("name"))), ("name", flat), ("flat", flat)}
     return names | {(NAMESPACE, str(tool.get(NAMESPACE)))}

@@ -1,7 +1,7 @@
-"""Responses that a conversation may continue, in memory, bounded in time and bytes, separate for each owner.
+"""Responses that a conversation may continue: in memory, limited in age and bytes, separate for each owner.
 
-They are stored as JSON, so that the bytes counted are the bytes held. When space runs out, the owner with the most
-bytes loses the oldest response: no owner is evicted in favour of one with more.
+They are stored as JSON, so that the counted bytes are the memory used. When space runs out, the owner with the most
+bytes loses its oldest response: no owner loses a response to another that stores more.
 """
 
 import time
@@ -28,12 +28,12 @@ class StoredResponse:
     input_items: bytes
     messages: bytes
     items: dict[str, bytes]
-    """Items of its output by id: a conversation may reference one instead of sending it."""
+    """Output items by id: a conversation may reference an item instead of sending it."""
     stored_at: float
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all of its JSON."""
+        """Size of all its JSON, in bytes."""
         return sum(map(len, (self.response, self.input_items, self.messages, *self.items.values())))
 
 
@@ -73,7 +73,7 @@ class ResponseStore:
         self._max_bytes = max_bytes
 
     def save(self, owner: str, response: Item, input_items: list[Item], messages: list[Item]) -> None:
-        """Store a finished response, and evict those that are too old or no longer fit."""
+        """Store a finished response, and evict responses that are too old or no longer fit."""
         encoded_response, encoded_input, encoded_messages = map(msgspec.json.encode, (response, input_items, messages))
         items = {item["id"]: msgspec.json.encode(item) for item in response["output"]}
         owned = self._by_owner.setdefault(owner, OwnerResponses())
@@ -90,7 +90,7 @@ class ResponseStore:
         self._by_owner = {name: candidate for name, candidate in self._by_owner.items() if candidate.responses}
 
     def find(self, owner: str, response_id: str) -> StoredResponse:
-        """Return a stored response. Raises Rejected (404) if it is not stored or another owner's."""
+        """Return a stored response. Raises Rejected (404) if it is not stored or belongs to another owner."""
         stored = self._responses_of(owner).responses.get(response_id)
         if stored is None or self._is_old(stored):
             hours = int(MAX_AGE_SECONDS // 3600)
@@ -104,7 +104,7 @@ class ResponseStore:
         self._responses_of(owner).remove(response_id)
 
     def item(self, owner: str, item_id: str) -> Item | None:
-        """Find an item of an earlier answer; None if it is not stored."""
+        """Return an item of an earlier response; None if it is not stored."""
         stored = self._responses_of(owner).by_item.get(item_id)
         return None if stored is None or self._is_old(stored) else msgspec.json.decode(stored.items[item_id])
 

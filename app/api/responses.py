@@ -1,6 +1,6 @@
 """OpenAI's `/v1/responses`: items in, items out, streamed as numbered events; conversations are stored for a while.
 
-Items become chat messages (`app/api/response_items.py`), so that the core is the same.
+Items become chat messages (`app/api/response_items.py`), so that the worker gets an ordinary chat.
 """
 
 import secrets
@@ -47,7 +47,7 @@ class TextOptions(Body):
 
 
 SENT_AS = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
-"""Names that Responses gives to converted fields, by those of chat completions."""
+"""Field names of Responses, by those of chat completions: errors name the field that the client sent."""
 
 
 class ResponsesBody(ThinkingBody, StayBody):
@@ -108,7 +108,7 @@ def response_store(request: Request) -> ResponseStore:
 
 @router.post("/v1/responses", responses=success(ResponseObject, EVENTS) | ANSWERED)
 async def create_response(request: Request, body: JsonBody[ResponsesBody]) -> Response:
-    """Answer items with items."""
+    """Answer input items with output items."""
     if body.background:
         raise InvalidRequest("background responses are not available: leave `background` out", parameter="background")
     owner, store = identity_of(request).owner, response_store(request)
@@ -138,14 +138,14 @@ async def create_response(request: Request, body: JsonBody[ResponsesBody]) -> Re
 
 @router.get("/v1/responses/{response_id}", responses=success(ResponseObject))
 async def get_response(request: Request, response_id: str) -> Response:
-    """Return a kept response."""
+    """Return a stored response."""
     stored = response_store(request).find(identity_of(request).owner, response_id)
     return Response(stored.response, media_type="application/json")
 
 
 @router.get("/v1/responses/{response_id}/input_items", responses=success(ResponseItems))
 async def get_input_items(request: Request, response_id: str) -> JSONResponse:
-    """List the input items of a kept response."""
+    """List the input items of a stored response."""
     input_items = msgspec.json.decode(response_store(request).find(identity_of(request).owner, response_id).input_items)
     items = [
         {"type": "message", "id": f"msg_{index}", "status": "completed"} | input_item
@@ -157,7 +157,7 @@ async def get_input_items(request: Request, response_id: str) -> JSONResponse:
 
 @router.delete("/v1/responses/{response_id}", responses=success(Deleted))
 async def delete_response(request: Request, response_id: str) -> JSONResponse:
-    """Delete a kept response."""
+    """Delete a stored response."""
     response_store(request).delete(identity_of(request).owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
@@ -179,7 +179,7 @@ class ResponseRenderer(Renderer):
         self._number = 0
         self._output: list[Item] = []
         self._open = ""
-        """Kind of the last item while it is open, with the call's index if it is a call."""
+        """Kind of the last item while it is open, followed by the call's index for a call; empty if no item is open."""
         self._input = CustomInput()
         """Input of the last call of a custom tool."""
         self._base: Item = {
@@ -270,7 +270,7 @@ class ResponseRenderer(Renderer):
         return response
 
     def _call_item(self, call: ToolCallDelta) -> Item:
-        """Return the item of a call, in the form in which the client offered the tool."""
+        """Return the item of a call, in the format that matches the client's definition of the tool."""
         tool = self._tools.get(call.name, {"name": call.name})
         named = {name: tool[name] for name in ("name", NAMESPACE) if name in tool}
         if tool.get("type") == CUSTOM:

@@ -1,4 +1,4 @@
-"""Shapes of the answers, for the OpenAPI document; tests hold the renderers to them."""
+"""Schemas of the answers, for the OpenAPI document; tests check the renderers against them."""
 
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ Warned = shape(
 )
 WARNED: Fields = {"warnings": list[Warned] | None}  # type: ignore[valid-type]
 NUMBERS: Fields = {"timings": dict[str, float], "speculation": Drafts}
-"""Fields for the speed of an answer (llama.cpp's `timings`) and the fate of its drafts."""
+"""Fields with the speed of an answer (llama.cpp's `timings`) and the figures of its speculation."""
 DETAILS: Fields = {"prompt_tokens_details": Counts, "completion_tokens_details": Counts}
 Usage = shape("Usage", {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int, **DETAILS})
 ANSWER: Fields = {"id": str, "created": int, "model": str, "usage": Usage, "seed": int, **NUMBERS, **WARNED}

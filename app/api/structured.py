@@ -1,6 +1,6 @@
-"""Grammars that a request asks for, by all the names that clients use; malformed and hostile schemas are refused here.
+"""Grammars that a request asks for, under any field name that clients use; refuses malformed and hostile schemas.
 
-Nothing is compiled: the text process does that, where it delays no other client.
+Nothing is compiled here: the text process compiles grammars, where that delays no other client.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ GUIDED = ("json", "regex", "choice", "grammar")
 """Kinds of vLLM's `guided_…` fields."""
 NAMING = {"properties", "patternProperties", "$defs", "definitions"}
 VALUES = {"const", "default", "enum", "example", "examples"}
-"""Keywords whose value maps names to schemas, and keywords whose value is no schema."""
+"""Keywords whose value maps names to schemas (`NAMING`), and keywords whose value is not a schema (`VALUES`)."""
 
 
 def format_grammar(response_format: Any) -> Grammar | None:
@@ -61,7 +61,7 @@ def schema_grammar(schema: Any, parameter: str) -> Grammar:
 def check_schema(schema: Any) -> None:
     """Raise ValueError if a JSON schema is malformed or too large; patterns are not compiled here."""
     if not isinstance(schema, dict):
-        raise ValueError("give a JSON schema: an object, as `schema`")  # noqa: TRY004 - pydantic wants it so
+        raise ValueError("give a JSON schema: an object, as `schema`")  # noqa: TRY004 - pydantic expects a ValueError
     if len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:
         raise ValueError(f"a schema has at most {MAX_SCHEMA_BYTES} bytes")
     _check_part(schema, MAX_SCHEMA_DEPTH)

@@ -1,6 +1,6 @@
 """Whether and how much a model should reason before it answers, under all the names that clients use for it.
 
-`app/text/prompt/thinking.py` translates these settings for chat templates, and handles those that cannot express them.
+`app/text/prompt/thinking.py` translates these settings for chat templates, and handles templates that lack them.
 """
 
 import re
@@ -41,9 +41,9 @@ class ThinkingBody(Body):
     reasoning_effort: Effort | None = None
     reasoning: ReasoningOptions | None = None
     enable_thinking: bool | None = None
-    """Whether to reason, as Qwen's own server and others name it."""
+    """Whether to reason; used by Qwen's own server and others."""
     think: bool | Effort | None = None
-    """Whether to reason, or how hard, as Ollama names it."""
+    """Whether to reason, or the effort; used by Ollama."""
     thinking: Thinking | bool | None = None
     thinking_budget: int | None = Field(None, ge=NO_BUDGET, le=MAX_BUDGET_TOKENS)
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = Field(
@@ -59,7 +59,7 @@ class ThinkingBody(Body):
         return arguments
 
     def thinking_fields(self) -> dict[str, Any]:
-        """Collect the fields that were sent, for another body of this kind."""
+        """Return the reasoning fields that were sent, to pass on to another body."""
         nested: dict[str, Any] = {"reasoning": set(ReasoningOptions.model_fields)}
         return self.model_dump(include=dict.fromkeys(ThinkingBody.model_fields, True) | nested, exclude_none=True)
 
@@ -83,7 +83,7 @@ class ThinkingBody(Body):
 
     @property
     def budget_tokens(self) -> int | None:
-        """Budget after which reasoning is closed, in tokens; None: the model decides."""
+        """Limit on reasoning, in tokens; None: the model decides."""
         own = self.thinking.budget_tokens if isinstance(self.thinking, Thinking) else None
         nested = self.reasoning.max_tokens if self.reasoning else None
         limits = (limit for limit in (own, nested, self.thinking_budget) if limit is not None)
@@ -91,7 +91,7 @@ class ThinkingBody(Body):
         return None if budget == NO_BUDGET else budget
 
     def template_arguments(self) -> dict[str, Any]:
-        """Return the settings under the names that the text side knows, and the client's own template arguments."""
+        """Return the settings under the names that the text process reads, and the client's own template arguments."""
         settings = {
             "enable_thinking": self.wants_thinking,
             "reasoning_effort": self.effort,

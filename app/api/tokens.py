@@ -1,6 +1,6 @@
-"""`/tokenize`, `/detokenize` and `/apply-template`: what a model reads, in the formats of llama.cpp and vLLM.
+"""`/tokenize`, `/detokenize` and `/apply-template`: prompts as models read them. Formats: llama.cpp, vLLM.
 
-No model is loaded for it: its tokenizer and template are enough.
+No model is loaded: its tokenizer and chat template are enough.
 """
 
 import secrets
@@ -58,7 +58,7 @@ class DetokenizeBody(GenerationBody):
 
 @router.post("/tokenize", responses=success(Tokens) | problems(404, 429))
 async def tokenize(request: Request, body: JsonBody[AnyBody]) -> JSONResponse:
-    """Return the tokens of a text or a chat, with BOS if the model begins with one."""
+    """Return the tokens of a text or a chat, with a BOS token if the model's prompts begin with one."""
     values = body.model_extra or {}
     if values.get("messages") is not None:
         command = await chat_command(request, validated(values, ChatBody), _id())
@@ -81,7 +81,7 @@ async def detokenize(request: Request, body: JsonBody[DetokenizeBody]) -> JSONRe
 
 @router.post("/apply-template", responses=success(RenderedPrompt) | problems(429))
 async def apply_template(request: Request, body: JsonBody[ChatBody]) -> JSONResponse:
-    """Return the prompt that the chat template makes of a conversation."""
+    """Return the prompt that the chat template renders for a conversation."""
     prompt = await _read(request, await chat_command(request, body, _id()))
     return JSONResponse({"prompt": prompt.text} | warnings_object(prompt.notices))
 

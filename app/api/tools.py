@@ -1,7 +1,7 @@
-"""Tools that a client offers: functions, custom tools, which take one text, and tools that run elsewhere.
+"""Tools in a request: functions, custom tools (whose only argument is a text), and tools that run elsewhere.
 
-Models see functions only. A custom tool is shown as a function with a single string, `input`, and its calls are
-returned in the form in which it was offered.
+Models see functions only. A custom tool is shown as a function with one string parameter, `input`, and its calls are
+converted back for the client.
 """
 
 import json
@@ -24,7 +24,7 @@ INPUT_BEGINS = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 CHARACTERS = re.compile(
     r'(?:[^"\\]|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u(?![dD][89abAB])[0-9a-fA-F]{4})+'
 )
-"""Whole characters inside a JSON string: both escapes of a surrogate pair belong together."""
+"""Complete characters inside a JSON string; the two escapes of a surrogate pair are one character."""
 
 
 class FunctionDefinition(Body):
@@ -51,7 +51,7 @@ class FunctionTool(Body):
 
     @property
     def name(self) -> str:
-        """Name by which it is called."""
+        """Name by which the model calls it."""
         return self.function.name
 
     def shown(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class FunctionTool(Body):
 
 
 class CustomDefinition(Body):
-    """A custom tool; `format` may hold a grammar of its input, in the form of OpenAI's chat or of its Responses."""
+    """A custom tool; `format` may hold a grammar for the input, in the format of OpenAI's chat or Responses API."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.:/-]{1,300}$")
     description: str | None = None
@@ -75,7 +75,7 @@ class CustomTool(Body):
 
     @property
     def name(self) -> str:
-        """Name by which it is called."""
+        """Name by which the model calls it."""
         return self.custom.name
 
     def shown(self) -> dict[str, Any]:
@@ -116,14 +116,14 @@ Tool = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether a tool must be called, and which ones may be."""
+    """Whether a tool must be called, and which tools may be called."""
 
     mode: str = "auto"
     """`none`, `auto`, `required`, or `function:NAME`."""
     allowed: frozenset[str] | None = None
     """Names of the tools that may be called; None: all."""
     other: str = ""
-    """Type of a requested tool that does not run here; empty for none."""
+    """Type of a requested tool that does not run here; empty if there is none."""
 
 
 def _read_choice(choice: Any) -> ToolChoice:
@@ -148,7 +148,7 @@ def _allowed_tools(wanted: Any) -> ToolChoice:
 
 
 def _name_of(tool: Any) -> str:
-    """Return the name of the tool that a choice means; empty for other kinds."""
+    """Return the name of the tool that a choice names; empty for other kinds of choices."""
     nested = tool.get(str(tool.get("type"))) if isinstance(tool, dict) else None
     name = nested.get("name") if isinstance(nested, dict) else None
     return name if isinstance(name, str) else ""
@@ -214,7 +214,7 @@ class ToolsBody(Body):
 
     @property
     def call_mode(self) -> str:
-        """`auto`, `required` or `function:NAME`; a missing tool cannot be required."""
+        """`auto`, `required` or `function:NAME`; a tool that is not offered cannot be required."""
         names = {tool.name for tool in self.offered}
         mode: str = self.tool_choice.mode
         is_possible = (mode == "required" and names) or mode.removeprefix("function:") in names
@@ -225,7 +225,7 @@ class ToolsBody(Body):
         return None if self.tool_choice.mode == "none" else [tool.shown() for tool in self.offered] or None
 
     def tool_notices(self) -> list[Notice]:
-        """Return notices of tools and choices that cannot be honoured."""
+        """Return notices about tools and choices that cannot be honoured."""
         notices, choice = [], self.tool_choice
         if self.other_tools:
             kinds = ", ".join(dict.fromkeys(tool.type[:60] for tool in self.other_tools))
@@ -250,7 +250,7 @@ def custom_arguments(text: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """Return a custom tool's text: `input`, else its only field, else ""; anything else is returned unchanged."""
+    """Return a custom tool's text: the field `input`, else the only field, "" for {}; else the arguments unchanged."""
     try:
         value = json.loads(arguments, strict=False)
     except ValueError:
@@ -272,7 +272,7 @@ class CustomInput:
         self._is_inside = False
 
     def feed(self, arguments: str) -> str:
-        """Add arguments; return the text that they complete."""
+        """Add arguments; return the newly decoded text."""
         self._arguments.append(arguments)
         self._undecoded += arguments
         if not self._is_inside:

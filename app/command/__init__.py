@@ -1,1 +1,1 @@
-"""The `paceline` command, one file per noun. It talks to a running server over HTTP and never imports mlx."""
+"""The `paceline` command, one file per topic. It talks to a running server over HTTP and never imports mlx."""

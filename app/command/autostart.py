@@ -1,7 +1,7 @@
-"""Start at login: a LaunchAgent on macOS, a user unit of systemd on Linux, for one home each.
+"""Start at login: a LaunchAgent on macOS or a systemd user unit on Linux, one for each home.
 
-Pure functions build the text of both. The system restarts the server after a crash, but not after `paceline stop`,
-which ends it in order, with exit code 0.
+Functions without side effects build the content of both. The system restarts the server after a crash, but not after
+`paceline stop`, because the server then exits with code 0.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from app.settings import Settings
 
 THROTTLE_SECONDS = 10
 STOP_MARGIN_SECONDS = 15
-"""Time that the system waits beyond what requests get to finish, in seconds."""
+"""Time that the system waits for the server to end, beyond `drain_seconds`, in seconds."""
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 FORWARDED_VARIABLES = frozenset(
     {
@@ -35,11 +35,11 @@ FORWARDED_VARIABLES = frozenset(
 LAUNCHCTL, SYSTEMCTL = "launchctl", "systemctl"
 APP_IDENTIFIER = "app.paceline.Paceline"
 BOOTSTRAP_TRIES, BOOTSTRAP_SECONDS = 4, 1.0
-"""Tries to load an agent, and the pause between two: launchd refuses while it ends an earlier one of that name."""
+"""Number of attempts to load an agent, and seconds between them: launchd refuses until an earlier agent has ended."""
 
 
 def stable_python(executable: Path) -> Path:
-    """Return a path of this Python that stays valid after updates: Homebrew's own path contains the version."""
+    """Return a path of this Python that stays valid after updates: a path in Homebrew's Cellar contains the version."""
     parts = executable.parts
     if "Cellar" in parts[:-3]:
         index = parts.index("Cellar")
@@ -55,7 +55,7 @@ def program() -> tuple[str, ...]:
 
 
 def is_default_home(settings: Settings) -> bool:
-    """Whether the home is the default one."""
+    """Return whether the home is the default one."""
     usual: Path = type(settings).model_fields["home"].default
     return settings.home == usual.expanduser()
 
@@ -71,17 +71,17 @@ class Agent:
 
     @property
     def domain(self) -> str:
-        """launchd's domain of this user: of the graphical session, or of the background where nobody has logged in."""
+        """Domain of this user in launchd: `gui` during a graphical session, else `user`."""
         has_screen = _run(LAUNCHCTL, "print", f"gui/{os.getuid()}", may_fail=True) == 0
         return f"{'gui' if has_screen else 'user'}/{os.getuid()}"
 
     @property
     def target(self) -> str:
-        """launchd's name of the agent."""
+        """Name of the agent in launchd, with its domain."""
         return f"{self.domain}/{self.label}"
 
     def start(self) -> None:
-        """Have the system start it now. Raises `CommandError`."""
+        """Have the system start the server now. Raises `CommandError`."""
         if self.is_launchd:
             _run(LAUNCHCTL, "bootstrap", self.domain, str(self.path), may_fail=True)  # fails if it is loaded already
             _run(LAUNCHCTL, "kickstart", self.target)
@@ -90,7 +90,7 @@ class Agent:
             _run(SYSTEMCTL, "--user", "start", self.label)
 
     def end(self) -> None:
-        """Have the system stop it, until it is started again or the next login."""
+        """Have the system stop the server, until the next start or login."""
         if self.is_launchd:
             _run(LAUNCHCTL, "bootout", self.target, may_fail=True)
         else:
@@ -126,7 +126,7 @@ def installed_agent(settings: Settings) -> Agent | None:
 def environment_of(settings: Settings, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment variables that the agent must pass on: our settings, and those for hub and proxies.
 
-    Raises `CommandError` for an API key: a system file would hold it in the clear.
+    Raises `CommandError` for an API key, because the file would contain the key in plain text.
     """
     if "PACELINE_API_KEY" in environment:
         advice = "make a key with `paceline keys create NAME`, run `paceline config set require_key true`, and unset it"
@@ -153,8 +153,8 @@ def launch_agent(agent: Agent, settings: Settings, arguments: Sequence[str]) -> 
         "ThrottleInterval": THROTTLE_SECONDS,
         "ExitTimeOut": int(settings.drain_seconds) + STOP_MARGIN_SECONDS,
         "ProcessType": "Interactive",  # other types get less CPU time
-        "LimitLoadToSessionType": ["Aqua", "Background"],  # the latter over ssh
-        "AssociatedBundleIdentifiers": APP_IDENTIFIER,  # its name in the list of background items
+        "LimitLoadToSessionType": ["Aqua", "Background"],  # "Background" is a login over ssh
+        "AssociatedBundleIdentifiers": APP_IDENTIFIER,  # the app that macOS names in its list of background items
         "StandardOutPath": "/dev/null",  # the greeting may contain the set-up code
         "StandardErrorPath": str(agent.log),
     }
@@ -193,7 +193,7 @@ def _escaped(text: str) -> str:
 
 
 def _quoted(word: str, *, is_command: bool = False) -> str:
-    """Quote a word for systemd.syntax(7): escape specifiers and quotes, in a command variables too."""
+    """Quote a word for systemd.syntax(7): escape specifiers and quotes, and in a command also variables."""
     text = _escaped(word).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{text.replace("$", "$$") if is_command else text}"'
 
@@ -202,7 +202,7 @@ def _quoted(word: str, *, is_command: bool = False) -> str:
 
 
 def agent_file_content(settings: Settings, arguments: Sequence[str]) -> bytes:
-    """Build the content of the agent's file of a home. Raises `CommandError`."""
+    """Build the content of the file that defines the home's agent. Raises `CommandError`."""
     agent = agent_of(settings)
     if agent.is_launchd:
         return plistlib.dumps(launch_agent(agent, settings, arguments))
@@ -215,7 +215,7 @@ def install(settings: Settings, content: bytes) -> Agent:
     try:
         agent.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         agent.path.parent.mkdir(parents=True, exist_ok=True)
-        write_privately(agent.path, content)  # a proxy's address may hold a password
+        write_privately(agent.path, content)  # a proxy's address may contain a password
     except OSError as error:
         raise CommandError(f"{agent.path} cannot be written: {error.strerror}") from None
     try:
@@ -243,7 +243,7 @@ def _bootstrap(agent: Agent) -> None:
 
 
 def uninstall(settings: Settings) -> bool:
-    """Stop the server, unregister it and delete its file; False if there was none. Raises `CommandError`."""
+    """Stop the server, unregister its agent and delete the file; return False if none exists. Raises `CommandError`."""
     agent = installed_agent(settings)
     if agent is None:
         return False
@@ -266,7 +266,7 @@ def uninstall(settings: Settings) -> bool:
 def _run(*command: str, may_fail: bool = False) -> int:
     """Run a system command and return its exit code. Raises `CommandError` with its output, unless it may fail."""
     try:
-        completed = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - by name, our own words
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a fixed program
     except FileNotFoundError:
         if may_fail:
             return 127

@@ -1,7 +1,7 @@
 """`paceline bench MODEL`: does drafting pay for this model on this computer, and what is the best setup?
 
-The running server measures and stores the result, as for the dashboard; without one that accepts the request, this
-command starts its own for the duration.
+The running server measures and stores the result, as it does for the dashboard. If no server answers, or if it
+refuses the key, this command starts a temporary server.
 """
 
 import json
@@ -48,7 +48,7 @@ def bench_model(
 ) -> None:
     """Run the measurement described by `request` (`model`, `prompts`, …) and show the result.
 
-    Raises `CommandError` if that is not possible, KeyboardInterrupt after a second Ctrl-C.
+    Raises `CommandError` if that is not possible, KeyboardInterrupt for Ctrl-C before or after the measurement.
     """
     model = request["model"]
     with screen.status(f"{model}: starting") as status, _started_measurement(request, settings, screen) as server:
@@ -87,7 +87,7 @@ def temporary_server(settings: Settings) -> Iterator[Server]:
     key = secrets.token_urlsafe()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    for number in (signal.SIGTERM, signal.SIGHUP):  # unwind, so that the server ends too
+    for number in (signal.SIGTERM, signal.SIGHUP):  # unwind the stack, which ends the server
         signal.signal(number, lambda *_: sys.exit(1))
     variables = {
         "PACELINE_HOST": "127.0.0.1",
@@ -96,13 +96,13 @@ def temporary_server(settings: Settings) -> Iterator[Server]:
         "PACELINE_OPEN": "0",
     }
     with tempfile.TemporaryFile() as stderr:
-        child = subprocess.Popen(  # noqa: S603 - ourselves
+        child = subprocess.Popen(  # noqa: S603 - our own program
             [sys.executable, "-c", START, "serve"],
             env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
-            start_new_session=True,  # Ctrl-C is for this command, which then ends the child
+            start_new_session=True,  # Ctrl-C reaches only this command, which then ends the child
         )
         try:
             server = Server(settings.with_command_line(host="127.0.0.1", port=port, api_key=SecretStr(key)))
@@ -145,7 +145,7 @@ def wait_for_result(server: Server, model: str, show_progress: Callable[[str], N
 
 
 def progress_text(active: Mapping[str, Any]) -> str:
-    """Return one line about what is being measured."""
+    """Return one line of progress."""
     ask = active["ask"]
     if active["phase"] != "measuring" or ask is None:
         return f"{active['model_id']}: {PHASES.get(active['phase'], active['phase'])}"
@@ -153,7 +153,7 @@ def progress_text(active: Mapping[str, Any]) -> str:
 
 
 def show_measurement(row: Mapping[str, Any], screen: Console) -> None:
-    """Print the table, what is missing in it, doubts, the verdict and what it would change."""
+    """Print the table, the settings missing from it, doubts, the verdict and the recommended changes."""
     report = report_of(row["results"])
     screen.print(measurement_table(report, f"{_title(row)} on {row['results']['options']['device']}"))
     for line in (
@@ -169,7 +169,7 @@ def show_measurement(row: Mapping[str, Any], screen: Console) -> None:
 
 
 def measurement_table(report: Report, title: str) -> Table:
-    """Build a table of settings, cell by cell, with the range over the rounds; the best of each cell is green."""
+    """Build a table of settings, cell by cell, with the range over the rounds; the best setting of a cell is green."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == COLUMNS[0] else "right", no_wrap=True)
@@ -198,7 +198,7 @@ def _speed(value: float) -> str:
 
 
 def doubt_text(doubt: Doubt) -> str:
-    """Return a text with advice for the user."""
+    """Return the text of a doubt, with advice for the user."""
     return {
         "one_round": "One round only: a first impression. Measure for longer to be sure.",
         "unsteady": f"The same work without drafting varied by ± {100 * doubt.amount:.0f} % between rounds: something "
@@ -208,7 +208,7 @@ def doubt_text(doubt: Doubt) -> str:
 
 
 def omission_text(results: Mapping[str, Any]) -> str:
-    """Return why settings are missing from the table; "" if none is."""
+    """Return why settings are missing from the table; "" if none are."""
     if results["interrupted"]:
         return "Interrupted: this is what was measured until then."
     if results["skipped"]:

@@ -1,7 +1,7 @@
 """`chat`: a conversation in the terminal. Drafted tokens that were accepted are marked; figures follow each reply.
 
-The server keeps nothing: the conversation lives here and is sent with each request. When the model calls a tool, the
-user types its result.
+The server keeps nothing: this process keeps the conversation and sends all of it with each request. When the model
+calls a tool, the user types the tool's result.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ HELP = """/help       list the commands
 Ctrl-C stops a reply and keeps what has arrived."""
 
 ReadLine = Callable[[str], str]
-"""Shows a prompt and returns a line; raises EOFError on Ctrl-D."""
+"""Callback that shows a prompt and returns a line; it raises EOFError on Ctrl-D."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Chat:
         calls = {"tool_calls": reply.calls} if reply.calls else {}
         self._messages.append({"role": "assistant", "content": "".join(reply.text), **thoughts, **calls})
         self._console.print()
-        # What a script takes from stdout is the reply alone.
+        # A script that reads stdout gets only the reply.
         figures = self._console if self._console.is_terminal else Console(stderr=True, soft_wrap=True)
         figures.print(Text(summary_of(reply), style="dim"))
         return reply
@@ -201,7 +201,7 @@ def _result(call: Mapping[str, Any], read_line: ReadLine) -> dict[str, Any]:
 
 
 def typed_path(text: str) -> Path | None:
-    """Read a path as a shell does: quoted, or with backslashes before blanks."""
+    """Parse a path as a shell does: quoted, or with backslashes before spaces."""
     try:
         words = shlex.split(text)
     except ValueError:
@@ -210,7 +210,7 @@ def typed_path(text: str) -> Path | None:
 
 
 def dropped_file(line: str) -> Path | None:
-    """Return the file that was dropped on the terminal, which types its whole path; else None."""
+    """Return the file that was dropped on the terminal, or None. The terminal types such a file's absolute path."""
     path = typed_path(line)
     try:
         return path if path is not None and path.is_absolute() and path.is_file() else None
@@ -277,7 +277,7 @@ def summary_of(reply: Reply) -> str:
 
 def choose_model(server: Server, wanted: str | None) -> str:
     """Return the named model, else the only loaded one, else the user's only one, else the first embedded one with a
-    drafter. Raises `CommandError` if there is a choice to make."""
+    drafter. Raises `CommandError` if there is no model, or if the user must choose."""
     if wanted:
         return wanted
     every = server.call("GET", "/v1/models").get("data") or ()

@@ -1,8 +1,8 @@
 """`paceline config`, `password` and `keys`: stored settings, account and keys, with or without a server.
 
-A running server changes a setting and applies it at once; without one the store is changed. Every answer says when the
-change takes effect. Account and keys are always changed in the store, by anyone who may write it; a running server
-reads the store at the next request.
+A running server stores a changed setting and applies it; without a server, the command writes to the store. Each answer
+states when the change takes effect. The command always writes the account and keys to the store, which needs only write
+access to the file; a running server reads them from the store at the next request.
 """
 
 import getpass
@@ -43,7 +43,7 @@ SHOWN_CHARACTERS = 60
 
 @contextmanager
 def open_settings(settings: Settings) -> Iterator[LiveSettings]:
-    """Open the stored settings, over those given, without a server. Raises `StoreUnavailable`."""
+    """Open the stored settings without a server; `settings` take precedence over them. Raises `StoreUnavailable`."""
     with closing(Store(settings.home / FILE_NAME)) as store:
         yield LiveSettings(settings, StoredSettings(store))
 
@@ -56,7 +56,7 @@ def open_accounts(settings: Settings) -> Iterator[Accounts]:
 
 
 def set_password(settings: Settings, password: str) -> None:
-    """Create the account and begin its first run, or change its password. Raises `InvalidRequest`."""
+    """Create the account and mark the first-run steps as remaining, or change the password. Raises `InvalidRequest`."""
     with closing(Store(settings.home / FILE_NAME)) as store:
         accounts = Accounts(store)
         is_first = not accounts.has_account
@@ -110,8 +110,8 @@ def _change_stored(settings: Settings, name: str, value: Any, model: str) -> Non
 
 
 def table(setting_rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Build a list of the settings with two lines each: name, value, where that comes from and when a change takes
-    effect; then the description."""
+    """Build a list with two lines for each setting. The first has its name, value and origin, and when a change takes
+    effect; the second has its description."""
     shown = Table.grid()
     shown.add_column(overflow="fold")
     for setting in setting_rows:
@@ -125,7 +125,7 @@ def table(setting_rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def text_of(value: Any, unit: str = "") -> str:
-    """Format a plain value as `set` takes it."""
+    """Format a value in the form that `paceline config set` accepts; an unset or empty one as a dash."""
     if unit == "bytes" and value is not None:
         return size_text(value)
     if value is None or value in ("", {}):
@@ -143,7 +143,7 @@ def _as_list(text: str) -> list[str]:
 
 
 def _resolve_model(live: LiveSettings, name: str) -> tuple[str, str]:
-    """Resolve a model's id or alias, and the profile in the name, if any. Raises `ModelNotFound`."""
+    """Return the model id for an id or alias, and the profile in the name or "". Raises `ModelNotFound`."""
     catalog = default_catalog(live.current.model_folders)
     try:
         return catalog.find(live.id_of_alias(name) or name).id, ""
@@ -174,7 +174,7 @@ def read_password() -> str:
 
 
 def revoke_key(keys: Keys, name: str) -> None:
-    """Revoke the key with this number or name. Raises `CommandError` unless there is exactly one."""
+    """Revoke the key with this number or name. Raises `CommandError` unless exactly one key matches."""
     matches = [key for key in keys.list() if name in {str(key.id), key.name}]
     if len(matches) != 1:
         what = "several keys are" if matches else "no key is"

@@ -1,5 +1,5 @@
-"""`doctor`: what is wrong on this computer, and what to do about it. It changes, loads and sends nothing; only if
-`check_updates` is on does it ask for a newer version."""
+"""`doctor`: what is wrong on this computer, and what to do about it. It changes nothing and loads no model. It sends
+nothing either, except for a query for a newer version if `check_updates` is on."""
 
 import asyncio
 import contextlib
@@ -59,14 +59,14 @@ FOLDER_PROBLEMS = {
         "on a Mac allow it in System Settings → Privacy & Security → Files and Folders, else change its permissions",
     ),
 }
-"""End of the message about a folder, and the next action, by its problem."""
+"""End of the message about a folder, and the next action, for each problem that a folder can have."""
 FIRST_ACCELERATED, WHOLE_MACOS = 5, (26, 2)
-"""First generation of Apple's chips with neural accelerators in the GPU, and first macOS with the kernels for them."""
+"""First generation of Apple's chips with neural accelerators in the GPU, and first macOS version that supports them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `action` says what to do, and is empty when nothing is to be done."""
+    """One line of the report. `action` is the next step for the user; empty if there is none."""
 
     check: str
     level: Level
@@ -102,7 +102,7 @@ def examine(settings: Settings) -> list[Finding]:
 
 
 def check_installation(settings: Settings) -> Iterator[Finding]:
-    """Report the version, how it was installed and is updated, and a newer one if `check_updates` is on."""
+    """Report the version, how to update it, and, if `check_updates` is on, a newer version."""
     installation, newer = this_installation(), ""
     if settings.check_updates:
         with contextlib.suppress(OSError):
@@ -113,7 +113,7 @@ def check_installation(settings: Settings) -> Iterator[Finding]:
 
 
 def check_variables(_settings: Settings, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Check that every `PACELINE_*` variable is read: a mistyped `PACELINE_REQUIRE_KEYS` protects nothing."""
+    """Check that every `PACELINE_*` variable is a setting: a mistyped `PACELINE_REQUIRE_KEYS` protects nothing."""
     known = {OPENBLAS_VARIABLE, *(f"PACELINE_{name.upper()}" for name in Settings.model_fields)}
     for name in sorted(filter(lambda name: name.startswith("PACELINE_"), environment.keys() - known)):
         similar = "".join(difflib.get_close_matches(name.removeprefix("PACELINE_").lower(), Settings.model_fields, 1))
@@ -157,7 +157,7 @@ def check_mlx(_settings: Settings) -> Iterator[Finding]:
 
 
 def check_accelerators(_settings: Settings) -> Iterator[Finding]:
-    """Check that mlx uses the neural accelerators of an M5 or later, and that this macOS has what it needs for them."""
+    """Check that mlx uses the neural accelerators of an M5 or later chip, and that this macOS supports them."""
     with contextlib.suppress(metadata.PackageNotFoundError, OSError):
         wheel = metadata.distribution("mlx-metal").read_text("WHEEL") or ""
         macos = subprocess.run(["sw_vers", "-productVersion"], capture_output=True, text=True, check=False).stdout  # noqa: S607
@@ -166,8 +166,8 @@ def check_accelerators(_settings: Settings) -> Iterator[Finding]:
 
 
 def accelerator_finding(chip: str, macos: str, wheel: str) -> Finding | None:
-    """Return the finding for a chip by its name, a version of macOS as `sw_vers` says it, and mlx-metal's WHEEL file.
-    Only wheels for macOS 26 have the kernels, and before 26.2 macOS lacks what they call (mlx issue 4525)."""
+    """Return the finding for a chip's name, a macOS version as `sw_vers` prints it, and the text of mlx-metal's WHEEL
+    file. Only wheels for macOS 26 contain the kernels, and these need macOS 26.2 or later (mlx issue 4525)."""
     generation = re.match(r"Apple M(\d+)", chip)
     if generation is None or int(generation[1]) < FIRST_ACCELERATED:
         return None
@@ -213,7 +213,7 @@ def check_package_owner(_settings: Settings, owners: Mapping[str, Sequence[str]]
 
 
 def check_port(settings: Settings, answer_seconds: float = 2.0) -> Iterator[Finding]:
-    """Check that the server of this home answers, wherever it listens; else that its port is free."""
+    """Check that the server of this home answers, whatever its address; if none answers, that the port is free."""
     if (server := read_server(settings.home)) is not None:
         settings = settings.with_command_line(host=server.host, port=server.port)
     address = local_url(settings.host, settings.port)
@@ -251,25 +251,25 @@ def _occupied_port(settings: Settings) -> Finding:
 
 
 def check_folders(settings: Settings) -> Iterator[Finding]:
-    """Check that every configured folder can be read, by this process and by a server that runs; a missing one is no
-    error, only useless."""
+    """Check that this process and a running server can read every configured folder. A missing one is only a warning,
+    because the server works without it."""
     for folder, problem in folder_problems(settings).items():
         message, action = FOLDER_PROBLEMS[problem]
         yield Finding("folder", "warn" if problem else "ok", f"{folder}{message}", action)
 
 
 def folder_problems(settings: Settings) -> dict[str, str]:
-    """Return the problem of each configured folder, "" for none. macOS may forbid a server what a terminal may do."""
+    """Return the problem of each configured folder, or "". macOS may let a terminal read a folder, but not a server."""
     problems = {str(folder): folder_problem(folder) for folder in settings.model_dirs}
     with contextlib.suppress(CommandError):
         rows = target_server(settings).call("GET", "/admin/api/models").get("folders", ())
-        served = {row["folder"]: row["problem"] for row in rows if isinstance(row, dict)}  # an older server names only
+        served = {row["folder"]: row["problem"] for row in rows if isinstance(row, dict)}  # old servers send strings
         problems = {folder: problem or served.get(folder, "") for folder, problem in problems.items()}
     return problems
 
 
 def check_models(settings: Settings) -> Iterator[Finding]:
-    """Check that a model is usable; each broken one is named with its reason."""
+    """Check that at least one model is usable; name each broken model with its reason."""
     rows = models_on_disk(LiveSettings(settings))
     usable = [row for row in rows if not row.problem]
     if usable:
@@ -325,7 +325,7 @@ def check_memory(settings: Settings) -> Iterator[Finding]:
 def check_memory_pressure(
     _settings: Settings, read_pressure: Callable[[], Pressure] = memory_pressure
 ) -> Iterator[Finding]:
-    """Check that the system has memory left. If not, the server frees what it can, and takes requests in turn."""
+    """Check that the system is not short of memory. If it is, the server frees caches, and requests may wait."""
     pressure = read_pressure()
     if pressure == "normal":
         yield Finding("pressure", "ok", "the system has memory left")
@@ -335,14 +335,14 @@ def check_memory_pressure(
 
 
 def check_gpu_memory(settings: Settings) -> Iterator[Finding]:
-    """Check on a Mac that the memory that the GPU may hold suffices for the models on disk."""
+    """Check on a Mac that the memory limit of the GPU is large enough for each model on disk."""
     if platform.system() == "Darwin" and (recommended := metal_bytes()):
         needs = needed_by_models(LiveSettings(settings))
         yield gpu_memory_finding(psutil.virtual_memory().total, recommended, needs)
 
 
 def gpu_memory_finding(total_bytes: int, recommended_bytes: int, needs_bytes: Mapping[str, int]) -> Finding:
-    """Return the finding for a Mac whose GPU may hold `recommended_bytes`, and models that need `needs_bytes`."""
+    """Return the finding for a Mac whose GPU may use `recommended_bytes`, and models that need `needs_bytes`."""
     holds = f"the GPU may hold {bytes_text(recommended_bytes)} of {bytes_text(total_bytes)}"
     limit = wired_limit_mb(total_bytes, recommended_bytes, needs_bytes.values())
     if not limit:
@@ -354,14 +354,14 @@ def gpu_memory_finding(total_bytes: int, recommended_bytes: int, needs_bytes: Ma
 
 
 def metal_bytes() -> int:
-    """Return the bytes that Metal lets the GPU hold, else 0; asks a child process, since nothing here imports mlx."""
+    """Return the memory limit of the GPU in bytes, or 0. A child process asks mlx, because nothing here imports it."""
     program = "import mlx.core as mx; print(mx.device_info().get('max_recommended_working_set_size', 0))"
     completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)  # noqa: S603
     return int(completed.stdout) if completed.returncode == 0 else 0
 
 
 def needed_by_models(live: LiveSettings) -> dict[str, int]:
-    """Return the bytes that each usable main model takes on a GPU with its drafters."""
+    """Return the GPU memory that each usable main model needs with its drafters, in bytes."""
     rows = [row for row in models_on_disk(live) if not row.problem]
     paths = {row.id: row.path for row in rows}
     needs = {}
@@ -374,7 +374,7 @@ def needed_by_models(live: LiveSettings) -> dict[str, int]:
 
 
 def check_open_files(_settings: Settings, attainable: int | None = None) -> Iterator[Finding]:
-    """Check that the server can open as many files and connections as it wants; it raises its own limit."""
+    """Check that a server, which raises its own limit, can have `WANTED_FILES` files and connections open."""
     attainable = descriptors.attainable() if attainable is None else attainable
     message = f"a server may open {attainable} (this shell: {descriptors.limit()})"
     if attainable < descriptors.WANTED_FILES:
@@ -398,13 +398,13 @@ def check_sleep(settings: Settings, *, is_mac: bool = platform.system() == "Darw
 
 
 def start_findings(settings: Settings) -> list[Finding]:
-    """Return what the start of a server warns of: variables without effect, and what makes every model slow here."""
+    """Return the warnings for the start of a server: variables without effect, and reasons why every model is slow."""
     findings = [*check_variables(settings), *check_accelerators(settings), *check_openblas(settings)]
     return [finding for finding in findings if finding.level == "warn"]
 
 
 def has_failed(findings: Sequence[Finding]) -> bool:
-    """Whether anything keeps Paceline from working."""
+    """Return whether any finding keeps Paceline from working."""
     return any(finding.level == "fail" for finding in findings)
 
 

@@ -1,5 +1,5 @@
-"""`paceline launch`: a coding agent on a model of this computer. It is configured by its environment and its flags; its
-own files are left alone."""
+"""`paceline launch`: run a coding agent on a local model. Environment variables and flags configure the agent; its own
+configuration files are not changed."""
 
 import json
 import os
@@ -18,14 +18,14 @@ from app.settings import Settings
 
 
 def coding_agent(name: str) -> CodingAgent:
-    """Return the agent called `name`. Raises CommandError with the names that exist."""
+    """Return the agent called `name`. Raises CommandError with the known names."""
     if name not in AGENTS:
         raise CommandError(f"{name} is none of the agents that can be launched: {', '.join(AGENTS)}")
     return AGENTS[name]
 
 
 def model_endpoint(server: Server, model: str, agent: CodingAgent, key: str, *, is_forced: bool) -> ModelEndpoint:
-    """Return the endpoint of the model. Raises CommandError if its context is too short for the agent."""
+    """Return the endpoint of the model. Raises CommandError if its context is too short, unless `is_forced`."""
     answer = server.call("GET", f"/v1/models/{quote(model)}")
     context_tokens = int(answer.get("context") or 0)
     if 0 < context_tokens < agent.context_tokens and not is_forced:
@@ -48,7 +48,7 @@ def prepare(
 
 
 def environment_of(agent: CodingAgent, endpoint: ModelEndpoint, folder: Path) -> Mapping[str, str]:
-    """Return the agent's environment; files that it must read are written into `folder`, which is ours."""
+    """Return the agent's environment; write the files that the agent must read into `folder`, which is Paceline's."""
     environment = dict(agent.environment(endpoint))
     for name, content in agent.files(endpoint).items():
         write_privately(folder / agent.program / name, json.dumps(content, indent=1).encode())
@@ -63,4 +63,4 @@ def exec_agent(
     if shutil.which(agent.program) is None:
         raise CommandError(f"{agent.program} is not installed: {agent.install}")
     command = [agent.program, *agent.flags(endpoint), *arguments]
-    os.execvpe(agent.program, command, {**os.environ, **environment})  # noqa: S606 - what was asked for
+    os.execvpe(agent.program, command, {**os.environ, **environment})  # noqa: S606 - the user's choice

@@ -1,4 +1,4 @@
-"""`ls`: the models on disk with the drafters they get; and the greeting of `serve`, which shows the same."""
+"""`ls`: the models on disk with the drafters they get; and the greeting of `serve`, which shows the same table."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -43,13 +43,13 @@ class ModelRow:
     looking: bool = False
     """Whether the drafters are not known yet."""
     gain: str = ""
-    """Verdict of its latest benchmark on drafting, in one line; empty without one."""
+    """Verdict of the latest benchmark on drafting, in one line; empty if there is no benchmark."""
     is_base: bool = False
-    """Whether it has no chat template: it continues text and cannot chat."""
+    """Whether the model has no chat template: it only completes text and cannot chat."""
 
 
 def peek_live_settings(settings: Settings) -> LiveSettings | None:
-    """Return explicit and stored settings, read without opening the store; None if that is not possible."""
+    """Return explicit and stored settings, read without opening the store; None if the store is unusable."""
     stored = read_snapshot(settings.home / FILE_NAME)
     return None if stored is None else LiveSettings(settings, stored=stored.settings, models=stored.models)
 
@@ -61,7 +61,7 @@ def models_on_disk(live: LiveSettings) -> list[ModelRow]:
 
 
 def models_for_greeting(catalog: FolderCatalog, live: LiveSettings) -> list[ModelRow]:
-    """List the models for the greeting of `serve`; drafters are left out if they would delay it."""
+    """List the models for the greeting of `serve`, without drafters if finding them would delay the greeting."""
     return _rows(catalog, live, looking=catalog.is_reading_tokenizers())
 
 
@@ -81,7 +81,7 @@ def _gain_text(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def check_named_drafts(settings: Settings, main_ids: Iterable[str]) -> None:
-    """Raise CommandError for a main model that is missing, or whose drafters named just now cannot be used."""
+    """Raise CommandError if a main model is missing, or if the drafters that `settings` name for it cannot be used."""
     catalog = default_catalog(settings.model_folders, cache_folder=settings.home)
     chooser = Chooser(LiveSettings(settings), catalog)
     mains = {model.id: model for model in catalog.models() if model.kind == "main"}
@@ -188,7 +188,7 @@ def curl_line(address: str, model: str) -> str:
 
 
 def python_lines(address: str, model: str, *, needs_key: bool) -> str:
-    """Return the same request with the official client, streamed."""
+    """Return the same request as a Python script with OpenAI's client, streamed."""
     key = 'os.environ["PACELINE_API_KEY"]' if needs_key else '"none"'
     lines = ["import os"] if needs_key else []
     lines += [
@@ -202,5 +202,5 @@ def python_lines(address: str, model: str, *, needs_key: bool) -> str:
 
 
 def _code(text: str) -> Text:
-    """Style lines to copy: never indented, never broken by the width of the window."""
+    """Style lines for copying: no indent, and no wrapping at the width of the terminal."""
     return Text(text + "\n", style="cyan", no_wrap=True, overflow="ignore")

@@ -1,5 +1,5 @@
-"""`ps`, `load` and `cache`: what the server reports over HTTP to be in memory, and the prefix cache on disk; also
-tables and numbers for people."""
+"""`ps`, `load` and `cache`: the models that the server reports in memory, and the prefix cache on disk; also the tables
+and number formats that the other commands use."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -19,7 +19,7 @@ from app.settings import Settings
 
 
 def loaded_table(snapshot: Mapping[str, Any], chosen: Mapping[str, ModelSettings]) -> RenderableType:
-    """Build the table of `ps`, and below it the settings of loaded models and what keeps others from being loaded."""
+    """Build the table of `ps`, with notes below it: quarantines, worker start, memory pressure, settings of models."""
     models, loading = snapshot.get("models") or (), snapshot.get("loading") or {}
     quarantined = snapshot.get("quarantined") or {}
     notes = [
@@ -63,7 +63,7 @@ def _add_loaded(table: Table, model: Mapping[str, Any], progress: Mapping[str, A
 
 
 def loaded_text(answer: Mapping[str, Any]) -> Text:
-    """Return what `load` prints when the model is ready."""
+    """Return the text that `load` prints once the model is ready."""
     draft, why = (
         " + ".join(str(drafter.get("id")) for drafter in answer.get("drafts") or ()),
         answer.get("draft_unavailable"),
@@ -75,7 +75,7 @@ def loaded_text(answer: Mapping[str, Any]) -> Text:
 
 
 def _methods(model: Mapping[str, Any]) -> str:
-    """Return the methods that run; without a drafter, also why the others do not (`--json` always says it)."""
+    """Return the active methods; without a drafter, also why each other one is unavailable (always in `--json`)."""
     lines = list(model.get("methods") or ("off",))
     if not model.get("drafts"):
         lines += [f"{method}: {reason}" for method, reason in (model.get("unavailable") or {}).items() if reason]
@@ -85,7 +85,7 @@ def _methods(model: Mapping[str, Any]) -> str:
 
 
 def choice_text(choice: ModelSettings) -> str:
-    """Format what is set for a model: "methods dflash, ngram; 7 drafts; policy single"."""
+    """Format the settings of one model: "methods dflash, ngram; 7 drafts; policy single"."""
     length, shortest, longest = choice.num_draft_tokens, choice.prompt_lookup_min, choice.prompt_lookup_max
     parts = [
         f"drafters {', '.join(choice.drafts) or 'none'}" if choice.drafts is not None else "",
@@ -137,7 +137,7 @@ def read_cache(settings: Settings) -> list[CachedPrompts]:
 
 
 def clear_cache(settings: Settings) -> str:
-    """Clear the prefix cache, on disk and in a running server; return a line with its size. Raises CommandError."""
+    """Clear the prefix cache, on disk and in a running server; return a line for the user. Raises CommandError."""
     server = running_server(settings)
     try:
         size = clear_cached_prompts(settings.prefixes_path) if server is None else 0

@@ -1,4 +1,4 @@
-"""The port of a server that does not run: whether another program has it, which one, and which port is free."""
+"""The port of a server that is not running: whether another program uses it, which program, and which port is free."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ LAST_PORT = 65535
 
 
 class PortConflict(NamedTuple):
-    """A port that another program has: name and id of that as in `port_owner`, and the next free port, 0 for none."""
+    """A port that another program uses: its name and process id as in `port_owner`, and the next free port or 0."""
 
     port: int
     name: str
@@ -23,7 +23,7 @@ class PortConflict(NamedTuple):
 
 
 def port_conflict(settings: Settings) -> PortConflict | None:
-    """Return what keeps a server with these settings from its port; None where the port is free."""
+    """Return the conflict that keeps a server with these settings from its port; None if no program uses the port."""
     settings = peek_settings(settings) or settings
     host, port = settings.host, settings.port
     error = bind_error(host, port)
@@ -34,7 +34,7 @@ def port_conflict(settings: Settings) -> PortConflict | None:
 
 
 def bind_error(host: str, port: int) -> OSError | None:
-    """Return why a server cannot listen there; None where it can."""
+    """Return the error that keeps a server from listening on the port; None if it can listen."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -45,7 +45,7 @@ def bind_error(host: str, port: int) -> OSError | None:
 
 
 def port_owner(port: int) -> tuple[str, int]:
-    """Return name and id of the process that listens on a port; "" and 0 where the system does not reveal it."""
+    """Return name and id of the process that listens on a port; "" and 0 if the system does not reveal the process."""
     for process in psutil.process_iter(["name"]):
         with contextlib.suppress(psutil.Error):
             connections = process.net_connections(kind="tcp")

@@ -1,6 +1,6 @@
-"""`paceline pull`: one download with a bar, in the queue of the running server, or in this process if there is none.
+"""`paceline pull`: one download with a progress bar, in the queue of the running server, else by this command itself.
 
-Ctrl-C pauses either; the same command resumes it. What is downloaded here is found by a running server, too.
+Ctrl-C pauses the download; the same command resumes it. A running server also finds models that this command downloads.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from app.settings import Settings
 DOWNLOADS = "/admin/api/downloads"
 POLL_SECONDS = 0.5
 TIMEOUTS = DownloadTimeouts(pauses_seconds=(1, 2, 5, 10, 20))
-"""Pauses before retries, shorter than the server's: a person is watching."""
+"""Pauses before retries, in seconds; shorter than the server's, because a person is watching."""
 PHASES = {"waiting": "connection lost, retrying", "verifying": "checking", "queued": "queued"}
 
 Show = Callable[[Download], None]
@@ -87,7 +87,7 @@ def _pull_on_server(settings: Settings, repository: str, revision: str, show: Sh
 
 
 def _pull_in_process(settings: Settings, repository: str, revision: str, show: Show) -> None:
-    """Download in a process of this command's own."""
+    """Download in a child process of this command."""
 
     def report(download: Download) -> None:
         if download.problem_code == "offline" and not download.total_bytes:

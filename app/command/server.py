@@ -1,8 +1,8 @@
 """The local Paceline server as the command line sees it: its address, and calls over HTTP whose errors name the next
 action.
 
-The address comes from the command line, the environment and the store, which is read without its libraries. Calls use
-the standard library's client: any other takes longer to import than the whole call.
+The address comes from the command line, the environment and the store, read without database libraries. Calls use the
+standard library's HTTP client: importing any other takes longer than the whole call.
 """
 
 import json
@@ -37,13 +37,13 @@ def explicit_settings(*, model_dirs: Sequence[Path] = (), drafts: Sequence[str] 
 
 
 def peek_settings(settings: Settings) -> Settings | None:
-    """Return explicit settings over stored ones, read without opening the store; None if that is not possible."""
+    """Return explicit settings over stored ones, read without opening the store; None if the store is unusable."""
     stored = read_snapshot(settings.home / FILE_NAME)
     if stored is None:
         return None
     try:
         return settings.over(stored.settings)
-    except (InvalidSetting, AttributeError):  # a stored value that means nothing (any more)
+    except (InvalidSetting, AttributeError):  # a stored value that is not valid (any more)
         return None
 
 
@@ -58,11 +58,11 @@ class NoServer(CommandError):
 
 
 class NoKey(CommandError):
-    """The server requires a key, and none was given, or one whose scope is too small."""
+    """The server requires a key, but none was given, or the given key's scope is insufficient."""
 
 
 def running_server(settings: Settings) -> "Server | None":
-    """Return the server that runs on this home, with the key for the owner of its files; None if none runs."""
+    """Return the server that runs on this home, with the key that it writes for its owner; None if none runs."""
     running = read_server(settings.home)
     if running is None:
         return None
@@ -72,7 +72,7 @@ def running_server(settings: Settings) -> "Server | None":
 def target_server(settings: Settings) -> "Server":
     """Return the server that a command addresses: the one of this home, else the one at the configured address.
 
-    A host given explicitly that is not the running server's takes precedence.
+    A host given explicitly takes precedence if it differs from the running server's.
     """
     running = read_server(settings.home)
     is_elsewhere = running is not None and "host" in settings.model_fields_set and settings.host != running.host
@@ -80,7 +80,7 @@ def target_server(settings: Settings) -> "Server":
 
 
 class Server:
-    """The server at an address; a connection for each call. Loading takes long, so only connecting times out."""
+    """The server at an address; each call opens a connection. By default only connecting times out: loads take long."""
 
     def __init__(self, settings: Settings) -> None:
         self.address = local_url(settings.host, settings.port)
@@ -118,7 +118,7 @@ class Server:
     def _response(
         self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float | None = None
     ) -> Iterator[HTTPResponse]:
-        """Send a request and yield its response unless that is an error; the connection is closed afterwards."""
+        """Send a request, yield its response, and close the connection. Raises as `call` does for an error response."""
         connection = HTTPConnection(*self._address, timeout=CONNECT_SECONDS)
         try:
             connection.connect()

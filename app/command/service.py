@@ -1,9 +1,9 @@
-"""`start`, `stop`, `restart`, `status` and `logs`: the server of this home in the background, where it outlives the
-shell that started it.
+"""`start`, `stop`, `restart`, `status` and `logs`: the background server of a home, which outlives the shell.
 
-There is one for each home: a start holds `start.lock`, so that concurrent starts make one server, and the lock of
-`app/machine/server_file.py` shows whether it runs and as which process. A new server has `start.lock` as its input
-until it holds its own lock, so that an abandoned start is not followed by a second one.
+A home has at most one server. A start takes `start.lock`, so concurrent starts create only one server. The lock of
+`app/machine/server_file.py` shows whether the server runs, and its process id. A new server inherits `start.lock` as
+standard input and keeps it until it has the other lock. So a start after an interrupted one does not create a second
+server.
 """
 
 import contextlib
@@ -39,17 +39,17 @@ from app.settings import Settings
 
 POLL_SECONDS = 0.05
 ANSWER_SECONDS = 3.0
-"""Time that a server gets to answer, in seconds: one that hangs must not block a command."""
+"""Timeout for a server's answer, in seconds: a server that hangs must not block a command."""
 HANG_SECONDS = 30.0
 """Longest time without an answer before a command gives up on a server, in seconds."""
 SYSTEM_SECONDS = 20.0
-"""Time that launchd or systemd gets to start the server, in seconds: both wait ten between two starts."""
+"""Time that launchd or systemd gets to start the server, in seconds: both wait ten seconds between two attempts."""
 SYSTEM_POLL_SECONDS = 1.0
 """Interval between status queries to launchd or systemd, in seconds."""
 OPEN_SECONDS = 5.0
-"""Time that a browser gets to open, in seconds; some only return when they are closed."""
+"""Timeout for opening a browser, in seconds: with some browsers, the call returns only when the browser is closed."""
 KILL_SECONDS = 10.0
-"""Time that a server gets to end when forced, before it is killed, in seconds."""
+"""Time between a forced stop and SIGKILL, in seconds."""
 BLOCK_BYTES = 1 << 16
 NEW_LOG_FLAGS = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -74,7 +74,7 @@ def option_arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def start(settings: Settings, arguments: Sequence[str], show_progress: ShowProgress) -> tuple[RunningServer, bool]:
-    """Start the home's server if none runs; return it and whether it was started. Raises `CommandError` if it fails."""
+    """Start the home's server if none runs; return it, and whether this call started it. Raises `CommandError`."""
     show_progress("Looking for a server")
     with _start_lock(settings.home) as lock:
         server = _find_running(settings, show_progress)
@@ -87,7 +87,7 @@ def start(settings: Settings, arguments: Sequence[str], show_progress: ShowProgr
             if agent is not None:
                 agent.start()
                 return _wait_until_ready(settings, show_progress, _system_failure(agent)), True
-            child = subprocess.Popen(  # noqa: S603 - ourselves
+            child = subprocess.Popen(  # noqa: S603 - our own program
                 [*autostart.program(), "serve", *arguments],
                 stdin=lock,
                 stdout=subprocess.DEVNULL,  # its greeting may contain the set-up code
@@ -98,7 +98,7 @@ def start(settings: Settings, arguments: Sequence[str], show_progress: ShowProgr
 
 
 def _find_running(settings: Settings, show_progress: ShowProgress) -> RunningServer | None:
-    """Return the running server of the home; None if there is none, or it ended in the meantime.
+    """Return the running server of the home; None if there is none, or once it has ended.
 
     Raises `CommandError` if it hangs.
     """
@@ -119,7 +119,7 @@ def _find_running(settings: Settings, show_progress: ShowProgress) -> RunningSer
 
 @contextlib.contextmanager
 def _start_lock(home: Path) -> Iterator[int]:
-    """Keep others from starting a server of this home, here and for as long as another process has the descriptor."""
+    """Hold the start lock of this home until the block ends and no child process has the descriptor open."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = open_regular_file(home / START_LOCK, os.O_RDWR | os.O_CREAT)
@@ -140,7 +140,7 @@ def _start_lock(home: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _start_log(home: Path) -> Iterator[BinaryIO]:
-    """Open the log for what the server prints before it writes its own; it holds the last start only."""
+    """Open the log that receives the server's output until the server writes its own log; each start truncates it."""
     folder = home / LOG_FOLDER
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -177,7 +177,7 @@ def _on_interrupt(message: str) -> Iterator[None]:
 
 
 def _server_status(settings: Settings) -> dict[str, Any]:
-    """Return the status of the home's server; empty if it does not answer soon."""
+    """Return the status of the home's server; empty if it does not answer within `ANSWER_SECONDS`."""
     server = running_server(settings)
     try:
         return {} if server is None else server.call("GET", "/api/status", seconds=ANSWER_SECONDS)
@@ -221,7 +221,7 @@ def _last_log_line(home: Path) -> str:
 
 
 def stop(settings: Settings, show_progress: ShowProgress, *, force: bool = False) -> RunningServer | None:
-    """Stop the home's server once its requests have finished; with `force` at once. None if none ran."""
+    """Stop the home's server after its requests finish, or immediately with `force`. Return it, or None if none ran."""
     if not is_served(settings.home):
         return None
     show_progress("Stopping")
@@ -230,10 +230,10 @@ def stop(settings: Settings, show_progress: ShowProgress, *, force: bool = False
         return None
     _signal(server, signal.SIGTERM)
     if force:
-        _signal(server, signal.SIGTERM)  # the second signal does not wait for requests
+        _signal(server, signal.SIGTERM)  # after a second signal, the server does not wait for requests
     deadline = time.monotonic() + KILL_SECONDS if force else float("inf")
     with _on_interrupt("Paceline goes on stopping: `paceline stop --force` ends it at once"):
-        while is_served(settings.home) and lock_holder(settings.home) in (0, server.pid):  # not its successor
+        while is_served(settings.home) and lock_holder(settings.home) in (0, server.pid):  # ignores a successor
             if time.monotonic() > deadline:
                 _kill(server, autostart.installed_agent(settings))
             count = int(_server_status(settings).get("open_requests", 0))
@@ -243,7 +243,7 @@ def stop(settings: Settings, show_progress: ShowProgress, *, force: bool = False
 
 
 def _server_to_stop(home: Path, *, force: bool) -> RunningServer | None:
-    """Return the server to stop, once it has started; None if it has ended. Raises `CommandError` if it hangs."""
+    """Return the server to stop, once it has started; None once it has ended. Raises `CommandError` if it hangs."""
     deadline = time.monotonic() + HANG_SECONDS
     while is_served(home):
         server = read_server(home)
@@ -258,7 +258,7 @@ def _server_to_stop(home: Path, *, force: bool) -> RunningServer | None:
 
 
 def _kill(server: RunningServer, agent: autostart.Agent | None) -> None:
-    """Kill the server, and stop its agent: the system would take that for a crash and start it again."""
+    """Kill the server and stop its agent, or the system would take the kill for a crash and restart the server."""
     _signal(server, signal.SIGKILL)
     if agent is not None:
         agent.end()
@@ -288,7 +288,7 @@ def restart(settings: Settings, arguments: Sequence[str], show_progress: ShowPro
 def install(
     settings: Settings, arguments: Sequence[str], show_progress: ShowProgress
 ) -> tuple[RunningServer, autostart.Agent]:
-    """Have the system start the server: at once, at login, and after a crash. Raises `CommandError`."""
+    """Have the system start the server now, at login, and after a crash. Raises `CommandError`."""
     content = autostart.agent_file_content(settings, arguments)
     ended = stop(settings, show_progress)
     try:
@@ -306,7 +306,7 @@ def install(
 
 
 def status(settings: Settings) -> dict[str, Any]:
-    """Return what runs on this home: the JSON of `paceline status`."""
+    """Return the state of this home's server: the JSON of `paceline status`."""
     server = read_server(settings.home)
     agent = autostart.installed_agent(settings)
     report: dict[str, Any] = {"running": server is not None, "home": str(settings.home), "login": agent is not None}
@@ -341,13 +341,13 @@ def status_lines(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-# --- its pages ------------------------------------------------------------------------------------------------
+# --- dashboard pages ------------------------------------------------------------------------------------------
 
 
 def open_page(server: Server, to: str = "/admin/") -> None:
     """Open a page of the dashboard in the browser, signed in. Raises `CommandError` if there is no browser.
 
-    The browser gets a file that leads to an address which works once: no list of processes ever shows that.
+    The browser opens a local file that redirects to a one-time address, so no process list ever shows the address.
     """
     file = server.call("POST", ENTRY, {"to": to}, seconds=ANSWER_SECONDS)["file"]
     if not open_in_browser(Path(file).as_uri() if file else f"{server.address}{to}"):
@@ -355,7 +355,7 @@ def open_page(server: Server, to: str = "/admin/") -> None:
 
 
 def open_in_browser(address: str) -> bool:
-    """Whether a browser opens the address, as far as that is known soon."""
+    """Return whether a browser opened the address; True if that is not known after `OPEN_SECONDS`."""
     results: list[bool] = []
     thread = threading.Thread(target=lambda: results.append(webbrowser.open(address)), daemon=True)
     thread.start()
@@ -364,7 +364,7 @@ def open_in_browser(address: str) -> bool:
 
 
 def setup_address(settings: Settings) -> str:
-    """Return the address where the first password is chosen, with a new code; empty once there is one."""
+    """Return the address for choosing the first password, with a new code; empty once a password exists."""
     server = running_server(settings)
     if server is None:
         return ""
@@ -376,7 +376,7 @@ def setup_address(settings: Settings) -> str:
 
 
 def log_lines(home: Path, count: int, *, follow: bool = False) -> Iterator[str]:
-    """Yield the last lines of the log as people read them; with `follow` also new ones, and those of the next file.
+    """Yield the last `count` lines of the log, formatted for a person; with `follow` also new lines, across rotations.
 
     Raises `CommandError` if there is no log.
     """
@@ -403,7 +403,7 @@ def log_lines(home: Path, count: int, *, follow: bool = False) -> Iterator[str]:
 
 
 def _is_at(path: Path, file: BinaryIO) -> bool:
-    """Whether the open file is still the one at `path`; True while there is none."""
+    """Return whether `path` still names the open file; True while no file exists there."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -411,7 +411,7 @@ def _is_at(path: Path, file: BinaryIO) -> bool:
 
 
 def _tail(file: BinaryIO, count: int) -> tuple[list[bytes], bytes]:
-    """Return the last whole lines, read from the end, and the partial one after them; the file is then at its end."""
+    """Return the last `count` complete lines and the incomplete line after them; leave the file position at the end."""
     end = position = file.seek(0, os.SEEK_END)
     content = b""
     while position > 0 and content.count(b"\n") <= count:
@@ -425,7 +425,7 @@ def _tail(file: BinaryIO, count: int) -> tuple[list[bytes], bytes]:
 
 
 def readable(line: bytes) -> str:
-    """Format a line of the log for a person; other lines are returned unchanged."""
+    """Format a log record for a person; return any other line unchanged."""
     try:
         record = msgspec.json.decode(line, type=dict[str, str])
         moment = datetime.fromisoformat(record["time"]).astimezone()

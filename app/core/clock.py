@@ -8,9 +8,9 @@ Clock = Callable[[], float]
 
 
 class Alarm:
-    """Calls `callback` when its latest deadline has come.
+    """Calls `callback` at the deadline that was set last.
 
-    A timer object per token would cost more than the token; this one checks for a later deadline when it fires.
+    A new timer object per token would cost more than the token. Instead, a timer that fires too early is rescheduled.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:
@@ -20,13 +20,13 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float) -> None:
-        """Ring in `seconds`, replacing any earlier deadline."""
+        """Ring in `seconds`, replacing the previous deadline."""
         self._due_at = due_at = self._loop.time() + seconds
         if self._timer is None or self._timer.when() > due_at:
             self._wait_until(due_at)
 
     def disarm(self) -> None:
-        """Do not ring until it is set again."""
+        """Do not ring until the next `set`."""
         self._due_at = None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Parts that a request can do without: the prefix cache, its record, what is measured."""
+"""Parts that a request can do without: the prefix cache, and the journal of requests."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Dispensable:
-    """Keeps the faults of one part from what it serves: each kind is logged once."""
+    """Isolates requests from the errors of one part; each type of error is logged once."""
 
     def __init__(self, name: str, logger: logging.Logger) -> None:
         self._name = name
@@ -17,8 +17,8 @@ class Dispensable:
     def guarded(
         self, undo: Callable[[], None] | None = None, is_vital: Callable[[Exception], bool] = lambda _: False
     ) -> Iterator[None]:
-        """Suppress and log an error in the block, and then `undo` what it may have left half done, guarded too.
-        Execution continues after the block. An error that `is_vital` is raised again."""
+        """Suppress an error in the block: call `undo` (guarded too) to revert what is half done, then log the error.
+        Execution continues after the block. An error for which `is_vital` is true is raised again."""
         try:
             yield
         except Exception as error:

@@ -1,6 +1,6 @@
-"""The download of one repository, a single value for queue, process, store and pages, and the reasons why one stops.
+"""The download of one repository, the same value in queue, process, store and pages, and why a download stops.
 
-`problem` of a download is a code of `PROBLEMS`, or a code and a detail joined by ": "; `problem_text` words it.
+`problem` of a download is a code of `PROBLEMS`, or a code and a detail joined by ": "; `problem_text` explains it.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ Phase = Literal["", "connecting", "downloading", "waiting", "verifying"]
 FINISHED: tuple[State, ...] = ("done", "failed", "cancelled")
 
 MARKER, PARTIAL = ".paceline.json", ".partial"
-"""File in a model's folder that marks it as downloaded by Paceline; subfolder of the downloads for incomplete ones."""
+"""File that marks a model's folder as downloaded by Paceline; name of the subfolder for incomplete downloads."""
 FLAT_NAME = r"[\w.-]+--[\w.-]+"
 PARTIAL_NAME, PARTIAL_LOCK = rf"{FLAT_NAME}@(?:[0-9a-f]{{40}}|old-[0-9a-f]{{32}})", rf"{FLAT_NAME}\.lock"
-"""Patterns of names in that subfolder: a repository at a commit or being removed, and its lock."""
+"""Patterns of names in the subfolder `PARTIAL`: a repository at a commit or being removed, and its lock."""
 RESERVE_BYTES = 1 << 30
 """Bytes of disk space that downloads leave free."""
 
@@ -86,9 +86,9 @@ class Download:
 
 
 class DownloadJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The job of a download process, passed on its standard input; the token travels nowhere else.
+    """The job of a download process, passed on its standard input; the token is passed in no other way.
 
-    The process answers each change with the download, as one line of JSON.
+    At each change, the process writes the download to its standard output, as one line of JSON.
     """
 
     download: Download
@@ -97,13 +97,13 @@ class DownloadJob(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     use_xet: bool = True
     xet_from_bytes: int = 64 << 20
-    """Bytes below which a file is not worth the handshake of the chunk store."""
+    """Smallest file, in bytes, that is worth the handshake with the chunk store (Xet)."""
     reserve_bytes: int = RESERVE_BYTES
-    """Disk space that must remain free."""
+    """Disk space that must remain free, in bytes."""
     streams: int = 3
-    """Files fetched at the same time."""
+    """Number of files fetched at the same time."""
     attempts: int = 5
-    """Consecutive broken connections, without a byte between them, that end the process."""
+    """Number of connections that break in a row, with no byte received in between, before the download fails."""
     retry_seconds: float = 1.0
     read_timeout_seconds: float = 30.0
     lock_seconds: float = 5.0

@@ -1,22 +1,22 @@
-"""The one tree of errors. Each names what happened and the next action, and has its HTTP status; refusals of HTTP
-itself are `Rejected`, in `app/serving/errors.py`.
+"""The single tree of errors. Each states what happened and the next action, and has an HTTP status. Refusals at the
+HTTP level are `Rejected`, in `app/serving/errors.py`.
 
 PacelineError
 ├── InvalidRequest            400  the client asked for something malformed or impossible
-│   ├── SpeculationUnavailable     a method was asked for explicitly and cannot run
+│   ├── SpeculationUnavailable     the request names a method that cannot run
 │   ├── InvalidSetting        422  a setting is unknown, out of range or clashes with another one
-│   └── StaleVersion          409  it was changed elsewhere since; read it again
+│   └── StaleVersion          409  the value was changed elsewhere in the meantime: read it again
 ├── ModelNotFound             404
 ├── ModelInUse                409  requests use the model: wait for them or cancel them
 ├── QueueFull                 429  come back after `retry_after_seconds`
 ├── ModelUnavailable          503  the model cannot be loaded or is quarantined
 │   ├── InsufficientMemory
-│   └── DiskUnavailable            nothing can be read at present; says nothing about the model
+│   └── DiskUnavailable            files cannot be read at present; the model may be sound
 ├── HubProblem                502  the hub of models: offline, gated, not found …; `HUB_STATUS` has other codes
-├── StoreUnavailable          503  the file of choices and measurements cannot be used
+├── StoreUnavailable          503  the file of settings and measurements cannot be used
 ├── WorkerGone                503  the worker process ended while the request ran
-├── ServerRuns                     another server of the same home runs; never sent by a server
-└── CommandError                   a person at the prompt can act on it; never sent by a server
+├── ServerRuns                     another server uses the same home folder; never sent to clients
+└── CommandError                   a failed command, with the next action; never sent to clients
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from app.core.download import problem_text
 from app.core.setting_texts import size_text
 
 HUB_STATUS = {"offline": 503, "busy": 503, "gated": 403, "not_found": 404, "refused": 403, "empty": 422, "unsafe": 422}
-"""HTTP status by code of `PROBLEMS`, where it is not 502."""
+"""HTTP status by code of `PROBLEMS`; 502 for a code that is not listed."""
 
 CONTEXT_OVERFLOW = "context_length_exceeded"
 
@@ -54,9 +54,9 @@ class PacelineError(Exception):
         self.parameter = parameter
         self.retry_after_seconds = retry_after_seconds
         self.translation_key = translation_key
-        """Key of the dashboard's translation; empty: `message` itself."""
+        """Key of the dashboard's translation; empty: the dashboard shows `message`."""
         self.values = values or {}
-        """Values for a translation, or for another format's wording of the error."""
+        """Values that fill the translation, or another API format's wording of the error."""
 
 
 class InvalidRequest(PacelineError):
@@ -68,8 +68,8 @@ class InvalidRequest(PacelineError):
 
 
 def context_overflow(prompt_tokens: int, context_tokens: int, size: str = "") -> InvalidRequest:
-    """Return the error for a prompt too long for the context, in OpenAI's words: gateways and agents look for them.
-    `size` describes a prompt of which `prompt_tokens` is only an estimate."""
+    """Return the error for a prompt too long for the context, in OpenAI's wording, which gateways and agents look for.
+    `size` describes the prompt if `prompt_tokens` is only an estimate."""
     return InvalidRequest(
         f"This model's maximum context length is {context_tokens} tokens. However, your messages resulted in "
         f"{size or prompt_tokens} tokens, and one must stay free for the answer. "
@@ -137,7 +137,7 @@ class InsufficientMemory(ModelUnavailable):
 
 
 class DiskUnavailable(ModelUnavailable):
-    """Files cannot be read at present: too many are open, or the disk fails. Says nothing about the model."""
+    """Files cannot be read at present: too many are open, or the disk fails. The model itself may be sound."""
 
     code = "disk_unavailable"
 
@@ -156,9 +156,9 @@ class HubProblem(PacelineError):
 
 
 class StoreUnavailable(PacelineError):
-    """The file in which Paceline keeps choices and measurements is damaged, foreign or locked.
+    """The file in which Paceline keeps settings and measurements is damaged, locked, or not Paceline's.
 
-    `message` is for any client and names no folder; `str` is for the owner of the computer, and does.
+    `message` may go to any client and names no folder; `str()` is for the computer's owner and names the folder.
     """
 
     status = 503
@@ -180,11 +180,11 @@ class WorkerGone(PacelineError):
 
 
 class ServerRuns(PacelineError):
-    """A server of this home runs already."""
+    """A server is already running with this home folder."""
 
 
 class CommandError(PacelineError):
-    """Something that a person at the prompt can act on; the message is all they see."""
+    """A command failed; the message is all that its user sees, and states the next action."""
 
 
 PROBLEM_TEXTS = {
@@ -204,24 +204,24 @@ PROBLEM_TEXTS = {
     "string_too_short": "use at least {min_length} characters",
     "too_long": "use at most {max_length} entries",
 }
-"""Advice by kind of pydantic problem, as in the dashboard's `invalid.<kind>`; others keep pydantic's message."""
+"""Advice by type of pydantic error, as in the dashboard's `invalid.<type>`; other types keep pydantic's message."""
 
 
 def translation_of(problem: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
-    """Return key and values of the dashboard's text for a pydantic problem: by its kind, or by the field's own rule."""
+    """Return translation key and values for a pydantic error: the key is its type, or a field that has its own rule."""
     kind = str(problem["type"])
     is_field_rule = kind in {"value_error", "string_pattern_mismatch"} and problem["loc"]
     details: Mapping[str, object] = problem.get("ctx", {})
     values: dict[str, object] = {name: value for name, value in details.items() if isinstance(value, str | int)}
-    values |= {name: f"{value:g}" for name, value in details.items() if isinstance(value, float)}  # no 3600.0
+    values |= {name: f"{value:g}" for name, value in details.items() if isinstance(value, float)}  # 3600, not 3600.0
     if kind == "literal_error":
         values["expected"] = str(details["expected"]).replace(" or ", ", ")
     return str(problem["loc"][0]) if is_field_rule else kind, values
 
 
 def invalid_setting(problem: Mapping[str, Any], prefix: str = "", *, is_size: bool = False) -> InvalidSetting:
-    """Convert a pydantic problem of a setting; `prefix` replaces the setting's name at the start of the message. Limits
-    of a size are in bytes; the dashboard's text has them in GB, as its field."""
+    """Convert a pydantic error of a setting; `prefix` replaces the setting's name at the start of the message.
+    `is_size`: limits are in bytes; the dashboard's text gets them in GB, the unit of its form field."""
     name = str(problem["loc"][0])[:60] if problem["loc"] else "settings"
     translation_key, values = translation_of(problem)
     limits = {key: value for key, value in values.items() if is_size and isinstance(value, int)}
@@ -243,5 +243,5 @@ def _tree(root: type[PacelineError]) -> dict[str, type[PacelineError]]:
 
 
 def error_class(name: str) -> type[PacelineError]:
-    """Return the class that an error frame names; unknown names become the root."""
+    """Return the class that an error frame names; the root for an unknown name."""
     return _tree(PacelineError).get(name, PacelineError)

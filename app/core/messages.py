@@ -1,7 +1,7 @@
 """Frames between server and worker: tagged msgpack structs, no pickle, no tensors.
 
-Server → worker: commands. Worker → server: events. A request id comes back in every event about it; each choice of
-a request (`n` > 1) is one `index`. Exactly one `Finished` per index, or one `Failed` for the whole request.
+Server → worker: commands. Worker → server: events. Every event about a request carries the request's id; `index` is
+the number of a choice (`n` > 1). A request ends with one `Finished` per index, or one `Failed` for the whole request.
 """
 
 from typing import Any, Literal, get_args
@@ -20,7 +20,7 @@ PRESSURES: tuple[Pressure, ...] = get_args(Pressure)
 """All levels, mildest first."""
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MEASUREMENT = "measurement"
-"""Owner of requests that only measure: hundreds of them, logged in detail only at level debug."""
+"""Owner of measurement requests. There are hundreds of them, so their details are logged only at debug level."""
 MAX_TEMPLATE_ARGUMENTS = 32
 # fmt: off
 RESERVED_TEMPLATE_NAMES = frozenset({
@@ -30,7 +30,7 @@ RESERVED_TEMPLATE_NAMES = frozenset({
     "strftime_now", "tokenize", "tokenizer_kwargs", "tools", "truncation", "unk_token",
 })
 # fmt: on
-"""Names that the server or the template engine sets in a chat template; arguments of a request must not."""
+"""Names that the server or the template engine sets in a chat template; requests must not set them as arguments."""
 
 
 # --- commands -------------------------------------------------------------------------------------------------
@@ -41,12 +41,12 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     id: str
     owner: str = ""
-    """Identity behind the request; it differs for clients that must not learn of one another."""
+    """Identity of the client. Clients that must not learn anything about each other have different owners."""
     model: ModelSpecification
     messages: list[dict[str, Any]] | None = None
     text: str | None = None
     suffix: str | None = None
-    """Text that follows the answer, which fills in the middle between `text` and this."""
+    """Text that follows the answer; the answer fills in the middle between `text` and `suffix`."""
     tokens: list[int] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str = "auto"
@@ -58,17 +58,17 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     grammar: Grammar | None = None
     """Grammar that the text of the answer, after its reasoning, must match."""
     reasoning_tokens: int | None = None
-    """Tokens of reasoning after which the block is closed; None: the model decides."""
+    """Number of reasoning tokens after which the reasoning is closed; None: the model decides."""
     template_arguments: dict[str, Any] = {}
     max_tokens: int | None = None
-    """None: up to the end of the context."""
+    """Maximum number of output tokens; None: up to the end of the context."""
     stop: tuple[str, ...] = ()
     n: int = 1
     echo: bool = False
     embeds: str = ""
     """`mean`, `last` or `cls`: return an embedding of the prompt, pooled that way, instead of an answer."""
     stay: Stay = UNSPECIFIED_STAY
-    """Time that the model stays in memory from now on, as far as this request says it."""
+    """Time that the model stays in memory from now on; values that are None do not change."""
     ignore_end: bool = False
     """Continue past the model's end token, up to `max_tokens`, so that measured answers have the same length."""
     sampling: SamplingParameters = SamplingParameters()
@@ -90,14 +90,14 @@ class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class KeepModels(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Set how long models stay in memory where no request has said it since: the settings, whole. Not answered."""
+    """Replace all settings of how long models stay in memory; later requests may override them. Not answered."""
 
     usual: Stay = DEFAULT_STAY
     models: dict[str, Stay] = {}
-    """Stays by model id, over `usual`."""
+    """Stays by model id, which take precedence over `usual`."""
 
     def of(self, model_id: str) -> Stay:
-        """Return the stay of a model, without None."""
+        """Return the stay of a model, with every value set."""
         return self.models.get(model_id, UNSPECIFIED_STAY).over(self.usual)
 
 
@@ -135,7 +135,7 @@ class TokenText(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     token_bytes: tuple[int, ...] = ()
     logprob: float | None = 0.0
-    """None for the first token of a prompt, which has no token before it."""
+    """Log probability (nat); None for the first token of a prompt, which has no token before it."""
     top: tuple[tuple[str, float, tuple[int, ...]], ...] = ()
 
 
@@ -147,7 +147,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""
     name: str = ""
     arguments: str = ""
-    """Next delta of its JSON text; all deltas together are one object."""
+    """Next part of the call's JSON arguments; all parts together are one object."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -158,7 +158,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Sent at least once a second, a few times a second between steps; `pending`: work is waiting for a step."""
+    """Sent at least once a second, and several times a second while steps run; `pending`: work waits for a step."""
 
     pending: bool
     step_seconds: tuple[float, ...] = ()
@@ -174,10 +174,10 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Delta(msgspec.Struct, kw_only=True, tag=True):
-    """Text of one step or a few; it grows until it is sent. `accepted_spans`: characters of `text` that came from the
-    drafter, (start, end).
+    """Text of one or more steps: it grows until it is sent. `accepted_spans`: (start, end) of each run of characters of
+    `text` that came from the drafter.
 
-    The counts are since the choice's previous delta; over all deltas they add up to its `Statistics`.
+    The counts cover the steps since the choice's previous delta; over all deltas, they add up to its `Statistics`.
     """
 
     id: str
@@ -189,7 +189,7 @@ class Delta(msgspec.Struct, kw_only=True, tag=True):
     accepted_spans: tuple[tuple[int, int], ...] = ()
     method: str = OFF
     why_not_drafted: Reason | None = None
-    """Why its steps draft nothing, or `NO_REASON` if they do; None: unchanged, at first `NO_REASON`."""
+    """Reason why its steps draft nothing, `NO_REASON` if they draft; None: as before, at first `NO_REASON`."""
     logprobs: tuple[TokenText, ...] = ()
     reasoning: str = ""
     """Reasoning before the answer, not part of `text`."""
@@ -204,13 +204,13 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     finish_reason: str
     usage: Statistics
     stop: str = ""
-    """The stop string that ended it."""
+    """Stop string that ended the answer; empty if none did."""
     unfinished_call: int | None = None
-    """The `ToolCallDelta.index` of a call whose arguments were cut off, always the last; None: every call is whole."""
+    """The `ToolCallDelta.index` of a call whose arguments were cut off, always the last; None: all are complete."""
     embedding: tuple[float, ...] = ()
-    """Embedding of the prompt, of length 1, if requested."""
+    """Embedding of the prompt, normalised to length 1, if requested."""
     notices: tuple[Notice, ...] = ()
-    """Repairs that its prompt needed, and fields of the request that could not be honoured."""
+    """Repairs that the prompt needed, and fields of the request that could not be honoured."""
 
 
 class PromptTokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -265,7 +265,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextWork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Busy seconds of the text side since its last report: load, render, tokenize, stopped (in vain), stream."""
+    """Busy seconds of the text side since its last report: load, render, tokenize, stream, stopped (process failed)."""
 
     seconds: dict[str, float]
 
@@ -293,7 +293,7 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: list[int] = []
     checkpoints: tuple[int, ...] = ()
-    """Positions in it, ascending, where later prompts will probably diverge from it."""
+    """Positions in the prompt, ascending, where later prompts will probably diverge from it."""
     grammar: str = ""
     """Grammar of the answer in llguidance's format, as JSON; empty: none."""
     error: Failed | None = None
@@ -303,7 +303,7 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True):
     """Repairs that the template needed."""
 
 
-# --- an error as a frame and back: the class by its name, nothing of the traceback ----------------------------
+# --- errors to frames and back: the class by its name, without the traceback ----------------------------------
 
 _MAX_MESSAGE_CHARACTERS = 600
 
@@ -322,7 +322,7 @@ def failed_frame(request_id: str, error: PacelineError) -> Failed:
 
 
 def error_of(failed: Failed) -> PacelineError:
-    """Return the error that a frame carries: of its class, or of its nearest base with the constructor of the root."""
+    """Rebuild the error of a frame, as its class or, if that has its own constructor, the nearest base without one."""
     bases: Any = error_class(failed.error).__mro__
     made_alike: type[PacelineError] = next(base for base in bases if base.__init__ is PacelineError.__init__)
     return made_alike(

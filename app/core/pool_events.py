@@ -9,7 +9,7 @@ from app.core.step import StepCost
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The model is ready to step, `seconds` after its load was requested; `costs` are what its steps cost here."""
+    """The model is ready, `seconds` after its load was requested; `costs` are the known costs of its steps."""
 
     model_id: str
     seconds: float
@@ -18,7 +18,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The load failed, and every lease on it has ended: do not release them. The next `acquire` tries again."""
+    """The load failed, which ended every lease on the model: do not release them. The next `acquire` tries again."""
 
     model_id: str
     error: PacelineError
@@ -33,7 +33,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class WarmedUp:
-    """The model has been warmed up: what its steps cost here."""
+    """The model has been warmed up; `costs` are the measured costs of its steps."""
 
     model_id: str
     costs: tuple[StepCost, ...]

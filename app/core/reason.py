@@ -1,5 +1,5 @@
-"""Reasons: a code and its values on every wire. Log, terminal and programs get these English texts; pages translate
-them by `reason.<code>` of the catalogs."""
+"""Reasons, sent between processes as a code with values. Logs, terminal and programs get these English texts; web
+pages translate a reason with the catalogs' text `reason.<code>`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -71,5 +71,5 @@ NO_REASON = Reason()
 
 
 def reason_object(reason: Reason) -> dict[str, object]:
-    """Return its text for programs, beside code and values for pages."""
+    """Return a reason as JSON: its text for programs, its code and values for web pages."""
     return {"reason": str(reason), "reason_code": reason.code, "reason_values": dict(reason.values)}

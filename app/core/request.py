@@ -7,21 +7,21 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 OFF, AUTO = "off", "auto"
-"""Methods besides the drafters' names: plain decoding, and whichever method pays."""
+"""Methods besides the drafters' names: plain decoding, and the method that is expected to be fastest."""
 
 DraftingPolicy = Literal["auto", "single", "off"]
 """Policy of a unit: draft whenever that is faster, only while one request runs, or never."""
 
 AcceptanceRule = Literal["coupled", "strict", "rejection"]
-"""Rule for drafts: `coupled` accepts what the target draws too, `strict` redoes close calls plainly, `rejection`
-accepts by min(1, p/q)."""
+"""Rule for drafts: `coupled` accepts a token that the target also draws, `strict` redoes close calls by plain
+decoding, `rejection` accepts with probability min(1, p/q)."""
 
 MAX_DRAFT_TOKENS = 64
 """Limit on the draft tokens per step that a request or a setting may ask for."""
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters by which the next token is drawn from the target's logits.
+    """Parameters for drawing the next token from the target's logits.
 
     Order: logit bias and penalties, temperature, then top-k, top-p, min-p. `temperature` 0 is argmax.
     `seed` keys the noise together with the output position, so the same seed gives the same text.
@@ -37,21 +37,21 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     top_logprobs: int | None = None
-    """None: no logprobs; 0: of the chosen token only; k: also of the k likeliest."""
+    """Log probabilities to return. None: none; 0: of the chosen token only; k: also of the k likeliest tokens."""
 
 
 class SpeculationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Speculation as requested. `auto` may fall back and says why; a named method must run or be refused."""
+    """Requested speculation. `auto` may fall back, with a reason; the request fails if a named method cannot run."""
 
     method: str = AUTO
     num_draft_tokens: int | None = None
-    """Exact number where a method is named; with `auto`, the maximum."""
+    """Number of draft tokens per step: exact if a method is named; with `auto`, the maximum."""
     methods: tuple[str, ...] = ()
-    """Methods of the drafters that the request names, which must run or be refused too; empty: all may draft."""
+    """Methods of the drafters named in the request, which fails unless all of them can run; empty: all may draft."""
     policy: DraftingPolicy | Literal[""] = ""
-    """Replaces the loaded unit's, which a concurrent measurement may have chosen; empty: the unit's."""
+    """Policy in place of the loaded unit's, which a concurrent measurement may have set; empty: the unit's."""
     acceptance: Literal["coupled", "strict", ""] = ""
-    """Replaces the loaded unit's; empty: the unit's."""
+    """Rule in place of the loaded unit's; empty: the unit's."""
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     """The schema or the choices as JSON, the expression, or the grammar."""
     parameter: str = "response_format"
-    """Name of the request's parameter that holds it."""
+    """Name of the request's parameter that contains the grammar."""
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,44 +70,44 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
     opening: str
     closing: str
     inside: bool = False
-    """Whether the prompt ends inside it, so that the output continues it."""
+    """Whether the prompt ends inside the reasoning, so that the output continues it."""
     most_tokens: int | None = None
-    """Tokens after which it is closed; None: the model decides."""
+    """Number of reasoning tokens after which the reasoning is closed; None: the model decides."""
     call_names: tuple[str, ...] = ()
-    """Names of functions of which a call, in gpt-oss's words, may end the answer before it is closed."""
+    """Names of functions that may be called in gpt-oss's own format, which ends the answer inside the reasoning."""
 
 
 class Constraint(Protocol):
-    """Constraint on one request's output. It keeps track of the output by itself; callers always pass all of it."""
+    """Constraint on one request's output. It tracks the output itself; callers always pass the whole output."""
 
     def begin(self) -> "Constraint":
-        """Return another one at the beginning of an output."""
+        """Return a new, equal constraint at the beginning of an output."""
 
     def binds(self, output: Sequence[int], slots: int) -> bool:
-        """Whether it may forbid one of the next `slots` tokens."""
+        """Return whether it may forbid one of the next `slots` tokens."""
 
     def forced(self, output: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Return the known forced continuation: for each position the usual token, then the alternatives, because the
-        same text can be spelled in several ways."""
+        """Return the known forced continuation: for each position the usual token, then the alternatives, because
+        different tokens can spell the same text."""
 
     def forced_after(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """Return how many of `drafts` are allowed, and the usual tokens of what must follow those."""
+        """Return how many of `drafts` are allowed, and the usual tokens of the text that must follow these."""
 
     @property
     def affordable_drafts(self) -> int:
-        """Most drafts that a step may have, judged by the time that masks took."""
+        """Maximum number of drafts in a step, judged by the time that masks have taken."""
 
     def failure(self, output: Sequence[int]) -> str:
-        """Return why nothing can follow `output`, or why it may not end like this; empty while all is well."""
+        """Return why nothing can follow `output`, or why `output` may not end here; empty if neither is so."""
 
     def opening(self, output: Sequence[int]) -> int | None:
-        """Return a token that may also come next, but only where the model would draw it from all tokens."""
+        """Return the token that opens reasoning, if it may come next; a draw from all tokens decides if it does."""
 
     def allow(self, output: Sequence[int], drafts: Sequence[int], masks: Any) -> int:
-        """Write what may follow `output` and each draft after it; return how many of `drafts` are allowed.
+        """Write the masks of what may follow `output` and each draft after it; return how many of `drafts` are allowed.
 
-        `masks` is an int32 array of numpy [1 + drafts, words], one bit for each token, all set. Slots after a draft
-        that is not allowed are left as they are.
+        `masks` is a numpy int32 array [1 + drafts, words] with one bit per token, all set on entry. Slots after a
+        draft that is not allowed stay unchanged.
         """
 
 
@@ -126,7 +126,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     owner: str = ""
-    """Identity behind it: only earlier requests of the same owner may supply its n-gram drafts and cached prefix."""
+    """Client identity: only earlier requests of the same owner may supply its n-gram drafts and cached prefix."""
     prompt_tokens: tuple[int, ...]
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
@@ -139,14 +139,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[int, ...] = ()
     """Positions in the prompt, ascending, where later prompts will probably diverge from it."""
     scores_prompt: bool = False
-    """Whether to return log probabilities of the prompt's tokens too, as `sampling.top_logprobs` says."""
+    """Whether to return log probabilities of the prompt's tokens too, with `sampling.top_logprobs` alternatives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRequest:
     """A finished generation request, as the server remembers it.
 
-    `figures` has its numbers, by the names of the API; the texts are None unless they are kept.
+    `figures` maps names of the API to numbers; the texts are None unless the server keeps them.
     """
 
     id: str
@@ -163,14 +163,14 @@ class FinishedRequest:
 
 
 class Quantisation(msgspec.Struct, frozen=True):
-    """Quantisation of keys and values in layers that keep every token: `bits` of each number, 0: none, in the rows of
-    prompts with `from_tokens` or more. A row is quantised from its first token or never, so drafts change nothing."""
+    """Quantisation of the KV cache in layers that keep every token: `bits` per number (0: none), for rows whose prompt
+    has `from_tokens` or more. A row is quantised from its first token or never, so drafts cannot change its output."""
 
     bits: int = 0
     from_tokens: int = 0
 
     def bits_of(self, prompt_tokens: int) -> int:
-        """Return the bits for the row of such a prompt."""
+        """Return the bits per number for a row with `prompt_tokens` prompt tokens."""
         return self.bits if prompt_tokens >= self.from_tokens else 0
 
 

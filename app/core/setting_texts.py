@@ -1,7 +1,7 @@
 """Settings as people write them: in an environment variable, at the terminal or in a form field.
 
 `to_json_value` turns a value into JSON; each other converter parses text and returns any other value unchanged. Sizes
-are bytes.
+are in bytes.
 """
 
 import ipaddress
@@ -74,7 +74,7 @@ def parse_folder(value: object) -> object:
 
 
 def absolute_path(text: str) -> Path:
-    """Return an absolute path: the worker and downloads run in other folders than the user who gave it."""
+    """Return an absolute path, because the worker and downloads run in other folders than the user's current one."""
     if "\0" in text:
         raise ValueError("no folder has a name with a NUL character")
     try:
@@ -108,7 +108,7 @@ def none_if_empty(value: object) -> object:
 
 
 def to_json_value(value: Any) -> Any:
-    """Return the value of a setting as plain JSON; a secret only shows that it is set."""
+    """Return the value of a setting as plain JSON; a secret becomes the text `set`."""
     if hasattr(value, "get_secret_value"):
         return "set"
     if isinstance(value, tuple):
@@ -122,7 +122,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on `host`."""
+    """Return whether only this machine can reach a server that listens on `host`."""
     if host == "localhost":
         return True
     try:
@@ -137,13 +137,13 @@ def client_host(host: str) -> str:
 
 
 def local_url(host: str, port: int) -> str:
-    """Return the URL of such a server, without a path."""
+    """Return the URL, without a path, at which a client on this computer reaches a server on `host` and `port`."""
     host = client_host(host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def host_names(host: str) -> tuple[str, ...]:
-    """Return the names that a Host header may have for a server on `host`; unknown for one that listens everywhere."""
+    """Return the names that a Host header may have for a server on `host`; empty if it listens on all addresses."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Statistics of a request, from the step to the API: counters, seconds by phase, why it drafted as it did."""
+"""Statistics of a request, from the step to the API: counters, seconds by phase, and reasons for its drafting."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from app.core.request import OFF
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Why a step drafts as it does, or not at all. `kind` groups decisions that differ in their numbers.
+    """Reason why a step drafts as it does, or not at all. `kind` groups decisions that differ only in their numbers.
 
-    `method` and `num_draft_tokens` name the option that was weighed, even if it did not run; such a step costs
-    `cost_ratio` plain steps, and `acceptance` is expected of its first draft.
+    `method` and `num_draft_tokens` name the option that was weighed, even if it did not run. A step with it costs
+    `cost_ratio` plain steps; `acceptance` is the expected probability that its first draft token is accepted.
     """
 
     kind: str = "draft"
@@ -39,7 +39,7 @@ NO_PHASE_SECONDS = PhaseSeconds()
 class MethodStatistics:
     """Counters of one method over the steps that it ran; the method `off` stands for the steps without drafts.
 
-    Seconds are wall time, shared with the other rows of the batch; verifying includes plain forwards.
+    Seconds are wall time of the whole batch, not divided by its rows; `verify_seconds` includes plain forwards.
     """
 
     method: str
@@ -66,7 +66,7 @@ class MethodStatistics:
 
     @classmethod
     def combined(cls, choices: Sequence["MethodStatistics"]) -> "MethodStatistics":
-        """Combine one method's counters of choices: counts add up, seconds are the longest, since they run together."""
+        """Combine one method's counters of parallel choices: counts add up, seconds are the maximum of any choice."""
         return cls(
             choices[0].method,
             steps=sum(choice.steps for choice in choices),
@@ -119,7 +119,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counters of one sequence, or of a reply up to its last token that was sent, from the step to the API.
+    """Counters of one sequence, or of a reply up to the last token sent, from the step to the API.
 
     Sums and rates are derived, never stored.
     """
@@ -130,23 +130,23 @@ class Statistics:
     reasoning_tokens: int = 0
     """Completion tokens that were sent to the client as reasoning."""
     queue_seconds: float = 0.0
-    """From `submit` to admission."""
+    """Seconds from `submit` to admission."""
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     first_token_seconds: float = 0.0
-    """From `submit` to the first tokens sent; 0 when there were none."""
+    """Seconds from `submit` to the first tokens sent; 0 when there were none."""
     preemptions: int = 0
-    """Times that it gave up its row for lack of memory, to prefill its tokens again later."""
+    """Number of times that the sequence lost its row for lack of memory and had to prefill its tokens again."""
     close_calls: int = 0
-    """Times that a token was in doubt under `strict`, so that it was decided without drafts."""
+    """Number of tokens that were in doubt under `strict` and therefore drawn again by plain decoding."""
     replayed_tokens: int = 0
-    """Tokens that were read again for that."""
+    """Number of tokens that were fed again for these draws."""
     by_method: tuple[MethodStatistics, ...] = ()
-    """In order of first use; `off` counts the steps without drafts."""
+    """Counters by method, in order of first use; `off` counts the steps without drafts."""
     reason: Reason = NO_REASON
-    """Why speculation did not run, or not all the time."""
+    """Reason why speculation did not run, or not in every step."""
     decision: Decision | None = None
-    """The governor's last decision for it; None when it had no say."""
+    """Last decision of the governor for the sequence; None if the governor made none."""
 
     @property
     def drafted(self) -> int:
@@ -177,9 +177,9 @@ class Statistics:
 
     @classmethod
     def combined(cls, usages: Sequence["Statistics"], *, choices_per_prompt: int = 1) -> "Statistics":
-        """Return the usage of a whole request; the prompt of `choices_per_prompt` neighbours counts once.
+        """Return the usage of a whole request; `choices_per_prompt` consecutive choices count their prompt once.
 
-        Times are the longest of any choice, since choices run side by side, but the first token is the earliest.
+        Choices run in parallel: each time is the longest of any choice, except that of the first token, the shortest.
         """
         first_of_prompts = usages[::choices_per_prompt]
         methods = [counters for usage in usages for counters in usage.by_method]

@@ -2,7 +2,7 @@
 that its callers can be tested with a fake.
 
 There are no phases, only counters: `computed` counts the tokens of a sequence that are in the cache. Chunked
-prefill, a prefix hit, rejected drafts and carried-over tokens are all `computed` lagging behind `len(tokens)`.
+prefill, a prefix hit, rejected drafts and carried-over tokens are all states with `computed` below `len(tokens)`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class PrefillRow:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """One forward over chunks of prompts, padded to the longest; logits are read only of prompts that are scored."""
+    """One forward over chunks of prompts, padded to the longest; logits are read only for prompts that are scored."""
 
     rows: tuple[PrefillRow, ...]
 
@@ -44,9 +44,9 @@ class DecodeRow:
     """Feed `tokens[computed:]` (one token, or more after a carry-over) and up to `num_draft_tokens` drafts.
 
     `tokens` is a read-only view of prompt and output. `remaining` is how many tokens may still be emitted (>= 1).
-    Drafts and the tokens that a grammar forces after them are at most `max_draft_tokens`. The engine fills in
-    `forced`: the first drafts, where a grammar allows nothing else, in the form of `Constraint.forced`; and `refusal`:
-    why it drafts nothing after all.
+    `max_draft_tokens` limits the sum of drafts and the tokens that a grammar forces after them. The engine fills in
+    `forced`, the first drafts where a grammar allows nothing else (in the form of `Constraint.forced`), and `refusal`,
+    the reason why the row drafts nothing after all.
     """
 
     sequence_id: str
@@ -85,7 +85,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Drafts that a drafter which only looks up would propose: `tokens`, after a match of the last `matched_tokens`."""
+    """Drafts that a lookup drafter would propose: `tokens`, which followed a match of the last `matched_tokens`."""
 
     tokens: tuple[int, ...] = ()
     matched_tokens: int = 0
@@ -96,7 +96,7 @@ class RowOutcome:
     """Result of one row: `emitted` = accepted drafts and then one recovered or bonus token of the target.
 
     `computed` is the new length of the cache. `drafted` counts only drafts that were verified. `confidences` are the
-    probabilities of the emitted tokens by the target's raw logits.
+    probabilities that the target's raw logits give to the emitted tokens.
     """
 
     sequence_id: str
@@ -109,13 +109,13 @@ class RowOutcome:
     why_not_drafted: Reason = NO_REASON
     confidences: tuple[float, ...] = ()
     dead_end: str = ""
-    """Why the grammar of the row allows no next token; only this row fails."""
+    """Reason why the row's grammar allows no next token; only this row fails."""
     embedding: tuple[float, ...] = ()
     """Embedding of the whole prompt, if requested."""
     appended: int = 0
-    """Number of verified drafts, the last ones, that a grammar forced after those of the drafter."""
+    """Number of verified drafts, the last ones, that a grammar forced after the drafter's."""
     replayed: int = 0
-    """Tokens read again one by one under `strict`, because the last one emitted was in doubt."""
+    """Number of tokens fed again one by one under `strict`, because the last emitted token was in doubt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,25 +124,25 @@ class StepResult:
 
     outcomes: tuple[RowOutcome, ...] = ()
     prefilled: tuple[tuple[str, int], ...] = ()
-    """(sequence id, new computed) of the rows that a prefill step fed."""
+    """Pair (sequence id, new `computed`) for each row that a prefill step fed."""
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
-    """By sequence id, if requested: log probabilities of the prompt's tokens after those that a prefill step fed."""
+    """Log probabilities by sequence id, if requested: of the prompt token after each token that a prefill step fed."""
     offers: Mapping[str, Mapping[str, Offer]] = field(default_factory=dict)
-    """By sequence id and method, of methods whose lookup costs nothing; without tokens where they find nothing."""
+    """Offers by sequence id and method, for methods whose lookup costs nothing; without tokens if nothing matched."""
     forced: Mapping[str, int] = field(default_factory=dict)
-    """By sequence id: number of next tokens that a grammar forces, whatever the method. Offers come after them."""
+    """Number of next tokens that a grammar forces, by sequence id, whatever the method. Offers follow these tokens."""
     seconds: float = 0.0
     width: int = 1
     phase_seconds: PhaseSeconds | None = None
-    """Known only for a `timed` step that drafted."""
+    """Seconds by phase, known only for a `timed` step that drafted."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Cost of one decode step with `drafts` drafts a row on this machine.
+    """Cost of one decode step with `drafts` drafts per row on this machine.
 
-    `seconds` is everything but the drafting, `draft_seconds` the drafting; 0: not measured. `context_tokens` is the
-    lower end of a range that doubles, 0: short contexts. `is_learnt`: from requests, not from a warm-up.
+    `seconds` excludes drafting, `draft_seconds` is drafting alone; 0: not measured. The cost is that of contexts from
+    `context_tokens` to twice as many; 0: short contexts. `is_learnt`: measured in requests, not in a warm-up.
     """
 
     method: str
@@ -155,21 +155,21 @@ class StepCost:
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended, in OpenAI's words where they exist."""
+    """Reason why a sequence ended, in OpenAI's terms where they exist."""
 
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
     DEAD_END = "dead_end"
-    """The grammar allows no next token, or finding one costs more than a step may."""
+    """The grammar allows no next token, or computing its mask exceeds the work limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
     """Tokens of one step for one client; exactly one event per request carries a `finish_reason`.
 
-    `accepted` counts those of `tokens`, from the first, that came from the drafter.
+    The first `accepted` of `tokens` came from the drafter.
     """
 
     request_id: str
@@ -181,31 +181,31 @@ class TokenEvent:
     """Why this step drafted nothing."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Log probabilities of the next prompt tokens, from the second on, if requested: sent before any output token."""
+    """Log probabilities of the prompt's next tokens, if requested, sent before any output; its first token has none."""
     finish_reason: FinishReason | None = None
     statistics: Statistics = field(default_factory=Statistics)
     error: str | PacelineError = ""
-    """Why it failed: an unexpected exception in words, or the error that refuses this request."""
+    """Failure of the request: the text of an unexpected exception, or the error that refuses the request."""
     embedding: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Capabilities and limits of a loaded engine, fixed for its lifetime but for drafters that fail."""
+    """Capabilities and limits of a loaded engine, fixed for its lifetime except for drafters that fail."""
 
     max_context_tokens: int
     max_rows: int
     prefill_chunk_tokens: int = 512
-    """Most tokens of one prefill step."""
+    """Maximum number of tokens in a prefill step."""
     prefill_pairs: int = 1 << 27  # see `prefill_pairs` in `app/models/footprint.py`
     drafters: tuple[str, ...] = ()
-    """Methods that could run here when it was opened, best first."""
+    """Methods that could run here when the engine was opened, best first."""
     longest_drafts: Mapping[str, int] = field(default_factory=dict)
-    """Method -> most drafts that it ever proposes; methods without a limit are absent."""
+    """Method -> longest draft that it ever proposes, in tokens; methods without a limit are absent."""
     unavailable: Mapping[str, Reason] = field(default_factory=dict)
-    """Method -> reason why it cannot run here; grows where a drafter fails later."""
+    """Method -> reason why it cannot run here; grows when a drafter fails later."""
     cheap_tokens: tuple[int, ...] = ()
-    """Token counts just before a forward gets dearer on this chip; empty where they are unknown."""
+    """Token counts just before a forward gets more expensive on this chip; empty if they are unknown."""
     stops_at_checkpoints: bool = False
     """Whether prefill stops at the checkpoints of a request, where caches that cannot be trimmed are copied."""
 
@@ -216,25 +216,25 @@ class EngineLimits:
 
 
 class EnginePort(Protocol):
-    """One loaded model with its drafters. All calls come from the MLX thread; none blocks on anything else."""
+    """One loaded model with its drafters. All calls come from the MLX thread; none waits long for another thread."""
 
     @property
     def limits(self) -> EngineLimits: ...
 
     def fetch(self, request: Request) -> bool:
-        """Start reading from disk what `admit` would restore; return whether it is in memory. Never waits for long."""
+        """Start reading from disk the prefix to restore; return whether it is in memory. Never waits for long."""
 
     def admit(self, request: Request) -> int:
         """Claim a row; return how many prompt tokens were restored from the prefix cache (< prompt length)."""
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Run one forward. All caches commit or none: on an exception every row of the engine is gone."""
+        """Run one step. Either all caches commit or none does: after an exception, every row of the engine is gone."""
 
     def release(self, sequence_id: str, tokens: Sequence[int]) -> None:
         """Free the row, and what was fetched for it. `tokens` (prompt and sent output) may enter the prefix cache;
-        unknown ids are fine."""
+        unknown ids are ignored."""
 
-    # --- for the pool: its bytes, and how to free them --------------------------------------------------------
+    # --- for the pool: memory in use, and how to free it ------------------------------------------------------
 
     @property
     def cache_bytes(self) -> int: ...

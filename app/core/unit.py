@@ -1,4 +1,4 @@
-"""A unit: a main model and its drafters, what it is loaded as, how long it stays, and its state in memory."""
+"""A unit, which is a main model with its drafters: its specification, its stay in memory, and its state there."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from app.core.request import UNQUANTISED, AcceptanceRule, DraftingPolicy, Quanti
 
 
 class DrafterSpecification(msgspec.Struct, frozen=True):
-    """One drafter of a unit. A multi-token head inside the main model's checkpoint has id and path of that model."""
+    """One drafter of a unit. A multi-token head inside the main model's checkpoint has that model's id and path."""
 
     id: str
     path: str
@@ -58,19 +58,19 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     quantisation: Quantisation = UNQUANTISED
     context_tokens: int = 0
     longest_token_bytes: int = 0
-    """Both as its files state them, for a first check of a prompt's length; 0: unknown."""
+    """Context length and longest token as the model's files state them, to check a prompt's length; 0: unknown."""
     prefix_cache_bytes: int | None = None
-    """Memory for the prefix cache; None: a share of what the models leave."""
+    """Memory for the prefix cache, in bytes; None: a share of the memory that the models leave free."""
     queue_limit: int = 128
 
     def same_unit(self, other: "ModelSpecification") -> bool:
-        """Whether an engine opened for one serves the other: only what the scheduler or the server reads may differ."""
+        """Return whether an engine opened for this unit can serve `other`: only `NON_UNIT_FIELDS` may differ."""
         names = set(self.__struct_fields__) - NON_UNIT_FIELDS
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     @property
     def no_drafter(self) -> Reason:
-        """Reason why a chosen drafter did not come with the model; `NO_REASON` where none is stated."""
+        """Reason why a chosen drafter was not loaded with the model; `NO_REASON` where none is stated."""
         if self.missing_drafters:
             code = "missing_some" if self.drafters else "missing_all"
             return Reason(code, {"names": ", ".join(self.missing_drafters)})
@@ -116,11 +116,11 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     unit: ModelSpecification
     """Unit that is in memory."""
     state: str
-    """loading or ready."""
+    """State of the model: loading or ready."""
     stay: Stay = DEFAULT_STAY
-    """Time that it stays in memory, without None."""
+    """Time that it stays in memory, with every value set."""
     last_used: float = 0.0
-    """Monotonic seconds, which all processes of a computer share, of the last begin or end of a request."""
+    """Time at which a request last began or ended, in monotonic seconds, which all processes of a computer share."""
     weights_bytes: int = 0
     cache_bytes: int = 0
     prefix_cache_bytes: int = 0
@@ -129,12 +129,12 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     methods: tuple[str, ...] = ()
     unavailable: dict[str, Reason] = {}
     longest_drafts: dict[str, int] = {}
-    """Method -> most drafts that it ever proposes; methods without a limit are absent."""
+    """Method -> longest draft that it ever proposes, in tokens; methods without a limit are absent."""
     max_context_tokens: int = 0
     running: int = 0
     waiting: int = 0
     reading: dict[str, int] = {}
-    """Choice (`request id#index`) in prefill -> tokens of its prompt that are in the cache."""
+    """Choice (`request id#index`) in prefill -> number of its prompt tokens that are in the cache."""
     leases: int = 0
 
     @property

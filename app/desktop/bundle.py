@@ -1,7 +1,7 @@
 """`Paceline.app`: a bundle for the Finder that runs this installation; installed, checked and removed here.
 
-It contains no copy of Paceline: its launcher is a `/bin/sh` script that runs the Python of this installation. The
-written files are recorded in it with hashes, so that uninstalling removes exactly those.
+It contains no copy of Paceline: its launcher is a `/bin/sh` script that runs the Python of this installation. A record
+in the bundle lists the written files with hashes, so that uninstalling removes exactly these.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ exit 1
 
 
 class BundleRecord(msgspec.Struct, frozen=True):
-    """The record in a bundle: the version and Python that wrote it, and each file with its SHA-256."""
+    """The record in a bundle: the version and Python that wrote the bundle, and each file with its SHA-256."""
 
     version: str
     python: str
@@ -81,7 +81,7 @@ class LauncherInfo:
     moved_message: str
     """Message for the user if that installation no longer exists."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the terminal had and the Finder has not."""
+    """Environment variables that the terminal has and the Finder lacks."""
 
     @property
     def python_text(self) -> str:
@@ -96,7 +96,7 @@ def launcher_info(settings: Settings, words: Words) -> LauncherInfo:
 
 
 def info_plist(version: str, languages: tuple[str, ...]) -> dict[str, Any]:
-    """Return the content of Info.plist. Versions in it have at most three numbers."""
+    """Return the content of Info.plist, where versions may have at most three numbers."""
     numbers = re.match(r"\d+(?:\.\d+){0,2}", version)
     return {
         "CFBundleDevelopmentRegion": "en",
@@ -111,7 +111,7 @@ def info_plist(version: str, languages: tuple[str, ...]) -> dict[str, Any]:
         "CFBundleShortVersionString": numbers[0] if numbers else "0",
         "CFBundleVersion": numbers[0] if numbers else "0",
         "LSApplicationCategoryType": "public.app-category.developer-tools",
-        "LSArchitecturePriority": ["arm64"],  # else macOS takes a script for Intel code and asks for Rosetta
+        "LSArchitecturePriority": ["arm64"],  # else macOS takes the script for Intel code and asks for Rosetta
         "LSMinimumSystemVersion": FIRST_MACOS,
         "LSUIElement": True,
         "NSHighResolutionCapable": True,
@@ -154,7 +154,7 @@ def read_record(bundle: Path) -> BundleRecord | None:
 
 
 def install(folder: Path, info: LauncherInfo, languages: tuple[str, ...]) -> str:
-    """Write the bundle into `folder`, over an earlier one of ours; return what was done. Raises `CommandError`."""
+    """Write the bundle into `folder`, over an earlier one of ours; return a report. Raises `CommandError`."""
     bundle = folder / NAME
     previous = read_record(bundle)
     files = bundle_files(info, languages)
@@ -166,12 +166,12 @@ def install(folder: Path, info: LauncherInfo, languages: tuple[str, ...]) -> str
     if previous == record and not _changed_files(bundle, record):
         return f"{bundle} is installed already, for Paceline {info.version}."
     with _translated_errors(folder):
-        # The record first, so that an interrupted install is still known to be ours.
+        # The record is written first, so that an interrupted install is still recognised as ours.
         for name, content in {RECORD: msgspec.json.encode(record), **files}.items():
             path = _path_inside(bundle, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_privately(path, content)
-            path.chmod(0o700 if name in EXECUTABLE else 0o644)  # a proxy's address may hold a password
+            path.chmod(0o700 if name in EXECUTABLE else 0o644)  # a proxy's address may contain a password
         written = previous.files if previous else {}
         _remove(bundle, {name: written[name] for name in written.keys() - files.keys()})
     if previous is None:
@@ -180,7 +180,7 @@ def install(folder: Path, info: LauncherInfo, languages: tuple[str, ...]) -> str
 
 
 def uninstall(folder: Path) -> str:
-    """Remove exactly what was written; the returned report names other files there. Raises `CommandError`."""
+    """Remove exactly the files that were written; return a report that names any other files. Raises `CommandError`."""
     bundle = folder / NAME
     record = read_record(bundle)
     if record is None:

@@ -55,7 +55,7 @@ class LinuxTray:
         self._on_choose: Callable[[str], None] = lambda _action: None
 
     def show(self, content: TrayContent) -> None:
-        """Show `content` from now on; a menu of another shape is shown only once an open one closes."""
+        """Show `content` from now on. While the menu is open, entries of another shape wait until it closes."""
         before, self._shown = self._shown, content
         self._recolour()
         self._icon.setToolTip(content.tip)

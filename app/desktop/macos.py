@@ -1,7 +1,7 @@
 """The menu bar on macOS, with PyObjC: the only file that imports AppKit.
 
 Items are edited in place, because AppKit breaks if an open menu is rebuilt; a menu that needs other items waits until
-the open one closes. The timer runs in the common modes, also while a menu is open, and lets Python handle signals.
+the open one closes. The timer lets Python handle signals; in the common run loop modes it fires with a menu open, too.
 """
 
 import logging
@@ -18,13 +18,13 @@ from app.desktop.bundle import ICONS
 from app.desktop.tray import MenuEntry, TrayContent, TrayState
 
 TICK_SECONDS, TICK_TOLERANCE_SECONDS = 1.0, 0.2
-"""Seconds between two looks for signals, and how much macOS may delay one to save energy."""
+"""Interval between two checks for signals, and the delay that macOS may add to save energy, both in seconds."""
 REPEATS = AT_START = True
 WAITS = False
 ICON_POINTS = (18.0, 18.0)
 NOTIFY = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
-"""Program for osascript: UserNotifications ends a process without a signed bundle. Texts are passed as arguments."""
-REOPEN_ACTION = "dashboard"  # what a double click on the app asks for while it runs
+"""Program for osascript, because UserNotifications ends a process without a signed bundle; texts are arguments."""
+REOPEN_ACTION = "dashboard"  # for a double click on the app while it runs
 
 logger = logging.getLogger("paceline.menubar")
 
@@ -70,14 +70,14 @@ class MacTray:
         self._item.setMenu_(self._menu)
         button = self._item.button()
         button.setImagePosition_(AppKit.NSImageLeading)
-        button.setFont_(AppKit.NSFont.monospacedDigitSystemFontOfSize_weight_(0.0, 0.0))  # or numbers make it jitter
+        button.setFont_(AppKit.NSFont.monospacedDigitSystemFontOfSize_weight_(0.0, 0.0))  # else its width changes
         self._shown: tuple[MenuEntry, ...] = ()
         self._pending: tuple[MenuEntry, ...] | None = None
         self._is_open = False
         self._on_choose: Callable[[str], None] = lambda _action: None
 
     def show(self, content: TrayContent) -> None:
-        """Show `content` from now on; a menu of another shape is shown only once an open one closes."""
+        """Show `content` from now on. While the menu is open, entries of another shape wait until it closes."""
         if content.state not in self._images:
             self._images[content.state] = template_image(content.state)
         button = self._item.button()
@@ -130,18 +130,18 @@ class MacTray:
             self._on_choose(action)
 
     def run_scheduled_calls(self) -> None:
-        """Make all calls that were handed over; a failing one is logged and affects no other."""
+        """Run all scheduled calls; a failing call is logged and does not stop the others."""
         while not self._calls.empty():
             try:
                 self._calls.get_nowait()()
-            except Exception:  # AppKit would end the menu bar
+            except Exception:  # AppKit would end the process
                 logger.exception("The menu bar could not do this.")
 
     def open_menu(self) -> None:
         self._is_open = True
 
     def close_menu(self) -> None:
-        """Show a waiting menu."""
+        """Show the entries that waited for the menu to close."""
         self._is_open = False
         if self._pending is not None:
             self._edit(self._menu, self._pending)

@@ -1,6 +1,6 @@
 """Image, menu and notifications of the menu bar, from the state of a server. Nothing here has side effects.
 
-An action is a word, followed by a space and the id for actions on a model: `unload demo-assistant`.
+An action is a verb; some take one argument after a space: `unload demo-assistant`, `port 8711`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class ServiceState:
     problem: str = ""
     """Error of the last action."""
     free_port: int = 0
-    """Port to use where another program has ours; 0: ours was not the problem."""
+    """Free port to offer if another program uses ours; 0 if our port is not the problem."""
 
     @property
     def loaded(self) -> Sequence[Mapping[str, Any]]:
@@ -147,7 +147,7 @@ def _full_disk_text(service: ServiceState, words: Words) -> str:
 
 
 def notifications(old: ServiceState, new: ServiceState, words: Words) -> list[str]:
-    """Return the texts of notifications: only for what is new and was not requested by the user."""
+    """Return the texts of notifications: only for changes that the user did not request."""
     texts = [new.problem] if new.problem and new.problem != old.problem else []
     texts += _quarantine_texts([name for name in new.quarantined if name not in old.quarantined], words)
     if new.full_disk and not old.full_disk:

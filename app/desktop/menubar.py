@@ -1,4 +1,4 @@
-"""`paceline menubar`: the menu bar's process, which polls the server and performs chosen actions, over HTTP.
+"""`paceline menubar`: the menu bar's process, which polls the server over HTTP and performs the actions chosen in it.
 
 One thread polls, and each action has a thread; only the thread of the native event loop touches the menu. Menu bar and
 server run independently of each other.
@@ -129,7 +129,7 @@ class MenuBar:
         self._refresh.set()
 
     def _explain(self, error: CommandError) -> ServiceState:
-        """Return a failure as it is shown: where another program has the server's port, with a free one."""
+        """Return the state that shows the error, and a free port if another program uses the server's."""
         conflict = None if is_served(self._settings.home) else port_conflict(self._settings)
         if conflict is None:
             return ServiceState(problem=str(error))
@@ -161,7 +161,7 @@ class MenuBar:
             self._server().call("POST", "/api/unload", {"model": model})
 
     def _copy_key(self, server: Server) -> None:
-        """Copy a new, named API key; the one copied before is deleted if it was never used."""
+        """Copy a new, named API key; delete the previously copied key if it was never used."""
         unused = {key["id"] for key in server.call("GET", KEYS)["keys"] if key["used_at"] is None}
         if self._key_id in unused:
             server.call("DELETE", f"{KEYS}/{self._key_id}")
@@ -197,7 +197,7 @@ class MenuBar:
         self._running_command = verb
         self._refresh.set()
         try:
-            completed = subprocess.run(  # noqa: S603 - ourselves
+            completed = subprocess.run(  # noqa: S603 - our own program
                 [*self._program, *command], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
             )
         except OSError as error:
@@ -237,7 +237,7 @@ def show_menu_bar(settings: Settings, open_page: OpenPage) -> bool:
 
 
 def read_service_state(settings: Settings, own: ServiceState) -> ServiceState:
-    """Read the current state, added to the menu bar's own. A server that does not respond is starting or ending."""
+    """Return `own`, updated with the server's current state. A server that does not respond is starting or ending."""
     at_login = autostart.installed_agent(settings) is not None
     served = is_served(settings.home)
     service = replace(own, is_served=served, starts_at_login=at_login)
@@ -256,5 +256,5 @@ def read_service_state(settings: Settings, own: ServiceState) -> ServiceState:
             newer_version=answer["newer"],
             update_command=answer["update_command"],
         )
-    except (CommandError, KeyError, TypeError):  # no answer, or one of another version
+    except (CommandError, KeyError, TypeError):  # no answer, or a server of another version
         return service

@@ -1,7 +1,7 @@
 """`paceline uninstall`: the parts of Paceline on this computer, with sizes, and the removal of chosen ones.
 
-Only file names that Paceline itself writes are removed, so other files in a state folder are kept, and no link is
-followed. Models shared with other programs, and the user's own folders, are not Paceline's.
+Only files with names that Paceline writes are removed, so other files in a state folder stay. Links are not followed.
+Models shared with other programs, and the user's own folders, are left alone.
 """
 
 import contextlib
@@ -41,14 +41,14 @@ CACHES = (
     (r"(tokenizers|window)\.json",),
 )
 CACHE_FOLDERS = "window|launch"
-"""Pattern of folders that are removed whole, because a browser and coding agents choose the names in them."""
+"""Pattern of folders that are removed whole, because a browser and coding agents choose the file names in them."""
 STATE = (
     (r"paceline\.sqlite3(\.(new|newer|damaged-\d{8}-\d{6}|before-\d+(\.new)?)(-\d+)?)?(-wal|-shm|-journal)?",),
     (r"paceline\.sqlite3\.(lock|reserve)|(server|start|menubar)\.lock|server\.json(\.new)?|apps\.json|hub_token",),
     (r"open-[0-9a-f]{16}\.html",),
     ("languages", r"[A-Za-z0-9-]+\.json"),
 )
-"""Patterns of file names, one for each level below the home."""
+"""Patterns of files below the home: each tuple has one pattern for each level of the path."""
 APPS = Path("~/Applications")
 APPS_FILE = "apps.json"
 """File that lists other folders into which an app was written."""
@@ -115,7 +115,7 @@ def _other_folders(home: Path) -> tuple[Path, ...]:
 
 
 def _downloads(folder: Path) -> Iterator[Path]:
-    """Yield the models that Paceline downloaded, and partial downloads; other models there are not Paceline's."""
+    """Yield the models that Paceline downloaded into the folder, and partial downloads, but no other models."""
     yield from (marker.parent for marker in own_files(folder, r"[^.].*", ANY, re.escape(MARKER)))
     yield from own_folders(folder, re.escape(PARTIAL), PARTIAL_NAME)
     yield from own_files(folder, re.escape(PARTIAL), PARTIAL_LOCK)
@@ -142,7 +142,7 @@ def chosen_parts(parts: Sequence[Part], names: Collection[str]) -> tuple[Part, .
 
 
 def remove(settings: Settings, parts: Sequence[Part], show_progress: ShowProgress) -> list[str]:
-    """Remove these parts, first stopping the server (not for the app alone); return a report. Raises `CommandError`."""
+    """Stop the server, unless only the app goes; remove these parts and return a report. Raises `CommandError`."""
     stopped = stop(settings, show_progress) if any(part.name != "app" for part in parts) else None
     report = ["The server is stopped."] if stopped is not None else []
     report += [_remove(settings, part) for part in parts]

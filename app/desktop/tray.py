@@ -20,7 +20,7 @@ class MenuEntry:
 
     @property
     def shape(self) -> object:
-        """Structure that needs another native item if it changes: whether it is a separator, and its children."""
+        """Structure of the entry: separator or not, and its children's. If it changes, a new native item is needed."""
         return bool(self.title), tuple(child.shape for child in self.children)
 
 
@@ -37,7 +37,7 @@ class TrayContent:
 
 
 class Tray(Protocol):
-    """A native menu bar. Only `schedule` and `quit` may be called by another thread than the one in `run`."""
+    """A native menu bar. Threads other than the one in `run` may call only `schedule` and `quit`."""
 
     def show(self, content: TrayContent) -> None:
         """Show `content` from now on."""

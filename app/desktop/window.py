@@ -1,4 +1,4 @@
-"""Opens the dashboard, in a pywebview window where possible, else in the browser, and the app after a double click.
+"""Opens the dashboard, in a pywebview window if possible, else in the browser; also handles a double click on the app.
 
 The server does not belong to the window: it is started if none runs, and keeps running when the window closes.
 """
@@ -111,7 +111,7 @@ def open_app(
 
 @contextmanager
 def errors_in_dialog() -> Iterator[None]:
-    """Show what fails in a dialog too: a double click has no terminal."""
+    """Show errors in a dialog too: a double click has no terminal."""
     try:
         yield
     except Exception as error:
@@ -169,7 +169,7 @@ def show(server: Server, home: Path, to: str, view: WebView) -> bool:
     storage = home / "window"
     storage.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        # Not private: what the chat keeps until the server has it must outlive the window.
+        # Not private: chat turns that the server has not acknowledged must outlive the window.
         view.start(private_mode=False, storage_path=str(storage), icon=str(ICONS / "paceline.png"))
     except view.WebViewException:
         return False
@@ -178,7 +178,7 @@ def show(server: Server, home: Path, to: str, view: WebView) -> bool:
 
 
 def address_of(server: Server, to: str) -> str:
-    """Return the page's address with sign-in; an older server has no such address and will ask for the password."""
+    """Return a one-time address that also signs in; an older server has none and will ask for the password."""
     try:
         return str(server.call("POST", ENTRY, {"to": to}, seconds=ANSWER_SECONDS)["address"])
     except CommandError:

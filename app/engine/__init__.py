@@ -1,1 +1,1 @@
-"""Everything that touches a tensor: one loaded model, its caches, drafters and acceptance. One thread calls it."""
+"""All code that touches tensors: loading, forwards, caches, drafters and acceptance. A single thread calls it."""

@@ -15,7 +15,7 @@ from app.engine.runner import padded
 from app.engine.sampling.drawing import OPENING_SALT, SampledRow, draw
 
 LAUNCHED_AHEAD = 2
-"""Tokens drawn before the host has read the first of them."""
+"""Number of tokens per row that are drawn before the host has read the first."""
 
 
 class Constraints:
@@ -23,7 +23,7 @@ class Constraints:
 
     def __init__(self, *, by_rejection: bool = False) -> None:
         self._by_rejection = by_rejection
-        """Whether acceptance is by rejection: then a draft must not change depending on what was drawn."""
+        """Whether acceptance is by rejection: then no draft may be dropped or replaced because of its value."""
         self._constraints: dict[str, Constraint] = {}
 
     def admit(self, request: Request) -> None:
@@ -34,23 +34,23 @@ class Constraints:
         self._constraints.pop(sequence_id, None)
 
     def may_bind(self, rows: Sequence[DecodeRow], slots: int = LAUNCHED_AHEAD) -> bool:
-        """Return whether any row may have a token forbidden within the next `slots`."""
+        """Return whether any row's constraint may forbid one of its next `slots` tokens."""
         return bool(self._binding(rows, slots))
 
     def failure(self, row: DecodeRow, emitted: Sequence[int]) -> str:
-        """Return why a row cannot continue, or not end, after what it emitted; empty while all is well."""
+        """Return why a row cannot continue, or may not end, after the tokens it emitted; empty while all is well."""
         constraint = self._constraints.get(row.sequence_id)
         return constraint.failure([*row.tokens[row.prompt_length :], *emitted]) if constraint else ""
 
     def forced(
         self, sequence_id: str, tokens: Sequence[int], prompt_length: int, emitted: Sequence[int] = ()
     ) -> tuple[tuple[int, ...], ...]:
-        """Return the forced tokens, as far as known, after a row's `tokens` (prompt and output) and `emitted`."""
-        constraint = self._constraints.get(sequence_id)  # an unconstrained row copies no text
+        """Return the known forced tokens that follow a row's `tokens` (prompt and output) and then `emitted`."""
+        constraint = self._constraints.get(sequence_id)  # only constrained rows copy their tokens
         return constraint.forced([*tokens[prompt_length:], *emitted]) if constraint else ()
 
     def with_forced_drafts(self, row: DecodeRow) -> DecodeRow:
-        """Return the row with its first drafts forced by the grammar, and no more drafts than its masks can afford."""
+        """Return the row with forced tokens as its first drafts, and with fewer drafts if its masks take too long."""
         constraint = self._constraints.get(row.sequence_id)
         if constraint is None:
             return row
@@ -64,8 +64,8 @@ class Constraints:
         return replace(row, forced=forced, refusal=refusal, num_draft_tokens=drafts, max_draft_tokens=longest)
 
     def append_forced(self, rows: Sequence[DecodeRow], proposal: Proposal) -> Proposal:
-        """Append forced tokens after each row's drafts, in place of those from the first forbidden one on.
-        This waits for the drafts, which the longer cycle is worth."""
+        """Cut each row's drafts at the first forbidden one, and append the tokens that its grammar forces there.
+        The host waits for the drafts to be computed, but more accepted tokens per step are worth that."""
         binding = self._binding(rows, 1) if proposal.width and not self._by_rejection else {}
         if not any(proposal.counts[index] for index in binding):
             return proposal
@@ -78,7 +78,7 @@ class Constraints:
                 extra = forced[: max(0, rows[index].max_draft_tokens - allowed)]
                 drafts[index], appended[index] = [*row_drafts[:allowed], *extra], len(extra)
         counts = tuple(map(len, drafts))
-        # At least one slot: a drafter that drafted must observe the forward.
+        # Keep at least one slot: a drafter must observe a verify forward even if all its drafts were cut.
         return proposal._replace(tokens=padded(drafts, 1), counts=counts, appended=tuple(appended))
 
     def mask(
@@ -89,16 +89,16 @@ class Constraints:
         drafts: mx.array | None = None,
         counts: Sequence[int] = (),
     ) -> tuple[mx.array, Sequence[int]]:
-        """Set forbidden tokens of `logits` float32 [rows, slots, vocabulary] to -inf; count each row's valid `drafts`.
+        """Return `logits` float32 [rows, slots, vocabulary] with -inf for forbidden tokens; also count allowed drafts.
 
-        `drafts` are int32 [rows, slots - 1], of which `counts` are real. At the start of an answer, a draw from all
-        tokens decides whether it begins with reasoning: among the few of a grammar, the opening mark may seem likely.
+        `drafts` are int32 [rows, slots - 1]; the first `counts[row]` are real. A draw from all tokens decides whether
+        an answer begins with reasoning: among the few that a grammar allows, the opening marker would be too likely.
         """
         slots, vocabulary = logits.shape[1:]
         binding = self._binding(rows, slots)
         if not binding:
             return logits, counts
-        mx.async_eval(logits)  # the host continues meanwhile
+        mx.async_eval(logits)  # the device computes while the host makes masks
         draft_tokens: Any = drafts.tolist() if drafts is not None else [()] * len(rows)
         allowed_counts = list(counts) or [0] * len(rows)
         masks = np.full((len(binding), slots, (vocabulary + 31) // 32), -1, dtype=np.int32)
@@ -117,7 +117,7 @@ class Constraints:
         return masked, allowed_counts
 
     def _binding(self, rows: Sequence[DecodeRow], slots: int) -> dict[int, tuple[Constraint, Sequence[int]]]:
-        """Return the binding constraints by index in `rows`, each with the output so far."""
+        """Return the constraints that may forbid one of the next `slots` tokens, each with its output, by row index."""
         binding = {}
         for index, row in enumerate(rows if self._constraints else ()):
             constraint = self._constraints.get(row.sequence_id)

@@ -1,7 +1,7 @@
 """The decode step, from top to bottom: draft → verify → accept → rewind (→ replay, under `strict`).
 
 Plain decoding is a decode step with zero drafts, plus one forward launched ahead, so that the device never waits for
-the host. A launched forward belongs to its rows: whatever is planned next, its tokens are delivered first.
+the host. Tokens of a launched forward are delivered first, whatever is planned next for its rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ from app.engine.sampling.strict import StrictRows
 
 @dataclass(slots=True)
 class EngineRow:
-    """A request in the engine: its tokens so far, a live view of prompt and output once a step had it, and their
-    counts, which only a penalised row keeps."""
+    """A request in the engine. `tokens` is a live view of prompt and output, None before the first step. `counts` are
+    those of its tokens, kept only if the request has penalties."""
 
     request: Request
     tokens: Sequence[int] | None = None
@@ -39,8 +39,8 @@ class EngineRow:
 
 
 class Acceptance(NamedTuple):
-    """Decisions of a verify forward, by row: `results`, the drafts tried, the scores of the drawn tokens, and how many
-    tokens `strict` read again."""
+    """Decisions after a verify forward: by row, the `results`, the number of drafts verified and the scores of the
+    drawn tokens; for the whole step, the number of tokens that `strict` reread."""
 
     results: list[Verified]
     drafted: Sequence[int]
@@ -49,19 +49,19 @@ class Acceptance(NamedTuple):
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether plain decoding may draw another last token; only of a `strict` row, which is alone in its step."""
+        """Whether plain decoding might draw another last token; true only for a `strict` row, alone in its step."""
         return self.results[0].is_doubtful
 
     def committed(self, rows: Sequence[DecodeRow]) -> list[int]:
-        """Return how many tokens of each row belong into the cache now: those it was fed, and its accepted drafts."""
+        """Return how many fed tokens of each row to keep in the cache: the known ones and the accepted drafts."""
         return [
             len(row.tokens) - row.computed + result.accepted for row, result in zip(rows, self.results, strict=True)
         ]
 
 
 class Decoder:
-    """Decodes the rows of one engine. `by_rejection`: drafts are accepted with the probability that the target gives
-    them, not where the target draws the same token."""
+    """Decodes the rows of one engine. `by_rejection`: a draft is accepted with probability min(1, p/q); otherwise only
+    if the target draws the same token."""
 
     def __init__(
         self,
@@ -86,13 +86,13 @@ class Decoder:
         self._in_flight: LaunchedForward | None = None
 
     def release(self, sequence_id: str) -> None:
-        """Forget what is in flight for a row; what was launched for the others is kept. Unknown ids are fine."""
+        """Drop the row's token in flight and keep those of other rows. Unknown ids are fine."""
         if self._in_flight is not None:
             others = [name for name in self._in_flight.sequence_ids if name != sequence_id]
             self._in_flight = self._in_flight.only(others)
 
     def clear(self) -> None:
-        """Drop what is in flight."""
+        """Drop the forward in flight."""
         self._in_flight = None
 
     # --- the step ---------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Decoder:
         return StepResult(outcomes, width=max(len(row.tokens) - row.computed for row in rows))
 
     def _decode_drafts(self, rows: Sequence[DecodeRow], proposal: Proposal, timer: StepTimer) -> tuple[RowOutcome, ...]:
-        """Verify, accept, rewind: one lazy graph; the host waits once, for what was drawn, unless it replays."""
+        """Verify, accept and rewind in one lazy graph; unless rows are constrained or replayed, the host waits once."""
         mx.async_eval(proposal.tokens)  # the device drafts while the host builds the verify forward
         timer.end("drafted", lambda: [proposal.tokens])
         logits, forward = self._verify(rows, proposal)
@@ -147,7 +147,7 @@ class Decoder:
         )
 
     def _draft(self, rows: Sequence[DecodeRow]) -> Proposal:
-        """Propose tokens for each row: those that its grammar forces, the drafter's, and forced ones after them."""
+        """Propose drafts for each row: tokens that its grammar forces, the drafter's, then forced tokens again."""
         requested = [self._constraints.with_forced_drafts(row) for row in self._strict_rows.begin_decoding(rows)]
         salt = DRAFT_SALT if self._by_rejection else 0
         proposal = self._drafters.propose(requested, [self._sampled(row, salt=salt) for row in rows])
@@ -169,7 +169,7 @@ class Decoder:
         drafts, sampled = proposal.tokens, [self._sampled(row) for row in rows]
         adjusted = adjust(logits, sampled, drafts)
         adjusted, allowed_counts = self._constraints.mask(adjusted, rows, sampled, drafts, proposal.counts)
-        # Under rejection no draft may be dropped for its value: the target's probability of a forbidden one is 0.
+        # Rejection must not drop a draft for its value, and need not: a forbidden token has target probability 0.
         drafted = proposal.counts if self._by_rejection else allowed_counts
         draft_logits = proposal.logits if self._by_rejection else None
         drawn, accepted = accept(drafts, adjusted, sampled, drafted, draft_logits=draft_logits)
@@ -184,14 +184,14 @@ class Decoder:
         return Acceptance(results, drafted, scores)
 
     def _rewind(self, rows: Sequence[DecodeRow], forward: Forward, acceptance: Acceptance) -> Sequence[int]:
-        """Keep in the cache what each row accepted, cut off the rest; return how many tokens of each row are kept."""
+        """Commit the known tokens and accepted drafts of each row; return how many of its fed tokens are kept."""
         return self._runner.commit(forward, acceptance.committed(rows))
 
     def _replay(
         self, rows: Sequence[DecodeRow], logits: mx.array, acceptance: Acceptance
     ) -> tuple[Acceptance, Sequence[int]]:
-        """Let plain decoding draw the doubtful token of a `strict` row, the only one of its step. The logits that it
-        is drawn from replace those in `logits` float32 [1, slots, vocabulary]."""
+        """Draw the doubtful token of a `strict` row, the only row of its step, as plain decoding would. The logits it
+        is drawn from replace those of its slot in `logits` float32 [1, slots, vocabulary]."""
         (asked,), (result,), committed = rows, acceptance.results, acceptance.committed(rows)
         accepted_tokens, slot = result.drawn[: result.accepted], slice(result.accepted, result.accepted + 1)
         row = replace(asked, tokens=[*asked.tokens, *accepted_tokens])
@@ -210,7 +210,7 @@ class Decoder:
         acceptance: Acceptance,
         committed: Sequence[int],
     ) -> None:
-        """Let the drafters see the forward, and which of their own drafts it accepted."""
+        """Let the drafters observe the forward, and how many of their own drafts were accepted."""
         own_counts = map(sub, proposal.counts, proposal.appended_counts)
         accepted = [min(result.accepted, own) for result, own in zip(acceptance.results, own_counts, strict=True)]
         texts = [row.tokens for row in rows]
@@ -219,8 +219,8 @@ class Decoder:
     # --- without drafts ---------------------------------------------------------------------------------------
 
     def _decode_plain(self, rows: Sequence[DecodeRow], reasons: Sequence[Reason]) -> tuple[RowOutcome, ...]:
-        """Read the forward in flight, launching it if necessary; if no row wants drafts, launch the next one first.
-        A slow machine does not launch ahead: there each token is delivered as soon as it is known."""
+        """Read the forward in flight, launching it if necessary. First launch the next one, unless a row wants drafts
+        or a constraint may bind. A slow machine never launches ahead: it delivers each token as soon as it is known."""
         current, self._in_flight = self._in_flight or self._launch(rows, None), None
         wants_drafts = any(row.num_draft_tokens for row in rows)
         if not (self._writes.are_slow or wants_drafts or self._constraints.may_bind(rows)):
@@ -248,7 +248,7 @@ class Decoder:
         self._writes.evaluate()
         return LaunchedForward(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
 
-    # --- what both share --------------------------------------------------------------------------------------
+    # --- with and without drafts ------------------------------------------------------------------------------
 
     def _draw(
         self,
@@ -283,7 +283,7 @@ class Decoder:
         reason: Reason,
         **drafting: Any,
     ) -> RowOutcome:
-        """Build a row's outcome; `index` is its row in `scores`, `drafting` more fields if it drafted."""
+        """Build a row's outcome. `index` is its row in `scores`; `drafting` has the fields of a verify forward."""
         top = self._rows[row.sequence_id].request.sampling.top_logprobs
         emitted = tuple(tokens)
         return RowOutcome(

@@ -1,5 +1,5 @@
 """Engine of a loaded encoder: each text is encoded in one forward, without a cache, into a vector.
-To the scheduler it is a prompt with one drawn token, which no client gets."""
+The scheduler sees a text as a prompt with one drawn token, which is not sent to the client."""
 
 import math
 import time
@@ -28,11 +28,11 @@ from app.engine.runner import padded
 from app.models.encoders import BATCH_ROWS, BATCH_TOKENS
 
 PLACEHOLDER_TOKEN = 0
-"""Placeholder token for an answer."""
+"""Token id that an encoder emits in place of an answer."""
 
 
 class EncoderEngine:
-    """`EnginePort` over an encoder. Rows cost nothing between steps, so there are many."""
+    """`EnginePort` over an encoder. It allows many rows, because they hold no caches between steps."""
 
     cache_bytes = 0
     prefix_cache_bytes = 0

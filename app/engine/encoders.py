@@ -1,8 +1,8 @@
-"""Encoders of `app/models/encoders.py`: BERT (arXiv 1810.04805), RoBERTa-like kin, ModernBERT (arXiv 2412.13663).
+"""Encoders listed in `app/models/encoders.py`: BERT (arXiv 1810.04805), RoBERTa, ModernBERT (arXiv 2412.13663).
 
-The kin count positions as RoBERTa does. Modules are named as in the checkpoints, so that weights and the quantisations
-of single layers match. mlx-embeddings is not used: it is under the GPL and needs packages for images, sound and data
-sets.
+XLM-RoBERTa and CamemBERT count positions as RoBERTa does. Modules have the names used in checkpoints, so that weights
+and per-layer quantisation settings match. mlx-embeddings is not used: it is under the GPL and needs packages for
+images, sound and data sets.
 """
 
 import re
@@ -144,7 +144,7 @@ class ModernBertEncoder(nn.Module):
         positions = mx.arange(tokens.shape[1])
         distance = mx.abs(positions[:, None] - positions)
         all_real = real[:, None, None, :]
-        # a padding position may have no real one nearby: it sees itself, so that no softmax is empty
+        # a padding position may have no real one in its window: it attends to itself, so that no softmax is empty
         local = (all_real & (distance <= self.window_radius)) | (distance == 0)
         x = self.embeddings.norm(self.embeddings.tok_embeddings(tokens))
         for layer, is_global in zip(self.layers, self.is_global, strict=True):
@@ -154,9 +154,9 @@ class ModernBertEncoder(nn.Module):
 
 
 Encoder = BertEncoder | ModernBertEncoder
-"""Either encoder. `layer_outputs` takes int32 tokens [rows, width] and bool [rows, width], which of them are real, and
-yields the lazy hidden states [rows, width, hidden] after each layer, the final ones last. Values at padding positions
-mean nothing, and no real position attends to them."""
+"""Either encoder. `layer_outputs` takes `tokens` int32 [rows, width] and `real` bool [rows, width], false for padding.
+It yields the lazy hidden states [rows, width, hidden] after each layer, the final ones last. Values at padding
+positions mean nothing, and no real position attends to them."""
 
 
 def build_encoder(folder: ModelFolder) -> Encoder:
@@ -177,14 +177,14 @@ def build_encoder(folder: ModelFolder) -> Encoder:
 
 
 def _plain(name: str) -> str:
-    """Return a tensor's name without a head's prefix and old libraries' spellings."""
+    """Return a tensor's name without the prefix that a head adds, and with an old spelling replaced."""
     name = PREFIX.sub("", name)
     old = next((suffix for suffix in OLD_NAMES if name.endswith(suffix)), "")
     return name.removesuffix(old) + OLD_NAMES[old] if old else name
 
 
 def _quantise(encoder: Encoder, config: Config, weights: Mapping[str, mx.array]) -> None:
-    """Quantise the layers whose weights are packed, as mlx-lm's config states it."""
+    """Quantise the layers whose weights are packed, as the config's `quantization` (mlx-lm's format) states."""
     stated = config.get("quantization")
     if not isinstance(stated, dict):
         return
@@ -212,7 +212,7 @@ def activation(name: Any) -> Any:
 
 
 def rope_theta(values: ConfigValues, *, is_global: bool) -> float:
-    """Return one kind of layer's rotary base, by the config keys of transformers 5 or 4, or raise ModelUnavailable."""
+    """Return the rotary base of global or local layers, as transformers 5 or 4 spell it. Raises ModelUnavailable."""
     kind, old, usual = (
         ("full_attention", "global", 160_000.0) if is_global else ("sliding_attention", "local", 10_000.0)
     )
@@ -236,7 +236,7 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) 
 
 
 def pooled(states: mx.array, real: mx.array, poolings: list[str]) -> mx.array:
-    """Pool to unit vectors float32 [rows, hidden]: a row's `mean` real state, its `last` one, or its first (`cls`)."""
+    """Pool to unit vectors float32 [rows, hidden]: the `mean` of a row's real states, the `last` or first (`cls`)."""
     states, counts = states.astype(mx.float32), mx.sum(real, axis=1, keepdims=True)
     mean_states = mx.sum(mx.where(real[..., None], states, 0.0), axis=1) / counts
     last_states = mx.take_along_axis(states, counts[..., None] - 1, axis=1)[:, 0]

@@ -96,7 +96,7 @@ class Engine:
             self.prefixes.trim(retained_share)
 
     def bound_prefix_cache(self, limit_bytes: int) -> None:
-        """Limit the prefix cache to `limit_bytes`, and never to more than the model's setting."""
+        """Limit the prefix cache to the model's setting (by default a share of `limit_bytes`) and to `limit_bytes`."""
         with self._prefix_use.guarded():
             self.prefixes.bound(limit_bytes)
 
@@ -108,7 +108,7 @@ class Engine:
         return is_there
 
     def admit(self, request: Request) -> int:
-        self._rows[request.id] = EngineRow(request)  # first: whatever fails from here on, `release` frees it
+        self._rows[request.id] = EngineRow(request)  # first, so that `release` frees it if anything below fails
         if (request.speculation.acceptance or self._acceptance) == "strict":
             self.strict_rows.admit(request.id, request.prompt_tokens, self.runner.on_progress)
         self._claim(request)
@@ -153,13 +153,13 @@ class Engine:
             self._forget(sequence_id)
 
     def _cache_row(self, request: Request, tokens: Sequence[int], length: int, *, ended: bool) -> None:
-        # a lack of memory within a step ends the whole step
+        # running out of memory must end the whole step, so that error is raised again
         with self._prefix_use.guarded(undo=self.prefixes.clear, is_vital=memory.is_exhausted):
             self._store_row(request, tokens, length, ended=ended)
 
     def _store_row(self, request: Request, tokens: Sequence[int], length: int, *, ended: bool) -> None:
         """Store the row's first `length` tokens for later requests.
-        At a checkpoint, later texts diverge: no drafter may have read the next token, and all must have caught up."""
+        Later prompts diverge at a checkpoint: so drafters must not have read the next token, and all catch up first."""
         length = min(length, len(tokens))
         if not self.prefixes.keeps(length):
             return
@@ -202,7 +202,7 @@ class Engine:
     def _forced_and_offers(
         self, plan: StepPlan, outcomes: Sequence[RowOutcome]
     ) -> tuple[dict[str, int], dict[str, dict[str, Offer]]]:
-        """Return what is known of each row's next tokens: how many a grammar forces, and the offers behind them."""
+        """Return, by sequence id, how many next tokens a grammar forces, and the drafters' offers that follow them."""
         emitted = {outcome.sequence_id: outcome.emitted for outcome in outcomes}
         forced, offers = dict[str, int](), dict[str, dict[str, Offer]]()
         for row in plan.rows:
@@ -244,7 +244,7 @@ class Engine:
         )
 
     def _score_prompts(self, logits: mx.array, rows: Sequence[PrefillRow]) -> dict[str, Scores]:
-        """Score the prompt token after each fed one, for rows that ask for it; `logits` are in the order of `rows`."""
+        """Score the prompt token that follows each fed token, for rows that want scores; `logits` are in row order."""
         scores = {}
         for index, row in enumerate(rows):
             request = self._rows[row.sequence_id].request

@@ -12,7 +12,7 @@ from app.engine.runner import padded
 
 @dataclass(frozen=True)
 class LaunchedForward:
-    """A launched forward: int32 `tokens` [rows], one per row of `sequence_ids`. The device starts on them at once."""
+    """A launched forward: int32 `tokens` [rows], one drawn per id in `sequence_ids`. Construction starts the device."""
 
     sequence_ids: tuple[str, ...]
     tokens: mx.array
@@ -22,7 +22,7 @@ class LaunchedForward:
         mx.async_eval(self.tokens, *self.scores.arrays())
 
     def only(self, sequence_ids: Sequence[str]) -> "LaunchedForward | None":
-        """Return the launch without unwanted rows; None if no row is left."""
+        """Return the forward with only the rows of `sequence_ids`; None if no row is left."""
         kept_rows = [index for index, name in enumerate(self.sequence_ids) if name in sequence_ids]
         if len(kept_rows) == len(self.sequence_ids):
             return self
@@ -39,7 +39,7 @@ class LaunchedForward:
 def feed(rows: Sequence[DecodeRow], launched: LaunchedForward | None) -> tuple[mx.array, list[int]]:
     """Return int32 [rows, width], the next inputs of each row, right-padded, and each row's real width.
 
-    A row in `launched` feeds its token that the host has not read; the others feed `tokens[computed:]`.
+    A row in `launched` feeds the token drawn there, not yet read by the host; the others feed `tokens[computed:]`.
     """
     if launched is not None and launched.sequence_ids == tuple(row.sequence_id for row in rows):
         return launched.tokens[:, None], [1] * len(rows)
@@ -54,7 +54,7 @@ def feed(rows: Sequence[DecodeRow], launched: LaunchedForward | None) -> tuple[m
 
 def feed_drafts(rows: Sequence[DecodeRow], drafts: mx.array) -> tuple[mx.array, mx.array]:
     """Return int32 [rows, width], each row's `tokens[computed:]` followed by its `drafts` [rows, K].
-    Also return the positions of the drafts in it, int32 [rows, 1 + K], after that of the last known token."""
+    Also return int32 [rows, 1 + K], the positions in it of the last known token and of the drafts."""
     known_widths = [len(row.tokens) - row.computed for row in rows]
     positions = mx.array(known_widths, dtype=mx.int32)[:, None] - 1 + mx.arange(1 + drafts.shape[1])
     fed = padded([row.tokens[row.computed :] for row in rows], max(known_widths) + drafts.shape[1])

@@ -17,15 +17,15 @@ from app.engine.runner import AloneRunner, Forward, Runner
 from app.models.drafters.config import FINAL
 
 SLOW_SECONDS = 1.0
-"""Duration of a step, in seconds, above which the next one is evaluated in parts; so is a prefill of `LONG_TOKENS`."""
+"""Step duration, in seconds, above which the next step is evaluated in parts. A long prefill always is."""
 LONG_TOKENS, STEP_PARTS = 256, 8
-"""Width of a long prefill, in tokens, and number of parts of one evaluation."""
+"""Least width of a long prefill, in tokens, and number of parts of one evaluation."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Raw log probabilities of a forward: `chosen` [rows, slots] and, if requested, the `top` ones.
-    `top` holds the likeliest ids and their values, [rows, slots, k] each."""
+    """Log probabilities (nat) from raw logits: `chosen` [rows, slots], those of the scored tokens, and, if requested,
+    `top`: the ids of the likeliest tokens and their log probabilities, [rows, slots, k] each."""
 
     chosen: mx.array
     top: tuple[mx.array, ...] = ()
@@ -46,7 +46,7 @@ class Scores:
         return tuple(map(exp, self._chosen[row][:count]))
 
     def row_logprobs(self, row: int, count: int, top: int) -> tuple[TokenLogprobs, ...]:
-        """Return the first `count` slots of a row with their `top` likeliest tokens; waits for the device."""
+        """Return the log probabilities of a row's first `count` slots, with `top` tokens each; waits for the device."""
         chosen = self._chosen[row][:count]
         if not self.top:
             return tuple(map(TokenLogprobs, chosen))
@@ -57,13 +57,13 @@ class Scores:
         )
 
     def all_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Return all slots of a forward of one row."""
+        """Return the log probabilities of all slots of the only row."""
         count, top = self.chosen.shape[1], self.top[0].shape[2] if self.top else 0
         return self.row_logprobs(0, count, top)
 
 
 def score(logits: mx.array, tokens: mx.array, top: int) -> Scores:
-    """Score float32 `logits` [rows, slots, vocabulary] by log softmax, in nats, at `tokens` [rows, slots] and `top`."""
+    """Score `tokens` [rows, slots] and the `top` likeliest by log softmax of float32 `logits` [rows, slots, any]."""
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = (mx.take_along_axis(logits, tokens[..., None], axis=-1) - total)[..., 0]
     if top == 0:
@@ -75,17 +75,17 @@ def score(logits: mx.array, tokens: mx.array, top: int) -> Scores:
 
 
 class Pooling:
-    """Pooled hidden states of embedding requests. Raises ModelUnavailable if the states are in no known place."""
+    """Pooled hidden states of embedding requests. `admit` raises ModelUnavailable if the states cannot be read."""
 
     def __init__(self, runner: Runner, taps: Sequence[int]) -> None:
         self._runner = runner
         self._taps = tuple(taps)
         self._poolings: dict[str, str] = {}
         self._pooled: dict[str, tuple[mx.array, int]] = {}
-        """Sum of the states so far, or the last one, and their number."""
+        """Sum of a sequence's states so far, or the last state, and the number of its states; by sequence id."""
 
     def admit(self, request: Request) -> None:
-        """Start a request; the first one for an embedding makes forwards return their final hidden states."""
+        """Start a request. The first embedding request makes all later forwards return their final hidden states."""
         if not request.embeds:
             return
         if isinstance(self._runner, AloneRunner):
@@ -142,8 +142,8 @@ class StepTimer:
 
 
 class CacheWrites:
-    """Evaluates what forwards wrote to a model's caches. Where steps are slow it does so in parts, with progress in
-    between: the supervisor takes silence for a stuck kernel."""
+    """Evaluates what forwards wrote to a model's caches. If steps are slow, it does so in parts and reports progress
+    after each: the supervisor takes silence for a stuck kernel."""
 
     def __init__(self, runner: Runner, slow_seconds: float) -> None:
         self._runner = runner

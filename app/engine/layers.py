@@ -1,7 +1,7 @@
-"""Parts of a model that drafters use: hidden states, embedding and head; and which widths its layers make cheap.
+"""Parts of a model that drafters use (hidden states, embedding, head), and the forward widths that are cheap for it.
 
 Hidden states are captured by a subclass of each layer's class that records its output, so no forward code is repeated.
-A part that is in no known place raises ModelUnavailable.
+If a part has no known name, ModelUnavailable is raised.
 """
 
 from collections import Counter
@@ -45,14 +45,14 @@ class Taps:
             module.capture = partial(self._captured.__setitem__, layer_id)
 
     def take(self) -> dict[int, mx.array]:
-        """Take the outputs of the last forward: tap → [rows, width, hidden]."""
+        """Return the outputs of the last forward, [rows, width, hidden] by layer id, and forget them."""
         captured = dict(self._captured)
         self._captured.clear()
         return captured
 
 
 class Target:
-    """Embedding and head of a loaded model, as its forward uses them. Raises ModelUnavailable."""
+    """Embedding and head of a loaded model, as its forward uses them. Raises ModelUnavailable if none is found."""
 
     def __init__(self, model: nn.Module, config: Config, vocabulary_size: int) -> None:
         self.vocabulary_size = vocabulary_size
@@ -97,7 +97,7 @@ def _final_norm(trunk: nn.Module) -> nn.Module:
 
 @cache
 def _tapped(kind: Any) -> Any:
-    """Return a subclass of the module's own class, so that its parameters, attributes and results are unchanged."""
+    """Return a subclass of a layer's class that captures outputs; parameters, attributes and results are unchanged."""
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         result = kind.__call__(self, *arguments, **keywords)
@@ -108,7 +108,7 @@ def _tapped(kind: Any) -> Any:
 
 
 def cheap_tokens_of(model: nn.Module, config: Config, architecture: str) -> tuple[int, ...]:
-    """Return the token counts that this chip makes cheap for most of the model's weights and for its experts."""
+    """Return the forward widths, in tokens, that are cheap on this chip for most of the weights and for experts."""
     sizes, experts = Counter[str](), 0
     for module in model.modules():
         if "scales" in module:

@@ -13,12 +13,12 @@ from app.models.machine_files import Stored
 
 
 class Findings(Stored, frozen=True):
-    """Findings of a probe about a model's forwards over slot caches, and why it cannot use them, if so."""
+    """Findings of a probe: how a model's forwards must run over slot caches, or, in `error`, why they cannot."""
 
     rows_isolated: bool = False
     """Whether rows disturb one another, so that each runs separately."""
     recordable: bool = False
-    """Whether its recurrent scans can be recorded, so that a part of them can be committed."""
+    """Whether its recurrent scans can be recorded, so that part of a forward can be committed."""
     attends_per_buffer: bool = False
     """Whether attention may be called once per buffer; else keys and values are padded into one array."""
     error: str = ""
@@ -37,7 +37,7 @@ class LoadedDrafter:
 
 
 class NoDrafter(ModelUnavailable):
-    """No drafter of a method is loaded with the model; `drafter` is its name for people."""
+    """No drafter of a method is loaded with the model; `drafter` is what messages call it."""
 
     def __init__(self, drafter: str) -> None:
         super().__init__(f"no {drafter} is loaded with this model")
@@ -58,12 +58,12 @@ class LoadedUnit:
     load_failures: Mapping[str, str] = field(default_factory=dict)
     """Method -> why its drafter failed to load."""
     findings: Mapping[str, Findings] = field(default_factory=dict)
-    """Findings about the target ("") and drafters (by method), as far as they have been probed."""
+    """Findings by method, "" for the target; models that have not been probed are absent."""
     on_progress: Callable[[], None] = lambda: None
     """Callback between the parts of a long step."""
 
     def drafter(self, method: str) -> LoadedDrafter:
-        """Return the drafter of that method. Raises NoDrafter, or ModelUnavailable with the reason for none."""
+        """Return the drafter of a method. Raises ModelUnavailable if it is known why there is none, else NoDrafter."""
         for drafter in self.drafters:
             if drafter.method == method:
                 return drafter

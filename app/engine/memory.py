@@ -1,7 +1,7 @@
 """Memory that a model needs, that the machine has, and that mlx holds now. All sizes are in bytes.
 
-Admission is ours (`mx.set_memory_limit` is no cap): this module accounts for memory and bounds mlx's cache of freed
-buffers. Estimates are made in `app/models/footprint.py`, wiring is in `app/engine/loading/wiring.py`.
+Paceline itself decides what fits, as `mx.set_memory_limit` is no cap. This module bounds mlx's cache of freed buffers.
+Estimates are made in `app/models/footprint.py`, wiring is in `app/engine/loading/wiring.py`.
 """
 
 import gc
@@ -21,14 +21,14 @@ from app.models.footprint import Footprint, unit_footprint
 
 LIMIT_VARIABLE = "PACELINE_MEMORY_LIMIT"
 BUFFER_CACHE_BYTES, BUFFER_CACHE_SHARE = 4 * GIGABYTE, 0.05
-"""Limit on freed buffers that mlx keeps, in bytes and as a share of RAM; mlx alone would keep as much as fits."""
+"""Limit on freed buffers that mlx keeps: the smaller of bytes and a share of RAM. By default mlx keeps all that fit."""
 
 
 # --- capacity -------------------------------------------------------------------------------------------------
 
 
 def ceiling_bytes(environment: Mapping[str, str] = os.environ) -> int:
-    """Return this machine's ceiling, or `PACELINE_MEMORY_LIMIT` if set. Raises InvalidRequest if that is not a size."""
+    """Return the memory ceiling: `PACELINE_MEMORY_LIMIT`, else the machine's. Raises InvalidRequest for a bad size."""
     if override := environment.get(LIMIT_VARIABLE):
         try:
             return parse_size(override)
@@ -50,7 +50,7 @@ def gpu_architecture() -> str:
 
 
 def on_cpu() -> bool:
-    """Return whether mlx runs on a CPU: half precision is slow there, so weights become float32; GPUs keep theirs."""
+    """Return whether mlx runs on a CPU: half precision is slow there, so weights become float32."""
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
@@ -78,7 +78,7 @@ def trim() -> None:
 
 
 def release() -> None:
-    """Collect cycles that hold arrays, then trim; too slow while a step is due."""
+    """Collect reference cycles that hold arrays, then trim. This is too slow to call between steps."""
     gc.collect()
     trim()
 
@@ -92,7 +92,7 @@ _EXHAUSTED = re.compile(
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Return whether an mlx exception means that the device is out of memory. mlx has no class of its own for it."""
+    """Return whether an mlx exception means that the device is out of memory. mlx has no exception class for it."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_EXHAUSTED.search(str(error))))
 
 
@@ -113,7 +113,7 @@ def all_or_nothing(drop: Callable[[], None]) -> Iterator[None]:
 
 
 def footprint(spec: ModelSpecification) -> Footprint:
-    """Return what the unit of `spec` takes on this device, from headers and configs only; takes some milliseconds.
+    """Estimate the memory of the unit of `spec` on this device, from headers and configs, in some milliseconds.
 
     Raises ModelUnavailable for a broken folder.
     """

@@ -1,10 +1,10 @@
-"""Setup required before mlx and mlx-lm are imported, and library versions. This module imports nothing of theirs.
+"""Setup that must precede the import of mlx and mlx-lm, and library versions. This module imports neither.
 
 On Linux the published mlx wheel links a reference BLAS; loading OpenBLAS with its symbols made global *before* libmlx
 is loaded makes float32 matmuls some 30 times faster (measured). `PACELINE_OPENBLAS=0` turns it off.
 
-On macOS mlx commits a Metal command buffer after a number of operations or bytes that suits small models: 40 and 40 MB,
-50 and 50 on Max and Ultra. A large GPU waits at each boundary, so there the limits are raised (docs/speed.md).
+On macOS mlx commits a Metal command buffer after 40 operations or 40 MB (50 and 50 MB on Max and Ultra), which suits
+small models. A large GPU waits at each commit, so `prepare` raises the limits there (docs/speed.md).
 """
 
 import ctypes
@@ -28,9 +28,9 @@ COMMAND_LIMITS = {
     "Max": {"MLX_MAX_OPS_PER_BUFFER": "500", "MLX_MAX_MB_PER_BUFFER": "100"},
     "Ultra": {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "400"},
 }
-"""Variables and values, by the last word of a chip's name, that set the operations and the megabytes of distinct inputs
-of a command buffer. Others keep mlx's: larger command buffers hold more temporary memory, and block the display
-longer."""
+"""Environment variables, by the last word of a chip's name, that limit the operations of a command buffer and the
+megabytes of its distinct inputs. Other chips keep mlx's limits: larger command buffers hold more temporary memory and
+block the display longer."""
 TOKENIZER_MODULE = "mlx_lm.tokenizer_utils"
 REPORTED_DISTRIBUTIONS = ("paceline", "mlx", "mlx-lm")
 
@@ -50,8 +50,8 @@ def prepare(
     library: str = OPENBLAS_LIBRARY,
     chip: str | None = None,
 ) -> Preparation:
-    """Load OpenBLAS for mlx where that helps, and raise the limits of a large GPU's command buffers, but none that the
-    user has set. Call it first thing in the worker; it never raises. `chip` is this machine's by default."""
+    """Load OpenBLAS for mlx where that helps, and raise the limits of a large GPU's command buffers, unless the user
+    has set them. Call it first thing in the worker; it never raises. `chip` is this machine's by default."""
     if not system.startswith("linux"):
         limits = COMMAND_LIMITS.get((chip or chip_name()).rpartition(" ")[2], {})
         chosen = [f"{name}={environment.setdefault(name, value)}" for name, value in limits.items()]
@@ -81,9 +81,9 @@ def versions() -> dict[str, str]:
 
 def bare_mlx_lm(*, tokenizers: bool) -> None:
     """Let `import mlx_lm.…` find its modules without running its `__init__`, which imports mlx, tokenizers and
-    transformers: half of a worker's start. Call it before anything imports mlx-lm.
+    transformers and takes half of a worker's start. Call it before anything imports mlx-lm.
 
-    Without `tokenizers`, the tokenizer module is a stub whose names are all `object`.
+    Without `tokenizers`, mlx-lm's tokenizer module is a stub: the names that mlx-lm imports from it are `object`.
     """
     package = ModuleType("mlx_lm")
     package.__path__ = list(importlib.util.find_spec("mlx_lm").submodule_search_locations or ())  # type: ignore[union-attr]

@@ -16,21 +16,21 @@ from app.engine.runner import Runner, padded
 from app.models.footprint import SHARED_TOKENS
 
 PROBE = (((1, 2, 3, 4, 5, 6, 7, 8, 9, 10), (5, 6, 8, 9, 10)), ((21, 22, 23, 24, 25, 26), (0, 4, 5, 6, 6)))
-"""Tokens of each probe row, and how many have been fed after each forward: one row runs alone, another one joins with
-more tokens, both continue, and one runs alone again."""
+"""Tokens of each probe row, and how many of them have been fed after each forward: one row runs alone, the other joins
+with more tokens, both continue, and the first runs alone again."""
 PROBE_REJECTS: tuple[tuple[int, ...], ...] = ((), (9,), (), (), ())
-"""Drafts fed in addition to the first row in each of these forwards, then rejected."""
+"""Draft tokens that are also fed to the first row in each of these forwards, and then rejected."""
 
 SLOW_FORWARDS_SECONDS = 1.0
-"""Processor seconds of mlx-lm's own forwards of a probe above which rows in buffers of their own are not probed: on so
-slow a machine padding hardly matters, and the model loads in half the time."""
+"""Processor time of mlx-lm's own forwards, in seconds, above which rows in separate buffers are not probed: padding
+hardly matters on so slow a machine, and the model loads in half the time."""
 
 LARGEST_ERROR, LARGEST_HALF_ERROR = 0.01, 0.15
-"""Tolerated relative error of logits in float32 and in half precision: kernels change with the number of rows and
-tokens, and deep models and routers amplify that; broken families are off by 0.27 to 1.2."""
+"""Tolerated relative error of logits in float32 and in half precision: rounding changes with the number of rows
+and tokens, and deep models and routers amplify it. Families that do not work are off by 0.27 to 1.2."""
 INTERFERING_IN_LONG_CONTEXTS = frozenset({"mlx_lm.models.minimax_m3_vl"})
-"""Modules whose rows disturb one another only in contexts longer than the probe: this one picks blocks of keys by
-position from the longest row's end."""
+"""Model modules whose rows disturb one another only in contexts longer than the probe's: this one selects blocks of
+keys by their distance from the end of the longest row."""
 
 SPLIT_DEPENDENT = {"mlx_lm.models.phi3small": "mlx-lm lets its tokens see later ones of the same forward"}
 """Modules whose answers depend on how tokens are split into forwards, and why."""
@@ -55,7 +55,7 @@ def open_runner(
 
 
 def finished(steps: Generator[Any, None, Result], after_each: Callable[[], None] = lambda: None) -> Result:
-    """Run steps to their end, and return their result."""
+    """Run `steps` to the end, calling `after_each` after each one, and return their result."""
     while True:
         try:
             next(steps)
@@ -65,11 +65,11 @@ def finished(steps: Generator[Any, None, Result], after_each: Callable[[], None]
 
 
 def probe(runner: Runner) -> Generator[None, None, Findings]:
-    """Compare two rows of uneven widths, and what follows a rejected draft, with mlx-lm's own forward of each row.
-    Yields after each forward.
+    """Compare two rows of uneven widths, one of them with a rejected draft, with mlx-lm's own forward of each row.
+    Yield after each forward.
 
-    If they disagree, rows are to run separately or accepted tokens to be carried over. If even a row on its own gets a
-    different answer, the findings have an error. The runner is not to be used afterwards.
+    If logits differ, the findings make rows run separately, or carry accepted tokens over instead of recording scans.
+    If a row differs even on its own, the findings have an error. Do not use the runner afterwards.
     """
     module = type(runner.model).__module__
     if reason := SPLIT_DEPENDENT.get(module, ""):
@@ -98,8 +98,8 @@ def probe(runner: Runner) -> Generator[None, None, Findings]:
 def _mismatch(
     runner: Runner, expected: Sequence[mx.array], *, separate_buffers: bool = False
 ) -> Generator[None, None, str]:
-    """Return how the probe's rows differ from `expected`, logits [tokens, vocabulary] of each; "" if they do not.
-    `separate_buffers` puts the rows into buffers of their own. Yields after each forward."""
+    """Return how the probe's rows differ from `expected`, each row's logits [tokens, vocabulary]; "" if they do not.
+    `separate_buffers` gives each row its own buffers. Yields after each forward."""
     names = [f"probe {row}" for row in range(len(PROBE))]
     for name in names:
         runner.claim(name)
@@ -134,7 +134,7 @@ def _mismatch(
 
 
 def _distance(batched: mx.array, alone: mx.array) -> float:
-    """Return the relative error of logits [tokens, vocabulary] at the worst token, a norm, so that no outlier decides.
+    """Return the relative error of logits [tokens, vocabulary] at the worst token, by norm, so that no outlier decides.
     Equal infinities, and an offset common to all logits, count as no difference."""
     finite = mx.isfinite(alone)
     error, size = (mx.where(finite, logits, 0.0).astype(mx.float32) for logits in (batched - alone, alone))

@@ -1,6 +1,6 @@
-"""Runs one model over its caches: a forward over chosen rows, then a commit of how many tokens to keep.
+"""Runs one model over its caches: a forward over chosen rows, then a commit of the tokens to keep.
 
-Every forward is a transaction: lengths change only in `commit`, so what was written but not committed is never read.
+Every forward is a transaction: only `commit` adds tokens to a row, so what was written but not committed is never read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ StateRow = tuple[tuple[mx.array, ...], ...]
 
 
 def padded(rows: Sequence[Sequence[int]], width: int = 0) -> mx.array:
-    """Return token ids as int32 [rows, width]; `width` is at least the longest row's."""
+    """Return token ids as int32 [rows, at least `width`], each row padded with 0 on the right."""
     width = max(width, *(len(row) for row in rows))
     return mx.array([[*row, *[0] * (width - len(row))] for row in rows], dtype=mx.int32)
 
@@ -43,7 +43,7 @@ def last_of(values: mx.array, widths: Sequence[int]) -> mx.array:
 
 @dataclass(frozen=True)
 class Forward:
-    """A launched forward: the position of each row in it and how many real tokens each was fed."""
+    """A forward to be committed: the rows in it, and how many real tokens each was fed (`widths`)."""
 
     selection: Selection
     sequence_ids: tuple[str, ...]
@@ -54,15 +54,15 @@ class Forward:
     starts: tuple[int, ...] = ()
     """Cached length of each row before this forward."""
     states: StateRow = ()
-    """Recurrent states of all rows, by layer, if everything fed is committed."""
+    """Recurrent states of all selected slots after everything that was fed, by layer."""
     parts: "tuple[Forward, ...]" = ()
     """One forward for each row, where rows ran separately."""
 
 
 @dataclass(frozen=True)
 class RewindPoint:
-    """The `length` of a row, and what cannot be cut back to it: base, keys and values of each layer with a window, and
-    recurrent states."""
+    """The `length` of a row, and copies of what cannot be cut back to it: base, keys and values of each layer with a
+    window, and recurrent states."""
 
     length: int
     windows: Mapping[int, tuple[int, mx.array, mx.array]]
@@ -72,8 +72,8 @@ class RewindPoint:
 class Runner:
     """Runs one model over slot caches. All calls come from the MLX thread.
 
-    `findings` are those of a probe of this model (`probe.py`). Without them, the caches that the model asks for are
-    trusted: mlx-lm cannot run a drafter that reads hidden states.
+    `findings` come from a probe of this model (`probe.py`). Feature drafters have none, because mlx-lm cannot run them
+    for comparison: the caches that they ask for are trusted.
     `on_progress` is called between the parts of a long step. Raises UnknownCacheError if the model cannot use slot
     caches.
     """
@@ -97,10 +97,10 @@ class Runner:
         self.caches.table.attend = attend_for(gpu_architecture())
         self.caches.table.packed_queries = packed_queries_for(gpu_architecture())
         self.quantisation: Quantisation = UNQUANTISED
-        """Quantisation of rows, applied as requests are admitted."""
+        """Quantisation of keys and values, decided for each row when its request is admitted."""
         self.recordable = bool(self.caches.states) and attach(model)
         self.gapped: set[str] = set()
-        """Sequences whose rows lack positions before their last one."""
+        """Ids of sequences whose rows lack some positions before the last."""
         self.rows_isolated = False
         """Whether rows disturb one another in this model, so that each runs separately."""
         self._taps = Taps(model, ())
@@ -130,12 +130,12 @@ class Runner:
         return self.caches.nbytes
 
     def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> None:
-        """Claim a row with room for `reserve_tokens` from its first forward on.
-        With `bits`, keys and values are quantised as they are written, each token on its own."""
+        """Claim a row; its first forward makes room for `reserve_tokens`.
+        With `bits`, keys and values are quantised as they are written, each token separately."""
         self.caches.claim(sequence_id, reserve_tokens, bits)
 
     def separate_long_rows(self) -> None:
-        """Give rows that have become long buffers of their own; call it between steps."""
+        """Move rows that are too long for the shared buffers to buffers of their own. Call it between steps."""
         for sequence_id in self.caches.table.outgrown:
             self.caches.separate(sequence_id)
 
@@ -167,8 +167,8 @@ class Runner:
     ) -> tuple[mx.array, Forward]:
         """Feed int32 `tokens` [rows, width]; return lazy logits [rows, width, vocabulary] and the forward.
 
-        `sequence_ids` and all arrays are in slot order. `record` keeps recurrent scans for a partial commit. `call`
-        runs in place of the model (another method of a drafter's module), on inputs of whatever shape it takes.
+        `sequence_ids` and all arrays are in slot order. `record` keeps recurrent scans for a partial commit. `call`,
+        such as another method of a drafter's module, runs in place of the model; `tokens` are then its inputs.
         """
         if self.rows_isolated and len(sequence_ids) > 1:
             return self._forward_isolated(sequence_ids, tokens, widths, record=record)
@@ -197,7 +197,7 @@ class Runner:
         return logits, Forward(selection, tuple(sequence_ids), tuple(widths), recorded, features, starts, states)
 
     def _scan_recording(self, widths: Sequence[int], width: int, *, record: bool) -> AbstractContextManager[Recording]:
-        """Return the context for the model's call, which gives its scans the rows' `widths` and may record them."""
+        """Return the context in which to call the model: it gives scans the rows' `widths`, and may record them."""
         records = record and self.recordable
         is_ragged = bool(self.caches.states) and any(size != width for size in widths)
         if not (records or is_ragged):
@@ -207,7 +207,7 @@ class Runner:
     def _forward_isolated(
         self, sequence_ids: Sequence[str], tokens: mx.array, widths: Sequence[int], *, record: bool
     ) -> tuple[mx.array, Forward]:
-        """Run one row after the other; their outputs are padded to one rectangle."""
+        """Run the rows one after another, and pad their outputs to one rectangle."""
         rows = enumerate(zip(sequence_ids, widths, strict=True))
         ran = [
             self.forward([name], tokens[row : row + 1, :width], [width], record=record) for row, (name, width) in rows
@@ -229,8 +229,8 @@ class Runner:
     def commit(self, forward: Forward, keep: Sequence[int]) -> list[int]:
         """Commit the first `keep[row]` tokens of each row; return the counts committed, 0 where tokens carry over.
 
-        Rows of attention layers just get their new length. Recurrent states that went too far are scanned again from
-        the recording; without one, they and the row return to before the forward.
+        Attention layers need only the new length. Recurrent states that went too far are recomputed from the recorded
+        scans. Without a recording, the row returns to before the forward, and its kept tokens must be fed again.
         """
         if forward.parts:
             return [self.commit(part, [size])[0] for part, size in zip(forward.parts, keep, strict=True)]
@@ -259,7 +259,7 @@ class Runner:
         return keep
 
     def skip(self, sequence_id: str, length: int) -> None:
-        """Continue at position `length`, leaving a gap: positions without cached entries are not attended to."""
+        """Continue the row at position `length`: nothing attends to the positions of the gap before it."""
         table = self.caches.table
         slot, gap = table.slots[sequence_id], length - table.length(sequence_id)
         if gap > 0:
@@ -274,7 +274,7 @@ class Runner:
         table.set_length(sequence_id, min(table.length(sequence_id), length))
 
     def rewind_point(self, sequence_id: str) -> RewindPoint:
-        """Copy what `return_to` needs, and evaluate it."""
+        """Return an evaluated copy of what `return_to` needs."""
         slot, length, windows = self.rows[sequence_id], self.length(sequence_id), {}
         for layer, cache in enumerate(self.caches.kv):
             if cache.lane.window is not None:
@@ -314,7 +314,7 @@ class Runner:
         return [state.store for state in self.caches.states]
 
     def restore_rows(self, snapshots: Sequence[Sequence[tuple[mx.array, ...]]], choice: Mapping[int, int]) -> None:
-        """Give each slot the states of the snapshot that `choice` names for it."""
+        """Give each slot in `choice` its states in the snapshot of that index; other slots keep theirs."""
         for layer, state in enumerate(self.caches.states):
             stores = [snapshot[layer] for snapshot in snapshots]
             chosen = [stores[choice[slot]] if slot in choice else state.store for slot in range(len(state.store[0]))]
@@ -325,8 +325,8 @@ class Runner:
 
 
 class AloneRunner(Runner):
-    """Runner for a model with unsupported caches: it uses the model's own, one sequence at a time, and commits every
-    token."""
+    """Runner for a model with unsupported caches: it uses the model's own caches for one sequence at a time, and
+    commits every token."""
 
     def __init__(self, model: nn.Module, on_progress: Callable[[], None] = lambda: None) -> None:
         self.model = model

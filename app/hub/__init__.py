@@ -1,1 +1,1 @@
-"""Model hubs: searching them, and downloads that resume and publish a whole folder at once."""
+"""The model hub: searches, and downloads that can resume and that publish a folder only once it is complete."""

@@ -1,7 +1,7 @@
-"""One download in a process of its own: `python -m app.hub.download_child`, started only by Paceline.
+"""Runs one download in its own process: `python -m app.hub.download_child`, started only by Paceline.
 
 The job is the first line of standard input; each change of the download is written to standard output. The process may
-be killed at any moment: received bytes stay on disk, and the next process resumes there. It ends when its parent does.
+be killed at any moment: received bytes stay on disk, where the next one resumes. A process ends with its parent.
 """
 
 import sys
@@ -51,7 +51,7 @@ class XetError(Exception):
 
 
 def _xet_chunks(xet_file: XetFile, size: int, offset: int) -> Iterator[tuple[int, bytes]]:
-    """Yield a file of the chunk store as (position, bytes), through hf_xet's stream, since `xet_get` starts at 0."""
+    """Yield a file of the chunk store as (position, bytes). hf_xet's stream can start at `offset`, `xet_get` cannot."""
     position = offset
     try:
         group = hf_xet.XetSession().new_download_stream_group(
@@ -93,7 +93,7 @@ class Fetch:
         self._disk_full: HubProblem | None = None
 
     def run(self) -> None:
-        """Run the job; report every change and its success. Raises `HubProblem`, or `OSError` of the disk."""
+        """Run the job; report every change, and success at the end. Raises `HubProblem`, or `OSError` for the disk."""
         if not is_reachable(self._downloads):
             raise HubProblem("folder_missing", self._repository)
         with repository_lock(self._downloads, self._repository, self._job.lock_seconds):
@@ -116,7 +116,7 @@ class Fetch:
             self._report(revision=contents.commit, total_bytes=total, state="done", phase="", problem="", folder=folder)
 
     def fail(self, problem: str) -> None:
-        """Report its failure."""
+        """Report that the job failed with `problem`."""
         self._report(state="failed", phase="", problem=problem)
 
     def _fetch_all(self, files: list[RepositoryFile]) -> None:
@@ -143,7 +143,7 @@ class Fetch:
             raise
 
     def _fetch(self, file: RepositoryFile) -> None:
-        """Fetch a file, once more after a wrong hash: a crash of the computer or the chunk store may have caused it."""
+        """Fetch a file; after a wrong hash, try again without the chunk store: that or a crash may be the cause."""
         for use_xet in (self._job.use_xet, False):
             self._receive(file, use_xet=use_xet)
             received = self._folder.received_bytes(file)
@@ -153,7 +153,7 @@ class Fetch:
         raise HubProblem("wrong_hash", self._repository, printable(file.name))
 
     def _receive(self, file: RepositoryFile, *, use_xet: bool) -> None:
-        """Reconnect until the file is complete."""
+        """Receive a file, reconnecting until it is complete."""
         failures = 0
         while True:
             before = self._folder.received_bytes(file)
@@ -170,7 +170,7 @@ class Fetch:
                 return
 
     def _back_off(self, problem: HubProblem, failures: int) -> None:
-        """Back off before the next connection; raise the problem if another attempt would not help."""
+        """Back off before the next connection; raise `problem` if a retry cannot help or no attempts are left."""
         if problem.reason not in RETRIED_REASONS or failures >= self._job.attempts:
             raise problem
         self._report(phase="waiting", problem=problem.problem)
@@ -220,7 +220,7 @@ class Fetch:
             self._done_bytes += count
 
     def _watch(self) -> None:
-        """Report progress and check the disk a few times a second: a silent process is taken for stalled."""
+        """Report progress and check disk space a few times a second: the server treats a silent process as stalled."""
         reported = self._done_bytes
         while not self._stop.wait(REPORT_SECONDS):
             done = self._done_bytes
@@ -246,7 +246,7 @@ class Fetch:
 
 
 def download(job: DownloadJob, report: Report) -> None:
-    """Run a job and report its end, whatever it is."""
+    """Run a job; report its success or its failure."""
     fetch = Fetch(job, report)
     try:
         fetch.run()
@@ -260,7 +260,7 @@ def download(job: DownloadJob, report: Report) -> None:
 
 
 def serve(job: bytes, output: BinaryIO) -> None:
-    """Run a job, and write each change of the download to `output`."""
+    """Decode and run a job, and write each change of the download to `output` as a line of JSON."""
 
     def report(current: Download) -> None:
         try:

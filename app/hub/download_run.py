@@ -1,4 +1,4 @@
-"""One download seen from the server: a process that is watched, restarted when it stalls or ends, and ended on demand.
+"""Runs a download process from the server: restarts it when it stalls or ends early, and kills it on demand.
 
 Cancelling the task that runs `run_download` ends the process; received bytes stay on disk.
 """
@@ -25,7 +25,7 @@ logger = logging.getLogger("paceline.downloads")
 
 
 Spawn = Callable[[bytes], Awaitable[Process]]
-"""Starts a process and hands it the job, keeping its standard input open."""
+"""Function that starts a process and writes the job to its standard input, which stays open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class DownloadTimeouts:
 
 
 class Wait:
-    """The wait for the next report of a download's process, which reports whatever arrives."""
+    """The wait for the next line of a download process; any line ends the wait."""
 
     def __init__(self) -> None:
         self._timeout: asyncio.Timeout | None = None
@@ -51,25 +51,25 @@ class Wait:
         return self._timeout
 
     def seconds(self) -> tuple[float, float]:
-        """Return for how long it has waited, and in how long a silent process is replaced; zeros between two waits."""
+        """Return the seconds waited, and those until a silent process is replaced; zeros while no process runs."""
         if self._timeout is None or (end := self._timeout.when()) is None:
             return 0.0, 0.0
         now = asyncio.get_running_loop().time()
         return now - self._began, max(0.0, end - now)
 
     def end(self) -> None:
-        """Replace the process now, as one that was silent for too long: the next one resumes at its last byte."""
+        """Time out now, so that the process is replaced as stalled; the next one resumes at the last received byte."""
         if self._timeout is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
+            with contextlib.suppress(RuntimeError):  # the wait has already ended
                 self._timeout.reschedule(asyncio.get_running_loop().time())
 
     def stop(self) -> None:
-        """Wait no longer: the process has ended."""
+        """Drop the wait, because the process has ended."""
         self._timeout = None
 
 
 async def spawn_child(job: bytes) -> Process:
-    """Start `python -m app.hub.download_child` in a folder of ours: `-m` imports from the working directory."""
+    """Start `python -m app.hub.download_child` in Paceline's folder: `-m` imports from the working directory."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -78,11 +78,11 @@ async def spawn_child(job: bytes) -> Process:
         stdout=asyncio.subprocess.PIPE,
         limit=MAX_LINE_BYTES,
         cwd=PACKAGE_PARENT,
-        start_new_session=True,  # Ctrl-C at the terminal is for the parent, which ends it
+        start_new_session=True,  # Ctrl-C must reach only the parent, which ends the child
     )
     if process.stdin is not None:
         process.stdin.write(job)
-        with contextlib.suppress(ConnectionError):  # it has ended already: `_listen` reports that
+        with contextlib.suppress(ConnectionError):  # the process has already ended: `_listen` reports that
             await process.stdin.drain()
     return process
 
@@ -98,7 +98,7 @@ async def run_download(
     timeouts: DownloadTimeouts,
     wait: Wait,
 ) -> Download:
-    """Run processes until the repository is here or another attempt would not help; return the download at its end."""
+    """Run processes until the repository is complete or retries cannot help; return the final state of the download."""
     failed_attempts = 0
     while True:
         result, has_received_bytes = await _attempt(job, report, spawn, timeouts, wait)
@@ -119,7 +119,7 @@ async def run_download(
 async def _attempt(
     job: DownloadJob, report: Callable[[Download], None], spawn: Spawn, timeouts: DownloadTimeouts, wait: Wait
 ) -> tuple[Download, bool]:
-    """Run one process; return the download at its end, done or failed, and whether it received bytes."""
+    """Run one process; return the download as done or failed, and whether bytes were received."""
     current, has_received_bytes = job.download, False
 
     def on_event(download: Download) -> None:
@@ -140,7 +140,7 @@ async def _attempt(
 
 
 async def _listen(child: Process, on_event: Callable[[Download], None], timeouts: DownloadTimeouts, wait: Wait) -> str:
-    """Pass on reports until it is done or has failed; return "", or why it broke off: silence is taken for stalled."""
+    """Pass on reports until the download is done or has failed; return "", or why it stalled or ended early."""
     limit = timeouts.first_byte_seconds
     while True:
         try:

@@ -1,11 +1,11 @@
-"""The hub for downloads and searches: the contents of a repository, the bytes of a file from an offset on, the token.
+"""Access to the hub for downloads and searches: contents of a repository, bytes of a file from an offset on, the token.
 
-Built on huggingface_hub, parts of which are imported on first use, so that the start of a server does not wait for it.
-A stored token that the hub no longer accepts is left out when the repository is public. The token is sent to the hub's
-own host only, on routes that are built here: redirects to another host are followed without it.
+It uses huggingface_hub, which imports its parts on first use, so that the server starts without waiting for them. If
+the hub rejects the stored token, requests are repeated without it, which works for public repositories. The token is
+sent only to the hub's own host, on routes built here: redirects to another host are followed without it.
 
-Only data that a model folder needs is fetched, and only from the top level: weights in subfolders are other formats of
-the same model. A path that tries to leave its folder makes the whole repository unsafe.
+Only files that a model folder needs are fetched, and only from its top level and its pooling folder: weights in other
+folders are other formats of the same model. A path that tries to leave its folder makes the whole repository unsafe.
 """
 
 import json
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 ALLOWED_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken")
 ADDRESS = re.compile(r"^https?://[^/]+/")
-"""Prefix that is removed when the URL of a repository's page is pasted."""
+"""Prefix to remove from the pasted URL of a repository's page."""
 REPOSITORY = re.compile(r"\b[\w.-]{1,96}\b/\b[\w.-]{1,96}\b", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
@@ -78,7 +78,7 @@ class RepositoryFile:
 
 
 def checked_repository(text: str) -> str:
-    """Return `organisation/name` out of what a person typed or pasted. Raises `InvalidRequest`."""
+    """Return the `organisation/name` in a text that a user typed or pasted. Raises `InvalidRequest`."""
     name = ADDRESS.sub("", text.strip()).removesuffix("/")
     if REPOSITORY.fullmatch(name) is None or ".." in name or "--" in name or name.endswith(".git"):
         raise InvalidRequest(
@@ -95,7 +95,7 @@ def checked_revision(text: str) -> str:
 
 
 def files_to_download(repository: str, files: Iterable[RepositoryFile]) -> tuple[RepositoryFile, ...]:
-    """Return the files to fetch, small ones first. Raises `HubProblem` for a repository unsafe or without weights."""
+    """Return files to fetch, smallest first. Raises `HubProblem` for an unsafe repository or one without weights."""
     all_files = list(files)
     for file in all_files:
         check_path(repository, file)
@@ -151,7 +151,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class XetFile:
-    """File in the hub's chunk store (Xet), with the URL and headers that get a token of the store."""
+    """File in the hub's chunk store (Xet), with the URL and headers that request a token for the store."""
 
     hash: str
     token_address: str
@@ -161,8 +161,8 @@ class XetFile:
 class Hub:
     """One endpoint and one token; `endpoint` None is the public hub, or HF_ENDPOINT. Calls block.
 
-    All responses must arrive within `response_seconds`: a hub that sends a byte now and then never exceeds the timeout
-    of a read.
+    All responses together must arrive within `response_seconds`: a hub that sends a byte now and then would never
+    exceed the read timeout.
     """
 
     def __init__(
@@ -193,15 +193,15 @@ class Hub:
             return self._retry_without_token(call)
         except HubErrors as error:
             raise problem_of(error, repository) from None
-        except ImportError:  # httpx2 speaks to a SOCKS proxy with another package
+        except ImportError:  # for a SOCKS proxy, httpx2 needs another package
             raise HubProblem("proxy", repository) from None
-        except MalformedResponseErrors:  # the sign-in page of a hotel's network, a proxy's, or a hub that lies
+        except MalformedResponseErrors:  # the sign-in page of a hotel's network or a proxy, or a hostile hub
             raise HubProblem("offline", repository, "the answer is not the hub's") from None
 
     def chunks(self, repository: str, commit: str, file: RepositoryFile, offset: int) -> Iterator[tuple[int, bytes]]:
-        """Yield a file as (position, bytes), from `offset` on, or from 0 where the hub will not start there.
+        """Yield a file as (position, bytes), from `offset` on, or from 0 if the hub ignores the requested range.
 
-        Raises what huggingface_hub and httpx2 raise; `problem_of` names it.
+        Raises `HubErrors` or `IncompleteStream`, which `problem_of` converts.
         """
         url = huggingface_hub.hf_hub_url(repository, file.name, revision=commit, endpoint=self._endpoint)
         try:
@@ -219,7 +219,7 @@ class Hub:
     def find_in_xet(self, repository: str, commit: str, file: RepositoryFile) -> XetFile | None:
         """Find a file in the hub's chunk store; None if the store does not have it.
 
-        The response also names a URL that issues the store's token. It is ignored: it would receive the hub's token.
+        The response also names a URL that issues store tokens. That URL is ignored: it would receive the hub's token.
         """
         url = huggingface_hub.hf_hub_url(repository, file.name, revision=commit, endpoint=self._endpoint)
 
@@ -235,7 +235,7 @@ class Hub:
         return XetFile(xet_hash, route, self._headers()) if SHA256.fullmatch(xet_hash) else None
 
     def _get_json(self, path: str, parameters: Mapping[str, Any]) -> Any:
-        """Fetch JSON from a path below `/api/models`. Raises `ValueError` if it is not JSON, or too long."""
+        """Fetch JSON from a path below `/api/models`. Raises `ValueError` if the response is not JSON, or too long."""
         url, content = f"{self._endpoint}/api/models{path}", bytearray()
         with huggingface_hub.get_session().stream(
             "GET", url, params=dict(parameters), headers=self._headers(), timeout=self._timeout
@@ -279,7 +279,7 @@ class Hub:
             raise first_error from None
 
     def _drop_stale_token(self, error: HfHubHTTPError) -> bool:
-        """Drop a token unknown to the hub, which refuses it even for public repositories; return whether to retry."""
+        """Drop a token that the hub rejects, which it does even for public repositories; return whether to retry."""
         if self._token is None or error.response.status_code != httpx2.codes.UNAUTHORIZED:
             return False
         self._token = None
@@ -291,7 +291,7 @@ class Hub:
 
 
 def _check_status(response: httpx2.Response) -> None:
-    """Raise huggingface_hub's error for a refusal, from its headers alone: its body may have any length and form."""
+    """Raise huggingface_hub's error for an error status, from its headers alone: the body may be anything."""
     headers = {name: response.headers[name] for name in REFUSAL_HEADERS if name in response.headers}
     huggingface_hub.hf_raise_for_status(
         httpx2.Response(response.status_code, headers=headers, request=response.request)
@@ -299,7 +299,7 @@ def _check_status(response: httpx2.Response) -> None:
 
 
 def problem_of(error: Exception, repository: str = "") -> HubProblem:
-    """Convert an error of the hub or the network, with the host that did not answer; never with a path or token."""
+    """Convert an error of the hub or network to a `HubProblem`, which may name the host, but never a path or token."""
     if isinstance(error, GatedRepoError):
         return HubProblem("gated", repository)
     if isinstance(error, HfHubHTTPError):
@@ -348,9 +348,9 @@ def _repository_file(sibling: Any) -> RepositoryFile:
 
 
 class HubToken:
-    """The token in a private file of `PACELINE_HOME`, or where Hugging Face's own tools keep theirs.
+    """The hub token, from a private file in `PACELINE_HOME` or from the place where Hugging Face's tools store theirs.
 
-    It is sent only to the hub that it was stored for, so that changing the hub's address does not disclose it to a
+    A token is sent only to the hub for which it was stored, so that a changed hub address does not disclose it to a
     stranger. An empty `endpoint` is the public hub, or the one in HF_ENDPOINT.
     """
 
@@ -358,7 +358,7 @@ class HubToken:
         self._path = home / PRIVATE_FILE_NAME
 
     def read(self, endpoint: str) -> str:
-        """Return the token for this endpoint; empty for none."""
+        """Return the token for this endpoint; empty if there is none."""
         return self._stored(endpoint) or _hugging_face_token(endpoint)
 
     def origin(self, endpoint: str) -> Origin:
@@ -368,7 +368,7 @@ class HubToken:
         return "hugging_face" if _hugging_face_token(endpoint) else "none"
 
     def write(self, token: str, endpoint: str) -> None:
-        """Store a token for this endpoint; an empty one removes it. Raises `InvalidRequest`, which never quotes it."""
+        """Store a token for this endpoint; an empty one removes it. Raises `InvalidRequest`, never with the token."""
         token = token.strip()
         if not token:
             self._path.unlink(missing_ok=True)
@@ -386,7 +386,7 @@ class HubToken:
 
 
 def _hugging_face_token(endpoint: str) -> str:
-    """Return the token of Hugging Face's own tools, which is for the hub that they use."""
+    """Return the token of Hugging Face's tools if `endpoint` is the hub that they use; else ""."""
     return (huggingface_hub.get_token() or "") if _address(endpoint) in {"", _address(constants.ENDPOINT)} else ""
 
 

@@ -1,9 +1,9 @@
-"""Searches of the hub, and the size of a repository before anything is fetched. Calls block: make them in a thread.
+"""Searches the hub, and inspects a repository before it is downloaded. Calls block, so make them in a thread.
 
-MLX repositories come first, then others whose architecture mlx-lm knows. Raises `HubProblem` with a text for a person.
-`published.json`, from the project's reference, holds what is known without asking: drafters by the model that they
-draft for, and pairs that suit a computer's memory and chip, with rough sizes. Whether a drafter fits is decided by its
-own files once they are here.
+Search results list MLX repositories first, then others whose architecture mlx-lm supports. Calls raise `HubProblem`,
+whose message is written for users. `published.json`, from the project's reference, contains what is known without a
+request: drafters by main model, pairs to recommend, approximate sizes, and memory bandwidths of chips. Whether a
+drafter fits is decided from its own files after the download.
 """
 
 import functools
@@ -84,7 +84,7 @@ class FoundRepository:
     gated: bool
     is_mlx: bool
     method: str
-    """Method of a drafter; empty for a model of its own."""
+    """Method of a feature drafter; empty for a standalone model."""
     model_type: str
     licence: str
     tags: tuple[str, ...]
@@ -92,7 +92,7 @@ class FoundRepository:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """One repository at its present commit. Only `files` would be fetched."""
+    """One repository at its current commit; `files` are those that a download would fetch."""
 
     repository: str
     commit: str
@@ -110,7 +110,7 @@ class Details:
 
 
 def search(hub: Hub, text: str, *, sort: Sort = "downloads", author: str = "") -> list[FoundRepository]:
-    """Find repositories whose names hold the words of `text`: MLX ones first, then others, each part by `sort`."""
+    """Find repositories whose names contain the words of `text`: MLX ones, then others, both sorted by `sort`."""
     parameters: dict[str, Any] = {"sort": SORTS[sort], "limit": PAGE_SIZE, "expand": list(EXPANDED_FIELDS)}
     text = ADDRESS.sub("", text.strip()).strip("/")[:MAX_QUERY_CHARACTERS]
     if text:
@@ -129,7 +129,7 @@ def search(hub: Hub, text: str, *, sort: Sort = "downloads", author: str = "") -
 
 
 def inspect_repository(hub: Hub, repository: str, revision: str = "") -> Details:
-    """Fetch exact sizes, licence and kind of a repository, by one or two requests."""
+    """Fetch exact sizes, licence and kind of a repository, with one or two requests."""
     contents = hub.contents(repository, revision)
     files = files_to_download(repository, contents.files)
     config = _config(hub, repository, contents, files)
@@ -207,7 +207,7 @@ def _tags(model_info: Any) -> list[str]:
 
 
 def _count(reported: Any) -> int:
-    """Return a count that the hub reports; 0 where it is not a valid one."""
+    """Return a count that the hub reports; 0 if it is invalid."""
     return reported if type(reported) is int and 0 <= reported <= LARGEST_COUNT else 0
 
 
@@ -222,9 +222,9 @@ CACHE_ALLOWANCE_BYTES = 1_500_000_000
 
 @dataclass(frozen=True, slots=True)
 class PublishedDrafter:
-    """Published drafter on the hub. `size_bytes` is 0 where the reference does not state it.
+    """A drafter published on the hub. `size_bytes` is 0 where the reference does not state it.
 
-    An `mtp` head without a `repository` lies inside the original checkpoint; most smaller copies have lost it.
+    An `mtp` head without a `repository` lies inside the original checkpoint; most quantised copies lack it.
     """
 
     method: str
@@ -234,38 +234,38 @@ class PublishedDrafter:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A main model with the drafters that suit it, the best first; none for a model that is too small to gain."""
+    """A main model with suitable drafters, best first; without drafters if it is too small to gain from one."""
 
     main: str
     main_bytes: int
     strength: str
-    """Code for what the model is good at, as in the words `downloads.good_…`."""
+    """Code of the model's strength, as in the text keys `downloads.good_…`."""
     tokens_per_second: float
-    """Estimate of its speed without a drafter."""
+    """Estimated decoding speed without a drafter."""
     drafters: tuple[PublishedDrafter, ...]
 
 
 _PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
 SIZES_GB: Mapping[str, float] = _PUBLISHED["sizes_gb"]
 FEATURE_DRAFTERS: tuple[tuple[str, str, str], ...] = tuple(map(tuple, _PUBLISHED["feature_drafters"]))
-"""Start of the main model's name in lower case, method and repository."""
+"""Feature drafters: start of the main model's name in lower case, method, repository."""
 SMALL_MODELS: tuple[tuple[str, float, str], ...] = tuple(map(tuple, _PUBLISHED["small_models"]))
-"""Start of the names of a family, parameters in billions and repository of its small models, smallest first."""
+"""Small models by family, smallest first: start of the family's names, parameters in billions, repository."""
 PAIRS: tuple[tuple[str, str, list[list[str]]], ...] = tuple(map(tuple, _PUBLISHED["pairs"]))
-"""Main model, what it is good at, and its drafters with their methods, the best first."""
+"""Pairs to recommend: main model, code of its strength, drafters with their methods, best first."""
 BANDWIDTHS_GB: Mapping[str, float] = _PUBLISHED["bandwidths_gb"]
-"""Gigabytes per second between memory and chip, as Apple states them; of two variants those of the slower one."""
+"""Memory bandwidth by chip, in gigabytes per second, as Apple states it; of two variants, the slower one's."""
 NEWER_CHIP_GB = BANDWIDTHS_GB["M5"]
-"""The same for a chip that is not listed."""
+"""Memory bandwidth, in gigabytes per second, assumed for an Apple chip that is not listed."""
 BANDWIDTH_SHARE = 0.7
-"""Share of the bandwidth at which a GPU reads weights while it decodes."""
+"""Share of the memory bandwidth that a GPU reaches while it decodes."""
 CPU_GB = 0.65
-"""Gigabytes of 4-bit weights per second that mlx multiplies on a CPU, on one core: measured on a server's."""
+"""Gigabytes of 4-bit weights per second that mlx multiplies on one CPU core, measured on a server."""
 COMFORTABLE_SPEED = 15.0
-"""Tokens per second from which an answer comes faster than it is read."""
+"""Tokens per second at which an answer is generated faster than a person reads it."""
 
 MAX_DRAFT_SIZES = ((30.0, 7.0), (13.0, 3.0), (6.5, 1.3))
-"""Parameters in billions: minimum of a main model, maximum of a draft model that speeds it up; below 6.5: none."""
+"""Billions of parameters: minimum of a main model, maximum of a draft model that speeds it up; none below 6.5."""
 
 MTP_MODEL_TYPES = ("qwen3_next", "qwen3_5", "deepseek_v3")
 """Prefixes of the model types whose original checkpoints contain a multi-token head that can run here."""
@@ -291,8 +291,8 @@ def published_for(main: CatalogModel) -> list[PublishedDrafter]:
 
 
 def recommended(memory_bytes: int, chip: str) -> list[Pair]:
-    """Return at most `RECOMMENDED_PAIRS` pairs that fit into this memory for models: the comfortably fast ones, the
-    largest first, then the others, the fastest first."""
+    """Return at most `RECOMMENDED_PAIRS` pairs that fit into `memory_bytes`: first pairs of at least
+    `COMFORTABLE_SPEED`, largest first, then slower ones, fastest first."""
 
     def fits(main: str, draft_bytes: int) -> bool:
         return round((_size(main) + draft_bytes) * 1.25) + CACHE_ALLOWANCE_BYTES <= memory_bytes
@@ -324,7 +324,7 @@ def _size(repository: str) -> int:
 
 
 def _is_drafter_for(target: str, name: str) -> bool:
-    """Return whether the whole words match: `qwen3-4b` is for `qwen3-4b-8bit`, never for `qwen3-4bit`."""
+    """Return whether `name` begins with all words of `target`: `qwen3-4b` fits `qwen3-4b-8bit`, not `qwen3-4bit`."""
     return name == target or name.startswith(f"{target}-")
 
 

@@ -1,7 +1,7 @@
-"""Folder of a download in progress: `.partial/organisation--name@commit`, one rename away from its final place.
+"""The folder of a download in progress: `.partial/organisation--name@commit`, renamed to its final place at the end.
 
-A file there is `name.incomplete` while it grows and gets its name only once its hash was right; the folder moves to its
-place only once every file has. So whatever is killed, visible models are complete, and downloads can be resumed.
+A file there is called `name.incomplete` until its hash is verified. The folder moves to its final place only once all
+files are verified. So visible models are complete and downloads can resume, whichever process is killed.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ BLOCK_BYTES = 1 << 20
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """Record of a download in its folder; it distinguishes our folders from others, and names the commit they hold."""
+    """Record in a downloaded folder, which distinguishes the folder from foreign ones and names its commit."""
 
     repository: str
     commit: str
@@ -88,7 +88,7 @@ class PartialFolder:
             yield handle
 
     def verify(self, file: RepositoryFile, on_block: Callable[[], None]) -> bool:
-        """Hash a complete file; rename it to its final name if the hash is right, else remove it."""
+        """Hash a complete file; rename it to its final name if the hash is right, else remove it and return False."""
         incomplete = self.path / (file.name + INCOMPLETE)
         digest = hashlib.sha256() if file.sha256 else hashlib.sha1(usedforsecurity=False)
         if not file.sha256:
@@ -125,7 +125,7 @@ class PartialFolder:
 
 @contextlib.contextmanager
 def repository_lock(downloads: Path, repository: str, wait_seconds: float) -> Iterator[None]:
-    """Let one process at a time work on a repository; the lock of a killed one is free. Raises `in_use`."""
+    """Hold the lock of a repository; the system frees it if its holder is killed. Raises `in_use`."""
     folder = downloads / PARTIAL
     make_cache_folder(folder, 0o755)
     descriptor = open_regular_file(folder / f"{_flat_name(repository)}.lock", os.O_RDWR | os.O_CREAT)
@@ -138,7 +138,7 @@ def repository_lock(downloads: Path, repository: str, wait_seconds: float) -> It
 
 
 def is_reachable(downloads: Path) -> bool:
-    """Return whether a downloads folder exists or can be made, but not while its drive is unmounted."""
+    """Return whether a downloads folder or its parent exists; below an unmounted drive, neither does."""
     return downloads.is_dir() or downloads.parent.is_dir()
 
 
@@ -165,7 +165,7 @@ def delete_partials(downloads: Path, repository: str, wait_seconds: float = 5.0)
 
 
 def remove_model(roots: Iterable[Path], folder: Path) -> bool:
-    """Remove a model that was downloaded into one of `roots`, atomically for readers; False for a folder not ours."""
+    """Remove a model downloaded into one of `roots`, atomically for readers; return False for any other folder."""
     marker = read_marker(folder)
     downloads = next((root for root in roots if marker is not None and folder == root / marker.repository), None)
     if marker is None or downloads is None or folder.is_symlink() or folder.parent.is_symlink():
@@ -174,13 +174,13 @@ def remove_model(roots: Iterable[Path], folder: Path) -> bool:
     trash = downloads / PARTIAL / f"{_flat_name(marker.repository)}@old-{uuid.uuid4().hex}"
     folder.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)
-    with contextlib.suppress(OSError):  # it holds other models of the organisation
+    with contextlib.suppress(OSError):  # not empty: the organisation has other models
         folder.parent.rmdir()
     return True
 
 
 def read_marker(folder: Path) -> Marker | None:
-    """Read what Paceline downloaded into a folder; None for a folder that it did not make."""
+    """Read the marker of a folder; None if Paceline did not download the folder."""
     return read_json_as(folder / MARKER, Marker)
 
 
@@ -190,7 +190,7 @@ def _partials(downloads: Path, repository: str) -> list[Path]:
 
 
 def _flat_name(repository: str) -> str:
-    """Return one folder name, which is unambiguous: the hub allows no "--" in a name."""
+    """Return a repository as one folder name; it is unambiguous because the hub allows no "--" in names."""
     return repository.replace("/", "--")
 
 

@@ -1,8 +1,8 @@
 """The texts of the interface: one flat JSON catalog for each language, shared by templates and scripts.
 
-A key names a place (`downloads.pause`), a value may hold `{name}` placeholders. Counted texts have one key for each
-plural form (`key.one`, `key.other`). A new language is a new JSON file with the keys of `en.json`; a folder of the
-user's own may add some, with English for missing keys. Names of methods (`method.mtp`) come from `METHODS`.
+A key names a place (`downloads.pause`); a value may contain `{name}` placeholders. Counted texts have one key for each
+plural form (`key.one`, `key.other`). To add a language, add a JSON file with the keys of `en.json`. A user's folder may
+add languages too; missing keys get the English text. Names of methods (`method.mtp`) are taken from `METHODS`.
 """
 
 import json
@@ -19,7 +19,7 @@ from app.models.safe_files import MAX_JSON_BYTES, read_file
 FOLDER = Path(__file__).parent
 DEFAULT_LANGUAGE = "en"
 NAME_KEY = "language.name"
-"""Key of a language's own name for itself."""
+"""Key of a language's native name."""
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")
 LANGUAGES_WITHOUT_PLURAL = frozenset({"id", "ja", "ko", "ms", "th", "vi", "zh"})
@@ -47,17 +47,17 @@ class Words:
 
     @property
     def name(self) -> str:
-        """The language's own name for itself."""
+        """Native name of the language."""
         return self.entries[NAME_KEY]
 
 
 def plural_form(language: str, count: int) -> str:
-    """Return `one` or `other`; scripts ask `Intl.PluralRules`, which knows finer forms, for any language."""
+    """Return `one` or `other`. Scripts use `Intl.PluralRules` instead, which knows all plural forms of a language."""
     return "one" if count == 1 and language.partition("-")[0] not in LANGUAGES_WITHOUT_PLURAL else "other"
 
 
 class Catalogs:
-    """All languages: those of the package, and those in folders of the user's own."""
+    """All languages: those of the package, and those in the user's folders."""
 
     def __init__(self, *folders: Path) -> None:
         self._words = {language: read_words(language) for language in languages()}
@@ -69,7 +69,7 @@ class Catalogs:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Language -> its own name for itself."""
+        """Native names by language."""
         return {language: words.name for language, words in sorted(self._words.items())}
 
     def words(self, language: str) -> Words:
@@ -77,7 +77,7 @@ class Catalogs:
         return self._words.get(language) or self._words[DEFAULT_LANGUAGE]
 
     def choose(self, accepted: str) -> str:
-        """Return the language for an `Accept-Language` header: the first wanted one available, else English."""
+        """Return the language for an `Accept-Language` header: the most preferred available one, else English."""
         available = {language.lower(): language for language in sorted(self._words)}
         for tag in _by_preference(accepted):
             primary = tag.partition("-")[0]
@@ -89,12 +89,12 @@ class Catalogs:
 
 
 def languages(folder: Path = FOLDER) -> tuple[str, ...]:
-    """Return every language that the package has a catalog of, in alphabetical order."""
+    """Return all languages of the package's catalogs, in alphabetical order."""
     return tuple(sorted(path.stem for path in folder.glob("*.json")))
 
 
 def read_words(language: str = DEFAULT_LANGUAGE) -> Words:
-    """Read the catalog of a language out of `languages()`."""
+    """Read the package's catalog of a language, which must be one of `languages()`."""
     entries = json.loads((FOLDER / f"{language}.json").read_text(encoding="utf-8"))
     methods = {
         f"method.{method.name}": method.words.get(language, method.words[DEFAULT_LANGUAGE]) for method in METHODS
@@ -103,13 +103,13 @@ def read_words(language: str = DEFAULT_LANGUAGE) -> Words:
 
 
 def system_languages(environment: Mapping[str, str]) -> str:
-    """Return the language of the user's environment as an `Accept-Language` header: `ko_KR.UTF-8` is `ko-KR`."""
+    """Return the language of the user's environment as an `Accept-Language` header: `ko-KR` for `ko_KR.UTF-8`."""
     language = next(filter(None, map(environment.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
     return language.partition(".")[0].partition("@")[0].replace("_", "-")
 
 
 def _read_user_catalog(path: Path) -> dict[str, str]:
-    """Read a user's own catalog: only strings are taken, and errors are logged, so that the server starts anyway."""
+    """Read a user's catalog: keep only strings, and log errors instead of raising, so that the server still starts."""
     try:
         entries = json.loads(read_file(path, MAX_JSON_BYTES))
     except (PacelineError, ValueError, RecursionError) as error:
@@ -122,7 +122,7 @@ def _read_user_catalog(path: Path) -> dict[str, str]:
 
 
 def _with_known_placeholders(entries: Mapping[str, str], english: Mapping[str, str], name: str) -> dict[str, str]:
-    """Return the entries without those that have placeholders which the English text lacks: nothing would fill them."""
+    """Drop the entries with placeholders that the English text lacks, because nothing would fill them; log each."""
     unknown = {
         key: sorted(more)
         for key, words in entries.items()
@@ -134,7 +134,7 @@ def _with_known_placeholders(entries: Mapping[str, str], english: Mapping[str, s
 
 
 def _by_preference(accepted: str) -> list[str]:
-    """Return the tags of the header in lower case, most wanted first; invalid parts are left out."""
+    """Return the tags of an `Accept-Language` header in lower case, most preferred first, without invalid parts."""
     preferences = []
     for index, entry in enumerate(accepted.lower().split(",")):
         tag, _, parameter = entry.partition(";")

@@ -1,1 +1,1 @@
-"""This computer: its memory and chip, its processes, the channel between two of them, and our own files on it."""
+"""This computer: its memory and chip, its processes, the channel between server and worker, and Paceline's files."""

@@ -26,7 +26,7 @@ MAX_BACKLOG_BYTES: Final = 2 * MAX_FRAME_BYTES
 READ_BYTES: Final = 256 * 1024
 NOTE_BYTES: Final = mmap.PAGESIZE
 EXIT_DEVICE_LOST: Final = 75
-"""Exit code of a worker that the GPU takes no more work from."""
+"""Exit code of a worker whose GPU accepts no more work."""
 
 _LENGTH = struct.Struct(">I")
 _ENCODER = msgspec.msgpack.Encoder()
@@ -109,7 +109,7 @@ class ServerChannel(asyncio.Protocol):
     async def open(
         cls, end: socket.socket, on_event: Callable[[Event], None], on_close: Callable[[str], None]
     ) -> "ServerChannel":
-        """Open a channel over `end`, which it owns from now on."""
+        """Open a channel over `end`, which the channel then owns."""
         channel = cls(on_event, on_close)
         await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=end)
         return channel
@@ -136,9 +136,9 @@ class ServerChannel(asyncio.Protocol):
         self._on_close(self._reason or (str(exc) if exc else ""))
 
     def send(self, command: Command) -> None:
-        """Queue one command; never blocks. On a closed channel it is dropped: `on_close` reports the close.
+        """Queue one command; never blocks. On a closed channel the command is dropped: `on_close` reports the close.
 
-        Raises InvalidRequest if the command cannot be a frame, QueueFull if the worker does not read.
+        Raises InvalidRequest if the command cannot be encoded as a frame, QueueFull for a new request above the limit.
         """
         try:
             frame = pack(command)
@@ -166,7 +166,7 @@ class WorkerChannel:
         self._lock = threading.Lock()
 
     def send(self, event: Event) -> None:
-        """Write one event; blocks while the server does not read: its only backpressure from the server.
+        """Write one event; blocks while the server does not read, which is the only backpressure on the worker.
 
         Once the server is gone, events are dropped: the reader's `on_close` ends the process.
         """
@@ -194,7 +194,7 @@ class WorkerChannel:
         on_close()
 
     def _dispatch(self, payload: bytes, on_command: Callable[[Command], None]) -> None:
-        """Pass on a command. A malformed one fails its request; raises FrameError if it has no readable id."""
+        """Pass on a command. A malformed one fails its request, or raises FrameError if its id cannot be read."""
         try:
             command = unpack_command(payload)
         except FrameError as error:
@@ -210,8 +210,8 @@ class WorkerChannel:
 class CrashNote:
     """The model that the worker's MLX thread is working on, in a page of a file that both processes map.
 
-    The worker writes it, and the server reads it once the worker has ended or hangs: a frame could still be in transit
-    when the process dies. Without a descriptor, the page is private to this process.
+    The worker writes the note, and the server reads it once the worker has ended or hangs. A frame would not do: it
+    could still be in transit when the worker dies. Without a descriptor, the page is private to this process.
     """
 
     def __init__(self, descriptor: int = -1) -> None:
@@ -225,7 +225,7 @@ class CrashNote:
 
     @contextmanager
     def on(self, model_id: str) -> Iterator[None]:
-        """Blame `model_id` for whatever happens to the process within this block."""
+        """Name `model_id` in the note within this block: the server blames it if the worker ends or hangs there."""
         self._write(model_id)
         try:
             yield
@@ -235,4 +235,4 @@ class CrashNote:
     def _write(self, model_id: str) -> None:
         name = model_id.encode()[: NOTE_BYTES - _LENGTH.size]
         self._page[_LENGTH.size : _LENGTH.size + len(name)] = name
-        self._page[: _LENGTH.size] = _LENGTH.pack(len(name))  # last: a half-written name is never read
+        self._page[: _LENGTH.size] = _LENGTH.pack(len(name))  # the length last: a half-written name is never read

@@ -1,4 +1,4 @@
-"""Limits of descriptors, raised as far as the system allows: open files, and the bytes that a socket holds."""
+"""Raises the limits on open files and on a socket's buffered bytes, up to what the system allows."""
 
 import contextlib
 import resource
@@ -9,11 +9,11 @@ from app.machine.host import ReadSetting, sysctl, sysctl_number
 
 WANTED_FILES = 8192
 SOCKET_BYTES = 1 << 20
-"""Bytes that each end of a socket holds for its reader. With macOS's 8 KiB a model's steps wait for the server."""
+"""Buffer size, in bytes, of each end of a socket. With macOS's 8 KiB, a model's steps would wait for the server."""
 
 
 def limit() -> int:
-    """Return the present limit, at most `WANTED_FILES`."""
+    """Return the current limit on open files, at most `WANTED_FILES`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return WANTED_FILES if soft == resource.RLIM_INFINITY else min(WANTED_FILES, soft)
 
@@ -35,7 +35,7 @@ def raise_limit() -> None:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Return two connected ends that take `SOCKET_BYTES`, or what the system allows, before a writer waits."""
+    """Return two connected ends that buffer `SOCKET_BYTES`, or what the system allows, before a writer blocks."""
     ends = socket.socketpair()
     for end in ends:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -45,7 +45,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 @contextlib.contextmanager
 def preserved_limit() -> Iterator[None]:
-    """Ignore changes of the limit: mlx-lm would lower it at import, and fails where the system allows less."""
+    """Ignore changes of the limit within this block: mlx-lm lowers it at import, or fails if the system allows less."""
     set_limit = resource.setrlimit
     resource.setrlimit = lambda kind, limits: None if kind == resource.RLIMIT_NOFILE else set_limit(kind, limits)
     try:

@@ -1,4 +1,4 @@
-"""Facts of this computer from the operating system: its chip, memory pressure, the memory models may take, disk."""
+"""Facts about this computer from the operating system: chip, memory pressure, memory for models, free disk space."""
 
 import ctypes
 import platform
@@ -13,12 +13,12 @@ from app.core.messages import Pressure
 from app.machine.own_files import nearest_folder
 
 ReadSetting = Callable[[str], bytes]
-"""Reads a kernel setting by name; empty where there is none."""
+"""Function that reads a kernel setting by name; empty where there is none."""
 
 CPU_INFORMATION = Path("/proc/cpuinfo")
 MEMORY_STALLS = Path("/proc/pressure/memory")
 WARNING_STALL_PERCENT, CRITICAL_STALL_PERCENT = 20.0, 60.0
-"""Percent of the last ten seconds in which something waited for memory; at 60 systemd-oomd begins to kill programs."""
+"""Percent of the last ten seconds in which a task waited for memory; from 60 on, systemd-oomd kills programs."""
 _STALLED = re.compile(r"^some avg10=([\d.]+)", re.MULTILINE)
 _MODEL_NAME = re.compile(r"^model name\s*:\s*(\S.*?)\s*$", re.MULTILINE)
 
@@ -50,7 +50,7 @@ def chip_name(read: ReadSetting = sysctl, cpu_information: Path = CPU_INFORMATIO
 
 
 def memory_pressure(read: ReadSetting = sysctl, stalls: Path = MEMORY_STALLS) -> Pressure:
-    """Return the kernel's memory pressure: a level on macOS, on Linux the share of time something waits for memory.
+    """Return the memory pressure: by the kernel's level on macOS, by the share of time spent waiting on Linux.
 
     Never blocks, never raises; `normal` where it is unknown.
     """
@@ -71,18 +71,18 @@ def _first(pattern: re.Pattern[str], path: Path) -> str:
     return match[1] if match else ""
 
 
-# --- what models may take -----------------------------------------------------------------------------------------
+# --- memory for models --------------------------------------------------------------------------------------------
 
 
 def reserve_bytes(total_bytes: int) -> int:
-    """Return what the system keeps: 4 GB, or 8 GB from 16 GB RAM up."""
+    """Return the bytes reserved for the system: 4 GB, or 8 GB with at least 16 GB of RAM."""
     return 4 * GIGABYTE if total_bytes < 16 * GIGABYTE else 8 * GIGABYTE
 
 
 def ceiling_from(total_bytes: int, recommended_bytes: int | None) -> int:
-    """Return the most bytes that models may hold: RAM less the reserve, within the GPU's share.
+    """Return the maximum bytes for models: RAM minus the reserve, but at least half of RAM.
 
-    A machine too small for the reserve keeps half.
+    With a GPU, it is at most `WORKING_SET_SHARE` of the working set that Metal recommends.
     """
     ceiling = max(total_bytes - reserve_bytes(total_bytes), total_bytes // 2)
     if recommended_bytes:
@@ -91,7 +91,7 @@ def ceiling_from(total_bytes: int, recommended_bytes: int | None) -> int:
 
 
 def wired_limit_mb(total_bytes: int, recommended_bytes: int, needs_bytes: Iterable[int]) -> int:
-    """Return the `iogpu.wired_limit_mb` (MiB) with which a model fits that does not fit now; 0: leave it alone."""
+    """Return the `iogpu.wired_limit_mb` (MiB) that makes a model fit which does not fit now; 0 if there is none."""
     limit = max(total_bytes - reserve_bytes(total_bytes), 0) // MEBIBYTE
     now, then = ceiling_from(total_bytes, recommended_bytes), ceiling_from(total_bytes, limit * MEBIBYTE)
     return limit if any(now < needed <= then for needed in needs_bytes) else 0

@@ -1,8 +1,8 @@
-"""The installer of this copy of Paceline, by which it is updated and removed.
+"""Identifies the installer of this copy of Paceline, which also updates and removes it.
 
-Its own files show it: what the installer wrote beside the package (PEP 610, PEP 376), and what uv, pipx and Homebrew
-keep in their environments. The installer itself is asked for available versions, since it alone knows the index, the
-proxy and the certificates that an update would use.
+It is identified by files: those that an installer writes next to the package (PEP 610, PEP 376), and those that uv,
+pipx and Homebrew put into their environments. Available versions are queried through the installer, because only it
+knows the index, the proxy and the certificates that an update would use.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ GIT_TAG_VERSION = r"refs/tags/v(\d+(?:\.\d+)*)$"
 """Arguments of a dry run by uv or pipx, and patterns of an available version in the output of each installer."""
 QUERY_SECONDS = 60.0
 INSTALLER_FOLDERS = ("~/.local/bin", "/opt/homebrew/bin", "/usr/local/bin")
-"""Folders of installers, for a server that the system started with a short PATH."""
+"""Folders to search for installers after PATH, which is short for a server that the system started."""
 NON_INTERACTIVE = {"GIT_TERMINAL_PROMPT": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
 """Variables that keep installers from asking questions: there is no terminal."""
 
@@ -50,7 +50,7 @@ class Installation:
 
     @property
     def desktop(self) -> str:
-        """Command that installs the extra of this name."""
+        """Command that installs the extra `desktop`."""
         extra = f"'{DISTRIBUTION}[desktop]'"
         if self.kind == "checkout":
             return f"make -C {shlex.quote(str(self.path))} desktop"
@@ -85,7 +85,7 @@ def editable_source(origin: str) -> Path | None:
 
 
 def installation_of(prefix: Path, python: Path, installer: str, source: Path | None) -> Installation:
-    """Identify an installation by its environment and Python, the installer on record, and the checkout it runs."""
+    """Identify an installation by its environment, Python executable, recorded installer, and checkout, if any."""
     if source is not None:
         folder = shlex.quote(str(source))
         update = f"git -C {folder} pull && make -C {folder} install"
@@ -117,20 +117,20 @@ def _upgrade_and_remove(program: str, options: str = "", verb: str = "upgrade", 
 
 
 def version_order(version: str) -> tuple[tuple[int, ...], bool]:
-    """Return the sort key of a version: its numbers; a version with letters comes before the same without."""
+    """Return the sort key of a version: its numbers; a pre-release (with letters) sorts before its release."""
     numbers = re.match(r"[\d.]*", version)
     release = numbers[0] if numbers else ""
     return tuple(int(number) for number in release.split(".") if number), release == version
 
 
 def newest_in(output: str, version_pattern: str, version: str) -> str:
-    """Return the newest version in an installer's output, if it is newer than `version`; else empty."""
+    """Return the newest version in an installer's output if it is newer than `version`; else ""."""
     newest = max(re.findall(version_pattern, output, re.MULTILINE), key=version_order, default="")
     return newest if version_order(newest) > version_order(version) else ""
 
 
 async def newer_version(installation: Installation, version: str) -> str:
-    """Return the version that an update would bring; empty for none. Raises `OSError` with the installer's output."""
+    """Return the version that an update would install; "" for none. Raises `OSError` with the installer's output."""
     process = await asyncio.create_subprocess_exec(
         _find_program(installation.query_command[0]),
         *installation.query_command[1:],

@@ -1,7 +1,7 @@
-"""A process that ends with its parent: at once, however the parent ended, and whatever the process is doing.
+"""Ends a process as soon as its parent ends, however the parent ends and whatever the process is doing.
 
-Its standard input is a pipe whose other end the parent holds. A thread, started before the slow imports, waits for it
-to close and has the kernel kill the whole group: a process that reads a tokenizer lets none of its own threads run.
+Standard input is a pipe whose other end the parent keeps open. A thread, started before the slow imports, waits until
+it is closed, then has the kernel kill the process group: children cannot run such a thread while they read a tokenizer.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import threading
 
 
 def end_with_parent(descriptor: int = 0) -> None:
-    """End this process once the other end of `descriptor`, which is standard input, is closed."""
+    """End this process once the other end of `descriptor` (by default standard input) is closed."""
     threading.Thread(target=_wait, args=(descriptor,), daemon=True, name="lifeline").start()
 
 

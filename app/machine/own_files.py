@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 import msgspec
 
 ANY = ".+"
-"""Any name, as a pattern."""
+"""Pattern of any name."""
 MAX_FILE_BYTES = 1 << 20
-"""Limit on the bytes read of a small file."""
+"""Maximum number of bytes read from a small file."""
 RETRY_SECONDS = 0.05
 """Interval between two attempts to lock a file, in seconds."""
 NO_BACKUP = b"com.apple.metadata:com_apple_backup_excludeItem"
-"""Extended attribute of a folder that Time Machine leaves out."""
+"""Extended attribute that excludes a folder from Time Machine's backups."""
 Value = TypeVar("Value")
 
 
@@ -42,7 +42,7 @@ def own_folders(root: Path, *names: str) -> Iterator[Path]:
 
 
 def _matching(root: str | Path, names: tuple[str, ...]) -> Iterator["os.DirEntry[str]"]:
-    """Yield what matches, in order of names, links too; nothing for a folder that is missing or cannot be listed."""
+    """Yield matching entries, links included, in order of names; none for a folder that is missing or unreadable."""
     try:
         with os.scandir(root) as entries:
             matches = sorted(
@@ -63,12 +63,12 @@ def open_regular_file(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    os.set_blocking(descriptor, True)  # a child may inherit it
+    os.set_blocking(descriptor, True)  # a child may inherit the descriptor
     return descriptor
 
 
 def lock_file(descriptor: int, wait_seconds: float) -> bool:
-    """Lock an open file until it is closed; False if another process keeps it locked for so long. Raises `OSError`."""
+    """Lock an open file until it is closed; False if it stays locked for `wait_seconds`. Raises `OSError`."""
     deadline = time.monotonic() + wait_seconds
     while True:
         try:
@@ -96,7 +96,7 @@ def read_json_as(path: Path, kind: type[Value], max_bytes: int = MAX_FILE_BYTES)
 
 
 def write_privately(path: Path, content: bytes) -> None:
-    """Write a file beside `path`, sync it and rename it; only the owner may read it. Raises `OSError`."""
+    """Write a temporary file, sync it and rename it to `path`; only the owner may read it. Raises `OSError`."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
@@ -119,11 +119,11 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
 
 
 def make_cache_folder(folder: Path, mode: int = 0o700, *, system: str = sys.platform, library: Any = None) -> None:
-    """Make a folder as `make_folder` does, and keep it out of Time Machine: its files can be made or fetched again."""
+    """Make a folder as `make_folder` does, and exclude it from Time Machine: its files can be made or fetched again."""
     make_folder(folder, mode)
     if system == "darwin":
         value = plistlib.dumps("com.apple.backupd", fmt=plistlib.FMT_BINARY)
-        # what it returns is ignored: not every file system has attributes
+        # the result is ignored: not every file system has extended attributes
         (library or ctypes.CDLL(None)).setxattr(os.fsencode(folder), NO_BACKUP, value, len(value), 0, 0)
 
 

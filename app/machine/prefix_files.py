@@ -1,6 +1,6 @@
-"""The prefix cache on disk, without loading a model: its size by model, and how to clear it.
+"""Reports the size of the prefix cache on disk by model, and clears it, without loading a model.
 
-Each model has a folder, named after it with a suffix behind a dash; its contents are the worker's
+Each model has a folder, named after the model with a dash and a suffix; the worker writes its files
 (`app/engine/prefix/disk.py`).
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from app.machine.own_files import ANY, own_files, own_folders
 
 PREFIX_FILE_NAME = r"(?:rows|state)-[0-9a-f]{64}\.safetensors"
-"""Pattern of the name of a cache file: its kind, and the hash of the text that it belongs to."""
+"""Pattern of the name of a cache file: its kind, and a hash that identifies the cached text."""
 PREFIX_PARTIAL_NAME = r"(?:rows|state)-[0-9a-f]{64}\.[0-9]+\.part"
 """Pattern of the name of a file being written, which includes the id of the writing process."""
 
@@ -31,7 +31,7 @@ class CachedPrompts:
 
 
 def prefix_files(folder: Path, name: str) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield all models' files that match `name`, with their status; none below a `folder` that is a link."""
+    """Yield all models' files with a name that matches `name`, and their status; none if `folder` is a link."""
     for path in own_files(folder.parent, re.escape(folder.name), ANY, name):
         with contextlib.suppress(FileNotFoundError):
             yield path, path.lstat()
@@ -48,7 +48,7 @@ def cached_prompts(folder: Path) -> list[CachedPrompts]:
 
 
 def clear_cached_prompts(folder: Path) -> int:
-    """Delete all cache files and return their bytes. A running worker then misses the cache."""
+    """Delete all cache files and return their size in bytes. A running worker then gets cache misses."""
     size = 0
     for path, status in prefix_files(folder, f"{PREFIX_FILE_NAME}|{PREFIX_PARTIAL_NAME}"):
         path.unlink(missing_ok=True)

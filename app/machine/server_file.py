@@ -1,9 +1,9 @@
-"""The one server of a home: it holds `PACELINE_HOME/server.lock` while it runs, and writes to `server.json` where it
-listens, with the key for its owner's commands.
+"""Allows one server per home. The server locks `PACELINE_HOME/server.lock` while it runs, and writes its address, with
+a key for its owner's commands, to `server.json`.
 
-The lock is the truth: the system frees it with the process, so a file left by a killed server is ignored, and the
-process named in the file is the server for as long as the lock is held. Only the owner can read the file, and the key
-is accepted only from this computer.
+Only the lock shows whether a server runs: the system frees it when the process ends, so a `server.json` left by a
+killed server is ignored. While the lock is held, the process in `server.json` is the server. Only the owner can read
+that file, and the key is accepted only from this computer.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ from app.machine.own_files import lock_file, open_regular_file, read_json_as, re
 
 FILE_NAME = "server.json"
 LOCK_NAME, START_LOCK = "server.lock", "start.lock"
-"""Locks held by the server while it runs, and by `paceline start` until the new server has its own."""
+"""Locks held by the server while it runs, and by `paceline start` until the new server holds `server.lock`."""
 LOG_FOLDER, LOG, START_LOG = "logs", "paceline.log", "start.log"
-"""The logs of a home; the last is the output of a background server before it writes its own."""
+"""Folder and names of a home's logs; `start.log` has a background server's output until it writes its own log."""
 SERVICE_LABEL = "app.paceline.server"
-"""Beginning of the name by which launchd knows the server of a home."""
+"""Prefix of launchd's label for the server of a home."""
 LOCK_SECONDS = 0.5
-"""Time to wait for the lock: a process that only checks it holds it for a moment."""
+"""Time to wait for the lock, in seconds: a process that only checks the lock also holds it for a moment."""
 
 
 class RunningServer(msgspec.Struct, frozen=True):
-    """Content of the file. `words` are the options of `serve` it was started with, `started_at` is a Unix time."""
+    """Content of `server.json`. `words` are the command-line options of `serve`, `started_at` is a Unix time."""
 
     host: str
     port: int
@@ -47,7 +47,7 @@ class RunningServer(msgspec.Struct, frozen=True):
 
 
 def is_served(home: Path) -> bool:
-    """Whether a server of this home runs, or is starting or ending."""
+    """Return whether a server of this home runs, or is starting or ending."""
     try:
         descriptor = open_regular_file(home / LOCK_NAME)
     except OSError:
@@ -73,16 +73,16 @@ def lock_holder(home: Path) -> int:
 
 
 def read_server(home: Path) -> RunningServer | None:
-    """Return the server of this home; None where none runs, or it does not listen yet."""
+    """Return the server of this home; None if no server runs, or it is not yet listening."""
     server = read_json_as(home / FILE_NAME, RunningServer)
     return server if server is not None and is_served(home) else None
 
 
 @contextlib.contextmanager
 def lock_home(home: Path) -> Iterator[Callable[[RunningServer], None]]:
-    """Hold the lock of this home; yield a function that records where the server listens.
+    """Hold the lock of this home; yield a function that writes `server.json`.
 
-    Where the home is read-only or has no locks, the server runs without the file. Raises `ServerRuns`.
+    If the home cannot be written or its file system has no locks, the server runs all the same. Raises `ServerRuns`.
     """
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)

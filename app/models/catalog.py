@@ -1,10 +1,10 @@
-"""Models on this disk: found, checked and listed, each with its problem if it has one.
+"""Finds, checks and lists the models on this disk, each with its problem if it has one.
 
-They lie in flat folders, in `organisation/name` folders and in the Hugging Face cache. At most `MAX_FOLDER_ENTRIES`
-names of each folder are read; a missing or forbidden folder holds no models and is not an error.
-Runs in the server process. A model is inspected again only when a file of its folder changes; the listing itself is
-refreshed at most every `refresh_seconds`, so that `/v1/models` is cheap. A folder that cannot be read at present is
-listed as previously inspected. Calls may come from any thread.
+Models lie in flat folders, in `organisation/name` folders and in the Hugging Face cache. At most `MAX_FOLDER_ENTRIES`
+names of each folder are read; a missing or forbidden folder counts as empty and is not an error.
+The catalog runs in the server process and is thread-safe. A model is inspected again only after a file in its folder
+has changed. Folders are scanned at most every `refresh_seconds`, so that `/v1/models` is cheap. If a folder cannot be
+read at present, the result of its previous inspection is listed.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from app.models.tokenizer_file import Tokenizer, TokenizerCache
 
 SETTINGS_BYTES = 1 << 20
 MAX_FOLDER_ENTRIES = 20_000
-"""Limit on names read from one folder; the rest is ignored, so that no request waits for a folder of millions."""
+"""Maximum number of names read from one folder; the rest is ignored, so a folder of millions delays no request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class FolderCandidate:
 
 
 def candidates(root: Path, unreadable: list[Path]) -> list[FolderCandidate]:
-    """Return models at `root` itself, one level below (`name`) or two levels below (`organisation/name`), sorted by id.
+    """Return models at `root` itself, one level below (`name`) and two levels below (`organisation/name`), by name.
 
-    Those reached through a link come last: a folder is listed once, preferably where it really is. Folders that cannot
-    be read at present are added to `unreadable`.
+    Models reached through a link are last: a folder is listed only once, preferably at its real path. Folders that
+    cannot be read at present are added to `unreadable`.
     """
     real = Path(os.path.realpath(root))
     listed = list(_Search(unreadable).below(root))
@@ -59,7 +59,7 @@ class _Search:
     unreadable: list[Path]
 
     def below(self, folder: Path, name: str = "", levels: int = 2) -> Iterator[FolderCandidate]:
-        """Yield the model at `folder`, or those up to `levels` below it. Stray weights beside models are not one."""
+        """Yield the model at `folder`, or those up to `levels` below it. Stray weights next to models are ignored."""
         if os.path.lexists(folder / "config.json"):
             yield FolderCandidate(name or folder.name, folder)
             return
@@ -74,8 +74,8 @@ class _Search:
             yield FolderCandidate(name or folder.name, folder)
 
     def _snapshot(self, repository: Path) -> Iterator[FolderCandidate]:
-        """Yield the snapshot of `refs/main` of a `models--organisation--name` folder, or the newest one if that has no
-        weights: reading the tokenizer of a newer commit moves `refs/main`."""
+        """Yield the snapshot that `refs/main` of a `models--organisation--name` folder names; if that has no weights,
+        the newest one with weights: downloading only the tokenizer of a newer commit moves `refs/main`."""
         snapshots = repository / "snapshots"
         try:
             revision = (repository / "refs" / "main").read_text("ascii").strip()
@@ -88,7 +88,7 @@ class _Search:
             yield FolderCandidate("/".join(repository.name.split("--")[1:]), folder)
 
     def _looks_like_model(self, folder: Path) -> bool:
-        """Return whether it has a config, or safetensors weights without one (listed as broken). GGUF is neither."""
+        """Return whether a folder has a config, or only safetensors weights (listed as broken); GGUF does not count."""
         return os.path.lexists(folder / "config.json") or self._has_weights(folder)
 
     def _has_weights(self, folder: Path) -> bool:
@@ -99,7 +99,7 @@ class _Search:
         return [folder / name for name in sorted(names)]
 
     def _entries(self, folder: Path) -> list[tuple[str, bool]]:
-        """List names, and whether they are folders."""
+        """List the names in a folder, each with whether it is a folder."""
         try:
             with os.scandir(folder) as entries:
                 return [(entry.name, self._is_folder(entry)) for entry in itertools.islice(entries, MAX_FOLDER_ENTRIES)]
@@ -109,10 +109,10 @@ class _Search:
             return []
 
     def _is_folder(self, entry: os.DirEntry[str]) -> bool:
-        """Return whether it is a folder, or a link that leads to one."""
+        """Return whether `entry` is a folder, or a link to one."""
         try:
             return entry.is_dir()
-        except OSError as error:  # of this link alone
+        except OSError as error:  # concerns only this link
             if error.errno in MOMENTARY:
                 self.unreadable.append(Path(entry.path))
             return False
@@ -130,9 +130,9 @@ def hugging_face_cache(environment: Mapping[str, str], home: Path) -> Path:
 
 
 def lm_studio_folders(home: Path) -> tuple[Path, ...]:
-    """Return LM Studio's folders of models: the one that its settings name, and those of newer and older versions.
+    """Return LM Studio's model folders: the one in its settings, and the defaults of newer and older versions.
 
-    Its own home may lie elsewhere, as `~/.lmstudio-home-pointer` then says.
+    If LM Studio's home folder was moved, `~/.lmstudio-home-pointer` contains its path.
     """
     home_path = _first_line(home / ".lmstudio-home-pointer")
     studio_homes = [Path(home_path).expanduser()] if home_path else []
@@ -181,7 +181,7 @@ class CatalogModel:
     path: Path
     source: Source
     drafter: str = ""
-    """The method of a drafter that reads the features of one target; empty for a model of its own."""
+    """Method of a feature drafter; empty for a standalone model."""
     size_bytes: int = 0
     parameter_count: int = 0
     context: int = 0
@@ -195,7 +195,7 @@ class CatalogModel:
     pooling: str = ""
     """Pooling of its embeddings: `mean`, `last`, `cls` or `encoders.UNKNOWN`; empty where the folder declares none."""
     reason: str = ""
-    """Why it cannot be loaded, and the next action; empty when nothing is known to be wrong."""
+    """Reason why it cannot be loaded, and the next action; empty when nothing is known to be wrong."""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     tensors: Mapping[str, TensorInfo] = field(default_factory=dict, compare=False, repr=False)
     """Tensors of a drafter; of a main model only those of the multi-token head inside its checkpoint, if it has one."""
@@ -218,7 +218,7 @@ class CatalogModel:
 
     @property
     def reranks(self) -> bool:
-        """Whether it was trained to rerank documents: only its name shows it, its config is its base model's."""
+        """Whether it was trained to rerank documents; only its name shows this: its config is its base model's."""
         return self.kind == "main" and self.model_type.startswith("qwen3") and "reranker" in self.id.lower()
 
     @property
@@ -233,7 +233,7 @@ class CatalogModel:
 
     @property
     def head(self) -> "CatalogModel | None":
-        """The multi-token head inside a main model's checkpoint as a drafter, under the id of that model."""
+        """The multi-token head inside this model's checkpoint, as a drafter with the same id; None without a head."""
         if self.drafter or not self.tensors:
             return None
         size = sum(tensor.size_bytes for tensor in self.tensors.values())
@@ -241,10 +241,10 @@ class CatalogModel:
 
 
 class FolderCatalog:
-    """All models below the given folders, then below `roots`; of equal ids the first one wins.
+    """All models below the given folders, then below `roots`; of models with the same id, the first one is listed.
 
-    A thread scans the folders. Once they are known, nobody waits long (twice `patience_seconds`) for a disk that does
-    not answer: the models known before are returned.
+    A thread scans the folders. After the first scan, a call waits at most twice `patience_seconds` for a disk that does
+    not answer, and then returns the models of the last scan.
     """
 
     def __init__(
@@ -276,16 +276,16 @@ class FolderCatalog:
     def models(self) -> tuple[CatalogModel, ...]:
         """Return all models sorted by id, broken ones included; never raises for the contents of a folder."""
         patience = None if self._models is None else self._patience_seconds
-        if self._scan_thread is not None:  # one that began earlier may not see what has changed since
+        if self._scan_thread is not None:  # a scan that began earlier may miss recent changes
             self._scan_thread.join(patience)
         with self._lock:
             now, scanned_at = self._clock(), self._scanned_at
             is_due = scanned_at is None or now - scanned_at >= self._refresh_seconds
             if is_due and not (self._scan_thread is not None and self._scan_thread.is_alive()):
-                self._scanned_at = now  # beforehand, so that a `refresh` during the scan asks for another one
+                self._scanned_at = now  # set before the scan, so that a `refresh` during it causes another one
                 thread = threading.Thread(target=self._scan, name="catalog", daemon=True)
                 thread.start()
-                self._scan_thread = thread  # once it runs: others join it without the lock
+                self._scan_thread = thread  # set after the start: others join it without the lock
         if self._scan_thread is not None and (is_due or self._models is None):
             self._scan_thread.join(patience)
         return tuple((self._models or {}).values())
@@ -300,7 +300,7 @@ class FolderCatalog:
         """Force a rescan at the next call, for example after a download or a deletion. Never waits."""
         self._scanned_at = None
 
-    def find(self, id: str) -> CatalogModel:  # noqa: A002 - the word of the API
+    def find(self, id: str) -> CatalogModel:  # noqa: A002 - the name in the API
         """Return the model `id`, broken or not. Raises `ModelNotFound` with the nearest ids, or `DiskUnavailable`."""
         models = {model.id: model for model in self.models()}
         if id in models:
@@ -313,9 +313,9 @@ class FolderCatalog:
         raise ModelNotFound(f'no model "{printable(id)}" on this computer; {hint}', parameter="model")
 
     def is_reading_tokenizers(self) -> bool:
-        """Return whether tokenizers have still to be read before drafters are known.
+        """Return whether tokenizers are still being read, without which drafters cannot be chosen.
 
-        Starts a thread that reads them, and waits up to `wait_seconds` for it.
+        If any must be read, starts a thread that reads them, and waits up to `wait_seconds` for it.
         """
         pending = [model.tokenizer for model in self.models() if not (model.problem or model.tokenizer.is_cached)]
         if not pending:
@@ -384,7 +384,7 @@ def default_catalog(
     environment: Mapping[str, str] = os.environ,
     home: Path | None = None,
 ) -> FolderCatalog:
-    """Return the catalog of this computer: own folders, the Hugging Face cache, LM Studio's folders, embedded models.
+    """Return the catalog of `model_folders`, the Hugging Face cache, LM Studio's folders and the embedded models.
 
     Facts about tokenizers are cached in `cache_folder`.
     """
@@ -401,7 +401,7 @@ def default_catalog(
 
 
 def _folder_identity(folder: Path) -> tuple[int, int] | Path:
-    """Identify a folder however it is reached: through links, and in any spelling where the disk ignores case."""
+    """Return the identity of a folder: the same through links, and in any spelling if the file system ignores case."""
     try:
         status = folder.stat()
     except OSError:

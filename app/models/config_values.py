@@ -1,4 +1,4 @@
-"""Numbers of an untrusted `config.json`, and the names that model families use for them.
+"""Values of an untrusted `config.json`, and the keys that model families use for them.
 
 `ConfigValues` checks each value when it is read and raises `ModelUnavailable` with one line: what is wrong, and the
 next action. `text_number` treats an unusable value as absent.
@@ -22,11 +22,11 @@ EXPERTS_KEYS = (
     "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_topk", "moe_top_k",
 )  # fmt: skip
 DEFAULT_CONTEXT_TOKENS = 32_768
-"""Context, in tokens, of a model whose config states none."""
+"""Context length, in tokens, assumed for a model whose config states none."""
 
 
 class ConfigValues:
-    """Values of a config, checked when they are read; the first part that has a key wins."""
+    """Values of a config, checked when they are read. `parts` are searched in order for a key."""
 
     def __init__(self, *parts: Config) -> None:
         self._parts = parts
@@ -108,7 +108,7 @@ def text_number(config: Config, *keys: str) -> int:
 
 
 def first_position(config: Config) -> int:
-    """Return the position of a text's first token: RoBERTa and its kin count on from their padding token."""
+    """Return the position of a text's first token: 0, or in RoBERTa and its kin the padding id plus 1."""
     padding = config.get("pad_token_id", 1)
     kin = config.get("model_type") in ("camembert", "roberta", "xlm-roberta")
     return 1 + (padding if type(padding) is int and 0 <= padding < MAX_NUMBER else 1) if kin else 0

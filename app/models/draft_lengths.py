@@ -1,36 +1,36 @@
-"""Candidate draft lengths: the widest of each range of widths at which a forward costs about the same.
+"""Candidate draft lengths: the longest before each jump in the cost of a forward.
 
-A chip switches from one kernel to the next, so some lengths are cheap and the next longer one is not. Where the
-steps are known, the rows of a batch share them: what counts is the number of tokens in the whole forward.
+A chip switches kernels as a forward gets wider, so one length is cheap and the next is not. Where these jumps are
+known, they depend on the number of tokens in the whole forward, which all rows of the batch share.
 """
 
 import re
 
 DRAFT_LENGTHS = (1, 2, 3, 5, 7, 15, 31)
-"""Draft lengths for an unknown chip; with the token before them, 7, 15 and 31 make blocks of 8, 16 and 32."""
+"""Draft lengths, in tokens, for an unknown chip; with the token before them, 7, 15 and 31 fill 8, 16 and 32 slots."""
 LONGEST_DRAFT = DRAFT_LENGTHS[-1]
 LONGEST_CHAIN = 15
-"""Longest draft, in tokens, considered for methods that pay for each draft token; copies cost nothing to draft."""
+"""Longest draft, in tokens, of methods that run a forward for each draft token; for others it is `LONGEST_DRAFT`."""
 VERIFIED_TOKENS = 128
-"""Maximum width, in tokens of all rows together, of a forward that verifies drafts."""
+"""Maximum number of tokens, over all rows together, in a forward that verifies drafts."""
 ONE_PASS_TOKENS = (2, 3, 5, 10, 16, 32, 64, 128)
-"""Tokens of a cheap forward from the M3 on: weights are read once per five tokens, and from 13 on in tiles of 32."""
+"""Token counts of cheap forwards on M3 and later: weights are read once per 5 tokens, from 13 on in tiles of 32."""
 EARLY_TOKENS = (2, 3, 4, 6, 16, 32, 64, 128)
-"""Tokens of a cheap forward on M1 and M2: affine weights are read once per token, and from 6 on in tiles."""
+"""Token counts of cheap forwards on M1 and M2: affine weights are read once per token, from 6 tokens on in tiles."""
 EARLY_ULTRA_TOKENS = (2, 3, 4, 6, 12, 16, 32, 64, 128)
-"""The same on their Ultras, whose tiles begin at 12."""
+"""Token counts of cheap forwards on the Ultra chips of M1 and M2, which use tiles from 12 tokens on."""
 ONE_PASS_GENERATION = 15
 """GPU generation of the M3, as Apple numbers it: M1 is 13, M2 is 14."""
 SORTED_PAIRS = 64
-"""Pairs of token and expert from which on a mixture-of-experts layer sorts them first."""
+"""Minimum number of (token, expert) pairs that a mixture-of-experts layer sorts before it multiplies."""
 
 
 def cheap_tokens(architecture: str, *, mode: str, experts_per_token: int = 0) -> tuple[int, ...]:
-    """Return the token counts just before a forward gets dearer, ascending.
+    """Return, in ascending order, the token counts just before a forward gets more expensive.
 
-    Empty where they are unknown: no Apple chip, or weights that are not quantised. `architecture` as the device names
-    it ("applegpu_g16s"), `mode` of the quantisation ("affine", "mxfp4", ...).
-    Source: the thresholds of mlx's quantised products (mlx/backend/metal/quantized.cpp).
+    Empty where they are unknown: the chip is not Apple's, or the weights are not quantised. `architecture` is the
+    device's name for its GPU ("applegpu_g16s"), `mode` the mode of the quantisation ("affine", "mxfp4", ...).
+    Source: the thresholds of mlx's quantised matrix products (mlx/backend/metal/quantized.cpp).
     """
     match = re.match(r"applegpu_g(\d+)(d?)", architecture)
     if match is None or not mode:
@@ -44,11 +44,11 @@ def cheap_tokens(architecture: str, *, mode: str, experts_per_token: int = 0) ->
 
 
 def draft_lengths(tokens: tuple[int, ...], rows: int) -> tuple[int, ...]:
-    """Return drafts per row that make a forward of `rows` about `tokens` wide; `DRAFT_LENGTHS` where none are given."""
+    """Return the draft lengths for forwards of `rows` rows and `tokens` tokens; `DRAFT_LENGTHS` without `tokens`."""
     lengths = [count // rows - 1 for count in tokens] or DRAFT_LENGTHS
     return tuple(sorted({min(longest_draft(rows), max(1, length)) for length in lengths}))
 
 
 def longest_draft(rows: int) -> int:
-    """Return the most drafts per row of a forward of `rows`."""
+    """Return the maximum draft length per row in a forward over `rows` rows."""
     return min(LONGEST_DRAFT, max(1, VERIFIED_TOKENS // rows - 1))

@@ -1,4 +1,4 @@
-"""Encoders, bidirectional models made for embeddings only, and their pooling as sentence-transformers declares it."""
+"""Encoders (bidirectional models for embeddings only), and the pooling that files of sentence-transformers declare."""
 
 import re
 from collections.abc import Collection
@@ -15,9 +15,9 @@ OTHER_ENCODERS = frozenset(
     {"albert", "deberta", "deberta-v2", "distilbert", "electra", "eurobert", "mpnet", "new", "nomic_bert", "t5"}
 )
 BATCH_ROWS, BATCH_TOKENS = 32, 2048
-"""Limits of a batch: texts, and their tokens, padding included; a longer text is read alone."""
+"""Limits of a batch: texts, and tokens including padding; a longer text is encoded alone."""
 UNKNOWN = "unknown"
-"""Pooling of a folder that pools but lacks the file that says how, such as copies made by mlx-embeddings."""
+"""Pooling of a folder that declares pooling but not which kind, such as the copies made by mlx-embeddings."""
 
 MODULES_FILE = "modules.json"
 POOLING_FILE = re.compile(r"\d{1,2}_Pooling/config\.json")
@@ -26,11 +26,11 @@ POOLINGS = {
     "cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "mean_sqrt_len_tokens": "mean",
     "lasttoken": "last",
 }  # fmt: skip
-"""Poolings by their sentence-transformers name. Scaled to length 1, a sum over a root of the length is a mean."""
+"""Poolings by sentence-transformers name. Embeddings are scaled to length 1, so `mean_sqrt_len_tokens` is a mean."""
 
 
 def check_direction(config: Config) -> None:
-    """Raise ModelUnavailable for a bidirectional model that cannot run here, or not as what it was made for."""
+    """Raise ModelUnavailable for a bidirectional model that is not supported, or was not made for embeddings."""
     kind = str(config.get("model_type"))
     name = next(iter(_texts(config.get("architectures"))), "")
     if kind in ENCODERS and (name.endswith("ForSequenceClassification") or config.get("is_decoder") is True):
@@ -46,9 +46,9 @@ def check_direction(config: Config) -> None:
 
 
 def declared_pooling(root: Path, files: Collection[str]) -> str:
-    """Return `mean`, `last` or `cls` as the folder declares it, or `UNKNOWN`; "" where there is none.
+    """Return the pooling that a folder declares: `mean`, `last`, `cls` or `UNKNOWN`; "" if it declares none.
 
-    Raises ModelUnavailable for a pooling that does not run here, so that no vector differs from the model's.
+    Raises ModelUnavailable for an unsupported pooling, because any other would return wrong embeddings.
     """
     modules = read_json(root / MODULES_FILE) if MODULES_FILE in files else []
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]

@@ -1,9 +1,9 @@
-"""An untrusted model folder, read without trusting it: data only, headers only, nothing executed, nothing loaded.
+"""Reads and checks an untrusted model folder: only data and headers are read, nothing is executed or loaded.
 
 A folder is accepted when `config.json` is small JSON that asks for no more layers than there are tensors, every file is
-a regular one, no link leads to another user's file, and every weight file is a safetensors file whose header agrees
-with its length. mlx accepts overlapping tensors and builds every layer that a config counts, so this gate comes before
-it. Python files and `auto_map`, which many conversions carry along, are ignored; `model_file`, which mlx-lm runs, is
+a regular one, no link leads to another user's file, and every weight file is a safetensors file whose header matches
+its length. These checks run before mlx, which accepts overlapping tensors and builds as many layers as a config asks
+for. Python files and `auto_map`, which many conversions contain, are ignored; `model_file`, which mlx-lm would run, is
 refused.
 """
 
@@ -37,12 +37,12 @@ MAX_FILES = 10_000
 MAX_DEPTH = 4
 
 SHARD = re.compile(r"(?P<stem>.*)-\d{1,6}-of-(?P<count>\d{1,6})\.safetensors")
-"""Name of a weight file that is one of several."""
+"""Pattern of the name of a weight file that is one of several shards."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 CODE_KEYS = frozenset({"model_file", "_attn_implementation_internal"})
-"""Keys of a config for which a library runs, or fetches, code, whatever its trust setting."""
+"""Config keys that make a library fetch or run code, whatever its trust setting."""
 CONFIG_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
-"""Files in which a library would look for them."""
+"""Files in which libraries look for `CODE_KEYS`."""
 TEXT_SUFFIXES = (".json", ".jsonl", ".txt", ".jinja", ".model", ".tiktoken")
 MAX_TEXT_BYTES = 128 * 1024 * 1024
 """Largest size, in bytes, of a file that is read as a whole."""
@@ -55,25 +55,25 @@ EXPERT_COUNTS = frozenset({"num_experts", "num_local_experts", "n_routed_experts
 
 
 Signature = tuple[tuple[str, bool, int, int], ...]
-"""Names, sizes and times of a folder's files and whether they are links, sorted."""
+"""Entries of a folder, sorted: the name, whether it is a link, the size in bytes and the time of the last change."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A folder that passed the gate. Numbers are 0 where the config does not state them."""
+    """A folder that passed all checks. Numbers are 0 where the config does not state them."""
 
     path: Path
     config: Mapping[str, Any]
     model_type: str
     drafter: str
-    """The method of a drafter that reads the target's features; empty for a model of its own."""
+    """Method of a feature drafter; empty for a standalone model."""
     tensors: Mapping[str, TensorInfo]
     weight_files: tuple[str, ...]
     size_bytes: int
     """Bytes of its tensors."""
     parameter_count: int
     bits: int
-    """Bits of one weight: the quantisation's, or the width of the commonest dtype."""
+    """Bits per weight: as the quantisation declares, else the width of the dtype with the most bytes."""
     context: int
     """The longest context in tokens that the config declares."""
     has_chat_template: bool
@@ -89,7 +89,7 @@ class ModelFolder:
 
 
 def inspect_folder(path: Path) -> ModelFolder:
-    """Read a folder as `read_folder` does, but name it in `ModelUnavailable`, without its full path."""
+    """Read a folder as `read_folder` does, but add its name, without the path, to the message of `ModelUnavailable`."""
     try:
         return read_folder(path)
     except DiskUnavailable:
@@ -153,8 +153,8 @@ def _inspect(root: Path) -> ModelFolder:
 
 
 def _list_files(root: Path, folder: Path, depth: int, count: Iterator[int]) -> Iterator[str]:
-    """Yield the names of all files below `root` that are not hidden, in their order; refuse links to files of others,
-    and whatever is neither file nor folder."""
+    """Yield the paths, relative to `root`, of all files that are not hidden, by name; refuse links to other users'
+    files, and entries that are neither a file nor a folder."""
     with os.scandir(folder) as entries:
         for entry in sorted(itertools.islice(entries, MAX_FILES + 1), key=lambda entry: entry.name):
             if next(count) >= MAX_FILES:
@@ -172,8 +172,8 @@ def _list_files(root: Path, folder: Path, depth: int, count: Iterator[int]) -> I
 
 
 def _check_link(root: Path, link: Path) -> None:
-    """Refuse a link to a file of another owner than the link's, unless that is in the folder or, for a Hugging Face
-    snapshot, in the cache of the same repository."""
+    """Refuse a link whose target has another owner than the link, unless the target is in the folder or, for a Hugging
+    Face snapshot, in the cache of the same repository."""
     allowed_root = root
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
         allowed_root = root.parent.parent
@@ -197,7 +197,7 @@ def _check_file(entry: os.DirEntry[str]) -> None:
 
 
 def _refuse_code(root: Path, files: tuple[str, ...]) -> None:
-    """Refuse keys that make a library run code, in the configs that libraries read; others may hold anything."""
+    """Refuse keys that make a library run code, in the files that libraries read; other files may contain them."""
     for name in CONFIG_FILES:
         if name in files:
             keys = (key for part in _objects(read_object(root / name)) for key in sorted(CODE_KEYS.intersection(part)))
@@ -220,7 +220,7 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _check_sizes(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
-    """Refuse counts beyond the weights: mlx-lm makes a module for every layer and expert before it reads a weight."""
+    """Refuse a config that asks for more layers, experts or tokens than the weights have: mlx-lm builds them first."""
     max_rows = max((max(tensor.shape, default=0) for tensor in tensors.values()), default=0)
     limits = dict.fromkeys(LAYER_COUNTS | LAYER_LISTS, len(tensors)) | dict.fromkeys(
         EXPERT_COUNTS, max(len(tensors), max_rows)
@@ -241,7 +241,7 @@ def _check_sizes(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -
 
 
 def _weight_files(files: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the files to load: `model*.safetensors` as mlx-lm does, or every one when none has that name."""
+    """Return the weight files to load: `model*.safetensors` as in mlx-lm, or all of them when none has such a name."""
     weights = tuple(name for name in files if name.endswith(".safetensors") and "/" not in name)
     if not weights:
         raise ModelUnavailable(
@@ -261,7 +261,7 @@ def _read_tensors(root: Path, names: Iterable[str]) -> dict[str, TensorInfo]:
 
 
 def _check_shards(names: Sequence[str]) -> None:
-    """Raise ModelUnavailable if shards are missing, by their names: an index is often that of another packing."""
+    """Raise ModelUnavailable if the names show missing shards; an index file often describes a different sharding."""
     shards = [match for name in names if (match := SHARD.fullmatch(name))]
     counts = {(match["stem"], int(match["count"])) for match in shards}
     missing = sum(count for _, count in counts) - len(shards)
@@ -278,24 +278,24 @@ def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Packing(NamedTuple):
-    """Quantisation of a feature drafter at load, because its target is quantised: affine, rows in whole groups."""
+    """Quantisation applied to a feature drafter at load if its target is quantised: affine, in whole groups per row."""
 
     bits: int
     group_size: int
 
     @classmethod
     def for_target(cls, target_config: Mapping[str, Any]) -> "Packing | None":
-        """Return the packing with the target's bits, 4 at least; None where the target is not quantised."""
+        """Return the packing with the target's bits, but at least 4; None where the target is not quantised."""
         quantisation = _quantisation(target_config)
         bits, group_size = text_number(quantisation, "bits"), text_number(quantisation, "group_size") or 64
         return cls(max(4, bits), max(32, group_size)) if 2 <= bits <= 8 else None
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Return whether the weight of a layer can be packed."""
+        """Return whether a weight of this shape can be packed."""
         return len(shape) > 1 and shape[-1] % self.group_size == 0
 
     def packed(self, tensors: Mapping[str, TensorInfo], *, item_bytes: int) -> dict[str, TensorInfo]:
-        """Return a drafter's tensors once packed, with scales and biases of `item_bytes` bytes per group."""
+        """Return a drafter's tensors as packed; a scale and a bias of `item_bytes` bytes each are added per group."""
         return {
             name: self._packed(tensor, item_bytes) if self._is_packable(name, tensor) else tensor
             for name, tensor in tensors.items()
@@ -320,7 +320,7 @@ def _bits(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:
 
 
 def _parameter_count(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:
-    """Count the weights before quantisation: packed ones by their scales (one per group), scales never."""
+    """Count the weights before quantisation: packed ones by their scales (one per group); scales are not counted."""
     quantisation = _quantisation(config)
     count = 0
     for name, tensor in tensors.items():
@@ -336,7 +336,7 @@ def _parameter_count(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo
 
 
 def _renders_natively(root: Path, files: tuple[str, ...]) -> bool:
-    """Return whether mlx-lm has a template of its own for it."""
+    """Return whether mlx-lm itself contains the chat template of this model."""
     return "tokenizer_config.json" in files and bool(
         read_object(root / "tokenizer_config.json").get("chat_template_type")
     )

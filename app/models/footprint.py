@@ -1,8 +1,8 @@
-"""Memory of a unit while it serves, in bytes, from safetensors headers and configs, never from weights.
+"""Estimates the bytes that a unit takes while it serves, from safetensors headers and configs; weights are not read.
 
-It consists of the weights in the dtype they are computed in, drafters included, keys and values of a context budget,
-recurrent states of every row, and activations of one prefill chunk. The worker computes it before a load, the server to
-show what a choice would cost. `widen`: the device computes in float32, so half precision takes twice its size.
+The sum covers all weights in the dtype of computation, keys and values for a context budget, recurrent states of all
+rows, and activations of one prefill chunk. The worker computes it before a load, the server to show the memory of a
+choice. `widen`: the device computes in float32, so half-precision weights take twice their size.
 """
 
 import dataclasses
@@ -21,27 +21,27 @@ from app.models.folder import ModelFolder, Packing, inspect_folder
 
 FULL_ATTENTION = ("full_attention", "attention")
 WINDOW_ATTENTION = ("sliding_attention", "chunked_attention")
-"""Names in `layer_types` of layers that keep every token, and of those that keep a window."""
+"""Names in `layer_types` of layers that cache every token, and of layers that cache a window of tokens."""
 FUSED_SIZES = frozenset({64, 72, 80, 96, 128})
-"""Head sizes for which Metal's kernel for whole texts never stores scores. Those of 192 and 256 run faster when it does
-(mlx/backend/metal/scaled_dot_product_attention.cpp, `use_fallback`), and there is none for others."""
+"""Head sizes whose prefill attention never stores scores on Metal. For 192 and 256 the path that stores them is faster
+(mlx/backend/metal/scaled_dot_product_attention.cpp, `use_fallback`); other sizes have no fused kernel."""
 CONTEXT_BUDGET_TOKENS = 16_384
 """Tokens, over all rows together, whose keys and values are reserved when no context length was chosen."""
 RECORDED_CHANNELS = 4
-"""Numbers that a recurrent layer keeps of a draft until it is verified, per channel: before and after its convolution,
-and as the scan reads them."""
+"""Numbers per draft and channel that a recurrent layer keeps until verification: the convolution's input and output,
+and the scan's inputs."""
 SMALLEST_CHUNK_TOKENS = 64
 """Shortest prefill chunk, in tokens, however long the context."""
 SHARED_CHUNK_TOKENS = 512
 """Longest prefill chunk, in tokens, while other requests have rows."""
 GROWTH_STEP_TOKENS = 256
-"""Step, in positions, by whole multiples of which caches grow."""
+"""Granularity, in positions, of cache buffers: their sizes are multiples of it."""
 SHARED_TOKENS = 1024
-"""Longest row, in tokens, that shares one rectangle of buffers with others; longer rows have their own buffers."""
+"""Length, in tokens, up to which rows share one rectangle of buffers; longer rows have their own buffers."""
 QUANTISED_FROM_TOKENS = SHARED_TOKENS
-"""Shortest prompt, in tokens, whose keys and values are quantised where only the bits were chosen: others are small."""
+"""Shortest prompt, in tokens, whose keys and values are quantised by default: shorter ones would save little."""
 GROUP_SIZES = (64, 32)
-"""Numbers of a key or value that share a scale and a bias: the first size that divides both."""
+"""Sizes of groups, in numbers that share a scale and a bias; the first that divides keys and values is used."""
 KV_REFUSALS = {
     "latents": "its keys and values are compressed into latents already",
     "no_positions": "none of its layers keeps the keys and values of every token",
@@ -53,20 +53,20 @@ _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 def is_fused(config: Mapping[str, Any], architecture: str) -> bool:
-    """Return whether prompts are read without storing scores; `architecture` is mlx's GPU name. Metal does so for some
-    sizes of heads, a CPU ("") never."""
+    """Return whether prefill attention is fused: it stores no scores. `architecture` is mlx's GPU name, "" on a
+    CPU. A CPU never fuses it, Metal only for some head sizes, other GPUs always."""
     is_metal = architecture.startswith("applegpu")
     return _attention_sizes(text_part(config)) <= FUSED_SIZES if is_metal else bool(architecture)
 
 
 def prefill_pairs(*, fused: bool) -> int:
-    """Return the most query-key pairs of a prefill chunk. Unfused attention keeps a score for each; fused, macOS ends
-    command buffers that take too long: the limit allows chunks of 2,048 behind 65k."""
+    """Return the maximum query-key pairs of a prefill chunk. Unfused attention stores a score for each. Fused attention
+    does not, but macOS kills long command buffers: this limit allows chunks of 2,048 tokens up to position 65k."""
     return 1 << 27 if fused else 1 << 23
 
 
 class RowSize(NamedTuple):
-    """Final length of a row, and that of its prompt, which decides whether the row is quantised."""
+    """Final length of a row and length of its prompt, in tokens; the prompt decides whether the row is quantised."""
 
     tokens: int
     prompt_tokens: int = 0
@@ -84,16 +84,16 @@ class Footprint:
     row_bytes: int = 0
     """Bytes of a row that do not depend on its length: windows and recurrent states."""
     position_bytes: int = 0
-    """Keys and values of one token in the layers that keep every token."""
+    """Keys and values of one token in the layers that cache every token."""
     quantised_bytes: int = 0
-    """The same for the main model in a quantised row."""
+    """Keys and values of one token in these layers of the main model, in a quantised row."""
     saved_bytes: int = 0
     """Bytes per token that quantisation saves."""
     quantised_from_tokens: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """Bytes in all."""
+        """Total bytes."""
         return self.fixed_bytes + self.cache_bytes
 
     @property
@@ -102,12 +102,12 @@ class Footprint:
         return self.weights_bytes + self.peak_bytes
 
     def row_position_bytes(self, row: RowSize) -> int:
-        """Return the bytes of one token of such a row."""
+        """Return the bytes per token in a row of this size."""
         return self.position_bytes - (self.saved_bytes if self._quantises(row) else 0)
 
     def rows_bytes(self, sizes: Sequence[RowSize]) -> int:
-        """Return the most bytes that the caches of such rows take. Drafters never quantise theirs, so all rows count in
-        full for them, short ones in the shared rectangle."""
+        """Return the maximum bytes of the caches of these rows. Drafters' caches are never quantised, so they count
+        every row in full, short ones in the shared rectangle."""
         rows, positions = _buffer_layout([size.tokens for size in sizes])
         unquantised_lengths = [size.tokens for size in sizes if not self._quantises(size)]
         quantised = sum(_reserved_positions(size.tokens) for size in sizes if self._quantises(size))
@@ -118,14 +118,14 @@ class Footprint:
         return self.saved_bytes > 0 and row.prompt_tokens >= self.quantised_from_tokens
 
     def __add__(self, other: "Footprint") -> "Footprint":
-        """Return the sum of both; they compute one after the other, so only the larger peak counts."""
+        """Return the sum; the two models compute one after the other, so only the larger peak counts."""
         totals = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
         return Footprint(**totals | {"peak_bytes": max(self.peak_bytes, other.peak_bytes)})
 
 
 def _buffer_layout(lengths: Sequence[int]) -> tuple[int, int]:
-    """Return rows and positions of the buffers for rows of these lengths in tokens: one rectangle for all short rows,
-    as wide as the longest of them, and a buffer of its own for each long row."""
+    """Return the total rows and positions of the buffers for rows of these lengths, in tokens. All short rows share one
+    rectangle, as wide as the longest of them; each long row has its own buffer."""
     short = [tokens for tokens in lengths if tokens <= SHARED_TOKENS]
     positions = sum(map(_reserved_positions, lengths)) - sum(map(_reserved_positions, short))
     rows = len(lengths) - len(short)
@@ -136,7 +136,7 @@ def _buffer_layout(lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def unit_footprint(spec: ModelSpecification, *, widen: bool) -> Footprint:
-    """Return the sum of the main model and its drafters. Raises ModelUnavailable for a broken folder; takes some ms."""
+    """Return the footprint of a unit, drafters included; takes some ms. Raises ModelUnavailable for a broken folder."""
     drafters = (drafter_footprint(drafter, spec, widen=widen) for drafter in spec.drafters)
     return sum(drafters, main_footprint(spec, widen=widen))
 
@@ -148,7 +148,7 @@ def main_footprint(spec: ModelSpecification, *, widen: bool) -> Footprint:
 
 
 def drafter_footprint(draft: DrafterSpecification, spec: ModelSpecification, *, widen: bool) -> Footprint:
-    """Return what one drafter adds to the unit of `spec`. Raises ModelUnavailable for a broken folder."""
+    """Return the memory that one drafter adds to the unit `spec`. Raises ModelUnavailable for a broken folder."""
     folder = inspect_folder(Path(draft.path))
     if draft.method in FEATURE_METHODS:
         folder = _drafter_alone(folder, inside=draft.path == spec.path)
@@ -158,18 +158,18 @@ def drafter_footprint(draft: DrafterSpecification, spec: ModelSpecification, *, 
 
 
 def cache_families(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return how a model's caches roll back, as far as its config says: `trim`, `slice` and `snapshot`."""
+    """Return the cache families of a model (`trim`, `slice`, `snapshot`), as its config shows them."""
     layer_counts = zip(("trim", "slice", "snapshot"), _layer_kinds(text_part(config)), strict=True)
     return tuple(name for name, layers in layer_counts if layers)
 
 
 def quantisation_of(spec: ModelSpecification, config: Mapping[str, Any]) -> Quantisation:
-    """Return the quantisation chosen for a model, or `UNQUANTISED` where it cannot be quantised."""
+    """Return the quantisation chosen for keys and values, or `UNQUANTISED` if this model's cannot be quantised."""
     return UNQUANTISED if kv_refusal(config) else spec.quantisation
 
 
 def kv_refusal(config: Mapping[str, Any]) -> str:
-    """Return the code of `KV_REFUSALS` that applies to a model; "": none."""
+    """Return the code of `KV_REFUSALS` that applies to a model; "" if none does."""
     text = text_part(config)
     if text_number(text, "kv_lora_rank"):
         return "latents"
@@ -179,14 +179,14 @@ def kv_refusal(config: Mapping[str, Any]) -> str:
 
 
 def group_size(*dimensions: int) -> int:
-    """Return the first of `GROUP_SIZES` that divides all `dimensions` of keys and values; 0: none does."""
+    """Return the first of `GROUP_SIZES` that divides all `dimensions` of keys and values; 0 if none does."""
     divisors = (size for size in GROUP_SIZES if all(dimension and dimension % size == 0 for dimension in dimensions))
     return next(divisors, 0)
 
 
 def _drafter_alone(folder: ModelFolder, *, inside: bool) -> ModelFolder:
-    """Return a feature drafter with the sizes of its own layers. One `inside` the main model's checkpoint had its
-    weights counted there. A multi-token head states its target's layers but has one or a few, all with attention."""
+    """Return a feature drafter's folder with a config of its own layers only. The main model's footprint includes the
+    weights of a head `inside` its checkpoint. An MTP config lists the target's layers; the head has few, all full."""
     nested = folder.config.get("transformer_layer_config")
     config = {**(nested if isinstance(nested, dict) else {}), **text_part(folder.config), "text_config": None}
     if inside or folder.drafter == MTP.name:
@@ -196,8 +196,8 @@ def _drafter_alone(folder: ModelFolder, *, inside: bool) -> ModelFolder:
 
 
 def weights_bytes(folder: ModelFolder, *, widen: bool) -> int:
-    """Return the bytes of all tensors as they are computed with: packed integers keep their size, 8-bit floats are
-    unpacked, and the 4-bit zero points of AutoAWQ and GPTQ become biases."""
+    """Return the bytes of all tensors in memory: packed integers keep their size, 8-bit floats are widened, and the
+    4-bit zero points of AutoAWQ and GPTQ become biases of 16 bits or, with `widen`, 32."""
     sizes = ((name, tensor.dtype, tensor.size_bytes) for name, tensor in folder.tensors.items())
     return sum(_tensor_bytes(name, dtype, size, widen=widen) for name, dtype, size in sizes)
 
@@ -254,7 +254,7 @@ def _reserved_positions(tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Numbers of a config that determine caches and activations; 0 where it does not state one."""
+    """Values of a config that determine the sizes of caches and activations; 0 where the config states none."""
 
     full_layers: int
     sliding_layers: int
@@ -298,28 +298,28 @@ class _Shape:
 
     @property
     def states_bytes(self) -> int:
-        """Bytes of one row's states: present ones, those that a step makes of them, and those of the prompt's end."""
+        """Bytes of three copies of a row's recurrent states: before a step, after it, and at the end of the prompt."""
         return 3 * self.recurrent_layers * self.state_size * 4
 
     def row_bytes(self, *, chunk: int, item_bytes: int) -> int:
-        """Return the bytes of a window and the chunk behind it in each sliding layer, the states, and room for a shared
-        chunk in the full layers: only chunks of other rows write past the end of a row."""
+        """Return the bytes of a window and a chunk in each sliding layer, of the states, and of a shared chunk in the
+        full layers, where prefill chunks of other rows write past this row's end."""
         window = self.sliding_layers * _reserved_positions(self.window + chunk) * self.position_width * item_bytes
         shared = min(chunk, SHARED_CHUNK_TOKENS)
         return window + self.states_bytes + (shared + shared // 4) * self.position_bytes(item_bytes=item_bytes)
 
     def position_bytes(self, *, item_bytes: int) -> int:
-        """Return the bytes of one token in the layers that keep every token."""
+        """Return the bytes of one token in the layers that cache every token."""
         return self.full_layers * self.position_width * item_bytes
 
     def quantised_bytes(self, bits: int, *, item_bytes: int) -> int:
-        """Return the same where each number takes `bits`, and each group of numbers a scale and a bias."""
+        """Return the bytes of one token in these layers when quantised: `bits` per number, scale and bias per group."""
         numbers = self.full_layers * self.position_width
         return numbers * bits // 8 + 2 * item_bytes * numbers // group_size(self.head_size)
 
     def peak_bytes(self, budget: int, *, rows: int, chunk: int, item_bytes: int, fused: bool) -> int:
-        """Return the bytes of a prefill chunk or verify step: activations of one layer, logits, what recurrent layers
-        record of drafts, and unless fused the scores, their mask and the positions that it compares."""
+        """Return the bytes of a prefill chunk or verify step: activations of one layer, logits, values recorded by
+        recurrent layers and, unless fused, the scores, their mask and the positions compared for the mask."""
         verified = rows * (1 + longest_draft(rows))
         tokens = max(min(chunk, budget), verified)
         width = max(self.hidden, self.heads * self.head_size)
@@ -338,9 +338,9 @@ class _Shape:
 
 
 def _layer_kinds(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Count the layers that keep every token, a window of tokens, or a state of fixed size.
+    """Count the layers that cache every token, a window of tokens, or a state of fixed size.
 
-    A hybrid that does not say which layer is which (parallel heads) counts each layer as both.
+    If a hybrid's config lists no kinds of layers (parallel heads), each layer counts as full and as recurrent.
     """
     layers = text_number(config, *LAYER_KEYS)
     kinds = config.get("layer_types")
@@ -356,7 +356,7 @@ def _layer_kinds(config: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _position_width(config: Mapping[str, Any]) -> int:
-    """Return the numbers per token: one compressed vector in latent attention, else a key and a value per KV head."""
+    """Return the numbers per token and layer: one vector in latent attention, else a key and a value per KV head."""
     if rank := text_number(config, "kv_lora_rank"):
         return rank + text_number(config, "qk_rope_head_dim")
     heads = text_number(config, "num_key_value_heads") or text_number(config, "num_attention_heads")
@@ -369,14 +369,14 @@ def _head_size(config: Mapping[str, Any]) -> int:
 
 
 def _attention_sizes(config: Mapping[str, Any]) -> set[int]:
-    """Return the sizes of the keys that queries are compared with; in latent attention, of both their parts."""
+    """Return the sizes of a head's keys; in latent attention, the sum of their two parts."""
     latent = text_number(config, "qk_nope_head_dim") + text_number(config, "qk_rope_head_dim")
     return ({latent} if latent else {_head_size(config), text_number(config, "global_head_dim")}) - {0}
 
 
 def _state_size(config: Mapping[str, Any]) -> int:
     """Return the numbers in one recurrent state: a key-by-value matrix per head (gated delta) or heads × width × state
-    (Mamba), and the inputs that the convolution before it still reads."""
+    (Mamba), plus the last inputs of the convolution, which it reads again."""
     kernel = text_number(config, "linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv")
     delta = text_number(config, "linear_num_value_heads") * text_number(config, "linear_key_head_dim")
     matrix = delta * text_number(config, "linear_value_head_dim") or _mamba_inner(config) * _mamba_state(config)

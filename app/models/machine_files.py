@@ -1,4 +1,4 @@
-"""Stores measurements of this machine across loads, step costs among them: one small file for each key."""
+"""Stores measurements of this machine, such as step costs, across loads: one small file for each key."""
 
 import hashlib
 import json
@@ -20,13 +20,13 @@ from app.models.safe_files import read_object
 MAX_FILE_BYTES = 1 << 20
 MAX_COSTS = 4_096
 FILE_VERSION = 2
-"""Version of the meaning of costs. Version 1 was measured with six repeating tokens."""
+"""Version of the cost measurement. Version 1 measured with six repeating tokens."""
 
 logger = logging.getLogger("paceline.costs")
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """Content of a file. `key` spells out what the file's name is the hash of."""
+    """Content of a file; the file's name is the hash of `key`."""
 
     key: list[str]
 
@@ -35,10 +35,10 @@ Content = TypeVar("Content", bound=Stored)
 
 
 class MachineFiles:
-    """Measurements in `folder` (None: not stored). `machine` names device and libraries, and begins every key.
+    """Measurements in `folder` (None: not stored). `machine` names the device and libraries; every key begins with it.
 
-    Called from the MLX thread. Nothing here raises: a file that is missing, broken or of another machine only means
-    measuring again.
+    Called from the MLX thread. No method raises: if a file is missing, broken or from another machine, the caller
+    measures again.
     """
 
     def __init__(self, folder: Path | None, machine: Sequence[str]) -> None:
@@ -46,11 +46,11 @@ class MachineFiles:
         self._machine = list(machine)
 
     def key(self, *parts: str) -> list[str]:
-        """Return the key of what `parts` name, on this machine."""
+        """Return the key for `parts` on this machine."""
         return [*self._machine, *parts]
 
     def read(self, key: list[str], kind: type[Content]) -> Content | None:
-        """Return what is stored under a key; None if there is nothing to trust."""
+        """Return the content stored under `key`; None if it is missing or invalid."""
         path = self._path(key)
         if path is None or not path.exists():
             return None
@@ -65,7 +65,7 @@ class MachineFiles:
         return stored
 
     def write(self, content: Stored) -> bool:
-        """Store `content` under its key; return whether that worked. Readers see the old file or the new one."""
+        """Store `content` under its key; return whether this succeeded. Readers see the old file or the new one."""
         path = self._path(content.key)
         if path is None:
             return False
@@ -95,7 +95,7 @@ class CostFiles(MachineFiles):
         self._written: dict[str, tuple[StepCost, ...]] = {}
 
     def load(self, spec: ModelSpecification) -> tuple[StepCost, ...]:
-        """Return the costs stored for this unit; empty if there are none to trust."""
+        """Return the costs stored for this unit; empty if they are missing, invalid or of another version."""
         stored = self.read(self._key(spec), _StoredCosts)
         if stored is None:
             return ()
@@ -109,7 +109,7 @@ class CostFiles(MachineFiles):
         return tuple(stored.costs)
 
     def save(self, spec: ModelSpecification, costs: Sequence[StepCost]) -> None:
-        """Write the costs unless they were written already."""
+        """Store the costs unless the same costs are stored already."""
         key, costs = self._key(spec), tuple(costs)
         if not costs or self._written.get(str(key)) == costs:
             return

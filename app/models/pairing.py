@@ -1,9 +1,9 @@
-"""Decides which drafter fits which main model, and explains why one does not.
+"""Decides whether a drafter fits a main model, and explains why if it does not.
 
 A draft model fits when its tokens are the main model's tokens, id by id, and it is not larger. A feature drafter
-(DFlash, EAGLE-3, MTP) fits when its config and tensors are made for the main model. A draft that fits may still guess
-badly: that costs time, never correctness, and the governor turns it off. `candidates_for` lists every drafter that a
-model could have here, with the memory of each. Headers, configs and tokenizer files are read, never a weight.
+(DFlash, EAGLE-3, MTP) fits when its config and tensors are made for the main model. A drafter that fits may still guess
+badly. That costs time, never correctness, and the governor turns such a drafter off. `candidates_for` lists all
+candidates with their memory. Only headers, configs, tokenizer files and EAGLE-3's token table are read, never weights.
 """
 
 import re
@@ -23,21 +23,21 @@ from app.models.drafters.methods import DRAFT_METHODS, METHOD_NAMES, TEXT_METHOD
 from app.models.footprint import Footprint, cache_families, drafter_footprint
 
 DEFAULT_COST_SHARE = 1 / 3
-"""Largest cost of a step, as a share of the main model's, of a draft model that is chosen by default."""
+"""Maximum step cost of a draft model that is chosen by default, as a share of the main model's step cost."""
 IS_GPU = sys.platform == "darwin"
-"""Whether a step costs the bytes that it reads; on a CPU it costs the weights, and those of few bits take longer."""
+"""Whether steps run on a GPU, where their cost grows with the bytes of the weights; on a CPU, with their number."""
 MIN_SPEEDUP = 1.05
 """Minimum measured speedup over plain decoding at which a drafter is worth using."""
 
 Speedups = Mapping[tuple[str, str], float]
-"""Speedups over plain decoding that were measured here, by method and id of the drafter."""
+"""Speedups over plain decoding, measured on this computer, by method and drafter id."""
 NOT_MEASURED: Speedups = {}
 
 
 def refusal(main: CatalogModel, draft: CatalogModel) -> str:
-    """Return why `draft` cannot draft for `main`, in one line with what to do; "" when it can.
+    """Return why `draft` cannot draft for `main`, with the next action, in one line; "" when it can.
 
-    Reads tokenizer files that were not read before, never weights; never raises.
+    May read tokenizer files that are not cached, but no weights. Never raises.
     """
     if main.problem:
         return main.problem
@@ -66,10 +66,10 @@ def default_draft(
     methods: Collection[str] = DRAFT_METHODS,
     measured: Speedups = NOT_MEASURED,
 ) -> CatalogModel | None:
-    """Return the drafter to use by default, of one of `methods`, or None: the first by `rank` that fits.
+    """Return the default drafter among those with one of `methods`: the first by `rank` that fits, or None.
 
-    Only those measured to pay, and siblings from the same source count, of draft models among the latter those whose
-    step costs at most a third here.
+    Candidates are drafters with a measured speedup of at least `MIN_SPEEDUP`, and drafters from the main model's source
+    that are usual for it: the best match by name, or a draft model whose step costs at most a third.
     """
     if main.kind != "main" or main.problem:
         return None
@@ -85,9 +85,9 @@ def default_draft(
 
 
 def is_best_match(main: CatalogModel, draft: CatalogModel, models: Iterable[CatalogModel]) -> bool:
-    """Return whether no other model's name is closer to the drafter's than `main`'s: shapes do not identify its target.
+    """Return whether no other main model shares more leading words of its name with the drafter than `main` does.
 
-    `Qwen3-4B-DFlash-b16` is for `Qwen3-4B-4bit`, although it would fit any model of that width, depth and vocabulary.
+    `Qwen3-4B-DFlash-b16` is for `Qwen3-4B-4bit`, although its shapes fit any model of that width, depth and vocabulary.
     """
     shared_word_count = _count_shared_words(main.id, draft.id)
     other_mains = (
@@ -99,7 +99,7 @@ def is_best_match(main: CatalogModel, draft: CatalogModel, models: Iterable[Cata
 
 
 def _shares_tokens(main: CatalogModel, draft: CatalogModel) -> bool:
-    """Compare digests only, so that no request waits for the description of a difference that is not shown."""
+    """Return whether the token digests match (True for feature drafters); describing a difference would be too slow."""
     try:
         return draft.kind == "drafter" or main.tokenizer.shares_tokens(draft.tokenizer)
     except (ModelUnavailable, OSError):
@@ -107,12 +107,12 @@ def _shares_tokens(main: CatalogModel, draft: CatalogModel) -> bool:
 
 
 def _feature_drafter_mismatch(main: CatalogModel, draft: CatalogModel) -> str:
-    """Return why a feature drafter was not made for `main`, with what to do; "" when it was."""
+    """Return why a feature drafter was not made for `main`, with the next action; "" when it was."""
     try:
         check_drafter(
             draft.method, draft.path, draft.config, draft.tensors, target=main.tokenizer, target_config=main.config
         )
-        # a drafter needs no tokenizer, but one that it brings along shows which model it was made for
+        # a feature drafter needs no tokenizer, but one in its folder shows which model it was made for
         difference = "" if draft.path == main.path else main.tokenizer.text_difference(draft.tokenizer)
         reason = difference and f"it was made for another tokenizer: {difference}"
     except ModelUnavailable as error:
@@ -142,25 +142,25 @@ class Candidate:
 
     method: str
     draft: CatalogModel | None = None
-    """None for n-grams."""
+    """The drafter; None for n-grams."""
     origin: Origin = "disk"
     tokens: Tokens = "unknown"
-    """Relation of its tokens to the main model's; feature drafters borrow those, n-grams need none."""
+    """Relation of its tokens to the main model's: feature drafters borrow the main model's, n-grams need none."""
     token_difference: str = ""
     refusal: str = ""
-    """Why it cannot draft; empty when it can."""
+    """Reason why it cannot draft; empty when it can."""
     is_usual: bool = True
-    """Whether its name and size match this model, so that it may be chosen by default."""
+    """Whether it may be chosen by default: a feature drafter by its name, a draft model by its step cost."""
     footprint: Footprint = field(default_factory=Footprint)
-    """Memory that it adds to the main model's."""
+    """Memory that the drafter adds to the main model's."""
     rollback: tuple[str, ...] = ()
-    """Rollback of rejected drafts in its own caches: `trim`, `slice` or `snapshot`; n-grams have none."""
+    """Families of its caches (`trim`, `slice`, `snapshot`), which decide how it rolls back drafts; none for n-grams."""
     measured: float | None = None
-    """Speedup over plain decoding that was measured here."""
+    """Speedup over plain decoding, measured on this computer; None if it was not measured."""
 
     @property
     def id(self) -> str:
-        """Id of the drafter; a head inside the checkpoint has that of the main model, n-grams an empty one."""
+        """Id of the drafter: the main model's for a head inside its checkpoint, empty for n-grams."""
         return self.draft.id if self.draft is not None else ""
 
     @property
@@ -182,9 +182,9 @@ def candidates_for(
     *,
     widen: bool,
 ) -> list[Candidate]:
-    """Return the head inside the checkpoint, all other models on disk, and n-grams, by `rank`.
+    """Return the head inside the checkpoint, all other models on disk, and n-grams, ordered by `rank`.
 
-    `specification` gives the rows and the context for which memory is counted. Never raises.
+    Memory is computed for the number of rows and the context of `specification`. Never raises.
     """
 
     def candidate(draft: CatalogModel) -> Candidate:
@@ -213,11 +213,11 @@ def candidates_for(
 
 
 def rank(main: CatalogModel, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Order candidates, to choose from or to show: those measured to pay, fastest first; usual ones; unusual ones;
-    those measured not to pay; those that do not fit.
+    """Sort candidates for choice and display: those with a worthwhile measured speedup; unmeasured usual ones;
+    unmeasured unusual ones; those with a lower measured speedup; those that do not fit.
 
-    Within a group the best method comes first; a head inside the checkpoint before an equal one beside it; the same
-    name family (`demo-draft` for `demo-assistant`); the smallest.
+    Within a group, sort by measured speedup; by method, best first; a head inside the checkpoint before other drafters;
+    names of the main model's family first (`demo-draft` for `demo-assistant`); by size, smallest first.
     """
 
     def sort_key(candidate: Candidate) -> tuple[Any, ...]:
@@ -268,7 +268,7 @@ def _footprint(draft: CatalogModel, specification: ModelSpecification, *, widen:
 
 
 def _rollback(main: CatalogModel, draft: CatalogModel) -> tuple[str, ...]:
-    """Return how its caches roll back: feature drafters are attention layers, whatever the layers of their target."""
+    """Return `draft`'s cache families; feature drafters have only attention layers, even if the target has others."""
     if draft.kind != "drafter":
         return cache_families(draft.config)
     try:

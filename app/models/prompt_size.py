@@ -1,4 +1,4 @@
-"""Check whether a prompt is too long, whatever its tokens are.
+"""Refuses a prompt that is too long however it is tokenized.
 
 The server checks before it forwards a prompt, the text process before it tokenizes one.
 """
@@ -10,13 +10,13 @@ from app.core.errors import context_overflow
 from app.core.messages import Generate
 
 COMPOSED_BYTES = 4
-"""Most bytes that a normalizer turns into one."""
+"""Maximum number of bytes that a tokenizer's normalizer turns into one."""
 USUAL_TOKEN_BYTES = 4
-"""Bytes of a token in usual text."""
+"""Bytes per token of typical text, for the estimate in the error message."""
 
 
 def text_bytes(value: Any) -> int:
-    """Return the UTF-8 bytes of all strings in plain JSON."""
+    """Return the number of UTF-8 bytes in all strings of a JSON value."""
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
     if isinstance(value, Mapping):
@@ -32,7 +32,7 @@ def check_bytes(size: int, context_tokens: int, longest_token_bytes: int) -> Non
 
 
 def check_prompt(command: Generate) -> None:
-    """Raise `InvalidRequest` for a prompt that cannot fit its model, as far as the model's limits are known."""
+    """Raise `InvalidRequest` for a prompt that cannot fit its model's context; unknown limits are not checked."""
     context_tokens, longest_token_bytes = command.model.context_tokens, command.model.longest_token_bytes
     if command.tokens is not None and len(command.tokens) + (not command.embeds) > context_tokens > 0:
         raise context_overflow(len(command.tokens), context_tokens)

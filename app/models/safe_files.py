@@ -1,7 +1,7 @@
 """Untrusted files: opened without blocking, capped in size, checked before any value is used.
 
 Functions that read raise `ModelUnavailable` (a reason and the next action, never a path), or `DiskUnavailable` where
-the file is not at fault and a retry may succeed; they end fast.
+the file is not at fault and a retry may succeed.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ MAX_JSON_BYTES = 8 * 1024 * 1024
 MAX_HEADER_BYTES = 100_000_000
 MAX_TENSORS = 200_000
 MOMENTARY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
-"""Error numbers of a system that can read nothing at present."""
+"""Error numbers of temporary failures, which say nothing about the file."""
 RETRY_SECONDS = 2
 DOWNLOAD_AGAIN = "download the model again"
 
@@ -59,7 +59,7 @@ class _Entry(msgspec.Struct):
 
 
 def printable(name: str) -> str:
-    """Return `name` as one short line that JSON and a terminal can carry, whatever bytes the file system holds."""
+    """Return `name` as one short line that is safe in JSON and on a terminal, whatever bytes it contains."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name[:200])
 
 
@@ -76,9 +76,9 @@ def check_momentary(error: OSError) -> None:
 
 
 def folder_problem(folder: Path) -> str:
-    """Return why a folder cannot be listed: `missing`, or `forbidden`, by macOS's privacy settings too; else "".
+    """Return why a folder cannot be listed: `missing` or `forbidden` (also by macOS's privacy settings); "" if it can.
 
-    Momentary errors are ignored.
+    Temporary errors are ignored.
     """
     try:
         os.scandir(folder).close()
@@ -90,7 +90,7 @@ def folder_problem(folder: Path) -> str:
 
 
 def _open_regular(path: Path) -> BinaryIO:
-    """Open without ever blocking: a FIFO, socket or device instead of a file is refused, not opened."""
+    """Open a regular file without blocking; refuse a FIFO, socket or device without opening it."""
     try:
         is_regular = stat.S_ISREG(path.stat().st_mode)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if is_regular else -1
@@ -124,7 +124,7 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
 
 
 def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Read the JSON object in such a file."""
+    """Read the JSON object in a regular file of at most `max_bytes`."""
     value = read_json(path, max_bytes)
     if not isinstance(value, dict):
         raise ModelUnavailable(f"{printable(path.name)} holds no JSON object; {DOWNLOAD_AGAIN}")
@@ -142,7 +142,7 @@ def _decode(content: bytes | msgspec.Raw, kind: Any, name: str) -> Any:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Read the tensors of a safetensors file: 8 bytes length, JSON header, then data that the tensors cover exactly."""
+    """Read the header of a safetensors file: an 8-byte length, JSON, then data that the tensors must cover exactly."""
     broken = f"{printable(path.name)} is truncated or corrupt; {DOWNLOAD_AGAIN}"
     with _open_regular(path) as file:
         available = os.fstat(file.fileno()).st_size - 8
@@ -171,7 +171,7 @@ def _described(entry: _Entry, file: str, data_begin: int) -> TensorInfo:
 
 
 def read_integers(folder: Path, tensor: TensorInfo) -> list[int]:
-    """Read the values of a small I32 or I64 tensor, flat. Raises ModelUnavailable for any other."""
+    """Read the values of a small I32 or I64 tensor, flattened. Raises ModelUnavailable for any other tensor."""
     broken = f"{printable(tensor.file)} is truncated or corrupt; {DOWNLOAD_AGAIN}"
     if tensor.dtype not in INTEGER_CODES or tensor.size_bytes > MAX_JSON_BYTES:
         raise ModelUnavailable(broken)

@@ -1,9 +1,9 @@
 """Facts about the vocabulary in a tokenizer's files, without a tokenizer library.
 
-Two models may draft for one another when every id means the same in both, added tokens included; server and worker both
-ask here. Sizes prove nothing: embeddings are padded differently within one family (151,936 and 152,064 rows for the
-same Qwen 2.5 tokens). A file is read once, and again when it has changed: its facts are cached by its stamp, and in a
-small file from one start to the next, so that two tokenizers are compared by their digests.
+A draft model needs the main model's tokenizer: every id must mean the same in both, added tokens included. Server and
+worker share this check. Vocabulary sizes prove nothing: embeddings are padded differently within one family (151,936
+and 152,064 rows for the same Qwen 2.5 tokens). A tokenizer file is read again only after it has changed. Its facts are
+cached in memory and in a small file that outlasts a restart, so tokenizers are compared by their digests.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from app.models.safe_files import DOWNLOAD_AGAIN, read_file
 
 MAX_TOKENIZER_BYTES = 128 * 1024 * 1024
 MAX_PIECES = 2_000_000
-"""Limit on vocabulary pieces, over eight times the largest published vocabulary; a larger file is not decoded."""
+"""Maximum number of vocabulary pieces, over eight times the largest published vocabulary; above it, decoding fails."""
 OPAQUE_FILES = ("tokenizer.model", "vocab.json", "tekken.json")
 """Tokenizer files that are compared byte by byte when there is no `tokenizer.json`."""
 MAX_TOKEN_ID = 1 << 31
@@ -40,7 +40,7 @@ MAX_FACTS_BYTES = 256 * 1024
 DIGEST_BATCH_TOKENS = 8192
 
 Stamp = tuple[int, int, int, int]
-"""Inode, size and times of a file, which differ once it has changed."""
+"""Inode, size and times of a file; at least one of them differs after a change."""
 
 Value = TypeVar("Value")
 logger = logging.getLogger("paceline.tokenizers")
@@ -50,9 +50,9 @@ class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about one tokenizer."""
 
     tokens: str = ""
-    """Digest of every id with its piece, added ones included; empty without any tokenizer file."""
+    """Digest of all ids with their pieces, added tokens included; empty if the folder has no tokenizer file."""
     words: str = ""
-    """The same without the added ones; empty where the file lists no pieces."""
+    """Digest of all ids with their pieces except the added tokens; empty where the file lists no pieces."""
     ordinary: tuple[tuple[int, int], ...] = ()
     """The ids that stand for text, as half-open ranges."""
     special: dict[int, str] = {}
@@ -61,7 +61,7 @@ class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True):
     longest_bytes: int = 0
     """Bytes of the longest piece of text; 0 where unknown."""
     problem: str = ""
-    """Why the file cannot be used."""
+    """Reason why the file cannot be used; empty if it can."""
 
 
 class _Added(msgspec.Struct):
@@ -83,7 +83,7 @@ class _TokenizerJson(msgspec.Struct):
 
 
 class _CacheFile(msgspec.Struct):
-    """Cache file: facts that outlast a restart. Files by path, contents by digest, differences by both digests."""
+    """Content of the cache file: stamps and digests by path, facts by digest, differences by pair of digests."""
 
     form: int = FORMAT_VERSION
     files: dict[str, tuple[Stamp, str]] = {}
@@ -94,7 +94,7 @@ class _CacheFile(msgspec.Struct):
 class TokenizerCache:
     """Caches facts about tokenizers in memory and in the file at `path` (None: in memory only). Thread-safe.
 
-    `read` takes a path and the most bytes to read, and raises `ModelUnavailable`.
+    `read` takes a path and the maximum number of bytes to read, and raises `ModelUnavailable`.
     """
 
     def __init__(self, path: Path | None = None, read: Callable[[Path, int], bytes] = read_file) -> None:
@@ -104,7 +104,7 @@ class TokenizerCache:
         self._loaded_cache: _CacheFile | None = None
 
     def cached_facts(self, path: Path) -> TokenizerFacts | None:
-        """Return the cached facts of this file in its current state; None if it must be read. Never reads it."""
+        """Return the cached facts if the file has not changed; None if it must be read. Never reads the file."""
         entry = self._load_cache().files.get(str(path))
         return self._load_cache().contents.get(entry[1]) if entry is not None and entry[0] == _stamp(path) else None
 
@@ -113,7 +113,7 @@ class TokenizerCache:
         facts = self.cached_facts(path)
         if facts is not None:
             return facts
-        with self._read_lock:  # one file at a time, and none of them twice
+        with self._read_lock:  # one file at a time, and each only once
             facts = self.cached_facts(path)
             if facts is None:
                 facts = self._read(path)
@@ -121,7 +121,7 @@ class TokenizerCache:
             return facts
 
     def difference(self, key: str, main: Path, draft: Path, compare: "VocabularyComparison") -> str:
-        """Return the result of `compare` for two `tokenizer.json`, cached under this key."""
+        """Return the result of `compare` for two `tokenizer.json`, cached under `key`."""
         cached = self._load_cache()
         if key not in cached.differences:
             with self._read_lock:
@@ -201,7 +201,7 @@ class Tokenizer:
         return facts
 
     def longest_bytes(self) -> int:
-        """Return the bytes of the longest piece that one token stands for; 0 where unknown. Raises nothing."""
+        """Return the length in bytes of the longest token; 0 where unknown. Never raises."""
         with contextlib.suppress(ModelUnavailable, OSError):
             return self.facts().longest_bytes
         return 0
@@ -212,9 +212,9 @@ class Tokenizer:
         return bool(main_digest) and main_digest == draft.facts().tokens
 
     def mismatch(self, draft: "Tokenizer", rows: int) -> str:
-        """Return why a draft model with `rows` in its embedding (0: unknown) cannot draft for this one; "": it can.
+        """Return why a model with tokenizer `draft` and `rows` embedding rows (0: unknown) cannot draft; "" if it can.
 
-        One rule for the server that pairs and the worker that loads.
+        The server calls this to pair models, the worker to load them.
         """
         if not self.shares_tokens(draft):
             return self.difference(draft)
@@ -234,7 +234,7 @@ class Tokenizer:
     def text_difference(self, draft: "Tokenizer") -> str:
         """Describe the lowest id that stands for one piece of text here and another in `draft`; "" when there is none.
 
-        Added tokens and ids that only one of the two has may differ.
+        Added tokens, and ids that only one of the tokenizers has, are ignored.
         """
         main_facts, draft_facts = self.facts(), draft.facts()
         if not (main_facts.words and draft_facts.words) or main_facts.words == draft_facts.words:
@@ -255,7 +255,7 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """Id → piece, and the ids of the added tokens."""
+    """All pieces by id, and the added tokens by id."""
 
     pieces: Mapping[int, str]
     added: Mapping[int, _Added]

@@ -1,8 +1,8 @@
 """Authorization, as a dependency of the whole application: a route is closed unless it is listed as public.
 
-There are three kinds of routes: public ones; `/admin…`, for a session or an API key of scope `admin`; and all others,
-for any API key where one is required, of scope `admin` where they change the models in memory. `identity_of` returns
-the caller of a request.
+There are three kinds of routes. Public ones are open to everybody; `/admin…` needs a session or an API key of scope
+`admin`. All others need an API key only if keys are required; those that load or unload models then need scope `admin`.
+`identity_of` returns the caller of a request.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ PUBLIC_PATHS = frozenset(
         "/admin/api/enter",
     }
 )
-"""Paths of the public routes, which do their own checks. None has a parameter."""
+"""Paths of the public routes, which do their own checks; no path has a parameter."""
 STATIC = "/static/"
 ADMIN = "/admin"
 ADMIN_JSON = "/admin/api/"
@@ -54,7 +54,7 @@ class Identity:
 
     @property
     def owner(self) -> str:
-        """Owner for the worker: it differs between callers that must be isolated from each other."""
+        """Owner of the caller's requests in the worker: differs for callers that must be isolated from each other."""
         return f"{self.kind} {self.key_id}"
 
 
@@ -104,7 +104,7 @@ async def authorize(request: Request) -> None:
 
 
 async def authorize_operator(request: Request) -> None:
-    """Raise `Rejected` (403) unless the caller is an admin, where keys are required: loaded models are shared."""
+    """Raise `Rejected` (403) if keys are required and the caller's scope is not `admin`: loaded models are shared."""
     access_policy: AccessPolicy = request.app.state.access_policy
     identity = identity_of(request)
     if identity.scope != "admin" and await asyncio.to_thread(lambda: access_policy.is_key_required):
@@ -113,8 +113,8 @@ async def authorize_operator(request: Request) -> None:
 
 
 async def is_authorized(request: Request) -> bool:
-    """Return whether `authorize` would still accept the request: its session may have ended since. While the store
-    cannot be read nobody knows, so the answer is no: a page connects again."""
+    """Return whether `authorize` still accepts an open request: its session may have ended since. Return False
+    while the store cannot be read: the page then reconnects."""
     try:
         await authorize(request)
     except (Rejected, HTTPException, StoreUnavailable):
@@ -123,9 +123,9 @@ async def is_authorized(request: Request) -> bool:
 
 
 def is_public(template: str, path: str) -> bool:
-    """Return whether a route is public: its template and the requested path must both say so.
+    """Return whether a route is public: its template and the requested path must both be public.
 
-    A router included under a prefix keeps its own templates, so neither is reliable alone.
+    A router included under a prefix keeps its templates without the prefix, so neither is reliable alone.
     """
     if template.startswith(STATIC) and path.startswith(STATIC):
         return True
@@ -141,7 +141,7 @@ def identity_of(request: Request) -> Identity:
 def _authenticate(
     access_policy: AccessPolicy, path: str, keys: list[bytes], cookie: str, *, is_admin: bool
 ) -> Identity:
-    """Return the caller, looked up in the store. Raises unless it may use the route."""
+    """Return the caller, looked up in the store. Raises unless the caller may use the route."""
     identity = _key_owner(access_policy, keys)
     if is_admin:
         if cookie and not access_policy.accounts.is_locked_down and access_policy.accounts.sessions.is_open(cookie):
@@ -174,7 +174,7 @@ def _sign_in_url(access_policy: AccessPolicy, path: str, *, has_ended: bool) -> 
 
 
 def _key_owner(access_policy: AccessPolicy, keys: list[bytes]) -> Identity | None:
-    """Return the owner of `keys`; None without keys, for an unknown one, or if they have different owners."""
+    """Return the owner of `keys`; None without keys, for an unknown key, or if the owners differ."""
     owners: set[Identity | None] = set()
     for key in keys:
         key_row = (

@@ -1,5 +1,5 @@
-"""Keeps a Mac from idle sleep while requests run, through macOS's `caffeinate`, which exits with this process however
-it ends. The screen may sleep, and closing the lid still puts the Mac to sleep."""
+"""Keeps a Mac from idle sleep while requests run, through macOS's `caffeinate`, which exits when this process does,
+for any reason. The screen may sleep, and closing the lid still puts the Mac to sleep."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ from app.core.messages import Event
 
 CAFFEINATE = "caffeinate"
 LINGER_SECONDS = 15.0
-"""Seconds to stay awake after the last request: an agent's next turn comes soon."""
+"""Seconds to stay awake after the last request: an agent's next request follows soon."""
 
 logger = logging.getLogger("paceline.awake")
 
@@ -66,7 +66,7 @@ class Awake:
         self._until = clock()
 
     def on_event(self, _event: Event) -> None:
-        """Check for running requests on every worker event; there is one at least each second."""
+        """Check for running requests on every worker event; there is at least one per second."""
         now = self._clock()
         if self._is_busy():
             self._until = now + LINGER_SECONDS

@@ -1,7 +1,7 @@
 """Chooses the drafters of a main model: those that a request names, else those chosen for the model.
 
-Command line and environment come first, then stored settings, then the default: among the drafters that fit, the one
-measured fastest on this computer, else the best by method and size. A name may hold several ids joined by `+`, at most
+Choices are from command line or environment, else from stored settings. The default is the fitting drafter that was
+measured fastest on this computer, else the best by method and size. A name may join several ids by `+`, with at most
 one drafter per method. A drafter that does not fit is an error if the request names it; otherwise it is left out with
 a reason. Everything here may read the disk.
 """
@@ -24,13 +24,13 @@ SpeedupLookup = Callable[[str], Speedups]
 
 @dataclass(frozen=True, slots=True)
 class DrafterChoice:
-    """The drafters of a unit, why a chosen one is not used, those not found, and other settings of the model."""
+    """The drafters of a unit, why a chosen one is not used, the ids not found, and other settings of the model."""
 
     drafters: tuple[DrafterSpecification, ...] = ()
     reason: str = ""
     missing: tuple[str, ...] = ()
     is_intended: bool = False
-    """Whether drafting without a drafter is what the user asked for, so that `reason` reports no problem."""
+    """Whether the user asked for no drafter, so that `reason` is not a problem."""
     is_explicit: bool = False
     """Whether the drafters come from a setting rather than the default rule."""
     model_settings: ModelSettings = UNSET
@@ -38,7 +38,7 @@ class DrafterChoice:
 
     @property
     def problem(self) -> str:
-        """Why an explicitly chosen drafter is not used; empty if nothing is wrong."""
+        """Reason why an explicitly chosen drafter is not used; empty if nothing is wrong."""
         return self.reason if self.is_explicit and not self.is_intended else ""
 
     @property
@@ -48,7 +48,7 @@ class DrafterChoice:
 
 
 class Chooser:
-    """Consults settings, then the store; the first that has a value wins.
+    """Consults the settings of the server, then those of the model; the first value wins.
 
     `measured` maps a model id to the measured speedups of its drafters over plain decoding, by method and drafter id.
     """
@@ -92,7 +92,7 @@ class Chooser:
         """Return the drafters with these ids; the main model's own id means the multi-token head in its checkpoint.
 
         If `chooser` (a setting or the stored choice) names them, unusable ones are left out with a reason. Without
-        it, a request names them, and an unusable one raises ModelNotFound or SpeculationUnavailable.
+        `chooser`, a request names them, and an unusable one raises ModelNotFound or SpeculationUnavailable.
         """
         drafters: dict[str, DrafterSpecification] = {}
         reasons: list[str] = []
@@ -135,7 +135,7 @@ class Chooser:
         return DrafterChoice(reason=f"no {kind} on this computer fits {main.id}{nearest}")
 
     def may_mean(self, main: CatalogModel, draft_id: str) -> bool:
-        """Return whether a drafter named without its main model can mean this one: no other name is closer."""
+        """Return whether a drafter named without a main model can be for `main`: no other model's name is closer."""
         if draft_id == main.id:
             return main.head is not None
         models = list(self._catalog.models())
@@ -143,7 +143,7 @@ class Chooser:
         return draft is None or is_best_match(main, draft, models)
 
     def _default(self, main: CatalogModel, methods: tuple[str, ...] | None, *, by_measured: bool) -> DrafterChoice:
-        """Return the best drafter; with `methods` set, the best of each of them."""
+        """Return the best drafter; with `methods` set, the best drafter of each method."""
         if methods is None:
             return self.best(main, DRAFT_METHODS, by_measured=by_measured)
         allowed = (method for method in DRAFT_METHODS if method in methods)
@@ -153,7 +153,7 @@ class Chooser:
         return DrafterChoice(drafters, reasons or _only(main, methods))
 
     def _from_settings(self, main: CatalogModel) -> tuple[ModelSettings, DrafterChoice | None]:
-        """Return what the settings say about this model, and the drafters that they name."""
+        """Return the values that the server's settings have for this model, and the drafters that they name."""
         settings = self._live.current
         fields_set = settings.model_fields_set
         explicit = ModelSettings(
@@ -197,7 +197,7 @@ class Chooser:
         return explicit, _allowed(chosen, methods)
 
     def _misfit(self, main: CatalogModel, draft: CatalogModel, other: DrafterSpecification | None) -> str:
-        """Return why a drafter cannot be used; `other` is an earlier one of the same method."""
+        """Return why a drafter cannot be used; `other` is a drafter of the same method, named earlier."""
         if problem := refusal(main, draft):
             return problem
         return f"{other.id} is its {draft.method} drafter already; name one for each method" if other else ""

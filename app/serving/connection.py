@@ -1,7 +1,7 @@
 """One connection: deadlines for slow clients, bounded reads, errors as objects, and a graceful close.
 
-uvicorn has no timer for request headers, answers broken HTTP in plain text and hangs up on clients that closed their
-half.
+uvicorn has no timer for request headers, answers broken HTTP in plain text, and disconnects clients that half-close
+their connection.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ SMALL_READ_BYTES = 256
 FREE_SMALL_READS = 64
 """Reads below `SMALL_READ_BYTES` that a request may take before further ones are throttled."""
 GATHER_SECONDS = 0.01
-"""Seconds between throttled reads of a request that comes in small pieces: each read costs 30 µs at any size."""
+"""Seconds between throttled reads of a request that arrives in small pieces: a read of any size costs 30 µs."""
 
 
 class DeadlineProtocol(H11Protocol):
-    """One connection. Its request headers must be complete `header_seconds` after the accept or their first byte.
+    """One connection. The first headers must be complete `header_seconds` after the accept, others after their start.
 
     The base class is not a public API of uvicorn; the tests over a real socket fail if it changes.
     """
@@ -39,7 +39,7 @@ class DeadlineProtocol(H11Protocol):
     waiting_since = 0.0
     """Event loop time since which the server has been waiting for this client."""
     refusal: Rejected | None = None
-    """Error because of which the rest of the body is not parsed; reading the body raises it."""
+    """Error that stopped the parsing of the body; reading the body raises it."""
     _deadline: asyncio.TimerHandle | None = None
     _small_reads = 0
 
@@ -184,10 +184,10 @@ class DeadlineProtocol(H11Protocol):
 
 
 class LingeringClose:
-    """ASGI middleware: a response that begins before the body is complete closes the connection, after the rest of the
-    body was read unparsed, within limits.
+    """ASGI middleware: closes the connection after a response that began before the request body was complete. First,
+    it reads the rest of the body unparsed, within limits.
 
-    The response itself is sent at once. Closing with unread bytes would reset the connection, and the client might not
+    The response is sent meanwhile. Closing with unread bytes would reset the connection, and the client might not
     see the response.
     """
 
@@ -201,7 +201,7 @@ class LingeringClose:
         self._connection = connection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application. Reading a refused body raises; an early response ends only once the rest was read."""
+        """Run the application. Reading a refused body raises; an early response ends once the rest was read."""
         connection, cycle = self._connection, self._connection.cycle
 
         async def receive_or_raise() -> Message:

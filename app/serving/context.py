@@ -35,10 +35,10 @@ class Activity:
         self._limit = limit
         self._open: set[RequestStream] = set()
         self.idle = asyncio.Event()
-        """Set while no request is open."""
+        """Event that is set while no request is open."""
         self.idle.set()
         self.busy = asyncio.Event()
-        """Set while a request is open."""
+        """Event that is set while a request is open."""
         self.draining = False
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class Activity:
 class PacedThread:
     """Runs one function at a time in a thread, and pauses after each for as long as it took.
 
-    So work that holds the interpreter lock leaves the event loop half of the time.
+    Work that holds the interpreter lock thus leaves half of the time to the event loop.
     """
 
     def __init__(self, rest: Callable[[float], None] = time.sleep) -> None:
@@ -130,7 +130,7 @@ class Context:
     write_timeout_seconds: float = 30.0
     """Seconds after which a client that reads nothing counts as gone."""
     body_timeout_seconds: float = 30.0
-    """Seconds within which a body must arrive, plus the time that its bytes buy at `MIN_BYTES_PER_SECOND`."""
+    """Seconds within which a body must arrive, plus one for every `MIN_BYTES_PER_SECOND` bytes received."""
 
     @property
     def settings(self) -> Settings:

@@ -67,7 +67,7 @@ OllamaError = shape("OllamaError", {"error": str}, "An error in Ollama's format.
 
 
 def success(answer: type[BaseModel] | None = None, media_type: str = "") -> Responses:
-    """Return the 200 response of a route: an object, and a stream or file of `media_type`."""
+    """Return the 200 response of a route: an object, a stream or file of `media_type`, or both."""
     content: dict[str, Any] = {media_type: {}} if media_type else {}
     return {200: {"content": content} | ({} if answer is None else {"model": answer})}
 
@@ -80,7 +80,7 @@ def problems(*statuses: int) -> Responses:
 ANSWERED = problems(409, 429, 499)
 """Additional errors of a request that a model answers."""
 HUB = problems(404, 422, 502)
-"""Additional errors of a request that the hub answers."""
+"""Additional errors of a request that queries the hub."""
 
 
 def document(app: FastAPI) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
         operation["security"] = _security(route)
     openapi["components"]["schemas"] = openapi["components"].get("schemas", {}) | shared["$defs"]
     openapi["components"]["securitySchemes"] = KEYS
-    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's schemas for what is a 400 here
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's schemas of its 422, which is a 400 here
         openapi["components"]["schemas"].pop(unused, None)
     return openapi
 

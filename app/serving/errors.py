@@ -1,7 +1,7 @@
-"""Errors as OpenAI error objects: the only place that turns an exception into an HTTP response.
+"""Errors as OpenAI error objects: the only place that defines the body of an error response.
 
 The body is `{"error": {"message", "type", "param", "code"}}`, except for Anthropic's and Ollama's paths. Messages never
-quote the request or a path.
+quote a prompt or a path on disk.
 """
 
 import http
@@ -62,18 +62,18 @@ class Rejected(PacelineError):
 
 
 class ErrorPages(Protocol):
-    """Renders errors for the dashboard; `app.state.pages`."""
+    """Renders errors for the dashboard; the instance in use is `app.state.pages`."""
 
     def words(self, request: Request) -> Words:
-        """Return the words of the client's language."""
+        """Return the dashboard's texts in the client's language."""
 
     def problem(self, request: Request, error: PacelineError) -> Response:
         """Return an error page in place of the requested one."""
 
 
 def error_object(error: PacelineError, words: Words | None = None, path: str = "") -> dict[str, Any]:
-    """Return the body of an error response or of an error frame in a stream, in the language of `words` where it has a
-    text for it, in the shape that clients of `path` expect."""
+    """Return the body of an error response, or of an error frame of a stream, in the format that clients of `path`
+    expect. In OpenAI's format, the message is in the language of `words`."""
     if path.startswith(ANTHROPIC):
         kind = ANTHROPIC_KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
         problem = {"type": kind, "message": _anthropic_message(error)[:MAX_MESSAGE_CHARACTERS], "code": error.code}
@@ -91,15 +91,15 @@ def error_object(error: PacelineError, words: Words | None = None, path: str = "
 
 
 def _anthropic_message(error: PacelineError) -> str:
-    """Return the message, that of `context_overflow` as Anthropic's API words it: Claude Code compacts a conversation
-    only when it reads this."""
+    """Return the message. `CONTEXT_OVERFLOW` gets the text of Anthropic's API: Claude Code compacts a conversation only
+    when it receives that text."""
     if error.code != CONTEXT_OVERFLOW:
         return error.message
     return "prompt is too long: {required_tokens} tokens > {context_tokens} maximum".format_map(error.values)
 
 
 def localized_message(error: PacelineError, words: Words | None) -> str:
-    """Return the message in the language of `words`, found by wording key or by code; without `words`, in English."""
+    """Return the message in the language of `words`, by translation key or error code; without `words`, in English."""
     if words is None:
         return error.message
     if isinstance(error, HubProblem):
@@ -112,7 +112,7 @@ def localized_message(error: PacelineError, words: Words | None) -> str:
 
 
 def words_for(request: Request) -> Words | None:
-    """Return the words for the dashboard's scripts; None for other programs, which get English."""
+    """Return the translated texts for a request of the dashboard's scripts; None for all others, which get English."""
     pages: ErrorPages | None = getattr(request.app.state, "pages", None)
     is_command = getattr(getattr(request.state, "identity", None), "kind", "") == "command"
     is_script = request.url.path.startswith(DASHBOARD_API) and not is_command
@@ -135,8 +135,8 @@ def error_response(error: PacelineError, words: Words | None = None, path: str =
 def invalid_request(
     error: ValidationError | RequestValidationError, sent_as: Mapping[str, str] = MappingProxyType({})
 ) -> InvalidRequest:
-    """Return the first problem of a failed validation in words, never quoting the input. `sent_as` has the names that
-    the client gave to fields that were converted."""
+    """Return the first problem of a failed validation as an error that never quotes the invalid value. `sent_as` maps
+    the names of converted fields to the names that the client sent."""
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]
     location[:1] = [sent_as.get(name, name) for name in location[:1]]
@@ -153,7 +153,7 @@ def invalid_request(
 
 
 def endpoints(app: FastAPI) -> list[str]:
-    """Return `METHOD path` of every endpoint for programs, without those of the dashboard."""
+    """Return `METHOD path` for each endpoint of the API, without those of the dashboard."""
     routes = [(route.path or "", route.methods or ()) for route in iter_route_contexts(app.routes)]
     public = [(path.replace(":path", ""), methods) for path, methods in routes if not path.startswith(DASHBOARD_PATHS)]
     return [f"{method} {path}" for path, methods in public for method in methods]
@@ -194,12 +194,12 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def internal_error(request: Request) -> Response:
-    """Return what the client of a request gets whose handling failed unexpectedly."""
+    """Return the response to a request whose handling failed unexpectedly."""
     return _response(request, PacelineError("Internal error: see the log of the server."))
 
 
 def _response(request: Request, error: PacelineError) -> Response:
-    """Return an object for programs, in the user's language for the dashboard's scripts; a page for a browser."""
+    """Return the error as a page for a browser, else as an object; the dashboard's scripts get the user's language."""
     pages: ErrorPages | None = getattr(request.app.state, "pages", None)
     path = request.scope["path"]
     is_navigation = gets_error_page(path, request.method) and "text/html" in request.headers.get("accept", "")
@@ -209,5 +209,5 @@ def _response(request: Request, error: PacelineError) -> Response:
 
 
 def gets_error_page(path: str, method: str) -> bool:
-    """Return whether a browser gets errors as a page for such a request."""
+    """Return whether a browser that sends such a request gets an error as a page."""
     return method == "GET" and not path.startswith((*API_PREFIXES, DASHBOARD_API))

@@ -1,11 +1,11 @@
 """Checks before a route runs: the gate in front of all routes, and the parsing of JSON bodies.
 
 Loopback is not a trust boundary: any web page can reach it. A request must name an allowed host (DNS rebinding) and
-must not come from a foreign page, whether to write or to read (CSRF), except when a person follows a link. Only pages
-of the allowed origins may call the API, with CORS headers; never the dashboard.
+must not come from a foreign page, whether to write or to read (CSRF), except when a person follows a link. Pages of
+the allowed origins may also call the API, with CORS headers, but never the dashboard.
 
-Bodies are parsed more strictly than JSON parsers do: UTF-8 without a byte-order mark, no NaN or infinity, integers of
-at most 64 bits, no lone surrogates, no duplicate keys. Unknown keys are ignored, as OpenAI does.
+Bodies are parsed more strictly than usual: UTF-8 without a byte-order mark, no NaN or infinity, integers of at most
+64 bits, no duplicate keys; lone surrogates in strings become U+FFFD. Unknown keys are ignored, as OpenAI does.
 """
 
 import asyncio
@@ -55,9 +55,9 @@ MIN_BYTES_PER_SECOND = 16 * 1024
 """Rate at which received bytes extend the deadline: slow uploads pass, a byte now and then does not."""
 MAX_JSON_DEPTH = 64
 MAX_MEMBERS = 10_000
-"""Most members of one JSON object: validation would name each that it does not know."""
+"""Limit on the members of one JSON object: validation would report every unknown one."""
 THREAD_THRESHOLD_BYTES = 256 * 1024
-"""Bytes from which a body is parsed in a thread, so that other streams are not held up."""
+"""Smallest body, in bytes, that is parsed in a thread, so that other streams are not held up."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 logger = logging.getLogger("paceline.gate")
@@ -170,9 +170,9 @@ class Gate:
 
 
 def _normalized(scope: Scope) -> Scope:
-    """Return `scope` without a trailing slash, and with HEAD as GET, whose body the server omits; dashboard paths stay
-    unchanged, static ones keep their slash. CONNECT has no path: the root refuses it. Backslashes are removed from
-    cookies: ours have none, and some Python versions unescape them in quadratic time."""
+    """Return `scope` with HEAD as GET, whose body the server omits, and no trailing slash in the path. The dashboard's
+    requests keep their method and path, static files their path. CONNECT has no path; the route `/` refuses it.
+    Backslashes are removed from cookies: ours have none, and some Python versions unescape them in quadratic time."""
     path = "/" if scope["method"] == "CONNECT" else scope["path"]
     headers = [(name, value.replace(b"\\", b"") if name == b"cookie" else value) for name, value in scope["headers"]]
     scope = {**scope, "headers": headers}
@@ -190,7 +190,7 @@ def _headers_of(scope: Scope) -> Headers:
 
 
 def _with_defaults(headers: Iterable[tuple[bytes, bytes]], path: str) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a response, the protective ones and the date added where they are missing."""
+    """Return the headers of a response, plus the date and those default headers that it does not set itself."""
     given = list(headers)
     present = {name.lower() for name, _ in given}
     defaults = ADMIN_HEADERS if path.startswith("/admin") else DEFAULT_HEADERS
@@ -218,7 +218,7 @@ def _is_followed_link(method: str, headers: Headers) -> bool:
 
 
 def _check_origin(headers: Headers) -> None:
-    """Refuse requests that a browser sends from another page; programs send neither header and pass."""
+    """Refuse requests from other web pages; programs send neither `Origin` nor `Sec-Fetch-Site`, and pass."""
     origins, host = headers[b"origin"], headers[b"host"][0].lower()
     own_origins = {b"http://" + host, b"https://" + host}
     is_foreign = len(origins) > 1 or any(origin.lower() not in own_origins for origin in origins)
@@ -238,7 +238,7 @@ def _check_content_type(headers: Headers) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BodyReader:
-    """A dependency that reads the body as `schema`, from which the OpenAPI document describes it, too."""
+    """A dependency that reads the body as `schema`; the OpenAPI document uses the same schema."""
 
     schema: type[BaseModel]
 
@@ -277,7 +277,7 @@ def validated(value: Any, schema: type[BodyModel], sent_as: Mapping[str, str] = 
 
 
 def parse_json(raw: bytes | bytearray) -> Any:
-    """Parse a body to plain Python values. Raises `InvalidRequest`."""
+    """Parse a body into plain Python values. Raises `InvalidRequest`."""
     if not raw:
         raise InvalidRequest("The body is empty: send a JSON object.", code="invalid_json")
     try:
@@ -299,7 +299,7 @@ def parse_json(raw: bytes | bytearray) -> Any:
 
 def _for_channel(value: Any) -> Any:
     """Return a body that msgpack can encode; lone surrogates in its strings become U+FFFD. Raises ValueError or
-    OverflowError for larger integers, and for names with lone surrogates."""
+    OverflowError for integers beyond 64 bits, and for names with lone surrogates."""
     try:
         msgspec.msgpack.encode(value)
     except UnicodeEncodeError:
@@ -360,7 +360,7 @@ def headers_too_large() -> Rejected:
 
 
 def configure_malloc() -> None:
-    """Configure glibc to return the memory of a large body at once; by default it keeps twice the largest forever."""
+    """Make glibc free a large body's memory immediately: by default it keeps twice the largest body's forever."""
     with contextlib.suppress(AttributeError):  # only glibc has it
         for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
             ctypes.CDLL(None).mallopt(option, 1 << 20)  # 1 MiB: memory of single reads is kept

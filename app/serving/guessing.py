@@ -1,9 +1,9 @@
 """Guards against guessing: a one-time code for setting the first password, and pauses between password attempts.
 
 The code goes to the person who sees the output of `serve`; it works once, within half an hour. The first few attempts
-are free; after that, the pause doubles with each one, per address and overall. An attempt counts before it is checked,
-so that parallel ones gain nothing; attempts during a pause do not prolong it. The number of remembered addresses is
-bounded. Attempts from elsewhere never delay those from this computer.
+are free; after that, each attempt doubles the pause, per address and overall. An attempt counts before it is checked,
+so that parallel attempts gain nothing; attempts during a pause do not prolong it. The number of remembered addresses is
+bounded. Attempts from elsewhere never delay attempts from this computer.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ LOOPBACK = "this computer"
 TOKEN_BYTES = 32
 VALID_SECONDS = 30 * 60
 ENTRY_SECONDS, ENTRIES = 60.0, 8
-"""Seconds that a sign-in address for this server's owner works, and most open codes of one kind (entry or set-up)."""
+"""Validity of a sign-in address for the owner, in seconds, and limit on open codes of one kind (entry or set-up)."""
 
 
 @dataclass(slots=True)
@@ -45,10 +45,10 @@ class Lockout:
         self._overall = _Tally()
         self._by_address: OrderedDict[str, _Tally] = OrderedDict()
         self.guessing = asyncio.Lock()
-        """Serializes guesses, so that they do not occupy threads that other requests need."""
+        """Lock that serializes guesses, so that they do not occupy threads that other requests need."""
 
     def begin(self, address: str) -> None:
-        """Count an attempt. Raises `Rejected` (429) if it comes too early."""
+        """Count an attempt. Raises `Rejected` (429) during a pause."""
         now = self._clock()
         key = address_key(address)
         tally = self._tally(key, now)
@@ -116,7 +116,7 @@ class OneTimeCodes:
         self._max_open = max_open
         self._open: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
         self.setup_lock = asyncio.Lock()
-        """Allows one set-up at a time."""
+        """Lock that allows one set-up at a time."""
 
     def issue(self, purpose: str = "") -> str:
         """Return a new code for `purpose`; beyond `max_open`, the oldest code is revoked."""

@@ -135,7 +135,7 @@ class Journal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether ended requests are not written yet, or just being written."""
+        """Whether ended requests wait to be written, or are being written now."""
         return bool(self._pending) or self._writing.locked()
 
     def on_settings_changed(self) -> None:
@@ -143,7 +143,7 @@ class Journal:
         self._wake.set()
 
     async def clear(self) -> None:
-        """Delete every request that has ended by now. Raises what the history raises; then all are kept."""
+        """Delete every request that has ended by now; if the history raises an error, keep all and raise it."""
         async with self._writing:
             unreported = (past for _, past in self._unreported)
             ended = {past.id for past in (*self._recent, *self._pending, *unreported)}
@@ -184,7 +184,7 @@ class Journal:
                 self._failures = 0
 
     async def load_recent(self) -> None:
-        """Load the last requests of earlier runs of the server, before any of this one ends."""
+        """Load the last requests of earlier runs. Call this before any request of this run ends."""
         if self._history is None:
             return
         try:
@@ -193,7 +193,7 @@ class Journal:
             logger.warning("the history of requests cannot be read: %s", error.message)
 
     def _requeue(self, batch: Iterable[FinishedRequest]) -> None:
-        """Requeue a batch; every `TRIES` failures in a row it is dropped, so that it does not block newer ones."""
+        """Requeue a batch; drop it after every `TRIES` failures in a row, so that it does not block newer requests."""
         self._failures += 1
         if self._failures % TRIES == 0:
             return

@@ -1,9 +1,9 @@
-"""Current settings: the command line, then the environment, then stored values, then the defaults.
+"""Current settings: from the command line, else the environment, else the store, else the defaults.
 
-Server, command line and benchmark use the same class; `app/admin/setting_rows.py` shows its settings. Those with
-immediate effect are read from `current` and `model` at each use; those that need a restart keep their value from
-the start in `current`. While a server runs, only it changes stored values, also for the command line. Saving raises
-`InvalidSetting`, and is done in a thread because it writes a file.
+Server, command line and benchmark use the same class; `app/admin/setting_rows.py` prepares its settings for display.
+Settings with immediate effect are read from `current` and `model` at each use; settings that need a restart keep their
+initial value in `current`. While a server runs, only the server changes stored values, even for the command line.
+Saving raises `InvalidSetting`; it writes a file, so call it in a thread.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class SettingsState:
     models: frozenset[str] | None = None
     """Ids and aliases of the models on this computer; None: not looked up."""
     known_folders: tuple[Path, ...] = ()
-    """Model folders before a change; their drives may be away for the moment."""
+    """Model folders before a change; they need not exist, because their drive may be disconnected."""
 
     @property
     def has_any_key(self) -> bool:
@@ -57,7 +57,7 @@ class SettingsState:
         return self.has_keys or self.settings.api_key is not None
 
     def lacks(self, names: Iterable[str]) -> bool:
-        """Return whether one of these is not a model on this computer."""
+        """Return whether one of `names` is not the name of a model on this computer."""
         return self.models is not None and not self.models.issuperset(names)
 
 
@@ -132,7 +132,7 @@ CONFLICTS: tuple[Conflict[SettingsState], ...] = (
 
 
 class LiveSettings:
-    """Settings in effect. `given` are those from command line and environment, `storage` holds the rest.
+    """Settings in effect. `given` are those from command line and environment, `storage` has the stored ones.
 
     Without storage nothing can be changed; `stored` and `models` then provide the stored values.
     """
@@ -172,10 +172,10 @@ class LiveSettings:
         return self._stored.get(name)
 
     def change(self, changes: Mapping[str, Any], source: str, *, models: Collection[str] | None = None) -> None:
-        """Store all of these values, given as text or plain JSON, or none of them; None deletes one.
+        """Store all `changes`, given as text or plain JSON, or none of them; a value of None deletes the stored one.
 
-        Raises `InvalidSetting` for an unknown name, a bad value or a conflict. `models` are the ids on this computer;
-        None: any name is accepted.
+        Raises `InvalidSetting` for an unknown name, a bad value or a conflict. `models` are the model ids on
+        this computer; None: any model name is accepted.
         """
         values = {name: check_setting(name, value) for name, value in changes.items()}
         checked = self.pending.with_left_downloads(values)
@@ -211,16 +211,16 @@ class LiveSettings:
 
     @property
     def models(self) -> Mapping[str, ModelSettings]:
-        """Settings by model or profile name, for all that have any."""
+        """Settings of every model and profile that has any, by name."""
         return dict(self._models)
 
     def profile(self, requested: str | None, model_id: str) -> ModelSettings:
-        """Return the settings of the profile that the name `requested` includes; `UNSET` if there is none."""
+        """Return the settings of the profile in the name `requested` (`MODEL:PROFILE`); `UNSET` if it has none."""
         requested = requested or self.current.default_model
         return UNSET if self.id_of_alias(requested) else self.model(f"{model_id}:{split_profile(requested)[1]}")
 
     def request_defaults(self, requested: str | None, model_id: str) -> ModelSettings:
-        """Return the defaults of a request for `requested`: the settings of its profile, then those of the model."""
+        """Return the defaults of a request for `requested`: the settings of its profile, else those of the model."""
         return self.profile(requested, model_id).over(self.model(model_id))
 
     def profiles(self, model_id: str) -> list[str]:
@@ -240,7 +240,7 @@ class LiveSettings:
         reserved: Collection[str] = (),
         profile: str = "",
     ) -> ModelSettings:
-        """Store these values of a model or its profile; None deletes one. `reserved` names cannot be an alias."""
+        """Store `changes` of a model or its `profile`; None deletes a value. `reserved` names cannot be an alias."""
         disallowed = (
             sorted(set(changes).intersection(ModelSettings.model_fields).difference(PROFILED)) if profile else ()
         )
@@ -293,7 +293,7 @@ def default_of(name: str) -> Any:
 
 
 def _usable(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `stored` without unreadable values, which are logged; protective settings are turned on instead."""
+    """Return `stored` without unreadable values, which are logged; `WHERE_UNREADABLE` has safe substitutes for some."""
     usable = {}
     for name, value in stored.items():
         try:
@@ -309,7 +309,7 @@ def _usable(stored: Mapping[str, Any]) -> dict[str, Any]:
 def _validated(name: str, value: Any) -> Any:
     """Return a stored value if it is valid for its setting. A switch must be a bool. Raises `InvalidSetting`."""
     check_setting(name, value)
-    if value is None or (isinstance(default_of(name), bool) and not isinstance(value, bool)):  # 0 is no bool
+    if value is None or (isinstance(default_of(name), bool) and not isinstance(value, bool)):  # 0 is not a bool
         raise InvalidSetting(f"{name}: the value cannot be read", parameter=name)
     return value
 

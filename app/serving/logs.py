@@ -1,10 +1,10 @@
 """Log handlers of the server: warnings to the terminal, everything at `log_level` and above to ring and file.
 
 Lines contain no control characters that could forge lines or drive a terminal, and no secrets. `LogRing` keeps the last
-lines in memory, with the request that each is about. On disk a line is one JSON object, in at most five files of 5 MB
+lines in memory, each with the id of its request. On disk a line is one JSON object, in at most five files of 5 MB
 that only their owner can read. The worker's stderr is passed to the terminal unchanged, and to ring and file under the
-names of the worker's loggers. Threads write terminal and file, so that a slow disk or a stopped terminal blocks
-nothing; a failing disk only loses log lines.
+names of the worker's loggers. Threads write to terminal and file, so that a slow disk or a stopped terminal
+blocks nothing; if the disk fails, only log lines are lost.
 """
 
 import contextlib
@@ -223,7 +223,7 @@ class WorkerLines:
         self._name = WORKER
 
     def log(self, line: str) -> None:
-        """Log a line, given without line break. One without a log prefix (a traceback) belongs to the previous line."""
+        """Log a line, given without line break; without a log prefix (a traceback), it belongs to the previous line."""
         raw = _record(WORKER, logging.INFO, line)
         setattr(raw, VERBATIM, True)
         self._terminal.emit(raw)
@@ -264,7 +264,7 @@ def open_log_handlers(ring: LogRing, home: Path) -> Iterator[WorkerLines]:
 
 
 def _open_terminal(home: Path) -> logging.Handler:
-    """Return a handler for standard error. If that is the start log, it is emptied: the rotating files take over."""
+    """Return a handler for standard error. If that is the start log, empty it: the rotating files take over."""
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(2), (home / LOG_FOLDER / START_LOG).stat()):
             os.ftruncate(2, 0)

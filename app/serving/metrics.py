@@ -24,7 +24,7 @@ MODEL_BYTES = ("weights_bytes", "cache_bytes", "prefix_cache_bytes")
 SPAN_SECONDS = 120
 SPAN_MINUTES = 24 * 60
 SMOOTHED_SECONDS = 3
-"""Full seconds over which the current speed is averaged: steps are too lumpy for one second."""
+"""Complete seconds over which the current speed is averaged: the rate of a single second fluctuates too much."""
 
 
 class Metrics:
@@ -84,7 +84,7 @@ class Metrics:
         self._tokens["prompt_tokens"].labels(model).inc(prompt_tokens)
 
     def emitted(self, model: str, tokens: int, *, first: bool, seconds: float) -> None:
-        """Count `tokens` that came `seconds` after the request (`first`) or after the choice's previous tokens.
+        """Count `tokens` that arrived `seconds` after the request if `first`, else after the choice's previous tokens.
 
         The label lookups are cached: they cost more than the increment itself.
         """
@@ -95,7 +95,7 @@ class Metrics:
             self._between(model).observe(seconds / max(tokens, 1))
 
     def finished(self, model: str, usage: Statistics, cached_tokens: int) -> None:
-        """Count a finished choice; `cached_tokens` is only given for the first choice of a prompt."""
+        """Count a finished choice; `cached_tokens` is 0 for all but the first choice of a prompt."""
         self._tokens["cached_prompt_tokens"].labels(model).inc(cached_tokens)
         for statistics in usage.by_method:
             if statistics.drafted == 0:
@@ -106,7 +106,7 @@ class Metrics:
                 self._accepted_at.labels(model, statistics.method, str(position)).inc(count)
 
     def drafting(self, model: str) -> dict[str, dict[str, Any]]:
-        """Return drafting counters of a model since the server started, by method, with acceptance by position."""
+        """Return drafting counters of a model since the server started, by method, with accepted tokens by position."""
         by_method: dict[str, dict[str, Any]] = {}
         for name, counter in self._drafts.items():
             for method, _, value in _samples(counter, model):
@@ -116,7 +116,7 @@ class Metrics:
         return by_method
 
     def observe(self, event: Event) -> None:
-        """Count worker events: the duration of every step, and the work of its text side."""
+        """Count worker events: the duration of every step, and the seconds spent on text, such as tokenization."""
         if isinstance(event, Heartbeat):
             for seconds in event.step_seconds:
                 self._steps.observe(seconds)
@@ -188,7 +188,7 @@ class WorkerGauges:
 
 @dataclass(slots=True)
 class Period:
-    """Counts within one second or minute; `number` is its position on the clock."""
+    """Counts within one second or minute; `number` is the clock's time in whole periods."""
 
     number: int
     tokens: int = 0
@@ -251,7 +251,7 @@ class Pace:
             self._minutes.add(event)
 
     def history(self) -> PaceHistory:
-        """Return the complete seconds, without the current one."""
+        """Return the counts of the complete seconds, without the current one."""
         full = self._seconds.full()
         recent = full[-SMOOTHED_SECONDS:]
         speed = sum(second.tokens for second in recent) / len(recent)

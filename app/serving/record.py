@@ -1,7 +1,7 @@
 """The record of one generation request: its parameters, its progress and its outcome.
 
 `on_event` runs for every step of every stream, so it only counts; a fault in counting never fails a request. A
-`FinishedRequest` contains nothing that a user wrote unless texts are stored; stop strings and biases count as texts.
+`FinishedRequest` has prompt and reply only if texts are stored, and never stop strings or logit biases.
 """
 
 import time
@@ -59,14 +59,14 @@ class Record:
         self._began = self._clock()
         self._load: tuple[float, float] | None = None
         self._accepted_at: dict[str, float] = {}
-        """Time of the acceptance of each prompt, by its id."""
+        """Time at which the worker accepted each prompt, by prompt id."""
         self._first_token_at: float | None = None
         self._ended_at: float | None = None
         self._tokens_at: dict[tuple[str, int], float] = {}
-        """Time of the last tokens of each choice, by prompt id and index."""
+        """Time at which the latest tokens of each choice arrived, by prompt id and index."""
         self._by_method: dict[str, MethodStatistics] = {}
         self._awaited = {(command.id, index) for command in commands for index in range(command.n)}
-        """Choices whose statistics the worker is still to report; `_usages` has those of the others."""
+        """Choices whose statistics the worker has yet to report; `_usages` has the statistics of all others."""
         self._usages: dict[tuple[str, int], Statistics] = {}
         self._problem = ""
         self._replies: dict[tuple[str, int], list[str]] = {}
@@ -74,7 +74,7 @@ class Record:
     # --- its events -------------------------------------------------------------------------------------------
 
     def begin(self, cancel: Callable[[PacelineError], None]) -> None:
-        """Register the request as its prompts are sent; calling `cancel` ends it with an error."""
+        """Register the request as running; `cancel` ends it with an error."""
         self._cancel = cancel
         with self._counting.guarded():
             self._journal.begun(self)
@@ -118,7 +118,7 @@ class Record:
             self._end(CANCELLED)
 
     def drop_prompts(self) -> None:
-        """Drop the prompts, which may be large, of a request that only waits for its last figures."""
+        """Drop the prompts, which may be large, of an ended request that only waits for the worker's statistics."""
         self.commands = [
             Generate(
                 id=command.id,
@@ -160,7 +160,7 @@ class Record:
             self.outcome = outcome
             self._ended_at = self._clock()
             self._cancel = _cannot_cancel
-            # a prompt that was not sent yet is never reported
+            # prompts that the worker has not accepted are not waited for: some were never sent
             self._awaited = {choice for choice in self._awaited if choice[0] in self._accepted_at}
             self._journal.ended(self)
 
@@ -168,7 +168,7 @@ class Record:
 
     @property
     def max_tokens(self) -> int | None:
-        """Most tokens of all choices together; None: up to the end of the context."""
+        """Limit on the tokens of all choices together; None: up to the end of the context."""
         limit = self.commands[0].max_tokens
         return None if limit is None else limit * self.choices
 
@@ -183,12 +183,12 @@ class Record:
         return self._first_token_at is not None
 
     def awaits(self, event: Finished) -> bool:
-        """Whether this choice has not been reported yet."""
+        """Return whether the worker has yet to report this choice."""
         return (event.id, event.index) in self._awaited
 
     @property
     def awaits_usage(self) -> bool:
-        """Whether the worker will report further choices, even after a cancel."""
+        """Whether the worker has yet to report a choice, which it does even after a cancel."""
         return bool(self._awaited)
 
     @property
@@ -198,12 +198,12 @@ class Record:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds from its arrival until now or its end."""
+        """Seconds from the request's arrival to its end, or until now."""
         return self._now() - self._began
 
     @property
     def tokens_per_second(self) -> float:
-        """Rate since the first token; 0 before it."""
+        """Tokens per second since the first token; 0 before it."""
         seconds = 0.0 if self._first_token_at is None else self._now() - self._first_token_at
         return round(self.tokens / seconds, 1) if seconds > 0 else 0.0
 
@@ -226,7 +226,7 @@ class Record:
         return {name: round(max(0.0, value), 4) for name, value in named.items()}
 
     def usage(self) -> Statistics:
-        """Return the worker's statistics of all choices; until it has reported them, what was counted here."""
+        """Return the worker's statistics of all choices; until all are reported, the counters of this record."""
         if self.has_all_usage:
             usages = [usage for _, usage in sorted(self._usages.items())]
             return Statistics.combined(usages, choices_per_prompt=self.commands[0].n)
@@ -280,7 +280,7 @@ class Record:
         }
 
     def _now(self) -> float:
-        """Return the current time, or that of the request's end."""
+        """Return the time at which the request ended; while it runs, the current time."""
         return self._clock() if self._ended_at is None else self._ended_at
 
     def _reply(self) -> str:

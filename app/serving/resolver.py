@@ -1,4 +1,4 @@
-"""From the ids in a request to the unit that the worker loads: a main model, its drafters, or why it has none.
+"""Resolves the ids in a request to the unit that the worker loads: a main model with its drafters, or why it has none.
 
 The drafters are those that the request names; else those that the model is loaded with; else those chosen for the
 model, or the best one that fits. Everything here may read the disk: call it in a thread.
@@ -41,15 +41,15 @@ class ModelEntry:
     progress: LoadProgress | None
     """Progress of a load under way."""
     quarantine: str
-    """Why the model may not run at the moment; empty if it may."""
+    """Reason why the model is quarantined; empty if it is not."""
     drafters: tuple[DrafterSpecification, ...]
-    """Drafters that it is loaded with, else those that it would get."""
+    """Drafters that the model is loaded with, else those that it would be loaded with."""
     looking: bool
     """Whether its drafters are still being searched for."""
 
     @property
     def problem(self) -> str:
-        """Why it cannot be loaded; empty if nothing is known to be wrong."""
+        """Reason why the model cannot be loaded; empty if none is known."""
         return self.model.problem or self.quarantine
 
     @property
@@ -124,7 +124,7 @@ def stays(settings: LiveSettings) -> KeepModels:
 
 
 class Resolver:
-    """Turns ids into specifications; requests get the unit that is in memory, where it has what they name."""
+    """Turns ids into specifications; a request gets the unit in memory if that has the drafters that it names."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Resolver:
         self._worker = worker
         self._chooser = Chooser(settings, catalog, measured)
         self._measured_units: dict[str, tuple[ModelSpecification, ModelSpecification]] = {}
-        """Measured and usual unit of each model under measurement; requests keep to the drafters of the latter."""
+        """Measured and usual unit of each model under measurement; requests draft as in the usual one."""
 
     def resolve(self, model_id: str | None, drafts: str | None = None, *, method: str = "auto") -> ModelSpecification:
         """Return the unit for a request. `drafts` is a drafter id, several joined by `+`, `off`, or None: the default.
@@ -177,7 +177,7 @@ class Resolver:
         return model
 
     def usable(self, model_id: str | None) -> CatalogModel:
-        """Return what `main` does, or an encoder of that name."""
+        """Return the model as `main` does, but accept an encoder, too."""
         model = self.find(model_id or self._live.current.default_model or self._only_model())
         if model.reason:
             raise ModelUnavailable(f"{model.id} cannot be loaded: {model.reason}", parameter="model")
@@ -196,13 +196,13 @@ class Resolver:
         return model
 
     def id_of(self, name: str) -> str:
-        """Return the id of the model that an id, alias or profile means. One that is in memory or quarantined may have
-        left the disk. Raises ModelNotFound."""
+        """Return the id of the model that `name` means: an id, alias or profile. A loaded or quarantined model need not
+        be on disk any more. Raises ModelNotFound."""
         is_known = name in self.loaded() or name in self._worker.quarantined
         return name if is_known else self.find(name).id
 
     async def release(self, name: str) -> str:
-        """Release the model that an id, alias or profile means from quarantine; return its id.
+        """Release a model from quarantine, given by id, alias or profile; return its id.
         Raises InvalidRequest if it is not quarantined. Called on the event loop."""
         with contextlib.suppress(ModelNotFound):
             name = await asyncio.to_thread(self.id_of, name)
@@ -234,12 +234,12 @@ class Resolver:
         self._catalog.refresh()
 
     def is_reading_tokenizers(self) -> bool:
-        """Return whether drafters are still being searched for; until then, a model's drafters are not shown."""
+        """Return whether drafters are still being searched for; meanwhile, a model's drafters are not shown."""
         return self._catalog.is_reading_tokenizers()
 
     def begin_measurement(self, measured: ModelSpecification, usual: ModelSpecification) -> None:
         """Let requests use `measured`, a unit under measurement, while it is loaded, but draft only as in `usual`, the
-        unit of the model without a measurement. Until `end_measurement`."""
+        unit that the model has otherwise. In effect until `end_measurement`."""
         self._measured_units[measured.id] = measured, usual
 
     def end_measurement(self, model_id: str) -> None:
@@ -247,7 +247,7 @@ class Resolver:
         self._measured_units.pop(model_id, None)
 
     def limit_speculation(self, model_id: str, request: SpeculationRequest) -> SpeculationRequest:
-        """Return `request`, limited during a measurement of its model to the drafting of the usual unit."""
+        """Return `request`; while its model is being measured, limited to drafting as in the usual unit."""
         loaded, units = self.loaded().get(model_id), self._measured_units.get(model_id)
         if loaded is None or units is None:
             return request
@@ -347,7 +347,7 @@ class Resolver:
         )
 
     def _with_method(self, main: CatalogModel, specification: ModelSpecification, method: str) -> ModelSpecification:
-        """Return the unit with the best drafter of a requested method. Raises if settings exclude it or none fits."""
+        """Return the unit plus the best drafter of `method`. Raises if settings exclude it or no drafter fits."""
         chosen = self._chooser.choose(main)
         reason = specification.draft_unavailable
         if chosen.methods and method not in chosen.methods:

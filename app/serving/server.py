@@ -1,7 +1,7 @@
 """The listening side: a socket with clear bind errors, a connection limit, and a graceful shutdown.
 
-uvicorn accepts more connections than the process can open files, which `Acceptor` prevents; `connection.py` adds what
-it lacks per connection. The first signal drains: open requests finish, new ones get 503. The second ends at once.
+uvicorn accepts more connections than the process can open files; `Acceptor` does not. `connection.py` adds what uvicorn
+lacks per connection. The first signal drains: open requests finish, new ones get 503. The second signal ends them all.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from app.serving.connection import DeadlineProtocol
 from app.serving.context import Activity
 
 SPARE_DESCRIPTORS = 96
-"""File descriptors reserved for other uses than connections: store, models on disk, log, worker, downloads."""
+"""File descriptors reserved for everything but connections: store, models on disk, log, worker, downloads."""
 SPARE_CONNECTIONS = 32
 """Connections reserved beyond those of generation requests: for the dashboard, and to refuse further requests."""
 LISTEN_QUEUE = 1024
@@ -44,7 +44,7 @@ def bind(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
     except ValueError:
         family = socket.AF_INET
-    # asyncio sends small writes at once only on sockets that name their protocol; others wait up to 40 ms for an ACK
+    # asyncio sets TCP_NODELAY only on sockets that name their protocol; else small writes wait up to 40 ms for an ACK
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -77,13 +77,13 @@ def max_open_requests() -> int:
 class Acceptor:
     """Accepts connections while there is room; further ones wait in the system's queue.
 
-    Without room, the connection that the server has waited for longest is closed, idle ones first. Replaces asyncio's
+    Without room, the connection that has kept the server waiting longest is closed, idle ones first. Replaces asyncio's
     server object.
     """
 
     poll_seconds = 0.02
     idle_seconds, sending_seconds = 0.2, 2.0
-    """Seconds for which a connection is safe from closing while idle, and while it sends a request."""
+    """Seconds for which a connection is not evicted while idle, and while it sends a request."""
     error_seconds, warning_interval_seconds = 0.5, 60.0
 
     def __init__(
@@ -144,7 +144,7 @@ class Acceptor:
 
 
 def serve_config(app: ASGIApp, *, protocol: type[DeadlineProtocol] = DeadlineProtocol) -> uvicorn.Config:
-    """Return uvicorn's configuration: h11, no websockets, no proxy headers, no access log, logging left alone."""
+    """Return uvicorn's configuration: h11, no websockets, no proxy headers, no access log, no changes to logging."""
     return uvicorn.Config(
         app,
         http=protocol,
@@ -217,7 +217,7 @@ class DrainingServer(uvicorn.Server):
         await self._stopped.wait()
 
     def stop(self) -> None:
-        """Start draining; if called a second time, end at once."""
+        """Start draining; if called a second time, end immediately."""
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         else:

@@ -8,16 +8,16 @@ from app.core.statistics import Statistics
 
 
 def timings_object(usage: Statistics) -> dict[str, Any]:
-    """Return llama.cpp's `timings`: `prompt_n` counts computed tokens, `cache_n` those of the prefix cache.
+    """Return llama.cpp's `timings`: `prompt_n` counts prompt tokens computed, `cache_n` those from the cache.
 
-    `predicted_ms` consists of drafting, verifying (plain forwards included), rewinding and the host's remainder.
+    `predicted_ms` is the sum of drafting, verifying (plain forwards included), rewinding and the rest, `host_ms`.
     """
     prompt_n = usage.prompt_tokens - usage.cached_tokens
     draft_seconds = sum(counters.draft_seconds for counters in usage.by_method)
     verify_seconds = sum(counters.verify_seconds for counters in usage.by_method)
     rewind_seconds = sum(counters.rewind_seconds for counters in usage.by_method)
     parts_seconds = draft_seconds + verify_seconds + rewind_seconds
-    # The last step goes on after the last token is sent, so its parts may exceed the time of decoding.
+    # The last step continues after the last token is sent, so the parts may add up to more than the decode time.
     share = min(1.0, usage.decode_seconds / parts_seconds) if parts_seconds else 1.0
     host_seconds = max(0.0, usage.decode_seconds - parts_seconds)
     return {
@@ -44,7 +44,7 @@ def timings_object(usage: Statistics) -> dict[str, Any]:
 def speculation_object(usage: Statistics, no_drafter: Reason) -> dict[str, Any]:
     """Return the method that ran and its results; `reason` says why speculation did not run, or not all the time.
 
-    `no_drafter` is the reason where the worker gave none; `decision` is the governor's last one, with its numbers.
+    `no_drafter` is the reason if the worker gave none; `decision` is the governor's last decision, with its numbers.
     """
     decision, cycles = usage.decision, usage.cycles
     return {

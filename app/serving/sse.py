@@ -1,4 +1,4 @@
-"""Server-sent events: frames, a response that ends with its client, and frames that survive a page reload.
+"""Server-sent events: frames, a response that ends when its client leaves, and frames that survive a page reload.
 
 A frame is one `data:` line of JSON. A comment (`: waiting`) keeps a silent stream open. A stream that fails ends with
 one error frame and without `[DONE]`.
@@ -16,7 +16,7 @@ from app.core.clock import Alarm
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = "paceline.comment"
-"""Key in a connection's state for bytes that may be written between frames, while it streams."""
+"""Key in the `state` of an ASGI scope for a comment, in bytes, that may be written between the frames of its stream."""
 
 
 def frame(value: Any) -> bytes:
@@ -86,7 +86,7 @@ class ReplayableFrames:
     """Frames of a stream that runs with or without a reader; each reader gets all of them from the first.
 
     `on_close` is called when the frames end, by themselves or after `grace_seconds` without a reader. `on_expired` is
-    called when the grace period ends; no reader may come after that.
+    called when the grace period ends; no reader may join after that.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class ReplayableFrames:
                 yield self._frames[position]
                 position += 1
             if self._ended:
-                await asyncio.shield(self._producer)  # an unexpected error ends the reader too
+                await asyncio.shield(self._producer)  # raises an unexpected error of the producer here, too
                 return
             await changed.wait()
 

@@ -1,7 +1,7 @@
 """Parsing of a request's bytes: cheap with any framing, and never ambiguous.
 
-h11 makes an event of each chunk, so 100 KB in chunks of one byte took a second of the event loop, without a key. It
-also accepts a bare LF as a line end, and folded lines, which a proxy in front may read differently.
+h11 makes an event of each chunk: 100 KB in one-byte chunks blocked the event loop for a second, even without a key.
+h11 also accepts a bare LF as a line end, and folded lines, which a proxy in front may read differently.
 """
 
 import re
@@ -25,7 +25,7 @@ PAYLOAD_BY_FRAMING = 8
 SIZE_LINE = re.compile(rb"\r\n([0-9A-Fa-f]{1,16})(?:;[^\r\n]*|[ \t]*)\r\n")
 """The end of one chunk and the size of the next."""
 CONTROLS = bytes({*range(32), 127} - {9})
-"""Bytes that no line may contain; h11 takes time quadratic in the spaces before one."""
+"""Bytes that no line may contain: h11 takes time quadratic in the number of spaces before such a byte."""
 TRAILERS = re.compile(rb"(?:[^\r\n]+\r\n)*\r\n")
 
 
@@ -33,7 +33,7 @@ class Connection(h11.Connection):
     """h11's connection with `ChunkReader` for chunked bodies; `next_event` also raises `Rejected`."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """Return the next event; all buffered chunks make one."""
+        """Return the next event; all buffered chunks become one event."""
         if self.their_state is h11.IDLE:
             check_head(self.trailing_data[0])
         event = super().next_event()
@@ -66,7 +66,7 @@ class ChunkReader:
         self._credit_bytes = FREE_FRAMING_BYTES * PAYLOAD_BY_FRAMING
 
     def __call__(self, buffer: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
-        """Return the buffered payload, the end, or None; the rest is left in `buffer`. Raises `Rejected`."""
+        """Return buffered payload, the end, or None (more is needed); the rest stays in `buffer`. Raises `Rejected`."""
         raw = self._prefix + (buffer.maybe_extract_at_most(len(buffer)) or b"")
         self._prefix = b""
         payload, end = self._parse(raw)

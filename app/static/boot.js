@@ -1,4 +1,4 @@
-// The last script of every page: the frame around it, then Alpine starts with all that the page has registered.
+// The last script of every page: registers the frame's components, then starts Alpine.
 
 import "./palette.js";
 import { api, attempt, component, copy, link, live, remember, start, t } from "./core.js";
@@ -39,7 +39,7 @@ component("frame", () => ({
     this.open = !this.open;
   },
 
-  // The colours that are not shown now; where the system has them too, they follow the system from then on.
+  // Switches between light and dark; if the system already has the new theme, the page follows the system from then on.
   paint() {
     const wanted = isDark() ? "light" : "dark";
     root.dataset.theme = (wanted === "dark") === system.matches ? "system" : wanted;
@@ -65,7 +65,7 @@ component("lost", () => ({
   },
 }));
 
-// A newer version: put away it stays away until the next one.
+// The notice of a newer version; once dismissed, it stays hidden until the next version.
 component("news", () => ({
   isShown: true,
 

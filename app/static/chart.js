@@ -12,9 +12,9 @@ function make(name, attributes = {}, text = "") {
   return node;
 }
 
-// A chart is {x: [low, high], top, xTicks and yTicks: [[place, words, perhaps words on the right]], series, perhaps xWords and
-// yWords}; a series is {points: [[x, y, perhaps low, high]], colour, and perhaps label, dash, isArea, hasDots}. Answers a function
-// that draws another one into the same node. Without `height` it is as high as the node, which must not depend on it.
+// A chart is {x: [low, high], top, xTicks: [[x, words]], yTicks: [[y, words, rightWords?]], series, xWords?, yWords?}.
+// A series is {points: [[x, y, low?, high?]], colour, label?, dash?, isArea?, hasDots?}. Returns a function that draws
+// a chart into `node`. Without `height`, the chart is as high as the node, so that height must not depend on the chart.
 export function chart(node, height = 0) {
   let shown = null;
   let size = [];
@@ -66,7 +66,7 @@ const bar = (x, low, high) => `M${x},${low}V${high}M${x - 4},${low}H${x + 4}M${x
 const stroke = (name, { colour, dash = "none" }, more) =>
   make(name, { fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": dash, "stroke-linejoin": "round", ...more });
 
-// What each line is, with its colour and its dashes.
+// The label of each line, with a sample of its colour and dashes.
 function legend(series) {
   const named = series.filter((line) => line.label);
   if (!named.length) return [];

@@ -1,4 +1,4 @@
-// The chat page: its parts put together, what is typed and not sent yet, the keyboard, and the scrolling.
+// The chat page: combines its parts, keeps the unsent message, and handles the keyboard and scrolling.
 
 import { attempt, component, isEnter, live, number, t, toast } from "./core.js";
 import { keeping } from "./chat_keeping.js";
@@ -13,8 +13,8 @@ const PANEL = "paceline.chat.panel";
 const DRAFTS = "paceline.chat.drafts";
 const NEAR_END = 60;
 const NEAR_START = 600;
-const MAX_FILE_CHARACTERS = 400_000; // of all files of a message; a character has four bytes at most
-const wide = matchMedia("(min-width: 1440px)"); // the settings stand beside the conversation, not over it
+const MAX_FILE_CHARACTERS = 400_000; // in all files of a message; a character takes at most four bytes
+const wide = matchMedia("(min-width: 1440px)"); // the settings are next to the conversation, not over it
 
 const described = (part) => Object.getOwnPropertyDescriptors(part);
 const readDrafts = () => JSON.parse(tab.read(DRAFTS) ?? "{}");
@@ -22,9 +22,9 @@ const readDrafts = () => JSON.parse(tab.read(DRAFTS) ?? "{}");
 const page = {
   attempt,
   draft: "",
-  files: [], // of the message that is being written
+  files: [], // attached to the unsent message
   isDropping: false,
-  result: "", // of the call that a reply waits for
+  result: "", // typed for the tool call that a reply waits for
   view: browser.read(VIEW) ?? "markdown",
   announcement: "",
   opening: null,
@@ -41,7 +41,7 @@ const page = {
     this.restoreDraft();
     addEventListener("pagehide", () => this.leave());
     addEventListener("keydown", (event) => this.press(event));
-    const navigation = document.querySelector(".side nav"); // at the bottom of a phone: the page ends above it
+    const navigation = document.querySelector(".side nav"); // at the bottom on a phone, where the page ends above it
     const measure = () => document.body.style.setProperty("--navigation", `${navigation.offsetHeight}px`);
     new ResizeObserver(measure).observe(navigation);
     this.opening = this.read().then(() => this.openNamed());
@@ -129,7 +129,7 @@ const page = {
     }
   },
 
-  // Files go along as text: picked, pasted or dropped anywhere on the page.
+  // Files are attached as text: picked, pasted, or dropped anywhere on the page.
   pickText: () => byId("chat-files").click(),
   async attachPicked(event) {
     const files = [...event.target.files];
@@ -140,7 +140,7 @@ const page = {
     const { files } = event.clipboardData;
     const isTooLong = event.clipboardData.getData("text").length + this.draft.length > MAX_FILE_CHARACTERS;
     if (!files.length && !isTooLong) return;
-    event.preventDefault(); // the field would cut it without a word
+    event.preventDefault(); // the field would truncate it silently
     if (files.length) await this.attach([...files]);
     else toast(t("chat.paste_large", { count: number(MAX_FILE_CHARACTERS) }), "bad");
   },
@@ -184,7 +184,7 @@ const page = {
     return !this.model || !(this.draft.trim() || this.files.length);
   },
 
-  // Scroll along only where the end is in sight already; near the start show what comes before.
+  // Notes whether the end is in view: only then does the page follow new text. Near the start, shows earlier messages.
   scrolled() {
     const { scrollTop, clientHeight, scrollHeight } = byId("chat-thread");
     this.isAtEnd = scrollTop + clientHeight > scrollHeight - NEAR_END;
@@ -212,7 +212,7 @@ const page = {
   get draftKey() {
     return this.current.turns.length ? this.current.id : 0;
   },
-  // Saves partial replies; they go on if the page is opened again soon.
+  // Saves partial replies; they resume if the page is opened again soon.
   leave() {
     this.keepDraft();
     this.keepShown();

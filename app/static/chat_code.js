@@ -1,5 +1,5 @@
-// Colours of code, once its block is whole. highlight.js takes it apart in a worker, begun with the first block of a
-// language that it knows, one block after the other.
+// Syntax colours of complete code blocks. highlight.js tokenizes one block at a time in a worker, which starts with the
+// first block in a known language.
 
 const LANGUAGES = new Set(
   ("bash c c# c++ cc console cpp cs csharp css diff go golang graphql h hpp html ini java javascript js json jsonc jsx kotlin kt " +
@@ -11,7 +11,7 @@ const MAX_MS = 5000;
 let worker = null;
 let last = Promise.resolve();
 
-// Makes spans of the pieces of a block's text; where that fails or takes too long, it stays as it is.
+// Replaces a block's text with coloured spans; if that fails or takes too long, the text stays as it is.
 export function colour(node, name) {
   const language = name.toLowerCase();
   if (!LANGUAGES.has(language) || node.textContent.length > MAX_CHARACTERS) return;

@@ -1,9 +1,9 @@
-// Takes code apart by the grammar of its language. As a worker, so that a grammar that is slow over a hostile text can
-// be ended.
+// Tokenizes code by the grammar of its language. It is a worker, so that the page can terminate a grammar that is slow
+// on a hostile text.
 
 import library from "./vendor/highlight.js";
 
-// Pieces [text, kind] of a tree; a piece of a piece is of the innermost kind.
+// Flattens a tree into pieces [text, kind]; nested text gets the innermost kind.
 const piecesOf = ({ children, scope = "" }) =>
   children.flatMap((child) => (typeof child === "string" ? [[child, scope.split(".")[0]]] : piecesOf(child)));
 

@@ -1,5 +1,5 @@
-// Keeps every word: a turn is written down in this browser first, then sent until the server acknowledges it, and what
-// other tabs wrote is merged. Turns have ids of their own, so sending one again changes nothing.
+// Saves every turn: first in this browser, then on the server, with retries until the server acknowledges it. Turns of
+// other tabs are merged. Each turn has an id, so that sending it again is idempotent.
 
 import { api, t, toast } from "./core.js";
 import { discard, drop, entries, isLeftToOthers, put } from "./chat_outbox.js";
@@ -9,9 +9,9 @@ import { arrange, inOrder, newNumber, turnOf } from "./chat_tree.js";
 
 export const ADDRESS = "/admin/api/conversations";
 const RETRY_MS = 5000;
-const MAX_LAST_CHARACTERS = 20_000; // browsers finish calls of 64 KiB after the page is gone
-const deliveries = new Map(); // by number of the conversation: one call after the other
-const versions = new Map(); // by number, also of a conversation that was left while it was being saved
+const MAX_LAST_CHARACTERS = 20_000; // browsers finish calls of up to 64 KiB after the page is closed
+const deliveries = new Map(); // by conversation number: the last call of its queue
+const versions = new Map(); // by conversation number, also for one that was left while being saved
 let retry = 0;
 
 export const mayOutlivePage = (body) => JSON.stringify(body).length < MAX_LAST_CHARACTERS;
@@ -23,7 +23,7 @@ async function send(number, version, waiting) {
 }
 
 export const keeping = {
-  // The conversation as it is in this page, if it is.
+  // Returns the conversation with this number if this page has it in memory, with turns.
   known(number) {
     const conversations = [this.current, ...this.running];
     return conversations.find((conversation) => conversation.id === number && conversation.turns.length);
@@ -40,13 +40,13 @@ export const keeping = {
   deliver(number) {
     return this.inTurn([number], () => this.sendWaiting(number));
   },
-  // After what is on its way for these conversations, whether that succeeds or not.
+  // Makes a call after the queued calls for these conversations, whether those succeed or not.
   inTurn(numbers, call) {
     const next = Promise.allSettled(numbers.map((number) => deliveries.get(number))).then(call);
     for (const number of numbers) deliveries.set(number, next);
     return next;
   },
-  // Lets saves that are under way finish first, so that none revives the conversation; those that wait are dropped.
+  // Lets saves in flight finish first, so that none revives the deleted conversation; drops the saves that still wait.
   async deleteKept(address, number) {
     await this.inTurn(number ? [number] : [this.current.id, ...deliveries.keys()], async () => {
       await api("DELETE", address);
@@ -55,7 +55,7 @@ export const keeping = {
     });
     await this.readList();
   },
-  // Everything that waits, written in any tab.
+  // Sends all waiting entries, of any tab.
   async flush() {
     clearTimeout(retry);
     const numbers = new Set(entries().map((entry) => entry.number));
@@ -80,7 +80,7 @@ export const keeping = {
       if (!error.status || error.status >= 500) this.flushLater();
     }
   },
-  // What another tab wrote in between is merged first.
+  // After a version conflict, merges what another tab wrote and sends again.
   async sendMerged(number, version, waiting) {
     try {
       return await send(number, version, waiting);
@@ -102,7 +102,7 @@ export const keeping = {
     this.settle(conversation);
     await this.sendChange(conversation);
   },
-  // What no entry waits for any more is saved, whichever tab sent it.
+  // Marks turns without a waiting entry as saved, whichever tab sent them.
   settle(conversation) {
     const waiting = new Set(entries(conversation.id).map((entry) => entry.turn.id));
     for (const turn of conversation.turns) if (!waiting.has(turn.id)) turn.unsaved = "";
@@ -113,7 +113,7 @@ export const keeping = {
     if (message) message.unsaved = error.status ? t("chat.unsaved_because", { reason: error.message }) : t("chat.unsaved");
   },
 
-  // What another tab wrote comes beside what is here; what is on screen stays there.
+  // Adds what another tab wrote; the turns on screen stay on screen.
   merge(conversation, present) {
     const { version, title, model_id: model, options } = present;
     const here = new Map(conversation.turns.map((turn) => [turn.id, turn]));
@@ -124,14 +124,14 @@ export const keeping = {
     this.settle(conversation);
     arrange(conversation);
   },
-  // One turn as it is here and as it is kept: a reply that broke off elsewhere may have been completed.
+  // Merges a turn here with its stored version, which is longer if another tab has completed a reply that broke off.
   met(message, turn) {
     if (!message) return makeMessage(turn);
     const isLonger = sizeOf(turn) > sizeOf(replyOf(message));
     if (isLonger && message.status !== "writing") return Object.assign(message, makeMessage(turn), { version: message.version + 1 });
     return message;
   },
-  // What waits for the server since an earlier page.
+  // Adds turns that an earlier page saved in this browser and that still wait for the server.
   adopt(conversation) {
     for (const { begin, turn } of entries(conversation.id)) {
       if (!conversation.title) Object.assign(conversation, begin);
@@ -140,7 +140,7 @@ export const keeping = {
     arrange(conversation);
   },
 
-  // Deleted in another tab. What a person wrote since is not: it goes on as a conversation of its own.
+  // Another tab deleted the conversation: drops it, or, if a user's message still waits, saves it under a new number.
   async revive(number, waiting) {
     if (!waiting.some((entry) => entry.turn.role === "user")) {
       discard(number);
@@ -154,14 +154,14 @@ export const keeping = {
       const parent = ids.has(turn.parent) ? turn.parent : "";
       put({ number: fresh, version: 0, begin: waiting[0].begin, turn: { ...turn, parent } });
     }
-    discard(number); // once each of its turns is kept under the other number
+    discard(number); // only after each of its turns is saved under the new number
     if (conversation) Object.assign(conversation, { id: fresh, version: 0 });
     if (conversation?.key === this.current.key) this.remember();
     toast(t("chat.revived"));
     return this.deliver(fresh);
   },
 
-  // The conversation as it is kept now.
+  // Merges the conversation's stored version, if that has changed.
   refresh(conversation) {
     return this.inTurn([conversation.id], () => this.readAgain(conversation));
   },
@@ -176,12 +176,12 @@ export const keeping = {
       if (error.status === 404) await this.revive(conversation.id, entries(conversation.id));
     }
   },
-  // Something was written, here or elsewhere; or the server is there again.
+  // Called after a change to any conversation, here or elsewhere, and after the server becomes reachable again.
   async followOthers() {
     await this.flush();
     for (const conversation of [this.current, ...this.running]) await this.sendChange(conversation);
     const conversations = await this.readList();
-    if (Number(location.hash.slice(1)) !== this.current.id) await this.openNamed(); // it could not be read before
+    if (Number(location.hash.slice(1)) !== this.current.id) await this.openNamed(); // an earlier attempt failed
     const { current } = this;
     const listed = conversations.find((heading) => heading.id === current.id);
     if (current.version && listed?.version !== current.version) await this.refresh(current);

@@ -1,4 +1,4 @@
-// The conversations that are kept: open, search, rename, delete, export, import.
+// The saved conversations: open, search, rename, delete, export, import.
 
 import { ago, api, confirm, isEnter, latestOnly, t } from "./core.js";
 import { ADDRESS, mayOutlivePage } from "./chat_keeping.js";
@@ -15,9 +15,9 @@ let read = 0;
 const beginOpening = latestOnly();
 let keys = 0;
 
-// `version` 0: the server has not seen it yet. `messages` is a line of `turns`, on screen but for its first, `hidden` ones;
-// `followers` are turns by their parent. `writing` replies come at this moment. `change`: model and options that were
-// chosen and are not sent yet.
+// A conversation. `version` 0: the server does not have it yet. `messages`: the line of `turns` on screen, of which the
+// first `hidden` ones are not drawn; `followers`: turns by parent id; `writing`: number of replies being streamed;
+// `change`: chosen model and options that were not sent yet.
 const fresh = (id = newNumber()) => ({
   key: (keys += 1), id, version: 0, title: "", turns: [], messages: [], followers: new Map(), hidden: 0, writing: 0, chosen: {}, change: null,
 });
@@ -37,14 +37,14 @@ function save(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-// What an export says; anything else is refused in words.
+// Reads an exported file. Throws an error with a message for the user if the file is something else.
 async function readExport(file) {
   if (file.size > MAX_FILE_BYTES) throw new Error(t("chat.import_large"));
   try {
     const whole = JSON.parse(await file.text());
     if (whole.format === FORM.format && whole.form === FORM.form) return whole;
   } catch {
-    // no JSON: said below
+    // not JSON: reported below
   }
   throw new Error(t("chat.import_foreign"));
 }
@@ -54,7 +54,7 @@ const readShown = () => JSON.parse(tab.read(SHOWN) ?? "{}");
 export const list = {
   conversations: [],
   current: fresh(),
-  running: [], // others whose reply is still being written, or that are not saved yet
+  running: [], // other conversations with a reply still being streamed, or not saved yet
   search: "",
   isRead: false,
   isListOpen: false,
@@ -73,7 +73,7 @@ export const list = {
     return this.search.trim() ? t("chat.no_match") : t("chat.no_conversations");
   },
 
-  // Of answers that overtake one another the latest is shown, also where a later call fails.
+  // If answers overtake one another, shows the answer of the latest call that succeeded.
   async readList() {
     const number = (begun += 1);
     const search = encodeURIComponent(this.search.trim().slice(0, 200));
@@ -83,7 +83,7 @@ export const list = {
     Object.assign(this, { conversations, isRead: true });
     return conversations;
   },
-  // One of them as it is now, where it belongs.
+  // Puts a changed conversation at the top of the list.
   noteHeading(heading) {
     this.conversations = [heading, ...this.conversations.filter((listed) => listed.id !== heading.id)];
   },
@@ -92,7 +92,7 @@ export const list = {
     this.finding = setTimeout(() => this.attempt(() => this.readList()), SEARCH_MS);
   },
 
-  // The last messages; those before them when a person scrolls there, so that no page stands still to draw what nobody reads.
+  // Shows the last messages, and earlier ones when the user scrolls to them: drawing all would freeze the page.
   get firstShown() {
     return Math.min(this.current.hidden, beforeLast(this.current));
   },
@@ -102,7 +102,7 @@ export const list = {
   hideEarlier(conversation) {
     conversation.hidden = beforeLast(conversation);
   },
-  // What is on screen stays where it is.
+  // Keeps the scroll position of the messages on screen.
   showEarlier() {
     const thread = byId("chat-thread");
     const below = thread.scrollHeight - thread.scrollTop;
@@ -114,7 +114,7 @@ export const list = {
     beginOpening();
     this.enter(fresh());
   },
-  // The one that was asked for last, however long the others take.
+  // Shows the conversation only if no other one was requested while it was loading.
   async open(id) {
     const isLatest = beginOpening();
     const known = this.known(id);
@@ -133,7 +133,7 @@ export const list = {
       this.hideEarlier(conversation);
       this.enter(conversation);
       await this.deliver(id);
-      const { current } = this; // as the page watches it
+      const { current } = this; // the reactive proxy of `conversation`
       if (current.id === id) for (const turn of current.turns.filter(this.isBegun)) this.goOn(current, turn);
     });
   },
@@ -143,11 +143,11 @@ export const list = {
       return await api("GET", this.path(conversation));
     } catch (error) {
       if (entries(conversation.id).length) return null;
-      if (error.status === 404) this.remember(); // the address names what is on screen
+      if (error.status === 404) this.remember(); // the address names the conversation on screen again
       throw error;
     }
   },
-  // A reply that is being written goes on; its conversation is found again while it does.
+  // Shows a conversation; the one left stays in `running` while a reply is being streamed or saved.
   enter(conversation) {
     this.sendChange(this.current);
     this.keepDraft();
@@ -213,7 +213,7 @@ export const list = {
     if (!(await confirm({ title, text: t("chat.delete_text"), action: t("chat.delete_all"), tone: "bad" }))) return;
     await this.attempt(() => this.deleteKept(ADDRESS));
   },
-  // They are gone from the store: their replies need no more writing.
+  // Stops the replies of one deleted conversation, or of all.
   forget(number) {
     for (const conversation of [this.current, ...this.running].filter(({ id }) => !number || id === number)) {
       Object.assign(conversation, { isDeleted: true, change: null });
@@ -233,7 +233,7 @@ export const list = {
     save(`${fileName(title)}.md`, "text/markdown", `${[`# ${title}`, ...parts].join("\n\n")}\n`);
   },
   pickFile: () => byId("chat-import").click(),
-  // A file that `exportJson` wrote becomes a conversation of its own.
+  // Imports a file that `exportJson` wrote, as a new conversation.
   async importFile(event) {
     const [file] = event.target.files;
     event.target.value = "";

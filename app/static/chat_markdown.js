@@ -1,4 +1,4 @@
-// A reply's markdown as nodes: code under its language with a button that copies it, tables that scroll.
+// Renders a reply's markdown as nodes: code blocks have their language and a copy button, and tables scroll.
 
 import { colour } from "./chat_code.js";
 import { copy, t } from "./core.js";
@@ -6,9 +6,9 @@ import { blocks } from "./markdown.js";
 
 const MAX_CHARACTERS = 100_000;
 
-// Temml, once a reply has a formula: it writes MathML, which browsers draw themselves.
+// Temml, loaded with the first formula; it writes MathML, which browsers render natively.
 let library = null;
-const MOST_EMS = 40; // of a length that a formula asks for
+const MOST_EMS = 40; // maximum of any length in a formula
 function load() {
   const script = Object.assign(document.createElement("script"), { src: new URL("./vendor/temml.js", import.meta.url) });
   document.head.append(script);
@@ -22,12 +22,12 @@ function typeset(node) {
   try {
     window.temml.render(node.textContent, box, { displayMode: isDisplay, throwOnError: true, maxSize: [MOST_EMS, MOST_EMS] });
   } catch {
-    return; // it stays as it is written
+    return; // the formula stays as its source
   }
   node.replaceWith(box);
 }
 
-// The text as nodes; null where it is too long to be worth it.
+// Returns the text as nodes; null if it is too long to render.
 export function markdown(text) {
   if (text.length > MAX_CHARACTERS) return null;
   const nodes = document.createDocumentFragment();
@@ -41,7 +41,7 @@ export function markdown(text) {
   return nodes;
 }
 
-// Code under its language and a button that copies it.
+// Returns a code block with its language and a copy button.
 export function codeBlock(text, language = "") {
   const button = make("button", "quiet plain", t("chat.copy"));
   button.type = "button";

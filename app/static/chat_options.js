@@ -1,4 +1,4 @@
-// What a conversation asks of its model: the side panel's fields, and the body of the request they make.
+// The options of a conversation: the fields of the side panel, and the request body made from them.
 
 import { api, data, number, readNumber, t, toast } from "./core.js";
 import { draftsAddress, liveStateOf, methodWords, stateOf } from "./model_words.js";
@@ -22,7 +22,7 @@ const SAMPLING = Object.keys(NUMBERS).filter((name) => name !== "num_draft_token
 const PLAYGROUND = ["format", "json_schema", "tools", "tool_choice", "thinking"];
 const FIELDS = [...Object.keys(NUMBERS), "system", "method", ...PLAYGROUND];
 const NAMED = "function:";
-export const LAST_MODEL = "paceline.chat.model"; // the model that was asked last in this browser
+export const LAST_MODEL = "paceline.chat.model"; // the model used last in this browser
 const SAVE_MS = 600;
 const EXAMPLES = {
   json_schema: {
@@ -42,7 +42,7 @@ const EXAMPLES = {
 
 const empty = () => Object.fromEntries(FIELDS.map((name) => [name, ""]));
 
-// Fields as text, from the options that are kept.
+// Returns the fields, as text, for stored options.
 export const formOf = (options) => ({
   ...empty(),
   ...Object.fromEntries(Object.entries(options).map(([name, value]) => [name, String(value)])),
@@ -58,7 +58,7 @@ const problemOf = (read) => {
 };
 const numberProblem = (form, name) => problemOf(() => readNumber(form[name], NUMBERS[name]));
 
-// Options without what is empty or no such number.
+// Returns the options for the fields, without empty fields and invalid numbers.
 export function optionsOf(form) {
   const isWrong = (name) => name in NUMBERS && numberProblem(form, name);
   const valueOf = (name) => (name in NUMBERS ? readNumber(form[name], NUMBERS[name]) : form[name].trim() || null);
@@ -66,7 +66,7 @@ export function optionsOf(form) {
   return Object.fromEntries(given.filter(([, value]) => value !== null));
 }
 
-// Throws the words for a person where the text is no JSON.
+// Throws an error with a message for the user if the text is not JSON.
 function parsed(text) {
   try {
     return JSON.parse(text);
@@ -76,7 +76,7 @@ function parsed(text) {
 }
 const jsonProblem = (text) => problemOf(() => text.trim() && parsed(text));
 
-// Functions as OpenAI or Anthropic write them, alone or in a list.
+// Returns OpenAI tools from functions in the format of OpenAI or Anthropic, single or in a list.
 const toolsOf = (text) =>
   [parsed(text)].flat().map((tool) => {
     if (tool?.function) return tool;
@@ -90,7 +90,7 @@ function namesOf(text) {
     return [];
   }
 }
-// What an answer is held to; a schema may come as OpenAI wraps it.
+// Returns the `response_format`; the schema may have OpenAI's wrapper.
 function formatOf({ format: type, json_schema: text = "" }) {
   if (type !== "json_schema") return { type };
   const entered = parsed(text);
@@ -107,7 +107,7 @@ function heldTo(options) {
   };
 }
 
-// Throws the words for a person where a field has something that cannot be sent.
+// Returns the request body. Throws an error with a message for the user if a field has an invalid value.
 export function requestOf(model, form, messages) {
   for (const name of Object.keys(NUMBERS)) {
     const problem = numberProblem(form, name);
@@ -121,7 +121,7 @@ export function requestOf(model, form, messages) {
   return { model, messages: [...first, ...messages], ...sampling, ...heldTo(options), speculation };
 }
 
-// The part of the component behind the panel.
+// The part of the component for the panel.
 export const panel = {
   form: empty(),
   model: "",
@@ -167,7 +167,7 @@ export const panel = {
   get drafts() {
     return this.now?.loaded?.drafts ?? this.chosen?.drafts ?? [];
   },
-  // What drafting brings to this model, else what drafts for it: the way to the picker.
+  // The measured gain of drafting for this model, else its drafting methods.
   get gain() {
     const measured = gainRow(this.gains[this.model]);
     const methods = methodWords(this.drafts.map((draft) => draft.method).join("+"));
@@ -205,7 +205,7 @@ export const panel = {
     byId(`option-${name}`).focus();
   },
 
-  // What counts where the field is empty.
+  // The value that applies while the field is empty.
   usual(name) {
     const value = this.chosen?.settings[name];
     if (value !== undefined) return number(value, Number.isInteger(value) ? 0 : 2);
@@ -217,18 +217,18 @@ export const panel = {
     this.model = event.target.value;
     this.keepOptions();
   },
-  // Every change is kept with its conversation: a moment later, or when that or the page is left before.
+  // Saves every change with its conversation: after `SAVE_MS`, or as soon as the user leaves the conversation or page.
   keepOptions() {
     const { current } = this;
     const change = { model: this.model, options: optionsOf(this.form) };
     Object.assign(current, change);
-    if (!current.turns.length) return; // its first turn takes them along
+    if (!current.turns.length) return; // they are sent with its first turn
     current.change = change;
     clearTimeout(this.sending);
     this.sending = setTimeout(() => this.sendChange(current), SAVE_MS);
   },
-  // A conversation that the server has not acknowledged yet (version 0) keeps its change until then, and any keeps it
-  // while the server cannot be reached.
+  // The change stays pending until the server has acknowledged the conversation (`version` above 0), and while the
+  // server cannot be reached.
   async sendChange(conversation) {
     const { change, version } = conversation;
     if (!change || !version) return;

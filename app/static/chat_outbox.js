@@ -1,10 +1,10 @@
-// What the server has not acknowledged yet, in the browser's own storage: one entry for each turn, so that tabs do not
-// overwrite each other. An entry is {number, version, begin, turn, until}; any tab may send it, more than once.
+// Turns that the server has not acknowledged yet, in the browser's storage: one entry for each turn, so that tabs do
+// not overwrite each other. An entry is {number, version, begin, turn, until}; any tab may send it, more than once.
 
 import { browser } from "./storage.js";
 
 const PREFIX = "paceline.chat.unsaved.";
-const WRITING_MS = 3000; // a tab that writes a reply renews its entry each second: until then it is left to it
+const WRITING_MS = 3000; // a tab that streams a reply renews its entry each second; meanwhile no tab sends it
 
 const nameOf = (number, id) => `${PREFIX}${number}.${id}`;
 
@@ -13,7 +13,7 @@ export function put(entry, isWriting = false) {
   browser.write(name, JSON.stringify({ ...entry, until: isWriting ? Date.now() + WRITING_MS : 0 }));
 }
 
-// Takes an entry away, unless it says something else by now.
+// Removes an entry, unless it has changed since it was read.
 export function drop(entry) {
   const name = nameOf(entry.number, entry.turn.id);
   if (browser.read(name) === entry.text) browser.remove(name);
@@ -21,7 +21,7 @@ export function drop(entry) {
 
 const names = () => browser.names().filter((name) => name.startsWith(PREFIX));
 
-// The entries of one conversation, or of all; what another tab still writes is not among them.
+// Returns the entries of one conversation, or of all, without replies that a tab is still streaming.
 export function entries(number = "") {
   const wanted = names().filter((name) => !number || name.startsWith(nameOf(number, "")));
   const unsaved = wanted.map((name) => ({ ...JSON.parse(browser.read(name)), text: browser.read(name) }));
@@ -30,7 +30,7 @@ export function entries(number = "") {
 
 export const isLeftToOthers = () => names().length > entries().length;
 
-// Deleted on purpose: nobody sends it any more.
+// Removes the entries of a deleted conversation, or all, so that no tab sends them any more.
 export function discard(number = "") {
   for (const name of names()) if (!number || name.startsWith(nameOf(number, ""))) browser.remove(name);
 }

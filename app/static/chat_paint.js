@@ -1,11 +1,11 @@
-// A turn on the page: as markdown, or as its raw text with the pieces of each drafter in its colour.
+// Draws a turn as markdown, or as raw text in which each drafting method's pieces have its colour.
 
 import { number, t } from "./core.js";
 import { codeBlock, make, markdown } from "./chat_markdown.js";
 import { messageOf, readable, readableAnswer } from "./chat_text.js";
 import { methodWords } from "./model_words.js";
 
-// The whole reply anew.
+// Draws the whole reply again.
 export function paint(node, reply, isRaw) {
   const wasOpen = node.querySelector("details")?.open ?? false;
   const nodes = [];
@@ -17,7 +17,7 @@ export function paint(node, reply, isRaw) {
   if (details) details.open = wasOpen;
 }
 
-// What a person sent, the files folded; or the result of a tool.
+// Draws a user's message with its files folded.
 export function paintMessage(node, content) {
   const { text, files } = messageOf(content);
   const folds = files.map((file) => {
@@ -53,7 +53,7 @@ function folded(kind, words, box) {
   return details;
 }
 
-// The pieces between two places, behind what the box holds already.
+// Appends the text between two offsets of the joined pieces to the box.
 function put(box, pieces, from, to) {
   let at = 0;
   for (const { text, method } of pieces) {
@@ -73,7 +73,7 @@ function append(box, text, method) {
   box.append(node);
 }
 
-// Follows a reply while it is written: adds what is new to what is there.
+// Draws a reply while it is being streamed: appends only new text.
 export class Painter {
   constructor(reply) {
     this.reply = reply;

@@ -1,4 +1,4 @@
-// Streamed completions: chunks as they come. Throws ApiError for a refusal, an error frame, or a cut connection.
+// Streamed completions, chunk by chunk. Throws ApiError for a refusal, an error frame or a cut connection.
 
 import { ApiError, signInAgain, t } from "./core.js";
 
@@ -13,7 +13,7 @@ export const stream = (body, signal) =>
     body: JSON.stringify({ ...body, stream: true }),
     signal,
   });
-// Of a request that an earlier page made, from its beginning.
+// Replays the stream of a request that an earlier page made, from its beginning.
 export const resume = (id, signal) => chunks(`/admin/api/replies/${id}`, { signal });
 
 async function* chunks(address, options) {

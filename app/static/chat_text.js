@@ -1,11 +1,11 @@
-// What a turn says: a reply with who wrote which piece of it, what it thinks and calls; a message with its files.
+// A turn's content. Reply: text pieces with their drafting methods, reasoning, tool calls. Message: text and files.
 
 // Spans count characters (code points), not UTF-16 units.
 const slice = (characters, start, end) => characters.slice(start, end).join("");
 
-const MAX_NAME_CHARACTERS = 200; // what is kept of a name that the model made up
+const MAX_NAME_CHARACTERS = 200; // longest id or name of a call, because the model may write anything
 
-// A reply while it grows: pieces {text, method}; the method is empty for what the model wrote without a drafter.
+// A reply while it grows: pieces {text, method}; the method is empty for text that was not drafted.
 export class Reply {
   constructor({ content = "", spans, reasoning, calls } = {}) {
     this.pieces = [];
@@ -22,7 +22,7 @@ export class Reply {
     this.put(slice(characters, at), "");
   }
 
-  // What one step brought; `spans` are places in `text`.
+  // Appends the text of one step; `spans` are ranges of `text` that `method` drafted.
   write(text, spans = [], method = "") {
     const characters = Array.from(text);
     let at = 0;
@@ -42,14 +42,14 @@ export class Reply {
     this.content += text;
   }
 
-  // More of a call; its first piece names it.
+  // Adds a delta of a tool call; the first delta has its name.
   call({ index = this.calls.length, id, function: { name, arguments: more = "" } = {} }) {
     const cut = (text) => String(text ?? "").slice(0, MAX_NAME_CHARACTERS).toWellFormed();
     const call = (this.calls[index] ??= { id: cut(id), name: cut(name), arguments: "" });
     call.arguments += more;
   }
 
-  // Places in the whole content, with their methods: what the store keeps.
+  // Drafted ranges of the whole content, with their methods, as the store keeps them.
   get spans() {
     const spans = [];
     let at = 0;
@@ -65,7 +65,7 @@ export class Reply {
     return [...new Set(this.pieces.map((piece) => piece.method))].filter(Boolean);
   }
 
-  // Calls that were written to their end: a result can be given to them.
+  // Calls with complete arguments; only these can get a result.
   get wholeCalls() {
     return this.calls.filter((call) => isJson(call.arguments));
   }
@@ -85,9 +85,9 @@ function isJson(text) {
 
 const TOKENS = /"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s"{}[\],:]+/g;
 const INDENT = "  ";
-const MAX_INDENTS = 40; // of what is nested deeper, too: spaces would grow with the square of the depth
+const MAX_INDENTS = 40; // also for deeper nesting, else the spaces would grow with the square of the depth
 
-// JSON on lines of its own, with every number as it was written; null where the text is none.
+// Indents JSON and keeps every number as it was written; null if the text is not JSON.
 export function readable(text) {
   if (!isJson(text)) return null;
   let [line, depth, before] = ["", 0, ""];
@@ -104,23 +104,23 @@ export function readable(text) {
   return line;
 }
 
-// A whole answer of JSON, on lines of its own; null for any other text.
+// Indents an answer that is a JSON object or array; null for any other text.
 export const readableAnswer = (text) => (/^\s*[{[]/.test(text) ? readable(text) : null);
 
-// --- files, which go along as text at the end of a message ---------------------------------------------------------
+// --- files, attached as text at the end of a message ---------------------------------------------------------------
 
 const FILE = /(?<!\n)\n*<file name="([^"\n]*)">\n([\s\S]*?)\n<\/file>(?=\s*(?:<file name="|$))/g;
 
 export const withFiles = (text, files) =>
   [text, ...files.map((file) => `<file name="${file.name}">\n${file.text}\n</file>`)].filter(Boolean).join("\n\n");
 
-// A message taken apart: what was typed, and its files {name, text}.
+// Splits a message into the typed text and its files {name, text}.
 export function messageOf(content) {
   const files = [...content.matchAll(FILE)].map(([, name, text]) => ({ name, text }));
   return { text: files.length ? content.replace(FILE, "").trimEnd() : content, files };
 }
 
-// A file as text. Throws where it is none.
+// Reads a file as text. Throws if it is binary.
 export async function readFile(file) {
   const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
   if (text.includes("\0")) throw new TypeError("no text");

@@ -1,4 +1,4 @@
-// Asking and answering: sends, streams, stops, edits and asks again. What is asked anew becomes a branch.
+// Messages and replies: sends, streams, stops, edits and regenerates. An edit or a regenerated reply becomes a branch.
 
 import { api, copy, number, percent, seconds, t } from "./core.js";
 import { byId, LAST_MODEL, optionsOf, requestOf, whenShown } from "./chat_options.js";
@@ -11,15 +11,15 @@ import { reasonWords } from "./reason_words.js";
 import { browser, tab } from "./storage.js";
 
 const TITLE_CHARACTERS = 60;
-const KEEP_MS = 1000; // a reply that is being written is written down this often
-const GOING_MS = 500; // a browser breaks off a page's calls a moment before it tells the page that it goes
+const KEEP_MS = 1000; // interval between two saves of a reply that is being streamed
+const GOING_MS = 500; // browsers abort a page's calls a moment before they send `pagehide`
 const FIGURES_MS = 200;
 const FIGURES_TRIES = 10;
-const BEGUN = "paceline.chat.begun"; // by message: the requests of replies whose end this tab has not seen
+const BEGUN = "paceline.chat.begun"; // by message id: request id of a reply whose end this tab has not seen
 const readBegun = () => JSON.parse(tab.read(BEGUN) ?? "{}");
 const noteBegun = (message, id) => tab.write(BEGUN, JSON.stringify({ ...readBegun(), [message.id]: id }));
-const runs = new Map(); // by the id of its message: {controller, painter, reply, began, isLoading, spent}
-const replies = new Map(); // by the id of a message: its text with who wrote what
+const runs = new Map(); // by message id: {conversation, controller, painter, reply, began, isLoading, spent}
+const replies = new Map(); // by message id: its content, a `Reply`
 
 const PROBLEMS = {
   offline: () => t("core.offline"),
@@ -45,7 +45,7 @@ const keptFigures = ({ timings, speculation, seconds: spent }) => ({
   speculation: partOf(speculation, KEPT_SPECULATION),
 });
 
-// A turn as the server keeps it; what is still written would have been stopped.
+// Returns a turn in the server's format; a reply that is still being streamed counts as stopped.
 export function stored(message) {
   const { content, spans, reasoning, calls } = replyOf(message);
   const figures = message.status === "writing" ? { ...message.figures, stopped: true } : message.figures;
@@ -54,13 +54,13 @@ export function stored(message) {
 }
 const isSaid = (message) => sizeOf(replyOf(message)) > 0 || replyOf(message).calls.length > 0;
 
-// The call that a turn is, or would be, the result of: the first results follow a reply's first calls.
+// Returns the tool call that the next turn of `line` answers, or null: results are in the order of the reply's calls.
 function callBefore(line) {
   const asking = line.findLastIndex((message) => message.role !== "tool");
   return asking < 0 ? null : (replyOf(line[asking]).wholeCalls[line.length - 1 - asking] ?? null);
 }
 
-// What a turn says outside this page: its text, and its calls as code.
+// Returns a turn for copying and exporting: its text, and its tool calls as code blocks.
 export function textOf(message) {
   const { content, calls } = replyOf(message);
   const blocks = calls.map((call) => {
@@ -70,7 +70,7 @@ export function textOf(message) {
   return [content.trim(), ...blocks].filter(Boolean).join("\n\n");
 }
 
-// A line of turns as the API's messages.
+// Converts a line of turns to messages of the API.
 const asMessages = (line) =>
   line.map((message, at) => {
     const { content, reasoning, wholeCalls } = replyOf(message);
@@ -93,7 +93,7 @@ export const thread = {
     const last = this.current.messages.at(-1);
     return !this.isBusy && last && last.role !== "assistant" && !this.openCall;
   },
-  // What the line on screen ends with, where that is a call whose result is not there yet.
+  // The first tool call without a result at the end of the line on screen, or null.
   get openCall() {
     if (this.isBusy) return null;
     void this.current.messages.at(-1)?.version;
@@ -119,17 +119,17 @@ export const thread = {
     else paint(node, replyOf(message), view === "tokens");
   },
 
-  // What is sent while the page still opens goes out when it knows its models and its conversation.
+  // Sends the typed message, once the page has read its models and its conversation.
   async send() {
     await this.opening;
     const text = this.draft.toWellFormed().trim();
     if (!(text || this.files.length) || this.isBusy || !this.model) return;
     const content = withFiles(text, this.files);
     Object.assign(this, { draft: "", files: [] });
-    this.keepDraft(); // it was kept under "new chat" if this begins one
+    this.keepDraft(); // clears it now, because the first turn changes `draftKey`
     await this.say(this.current, content, this.current.messages.at(-1)?.id ?? "");
   },
-  // The result of a call; the reply goes on once each has its own.
+  // Sends the result of a tool call; the model continues after every call has one.
   async sendResult() {
     const content = this.result.toWellFormed();
     if (!this.openCall || !this.model) return;
@@ -154,7 +154,7 @@ export const thread = {
     const { messages } = this.current;
     return callBefore(messages.slice(0, messages.indexOf(message)));
   },
-  // The user goes on writing in the field of the result that a reply waits for.
+  // Focuses the field for the tool result that a reply waits for, unless the user is typing elsewhere.
   toResult() {
     whenShown(() => {
       this.follow();
@@ -163,7 +163,7 @@ export const thread = {
     });
   },
 
-  // Streams a reply to a message of the user.
+  // Streams a reply to a user's message or to tool results.
   async answer(conversation, parent) {
     const history = lineTo(conversation, parent).filter((message) => message.role !== "assistant" || isSaid(message));
     add(conversation, { ...makeMessage({ role: "assistant", parent }), status: "writing" });
@@ -208,7 +208,7 @@ export const thread = {
     this.toResult();
     this.keep(conversation, message);
     const { load } = (await run.spent) ?? {};
-    if (load && message.status === "done") message.figures.timings.load_ms = 1000 * load; // before it is sent: later nothing changes
+    if (load && message.status === "done") message.figures.timings.load_ms = 1000 * load; // first: the server never changes a complete turn
     await this.keepAndSend(conversation, message);
     if (message.status !== "done" && run.id) await this.readFigures(conversation, message, run.id);
   },
@@ -227,7 +227,7 @@ export const thread = {
       message.problem = problemWords(error);
     }
   },
-  // A reply that broke off ends without its figures: the server knows them.
+  // Fetches the figures of a reply that broke off, because its stream ended without them.
   async readFigures(conversation, message, id) {
     for (let tries = 0; tries < FIGURES_TRIES; tries += 1) {
       const request = await readRequest(id);
@@ -259,7 +259,7 @@ export const thread = {
     }
     this.repaint(message, run);
   },
-  // At most once a frame, however fast the tokens come.
+  // Redraws at most once a frame, however fast the tokens arrive.
   repaint(message, run) {
     if (run.isPlanned) return;
     run.isPlanned = true;
@@ -278,17 +278,17 @@ export const thread = {
   stop(conversation) {
     for (const run of conversation.turns.map((message) => runs.get(message.id)).filter(Boolean)) {
       run.controller.abort();
-      if (run.id) api("POST", `/admin/api/requests/${run.id}/cancel`).catch(() => null); // else it would go on for a while
+      if (run.id) api("POST", `/admin/api/requests/${run.id}/cancel`).catch(() => null); // else it would continue for a while
     }
   },
-  // For a page that goes away. A reply that nothing came of yet can be asked for again.
+  // Saves partial replies before the page is closed. Those without a chunk are left out: the user can ask again.
   keepUnfinished(conversation) {
     for (const message of conversation.turns.filter((turn) => runs.get(turn.id)?.id)) {
       Object.assign(message, { status: "stopped", figures: { ...message.figures, stopped: true } });
       this.keepAndSend(conversation, message);
     }
   },
-  // Asks for a reply once more: beside the earlier one, or to a question that has none.
+  // Generates a reply: a sibling of an earlier one, or the first for a message that has none.
   async again(message = this.current.messages.at(-1)) {
     if (this.isBusy) return;
     await this.answer(this.current, message.role === "assistant" ? message.parent : message.id);
@@ -308,7 +308,7 @@ export const thread = {
     message.isEditing = false;
   },
 
-  // The versions of a turn: a reply that brought nothing counts only while it is looked at.
+  // The versions of a turn; an empty reply counts only while it is on screen or being streamed.
   versionsOf(message) {
     const versions = this.current.followers.get(message.parent) ?? [];
     return versions.filter((turn) => turn.id === message.id || turn.status === "writing" || isSaid(turn));
@@ -320,7 +320,7 @@ export const thread = {
     const versions = this.versionsOf(message);
     return t("chat.version", { at: number(versions.findIndex((turn) => turn.id === message.id) + 1), count: number(versions.length) });
   },
-  // Where the turns are that followed another version of this one.
+  // Names the version that has later turns, if this one has none.
   laterWords(message) {
     const { followers } = this.current;
     const at = followers.has(message.id) ? -1 : this.versionsOf(message).findIndex((turn) => followers.has(turn.id));
@@ -332,7 +332,7 @@ export const thread = {
   isLastVersion(message) {
     return this.versionsOf(message).at(-1)?.id === message.id;
   },
-  // Shows the version before or after; the focus stays on the button that was pressed, while it can be pressed again.
+  // Shows the previous or next version; the focus stays on the pressed button while that is enabled.
   turnTo(message, step) {
     const versions = this.versionsOf(message);
     const next = versions[versions.findIndex((turn) => turn.id === message.id) + step];

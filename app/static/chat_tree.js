@@ -1,9 +1,9 @@
-// A conversation is a tree of turns: a question sent again or a reply made anew is a sibling, and nothing is taken
-// away. The page shows one line of it: `chosen` says at each turn which of those that follow it.
+// A conversation is a tree of turns: an edited message or a regenerated reply is a sibling, and the earlier one stays.
+// The page shows one line, a path from a root to a leaf: `chosen` maps each turn to the follower that is shown.
 
 const ID_BYTES = 16;
 
-// Made in the browser, so that a turn sent twice is one turn. (Without https there is no randomUUID.)
+// The browser makes the id, so that a turn sent twice is stored once. (Without https there is no randomUUID.)
 export function newTurnId() {
   const bytes = crypto.getRandomValues(new Uint8Array(ID_BYTES));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -24,7 +24,7 @@ function byParent(turns) {
   return followers;
 }
 
-// The turns on screen, the choices that keep them there when others come, and which turns are versions of one.
+// Updates the line on screen, the choices that keep it there when turns are added, and the followers of each turn.
 export function arrange(conversation) {
   const followers = byParent(conversation.turns);
   const line = [];
@@ -37,7 +37,7 @@ export function arrange(conversation) {
   Object.assign(conversation, { messages: line, followers });
 }
 
-// From the beginning to a turn.
+// Returns the line from the root to a turn.
 export function lineTo(conversation, id) {
   const turns = new Map(conversation.turns.map((turn) => [turn.id, turn]));
   const line = [];
@@ -45,7 +45,7 @@ export function lineTo(conversation, id) {
   return line.reverse();
 }
 
-// Shows the line that leads to a turn, and from there on what it showed before.
+// Shows the line through a turn; from that turn on, earlier choices apply.
 export function choose(conversation, id) {
   for (const turn of lineTo(conversation, id)) conversation.chosen[turn.parent] = turn.id;
   arrange(conversation);
@@ -56,7 +56,7 @@ export function add(conversation, turn) {
   choose(conversation, turn.id);
 }
 
-// For a reply that was never begun: nothing was said.
+// Removes a reply that never began, because the session had ended.
 export function remove(conversation, id) {
   conversation.turns = conversation.turns.filter((turn) => turn.id !== id);
   arrange(conversation);

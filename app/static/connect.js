@@ -1,4 +1,4 @@
-// How to connect: copies what is shown, and shows it for another model.
+// The connect page: copies an example, and shows the examples for another model.
 
 import { component, copy } from "./core.js";
 

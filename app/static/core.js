@@ -39,10 +39,10 @@ export function bytes(count) {
   return power ? unit(count, units[power], count < 100 ? 1 : 0) : unit(count, "byte", 0, "long");
 }
 
-// A number as people write it, with a comma or a point; null for an empty field. Throws the words for a person where it
-// is none, also for "1,000", which is a thousand in one language and one in another; a whole one can only be a thousand.
+// Parses a number with a decimal comma or point; null for an empty field. Throws an error with a message for the user
+// if the text is no number or is ambiguous: "1,000" is 1000 or 1, depending on the language (1000 if `whole` is set).
 export function readNumber(text, { whole = false, least = -Infinity, most = Infinity } = {}) {
-  let written = text.normalize("NFKC").trim(); // full-width digits, too
+  let written = text.normalize("NFKC").trim(); // also converts full-width digits
   if (!written) return null;
   if (whole && /^-?\d{1,3}(,\d{3})+$/.test(written)) written = written.replaceAll(",", "");
   const isNumber = whole ? /^-?\d+$/ : /^-?(\d+[.,]?\d*|[.,]\d+)(e-?\d+)?$/;
@@ -55,7 +55,7 @@ export function readNumber(text, { whole = false, least = -Infinity, most = Infi
   return value;
 }
 
-// A length of time: the two largest units that matter.
+// Formats a duration with its two largest units.
 export function seconds(value) {
   if (value < 1) return unit(value * 1000, "millisecond", value < 0.01 ? 1 : 0);
   if (value < 60) return unit(value, "second", value < 10 ? 1 : 0);
@@ -77,7 +77,7 @@ export function ago(unixSeconds) {
 }
 const time = new Intl.DateTimeFormat(language, { timeStyle: "medium" });
 const day = new Intl.DateTimeFormat(language, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
-// The time of today, the day of what was before.
+// Formats a moment: only the time if it is today, else with the day.
 export function when(unixSeconds) {
   const at = new Date(unixSeconds * 1000);
   return (at.toDateString() === new Date().toDateString() ? time : day).format(at);
@@ -104,7 +104,7 @@ export class ApiError extends Error {
 }
 
 let isLeaving = false;
-// The session has ended: signing in leads back to this very place. However many calls find out, one of them leaves.
+// Leaves for the sign-in page, which leads back here. If several calls find the session ended, only the first leaves.
 export function signInAgain() {
   if (isLeaving || !document.body.dataset.area) return;
   isLeaving = true;
@@ -129,7 +129,7 @@ export async function api(method, path, body, options = {}) {
   throw new ApiError(problem.message, problem.code, response.status, answer);
 }
 
-// Runs `work`, says what went wrong, and answers whether it went well.
+// Runs `work`, shows `done` or the error as a toast, and returns whether the work succeeded.
 export async function attempt(work, done = "") {
   try {
     await work();
@@ -141,8 +141,8 @@ export async function attempt(work, done = "") {
   }
 }
 
-// For calls whose answers may overtake one another: run what it returns as a call begins; what that returns says later
-// whether the call is still the latest.
+// For calls whose answers may overtake one another. Returns a function to run when a call begins; that function returns
+// another one, which tells whether the call is still the latest.
 export function latestOnly() {
   let latest = 0;
   return () => {
@@ -151,8 +151,8 @@ export function latestOnly() {
   };
 }
 
-// For a component that shows what a call answers: its `read(…)`. Of answers that overtake one another only the latest is
-// shown; a failure stands in `problem`.
+// Returns the `read(…)` method of a component that shows a call's answer. If answers overtake one another, only that of
+// the latest call is shown; `problem` gets the message of an error.
 export function reader(call, show) {
   const begin = latestOnly();
   return async function read(...given) {
@@ -176,7 +176,7 @@ export const link = Alpine.reactive({ state: "connecting", isRestarting: false }
 let source = null;
 let isPlanned = false;
 
-// Calls handler(value, topic) with the whole value of a topic whenever it changed. One connection for a page.
+// Calls handler(value, topic) with the whole value of a topic whenever it changes. A page has one connection.
 export function live(topics, handler) {
   for (const topic of [topics].flat()) handlers.set(topic, [...(handlers.get(topic) ?? []), handler]);
   plan();
@@ -213,7 +213,7 @@ function lose(lost) {
   setTimeout(() => lost === source && checkAndConnect(), RETRY_MS);
 }
 
-// A refused stream tells no status: a plain call finds out whether the session has ended.
+// A refused EventSource gives no status, so a plain call finds out whether the session has ended.
 async function checkAndConnect() {
   await api("GET", "/admin/api/live/topics").catch(() => null);
   connect();
@@ -234,7 +234,7 @@ export function toast(message, tone = "") {
   setTimeout(() => node.remove(), TOAST_MS);
 }
 
-// Asks before something that cannot be undone; answers true or false.
+// Asks the user to confirm; resolves to true or false.
 export function confirm({ title, text = "", action, tone = "" }) {
   const box = document.getElementById("confirm");
   document.getElementById("confirm-title").textContent = title;
@@ -243,7 +243,7 @@ export function confirm({ title, text = "", action, tone = "" }) {
   yes.textContent = action;
   yes.className = tone === "bad" ? "danger" : "primary";
   box.returnValue = "no";
-  // Its event comes late: the question before may be closed and not answered yet. It is now, without this one's answer.
+  // `close` events arrive late: an earlier question may be closed but unresolved. Resolve it before this one opens.
   box.onclose?.(new Event("close"));
   box.showModal();
   return new Promise((resolve) => {
@@ -260,8 +260,8 @@ export async function copy(text) {
   }
 }
 
-// Whether a key is Enter by itself, not the end of a conversion of Japanese, Chinese or Korean, which Safari tells by
-// 229 alone (WebKit 165004).
+// Whether a key is a plain Enter, not one that ends an IME conversion (Japanese, Chinese, Korean), which Safari marks
+// only by key code 229 (WebKit 165004).
 export const isEnter = (event) => event.key === "Enter" && !event.isComposing && event.keyCode !== 229;
 
 // --- components ----------------------------------------------------------------------------------------------------
@@ -274,9 +274,9 @@ for (const [name, help] of Object.entries({ number, percent, bytes, seconds, ago
   Alpine.magic(name, () => help);
 }
 
-// Language and colours are this browser's: the settings of the server are what others begin with.
+// Stores language and theme for this browser; the server's settings are the defaults for other browsers.
 const YEAR_SECONDS = 31536000;
 export const remember = (name, value) => {
   document.cookie = `paceline_${name}=${value}; path=/admin; max-age=${YEAR_SECONDS}; samesite=strict`;
-  return document.cookie; // reading waits for the write: else a reload right behind it may leave without it
+  return document.cookie; // reading waits for the write, else an immediate reload may not send the cookie
 };

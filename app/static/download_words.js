@@ -1,4 +1,4 @@
-// What downloads and repositories are called on a page: states, problems, facts; shared by queue and search.
+// Words for downloads and repositories: states, problems, facts; shared by queue and search.
 
 import { ago, bytes, number, seconds, t } from "./core.js";
 import { methodWords, modelAddress } from "./model_words.js";
@@ -39,7 +39,7 @@ const STATES = {
 
 export const sizeWords = (count) => (count ? bytes(count) : t("downloads.size_unknown"));
 
-// One download as its row shows it.
+// Returns the row of a download.
 export function downloadRow(download) {
   const { repository, state, done_bytes: done, total_bytes: total } = download;
   const shownState = STATES[state === "running" && STATES[download.phase] ? download.phase : state];
@@ -85,7 +85,7 @@ function silentWords({ silent_seconds: silence, reconnect_seconds: left }) {
   return t("downloads.silent", { silence: seconds(silence), time: seconds(Math.max(1, left)) });
 }
 
-// One repository of a search as its row shows it.
+// Returns the row of a repository that a search found.
 export const foundRow = (result) => ({
   ...result,
   methodWords: result.method ? t("downloads.drafter", { method: methodWords(result.method) }) : "",
@@ -102,7 +102,7 @@ export const foundRow = (result) => ({
   isLooking: false,
 });
 
-// What a repository would cost, as facts below its row.
+// Returns the facts below a repository's row: the disk space and memory that it needs.
 export function detailFacts(details) {
   const missing = details.total_bytes - details.free_bytes;
   return {

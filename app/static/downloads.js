@@ -97,7 +97,7 @@ component("pairs", () => ({
   isRead: false,
   isBusy: false,
 
-  // How much memory there is, a worker that starts only now tells later.
+  // A worker that is still starting reports the memory ceiling later, so the pairs are read again then.
   init() {
     live("worker", ({ ready }) => {
       if (ready && this.isRead && !this.ceiling) this.read();
@@ -124,7 +124,7 @@ component("pairs", () => ({
     return this.ceiling ? t("downloads.pairs_lead", { amount: bytes(this.ceiling) }) : t("downloads.pairs_unknown");
   },
 
-  // Exact sizes and the room on the disk are told before anything is fetched. A drafter that is gone stops no model.
+  // Shows exact sizes and free disk space before downloading. A drafter missing from the hub does not stop its model.
   async get(pair) {
     if (this.isBusy) return;
     this.isBusy = true;

@@ -1,4 +1,4 @@
-// What the draft picker says of one way to draft.
+// Words of the draft picker for one candidate.
 
 import { ago, bytes, number, percent, t } from "./core.js";
 import { aboutTimes, cacheTitle, cacheWords, memoryWords, methodWords, times } from "./model_words.js";
@@ -14,13 +14,13 @@ const TOKENS = {
 };
 const ORIGINS = { checkpoint: () => t("drafts.inside"), text: (method) => methodWords(method) };
 
-// Shares of drafts that stayed since the server started: in all, and by position.
+// The share of drafted tokens that were accepted since the server started.
 function liveWords(counts) {
   if (!counts?.drafted) return "";
   return percent(counts.accepted / counts.drafted);
 }
 
-// What a drafter brought, as clearly as it is known. Figures of another measurement than the latest are never green.
+// Words for a candidate's measured gain. Only figures of the latest measurement may be green.
 function gain(measured) {
   if (!measured) return { isMeasured: false };
   const isTie = measured.standing === "tie";

@@ -9,7 +9,7 @@ const LENGTHS = { whole: true, least: 1, most: 64 };
 const POLICIES = { "": () => "", single: () => t("drafts.policy_single_text"), auto: () => t("drafts.policy_auto_text"), off: () => t("drafts.policy_off_text") };
 const RULES = { "": () => "", coupled: () => t("drafts.coupled_text"), strict: () => t("drafts.strict_text"), rejection: () => t("drafts.rejection_text") };
 
-// The fields of the form as what is saved fills them in.
+// Returns the form's fields for the saved settings.
 function savedFields({ choice, candidates }) {
   const who = choice.drafts === null && choice.methods === null ? "usual" : "chosen";
   const isNamed = (name, names) => names === null || names.includes(name);
@@ -26,7 +26,7 @@ function savedFields({ choice, candidates }) {
     acceptance: choice.acceptance ?? "",
   };
 }
-// The settings that such fields stand for.
+// Returns the settings for the form's fields.
 function choiceOf({ who, chosen, length, tokens, policy, acceptance }) {
   const isOwn = who === "chosen" && policy !== "off";
   const methods = Object.keys(chosen);
@@ -43,7 +43,7 @@ function changesOf(values, before) {
   return Object.fromEntries(Object.entries(values).filter(isChanged));
 }
 
-// Those of the latest benchmark, the fastest first; those measured earlier; then the others, as they are ranked.
+// Order: candidates of the latest benchmark, fastest first; those measured earlier; then the others, as ranked.
 const orderOf = ({ measured }) => (measured ? (measured.is_latest ? 0 : 1) : 2);
 function byMeasurement(left, right) {
   const order = orderOf(left) - orderOf(right);
@@ -118,7 +118,7 @@ component("drafts", () => ({
   get canMeasure() {
     return !this.isMeasured && !this.isMeasuring && this.fitsAny;
   },
-  // Whether anything but the text itself can draft.
+  // Whether there is a fitting drafter, apart from methods that draft from the text itself.
   get fitsAny() {
     return this.fitting.some((row) => row.origin !== "text");
   },
@@ -175,7 +175,7 @@ component("drafts", () => ({
       this.take(view);
     },
   ),
-  // The fields that were changed here and not saved yet stay; the others become what was saved elsewhere meanwhile.
+  // Keeps fields that were changed here but not saved; the others take the values that were saved elsewhere meanwhile.
   take(view) {
     const saved = savedFields(view);
     const own = this.view ? changesOf(this.fields, this.saved) : {};
@@ -196,7 +196,7 @@ component("drafts", () => ({
     const { who, chosen, length, tokens, policy, acceptance } = this;
     return { who, chosen, length, tokens, policy, acceptance };
   },
-  // Sends what was changed here: the rest may have been saved elsewhere since this page read it.
+  // Sends only fields that were changed here: others may have been saved elsewhere since this page read them.
   async save() {
     this.refusal = "";
     if (this.who === "chosen" && !Object.keys(this.chosen).length && this.policy !== "off") {

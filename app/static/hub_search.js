@@ -1,4 +1,4 @@
-// Searching the hub: results, what one would cost, and the token.
+// Search on the hub: results, the disk space and memory of a repository, and the access token.
 
 import { api, attempt, component, data, latestOnly, t, toast } from "./core.js";
 import { detailFacts, foundRow, problemWords } from "./download_words.js";
@@ -24,7 +24,7 @@ component("hub", () => ({
     return this.query ? this.search() : this.reach();
   },
 
-  // That the hub cannot be reached is said before anybody has typed.
+  // Reports an unreachable hub before the user types.
   async reach() {
     const isLatest = beginSearch();
     const { problem } = await api("GET", "/admin/api/hub").catch(() => ({ problem: "" }));

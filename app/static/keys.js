@@ -1,4 +1,4 @@
-// API keys and signed-in browsers, a block of the settings page. A new key is in this page's memory until it is hidden.
+// API keys and signed-in browsers, on the settings page. Only this page's memory has a new key, until it is hidden.
 
 import { ago, api, attempt, component, confirm, copy, moment, t } from "./core.js";
 

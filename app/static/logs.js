@@ -1,4 +1,4 @@
-// The log as it grows: narrowed by level, logger and text, paused, copied. Lines are text and nothing else.
+// The live log: filtered by level, logger and text, paused, copied. Lines are shown as plain text.
 
 import { address, api, component, copy, data, keepInAddress, language, live, t } from "./core.js";
 
@@ -8,7 +8,7 @@ const SHOWN = 100;
 const NEAR_PIXELS = 40;
 const clock = new Intl.DateTimeFormat(language, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
-// The id of a request within a line leads to it.
+// Splits a line around a request id, which becomes a link.
 function parted({ text, request }) {
   const at = request ? text.indexOf(request) : -1;
   if (at < 0) return { before: text, after: "", address: "" };
@@ -39,7 +39,7 @@ component("logs", () => ({
   waiting: [],
 
   init() {
-    let heard = Promise.resolve(); // one after the other: lines that were missed are asked for in between
+    let heard = Promise.resolve(); // one update at a time, because an update may first fetch missed lines
     live("logs", (news) => (heard = heard.then(() => this.hear(news))));
     this.$watch("filter", (filter) => keepInAddress(filter));
     this.$nextTick(() => this.follow(true));
@@ -56,7 +56,7 @@ component("logs", () => ({
         LEVELS.indexOf(line.level) >= lowest && line.logger.startsWith(this.logger) && line.searchable.includes(wanted),
     );
   },
-  // The last ones; the rest of them when asked for, so that no page stands still to draw lines that nobody reads.
+  // Shows the last lines, and earlier ones on demand: drawing all would freeze the page.
   get shown() {
     return this.passing.slice(-this.most);
   },
@@ -86,7 +86,7 @@ component("logs", () => ({
     return `/admin/api/logs/download?${new URLSearchParams({ ...this.filter, level: this.level })}`;
   },
 
-  // Lines that a slow tab missed are asked for; after a restart of the server the numbers begin anew.
+  // Fetches lines that a slow tab missed; after a restart of the server, line numbers start again.
   async hear(news) {
     const isNewServer = news.last < this.last;
     const first = news.lines.length ? news.lines[0].number : news.last + 1;

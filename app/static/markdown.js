@@ -1,9 +1,9 @@
 // Markdown to nodes, block by block. Text from outside only ever becomes text: no markup is parsed or made, HTML in it
-// is shown as it is, and a link leads to http(s) only. Half a document is fine: replies arrive piece by piece.
+// is shown as it is, and links lead only to http(s). A document may be incomplete: replies arrive piece by piece.
 
 import { formula, inline, make } from "./markdown_inline.js";
 
-// In no pattern can two repeats share characters: a line that does not match would take the square of its length.
+// No pattern has adjacent repeats of the same characters: a line that does not match would take quadratic time.
 const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:\s+(.*))?$/s;
 const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
@@ -23,12 +23,12 @@ const behindBlanks = (lines, at) => {
 };
 const startsBlock = (line) => [FENCE, HEADING, RULE, QUOTE, ITEM].some((form) => form.test(line));
 
-// The nodes of a text; `code(text, language)` makes the node of a code block.
+// Returns the nodes of a text; `code(text, language)` makes the node of a code block.
 export function blocks(text, code) {
   return parse(text.replace(/\r\n?/g, "\n").replace(/\t/g, "    ").split("\n"), code, 0).nodes;
 }
 
-// Readers look at the lines from `at` on; each answers [node, next line], or nothing when it is not its kind.
+// Each reader parses one kind of block at line `at`. It returns [node, next line], or null for other kinds.
 const READERS = [readFence, readFormula, readHeading, readRule, readQuote, readList, readTable, readParagraph];
 
 function parse(lines, code, depth) {
@@ -64,7 +64,7 @@ function readFence(lines, at, code) {
   return [code(content.join("\n"), words.trim().split(/\s/, 1)[0]), end + 1];
 }
 
-// A formula on lines of its own, in which nothing else means anything.
+// Reads a display formula, inside which markdown is not parsed.
 function readFormula(lines, at) {
   const [begin, opener] = FORMULA.exec(lines[at]) ?? [];
   if (!opener) return null;
@@ -119,7 +119,7 @@ function readList(lines, at, code, depth) {
 
 const indentOf = ([, indent, mark, space]) => indent.length + mark.length + (space.length >= 1 && space.length <= 4 ? space.length : 1);
 
-// An item goes on with what is indented below it, and with the rest of its paragraph.
+// Returns the end of an item, which includes indented lines below it and the rest of its paragraph.
 function endOfItem(lines, at, item) {
   const indent = indentOf(item);
   for (let end = at + 1; ; ) {
@@ -150,7 +150,7 @@ function readTable(lines, at) {
   const columns = cellsOf(lines[at + 1] ?? "");
   if (names.length !== columns.length || !columns.every((cell) => COLUMN.test(cell))) return null;
   const sides = columns.map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : ""));
-  // What a line lacks is one wide cell: short lines below many columns would make the square of the text's length.
+  // One wide cell replaces all missing cells: short rows below many columns would make quadratically many cells.
   const row = (kind, cells) => {
     const shown = cells.slice(0, sides.length);
     const nodes = shown.map((cell, index) => Object.assign(make(kind, inline(cell)), { align: sides[index] }));

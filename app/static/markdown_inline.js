@@ -1,6 +1,6 @@
-// What stands within a paragraph: emphasis, code, links, and line breaks, which in a chat are meant. Emphasis goes by the
-// spaces around its marks, not by punctuation, so that it also works in languages that are written without spaces.
-// Its time grows with the length of a text and never with the square, whatever the text is.
+// Markdown within a paragraph: emphasis, code, links, and line breaks, which are intended in a chat. Emphasis depends
+// on the spaces around its marks, not on punctuation, so that it also works in languages written without spaces.
+// Parsing time is linear in the length of the text, for any text.
 
 const PIECES =
   /(\\[([]|\$\$?)|\\([!-/:-@[-`{-~])|(`+)|(!?\[)|<(https?:\/\/[^\s<>]+)>|(\bhttps?:\/\/[^\s<>]+)|(\*+|_+|~~)|(\\\n|(?<! ) *\n)|&(amp|lt|gt|quot|nbsp|#39);/g;
@@ -9,14 +9,14 @@ const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', nbsp: "\u00a0", "#39":
 const PUNCTUATION = /(?<![.,:;!?'"*_~])[.,:;!?'"*_~]+$/;
 const MAX_OPEN = 40;
 const MAX_TARGET = 2000;
-// What ends a formula that begins so. A single dollar is money unless it touches both ends of a short one.
+// Closing marks by opening mark of a formula. A single dollar is money unless it touches both ends of a short formula.
 const CLOSERS = { "\\(": "\\)", "\\[": "\\]", "$$": "$$" };
 const DOLLARS = /\$(?!\s)([^$\n]{0,200}[^\s$\\])\$(?!\d)/y;
 const WORD = /[\p{L}\p{N}_]/u;
 
 export function make(tag, children = []) {
   const node = document.createElement(tag);
-  for (const child of children) node.append(child); // one call takes no more than some 100,000
+  for (const child of children) node.append(child); // a single call accepts only about 100,000 arguments
   return node;
 }
 
@@ -31,10 +31,10 @@ function link(address, children) {
   return [Object.assign(make("a", children), { href: url.href, target: "_blank", rel: "noopener noreferrer", title: url.href })];
 }
 
-// A formula as it is written; chat_markdown.js draws it.
+// Returns a formula as source text; chat_markdown.js renders it.
 export const formula = (text, isDisplay) => Object.assign(make("code", [text]), { className: isDisplay ? "formula display" : "formula" });
 
-// The nodes of a text. `inLink` keeps links out of links.
+// Returns the nodes of a text. `inLink` prevents links within links.
 export function inline(text, inLink = false) {
   const pieces = new RegExp(PIECES);
   const ends = endsOf(text);
@@ -48,8 +48,8 @@ export function inline(text, inLink = false) {
   return line.end();
 }
 
-// Where each opening bracket is closed, where the last run of backticks of each length begins, and the last end of a
-// formula of each kind.
+// Returns the closing position of each opening bracket, the start of the last backtick run of each length, and the
+// position of the last closing mark of each kind of formula.
 function endsOf(text) {
   const brackets = new Map();
   const open = [];
@@ -62,7 +62,7 @@ function endsOf(text) {
   return { brackets, ticks, formulas };
 }
 
-// Adds what was found to the line; answers where to read on.
+// Adds a piece to the line; returns the position to continue from.
 function take(line, text, piece, ends, inLink) {
   const [whole, opener, escaped, ticks, bracket, angled, bare, marks, , entity] = piece;
   const next = piece.index + whole.length;
@@ -121,7 +121,7 @@ function takeAddress(line, bare, from, inLink) {
   return from + address.length;
 }
 
-// Pieces of a line, and the marks among them that wait for their other half.
+// The pieces of a line, and the opening marks among them that are not closed yet.
 class Line {
   pieces = [];
   open = [];
@@ -146,7 +146,7 @@ class Line {
     if (canOpen && waiting <= MAX_OPEN) this.open.push({ sign, left, at: this.pieces.length - 1 });
   }
 
-  // Wraps what stands since the nearest open mark of this sign, as often as both have marks left.
+  // Wraps the pieces since the nearest open mark of this sign, until either side is used up; returns the unused count.
   close(sign, count) {
     while (count) {
       const index = this.open.findLastIndex((mark) => mark.sign === sign);

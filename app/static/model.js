@@ -1,4 +1,4 @@
-// The settings of one model: each row saves its change at once; what waits for a load says so, with a button for it.
+// The settings of one model: each row saves its change immediately; a notice offers a reload for changes that need one.
 
 import { api, component, data, live, readNumber, seconds, t, toast } from "./core.js";
 import { follow, lines, settingRow } from "./setting_form.js";

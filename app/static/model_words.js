@@ -1,8 +1,8 @@
-// What the pages about models say alike: methods, states, caches and memory in words.
+// Words that the pages about models share: methods, states, caches and memory.
 
 import { bytes, number, t } from "./core.js";
 
-// One method, or several joined by "+", by the name that each method gives itself; `method.auto` and `method.off` too.
+// Names of one method, or of several joined by "+"; also of `auto` and `off`. Unknown methods keep their id.
 export const methodWords = (method) => method.split("+").map((name) => t.or(`method.${name}`, name)).join(" + ");
 
 const POLICIES = {
@@ -40,7 +40,7 @@ const familyWords = (families) => families.map((family) => FAMILIES[family]?.() 
 export const cacheWords = (families) => familyWords(families).map(([words]) => words).join(" + ") || t("core.none");
 export const cacheTitle = (families) => familyWords(families).map(([, title]) => title).join(" ");
 
-// The parts of what a model would take, against the ceiling.
+// The parts of the memory that a model needs, and their sum.
 export const memoryWords = (footprint) =>
   t("memory.sum", {
     weights: bytes(footprint.weights_bytes),
@@ -62,7 +62,7 @@ export const times = (ratio) => t("model.times", { ratio: number(ratio, 2) });
 export const aboutTimes = (ratio) => t("model.about_times", { ratio: number(ratio, 1) });
 
 export const drafterWords = (drafts) => drafts.map((draft) => draft.id).join(", ") || t("overview.alone");
-// What a loaded model holds right now.
+// Memory that a loaded model uses now, in bytes.
 export const usedBytes = (loaded) => loaded.weights_bytes + loaded.cache_bytes + loaded.prefix_cache_bytes;
 
 const FOLDER_PROBLEMS = {
@@ -74,14 +74,14 @@ export const folderWords = ({ folder, problem }) => FOLDER_PROBLEMS[problem]({ f
 const path = (id) => id.split("/").map(encodeURIComponent).join("/");
 export const modelAddress = (id) => `/admin/models/${path(id)}`;
 export const draftsAddress = (id) => `/admin/drafts/${path(id)}`;
-// Where the name of a model leads: to its drafters, if it can have some.
+// The page that a model's name links to: the draft picker if the model can have drafters.
 export const nameAddress = ({ id, kind }) => (kind === "main" ? draftsAddress(id) : modelAddress(id));
 export const paysAddress = (id) => `/admin/pays/${path(id)}`;
 export const draftsCall = (id) => `/admin/api/drafts/${path(id)}`;
 export const filesCall = (id) => `/admin/api/files/${path(id)}`;
 export const settingsCall = (id) => `/admin/api/models/${path(id)}/settings`;
 
-// What the live topic `state` says of one model, or null.
+// Returns the state of one model from the live topic `state`; null if the model is neither loaded nor loading.
 export function liveStateOf(state, id) {
   const loading = state.loading.find((model) => model.id === id);
   if (loading) return { state: "loading", fraction: loading.fraction };

@@ -15,7 +15,7 @@ const KINDS = {
 };
 const USUAL = "main";
 
-// A model in memory whose folder is away: it answers on, and can be unloaded.
+// Values for a loaded model whose folder is missing: it still answers requests, and can be unloaded.
 const GONE = { kind: "main", chats: true, state: "available", model_type: "", alias: "", problem: "", size_bytes: 0, parameter_count: 0, bits: 0, context: 0 };
 
 function row(model, now) {

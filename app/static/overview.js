@@ -1,4 +1,4 @@
-// The overview: what runs, how fast, in how much memory; replaces the worker and releases models.
+// The overview: running requests, speed and memory; restarts the worker and releases quarantined models.
 
 import { chart } from "./chart.js";
 import { address, api, attempt, component, confirm, copy, data, keepInAddress, live, number, percent, seconds, t } from "./core.js";
@@ -9,7 +9,7 @@ import { requestWords } from "./running.js";
 
 const SMOOTHED_SECONDS = 3;
 
-// The mean over the last few seconds at every place: steps are too lumpy for one alone.
+// Moving average over the last few seconds: the values of single seconds vary too much.
 const smooth = (values) =>
   values.map((_, index) => {
     const part = values.slice(Math.max(0, index - SMOOTHED_SECONDS + 1), index + 1);
@@ -21,7 +21,7 @@ function ceiling(highest) {
   return [1, 2, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= highest);
 }
 
-// Tokens per second over the last minutes; the last place is the minute up to now.
+// Tokens per second for each of the last `count` minutes; the last value covers the 60 seconds up to now.
 function byMinutes({ tokens }, minutes, count) {
   const recent = tokens.slice(-60).reduce((sum, perSecond) => sum + perSecond, 0);
   return [...minutes.slice(1 - count), recent].map((perMinute) => perMinute / 60);
@@ -171,7 +171,7 @@ component("overview", () => ({
   },
 }));
 
-// The first run has steps left.
+// The notice that steps of the first run remain.
 component("unfinished", () => ({
   isLeft: true,
 

@@ -1,5 +1,5 @@
-// ⌘K or Ctrl-K: pages, models, settings and what can be done, found by typing. Links of the navigation are its pages; every
-// button that carries `data-command` is one of its actions, so a page adds one by marking the button that it has.
+// ⌘K or Ctrl-K: a search over pages, models, settings and actions. Its pages are the links of the navigation. Its
+// actions are the buttons with `data-command`, so a page adds an action by marking one of its buttons.
 
 import { api, attempt, component, isEnter, t } from "./core.js";
 import { draftsAddress, nameAddress, paysAddress } from "./model_words.js";

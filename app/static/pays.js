@@ -1,4 +1,4 @@
-// Does it pay? Begins and follows a measurement, draws it, says what it recommends, and applies it.
+// Does drafting pay? Starts and follows a measurement, draws it, shows its recommendation, and applies it.
 
 import { api, attempt, bytes, component, confirm, data, live, moment, number, reader, t, toast } from "./core.js";
 import { becameWords, draftsCall, times } from "./model_words.js";
@@ -40,7 +40,7 @@ component("pays", () => ({
   get current() {
     return this.kept.find((row) => row.id === this.opened) ?? null;
   },
-  // The report that is shown: of what is measured now, as far as it is known, or of the measurement that is open.
+  // The report on screen: the partial one of the running measurement, else that of the opened measurement.
   get report() {
     if (this.isOurs && this.active.report.cells.length) return this.active.report;
     return this.current?.report ?? { cells: [], doubts: [], choice: null };
@@ -104,7 +104,7 @@ component("pays", () => ({
   get changes() {
     return this.isFinal ? this.report.advice.changes.map(changeRow) : [];
   },
-  // The drafters of the recommendation, and what they would take.
+  // The recommended drafters, and the memory that they need.
   get recommended() {
     const drafts = this.isFinal ? this.report.advice.changes.find(({ name }) => name === "drafts") : null;
     return drafts?.new ?? [];
@@ -127,7 +127,7 @@ component("pays", () => ({
   get canApply() {
     return this.changes.length > 0;
   },
-  // What is in doubt is to be measured again rather than applied.
+  // With doubts, the page highlights measuring again instead of applying.
   get isClear() {
     return this.canApply && !this.doubts.length;
   },
@@ -138,7 +138,7 @@ component("pays", () => ({
     return this.isClear ? "" : "primary";
   },
 
-  // --- what is being measured ------------------------------------------------------------------------------------
+  // --- the running measurement -----------------------------------------------------------------------------------
 
   get phaseWords() {
     if (!this.active) return "";
@@ -202,7 +202,7 @@ component("pays", () => ({
     this.opened = row.id;
   },
 
-  // --- what may be done ------------------------------------------------------------------------------------------
+  // --- actions ---------------------------------------------------------------------------------------------------
 
   async begin() {
     this.refusal = "";

@@ -1,21 +1,21 @@
-// Speed by draft length: a line with its spread for each method; no drafting, which is 1.0×, and the governor straight across.
+// Speed by draft length: a line with spread for each method; horizontal lines for no drafting (1.0×) and the governor.
 
 import { chart } from "./chart.js";
 import { number, t } from "./core.js";
 import { methodWords, times } from "./model_words.js";
 
-// As in the chat's marks.
+// Numbers of the series colours, the same as for the chat's marks.
 const SERIES = { draft_model: 1, dflash: 2, ngram: 3, eagle3: 4, mtp: 5 };
 const EDGE = 0.6;
 const APART = 0.07;
 
-// Round ratios up to the top, 1.0× among them: at most six.
+// Round ratios from 0 up to `most`, at most seven.
 function ratios(most) {
   const step = [0.25, 0.5, 1, 2, 5, 10, 20, 50].find((ratio) => most / ratio <= 6) ?? most / 2;
   return Array.from({ length: Math.floor(most / step) + 1 }, (_, count) => count * step);
 }
 
-// Lengths lie as far apart as their logarithms; methods of one length beside one another, so that their spreads can be told apart.
+// The axis of draft lengths is logarithmic; methods of the same length are offset, so that their spreads stay apart.
 function shape(cell) {
   const drafting = cell.settings.filter((setting) => setting.num_draft_tokens);
   const lengths = [...new Set(drafting.map((setting) => setting.num_draft_tokens))].sort((low, high) => low - high);
@@ -52,7 +52,7 @@ function shape(cell) {
   };
 }
 
-// Draws cells into a node; answers a function that draws another one.
+// Returns a function that draws a cell into the node.
 export function plot(node) {
   const draw = chart(node, 300);
   return (cell) => draw(shape(cell));

@@ -1,4 +1,4 @@
-// What a measurement says, in words: its verdicts, its settings, its changes, its circumstances. The report has the figures.
+// Words for a measurement: verdicts, settings, changes, circumstances. The figures are in the report.
 
 import { ago, moment, number, percent, seconds, t } from "./core.js";
 import { aboutTimes, methodWords, policyWords, times } from "./model_words.js";
@@ -12,10 +12,10 @@ export function settingWords({ method, num_draft_tokens: length }) {
 
 export const isAlone = (cell) => cell.rows === 1 && cell.context <= 128;
 const bestOf = (cell) => cell.settings.find((setting) => setting.name === cell.best);
-// One round says no second digit.
+// The ratio of a single round is too imprecise for a second decimal.
 const gainOf = (cell) => (cell.rounds > 1 ? times : aboutTimes)(bestOf(cell).ratio);
 
-// One cell in a sentence.
+// The verdict of one cell as a sentence.
 export function verdictWords(cell) {
   const words = comparedWords(cell);
   return cell.rounds === 1 && cell.verdict !== "none" ? t("pays.first_impression", { verdict: words }) : words;
@@ -38,7 +38,7 @@ export function batchOf(report) {
   return cell && cell.verdict !== "none" ? t("pays.batch", { count: number(cell.rows), verdict: verdictWords(cell) }) : "";
 }
 
-// What there is to do: nothing, where nothing is clear, or where it is done.
+// A sentence for a measurement that recommends no change; empty if it recommends changes or has no verdict.
 export function adviceWords({ choice, advice, cells }) {
   if (!advice || advice.changes.length || !cells.some((cell) => cell.verdict !== "none")) return "";
   if (choice === null) return t("pays.keep");
@@ -70,7 +70,7 @@ export function changeRow({ name, old, new: fresh }) {
 export const changeLines = (changes) =>
   changes.map((change) => changeRow(change)).map((row) => `${row.title}: ${row.words}`).join("\n");
 
-// Nothing where there is none, as after a single round.
+// A range in words; empty if both ends read the same, as after a single round.
 export const range = (low, high, write) => (write(low) === write(high) ? "" : t("pays.range", { low: write(low), high: write(high) }));
 const speed = (value) => number(value, value < 100 ? 1 : 0);
 
@@ -93,7 +93,7 @@ export function settingRow(setting, cell) {
   };
 }
 
-// No drafting, the governor, the best length of each method, and what a cell speaks for or is in use.
+// The fastest setting of each method (of drafting off and the governor, too), the cell's best, and the one in use.
 export function telling(cell) {
   const tops = new Map();
   for (const setting of cell.settings) {
@@ -110,7 +110,7 @@ export function shortVerdict(cell) {
   if (cell.verdict === "tie") return t("pays.tie_short", { share: share(cell.noise) });
   return cell.verdict === "plain" ? methodWords("off") : gainOf(cell);
 }
-// What a model's latest measurement says, on every page: its verdict with spread and age; the method for one that pays.
+// Words for a model's latest measurement, on every page: its verdict with spread and age; the method if drafting pays.
 export function gainRow(gain) {
   if (!gain) return null;
   const best = bestOf(gain);
@@ -138,7 +138,7 @@ export function historyRow(row, opened) {
   };
 }
 
-// What a reader must know to trust the numbers.
+// Circumstances that a reader needs to judge the numbers.
 export function notesOf(row, cell) {
   const { options = {}, skipped = [], interrupted } = row.results;
   const rounds = cell ? Math.min(...cell.settings.map((setting) => setting.rounds)) : 0;

@@ -1,4 +1,4 @@
-// Why something is as it is: a code and values of the server in words. What has no code is from an earlier version, in its own words.
+// Words for a reason, from its code and values. A reason without a code is an earlier version's text, shown as it is.
 
 import { number, percent, seconds, t } from "./core.js";
 import { methodWords } from "./model_words.js";

@@ -1,4 +1,4 @@
-// One request: where its seconds went, how its drafts fared by place and by method, and why. Live while it runs.
+// One request: time by phase, acceptance by position and by method, and the reasons. Live while it runs.
 
 import { api, attempt, component, confirm, data, live, number, percent, seconds, t } from "./core.js";
 import { methodWords } from "./model_words.js";
@@ -20,7 +20,7 @@ const PARTS = {
 
 const SAMPLING = ["seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"];
 
-// Pieces of a bar in the order of `words`, as wide as their seconds; flex-grow fills the bar from a sum of 1 on.
+// Pieces of a bar, ordered as `words`, in proportion to their seconds; flex-grow fills the bar if its sum reaches 1.
 function pieces(words, lengths) {
   const total = Object.values(lengths).reduce((sum, length) => sum + length, 0);
   const names = Object.keys(words).filter((name) => lengths[name] > 0);
@@ -96,7 +96,7 @@ component("request", () => ({
     }));
   },
 
-  // It ended before a token was written: there is nothing to tell of its drafts.
+  // Whether the request ended before its first token, so that there is nothing to say about drafts.
   get hasNothing() {
     return !this.runs && !this.request.completion_tokens;
   },
@@ -113,7 +113,7 @@ component("request", () => ({
     });
   },
 
-  // Said already where the governor's last decision is the reason.
+  // Empty if `decision` already gives this reason, because it is the governor's last decision.
   get reason() {
     const { decision } = this.figures.speculation;
     return DECISIONS[decision?.kind] && decision.kind === this.request.reason_code ? "" : this.reasonWords(this.request);
@@ -135,7 +135,7 @@ component("request", () => ({
     return [...facts, ...sampling].map(([name, value]) => ({ name, value }));
   },
 
-  // A cancelled request's figures come a moment after its end.
+  // The figures of a cancelled request arrive a moment after its end.
   async refresh(ended) {
     if (!this.runs && (!ended || ended.completion_tokens + ended.drafted === this.request.completion_tokens + this.request.drafted)) return;
     const path = `/admin/api/requests/${encodeURIComponent(this.request.id)}`;

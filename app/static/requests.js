@@ -1,4 +1,4 @@
-// Requests: what runs, live, above a list of what ran, which can be narrowed, read further back, and cleared.
+// Requests: running ones, live, above a list of ended ones, which can be filtered, extended into the past, and cleared.
 
 import { address, api, attempt, component, confirm, data, keepInAddress, latestOnly, live, number, t } from "./core.js";
 import { callerWords, isFine, requestWords } from "./running.js";
@@ -47,7 +47,7 @@ component("requests", () => ({
   caller: (request) => callerWords(request.key),
   cancelWords: (request) => t("requests.cancel_named", { model: request.model }),
 
-  // What ended meanwhile goes on top, unless the filter keeps it out.
+  // Puts requests that ended meanwhile on top, unless the filter excludes them.
   take(now) {
     this.running = now.running;
     this.open = now.open;

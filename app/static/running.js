@@ -1,4 +1,4 @@
-// Requests in words: what the overview says of those that run and those that ended.
+// Words for running and ended requests, shared by the overview and the pages about requests.
 
 import { number, percent, seconds, t } from "./core.js";
 import { methodWords } from "./model_words.js";
@@ -49,6 +49,6 @@ export const requestWords = {
   outcomeTone: (request) => (isFine(request) ? "good" : request.outcome === "cancelled" ? "" : "bad"),
 };
 
-// Who asked: a key by its name, and these pages.
+// Words for the caller of a request: the name of its API key, or the dashboard.
 const CALLERS = { dashboard: () => t("requests.dashboard"), PACELINE_API_KEY: () => t("settings.api_key") };
 export const callerWords = (name) => CALLERS[name]?.() ?? name;

@@ -1,25 +1,25 @@
-// Signing in: the set-up page and the sign-in page. The set-up code comes in the fragment of the address, which no
-// server sees, and leaves the address at once.
+// Signing in: the set-up page and the sign-in page. The set-up code is in the fragment of the address, which no server
+// sees; the script removes it from the address immediately.
 
 import { api, component, data, t } from "./core.js";
 
 const HOME = "/admin/";
 
 const code = location.hash.slice(1);
-const place = /^\d+$/.test(code) ? location.hash : ""; // of the page that was asked for, such as a conversation
+const place = /^\d+$/.test(code) ? location.hash : ""; // of the requested page, such as a conversation
 if (code && !place) history.replaceState(null, "", location.pathname + location.search);
 
-// The page that was asked for before signing in; another site's address, or one with tricks in it, is not followed.
+// Returns the page that was requested before signing in, or the home page if the address is not one of the dashboard's.
 function wanted() {
   const next = new URLSearchParams(location.search).get("next") ?? HOME;
   return /^\/admin\/[\w\-./%@+ ]*$/.test(next) && !next.startsWith("/admin/api/") ? next + place : HOME;
 }
 
-// What both forms do: one call at a time, the problem in words next to the field, the secret gone afterwards.
+// Shared by both forms: one call at a time; a problem is shown next to its field.
 const form = (path, body, next = wanted) => ({
   password: "",
   problem: "",
-  field: "password", // which the problem is with
+  field: "password", // the field that has the problem
   isShown: false,
   isBusy: false,
 
@@ -98,7 +98,7 @@ component("setup", () =>
   ),
 );
 
-// The page at a one-time address: it asks for nothing.
+// The page at a one-time address: it signs in without a form.
 component("enter", () => ({
   problem: "",
 

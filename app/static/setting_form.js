@@ -1,6 +1,6 @@
-// One row of a form of settings: shows what the schema says and saves a change at once. What cannot be saved has the
-// reason below it: what was typed stays where it is; a switch, a choice or a list goes back. A page adds how it shows,
-// reads and sends a value, and words of its own.
+// One row of a settings form: shows a setting and saves each change immediately. If that fails, the reason appears
+// below; typed text stays, but a switch, a choice or a list returns to its old value. Each page adds functions that
+// show, read and send a value, and its own words.
 
 import { api, data, isEnter, latestOnly, live, t } from "./core.js";
 import { folderWords } from "./model_words.js";
@@ -8,7 +8,7 @@ import { folderWords } from "./model_words.js";
 const rows = new Map(data.settings.map((row) => [row.name, row]));
 const shown = new Map();
 
-// Takes what another tab, another browser or the terminal changed, from this address; what somebody is writing here stays.
+// Reads changes by other tabs, browsers or the terminal from this address; a value that the user is editing here stays.
 export function follow(address) {
   const begin = latestOnly();
   let changes = null;
@@ -45,7 +45,7 @@ export const settingRow = (own) => Object.defineProperties({
     else this.row = row;
   },
 
-  // What is typed while a change is saved stays, too.
+  // Text that is typed while a change is being saved stays, too.
   take(row) {
     this.row = row;
     if (!this.isBusy || this.value === this.sent) this.value = this.show(row);
@@ -59,7 +59,7 @@ export const settingRow = (own) => Object.defineProperties({
     return this.value ? t("settings.on") : t("settings.off");
   },
 
-  // A list is text of lines; what is to be added stays in its field until it is saved.
+  // The value of a list has one entry a line; a new entry stays in its field until it is saved.
   get entries() {
     return lines(this.value);
   },
@@ -104,7 +104,7 @@ export const settingRow = (own) => Object.defineProperties({
     return this.keep(null);
   },
 
-  // One call at a time: of changes that come meanwhile, as from a slider, the last one follows.
+  // One call at a time: of changes made meanwhile, such as by a slider, only the last one is sent next.
   async keep(value) {
     this.waiting = [value];
     if (this.isBusy) return;

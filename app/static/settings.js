@@ -1,4 +1,4 @@
-// The settings of the server: where each value comes from, and when a change is felt.
+// The settings of the server: the origin of each value, and when a change takes effect.
 
 import { api, bytes, component, confirm, data, link, live, number, readNumber, seconds, t, toast } from "./core.js";
 import { follow, lines, settingRow } from "./setting_form.js";
@@ -11,7 +11,7 @@ const SAVED = {
 };
 const GIGABYTE = 1e9;
 
-// What the field shows for a value, and what is sent for what the field shows.
+// `shown` converts a value to the content of its field; `sent` converts the content to the value to send.
 const shown = {
   list: (value) => value.join("\n"),
   pairs: (value) => Object.entries(value).map(([main, draft]) => `${main}=${draft}`).join("\n"),
@@ -31,7 +31,7 @@ const sent = {
   },
 };
 
-// A size or a length of time as people say it.
+// Formats a size or a duration for people; empty for other values.
 function said(row, value) {
   if (typeof value !== "number") return "";
   if (row.unit === "bytes") return bytes(value);
@@ -39,7 +39,7 @@ function said(row, value) {
 }
 
 component("setting", () => settingRow({
-  // A default is not there to be edited: it is the field's placeholder.
+  // A default is the field's placeholder, not text to edit.
   show: (row) =>
     row.origin === "default" && !["switch", "choice"].includes(row.kind)
       ? ""
@@ -68,7 +68,7 @@ component("setting", () => settingRow({
     return !this.row.in_effect;
   },
 
-  // What counts while the field is empty.
+  // The value that applies while the field is empty.
   get usual() {
     const { kind, name, unit, default: usual } = this.row;
     if (unit === "bytes" && data.automatic[name]) return t("settings.automatic_value", { value: number(data.automatic[name] / GIGABYTE, 1) });
@@ -89,10 +89,10 @@ component("setting", () => settingRow({
 }));
 
 const POLL_MS = 1000;
-const RETURN_SECONDS = 120; // for the server to start, after its running requests had their time
+const RETURN_SECONDS = 120; // time for the server to start, after the time for its running requests
 
-// Restarts the server and waits until no setting of it waits any more. At another port only a person can follow: a page
-// reaches no address but its own.
+// Restarts the server and waits until all of its settings are in effect. If the port changes, the user must open the
+// new address, because a page can reach only its own.
 component("restart", () => ({
   isBusy: false,
   words: "",
@@ -119,7 +119,7 @@ component("restart", () => ({
     link.isRestarting = true;
     while (Date.now() - began < patience * 1000) {
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));
-      const answer = await api("GET", ADDRESS).catch(() => null); // nobody answers meanwhile
+      const answer = await api("GET", ADDRESS).catch(() => null); // no answer during the restart
       if (answer?.settings.every((row) => row.in_effect)) return location.reload();
     }
     this.words = t("settings.restart_failed");
@@ -128,7 +128,7 @@ component("restart", () => ({
   },
 }));
 
-// What became of looking for a newer version.
+// Words for the outcome of an update check.
 const OUTCOMES = {
   newer: (version) => t("updates.newer", { version }),
   latest: () => t("updates.latest"),
@@ -143,7 +143,7 @@ component("updates", () => ({
   },
 }));
 
-// Leaves the settings whose name or explanation has these words.
+// Shows only settings whose text, or section title, contains all of the typed words.
 component("find", () => ({
   narrow(event) {
     const wanted = event.target.value.toLowerCase().split(/\s+/);

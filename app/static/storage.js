@@ -1,4 +1,4 @@
-// What this browser stores for the app. Where its storage is full or closed, the page's own memory holds it.
+// Values that this browser stores for the app. If its storage is full or disabled, the page keeps them in memory.
 
 function storage(open) {
   const held = new Map();

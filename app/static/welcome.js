@@ -1,4 +1,4 @@
-// The first run: one step of it, what is left, and where models were found.
+// The first run: one step, the remaining ones, and the places where models were found.
 
 import { api, attempt, bytes, component, data, live, remember, t } from "./core.js";
 import { problemWords } from "./download_words.js";
@@ -11,7 +11,7 @@ const NAMES = {
   embedded: () => t("welcome.embedded"),
 };
 
-// A folder that somebody named; the one for downloads is made with the first of them.
+// Whether the user named this folder. A missing downloads folder is no problem: the first download creates it.
 const isNamed = (folder) => data.settings.some(({ value }) => value?.includes(folder));
 const placeRow = ({ source, folder, problem, count, listed, bytes: size }) => ({
   key: source + folder,
@@ -44,7 +44,7 @@ component("welcome", () => ({
     if (places) this.places = places.map(placeRow);
   },
 
-  // That the hub cannot be reached is said before anybody orders.
+  // Reports an unreachable hub before the user starts a download.
   async reach() {
     const { problem } = await api("GET", "/admin/api/hub").catch(() => ({ problem: "" }));
     if (problem) this.reachWords = problemWords(problem);

@@ -1,9 +1,9 @@
 """The one account of the dashboard: its password, the browsers that signed in, and the API keys.
 
-Sessions and keys are random secrets, of which the store has only the SHA-256. A session ends after seven days without
-use and thirty days in any case; a key when it is revoked. The time of last use is written at most once a minute.
-Everything is in the store, nothing in memory, so `paceline password` and `paceline keys` work beside a running server.
-A password only has to be long enough and none of those that attackers try first (NIST SP 800-63B).
+The secrets of sessions and keys are random; the store has only their SHA-256. A session ends after seven days without
+use, and after thirty days in any case; a key ends when it is revoked. The time of last use is written at most once a
+minute. All of this is in the store, not in memory, so `paceline password` and `paceline keys` work while a server runs.
+A password must only be long enough and not one of those that attackers try first (NIST SP 800-63B).
 """
 
 import base64
@@ -30,7 +30,7 @@ SECRET_BYTES = 32
 IDLE_SECONDS = 7 * 24 * 3600.0
 ABSOLUTE_SECONDS = 30 * 24 * 3600.0
 MAX_SESSIONS = 50
-"""Limit of open sessions; a further one ends those used least recently."""
+"""Maximum number of open sessions; beyond it, a new session ends the least recently used one."""
 BROWSER_CHARACTERS = 200
 PREFIX = "pl-"
 HINT_CHARACTERS = 7
@@ -43,14 +43,14 @@ logger = logging.getLogger("paceline.accounts")
 
 
 def digest_of(secret: str) -> str:
-    """Return the digest by which the store knows a secret."""
+    """Return the digest of a secret; the store keeps only this."""
     return sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class LastUse:
     """Records in `column` when a row was last used.
 
-    Never fails the use itself: on a full disk or a busy file, only the timestamp is lost.
+    A failed write never fails the use itself: on a full disk or a busy file, only the timestamp is lost.
     """
 
     def __init__(self, store: Store, table: type[SessionRow] | type[KeyRow], column: str) -> None:
@@ -60,7 +60,7 @@ class LastUse:
         self._attempted_at: dict[str | int, float] = {}
 
     def record(self, row_id: str | int, used_at: float | None, now: float) -> None:
-        """Record that the row was used `now`; `used_at` is the stored time."""
+        """Record that the row was used `now`; `used_at` is the stored time of its last use."""
         if used_at is not None and now - used_at < WRITE_INTERVAL_SECONDS:
             return
         if now - self._attempted_at.get(row_id, now - WRITE_INTERVAL_SECONDS) < WRITE_INTERVAL_SECONDS:
@@ -78,7 +78,7 @@ class LastUse:
 
 
 class Sessions:
-    """The browsers of the one account. `clock` returns Unix seconds."""
+    """The signed-in browsers of the one account. `clock` returns Unix seconds."""
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store = store
@@ -138,7 +138,7 @@ def _is_alive(row: SessionRow, now: float) -> bool:
 
 
 class Keys:
-    """The keys that were made and not revoked, each shown once when it is made. `clock` returns Unix seconds."""
+    """The API keys that are not revoked; each is shown once, when it is made. `clock` returns Unix seconds."""
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store = store
@@ -146,7 +146,7 @@ class Keys:
         self._last_use = LastUse(store, KeyRow, "used_at")
 
     def create(self, name: str, scope: Scope) -> tuple[KeyRow, str]:
-        """Make a key; return it with its text, this once. Raises `InvalidRequest` for a bad name or too many keys."""
+        """Make a key and return its row and text. Raises `InvalidRequest` for a bad name or too many keys."""
         name = " ".join(name.split())
         if not name or len(name) > NAME_CHARACTERS or not name.isprintable():
             raise InvalidRequest(
@@ -207,7 +207,7 @@ administrator changeme paceline
 """
 OBVIOUS = frozenset(OBVIOUS_WORDS.split())
 SCRYPT = "scrypt$"
-"""Prefix of the hashes of an earlier Paceline."""
+"""Prefix of the hashes that an earlier Paceline wrote."""
 SCRYPT_MEMORY_BYTES = 256 * 1024 * 1024
 
 
@@ -249,7 +249,7 @@ class Accounts:
     def set_password(self, password: str) -> None:
         """Make the account or change its password; every session ends. Raises `InvalidRequest` for a bad password.
 
-        Only the owner of the files, or a person who is signed in, may cause this: it also ends a lock-down.
+        Callers allow this only to the owner of the files or to a signed-in person, since it also ends a lock-down.
         """
         new_hash = self._hashed(password)
         with self._store.session(vital=True) as session:
@@ -260,7 +260,7 @@ class Accounts:
             session.exec(delete(SessionRow))
 
     def is_password(self, password: str) -> bool:
-        """Return whether this is the password, in the same time when there is no account. Checks one at a time."""
+        """Return whether this is the password. Checks one at a time, and takes as long when there is no account."""
         stored = None if self.is_locked_down else self._hash()
         with self._hashing:
             if stored is None:
@@ -288,7 +288,7 @@ class Accounts:
         session.add(row)
 
     def _rehash(self, stored: str, password: str) -> None:
-        """Hash the same password again with today's parameters, unless it was changed meanwhile."""
+        """Hash the same password again with the current parameters, unless it was changed meanwhile."""
         with self._hashing:
             new_hash = self._hasher.hash(_normalized(password))
         try:
@@ -318,7 +318,7 @@ def check_password(password: str) -> None:
 
 
 def matches_hash(stored: str, password: str, hasher: PasswordHasher) -> bool:
-    """Whether `stored` is a hash of `password`, by argon2 or formerly scrypt; a string that is no hash matches nothing.
+    """Return whether `stored` is a hash of `password`, by argon2 or formerly scrypt; False if it is no hash at all.
 
     Takes a fifth of a second on purpose, so call it in a thread.
     """

@@ -2,8 +2,8 @@
 
 A conversation is a tree of turns whose ids the page makes. Turns are added and never removed: an edited question or a
 regenerated reply is a sibling of the earlier one. Adding a turn again changes nothing, so a page that got no answer can
-retry; only an interrupted reply is completed by a longer one with the same beginning. Each write carries the version
-that its page knows. Calls take milliseconds: make them in a thread.
+retry; only an interrupted reply is completed by a longer one with the same beginning. To add turns, a page must know
+the conversation's version. Calls take milliseconds: make them in a thread.
 """
 
 import time
@@ -24,7 +24,7 @@ ESCAPE = "\\"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of what is kept; turns and characters are those of one conversation."""
+    """Limits on stored conversations; `turns` and `characters` apply to each of them."""
 
     conversations: int = 1000
     turns: int = 2000
@@ -41,14 +41,14 @@ class ConversationHeader:
 
 
 class Conversations:
-    """All conversations. `clock` returns Unix seconds; methods return None or False for one that does not exist."""
+    """All conversations. `clock` returns Unix seconds; methods return None or False for an unknown id."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time, limits: Limits | None = None) -> None:
         self._store = store
         self._clock = clock
         self._limits = limits or Limits()
         self.revision = int(clock() * 1000)
-        """Number that differs after each change of any conversation, also from those of an earlier server."""
+        """Number that changes with each change of any conversation, and that no earlier server has used."""
 
     def list(self, search: str = "") -> Sequence[ConversationRow]:
         """Return the conversations, last changed first, that contain `search` in title or messages."""
@@ -61,7 +61,7 @@ class Conversations:
     def add(
         self, conversation_id: int, version: int, turns: Sequence[MessageRow], header: ConversationHeader | None = None
     ) -> ConversationRow | None:
-        """Add turns, which are copied, to a conversation of this version; version 0 with `header` makes one.
+        """Add copies of `turns` to a conversation that has this version; version 0 with `header` creates one.
 
         Raises `StaleVersion` when it has another version, and `InvalidRequest` when a turn's parent does not exist or a
         limit is exceeded; then nothing is added.
@@ -113,7 +113,7 @@ class Conversations:
             return row is not None
 
     def delete_all(self) -> int:
-        """Delete every conversation; return how many there were."""
+        """Delete every conversation; return their number."""
         with self._transaction() as session:
             rows = session.exec(select(ConversationRow)).all()
             for row in rows:
@@ -124,7 +124,7 @@ class Conversations:
     def _transaction(self) -> Iterator[Session]:
         with self._store.session() as session:
             yield session
-        self.revision += 1  # after the commit, so that a page that reads then finds the change
+        self.revision += 1  # after the commit, so that a page that reads in response sees the change
 
     def _new_row(self, session: Session, conversation_id: int, header: ConversationHeader) -> ConversationRow:
         if session.exec(select(func.count()).select_from(ConversationRow)).one() >= self._limits.conversations:
@@ -167,7 +167,7 @@ class Conversations:
 
 
 def _completes(turn: MessageRow, row: MessageRow) -> bool:
-    """Whether a turn completes an interrupted row: it begins the same and is longer, or has other figures."""
+    """Return whether a turn completes an interrupted row: same beginning, and more text or other figures."""
     texts, earlier = _texts(turn), _texts(row)
     is_longer = sum(map(len, texts)) > sum(map(len, earlier))
     begins_alike = len(texts) >= len(earlier) and all(map(str.startswith, texts, earlier))
@@ -175,7 +175,7 @@ def _completes(turn: MessageRow, row: MessageRow) -> bool:
 
 
 def _texts(row: MessageRow) -> list[str]:
-    """Return its content, reasoning and calls, in an order that does not change while it grows."""
+    """Return the content, reasoning and call arguments of a row, in an order that growth does not change."""
     calls = [call for call in row.calls or () if isinstance(call, dict)]
     return [row.content, row.reasoning, *(str(call.get("arguments", "")) for call in calls)]
 

@@ -1,7 +1,7 @@
 """The file of the store: the checks that it is ours and sound, and how it is opened, migrated and replaced.
 
-A file is only ever renamed into place complete, with all its tables: an empty, partial or foreign one is damage, and
-so is anything else at its path. Callers of these functions hold `exclusive`, except for `examine` and `check_owner`.
+A file is renamed into place only when it is complete, with all its tables. An empty, partial or foreign file is
+therefore damage, as is anything else at its path. Callers that make, migrate or replace a file hold `exclusive`.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ MIGRATIONS = files("app.store").joinpath("migrations")
 JOURNALS = ("-wal", "-shm", "-journal")
 FIRST = "0001"
 ADOPTED_TABLES = frozenset({"model_choice", "benchmark"})
-"""Tables of a file of the first revision, which states no revision, since `create_all` made it."""
+"""Tables of a file of the first revision, in which no revision is recorded, since `create_all` made it."""
 NOT_DAMAGE = frozenset({
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
@@ -44,10 +44,10 @@ LATEST_SECONDS = 253_370_764_800.0
 """Unix seconds at the beginning of the year 9999: no later time can be shown."""
 BUSY_TIMEOUT_MILLISECONDS = 5_000
 LOCK_SECONDS = 10.0
-"""Time in which another process must have opened, made or migrated the file, in seconds."""
+"""Longest wait, in seconds, for another process that is opening, making or migrating the file."""
 BACKUPS_KEPT = 3
 RESERVE_BYTES = 256 * 1024
-"""Bytes of the reserve: several times what a change of keys, sessions or the password takes in the journal."""
+"""Size of the reserve, in bytes: several times the journal space of a change of keys, sessions or the password."""
 PRIVATE = 0o600
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -57,13 +57,13 @@ class Damage(Exception):
 
 
 class NewerRevision(Exception):
-    """A later Paceline wrote the file; the message says so."""
+    """A later Paceline wrote the file; the message names its revision."""
 
 
 def examine(path: Path) -> str | None:
-    """Return the revision of a sound file, "" where it states none, None where there is no file.
+    """Return the revision of a sound file: "" if it records none, None if there is no file.
 
-    Raises `Damage`, `NewerRevision`, and `OSError` or `sqlite3.Error` where the file cannot be read at all.
+    Raises `Damage`, `NewerRevision`, and `OSError` or `sqlite3.Error` if the file cannot be read at all.
     """
     if not exists(path):
         return None
@@ -72,7 +72,7 @@ def examine(path: Path) -> str | None:
 
 
 def exists(path: Path) -> bool:
-    """Return whether anything was ever stored: the file, or its journal. Raises `OSError` where access is denied."""
+    """Return whether anything was ever stored, in the file or its journal. Raises `OSError` if access is denied."""
     for part in (path, _sibling(path, "-wal")):
         with contextlib.suppress(FileNotFoundError):
             if part.lstat().st_size or part == path:
@@ -101,7 +101,7 @@ def _examine_content(path: Path) -> str:
         closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)) as file,
     ):
         file.execute("BEGIN")
-        results = [str(row[0]) for row in file.execute("PRAGMA integrity_check(1)")]  # each index is a second copy
+        results = [str(row[0]) for row in file.execute("PRAGMA integrity_check(1)")]  # also compares indices with rows
         if results != ["ok"]:
             raise Damage(" ".join(results[:1]) or "its pages are damaged")
         if file.execute("PRAGMA foreign_key_check").fetchone() is not None:
@@ -114,7 +114,7 @@ def _examine_content(path: Path) -> str:
 
 @contextmanager
 def _raising_damage() -> Iterator[None]:
-    """Turn errors of pages, texts and values that cannot be read as they should into `Damage`."""
+    """Turn errors about unreadable pages, texts and values into `Damage`."""
     try:
         yield
     except (sqlite3.DatabaseError, DBAPIError) as error:
@@ -146,7 +146,7 @@ def _examine_tables(file: sqlite3.Connection) -> str:
 def _examine_values(file: sqlite3.Connection) -> None:
     """Raise `Damage` unless every value of every row matches its column in `app/store/tables.py`.
 
-    Indices are read too: to SQLite's own check, a NaN in one equals any number.
+    Indices are read too: for SQLite's own check, a NaN in an index equals any number.
     """
     file.text_factory = _text
     for table in SQLModel.metadata.sorted_tables:
@@ -189,17 +189,17 @@ def _is_json(value: Any, kind: Any) -> bool:
 
 @cache
 def revisions() -> tuple[str, ...]:
-    """Return every revision, oldest first: the numbers that the names of the migrations begin with."""
+    """Return every revision, oldest first: the numbers at the beginning of the migrations' file names."""
     names = (file.name for file in MIGRATIONS.joinpath("versions").iterdir())
     return tuple(sorted(name[:4] for name in names if re.match(r"[0-9]{4}_", name)))
 
 
 def migrate(path: Path, *, adopt: bool = False, to: str | None = None) -> None:
-    """Migrate a file to a revision, the latest by default; `adopt`: it has the first one's tables, but states none.
+    """Migrate a file to a revision, the latest by default. `adopt`: it has the first one's tables, but records none.
 
-    All migrations happen in one transaction. Raises `Damage` where the values do not allow them.
+    All migrations happen in one transaction. Raises `Damage` if the file's values do not allow them.
     """
-    from alembic import command  # a tenth of the start, for the few that migrate
+    from alembic import command  # takes a tenth of the start time, and few starts migrate
     from alembic.config import Config
 
     target, config = to or revisions()[-1], Config()
@@ -211,7 +211,7 @@ def migrate(path: Path, *, adopt: bool = False, to: str | None = None) -> None:
             if adopt:
                 command.stamp(config, FIRST)
             command.upgrade(config, target)
-            connection.exec_driver_sql(f"PRAGMA user_version = {int(target)}")  # earlier versions read it
+            connection.exec_driver_sql(f"PRAGMA user_version = {int(target)}")  # for earlier versions, which read it
             if target == revisions()[-1]:
                 _examine_values(cast("sqlite3.Connection", connection.connection.driver_connection))
     finally:
@@ -223,7 +223,7 @@ def open_engine(path: Path, *, pooled: bool = False) -> Engine:
 
     def configure(connection: Any, _record: Any) -> None:
         """Set up a connection: the busy timeout first, since switching to WAL may have to wait."""
-        connection.isolation_level = None  # we send BEGIN ourselves, so that tables change within a transaction too
+        connection.isolation_level = None  # we send BEGIN ourselves, so that schema changes are in a transaction too
         # Deleted data is overwritten, and macOS writes a checkpoint through to the medium.
         pragmas = "journal_mode = WAL", "foreign_keys = ON", "secure_delete = ON", "checkpoint_fullfsync = ON"
         for pragma in (f"busy_timeout = {BUSY_TIMEOUT_MILLISECONDS}", *pragmas):
@@ -252,7 +252,7 @@ def empty_engine() -> Engine:
 
 
 def check_owner(path: Path, user: int | None = None) -> None:
-    """Raise `StoreUnavailable` when another user could change what is kept in the folder of the file."""
+    """Raise `StoreUnavailable` if the folder of the file is shared by everybody or belongs to another user."""
     folder = path.parent
     if not folder.is_dir():
         return
@@ -269,15 +269,15 @@ def check_owner(path: Path, user: int | None = None) -> None:
 
 
 def is_writable_by_others(folder: Path) -> bool:
-    """Whether other users may write into the folder."""
+    """Return whether other users may write into the folder."""
     return folder.is_dir() and bool(folder.stat().st_mode & OTHERS_WRITE)
 
 
 @contextmanager
 def exclusive(path: Path, wait_seconds: float = LOCK_SECONDS) -> Iterator[None]:
-    """Keep out other processes that open, make or migrate this file; its folder is writable only by us from here on.
+    """Keep out other processes that open, make or migrate this file; from here on only we can write to its folder.
 
-    Raises `StoreUnavailable` when another process does that for longer than `wait_seconds`: it may be suspended.
+    Raises `StoreUnavailable` if another process, perhaps a suspended one, takes longer than `wait_seconds`.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_owner(path)
@@ -294,7 +294,7 @@ def exclusive(path: Path, wait_seconds: float = LOCK_SECONDS) -> Iterator[None]:
 
 
 def free_reserve(path: Path) -> bool:
-    """Free the disk space in reserve; return whether there was any."""
+    """Free the reserved disk space; return whether there was any."""
     try:
         _sibling(path, ".reserve").unlink()
     except OSError:
@@ -313,14 +313,14 @@ def fill_reserve(path: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Let only the owner read and write what there is of the file."""
+    """Let only the owner read and write the file and those of its journals that exist."""
     for part in (path, *(_sibling(path, suffix) for suffix in JOURNALS)):
         if part.is_file() and part.stat().st_uid == os.geteuid() and stat.S_IMODE(part.stat().st_mode) != PRIVATE:
             part.chmod(PRIVATE)
 
 
 def build(path: Path, *, locked_down_at: float | None = None) -> Path:
-    """Make a file with every table, under a temporary name beside `path`, which is returned."""
+    """Make a file with every table beside `path`; return its temporary name. `locked_down_at` is in Unix seconds."""
     temporary = _sibling(path, ".new")
     for leftover in (temporary, _sibling(temporary, "-wal"), _sibling(temporary, "-shm")):
         leftover.unlink(missing_ok=True)
@@ -372,7 +372,7 @@ def back_up(path: Path, revision: str) -> Path:
 
 
 def is_open_elsewhere(path: Path) -> bool:
-    """Whether another process has a just examined file open: the last process to close it removes its journal."""
+    """Return whether another process has the just examined file open: the last to close it removes the journal."""
     return _sibling(path, "-wal").exists()
 
 

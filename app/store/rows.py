@@ -1,7 +1,7 @@
 """Settings, downloads, measurements and requests as rows: stored, listed, deleted. Settings have no schema here.
 
-Requests are stored with metadata and figures, with prompts and replies only where that is switched on. Reading never
-makes the file. Calls take milliseconds: make them in a thread.
+Requests are stored with metadata and figures; prompts and replies are stored only if that is switched on. Reading
+never creates the file. Calls take milliseconds: make them in a thread.
 """
 
 import time
@@ -21,7 +21,7 @@ from app.store.tables import BenchmarkRow, DownloadRow, KeyRow, ModelSettingsRow
 
 
 class StoredSettings:
-    """The settings of a store. Reading never makes the file; `clock` returns Unix seconds."""
+    """The settings of a store. Reading never creates the file; `clock` returns Unix seconds."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store = store
@@ -34,7 +34,7 @@ class StoredSettings:
             return {row.name: row.value for row in rows}
 
     def change_settings(self, changes: Mapping[str, Any], *, source: str) -> None:
-        """Store these values, all or none; None deletes one. `source` says who chose."""
+        """Store these values, all or none; None deletes a setting. `source` names the origin of the change."""
         with self._store.session(vital=True) as session:
             for name, value in changes.items():
                 if value is None:
@@ -48,7 +48,7 @@ class StoredSettings:
             return {row.model_id: ModelSettings.read(row.values) for row in session.exec(select(ModelSettingsRow))}
 
     def save_model(self, model_id: str, settings: ModelSettings, *, source: str) -> None:
-        """Replace the settings of a model; without any its row is deleted."""
+        """Replace the settings of a model; if `settings` is empty, delete its row."""
         values = settings.given()
         with self._store.session(vital=True) as session:
             if not values:
@@ -58,7 +58,7 @@ class StoredSettings:
                 session.merge(row)
 
     def has_keys(self) -> bool:
-        """Whether an API key was made and not revoked."""
+        """Return whether there is an API key that is not revoked."""
         with self._store.read_session() as session:
             return session.exec(select(KeyRow.id).where(col(KeyRow.revoked_at).is_(None))).first() is not None
 
@@ -79,7 +79,7 @@ class FirstRun:
         self._store = store
 
     def remaining(self) -> list[FirstStep]:
-        """Return the remaining steps in order; none where the first run is over, or was an earlier version's."""
+        """Return the remaining steps in order; none if the first run is over, or happened in an earlier version."""
         with self._store.read_session() as session:
             return _remaining_steps(session)
 
@@ -127,7 +127,7 @@ class DownloadRows:
             return _download(row)
 
     def save(self, downloads: Iterable[Download]) -> None:
-        """Store the changes of all in one transaction."""
+        """Store the changes of all these downloads in one transaction."""
         with self._store.session() as session:
             for download in downloads:
                 session.merge(_row(download))
@@ -153,13 +153,13 @@ def _download(row: DownloadRow) -> Download:
 
 
 class StoredMeasurements:
-    """The measurements in a store. Reading never makes the file; `clock` returns Unix seconds."""
+    """The measurements in a store. Reading never creates the file; `clock` returns Unix seconds."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
         self.revision = 0
-        """Number of changes through this object."""
+        """Number of changes made through this object."""
 
     def of(self, model_id: str = "") -> list[BenchmarkRow]:
         """Return the measurements of one model, or of all, latest first."""
@@ -216,7 +216,7 @@ SUCCESS_OUTCOMES = ("stop", "length", "tool_calls")
 
 
 def summary_of(past: FinishedRequest) -> dict[str, Any]:
-    """Return what lists show of a request that ended. Figures that another version wrote differently count as empty."""
+    """Return the summary of a finished request for lists. Figures in another version's format count as empty."""
     speculation, usage = _section(past.figures, "speculation"), _section(past.figures, "usage")
     drafted = _number(speculation, "drafted")
     total_seconds = _number(_section(past.figures, "seconds"), "total")
@@ -257,7 +257,7 @@ class RequestHistory:
         self._store = store
 
     def save(self, requests: Sequence[FinishedRequest], limit: int) -> None:
-        """Add these in one transaction, and delete the oldest beyond `limit`."""
+        """Add these requests in one transaction, and delete the oldest beyond `limit`."""
         if not requests and not self._store.exists:
             return
         with self._store.session() as session:
@@ -267,9 +267,9 @@ class RequestHistory:
             _prune(session, limit)
 
     def page(self, *, count: int, before: str = "", model_id: str = "", outcome: str = "") -> list[FinishedRequest]:
-        """Return requests older than `before`, latest first, without texts.
+        """Return up to `count` requests that are older than the request `before`, latest first, without texts.
 
-        `outcome`: `fine`, `cancelled`, `failed` or an exact one; empty: any.
+        `outcome`: `fine`, `cancelled`, `failed` or an exact outcome; empty: any.
         """
         query = select(RequestRow).order_by(col(RequestRow.created_at).desc(), col(RequestRow.id).desc()).limit(count)
         if model_id:
@@ -286,18 +286,18 @@ class RequestHistory:
             return [_past(row, texts=False) for row in session.exec(query)]
 
     def find(self, request_id: str) -> FinishedRequest | None:
-        """Return a request, with its texts where they are kept."""
+        """Return a request, with its texts if they were stored."""
         with self._store.read_session() as session:
             row = session.get(RequestRow, request_id)
             return None if row is None else _past(row, texts=True)
 
     def models(self) -> list[str]:
-        """Return every model that a request was for."""
+        """Return the id of every model with a stored request."""
         with self._store.read_session() as session:
             return list(session.exec(select(RequestRow.model_id).distinct().order_by(RequestRow.model_id)))
 
     def last_models(self, count: int) -> list[str]:
-        """Return the models of the last requests, each once, latest first."""
+        """Return the ids of the models of the last `count` requests, each once, latest first."""
         query = select(RequestRow.model_id).order_by(col(RequestRow.created_at).desc()).limit(count)
         with self._store.read_session() as session:
             return list(dict.fromkeys(session.exec(query)))

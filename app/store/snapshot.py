@@ -1,6 +1,6 @@
 """A read-only snapshot of the store through SQLite alone, so that short commands do not wait for the store's libraries.
 
-It diagnoses nothing: a damaged, older or locked file gives None; `Store` says why.
+It diagnoses nothing: for a damaged, older or locked file it returns None, and `Store` reports the reason.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from app.store import stored_json
 FILE_NAME = "paceline.sqlite3"
 WAIT_SECONDS = 1.0
 LOCKED_DOWN, FIRST_RUN = "locked_down", "first_run"
-"""Names of rows in the setting table that are no settings: the lock-down, and the remaining steps of the first run."""
+"""Names of rows in the setting table that are not settings: the lock-down, and the remaining steps of the first run."""
 
 
 @dataclass(frozen=True, slots=True)

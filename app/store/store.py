@@ -1,10 +1,10 @@
 """The store: settings, accounts, downloads, requests and measurements, in one SQLite file that only its owner reads.
 
-`session` is a transaction that may write, `read_session` one that may not. The first write creates the file with its
-folder and tables, or migrates an older one to the latest revision after a backup copy; reading creates nothing. Calls
-may come from any thread and take milliseconds: make them in a thread. Any problem with the file raises
-`StoreUnavailable`; only `start`, for the server, replaces a damaged file with a new, locked-down one. Disk space
-reserved beside the file lets a key be revoked on a full disk.
+`session` is a transaction that may write, `read_session` one that may not. The first write creates the folder, the file
+and its tables; reading creates nothing. The first use of an older file makes a backup copy and migrates the file to the
+latest revision. Calls may come from any thread; they take milliseconds, so keep them off the event loop. Any problem
+with the file raises `StoreUnavailable`; only `start`, for the server, replaces a damaged file with a new, locked-down
+one. Reserved disk space beside the file allows a key to be revoked even on a full disk.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ NEWER = "was written by a newer Paceline ({reason})"
 
 
 class Store:
-    """One file. `clock` returns Unix seconds."""
+    """One store file. `clock` returns Unix seconds."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path = path
@@ -57,8 +57,8 @@ class Store:
     def session(self, *, vital: bool = False) -> Iterator[Session]:
         """Open a transaction that may write: committed at the end, rolled back on any exception.
 
-        A `vital` one protects a person: it must succeed on a full disk, too, so it may use the reserve, and leaves
-        nothing only in the journal, whose damaged end SQLite drops silently.
+        A `vital` transaction protects a person. It must succeed on a full disk, too, so it may use the reserve. It also
+        leaves nothing only in the journal, because SQLite silently drops a journal's damaged end.
         """
         with self._translating_errors():
             engine = self._open_engine()
@@ -70,7 +70,7 @@ class Store:
 
     @contextmanager
     def read_session(self) -> Iterator[Session]:
-        """Open a snapshot of the store, empty where nothing was ever stored; changes to its rows are not stored."""
+        """Open a snapshot of the store, empty if nothing was ever stored; changes to its rows are not stored."""
         with self._translating_errors():
             engine = self._open_engine() if self.exists else database.empty_engine()
             with Session(engine, expire_on_commit=False, autoflush=False) as session:
@@ -78,7 +78,7 @@ class Store:
                 yield session
 
     def start(self) -> str:
-        """Open the file for a server. Return a notice for people of any repair, or an empty string."""
+        """Open the file for a server. Return a notice for people, of a repair for example, or an empty string."""
         with self._translating_errors(), self._lock:
             self.close()
             permissions_notice = PERMISSIONS_NOTICE if database.is_writable_by_others(self.path.parent) else ""
@@ -88,7 +88,7 @@ class Store:
             )
 
     def check(self) -> None:
-        """Raise `StoreUnavailable` unless the file is sound, or absent, and its folder ours; change nothing."""
+        """Raise `StoreUnavailable` unless the folder is ours and the file is sound or absent. Changes nothing."""
         with self._translating_errors():
             database.check_owner(self.path)
             database.examine(self.path)
@@ -98,7 +98,7 @@ class Store:
         """Whether a damaged file was set aside and no account has been set up since. Cheap enough for every request."""
         if not self.exists:
             return False
-        if self._locked_down:  # nothing locks down an open file, and a new account unlocks it
+        if self._locked_down:  # False is final: nothing locks down an open file. True is not: a new account unlocks it
             with self.read_session() as session:
                 self._locked_down = session.get(SettingRow, LOCKED_DOWN) is not None
         return self._locked_down
@@ -136,7 +136,7 @@ class Store:
         """Return advice for the owner of a newer file: update Paceline, or restore the copy made before the upgrade."""
         copy, aside = database.readable_copy(self.path), database.unused_name(self.path.with_name(f"{FILE_NAME}.newer"))
         update, move = this_installation().update, f"mv {shlex.quote(str(self.path))} {shlex.quote(str(aside))}"
-        if database.is_open_elsewhere(self.path):  # its journal would be taken for the copy's
+        if database.is_open_elsewhere(self.path):  # its journal would be applied to the copy
             return f"update this one with `{update}`, or stop the server that uses it, with `paceline stop`"
         if copy is None:
             return f"update this one with `{update}`, or begin anew with `{move}`"
@@ -159,7 +159,7 @@ class Store:
             return self._engine
 
     def _open(self, *, repair: bool) -> tuple[str, Engine]:
-        """Open the file, on a full disk by the reserve; return what was done to it, for people, and its engine."""
+        """Open the file, if need be with the reserved space; return a notice for people of changes, and the engine."""
         try:
             opened = self._open_once(repair=repair)
         except (SQLAlchemyError, sqlite3.Error, OSError):
@@ -172,12 +172,12 @@ class Store:
     def _open_once(self, *, repair: bool) -> tuple[str, Engine]:
         notice = self._prepare(repair=repair)
         engine = database.open_engine(self.path, pooled=True)
-        with engine.connect().execution_options(reading=True) as connection:  # makes the journal, which takes room
+        with engine.connect().execution_options(reading=True) as connection:  # makes the journal, which uses disk space
             connection.exec_driver_sql("SELECT 1 FROM sqlite_master")
         return notice, engine
 
     def _prepare(self, *, repair: bool) -> str:
-        """Make sure that the file is sound and of the latest revision; without `repair`, raise `Damage`."""
+        """Make the file sound and of the latest revision; return a notice of it. Raises `Damage` without `repair`."""
         with database.exclusive(self.path):
             database.make_private(self.path)
             try:
@@ -209,7 +209,7 @@ class Store:
 
 
 def _is_full(error: Exception) -> bool:
-    """Whether the disk, or the user's quota, is full."""
+    """Return whether an error means that the disk, or the user's quota, is full."""
     cause = getattr(error, "orig", None) or error
     return getattr(cause, "errno", 0) in {errno.ENOSPC, errno.EDQUOT} or (
         getattr(cause, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL

@@ -1,6 +1,6 @@
-"""The tables of the store. JSON columns hold plain values; an absent value is SQL's NULL. Times are Unix seconds.
+"""The tables of the store. JSON columns contain plain values; an absent value is SQL's NULL. Times are Unix seconds.
 
-A file with any other value is damaged: `app/store/database.py` compares each value with its column.
+A file with a value that does not match its column is damaged: `app/store/database.py` checks every value.
 A change here needs a migration in `migrations/versions/`; a test compares the two.
 """
 
@@ -60,7 +60,7 @@ class AccountRow(SQLModel, table=True):
 
     id: int = Field(default=1, primary_key=True)
     password_hash: str = ""
-    """argon2id with its parameters and salt; of an earlier Paceline `scrypt$n$r$p$salt$hash`."""
+    """Hash by argon2id, with its parameters and salt; from an earlier Paceline, `scrypt$n$r$p$salt$hash`."""
     created_at: float = 0.0
     changed_at: float = 0.0
 
@@ -101,7 +101,7 @@ class DownloadRow(SQLModel, table=True):
     id: int = Field(default=None, primary_key=True)
     repository: str = Field(index=True)
     revision: str = ""
-    """The commit; empty until the hub has named it."""
+    """Commit id; empty until the hub has reported it."""
     state: str = "queued"
     position: int = 0
     total_bytes: int = 0
@@ -109,13 +109,13 @@ class DownloadRow(SQLModel, table=True):
     folder: str = ""
     problem: str = ""
     drafts_for: str = ""
-    """The main model that it will draft for once downloaded."""
+    """Repository of the main model that it will draft for, once downloaded."""
     created_at: float = 0.0
     changed_at: float = 0.0
 
 
 class RequestRow(SQLModel, table=True):
-    """One finished request: its metadata, and its texts only where that was switched on."""
+    """One finished request: its metadata, and its texts only if storing texts was switched on."""
 
     __tablename__ = "request"
 
@@ -156,12 +156,12 @@ class MessageRow(SQLModel, table=True):
     conversation_id: int = Field(foreign_key="conversation.id", ondelete="CASCADE")
     turn: str = Field(default="", sa_column_kwargs={"server_default": text("''")})
     parent: str = Field(default="", sa_column_kwargs={"server_default": text("''")})
-    """Empty: it begins the conversation."""
+    """Id of the turn before this one; empty if this turn begins the conversation."""
     role: Role = Field(default="user", sa_type=String)
     content: str = ""
     reasoning: str = ""
     spans: list[Any] | None = _json(list, nullable=True)
-    """Characters of a reply that a drafter wrote, as [start, end, method]."""
+    """Character ranges of a reply that a drafter wrote, each as [start, end, method]."""
     calls: list[Any] | None = _json(list, nullable=True)
     """Tool calls of a reply, as {id, name, arguments}; turns of role `tool` give the results in this order."""
     figures: dict[str, Any] | None = _json(dict, nullable=True)

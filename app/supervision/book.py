@@ -12,7 +12,7 @@ LOAD_ENDED = frozenset({"ready", "failed", "abandoned"})
 
 
 class ModelBook:
-    """Models of the worker, over the lives of all workers of a server. Written on the event loop, read anywhere."""
+    """Models of the worker, across all workers that a server starts. Written on the event loop, read by any thread."""
 
     def __init__(self) -> None:
         self.snapshot = Snapshot()
@@ -20,20 +20,20 @@ class ModelBook:
         self.progress: dict[str, LoadProgress] = {}
         """Model id -> the last progress of a load under way."""
         self.settings = KeepModels()
-        """Stays in memory that the settings give."""
+        """Settings for how long models stay in memory."""
         self._requested: dict[str, ModelSpecification] = {}
         """Most recently requested unit of each model id, in order of the last request."""
         self._former: dict[str, LoadedModel] = {}
-        """Models that earlier workers had in memory, until they are loaded again, by id."""
+        """Models that earlier workers had in memory, by id, until a new load of them ends."""
         self._restored: set[str] = set()
-        """Ids of those that the next worker loads as soon as it is ready; the others wait for their next request."""
+        """Ids of former models that the next worker loads as soon as it is ready; the others wait for a request."""
 
     def loaded(self) -> dict[str, LoadedModel]:
         """Return the models in the worker's memory, by id."""
         return {model.id: model for model in self.snapshot.models}
 
     def unit(self, model_id: str, *, in_flight: bool) -> ModelSpecification | None:
-        """Return the unit that a model is in memory as, or on its way there as; None if it is neither. What the next
+        """Return the unit with which a model is, or soon will be, in memory; None for neither. A model that the next
         worker loads as soon as it is ready counts as in memory.
 
         | in memory | in flight or loading | unit                                          |
@@ -50,12 +50,12 @@ class ModelBook:
         return loaded.unit if loaded is not None else None
 
     def request(self, unit: ModelSpecification) -> None:
-        """Note that a unit is requested, last of all."""
+        """Record a unit as the one requested last."""
         self._requested.pop(unit.id, None)
         self._requested[unit.id] = unit
 
     def with_former_stay(self, command: Generate | LoadModel) -> Generate | LoadModel:
-        """Return `command`; where it gives no stay, a model that an earlier worker had keeps the one that it had."""
+        """Return `command`; if it gives no stay, a model that an earlier worker had keeps its former stay."""
         former = self._former.get(command.model.id)
         if former is None:
             return command
@@ -64,7 +64,7 @@ class ModelBook:
         return msgspec.structs.replace(command, stay=stay)
 
     def keep(self, settings: KeepModels) -> bool:
-        """Note how long models stay in memory; return whether that is new."""
+        """Record the settings for how long models stay in memory; return whether they have changed."""
         if settings == self.settings:
             return False
         for name, model in self._former.items():
@@ -79,7 +79,7 @@ class ModelBook:
         self._restored.discard(model_id)
 
     def handle(self, event: Heartbeat | LoadProgress) -> None:
-        """Note what the worker says of its models."""
+        """Record what the worker reports about its models."""
         if isinstance(event, LoadProgress):
             self.progress.pop(event.model_id, None)
             if event.phase in LOAD_ENDED:
@@ -90,7 +90,7 @@ class ModelBook:
             self.snapshot = event.snapshot
 
     def handle_exit(self, *, may_restore: bool) -> None:
-        """Note that the worker ended. With `may_restore`, the next one loads what was in its memory."""
+        """Record that the worker ended. With `may_restore`, the next worker loads the models that were ready in it."""
         ready = {model.id: model for model in self.snapshot.models if model.state == "ready"}
         self._former |= ready
         self._restored = self._restored | ready.keys() if may_restore else set()
@@ -98,7 +98,7 @@ class ModelBook:
         self.snapshot = Snapshot()
 
     def to_restore(self, quarantined: Container[str]) -> list[ModelSpecification]:
-        """Return the units that a new worker loads, the one requested last first, without the quarantined ones."""
+        """Return the units that a new worker loads, most recently requested first, without quarantined models."""
         ids = [name for name in reversed(self._requested) if name in self._restored and name not in quarantined]
         self._requested |= {model_id: self._former[model_id].unit for model_id in ids}
         return [self._requested[model_id] for model_id in ids]

@@ -87,8 +87,8 @@ class Child:
         on_close: Callable[[str], None],
         on_line: Callable[[str], None] | None = None,
     ) -> "Child":
-        """Start `command --channel-fd N --note-fd M` in its own session. Its standard input closes with this process;
-        `on_line` gets the lines of its stderr, which otherwise is inherited. Raises OSError."""
+        """Start `command --channel-fd N --note-fd M` in its own session. Its stdin closes when this process ends;
+        `on_line` gets the lines of its stderr; without `on_line`, stderr is inherited. Raises OSError."""
         with contextlib.ExitStack() as cleanup, contextlib.ExitStack() as child_ends:
             ours, theirs = socket_pair()
             cleanup.callback(ours.close)
@@ -132,7 +132,7 @@ class Child:
         return None
 
     async def end(self, *signals: tuple[signal.Signals, float]) -> int | None:
-        """Send each signal and wait its seconds, then SIGKILL the whole group. Return the exit code; None if the
+        """Send each signal and wait up to its seconds; then SIGKILL the whole group. Return the exit code; None if the
         process is stuck in a system call and is left behind."""
         for number, seconds in signals:
             if self._process.returncode is None:
@@ -140,7 +140,7 @@ class Child:
                     self._process.send_signal(number)
                 await self.wait(seconds)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # after a crash, its text processes may still be at work
+            os.killpg(self._process.pid, signal.SIGKILL)  # after a crash, its text processes may still be running
         code = await self.wait(SIGKILL_SECONDS)
         self._lifeline.close()
         self._channel.close()
@@ -151,9 +151,9 @@ class Child:
 
 
 async def _forward_lines(read_end: int, on_line: Callable[[str], None]) -> None:
-    """Read lines until the other end of the pipe is closed; an endless line is split.
+    """Pass lines to `on_line` until the other end of the pipe is closed; an endless line is split.
 
-    The pipe is not asyncio's, for which a process has not ended while one of its children holds its stderr.
+    The pipe is not asyncio's own: with that, a process counts as running while one of its children has stderr open.
     """
     stream = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(

@@ -57,7 +57,7 @@ class WorkerClient(Supervisor):
         self._buffer_events = buffer_events
         self._ready_seconds = ready_seconds
         self._streams: dict[str, RequestStream] = {}
-        """Streams by the id of each prompt that has not ended in the worker."""
+        """Stream of each prompt that has not ended in the worker, by prompt id."""
         self._send_tasks: set[asyncio.Task[None]] = set()
         self._pending: dict[str, tuple[str, asyncio.Future[Any]]] = {}
         """Model id and future of each load, unload and `ReadPrompt`, by command id."""
@@ -110,7 +110,7 @@ class WorkerClient(Supervisor):
         return stream
 
     async def generate(self, command: Generate) -> AsyncGenerator[StreamEvent, None]:
-        """Yield the events of one prompt, as of `open`. Leaving early (aclose, cancellation) cancels it."""
+        """Yield the events of one prompt, as `open` describes. Leaving early (aclose, cancellation) cancels it."""
         stream = self.open([command])
         try:
             while (event := await stream.next()) is not None:
@@ -123,7 +123,7 @@ class WorkerClient(Supervisor):
             for command in commands:
                 if not await stream.wait_turn(command.n):
                     return
-                await self._prepare(command.model)  # a worker that drains takes no more of a long request
+                await self._prepare(command.model)  # while a worker drains, further prompts of a request wait
                 if stream.ended:
                     return
                 self.send(command)
@@ -139,11 +139,11 @@ class WorkerClient(Supervisor):
             self._cancel(request_id)
 
     def send(self, command: Command) -> None:
-        """Queue a command, as `Supervisor.send`. A model of an earlier worker keeps its stay."""
+        """Queue a command, as `Supervisor.send` does; a model that an earlier worker had keeps its stay."""
         super().send(self.book.with_former_stay(command) if isinstance(command, Generate | LoadModel) else command)
 
     def unit(self, model_id: str) -> ModelSpecification | None:
-        """Return the unit that a model is in memory as, or on its way there as, as of `ModelBook.unit`."""
+        """Return the unit with which a model is, or soon will be, in memory, as defined by `ModelBook.unit`."""
         return self.book.unit(model_id, in_flight=model_id in self.in_flight)
 
     async def load(self, model: ModelSpecification, stay: Stay = UNSPECIFIED_STAY) -> ModelLoaded:
@@ -166,7 +166,7 @@ class WorkerClient(Supervisor):
                 self.send(settings)
 
     def clear_prefixes(self) -> None:
-        """Clear the prefix cache of the worker. Without a worker, there is none in memory."""
+        """Clear the worker's prefix cache; without a worker, there is no cache in memory."""
         with contextlib.suppress(WorkerGone):
             self.send(ClearPrefixes())
 
@@ -228,7 +228,7 @@ class WorkerClient(Supervisor):
         self._publish(event)
 
     def _restore(self) -> None:
-        """Tell a new worker how long models stay, and let it load the models that the last one had."""
+        """Send a new worker the settings for stays, and have it load the models that the last worker had."""
         self.send(self.book.settings)
         for unit in self.book.to_restore(self.quarantined):
             self.send(_load(unit, UNSPECIFIED_STAY))
@@ -241,7 +241,7 @@ class WorkerClient(Supervisor):
             error = WorkerGone(message, retry_after_seconds=self.retry_after_seconds)
             if self._fail(request_id, error):
                 self._publish(failed_frame(request_id, error))
-        # Where workers died in quick succession, a loaded model may be the cause.
+        # Nothing is restored after crashes in quick succession: a loaded model may be their cause.
         self.book.handle_exit(may_restore=not self._pause_seconds)
         self.ready_info = None
 
@@ -253,7 +253,7 @@ class WorkerClient(Supervisor):
                 self._streams.pop(event.id, None)
 
     def _fail(self, request_id: str, error: PacelineError) -> bool:
-        """Fail a request; False if it had ended or is unknown."""
+        """Fail a request; return False if it has ended or is unknown."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             stream.fail(error)
@@ -268,7 +268,7 @@ class WorkerClient(Supervisor):
         for listener in tuple(self._listeners[type(event)]):
             try:
                 listener(event)
-            except Exception:  # a broken page must not stop the answers
+            except Exception:  # a broken listener must not stop the answers
                 logger.exception("a listener failed")
 
 

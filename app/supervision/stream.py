@@ -1,4 +1,4 @@
-"""The events of one request, from the worker to the one reader of its answer. On the event loop of the server."""
+"""The events of one request, from the worker to the one reader of its answer. Runs on the server's event loop."""
 
 import asyncio
 import logging
@@ -13,16 +13,16 @@ StreamEvent = Accepted | Delta | Finished
 
 BUFFER_EVENTS = 4096
 MAX_IN_FLIGHT = 64
-"""Limit on choices of one request in the worker at once (two batches of an encoder), so that others get turns."""
+"""Limit on choices of one request in the worker at a time (two encoder batches), so that other requests get turns."""
 
 logger = logging.getLogger("paceline.client")
 
 
 class RequestStream:
-    """The events of one request, of all its prompts, in one queue of at most `limit` events for one reader.
+    """The events of all prompts of one request, in one queue of at most `limit` events for one reader.
 
     Many prompts are sent to the worker a few at a time, so that they neither fill its queue nor delay other requests.
-    `on_event` is called with each event as it comes, and with the error that ends the request, and must not raise;
+    `on_event` is called with each event as it arrives, and with an error that ends the request; it must not raise.
     `cancel` cancels one prompt in the worker. Choices are numbered across prompts: prompt × n + index.
     """
 
@@ -46,10 +46,10 @@ class RequestStream:
         self._error: PacelineError | None = None
         self._changed = asyncio.Event()
         self._in_flight = 0
-        """Choices that are in the worker."""
+        """Number of choices that are in the worker."""
         self._max_in_flight = min(MAX_IN_FLIGHT, max(1, commands[0].model.queue_limit // 2))
         self._slot_freed = asyncio.Event()
-        """Set when a choice leaves the worker, or when nothing more is to be sent."""
+        """Event that is set when a choice leaves the worker, or when nothing more will be sent."""
         self._alarm = Alarm(self._on_timeout)
         self._timed_out = False
         self._closed = False
@@ -93,16 +93,16 @@ class RequestStream:
         self._changed.set()
 
     def fail(self, error: PacelineError) -> None:
-        """End with `error`, which the reader gets after the queued events; cancel what runs."""
+        """End with `error`, which the reader gets after the queued events; cancel the open prompts."""
         if not self.ended:
-            self._error = error.with_traceback(None)  # its frames would keep the prompt
+            self._error = error.with_traceback(None)  # the frames of a traceback would keep the prompt in memory
             self._on_event(error)
             self._cancel_open()
             self._changed.set()
             self._slot_freed.set()
 
     async def next(self, seconds: float | None = None) -> StreamEvent | None:
-        """Return the next event; None after the last one, or if none came in time. Raises the error that ended it."""
+        """Return the next event; None after the last, or if none comes in time. Raises the error of the request."""
         if not self._events:
             await self._wait(lambda: bool(self._events) or self.ended, seconds)
         if self._events:
@@ -112,7 +112,7 @@ class RequestStream:
         return None
 
     async def wait_turn(self, choices: int) -> bool:
-        """Wait until `choices` more may be sent, and count them as in flight. False if there is nothing to send."""
+        """Wait until `choices` more choices may be sent; count them as in flight. False if the request has ended."""
         while not self.ended and self._in_flight and self._in_flight + choices > self._max_in_flight:
             self._slot_freed.clear()
             await self._slot_freed.wait()
@@ -120,13 +120,13 @@ class RequestStream:
         return not self.ended
 
     async def wait_accepted(self, seconds: float) -> None:
-        """Return once the worker has accepted every prompt, or after `seconds`. Raises an error that came earlier."""
+        """Return once the worker has accepted every prompt, or after `seconds`. Raises an error that came first."""
         await self._wait(lambda: not self._unaccepted or self.ended, seconds)
         if self._unaccepted and self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """Cancel what still runs, because the reader leaves. Never blocks, may be called twice."""
+        """Cancel the open prompts, because the reader leaves. Never blocks, may be called twice."""
         if not self.ended:
             self._cancel_open()
         self._closed = True
@@ -134,7 +134,7 @@ class RequestStream:
         self._alarm.close()
 
     async def _wait(self, condition: Callable[[], bool], seconds: float | None) -> None:
-        """Wait until `condition` holds, or for `seconds`."""
+        """Wait until `condition()` is true, or for `seconds`."""
         self._timed_out = False
         if seconds is not None:
             self._alarm.set(seconds)

@@ -1,8 +1,8 @@
 """Keeps one worker process alive: spawns it, watches its heartbeat, reports its end, restarts it, quarantines models.
 
-Runs in the server process on asyncio. One task owns the child from spawn to the last wait, so that neither a crash nor
-`stop` nor a cancelled caller leaves an orphan. What follows from a worker's end (the pause before
-the next one, the model to blame) is computed without reading the clock: times are passed in.
+Runs in the server process on asyncio. One task owns the child process from spawn to exit, so that no crash, `stop` or
+cancelled caller leaves an orphan. The consequences of a worker's end (the pause before the next start, the model to
+blame) are computed without reading the clock: times are passed in.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ logger = logging.getLogger("paceline.supervisor")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Timeouts and limits of the supervisor, in seconds; the defaults are what the product promises."""
+    """Timeouts (in seconds) and limits of the supervisor; the defaults are what the product promises."""
 
     start_seconds: float = 120.0
     silence_seconds: float = 30.0
     step_factor: float = 10.0
     longest_silence_seconds: float = 120.0
-    """Longest silence allowed with slow steps (their parts send heartbeats) or without work (it may be suspended)."""
+    """Longest silence allowed with slow steps (which send heartbeats) or without work (the worker may be suspended)."""
     poll_seconds: float = 1.0
     reap_seconds: float = 1.0
     abort_seconds: float = 2.0
@@ -81,13 +81,13 @@ class Watchdog:
             self._beat_received = False
             self._silent_seconds = 0.0
             return False
-        self._silent_seconds += min(elapsed_seconds, 2 * self._timing.poll_seconds)  # more means that the server slept
+        self._silent_seconds += min(elapsed_seconds, 2 * self._timing.poll_seconds)  # a longer gap: the server slept
         is_busy = self._pending or in_flight
         return self._silent_seconds > (self.allowed_seconds if is_busy else self._timing.longest_silence_seconds)
 
 
 class Backoff:
-    """Pauses between restarts in seconds: none after a long enough run, else first, 2 × first … up to the longest."""
+    """Exponential backoff between restarts, in seconds; it begins with 0, also after a long enough run."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
@@ -113,7 +113,7 @@ def model_to_blame(code: int | None, active_model: str, in_flight: frozenset[str
 
 
 class CrashLog:
-    """Counts crashes by model: enough within the window put it in quarantine, until released or until that expires."""
+    """Counts crashes by model. Enough within the window quarantine the model until `release`, or for a limited time."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
@@ -122,7 +122,7 @@ class CrashLog:
         self._lock = threading.Lock()
 
     def quarantined(self, now_seconds: float) -> Mapping[str, Reason]:
-        """Return model id -> why it is quarantined now. Any thread may call it."""
+        """Return the reason of each current quarantine, by model id. Any thread may call this."""
         with self._lock:
             self._quarantined = {name: entry for name, entry in self._quarantined.items() if entry[0] > now_seconds}
             return {
@@ -145,7 +145,7 @@ class CrashLog:
         return True
 
     def release(self, model_id: str) -> bool:
-        """Let a model run again, with its crashes forgotten; return whether it was quarantined."""
+        """Let a model run again, and forget its crashes; return whether it was quarantined."""
         self._crashes = deque(crash for crash in self._crashes if crash[1] != model_id)
         with self._lock:
             return self._quarantined.pop(model_id, None) is not None
@@ -176,9 +176,9 @@ class Supervisor:
         self._is_initialized = False
         self._stopping = False
         self._drain_seconds: float | None = None
-        """Seconds that running requests may take in a worker that is to end, for a stop or a renewal; else None."""
+        """Seconds that running requests may still take before a stop or a renewal ends the worker; None without one."""
         self._drained_at = math.inf
-        """Monotonic seconds at which signals end the worker if it has not ended by itself."""
+        """Monotonic time, in seconds, at which a drain is over: signals then end a worker that has not exited."""
         self._started_at = time.monotonic()
         self._exited_at = self._pause_seconds = 0.0
         self._last_start_seconds = 2.0
@@ -186,13 +186,13 @@ class Supervisor:
         self.restarts = 0
         """Number of times the worker was restarted."""
         self.last_exit = NO_REASON
-        """Why the last worker ended; `NO_REASON` if none has."""
+        """Reason why the last worker ended; `NO_REASON` if none has."""
 
     # --- for a subclass ---------------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> frozenset[str]:
-        """Models for which an answer of the worker is awaited."""
+        """Ids of the models with requests that the worker has not answered."""
         return frozenset()
 
     def _on_event(self, event: Event) -> None:
@@ -220,7 +220,7 @@ class Supervisor:
 
     @property
     def quarantined(self) -> Mapping[str, Reason]:
-        """Model id -> why it is quarantined."""
+        """Reasons of the current quarantines, by model id."""
         return self._crashes.quarantined(time.monotonic())
 
     @property
@@ -239,12 +239,12 @@ class Supervisor:
             raise InvalidRequest(message, code="not_quarantined", parameter="model")
 
     async def start(self) -> None:
-        """Start the worker; returns at once. `wait_ready` waits until it can be used."""
+        """Start the worker; returns immediately. `wait_ready` waits until the worker can be used."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="worker supervisor")
 
     async def wait_ready(self, seconds: float) -> bool:
-        """Return whether a worker is ready within `seconds`; False at once after `stop`."""
+        """Return whether a worker is ready within `seconds`; False immediately after `stop`."""
         if not self._stopping:
             self._waiting_callers += 1
             self._wake.set()  # a waiting caller shortens a long pause
@@ -256,7 +256,7 @@ class Supervisor:
         return self.ready
 
     def renew(self, drain_seconds: float = 0.0) -> None:
-        """Let running requests finish for `drain_seconds`, then start another worker at once; no model is blamed.
+        """Let running requests finish for `drain_seconds`, then start another worker without pause; no model is blamed.
 
         New requests wait for the new worker. A second call ends a drain that is under way.
         """
@@ -267,7 +267,7 @@ class Supervisor:
             self._wake.set()
 
     def send(self, command: Command) -> None:
-        """Queue a command. Raises WorkerGone without a ready worker, and what `ServerChannel.send` raises."""
+        """Queue a command. Raises WorkerGone without a ready or draining worker, and errors of `ServerChannel.send`."""
         if self._child is None or not (self._ready.is_set() or self.draining):
             message = "The model worker is not running; try again in a moment."
             raise WorkerGone(message, retry_after_seconds=self.retry_after_seconds)
@@ -279,12 +279,12 @@ class Supervisor:
             self._cut_drain_short()
             self._stopping, self._drain_seconds = True, drain_seconds
         self._wake.set()
-        self._ready.set()  # wakes waiting callers, which then see that it is over
+        self._ready.set()  # wakes waiting callers, which then see `ready` False
         if self._task is not None:
             await asyncio.shield(self._task)
 
     def _cut_drain_short(self) -> None:
-        """Cut a drain in progress short: a second Shutdown means now."""
+        """Cut a drain in progress short: a second Shutdown ends it now."""
         if self.draining and self._is_initialized and self._child is not None:
             self._child.send(Shutdown())
             self._limit_drain(self._timing.stop_seconds)
@@ -336,7 +336,7 @@ class Supervisor:
                 logger.error("process %d does not end: restart the computer if memory runs short", child.process_id)
 
     async def _watch(self) -> Reason:
-        """Watch until the channel closes or the worker is to end; return why it hangs, else `NO_REASON`."""
+        """Watch until the channel closes or a drain begins; return the reason if the worker hangs, else `NO_REASON`."""
         checked_at = time.monotonic()
         while self._close_reason is None and self._drain_seconds is None:
             now = time.monotonic()
@@ -352,7 +352,7 @@ class Supervisor:
         return NO_REASON
 
     async def _drain(self, child: Child, drain_seconds: float, reason: str) -> None:
-        """End the worker: Shutdown, SIGTERM, then (in `Child.end`) SIGKILL; one that still starts is killed at once."""
+        """End the worker by Shutdown, SIGTERM, SIGKILL (in `Child.end`); a worker still starting is killed directly."""
         code = None
         if self._is_initialized:
             child.send(Shutdown(drain_seconds=drain_seconds))
@@ -367,8 +367,8 @@ class Supervisor:
         self._on_exit(self.last_exit)
 
     async def _wait_for_drain(self, child: Child) -> int | None:
-        """Wait for a draining worker; return its exit code, or None if it times out, hangs, or does not end although
-        nothing more is awaited from it."""
+        """Wait for a draining worker; return its exit code, or None if it times out, hangs, or does not exit although
+        no request is in flight any more."""
         while (remaining_seconds := self._drained_at - (checked_at := time.monotonic())) > 0:
             code = await child.wait(min(remaining_seconds, self._timing.poll_seconds))
             if code is not None or self._watchdog.is_hung(

@@ -1,1 +1,1 @@
-"""Text on both sides of the model: prompts, answers and grammars, with what all three know of tokenizers. Never mlx."""
+"""Text on both sides of the model: prompts, answers, grammars, and shared knowledge of tokenizers. Never uses mlx."""

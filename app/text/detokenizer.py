@@ -23,7 +23,7 @@ class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Everything that the worker needs to know about a tokenizer."""
 
     pieces: list[bytes]
-    """Bytes of each token when it follows another one."""
+    """Bytes of each token when it follows another token."""
     trims: bool = False
     """Whether one space at the very start of an answer is dropped, as SentencePiece requires."""
     hidden_token_ids: frozenset[int] = frozenset()
@@ -95,7 +95,7 @@ def build_token_table(
     """Build the token table of `tokenizer` (from transformers).
 
     Byte-level BPE and SentencePiece with byte fallback write bytes into the names of their tokens. With any other
-    decoder, a token is what it adds after another one. The first strategy that decodes the probes correctly is used.
+    decoder, a token is the text it adds after another. The first strategy that decodes the probes correctly is used.
     """
     probes = [tokenizer.encode(probe, add_special_tokens=False) for probe in PROBES]
     expected = [str(tokenizer.decode(probe, skip_special_tokens=True)) for probe in probes]

@@ -1,6 +1,6 @@
-"""Dialects of reasoning and tool calls: a table of call forms, and which of them a template uses.
+"""Dialects of reasoning and tool calls: a table of call forms, and the detection of the form that a template uses.
 
-Names are mlx-lm's where it knows the form, so that `tool_parser_type` in a tokenizer's config means the same here.
+Forms that mlx-lm supports have mlx-lm's names, so `tool_parser_type` in a tokenizer's config means the same here.
 Markers are regular expressions.
 """
 
@@ -36,7 +36,7 @@ _NAME = r"""(?P<name>[^\s"'<>{}()\[\]|]{1,128}?)"""
 
 
 class CallForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Syntax of tool calls: between the markers `start` and `end`, each call after a head that names the tool."""
+    """Syntax of tool calls. Calls are between the markers `start` and `end`, each after a head that names the tool."""
 
     sign: str
     """Pattern that identifies the templates of models that use this form."""
@@ -62,7 +62,7 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True):
     nested: str = ""
     """Prefix of each tag in parameters whose members and items are parameters again."""
     quote: str = ""
-    """Quote around strings in Gemma's arguments. Without parameters and a quote, arguments are Python's."""
+    """Quote around strings in Gemma's arguments. Forms with neither parameters nor a quote have Python arguments."""
     bare_head: str = ""
     """Start of a head that may appear without the `start` marker."""
     silent: str = ""
@@ -308,7 +308,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     closing: str = ""
     """Markers around reasoning."""
     parser: str = ""
-    """Name of the call form; empty if the model was not taught to call."""
+    """Name of the call form; empty if the model was not trained to call tools."""
 
 
 NO_DIALECT = Dialect()
@@ -371,8 +371,8 @@ def _find_reasoning_markers(template: str, vocabulary: dict[str, int]) -> tuple[
 
 
 class CallPatterns:
-    """Compiled expressions of one form. Each start of a call is paired with the kind of its arguments: `json` after a
-    head, `member` of an object, a whole `value` that includes the name, or any other shape after a `head`."""
+    """Compiled expressions of one form. Each start of a call is paired with the kind of its arguments: `json` (after a
+    head), `member` (of an object), `value` (a whole one, with the name) or `head` (any other shape after a head)."""
 
     def __init__(self, form: CallForm) -> None:
         self.form = form
@@ -394,13 +394,13 @@ class CallPatterns:
         self.tail = compiled(rf"\s*(?:{form.tail})") if form.tail else None
         self.end = compiled(rf"\s*(?:{form.end})") if form.end else None
         self.end_after_json = compiled(rf"\s*(?:[}}\]]\s*){{0,3}}(?:{form.end})") if form.end else None
-        """Pattern of the end, behind closing brackets of which a model wrote too many."""
+        """Pattern of the end marker, after any surplus closing brackets that the model wrote."""
         self.opens = compiled(rf"\s*{form.opens}{form.key}")
         self.finishes = compiled(rf"\s*{form.finishes}")
         self.inner_opens = compiled(rf"(?<=\n){form.opens}{form.key}(?=\n)")
         """Pattern of a parameter's beginning on a line of its own."""
         self.last_finish = compiled(rf"(?<=\n)(?={form.finishes}\s*(?:{form.end})?\s*(?:{form.start}|\Z))")
-        """Pattern of the place where a call ends before another one, or as the answer does."""
+        """Pattern of the place where a call ends, followed by another call or the end of the answer."""
         self.closes_quoted = compiled(rf"\]\]>\s*{form.closes}")
 
     def closes(self, key: str, *, has_start_marker: bool, final: bool) -> "regex.Pattern[str]":
@@ -422,7 +422,7 @@ _VALUE = r"(?:```\w*\s*)?(?=[\[{])"
 
 @lru_cache(maxsize=512)
 def compiled(pattern: str) -> "regex.Pattern[str]":
-    """Compile a pattern with its white space bounded: no reader waits for a model that writes nothing else."""
+    """Compile a pattern with a limit on white space, so that no reader waits while a model writes nothing else."""
     return regex.compile(pattern.replace(r"\s*", rf"\s{{0,{MAX_WHITESPACE}}}"), regex.DOTALL)
 
 

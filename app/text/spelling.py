@@ -17,13 +17,13 @@ PROBES = (
     '<tool_call>\n{"type": "object", "items": [{"id": null}, {"postal-code": "x"}]}\n</tool_call>',
 )
 _WORD = re.compile(r"(?:[^\r\n\w]|_)?[^\W\d_]+|\d{1,3}| ?(?:[^\s\w]|_)+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+|.", re.DOTALL)
-"""Words into which GPT-4 and later models split a text before they merge."""
+"""Pattern of the words into which tokenizers of GPT-4 and later models split a text before they merge."""
 _MARK = re.compile(r"(<[^<>\s]{1,64}>)")
 """Marker that may be a token of its own."""
 
 
 class ApproximateTokenizer:
-    """Tokenizer by the bytes of each token, `pieces`. `algorithm`: merges in words, merges, or longest token first."""
+    """Tokenizer by the bytes of each token (`pieces`). `algorithm`: merge in words, merge all, or longest match."""
 
     def __init__(self, pieces: Sequence[bytes], algorithm: str = WORDS) -> None:
         self._ids = {piece: token for token, piece in enumerate(pieces) if piece}

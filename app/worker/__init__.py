@@ -1,1 +1,1 @@
-"""The worker process: its MLX loop, the loaded models, and text processes beside them. Never imports the server."""
+"""The worker process: its MLX loop, the loaded models and their text processes. Never imports the server."""

@@ -21,7 +21,7 @@ from app.worker.thread_commands import LoopCommand, Submission, choice_id
 
 _SEEDS = 1 << 64
 _NO_LIMIT = (1 << 31) - 1
-"""Token limit that the scheduler treats as: up to the end of the context."""
+"""Token limit of a request that sets none: longer than any context, so the answer may fill its context."""
 UNFINISHED_CALL = Notice(
     code="unfinished_call",
     message="The last tool call is incomplete: its arguments were cut off or cannot be read. Send the request again.",
@@ -32,9 +32,9 @@ logger = logging.getLogger("paceline.request")
 class Choice:
     """One choice: its text, the counts of sent tokens, and its end.
 
-    Text is sent as soon as it is final; tokens without text yet are counted with the next text, or the end. After a
-    stop string or a cancel nothing more is sent but the end, which waits for the scheduler's terminal event, because
-    only that contains the reason why speculation did not run. Times are seconds of the worker's monotonic clock.
+    Text is sent as soon as it is final. Tokens without text yet are counted in the next delta that has text, or in the
+    last one. After a stop string or a cancel, only `Finished` is still sent. It waits for the scheduler's terminal
+    event, which alone contains the reason why speculation did not run. Times are in seconds of the monotonic clock.
     """
 
     def __init__(
@@ -62,23 +62,23 @@ class Choice:
             used_ids=call_ids(command.messages or ()),
         )
         self._scored = 1
-        """Prompt tokens whose scores were sent, if requested; the first token has none."""
+        """Number of prompt tokens whose scores were sent, if requested; starts at 1: the first token has no score."""
         self._received_at = self._last_sent_at = received_at
         self.queued_at = received_at
-        """Time from which the scheduler's statistics count."""
+        """Time at which the scheduler queued the request, and from which the scheduler's statistics count."""
         self._sent = Counters()
-        """Counts of sent tokens: they end exactly at a stop string, which the scheduler cannot see."""
+        """Counts of sent tokens, up to a stop string: the scheduler, which sees no text, counts beyond it."""
         self._next_delta = Delta(id=command.id, index=index, text="", tokens=0)
         """Delta under construction, to be sent next."""
         self._no_draft_reason = self._sent_no_draft_reason = NO_REASON
         self.early_finish_reason = ""
-        """Finish reason decided before the scheduler ends the request; empty if it is not."""
+        """Finish reason, if it is decided before the scheduler ends the request; otherwise empty."""
         self.ended = False
         """Whether its `Finished` was sent."""
         self._embedding: tuple[float, ...] = ()
 
     def echo(self, text: str, *, scored: bool) -> None:
-        """Send the prompt as given; if its scores were requested, with its first token, which has none."""
+        """Send the text of the prompt; if `scored`, with its first token, which has no score."""
         first, data = self._table.token_text(self._prompt[0])
         tokens = (TokenText(token=first, token_bytes=tuple(data), logprob=None),) if scored else ()
         self._send(Delta(id=self._command.id, index=self._index, text=text, tokens=0, logprobs=tokens))
@@ -91,11 +91,11 @@ class Choice:
         self._send(Delta(id=self._command.id, index=self._index, text="", tokens=0, logprobs=logprobs))
 
     def close(self, finish_reason: str) -> None:
-        """Stop sending deltas; only the end is still to be sent."""
+        """Stop sending deltas; only the end is still sent."""
         self.early_finish_reason = self.early_finish_reason or finish_reason
 
     def feed(self, event: TokenEvent, at: float) -> None:
-        """Process one event; it may report an error only after `close`."""
+        """Process one event; an event with an error may arrive only after `close`."""
         self._embedding = event.embedding or self._embedding
         if not self.early_finish_reason:
             self._stream_step(event, at)
@@ -131,7 +131,7 @@ class Choice:
             self._last_sent_at = at
         if event.logprobs:
             self._next_delta.logprobs += self._token_texts(event.tokens[:kept_count], event.logprobs)
-        if event.drafted or not self._next_delta.drafted:  # a plain step may release the text of drafted ones
+        if event.drafted or not self._next_delta.drafted:  # a plain step may release text drafted earlier
             self._next_delta.method = event.method
         self._no_draft_reason = event.why_not_drafted
         self._send_deltas()
@@ -192,7 +192,7 @@ class Choice:
         )
 
     def _sent_usage(self, statistics: Statistics, ended_at: float) -> Statistics:
-        """Return the statistics of the tokens sent, for a choice that a stop string or the client ended early."""
+        """Return the statistics of the tokens sent, for a choice that ended before the scheduler ended its request."""
         excess_seconds = ended_at - self._last_sent_at if self._sent.by_method else statistics.decode_seconds
         total_usage = self._usage(statistics)
         return replace(
@@ -203,7 +203,7 @@ class Choice:
         )
 
     def _sent_methods(self, totals: tuple[MethodStatistics, ...]) -> tuple[MethodStatistics, ...]:
-        """Return the counts of tokens sent, with the scheduler's seconds scaled to the share of steps used."""
+        """Return the counts of sent tokens by method; scale the scheduler's seconds to the steps that were sent."""
         by_method = {statistics.method: statistics for statistics in totals}
         methods = []
         for sent in self._sent.by_method:
@@ -221,10 +221,10 @@ class Choice:
 
 
 class Answer:
-    """Answer to one command; begins once its prompt is processed. `send` takes events, `post` loop commands."""
+    """Answer to one command; begins once the prompt is processed. `send` takes events, `post` loop commands."""
 
     _prompt: Prompt
-    """Set once the answer has begun."""
+    """Processed prompt; set once the answer has begun."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class Answer:
         self._send = send
         self._post = post
         self._choices: list[Choice] = []
-        """Empty before the answer begins."""
+        """Choices by index; empty before the answer begins."""
         self._open_choices = command.n
         self.ended = False
         """Whether the end of every choice, or an error, was sent."""
@@ -252,7 +252,7 @@ class Answer:
         return bool(self._choices)
 
     def begin(self, prompt: Prompt | PromptFailure) -> None:
-        """Submit the request to the loop, now that its prompt was read. Raises InvalidRequest if it cannot run."""
+        """Submit the request to the loop; fail if `prompt` is a failure. Raises InvalidRequest for invalid tokens."""
         command = self._command
         if isinstance(prompt, PromptFailure):
             self.fail(prompt.error)
@@ -268,7 +268,7 @@ class Answer:
         """Return the requests of all choices; choice i draws with seed + i."""
         command = self._command
         max_tokens = _NO_LIMIT if command.max_tokens is None else max(1, command.max_tokens)
-        # A request for the scores of a prompt and one token expects that token, even if it ends the text.
+        # A client that requests prompt scores and one token expects this token, even if it is an end token.
         ignore_end = command.ignore_end or (self._scores_prompt and max_tokens == 1)
         requests = tuple(
             Request(
@@ -299,7 +299,7 @@ class Answer:
                 choice.echo(text, scored=self._scores_prompt)
 
     def feed(self, index: int, event: TokenEvent, at: float) -> None:
-        """Pass tokens, or the end, to a choice."""
+        """Pass one event of the scheduler to a choice."""
         choice = self._choices[index]
         if self.ended or choice.ended:
             return
@@ -321,7 +321,7 @@ class Answer:
             self._post(Cancel(id=choice.id))
 
     def _error_of(self, event: TokenEvent) -> PacelineError:
-        """Return the error that ends a choice; a grammar's cost or dead end is the request's own fault."""
+        """Return the error of a failed event; if a grammar costs too much or dead-ends, the client is at fault."""
         if event.finish_reason is FinishReason.DEAD_END:
             parameter = grammar_parameter(self._command)
             return InvalidRequest(f"The answer stops: {event.error}", parameter=parameter, code="unsupported_grammar")
@@ -330,17 +330,17 @@ class Answer:
         return PacelineError(f"The model failed: {event.error}", code="step_failed")
 
     def fail(self, error: PacelineError) -> None:
-        """End everything with one error."""
+        """End all choices with one error."""
         if self.ended:
             return
         self._cancel_work()
         self.ended = True
-        if self.begun:  # the error of an unreadable prompt may quote it
+        if self.begun:  # not logged before that: the error may quote the prompt
             _log(self._command, "%s model=%s failed: %s", self._command.id, self._command.model.id, error.message)
         self._send(failed_frame(self._command.id, error))
 
     def cancel(self) -> None:
-        """End every open choice at what was sent, because the client left."""
+        """End every open choice with the tokens sent so far, because the client left."""
         self._cancel_work()
         for choice in self._choices:
             choice.close("cancelled")
@@ -402,7 +402,7 @@ def check_tokens(command: Generate, prompt: Prompt) -> None:
 
 
 def check_command(command: Generate) -> None:
-    """Raise InvalidRequest for commands that no model can run, and unless exactly one kind of prompt is given."""
+    """Raise InvalidRequest if no model can run the command, or if it does not have exactly one kind of prompt."""
     if command.n < 1:
         raise InvalidRequest("n must be at least 1.", parameter="n")
     if command.max_tokens is not None and command.max_tokens < (0 if command.echo or command.embeds else 1):

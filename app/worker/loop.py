@@ -1,8 +1,8 @@
-"""The MLX thread: commands in, one slice of a load and one step of each model per turn, deliveries out.
+"""The MLX thread: each turn reads commands, runs one slice of a load and one step of each model, and reports results.
 
 Only this thread touches the engine. Apart from backpressure of the channel and the text thread, it blocks only on its
-inbox, and only if there is nothing to step. A step that raises fails its own requests (`served_model.py`); a load that
-fails, the requests that wait for it.
+inbox, and only if there is nothing to do. A failed step fails only its own requests (`served_model.py`); a failed load
+fails the requests that wait for it.
 """
 
 import logging
@@ -42,16 +42,16 @@ from app.worker.thread_commands import Halt, LoopCommand, Submission
 
 HEARTBEAT_SECONDS = 1.0
 STEP_REPORT_SECONDS = 0.1
-"""Seconds between reports of step times: a frame per step would cost the server as much as its tokens."""
+"""Seconds between reports of step times: a frame per step would cost the server as much as the step's tokens."""
 HOUSEKEEPING_SECONDS = 1.0
 SAVE_COSTS_SECONDS = 30.0
 TRIM_STEPS = 256
-"""Steps after which freed buffers are returned to the system; also done when idle."""
+"""Number of steps after which freed buffers are returned to the system; an idle loop does this sooner."""
 LOADING_RETRY_SECONDS = 5
 TEXT_ROUNDING_BYTES = 16 << 20
-"""Granularity, in bytes, of the reported memory of text processes: each change is sent to the server."""
+"""Granularity, in bytes, of the reported memory of text processes: each reported change sends a new snapshot."""
 RELIEF_SECONDS: Mapping[Pressure, float] = {"normal": math.inf, "warning": 60.0, "critical": 10.0}
-"""Seconds between two releases of memory while a pressure lasts. A Mac may warn for hours, and each halves caches."""
+"""Seconds between releases of memory while a pressure lasts. A Mac may warn for hours; each release halves caches."""
 
 logger = logging.getLogger("paceline.loop")
 
@@ -104,7 +104,7 @@ class Loop:
         self._save_all_costs()
 
     def turn(self, *, wait: bool = True) -> bool:
-        """Run one round; with `wait`, sleep on the inbox if there is nothing to do. Returns False after a Halt."""
+        """Run one turn; with `wait`, block on the inbox if there is nothing to do. Returns False after a Halt."""
         self._read_commands(self._seconds_to_sleep() if wait else 0.0)
         if self._pool.loading:
             with self._crash_note.on(self._pool.next_load):
@@ -134,7 +134,7 @@ class Loop:
     # --- commands ---------------------------------------------------------------------------------------------
 
     def _seconds_to_sleep(self) -> float:
-        """Return the seconds to the next heartbeat, when models without a plan are retried; 0 if a step is due."""
+        """Return the seconds to the next heartbeat, when models that planned no step are retried; 0 if work is due."""
         works = self._made_progress and any(served.has_work for served in self._served.values())
         if works or self._pool.loading or self._next_warm_up:
             return 0.0
@@ -142,7 +142,7 @@ class Loop:
 
     @property
     def _next_warm_up(self) -> str:
-        """Id of the model to warm up now, while nobody waits for anything; empty for none."""
+        """Id of the model to warm up now; empty if there is none, or while a request or a load is pending."""
         return "" if self._busy() else self._pool.next_warm_up
 
     def _read_commands(self, seconds: float) -> None:
@@ -196,15 +196,14 @@ class Loop:
             self._send(failed_frame(command.id, failure))
 
     def _enqueue(self, command: Submission | LoadModel) -> None:
-        """Queue a command for its engine, with one lease per choice or load; start at once if the engine is ready."""
+        """Queue a command for its engine, with one lease per choice or load; submit it now if the engine is ready."""
         model_id, leases = command.model.id, 1
         if isinstance(command, Submission):
             leases = len(command.requests)
             served = self._served.get(model_id)
             waiting_count = served.waiting_for(command.requests[0].owner) if served is not None else 0
-            if (
-                waiting_count and waiting_count + leases > command.model.queue_limit
-            ):  # what is too much alone, the scheduler refuses
+            # The scheduler refuses a submission that is over the limit by itself.
+            if waiting_count and waiting_count + leases > command.model.queue_limit:
                 message = f"{waiting_count} requests wait for {model_id} to be loaded; try again in a moment"
                 raise QueueFull(message, retry_after_seconds=LOADING_RETRY_SECONDS)
         for _ in range(leases):
@@ -217,7 +216,7 @@ class Loop:
             self._report_loaded(loads, 0.0)
 
     def _report_loaded(self, loads: Iterable[LoadModel], seconds: float) -> None:
-        """Report load commands whose model is ready."""
+        """Report that the models of these load commands are ready."""
         self._send_snapshot()
         for load in loads:
             self._send(ModelLoaded(id=load.id, model_id=load.model.id, seconds=seconds))
@@ -279,7 +278,7 @@ class Loop:
             self._send_heartbeat()
 
     def _send_snapshot(self) -> None:
-        """Send a snapshot at once, so that it precedes the reports of loads and unloads."""
+        """Send a snapshot now, so that it precedes the reports of loads and unloads."""
         self._next_heartbeat = self._clock()
         self._send_heartbeat()
 
@@ -332,7 +331,7 @@ class Loop:
             self._save_all_costs()
 
     def _relieve(self, now: float) -> None:
-        """Read the system's memory pressure, and give memory back when that is due."""
+        """Read the system's memory pressure, and release memory if a release is due."""
         before, pressure = self._pool.pressure, self._read_pressure()
         self._pool.pressure = pressure
         if is_relief_due(pressure, self._last_relief_pressure, now - self._last_relief_at):
@@ -353,7 +352,7 @@ class Loop:
         self._pool.trim()
 
     def _save_all_costs(self) -> None:
-        """Store the measured step costs, for the next load."""
+        """Store the step costs of every model for its next load."""
         self._next_cost_save = self._clock() + SAVE_COSTS_SECONDS
         for served in self._served.values():
             served.save_costs()
@@ -364,7 +363,7 @@ class Loop:
 
 
 def is_relief_due(pressure: Pressure, relieved_at_pressure: Pressure, seconds: float) -> bool:
-    """Return whether to release memory, `seconds` after the last release, made at `relieved_at_pressure`: at once if
-    the pressure has risen, else at intervals while it lasts."""
+    """Return whether to release memory now, `seconds` after the last release, which was at `relieved_at_pressure`:
+    immediately if the pressure has risen since, at intervals while it lasts."""
     is_worse = PRESSURES.index(pressure) > PRESSURES.index(relieved_at_pressure)
     return is_worse or seconds >= RELIEF_SECONDS[pressure]

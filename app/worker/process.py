@@ -1,11 +1,11 @@
 """The worker process: `python -m app.worker.process --channel-fd N --note-fd M`, started only by the supervisor.
 
-This file only composes. The main thread runs the loop and is the only one that touches mlx; the text thread turns its
-tokens into text; the reader thread receives commands; prompts are read in separate processes. The process exits with
-its parent, and they exit with it.
+This file only connects the parts. The main thread runs the loop and is the only thread that touches mlx; the text
+thread turns tokens into text; the reader thread receives commands; text processes read the prompts. The worker exits
+with its parent, and the text processes exit with the worker.
 """
 
-# ruff: noqa: E402 - what follows imports mlx and mlx_lm
+# ruff: noqa: E402 - mlx and mlx_lm must be prepared before they are imported
 import contextlib
 import gc
 
@@ -13,11 +13,11 @@ from app.machine import descriptors, lifeline
 from app.worker.text_launch import Launched, launch_text_process
 
 SPARE: Launched | None = None
-"""Text process of the first model, started ahead."""
+"""Text process for the first model, started in advance."""
 if __name__ == "__main__":
     lifeline.end_with_parent()
-    gc.disable()  # nothing of what is imported is garbage
-    with contextlib.suppress(OSError):  # it is tried again for the first prompt
+    gc.disable()  # imports leave no garbage to collect
+    with contextlib.suppress(OSError):  # the first prompt tries again
         SPARE = launch_text_process(close_fds=True)
 
 from app.engine import platform
@@ -57,15 +57,15 @@ from app.worker.texts import TextReaders
 
 TERMINATE_DRAIN_SECONDS = 10.0
 FLUSH_SECONDS = 4.0
-"""Longest wait, in seconds, for prompts that are still written to disk at the end; the supervisor allows 5."""
+"""Longest wait, in seconds, for pending writes of the prefix cache at exit; the supervisor allows 5."""
 MakePool = Callable[[int, WarmUps], EnginePool]
-"""Makes the pool from the memory ceiling in bytes and the known step costs."""
+"""Factory of the pool, given the memory ceiling in bytes and the known step costs."""
 
 logger = logging.getLogger("paceline.worker")
 
 
 class OneLine(logging.Formatter):
-    """Escapes control characters, so that no name or error can forge a line; tracebacks keep their line breaks."""
+    """Escapes control characters, so that no name or error can forge a log line; tracebacks keep their line breaks."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the escaped line."""
@@ -73,14 +73,14 @@ class OneLine(logging.Formatter):
 
 
 def open_scheduler(specification: ModelSpecification, engine: EnginePort, costs: Sequence[StepCost]) -> Scheduler:
-    """Return the scheduler of one loaded model, whose steps are known to cost `costs`."""
+    """Return the scheduler of one loaded model; `costs` are its known step costs."""
     scheduler = Scheduler(engine.limits, measured=costs, clock=time.monotonic)
     configure(scheduler, specification)
     return scheduler
 
 
 def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None = None) -> int:
-    """Serve the channel until a Shutdown; the exit code is then 0, or `EXIT_DEVICE_LOST`."""
+    """Serve the channel until a Shutdown, or until the GPU is lost; return the exit code: 0 or `EXIT_DEVICE_LOST`."""
     parser = argparse.ArgumentParser(prog="paceline worker", description="Started by Paceline itself.")
     parser.add_argument("--channel-fd", type=int, required=True)
     parser.add_argument("--note-fd", type=int, required=True)
@@ -147,14 +147,14 @@ def _serve(channel: WorkerChannel, ceiling_bytes: int, pool: EnginePool, costs: 
         )
     )
     gc.enable()
-    gc.freeze()  # a full collection in the middle of a reply need not scan what was imported
+    gc.freeze()  # full collections, which delay replies, then skip the imported objects
     loop.run()
     text.join()
     texts.close()
 
 
 def _run_or_die(work: Callable[[], None]) -> None:
-    """Run a thread's work; if it fails, end the process, because it is useless then: the supervisor starts another."""
+    """Run a thread's work. If it fails, end the process, useless without this thread; the supervisor starts another."""
     try:
         work()
     except BaseException:
@@ -165,4 +165,4 @@ def _run_or_die(work: Callable[[], None]) -> None:
 if __name__ == "__main__":
     code = main()
     logging.shutdown()
-    os._exit(code)  # past the destructors of libraries: OpenBLAS's waits for a thread that may never wake
+    os._exit(code)  # skips the destructors of libraries: OpenBLAS's waits for a thread that may never wake

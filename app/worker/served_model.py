@@ -1,7 +1,7 @@
-"""One model as the loop serves it: its scheduler, the requests that wait for its engine, and those with a lease.
+"""One model as the loop serves it: its scheduler, the commands that wait for its engine, and the open choices.
 
-Whatever scheduler or engine do, each choice gets exactly one end and gives back exactly one lease:
-`_open_requests` records the choices that have not ended, and events of any other are dropped.
+Whatever the scheduler or the engine does, each choice ends exactly once and releases exactly one lease:
+`_open_requests` records the choices that have not ended, and events for any other choice are dropped.
 """
 
 import logging
@@ -30,10 +30,10 @@ SaveCosts = Callable[[ModelSpecification, Sequence[StepCost]], None]
 
 
 class ServedModel:
-    """One served model. All calls come from the MLX thread; none raises but DeviceLost.
+    """One served model. All calls come from the MLX thread; they raise nothing but DeviceLost.
 
-    `pool` provides the engine, with one lease per choice, and memory for its rows: a request that does not fit beside
-    the running ones waits for a row.
+    `pool` provides the engine, with one lease per choice, and reserves memory for its rows. A request whose row does
+    not fit into memory with the running rows waits.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class ServedModel:
         self._engine: EnginePort | None = None
         self._scheduler: Scheduler | None = None
         self._measured_costs: Sequence[StepCost] = ()
-        """Step costs as they were before the scheduler began to learn."""
+        """Step costs as last reported by a load or a warm-up; a new scheduler begins with them."""
         self._waiting_commands: list[Submission | LoadModel] = []
         """Commands that wait for the engine."""
         self._open_requests: set[str] = set()
         self._reserved_rows: list[RowSize] = []
         """Expected sizes of the rows for which the pool has reserved memory."""
         self._timeouts = 0
-        """Number of steps in a row that the GPU ended because they took too long."""
+        """Number of consecutive steps that were aborted because the GPU took too long."""
         self._is_fetching_prefix = False
-        """Whether the next request waits for files that are being read."""
+        """Whether the next request waits for its cached prefix, which is being read from disk."""
 
     def waiting_for(self, owner: str) -> int:
         """Return the number of choices of one owner that wait for the engine."""
@@ -89,7 +89,7 @@ class ServedModel:
 
     @property
     def busy(self) -> bool:
-        """Whether any command waits for a step, or for the engine."""
+        """Whether any choice is open, or any command waits for the engine."""
         return bool(self._open_requests or self._waiting_commands)
 
     @property
@@ -97,17 +97,17 @@ class ServedModel:
         return [entry for entry in self._waiting_commands if isinstance(entry, Submission)]
 
     def describe(self, model: LoadedModel) -> LoadedModel:
-        """Return the pool's state of the model with its requests added."""
+        """Return `model`, the pool's state of this model, completed with its running and waiting requests."""
         reading = self._scheduler.prefill_progress if self._scheduler else {}
         return msgspec.structs.replace(model, running=self.running, waiting=self.waiting, reading=reading)
 
     @property
     def costs(self) -> Sequence[StepCost]:
-        """Step costs on this machine, as measured and as requests have taught them."""
+        """Step costs on this machine, as measured and as learnt from requests."""
         return self._scheduler.costs.export() if self._scheduler is not None else self._measured_costs
 
     def save_costs(self) -> None:
-        """Store the measured step costs, for the next load; only while no request runs."""
+        """Store the step costs for the next load; does nothing while a choice is open."""
         if self._scheduler is None or self._specification is None or self._open_requests:
             return
         try:
@@ -116,13 +116,13 @@ class ServedModel:
             logger.exception("the costs could not be kept")
 
     def add_costs(self, costs: Sequence[StepCost]) -> None:
-        """Add the costs that a load or a warm-up has measured, of shapes that no request has run."""
+        """Record the costs from a load or a warm-up; the scheduler adds only those of shapes that are new to it."""
         self._measured_costs = costs
         if self._scheduler is not None:
             self._scheduler.costs.add(costs)
 
     def enqueue(self, command: Submission | LoadModel) -> None:
-        """Queue for the engine; the caller has taken one lease for each choice, or for the load."""
+        """Queue a command for the engine; the caller has acquired one lease per choice, or one for the load."""
         self._waiting_commands.append(command)
 
     def open(self, engine: EnginePort) -> list[LoadModel]:
@@ -132,7 +132,7 @@ class ServedModel:
             if isinstance(entry, LoadModel):
                 self._release()
                 if engine is self._engine:
-                    self._scheduler_for(entry.model, engine)  # running requests follow changed settings
+                    self._scheduler_for(entry.model, engine)  # applies changed settings to running requests too
                 continue
             try:
                 self._submit_all(entry, engine)
@@ -144,7 +144,7 @@ class ServedModel:
         return [entry for entry in waiting_commands if isinstance(entry, LoadModel)]
 
     def close(self, error: PacelineError) -> list[LoadModel]:
-        """Refuse every choice that waits for the engine, after its load failed and the leases with it. Returns the load
+        """Refuse every choice that waits for the engine: the load failed, which also ended the leases. Returns the load
         commands."""
         waiting_commands, self._waiting_commands = self._waiting_commands, []
         for entry in waiting_commands:
@@ -181,10 +181,10 @@ class ServedModel:
                 events = self._fail_all(error)
             self._deliver_events(events)
             if self._engine is not None:
-                self._free_row(self._engine, request_id, ())  # what was fetched for it, if it had no row yet
+                self._free_row(self._engine, request_id, ())  # if it had no row yet: drops the prefix that was fetched
 
     def step(self) -> bool:
-        """Admit, plan, step, commit, report. False if there was nothing to plan."""
+        """Admit requests, then plan, run, commit and report one step. Returns False if there was nothing to do."""
         scheduler, engine = self._scheduler, self._engine
         if scheduler is None or engine is None:
             return False
@@ -207,9 +207,9 @@ class ServedModel:
         return plan is not None or bool(events) or self._is_fetching_prefix
 
     def _recover(self, scheduler: Scheduler, error: Exception) -> list[TokenEvent]:
-        """Recover from a failed step: its requests fail, unless it was too large, when they go on in smaller ones.
+        """Recover from a failed step: its requests continue in smaller steps if it was too large, otherwise they fail.
 
-        Raises DeviceLost if the GPU takes no more work.
+        Raises DeviceLost if the GPU accepts no more work, or after more than `MAX_TIMEOUTS` timeouts in a row.
         """
         check_device(error)
         timed_out = is_timed_out(error)
@@ -277,12 +277,12 @@ class ServedModel:
         return granted
 
     def _admit(self, scheduler: Scheduler, engine: EnginePort, events: list[TokenEvent]) -> None:
-        """Give free rows to waiting requests. One that the engine cannot take fails alone: its end is added to `events`
-        at once, because admitting the next one may raise."""
+        """Give free rows to waiting requests. A request that the engine cannot admit fails alone: its terminal event is
+        added to `events` immediately, because admitting the next request may raise."""
         self._is_fetching_prefix = False
         while not self._pool.must_wait and (request := scheduler.next_admission()) is not None:
             if not self._reserve([*scheduler.expected, scheduler.expected_of(request)]):
-                self._free_row(engine, request.id, ())  # what was read ahead for it would take memory while it waits
+                self._free_row(engine, request.id, ())  # its fetched prefix would occupy memory while it waits
                 break
             self._is_fetching_prefix = not engine.fetch(request)
             if self._is_fetching_prefix:
@@ -297,7 +297,7 @@ class ServedModel:
                 self._reserve(scheduler.expected)
 
     def _fail_all(self, error: Exception) -> list[TokenEvent]:
-        """End all choices of a broken scheduler; the next submission opens a new one."""
+        """Return events that end all choices of a broken scheduler; the next submission opens a new scheduler."""
         self._scheduler = None
         if self._engine is not None:
             for request_id in self._open_requests:
@@ -328,7 +328,7 @@ class ServedModel:
         self._pool.release(self._model_id)
 
     def _deliver_events(self, events: Iterable[TokenEvent]) -> None:
-        """Free rows, deliver the events of open choices, release the leases of those that ended."""
+        """Free rows, deliver the events of open choices, and release the leases of choices that ended."""
         self._free_rows()
         open_events: list[TokenEvent] = []
         for event in events:
@@ -343,7 +343,7 @@ class ServedModel:
 
 
 def configure(scheduler: Scheduler, specification: ModelSpecification) -> None:
-    """Let a scheduler follow the settings of its model that do not concern the engine."""
+    """Apply to a scheduler the settings of its model that do not concern the engine."""
     method = specification.methods[0] if len(specification.methods) == 1 else "auto"
     scheduler.configure(
         policy=specification.policy,

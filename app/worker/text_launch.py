@@ -1,5 +1,5 @@
-"""Starts text processes, with little imported: the first one starts before its worker imports mlx, and imports its own
-libraries beside it.
+"""Starts text processes. Imports little itself: the first process starts before the worker imports mlx, so that both
+load their libraries in parallel.
 """
 
 import os
@@ -14,17 +14,17 @@ ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "fal
 
 
 class Launched(NamedTuple):
-    """A text process that waits for its model folder on its standard input, and our end of that."""
+    """A text process that waits on its standard input for its model folder, and our end of that socket."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
 
 
 def launch_text_process(*, close_fds: bool = False) -> Launched:
-    """Start a text process. Spawned, not forked: no state of Metal may be inherited.
+    """Start a text process as a new program, so that it inherits no state of Metal.
 
-    Our own descriptors are not inheritable, so that none need be closed, which takes a fork; those that a worker is
-    started with are, at first.
+    `close_fds` closes inherited descriptors, for which Python must fork. Only a worker that just started needs it: the
+    descriptors that it was started with are still inheritable; other descriptors never are.
     """
     ours, theirs = socket_pair()
     with theirs:

@@ -1,15 +1,15 @@
 """Process for a model folder's tokenizer and chat template: `python -m app.worker.text_process`.
 
-Started only by `app.worker.text_launch`; it communicates over its standard input, a socket, from which it reads the
-folder first. A hostile template or tokenizer can only harm this process: the kernel ends it if a stage takes too much
-processor time, its parent if it takes too much memory. It exits with its parent, and never imports mlx.
+Only `app.worker.text_launch` starts it. Its standard input is the socket over which it communicates; the first message
+names the folder. A hostile template or tokenizer can harm only this process: the kernel ends it if a stage takes too
+much processor time, its parent if it takes too much memory. It exits with its parent, and never imports mlx.
 """
 
-# ruff: noqa: E402 - what follows imports mlx_lm
+# ruff: noqa: E402 - mlx_lm must be prepared before it is imported
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # nothing of what is imported is garbage
+    gc.disable()  # imports leave no garbage to collect
 
 from app.engine.platform import bare_mlx_lm
 
@@ -36,14 +36,14 @@ from app.text.prompt.thinking import TemplateVariables, template_variables, tran
 LOAD_SECONDS = 20.0
 STAGE_SECONDS = 1.0
 VOCABULARY_SECONDS = 10.0
-"""Seconds to build the vocabulary that grammars need, once per tokenizer."""
+"""Limit, in seconds, on building the vocabulary that grammars need, once per tokenizer."""
 GRAMMAR_SECONDS = 2.0
 BYTES_PER_SECOND = 100_000
-"""Prompt bytes that extend the limit of a stage by one second; tokenizers process 1 MB/s and more."""
+"""Number of prompt bytes that extend a stage's limit by one second; tokenizers process at least 1 MB/s."""
 
 
 class Stages:
-    """Times the current stage: the kernel ends the process (SIGPROF) if it exceeds its limit."""
+    """Times the current stage: if the stage exceeds its limit, the kernel ends the process (SIGPROF)."""
 
     def __init__(self) -> None:
         self._name = ""
@@ -51,7 +51,7 @@ class Stages:
         self._seconds: dict[str, float] = {}
 
     def begin(self, name: str, size_bytes: int = 0, *, seconds: float = STAGE_SECONDS) -> None:
-        """Begin a stage. Its limit is in seconds of processor time, so that a busy machine ends nothing early."""
+        """Begin a stage. Its limit counts processor time, so that a busy machine ends no stage early."""
         self.end()
         self._name, self._began = name, time.process_time()
         signal.setitimer(signal.ITIMER_PROF, seconds + size_bytes / BYTES_PER_SECOND)
@@ -72,7 +72,7 @@ class Stages:
 
 
 def main(connection: Connection) -> None:
-    """Read the folder; send the token table, or why there is none; then answer prompts until the parent is gone."""
+    """Load the folder; send its token table, or the error; then answer prompts until the parent is gone."""
     folder = Path(msgspec.msgpack.decode(connection.recv_bytes(), type=str))
     stages = Stages()
     stages.begin("load", seconds=LOAD_SECONDS)
@@ -98,7 +98,7 @@ class Reader:
         self._stages = stages
 
     def read(self, command: Generate) -> PromptRead:
-        """Return the tokens of one prompt and the grammar of its answer, or why the prompt cannot be read."""
+        """Return the tokens of one prompt and the grammar of its answer, or the error if the prompt cannot be read."""
         try:
             command, notices = self._with_supported_arguments(command)
             prompt, grammar = self._prompt(command), self._grammar(command)
@@ -111,12 +111,12 @@ class Reader:
             )
         except PacelineError as error:
             failed = failed_frame(command.id, error)
-        except BaseException as error:  # noqa: BLE001 - a panic inside the tokenizers is no Exception
+        except BaseException as error:  # noqa: BLE001 - a panic inside the tokenizers is not an Exception
             failed = failed_frame(command.id, PacelineError(f"The prompt could not be read: {short_text(error)}"))
         return PromptRead(error=failed)
 
     def _with_supported_arguments(self, command: Generate) -> tuple[Generate, tuple[Notice, ...]]:
-        """Return the command with thinking arguments that its template supports, and notices about the others."""
+        """Return the command with the thinking arguments that its template supports, and notices about the others."""
         if not command.template_arguments:
             return command, ()
         self._stages.begin("render")

@@ -1,8 +1,8 @@
 """The text thread: commands in, prompts to the loop; token events in, text to the client.
 
-All threads put work in one queue: the reader thread through `receive`, the MLX thread through `queued`, `refused` and
-`emitted`, and the threads that read prompts when they are done. The text thread is in `run`. It neither waits for
-prompts nor runs code of a model folder.
+Other threads put work in one queue: the reader thread through `receive`; the MLX thread through `queued`, `refused`,
+`emitted` and `in_memory`; the threads that read prompts whenever a prompt is done. The text thread itself runs `run`.
+It neither waits for prompts nor runs code from a model folder.
 """
 
 import logging
@@ -48,17 +48,17 @@ from app.worker.thread_commands import (
 )
 
 BACKLOG_LIMIT = 1024
-"""Limit on prompts not processed yet; above it new requests are refused."""
+"""Limit on the number of unprocessed prompts; once it is reached, new requests are refused."""
 DELIVERY_LIMIT = 4096
 
 logger = logging.getLogger("paceline.text")
 
 
 class TextThread:
-    """Text side of the worker. `run` returns after a Shutdown, once every answer has ended; then it halts the loop.
+    """Text side of the worker. After a Shutdown, once every answer has ended, `run` halts the loop and returns.
 
-    `read` starts processing a prompt, `close_idle` ends idle text processes given the folders in memory, `send` sends
-    to the server, `post` to the MLX thread.
+    `read` starts processing a prompt; `close_idle` ends idle text processes, given the folders of the models in memory;
+    `send` sends events to the server; `post` posts commands to the MLX thread.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class TextThread:
         self._inbox.put(Received(command, self._clock()))
 
     def queued(self, request_id: str, at: float) -> None:
-        """Report a submission as queued; times here are seconds of the worker's monotonic clock."""
+        """Report a submission as queued; `at` is in seconds of the worker's monotonic clock."""
         self._deliver(Queued(request_id, at))
 
     def refused(self, request_id: str, error: PacelineError) -> None:
-        """Fail a submission before it was queued."""
+        """Report that a submission was refused before it was queued."""
         self._deliver(Refused(request_id, error))
 
     def emitted(self, events: Sequence[TokenEvent], at: float) -> None:
@@ -115,13 +115,13 @@ class TextThread:
     # --- the text thread --------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work until a Shutdown is complete."""
+        """Handle messages until a Shutdown is complete, then halt the loop."""
         while self.turn():
             pass
         self._post(Halt())
 
     def turn(self, *, wait: bool = True) -> bool:
-        """Do the queued work, in order; with `wait`, block until there is some. False once a Shutdown is complete."""
+        """Handle queued messages in order; with `wait`, block for the first. False once a Shutdown is complete."""
         remaining_seconds = None if self._drain_until is None else max(0.0, self._drain_until - self._clock())
         try:
             self._handle(self._inbox.get(timeout=remaining_seconds) if wait else self._inbox.get_nowait())
@@ -176,7 +176,7 @@ class TextThread:
             case Cancel() | LoadModel() | KeepModels() | UnloadModel() | ClearPrefixes():
                 self._post(command)
             case Shutdown():
-                is_second = self._drain_until is not None  # the second one means now
+                is_second = self._drain_until is not None  # a second Shutdown ends the drain now
                 self._drain_until = self._clock() + (0.0 if is_second else command.drain_seconds)
 
     def _generate(self, command: Generate, received_at: float) -> None:
@@ -222,7 +222,7 @@ class TextThread:
         answer.begin(prompt)
 
     def _with_answer(self, request_id: str, handle: Callable[..., None], *values: Any) -> None:
-        """Call `handle` with an answer that has not ended, and `values`; an exception ends this answer and no other."""
+        """Call `handle` with the answer, unless it has ended, and `values`; an exception ends only this answer."""
         answer = self._answers.get(request_id)
         if answer is None:
             return
@@ -239,7 +239,7 @@ class TextThread:
             self._send(TextWork(seconds=seconds | ({"stream": streamed} if streamed else {})))
 
     def _drained(self) -> bool:
-        """Return whether a Shutdown is complete: no answer is open, or its deadline ends those that are."""
+        """Return whether a Shutdown is complete: nothing is open, or the deadline has passed, which fails the rest."""
         is_busy = bool(self._answers or self._prompt_reads or not self._inbox.empty())
         if self._drain_until is None or (is_busy and self._clock() < self._drain_until):
             return False
@@ -258,7 +258,7 @@ def _stopping() -> WorkerGone:
 
 @contextmanager
 def _errors_reported_to(request_id: str, fail: Callable[[PacelineError], None]) -> Iterator[None]:
-    """Suppress an error in the block and `fail` this one request with it; an unexpected error is logged."""
+    """Suppress an error in the block and pass it to `fail`, which ends this request; log an unexpected error."""
     try:
         yield
     except PacelineError as error:

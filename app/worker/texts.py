@@ -1,9 +1,9 @@
-"""Tokenizers and templates, with one process per folder, so that a hostile one harms only itself.
+"""Tokenizers and chat templates, in one process per model folder, so that hostile files harm only their process.
 
-A process is started for a folder's first prompt and reused for the next ones; the first one of all is started ahead.
-It is ended after some idle minutes, soon after its model has been unloaded, or when too many others were used since.
-While it works, it is killed if it exceeds its memory or is silent for too long; it limits its processor time itself
-(`app.worker.text_process`). Waiting requests fail with the reason, and the next prompt starts another process.
+The first prompt of a folder starts a process, which later prompts reuse; the very first process is started in advance.
+A process ends after some idle minutes, soon after its model is unloaded, or when too many others were used since. It is
+killed if it exceeds its memory limit or is silent for too long; it limits its processor time itself
+(`app.worker.text_process`). The prompt in progress then fails with the reason; the next prompt starts a new process.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ MAX_SILENCE_SECONDS = 60.0
 EXIT_SECONDS = 1.0
 LOAD_MEMORY_BYTES = 2 * 1024**3
 PROMPT_MEMORY_BYTES = 1024**3
-"""Memory limit, in bytes, for prompts on top of the loaded process; `LOAD_MEMORY_BYTES` limits the load itself."""
+"""Memory, in bytes, that prompts may add to the loaded process; `LOAD_MEMORY_BYTES` limits the load itself."""
 LOAD_RETRY_SECONDS = 60.0
 """Seconds before a folder that could not be loaded is retried, unless it changes."""
 PROMPT_END_TOKENS = 16
@@ -80,7 +80,7 @@ PromptFuture = Future[Prompt | PromptFailure]
 class TextReaders:
     """Text readers of all folders. Called from one thread, which never waits for a disk.
 
-    `spare` is a process that was started ahead, for the first folder.
+    `spare` is a process for the first folder, started in advance.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class TextReaders:
         self._readers.move_to_end(folder)
         self._readers[folder].used_at = self._clock()
         future = self._readers[folder].read(command)
-        # The least recently used are closed; a busy one only when a later prompt comes.
+        # Beyond the limit, the least recently used idle readers are closed; a busy one only at a later prompt.
         idle = [name for name, reader in self._readers.items() if reader.idle]
         for name in idle[: max(0, len(self._readers) - self._max_processes)]:
             self._readers.pop(name).close()
         return future
 
     def close_idle(self, in_memory: frozenset[str]) -> None:
-        """End idle processes; `in_memory` are the folders of the models that are loaded."""
+        """End processes that were idle too long; `in_memory` are the folders of the loaded models."""
         now = self._clock()
         for folder, reader in tuple(self._readers.items()):
             if not reader.idle:
@@ -133,8 +133,8 @@ class TextReaders:
 
 
 class TextReader:
-    """Reads the prompts of one folder in order, in a thread that only waits for the disk and the process. A process for
-    each state of its files; `process` was started ahead and has loaded nothing yet."""
+    """Reads the prompts of one folder in order, in a thread that only waits for the disk and the process. A change to
+    the files starts a new process; `process` was started in advance and has loaded nothing yet."""
 
     def __init__(self, folder: Path, process: "TextProcess | None" = None) -> None:
         self._folder = folder
@@ -143,9 +143,9 @@ class TextReader:
         self._pending_prompts: set[PromptFuture] = set()
         self._process = process
         self.used_at = 0.0
-        """Monotonic seconds of the last prompt that was queued or read."""
+        """Monotonic time, in seconds, at which a prompt was last queued or in progress."""
         self._signature: Signature = ()
-        """Signature of the files that the process has loaded, or failed to."""
+        """Signature of the files that the process has loaded, or failed to load."""
         self._load_failure: tuple[PacelineError, float] | None = None
         self._logged_codes: set[str] = set()
         """Codes of notices already logged for this folder."""
@@ -210,7 +210,7 @@ class TextReader:
                 logger.info("prompts of %s: %s", self._name, notice.message)
 
     def _ensure_process(self) -> "TextProcess":
-        """Return the process, starting it if necessary. Raises ModelUnavailable."""
+        """Return the loaded process, starting it if necessary. Raises ModelUnavailable, or the error of the folder."""
         if self._closed:
             raise ModelUnavailable("The text side of the model is closed; send the request again.")
         self._follow_changes()
@@ -228,13 +228,13 @@ class TextReader:
                 failure = ModelUnavailable(f'the tokenizer of "{self._name}" {process_ended}')
             except PacelineError as error:
                 failure = error.with_traceback(None)
-        if failure is not None:  # raised here: the frames of its cause would keep the prompt
+        if failure is not None:  # not in `except`: the frames of its cause would keep the prompt
             self._load_failure = failure, time.monotonic() + LOAD_RETRY_SECONDS
             raise failure
         return self._process
 
     def _follow_changes(self) -> None:
-        """Let go of the process if a file of the folder has changed. Raises ModelUnavailable for a missing folder."""
+        """Kill the loaded process if a file of the folder has changed. Raises ModelUnavailable for a missing folder."""
         try:
             signature = signature_of(self._folder)
         except OSError as error:
@@ -246,7 +246,7 @@ class TextReader:
 
 
 class ProcessEnded(Exception):
-    """The process has ended; the message completes a sentence about it. `exceeded_limit`: it exceeded a limit."""
+    """The process has ended; the message continues a sentence about it. `exceeded_limit`: too much memory or time."""
 
     def __init__(self, reason: str, *, exceeded_limit: bool) -> None:
         super().__init__(reason)
@@ -274,7 +274,7 @@ class TextProcess:
         self._limit_bytes = self.nbytes + PROMPT_MEMORY_BYTES
 
     def constraint(self, command: Generate, grammar: str, prompt_end: str) -> Constraint | None:
-        """Return the constraint on the answer to a prompt; its grammar was already compiled in the process."""
+        """Return the constraint on the answer to a prompt; the process has checked that `grammar` compiles."""
         reasoning = reasoning_of(command, self.table.dialect, prompt_end)
         if not grammar and (reasoning is None or reasoning.most_tokens is None):
             return None

@@ -1,4 +1,4 @@
-"""Messages between the worker's threads: to the MLX thread, to the text thread; and the ids of choices."""
+"""Messages to the worker's MLX thread and to its text thread, and the ids of choices."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -24,7 +24,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """End the loop; every event was sent."""
+    """End the loop; the text thread has sent every event."""
 
 
 LoopCommand = Submission | Cancel | LoadModel | KeepModels | UnloadModel | ClearPrefixes | Halt
@@ -33,7 +33,7 @@ LoopCommand = Submission | Cancel | LoadModel | KeepModels | UnloadModel | Clear
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A command of the server. Times here are seconds of the worker's monotonic clock."""
+    """A command from the server. Times in these messages are in seconds of the worker's monotonic clock."""
 
     command: Command
     at: float
@@ -89,6 +89,6 @@ def choice_id(request_id: str, index: int) -> str:
 
 
 def choice_of(choice: str) -> tuple[str, int]:
-    """Return request id and index of a choice id."""
+    """Return the request id and the index in a choice id."""
     request_id, _, index = choice.rpartition("#")
     return request_id, int(index)

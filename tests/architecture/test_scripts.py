@@ -54,5 +54,5 @@ def test_a_script_with_faults_is_named(tmp_path: Path) -> None:
     (tmp_path / "faulty.js").write_text(
         'import { double, triple } from "./other.js";\nconst spare = 1;\nexport const six = double(3, 4) + nothing;\n'
     )
-    found = complaints(tmp_path, "faulty.js", tmp_path / "tsconfig.json")
-    assert [text.split(":")[1] for text in found] == ["1", "1", "2", "3", "3"], found
+    named = complaints(tmp_path, "faulty.js", tmp_path / "tsconfig.json")
+    assert [text.split(":")[1] for text in named] == ["1", "1", "2", "3", "3"], named

@@ -1,8 +1,8 @@
 """Loads a main model and its drafters from local folders, slice by slice, on the MLX thread.
 
 `load_unit` is a generator: between two slices of some 64 MB the loop runs other steps, and `close()` abandons the load
-and frees what was read. A folder is data: it is inspected before mlx-lm sees it, nothing in it is ever executed, and
-any fault in it ends in a `ModelUnavailable` with a one-line reason.
+and frees what was read. A folder is data: it is inspected before mlx-lm reads it, nothing in it is ever executed, and
+any fault in it raises ModelUnavailable with a one-line reason.
 """
 
 import logging
@@ -38,7 +38,7 @@ logger = logging.getLogger("paceline.engine")
 
 @dataclass(frozen=True, slots=True)
 class _BuiltModel:
-    """One model of a unit: built, its weights not yet read."""
+    """One model of a unit, built with weights that are not read yet."""
 
     path: Path
     model: nn.Module
@@ -56,8 +56,8 @@ def load_unit(
 ) -> Generator[tuple[str, float], None, LoadedUnit]:
     """Yield (phase, fraction 0–1) after every slice; the return value is the unit, ready to run.
 
-    A drafter that cannot be loaded is left out, with its reason. Raises ModelUnavailable where the target's folder is
-    broken, unsupported or carries code, InsufficientMemory where the device has no room for its weights.
+    A drafter that cannot be loaded is left out; `load_failures` has the reason. Raises ModelUnavailable if the target's
+    folder is broken, unsupported or contains code, InsufficientMemory if its weights do not fit into memory.
     """
     yield "checking", 0.0
     target = _build(spec.path, f'model "{spec.id}"', _build_model)
@@ -146,11 +146,11 @@ def _build_model(folder: ModelFolder) -> _BuiltModel:
 
 
 def _headless_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
-    """Return mlx-lm's classes of a model, leaving out the weights of a multi-token head in its checkpoint.
+    """Return mlx-lm's classes for a model, changed to drop the weights of a multi-token head in its checkpoint.
 
-    mlx-lm strips it from most published checkpoints, but not from every converted one.
+    mlx-lm itself drops the head of most published checkpoints, but not of every converted one.
     """
-    kind, arguments = _get_classes(config)  # load_model's own default, which mlx-lm has no public name for
+    kind, arguments = _get_classes(config)  # the default of `load_model`, which mlx-lm does not export
 
     def sanitize(self: nn.Module, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         sanitized = kind.sanitize(self, weights) if hasattr(kind, "sanitize") else weights
@@ -161,7 +161,7 @@ def _headless_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
 
 
 def _build_drafter(spec: ModelSpecification, drafter: DrafterSpecification, target: _BuiltModel) -> _BuiltModel:
-    """Build a drafter: a smaller model of the same tokens, or a module that reads the target's features."""
+    """Build a drafter: a smaller model with the same token ids, or a module that reads the target's features."""
     if drafter.method not in FEATURE_METHODS:
         built = _build(drafter.path, f'draft model "{drafter.id}"', _build_model)
         cache = TokenizerCache()
@@ -175,12 +175,12 @@ def _build_drafter(spec: ModelSpecification, drafter: DrafterSpecification, targ
 
 
 def _build_feature_drafter(folder: ModelFolder, *, method: str, target: _BuiltModel, is_in_target: bool) -> _BuiltModel:
-    """Build a drafter of a published format; with `is_in_target` its tensors are in the target's checkpoint."""
+    """Build a feature drafter of a published format; if `is_in_target`, its tensors are in the target's checkpoint."""
     tensors = head_tensors(folder.config, folder.tensors) if is_in_target else folder.tensors
     tokenizer = Tokenizer(target.path, TokenizerCache())
     config = check_drafter(method, folder.path, folder.config, tensors, target=tokenizer, target_config=target.config)
     model = REGISTRY[method].load(folder, target.config)
-    if packing := Packing.for_target(target.config):  # the cost of a draft is the bytes it reads
+    if packing := Packing.for_target(target.config):  # drafting time is the time to read these weights
         nn.quantize(model, packing.group_size, packing.bits, class_predicate=partial(_can_be_packed, packing))
     return _BuiltModel(folder.path, model, folder.config, config.draft_vocab_size, config.max_position_embeddings)
 
@@ -234,8 +234,8 @@ def _check_supported(folder: ModelFolder) -> None:
 
 
 def _embedding_rows(model: nn.Module, config: Mapping[str, Any]) -> int:
-    """Return the token embedding's rows: the config's vocabulary if an embedding has that many, else those of the
-    model's first embedding, which mlx lists last."""
+    """Return the number of token embedding rows: the config's `vocab_size` if an embedding has that many, else the rows
+    of the model's first embedding, which mlx lists last."""
     embeddings = (nn.Embedding, nn.QuantizedEmbedding)
     rows = [int(module.weight.shape[0]) for _, module in model.named_modules() if isinstance(module, embeddings)]
     if not rows:
@@ -245,7 +245,7 @@ def _embedding_rows(model: nn.Module, config: Mapping[str, Any]) -> int:
 
 
 def _reason(error: Exception, folder: Path) -> str:
-    """Return mlx-lm's message without the full path, or say that it fails on the config."""
+    """Return the error's message without the folder's path, or a message that mlx-lm cannot build this config."""
     if isinstance(error, ValueError | RuntimeError | OSError):
         return _one_line(str(error).replace(str(folder), "its folder").rstrip("."))
     detail = _one_line(f"{type(error).__name__}: {error}")

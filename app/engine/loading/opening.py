@@ -35,19 +35,19 @@ logger = logging.getLogger("paceline.loading")
 
 
 def open_model(path: str, **drafters: str) -> Engine:
-    """Load the model in the folder `path`, with the folder of a drafter for each method, and open its engine.
+    """Load the model in the folder `path` and open its engine. `drafters` are the folders of its drafters, by method.
 
-    A drafter that fails is in `limits.unavailable`. For programs; the server's pool loads slice by slice. Raises
-    ModelUnavailable.
+    A drafter that fails is in `limits.unavailable`. This is for programs that load all at once; the server's pool loads
+    slice by slice. Raises ModelUnavailable.
     """
     drafts = tuple(DrafterSpecification(Path(folder).name, folder, method) for method, folder in drafters.items())
     return open_engine(finished(load_unit(ModelSpecification(id=Path(path).name, path=path, drafters=drafts))))
 
 
 def load_and_probe(spec: ModelSpecification, files: MachineFiles) -> Generator[tuple[str, float], None, LoadedUnit]:
-    """Load a unit as `load_unit` does, and add what is known about its models on this machine, or what a probe finds.
-    Yields (phase, fraction 0–1), also after each forward of a probe. A draft model that cannot be probed gets an error
-    as its findings."""
+    """Load a unit as `load_unit` does, and add the findings about its models, stored on this machine or from a probe.
+    Yield (phase, fraction 0–1), also after each forward of a probe. If the probe of a draft model fails, its findings
+    have the error."""
     unit = yield from load_unit(spec)
     if isinstance(unit.target, Encoder):
         return unit
@@ -81,7 +81,7 @@ def _find(
 
 
 def phased(phase: str, steps: Generator[None, None, Result]) -> Generator[tuple[str, float], None, Result]:
-    """Run steps as the last part of a load: yield its phase after each."""
+    """Run `steps` as the last part of a load, yielding its `phase` after each one, and return their result."""
     while True:
         try:
             next(steps)

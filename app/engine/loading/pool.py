@@ -1,9 +1,9 @@
 """Pool of loaded models: one actor on the MLX thread owns loading, leases, eviction and memory accounting.
 
 `acquire` takes a lease and, if the model is not loaded, makes room and starts its load; `advance` runs one slice of a
-load and reports what happened. Room is made before a load, never after: clear mlx's cache, drop prefix caches, evict
-idle units least recently used first, and otherwise refuse. A leased or pinned unit is never evicted, and a refused load
-evicts nothing. Every byte is accounted by reservation, never inferred from a global gauge.
+load and reports what happened. Room is made before a load, never after: a load that cannot fit is refused; else prefix
+caches are dropped, then idle units evicted, least recently used first. A leased or pinned unit is never evicted, and a
+refused load evicts nothing. Memory is accounted by what each unit reserves or holds, never by a global gauge.
 
 A lease ends with `release`, or on its own when `LoadFailed` reports that the load ended without a model.
 """
@@ -123,7 +123,7 @@ class EnginePool:
     # --- rows -------------------------------------------------------------------------------------------------
 
     def check_row(self, model_id: str, row: RowSize) -> None:
-        """Raise InvalidRequest if such a row can never fit beside the weights and the pinned models."""
+        """Raise InvalidRequest if `row` can never fit next to the model's weights and the other pinned models."""
         if (entry := self._entries.get(model_id)) is None:
             return
         others = [other for other in self._entries.values() if other is not entry and self._stay(other).pinned]
@@ -140,9 +140,9 @@ class EnginePool:
             raise InvalidRequest(message, code=CONTEXT_OVERFLOW, values=values)
 
     def reserve(self, model_id: str, rows: Sequence[RowSize]) -> bool:
-        """Reserve memory for the rows of a model; False means wait until other rows have ended.
+        """Reserve memory for all `rows` of a model; return False if they must wait until other rows have ended.
 
-        Never refused while no rows are reserved: some request has to make progress.
+        While no model has rows reserved, it always succeeds: some request has to make progress.
         """
         entry = self._entries.get(model_id)
         if entry is None:
@@ -177,7 +177,7 @@ class EnginePool:
     def advance(self) -> list[PoolEvent]:
         """Return the events since the last call or, if there are none, those of one slice of the oldest load.
 
-        An eviction is reported before the load that required it begins, so that holders drop the engine first.
+        An eviction is reported before the load that required it begins, so that users of the engine drop it first.
         """
         entry = self._entries.get(self.next_load)
         if entry is not None and entry.steps is not None and not self._events and not self.must_wait:
@@ -208,9 +208,9 @@ class EnginePool:
 
     @property
     def next_warm_up(self) -> str:
-        """Id of the model that `warm_up` continues to warm up; empty where none needs it or may have it now.
+        """Id of the model that the next `warm_up` call works on; empty if none needs a warm-up or none may run now.
 
-        It waits for `REST_SECONDS` without a request or a load, and for memory.
+        A warm-up waits for `REST_SECONDS` without a request or a load, and for normal memory pressure.
         """
         entries, now = self._entries.values(), self._clock()
         if self.loading or self.pressure != "normal":
@@ -220,8 +220,8 @@ class EnginePool:
         return next((entry.spec.id for entry in entries if not entry.is_warm), "")
 
     def warm_up(self, known: Callable[[], Sequence[StepCost]] = tuple) -> list[PoolEvent]:
-        """Run one step of the warm-up of a resting model, if any needs it; return the event of its end.
-        `known` returns its costs as requests have taught them. An error ends the warm-up only: the model serves on."""
+        """Run one step of the warm-up of an idle model, if any needs one; return the event of the warm-up's end.
+        `known` returns the costs learnt since the load. An error ends only the warm-up: the model keeps serving."""
         entry = self._entries.get(self.next_warm_up)
         if entry is None or entry.engine is None:
             return []
@@ -241,7 +241,7 @@ class EnginePool:
     # --- retention --------------------------------------------------------------------------------------------
 
     def set_stays(self, settings: KeepModels) -> None:
-        """Set how long models stay; where that changes the stay of a model, it overrides what requests specified."""
+        """Set how long models stay. If that changes a model's setting, it overrides what requests have specified."""
         for name, entry in self._entries.items():
             if settings.of(name) != self._settings.of(name):
                 entry.requested_stay = UNSPECIFIED_STAY
@@ -269,7 +269,7 @@ class EnginePool:
         return events
 
     def clear_prefixes(self) -> None:
-        """Drop every cached prompt, on disk those of models that are not here too."""
+        """Drop every cached prefix, on disk also those of models that are not in memory."""
         self._drop_prefix_caches()
         with Dispensable("the prefix cache on disk", logger).guarded():
             self._disk.clear()
@@ -282,11 +282,11 @@ class EnginePool:
         return sum(entry.working_bytes + entry.prefix_bytes for entry in self._entries.values())
 
     def snapshot(self) -> tuple[LoadedModel, ...]:
-        """Return the state of every model here; the scheduler fills in running and waiting requests."""
+        """Return the state of every model in the pool; the scheduler fills in running and waiting requests."""
         return tuple(entry.describe(self._stay(entry)) for entry in self._entries.values())
 
     def free_unused(self) -> None:
-        """Drop prefix caches and idle models, all that no running request needs, when the device is out of memory."""
+        """Drop prefix caches and evict idle models that are not pinned, because memory is critically short."""
         self._drop_prefix_caches()
         for entry in self._evictable():
             self._evict(entry)
@@ -298,7 +298,7 @@ class EnginePool:
         return self.pressure == "critical" and any(entry.rows_bytes for entry in self._entries.values())
 
     def relieve(self) -> int:
-        """Drop half of the prefix caches or, if critical, all that no running request needs; return the bytes freed."""
+        """Drop half of the prefix caches or, at critical pressure, all that is unused; return the bytes freed."""
         before = self.accounted_bytes
         if self.pressure == "critical":
             self.free_unused()
@@ -328,7 +328,7 @@ class EnginePool:
         return entry
 
     def _check_room(self, model_id: str, needed: int) -> None:
-        """Raise InsufficientMemory if it cannot fit with every idle unit evicted; hint a retry where waiting helps."""
+        """Raise InsufficientMemory if it cannot fit even with all idle units evicted; hint a retry if waiting helps."""
         needs, limit = f"{model_id} needs {bytes_text(needed)}", self._ceiling_bytes
         ceiling = f"the ceiling is {bytes_text(limit)}"
         if needed > limit:
@@ -390,14 +390,14 @@ class EnginePool:
         entry.close()
 
     def _reclaim(self) -> None:
-        """Return freed buffers and wire the loaded weights, unless evicted weights may still be referenced."""
+        """Return freed buffers. Then wire the loaded weights, unless evicted weights may still be referenced."""
         self._free_buffers()
         if not self._reclaim_pending:
             weights_bytes = sum(entry.unit.weights_bytes for entry in self._entries.values() if entry.unit)
             self._wiring.wire(weights_bytes, self._drop_prefix_caches)
 
     def _reclaim_evicted(self) -> None:
-        """Reclaim again after an eviction was reported: what the engine's users still held is now in mlx's cache."""
+        """Reclaim again after an eviction was reported: users of the engine have dropped it, so more is free now."""
         if self._reclaim_pending:
             self._reclaim_pending = False
             self._reclaim()

@@ -23,13 +23,13 @@ class Resident:
     steps: Generator[tuple[str, float], None, None] | None = None
     leases: int = 0
     requested_stay: Stay = UNSPECIFIED_STAY
-    """Time that it stays, as far as requests have specified it since it was loaded."""
+    """Time that it stays in memory, as specified by requests since its load."""
     unit: LoadedUnit | None = None
     engine: EnginePort | None = None
     warm_up: Generator[None] | None = None
-    """Warm-up that has begun."""
+    """Warm-up in progress; None if there is none."""
     costs: dict[Key, StepCost] = field(default_factory=dict)
-    """Step costs that were known at the load or that warm-ups have measured, interrupted ones too."""
+    """Step costs known at the load or measured by warm-ups, interrupted ones included."""
     is_warm: bool = False
     """Whether the warm-up is done, or not needed."""
 
@@ -71,7 +71,7 @@ class Resident:
             engine.close()
 
     def interrupt_warm_up(self) -> None:
-        """Free the rows of a warm-up that has begun, for requests; it goes on when the model rests."""
+        """End a warm-up in progress, freeing its rows for requests. The next one keeps the costs measured so far."""
         warm_up, self.warm_up = self.warm_up, None
         if warm_up is not None:
             warm_up.close()

@@ -1,8 +1,8 @@
-"""Warm-up: runs every shape of a loaded model while it rests, so that no token pays for a compilation, and measures it.
+"""Warm-up: runs the step shapes of an idle model to measure them, and so that no request waits for a compilation.
 
-It drives an engine from outside, as a scheduler would, with requests of its own whose periodic texts let n-grams match
-too. Its measurements are what the governor knows of shapes that no request has run. It leaves the engine as empty as
-before, also where it ends early, and adds nothing to the prefix cache.
+It drives the engine as a scheduler would, with requests of its own. Their texts are periodic, so that n-gram drafters
+find matches too. The governor relies on its measurements for shapes that no request has run. It leaves the engine as
+empty as before, even if it ends early, and adds nothing to the prefix cache.
 """
 
 import time
@@ -27,25 +27,25 @@ from app.models.drafters.methods import TEXT_METHODS
 from app.models.machine_files import CostFiles
 
 Key = tuple[str, int, int, int]
-"""Method, rows, drafts, context."""
+"""Shape of a step: method, rows, drafts per row, context in tokens."""
 WarmUpSteps = Generator[None, None, tuple[StepCost, ...]]
 
 REQUEST_ID = "warm-up"
 BUDGET_SECONDS, MAX_SECONDS, BUDGET_CHUNKS = 3.0, 12.0, 40
-"""Budget: max(3 s, 40 × first prefill chunk), as a large model has as many shapes to measure, capped at 12 s. A shape
-that would overrun it is skipped; the governor learns it from requests."""
+"""Budget: the time of 40 first prefill chunks, at least 3 s and at most 12 s: large models have as many shapes as small
+ones. A shape that would overrun the budget is skipped; the governor learns its cost from requests."""
 LEAST_SECONDS = 0.001
-"""Budget of a warm-up that measures no more than it must."""
+"""Budget, in seconds, of a warm-up that measures only the minimum."""
 FIRST_CHUNK_TOKENS, PROMPT_TOKENS = 8, 48
 PROMPT_SHARE = 0.1
-"""Share of the budget; a machine whose first chunk takes more skips the rest of the prompt."""
+"""Share of the budget; if the first chunk takes more, the rest of the prompt is skipped."""
 PERIOD = 36
-"""Period of the text, in tokens: a verify of 32 tokens sees none twice, because equal tokens share experts."""
+"""Period of the text, in tokens: no token occurs twice in a verify forward of 32, as equal tokens share experts."""
 ROUNDS = 2
-"""Number of measurements of each shape, by two runs of which the first warms up; the fastest counts. Rounds are spread
-out, so that a pause of the machine spoils only one."""
+"""Number of rounds that measure each shape. A round runs a new shape twice, first to warm it up; the fastest run
+counts. The rounds are spread out, so that a pause of the machine spoils only one."""
 BATCH_ROWS = 4
-"""Second row count to measure, where batches may draft: larger batches are judged by it, smaller ones by one row."""
+"""Second number of rows to measure, after 1, if batches may draft: it stands for larger batches, 1 for smaller ones."""
 
 
 def by_shape(costs: Iterable[StepCost]) -> dict[Key, StepCost]:
@@ -61,11 +61,11 @@ def warm_up(
     clock: Clock = time.perf_counter,
     budget_seconds: float = 0.0,
 ) -> WarmUpSteps:
-    """Yield between steps; return what steps cost here, for one row and for `rows`.
+    """Measure step costs for one row and for `rows`, yielding between steps; return all costs.
 
-    `costs` known on this machine are updated in place. Their shapes run once a round; a cost is only corrected
-    downwards, as only a busy machine can have raised it. Costs learnt from requests are kept. However short the budget,
-    a plain step and the first drafter's shortest proposal are measured.
+    `costs`, those known on this machine, are updated in place. Known shapes run once a round, and their costs are only
+    lowered: a higher measurement means a busy machine. Costs learnt from requests are kept. However short the budget, a
+    plain step and the first drafter's shortest proposal are measured.
     """
     known_shapes = {shape for shape, cost in costs.items() if cost.seconds > 0 and not cost.is_learnt}
     started = ends = clock()
@@ -96,10 +96,10 @@ def warm_up(
 
 
 def _learn(costs: dict[Key, StepCost], cost: StepCost, pace: float) -> float:
-    """Add a measured cost to `costs` and return the machine's pace, a factor that other programs put on all of them.
+    """Add a measured `cost` to `costs`; return the machine's pace, the factor by which other programs slow all steps.
 
-    The pace is measured on plain steps of known cost, and stays `pace` elsewhere. The cost is divided by it; it then
-    fills the gaps of its shape, and lowers values that no request has taught.
+    Only plain steps of known cost measure the pace; after others it stays `pace`. The cost is divided by the pace. Then
+    it fills in values that its shape lacks, and lowers those that were not learnt from requests.
     """
     best = costs.get(_key(cost))
     if best and not cost.drafts and min(best.seconds, cost.seconds) > 0:
@@ -117,9 +117,9 @@ def _learn(costs: dict[Key, StepCost], cost: StepCost, pace: float) -> float:
 
 
 def _shapes(limits: EngineLimits, rows: int) -> list[tuple[str, int]]:
-    """Return (method, drafts), most informative first.
-    First plain, then every drafter's shortest proposal, the verify forwards of the other lengths with the cheapest
-    drafter (all methods share them), and the longest of the other drafters."""
+    """Return shapes as (method, drafts), most informative first: plain, every drafter's shortest proposal, the other
+    draft lengths with the cheapest drafter (their verify forwards cost the same for all methods), and the longest
+    proposals of the other drafters."""
     lengths, drafters = draft_lengths(limits.cheap_tokens, rows), limits.available
     shapes = [(OFF, 0), *((method, lengths[0]) for method in drafters)]
     if drafters:
@@ -138,7 +138,7 @@ def _key(cost: StepCost) -> Key:
 
 
 def _expected_seconds(costs: Mapping[Key, StepCost], method: str, rows: int, drafts: int) -> float:
-    """Return an upper bound on a step's seconds, as if both parts grew with every token as with the first draft."""
+    """Return an upper bound on a step's seconds, as if every token cost as much extra as the first draft."""
     plain = costs.get((OFF, 1, 0, 0))
     if plain is None:
         return 0.0
@@ -149,7 +149,7 @@ def _expected_seconds(costs: Mapping[Key, StepCost], method: str, rows: int, dra
 
 
 class _Batch:
-    """Requests of a warm-up. Their own text stands for the drawn tokens: the engine only compares lengths."""
+    """Requests of a warm-up. Their periodic texts replace the drawn tokens: the engine only checks lengths."""
 
     def __init__(self, engine: EnginePort, clock: Clock, rows: int) -> None:
         self._engine = engine
@@ -162,12 +162,12 @@ class _Batch:
         self._computed = dict.fromkeys(names, 0)
 
     def has_room(self, drafts: int) -> bool:
-        """Return whether another shape still fits into the context."""
+        """Return whether a shape with that many `drafts` still fits into the context."""
         return max(map(len, self._tokens.values())) + 2 * (1 + drafts) + 2 < self.limits.max_context_tokens
 
     def begin(self) -> float:
-        """Admit the requests, read the beginning of their texts and return the seconds it took.
-        Their prompts are declared one token long: nothing is cached for later requests, no excess room reserved."""
+        """Admit the requests and prefill their first chunk; return the seconds of the prefill.
+        Prompts are declared one token long, so that none enters the prefix cache or reserves room in advance."""
         for name, tokens in self._tokens.items():
             request = Request(
                 id=name,
@@ -191,7 +191,7 @@ class _Batch:
             self._engine.release(name, ())
 
     def run(self, method: str, drafts: int, runs: int) -> Iterator[StepCost | None]:
-        """Run a shape `runs` times and yield the cost of each; None after steps that yield no measurement."""
+        """Run a shape, `runs` times if it drafts; yield each measured cost, and None after any other step."""
         if not drafts:
             yield from self.catch_up()
             seconds = []
@@ -210,7 +210,7 @@ class _Batch:
             yield StepCost(method, self.rows, drafted, result.seconds - draft_seconds, draft_seconds)
 
     def catch_up(self) -> Iterator[None]:
-        """Prefill everything but the last tokens, yielding after each chunk."""
+        """Prefill all but the last token of each text, yielding after each chunk."""
         while any(len(tokens) - self._computed[name] > 1 for name, tokens in self._tokens.items()):
             self._prefill(self.limits.prefill_chunk_tokens)
             yield None
@@ -248,7 +248,7 @@ class _Batch:
 
 
 def _token(position: int) -> int:
-    """Return a token of a periodic text; every vocabulary has these ids."""
+    """Return the token at a position of the periodic text. All ids are below 90, so every vocabulary has them."""
     return 1 + 37 * (position % PERIOD) % 89
 
 
@@ -262,7 +262,7 @@ class WarmUps(CostFiles):
         return known or (yield from warm_up(engine, {}, budget_seconds=LEAST_SECONDS))
 
     def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> Generator[None]:
-        """Warm up an engine of the pool and store what was measured; `costs` are those known, updated in place."""
+        """Warm up an engine of the pool and store what it measured; the known `costs` are updated in place."""
         rows = min(BATCH_ROWS, engine.limits.max_rows) if spec.policy == "auto" else 1
         self.save(spec, (yield from warm_up(engine, costs, rows=rows)))
 

@@ -1,9 +1,9 @@
-"""Keeps loaded weights wired, with whatever else is allocated when the set of models changes.
+"""Keeps loaded weights wired, so that macOS does not page them out.
 
-Unwired weights may page at a tenth of the speed; wiring everything has caused macOS kernel panics. mlx wires whatever
-allocations it meets first, in no order, while their total is within the limit. So the limit is what is in memory at
-that moment, and kept prompts leave it first where that is too much. It is lowered before weights are freed, or the next
-allocations would be wired in their place.
+Unwired weights may be paged, at a tenth of the speed; wiring all memory has caused macOS kernel panics. mlx wires
+allocations in no particular order while their total is within a limit. So whenever the set of models changes, the limit
+is set to all that is allocated then; if that is too much to wire, cached prompts are dropped first. The limit is
+lowered before weights are freed: otherwise, later allocations would be wired in their place.
 Source: `ResidencySet` in mlx (mlx/backend/metal/resident.cpp).
 """
 
@@ -16,11 +16,11 @@ import psutil
 
 OLDEST_MACOS = 15
 UNWIRED_BYTES, UNWIRED_SHARE = 8 * 10**9, 0.35
-"""Least memory left unwired, in bytes and as a share of the total."""
+"""Least memory left unwired: the larger of bytes and a share of the total."""
 
 
 def set_wired_limit(size_bytes: int) -> None:
-    """Wire at most `size_bytes`, once all running computations are finished and freed buffers are returned."""
+    """Let mlx wire at most `size_bytes`, after waiting for running computations and returning freed buffers."""
     mx.synchronize()
     mx.clear_cache()
     mx.set_wired_limit(size_bytes)
@@ -34,7 +34,7 @@ class WirableMemory:
     recommended_bytes: int = 0
 
     def limit(self, size_bytes: int) -> int:
-        """Return how many of these bytes to wire, so that enough memory is left unwired."""
+        """Return how many of `size_bytes` to wire, so that enough memory is left unwired."""
         left = max(UNWIRED_BYTES, int(self.total_bytes * UNWIRED_SHARE))
         return max(0, min(size_bytes, self.recommended_bytes, self.total_bytes - left))
 
@@ -69,7 +69,7 @@ class Wiring:
         self._weights_bytes = self._limit = 0
 
     def wire(self, weights_bytes: int, drop_prompts: Callable[[], None]) -> None:
-        """Wire the `weights_bytes` in memory; none of these weights may be about to be freed."""
+        """Wire the loaded weights, `weights_bytes` in all. Do not call it while some of them are about to be freed."""
         if weights_bytes == self._weights_bytes or not self._memory.recommended_bytes:
             return
         self._weights_bytes = weights_bytes

@@ -1,11 +1,11 @@
-"""Prefix cache: computed prompts, cached in blocks (`index.py`) for later requests of the same owner.
+"""Prefix cache: computed prompts and answers, cached in blocks (`index.py`) for later requests of the same owner.
 
 There are two tiers, memory and disk (`disk.py`, which survives restarts), and two verbs, `restore` and `store`.
-Attention layers keep every token, so a row can be restored up to any token that two texts share. Recurrent states and
-sliding windows can be restored only where a state block was taken: at a prompt's checkpoints, where prefill stops, and
+Attention layers keep every token, so a row can be restored to any length that two texts share. Recurrent states and
+sliding windows can be restored only where a state block was stored: at a prompt's checkpoints, where prefill stops, and
 at the end of an output. Each drafter with a model of its own has its own chains.
 
-Owners never share entries: the number of cached tokens and the response time would leak what another owner said.
+Owners never share entries: the number of cached tokens and the response time would leak what another owner sent.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,13 +41,13 @@ from app.engine.prefix.index import (
 from app.engine.runner import Runner
 
 MEMORY_SHARE = 0.5
-"""Share of the memory left by models that the cache uses if no size was set; the rest is for future rows."""
+"""Share of the memory that models leave, used by the cache if no size was set; the rest is for future rows."""
 NEAR_TOKENS = 16
-"""Distance in tokens after a checkpoint within which a prompt's end gets none: rereading is cheaper than a copy."""
+"""Distance from the last checkpoint, in tokens, within which a prompt's end is not copied: rereading is cheaper."""
 DEFAULT_LIMIT_BYTES = 1 << 30
 """Limit in bytes until `bound` is called."""
 FETCH_SECONDS = 0.005
-"""Longest wait, in seconds, for files that are read ahead, before others step again."""
+"""Longest wait of a `fetch`, in seconds, for files that are read ahead; other requests step between two calls."""
 CLOSE_SECONDS = 0.2
 """Longest wait, in seconds, for pending writes when a model leaves memory: waiting frees their memory, but
 stalls other models."""
@@ -64,11 +64,11 @@ class Chain:
 
 
 class PrefixCache:
-    """Prefix cache of one model. A hit yields the same tokens as a miss, and drafts just as well.
+    """Prefix cache of one model. A hit yields the same tokens as a miss, and its drafts are accepted as often.
 
-    `max_bytes` None means a share of the memory that models leave. `identity` stands for the model's files and all
-    that its caches depend on, `drafters` for the same of each drafter, by method: files of any other identity never
-    match.
+    `max_bytes` None means a share of the memory that models leave. `identity` identifies the model's files and all else
+    that its caches depend on; `drafters` has such an identity for each drafter, by method. Blocks stored under another
+    identity never match.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class PrefixCache:
         self._drafters = drafters or {}
         self._memory: BlockStore[BlockArrays] = BlockStore(DEFAULT_LIMIT_BYTES if max_bytes is None else max_bytes)
         self._fetched_for, self._fetched = "", dict[Name, FileContent]()
-        """Id of the request whose files are read ahead, and their contents."""
+        """Id of the request whose files are read ahead, and the files' contents by block."""
 
     @property
     def nbytes(self) -> int:
@@ -111,9 +111,9 @@ class PrefixCache:
     # --- restoring --------------------------------------------------------------------------------------------
 
     def restore(self, request: Request, target: Runner, drafters: Mapping[str, Drafter]) -> int:
-        """Restore the longest usable prefix into the request's rows; return its length, always < that of the prompt.
+        """Restore the longest usable prefix into the request's rows; return its length, always less than the prompt's.
 
-        A prefix that a feature drafter has not cached too is a miss: without the features it would draft badly.
+        A prefix is usable only if every feature drafter can restore it too: without features, drafts would be bad.
         """
         if not self.limit_bytes:
             return 0
@@ -154,7 +154,7 @@ class PrefixCache:
     def _reusable(
         self, request: Request, target: Runner, drafters: Mapping[str, Drafter]
     ) -> tuple[dict[str, Chain], int]:
-        """Return the chains of a prompt and the length to restore; 0 if it is not worth it."""
+        """Return the chains of a prompt, and the length to restore: 0 if too little is cached to be worth it."""
         self.disk.collect()
         chains = self._chains(request, target, drafters)
         length = self._length_for_all(chains[""], [chains[name] for name, drafter in drafters.items() if drafter.taps])
@@ -176,9 +176,9 @@ class PrefixCache:
         return chains
 
     def _root_key(self, request: Request, target: Runner, name: str, first: Sequence[int]) -> bytes:
-        """Return the root key of an owner's chains for a model, one for each quantisation of the target's row.
+        """Return the root key of an owner's chains for one model and one quantisation of the target's row.
         A feature drafter's entry for a token depends on the next token too, so its chain is keyed by the tokens shifted
-        by one, and `first` seeds the root."""
+        by one; `first`, the token that drops out, seeds the root."""
         bits = target.quantisation.bits_of(len(request.prompt_tokens))
         form = [f"{bits}-bit"] if bits else []
         root = root_key(self._identity, request.owner, self._drafters.get(name, name), *form)
@@ -193,7 +193,7 @@ class PrefixCache:
 
     def _length_for_all(self, target: Chain, drafters: Sequence[Chain]) -> int:
         """Return the longest prefix that the target and all feature `drafters` can restore.
-        Drafters may lag by one position where the target's state holds its features."""
+        Drafters may lag by one position if the target needs snapshots: its state block has the missing features."""
         length = self._restorable_length(target, target.match.length)
         while length:
             lag = int(target.runner.needs_snapshots)
@@ -204,8 +204,8 @@ class PrefixCache:
         return 0
 
     def _contents(self, chains: Mapping[str, Chain], length: int) -> dict[str, tuple[int, list[BlockArrays]]] | None:
-        """Return how many positions of each chain to restore, and their arrays. None if a block is gone.
-        The blocks are marked as used."""
+        """Return, by chain, the number of positions to restore and the arrays of their blocks; None if a block is gone.
+        Marks the blocks as used."""
         contents = {}
         tokens = dict.fromkeys(self.restored_tokens, 0)
         for name in chains:
@@ -247,7 +247,7 @@ class PrefixCache:
     # --- storing ----------------------------------------------------------------------------------------------
 
     def keeps(self, length: int) -> bool:
-        """Return whether a prefix of `length` is worth storing, including what drafters must read for it."""
+        """Return whether a prefix of `length` tokens is worth storing, and having drafters catch up for it."""
         return length >= SHORTEST_TOKENS and self.limit_bytes > 0
 
     def store(
@@ -255,7 +255,7 @@ class PrefixCache:
     ) -> None:
         """Store the first `length` positions of the target's row, and of the drafters' rows as far as they reach.
 
-        `tokens` are those known of the row. Blocks already stored cost nothing, new ones a single wait for the
+        `tokens` are the row's known tokens. Stored blocks are not copied again; all new ones together wait once for the
         device. On an error, such as mlx running out of memory, the memory tier is cleared and the error raised.
         """
         tokens = tuple(tokens)
@@ -288,8 +288,8 @@ class PrefixCache:
         added: dict[CacheBlock, BlockArrays],
         extra_state: Mapping[str, mx.array] | None = None,
     ) -> None:
-        """Store one model's chain from `root`; `extra_state` joins the state block.
-        Stored blocks are put into `added`, for the disk tier."""
+        """Store one model's chain from `root`; `extra_state` is added to the state block.
+        Its blocks are put into `added`, for the disk tier."""
         if (
             not tokens
             or sequence_id in runner.gapped
@@ -331,7 +331,7 @@ class PrefixCache:
         return nbytes
 
     def _covered(self, block: CacheBlock) -> bool:
-        """Return whether a longer block begins with it."""
+        """Return whether a longer block in memory begins with the tokens of this one."""
         if block.kind != ROWS or len(block.tokens) == BLOCK_TOKENS:
             return False
         others = self._memory.children(ROWS, block.parent, block.tokens[0])
@@ -354,7 +354,7 @@ class PrefixCache:
         self._memory.make_room(0)
 
     def trim(self, retained_share: float) -> None:
-        """Evict all but `retained_share` of the memory tier or of a quarter of its limit, least recently used first."""
+        """Evict down to `retained_share` of the memory tier's bytes, or of a quarter of its limit if that is more."""
         self._memory.make_room(self.limit_bytes - int(max(self.nbytes, self.limit_bytes / 4) * retained_share))
 
     def clear(self) -> None:
@@ -369,7 +369,7 @@ class PrefixCache:
 
 
 def checkpoints_of(request: Request) -> set[int]:
-    """Return where rows that cannot be cut are copied: at checkpoints and, unless one is near, at the prompt's end."""
+    """Return the positions at which rows that cannot be cut are copied: checkpoints and, if none is near, the end."""
     end = len(request.prompt_tokens) - 1
     is_near = any(end - NEAR_TOKENS <= checkpoint <= end for checkpoint in request.checkpoints)
     return {*request.checkpoints} | (set() if is_near else {end})
@@ -389,7 +389,7 @@ def open_prefix_cache(spec: ModelSpecification, disk: Disk) -> PrefixCache:
 
 
 def _copy_rows(runner: Runner, sequence_id: str, begin: int, stop: int) -> BlockArrays:
-    """Copy these positions of every layer that keeps all positions, by layer and part."""
+    """Return copies of these positions from each layer that keeps all positions, by layer and part."""
     caches = runner.caches
     spans = caches.read_span(sequence_id, begin, stop)
     return {
@@ -401,7 +401,7 @@ def _copy_rows(runner: Runner, sequence_id: str, begin: int, stop: int) -> Block
 
 
 def _copy_state(runner: Runner, sequence_id: str, length: int, extra_state: Mapping[str, mx.array]) -> BlockArrays:
-    """Copy what layers know only here: recurrent states, and the part of each window that the next token sees."""
+    """Return copies of what exists only at this length: recurrent states, and the windows that the next token sees."""
     caches, arrays = runner.caches, dict(extra_state)
     for layer, cache in enumerate(caches.kv):
         if (window := cache.lane.window) is not None:
@@ -413,7 +413,7 @@ def _copy_state(runner: Runner, sequence_id: str, length: int, extra_state: Mapp
 
 
 def _put(runner: Runner, sequence_id: str, length: int, blocks: Sequence[BlockArrays]) -> None:
-    """Fill an empty row with `length` positions."""
+    """Restore the first `length` positions from `blocks` into an empty row."""
     caches = runner.caches
     spans = []
     for layer, cache in enumerate(caches.kv):
@@ -426,7 +426,7 @@ def _put(runner: Runner, sequence_id: str, length: int, blocks: Sequence[BlockAr
 
 
 def _parts(blocks: Sequence[BlockArrays], name: str) -> Iterator[list[mx.array]]:
-    """Yield the keys, the values, or each array of a state, as the list of its parts in the order of `blocks`."""
+    """Yield the keys, then the values, or each array of a state, as a list with one piece per block that has it."""
     part = 0
     while arrays := [block[f"{name} {part}"] for block in blocks if f"{name} {part}" in block]:
         yield arrays

@@ -1,9 +1,9 @@
-"""Disk tier of the prefix cache: one file per block, so that a restart, unload or eviction loses no conversation.
+"""Disk tier of the prefix cache: one file per block, so that conversations survive a restart, unload or eviction.
 
 Each block is a safetensors file whose header identifies it and holds a checksum of the whole file, so a damaged file is
-never used. A background thread writes one file at a time under a temporary name and then renames it: a kill loses only
-the one in progress. That thread never calls mlx: it gets the memory of evaluated arrays, which the MLX thread releases
-once it is written. Folders are private to the user; the least recently used files are removed first, by age or size.
+never used. A background thread writes one file at a time under a temporary name and then renames it: a kill leaves no
+partial block. That thread never calls mlx: it gets the memory of evaluated arrays, which the MLX thread releases once
+it is written. Folders are private to the user. Files unused for too long, or over the size limit, are removed.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from app.machine.prefix_files import PREFIX_FILE_NAME, PREFIX_PARTIAL_NAME, pref
 FORMAT = "paceline prefix 1"
 SUFFIX, PARTIAL = ".safetensors", ".part"
 PENDING_BYTES = 4 << 30
-"""Limit on bytes queued for writing, in memory anyway unless the memory tier has dropped them."""
+"""Limit on bytes queued for writing. Queued blocks take extra memory only if the memory tier has dropped them."""
 FREE_BYTES = 1 << 30
 """Disk space to leave free, in bytes."""
 RETRY_SECONDS = 60.0
@@ -48,7 +48,7 @@ DIGEST = slice(8 + len(BEGIN), 8 + len(BEGIN) + 64)
 MAX_HEADER_BYTES = 1 << 20
 
 READERS = 2
-"""Threads that read files ahead."""
+"""Number of threads that read files ahead."""
 
 Arrays = Mapping[str, mx.array]
 FileContent = Future[bytes]
@@ -111,7 +111,7 @@ class Disk:
         """Reason why writing is paused; empty if it is not."""
         self._paused_until = 0.0
         self._pending: dict[Name, tuple[Path, list[memoryview]]] = {}
-        """Files being written and their memory: the writer thread releases it first, the MLX thread last."""
+        """Files to be written and their memory: the writer thread drops it first, so that the MLX thread frees it."""
         self._pending_bytes = 0
         self._cleared: set[Name] = set()
         self._work: queue.SimpleQueue[Callable[[], _Written | None]] = queue.SimpleQueue()
@@ -147,7 +147,7 @@ class Disk:
         self._evict()
 
     def read_ahead(self, block: CacheBlock) -> FileContent | None:
-        """Begin to read and check a block's file in another thread, for `read`; None if there is none."""
+        """Start reading and checking a block's file in another thread, for `read`. Return None if there is no file."""
         file = self.blocks.get(block.name)
         return self._readers.submit(_whole, file.path) if file is not None else None
 
@@ -170,7 +170,7 @@ class Disk:
         return arrays
 
     def used(self, names: Sequence[Name]) -> None:
-        """Mark blocks as used now. The last block of a chain comes first."""
+        """Mark blocks as used now. Pass the last block of a chain first."""
         now = self._clock()
         for index, name in enumerate(names):
             self.blocks.touch(name)
@@ -282,7 +282,7 @@ def model_folder_name(model_id: str, identity: str) -> str:
 
 
 def identity_of(folder: Path, *more: str) -> str:
-    """Return the identity of what a model's caches depend on: its files (names, sizes and times), versions, `more`."""
+    """Return the identity of what a model's caches depend on: files (names, sizes, times), library versions, `more`."""
     stamps = sorted(
         (path.name, status.st_size, status.st_mtime_ns)
         for path in folder.iterdir()
@@ -312,7 +312,7 @@ def encoded(block: CacheBlock, arrays: Arrays) -> tuple[bytes, list[memoryview]]
 
 
 def _whole(path: Path) -> bytes:
-    """Read a file and check its checksum; return its bytes, or none if it is damaged. Raises OSError."""
+    """Read a file and check its checksum; return its bytes, empty if it is damaged. Raises OSError."""
     with os.fdopen(open_regular_file(path), "rb") as file:
         content = file.read()
     is_intact = content.startswith(BEGIN, 8) and _digest([content]) == content[DIGEST]
@@ -320,7 +320,7 @@ def _whole(path: Path) -> bytes:
 
 
 def decoded(content: bytes, block: CacheBlock) -> dict[str, mx.array] | None:
-    """Return the arrays of an undamaged file, or None unless it holds `block`."""
+    """Return the arrays in a file's `content`; None if that is empty (damaged) or of another block."""
     if not content:
         return None
     size = 8 + int.from_bytes(content[:8], "little")
@@ -370,7 +370,7 @@ def _write(block: CacheBlock, path: Path, header: bytes, buffers: Sequence[memor
 
 
 def _block_of(path: Path) -> CacheBlock | None:
-    """Return the block of a file, or None unless its header and name agree on a valid one."""
+    """Return the block of a file; None unless its header is valid and agrees with its name."""
     try:
         with os.fdopen(open_regular_file(path), "rb") as file:
             header = file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER_BYTES))

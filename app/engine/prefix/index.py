@@ -1,6 +1,6 @@
-"""Index of cached prefixes: blocks of at most `BLOCK_TOKENS` tokens, keyed by a hash of everything before them.
+"""Index of cached prefixes: blocks of at most `BLOCK_TOKENS` tokens, keyed by a hash of all tokens up to their end.
 
-Nothing here knows what a block contains. Keys are chained from a root that names the owner, so owners never share
+Nothing here knows what a block contains. Keys are chained from a root derived from the owner, so owners never share
 entries. Using a block touches its whole chain, so the least recently used block is always a leaf, and a block with
 successors is never dropped before them.
 """
@@ -15,16 +15,16 @@ BLOCK_TOKENS = 256
 SHORTEST_TOKENS = 8
 """Shortest prefix worth restoring, in tokens."""
 ROWS, STATE = "rows", "state"
-"""Kinds of blocks: what layers keep of every token, and what they know only after the last one."""
+"""Kinds of blocks: `ROWS` has what layers keep of every token, `STATE` what they have only after its last token."""
 BLOCK_OVERHEAD_BYTES = 1024
-"""Overhead of a block beside its contents, in bytes."""
+"""Overhead of a block on top of its contents, in bytes."""
 
 Content = TypeVar("Content")
 Name = tuple[str, bytes]
 
 
 def root_key(*words: str) -> bytes:
-    """Return the root key of the chains for these words, unrelated to any others."""
+    """Return the root key of the chains identified by `words`. Other words give unrelated keys."""
     return sha256(b"".join(sha256(word.encode()).digest() for word in words)).digest()
 
 
@@ -35,7 +35,7 @@ def chain_key(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class CacheBlock:
-    """One to `BLOCK_TOKENS` tokens that follow `parent`."""
+    """A block of 1 to `BLOCK_TOKENS` tokens that follow the block, or the root, with the key `parent`."""
 
     kind: str
     parent: bytes
@@ -59,7 +59,7 @@ class _StoredBlock(Generic[Content]):
 
 
 class BlockStore(Generic[Content]):
-    """Blocks and their contents in LRU order, at most `limit_bytes`; `on_removed` is called with each one removed."""
+    """Blocks and their contents in LRU order, at most `limit_bytes`; `on_removed` is called for each one removed."""
 
     def __init__(
         self, limit_bytes: int, on_removed: Callable[[CacheBlock, Content], None] = lambda _block, _content: None
@@ -86,7 +86,7 @@ class BlockStore(Generic[Content]):
         return self._entries[name].content if name in self._entries else None
 
     def children(self, kind: str, parent: bytes, first_token: int) -> list[CacheBlock]:
-        """Return the blocks that follow `parent` and begin with that token."""
+        """Return the blocks that follow `parent` and begin with `first_token`."""
         return [self._entries[name].block for name in self._children.get((kind, parent, first_token), ())]
 
     def touch(self, name: Name) -> None:
@@ -95,7 +95,7 @@ class BlockStore(Generic[Content]):
             self._entries[name] = self._entries.pop(name)
 
     def add(self, block: CacheBlock, content: Content, nbytes: int) -> None:
-        """Add a block, replacing shorter ones that it begins with. The caller has made room for it."""
+        """Add a block, replacing shorter ones whose tokens it begins with. The caller must have made room."""
         self.remove(block.name)
         for other in self.children(block.kind, block.parent, block.tokens[0]) if block.kind == ROWS else ():
             if len(other.tokens) < len(block.tokens) and block.tokens[: len(other.tokens)] == other.tokens:
@@ -143,7 +143,7 @@ class PrefixMatch(NamedTuple):
 
 
 def match_prefix(stores: Sequence[BlockStore[Any]], start: bytes, tokens: tuple[int, ...]) -> PrefixMatch:
-    """Follow the tokens after `start` as far as the `stores` together hold them."""
+    """Return the longest prefix of `tokens`, after the key `start`, that the `stores` together have."""
     blocks: list[CacheBlock] = []
     length = 0
     while length + BLOCK_TOKENS <= len(tokens):
@@ -164,7 +164,7 @@ def match_prefix(stores: Sequence[BlockStore[Any]], start: bytes, tokens: tuple[
 def states_in(
     stores: Sequence[BlockStore[Any]], match: PrefixMatch, start: bytes, limit: int
 ) -> Iterator[tuple[int, CacheBlock]]:
-    """Yield the state blocks in a match up to `limit` tokens, longest first, each after the number of its tokens."""
+    """Yield (prefix length, block) for each state block in a match, up to `limit` tokens, longest prefix first."""
     for index in reversed(range(len(match.blocks))):
         parent, begin = (match.blocks[index - 1].key if index else start), index * BLOCK_TOKENS
         tokens = match.blocks[index].tokens[: max(0, min(match.length, limit) - begin)]

@@ -1,1 +1,1 @@
-"""Drafters as files: the methods, their formats, and what a drafter's config and tensors must hold."""
+"""Drafters on disk: the methods, their checkpoint formats, and the checks of a drafter's config and tensors."""

@@ -1,9 +1,9 @@
-"""The `config.json` of a feature drafter, checked against its target; and the check that its checkpoint holds exactly
-the tensors that its config asks for, in shapes and types that can run.
+"""Reads a feature drafter's `config.json`, checks it against the target, and checks that the checkpoint has exactly the
+tensors that the config asks for, in shapes and dtypes that can run.
 
-Headers are enough: the server uses this to pair, the worker to build. Problems raise `ModelUnavailable` with one line.
-Every tap is a decoder layer of the target, counted from 0, whose *output* is read, whatever convention the file
-follows; `FINAL` is the state after the final norm.
+No weights are read: the server uses this to pair models, the worker to build drafters. Problems raise
+`ModelUnavailable` with one line. A tap is a decoder layer of the target, counted from 0, whose *output* the drafter
+reads; ids of other conventions are converted. `FINAL` is the state after the final norm.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ ROPE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "proportional": (),
     "mrope": (),
 }
-"""Kinds of rotary positions that can run, and the parameters that each needs."""
+"""Supported kinds of rotary positions (RoPE), each with its required parameters."""
 
 Shape = tuple[int, ...]
 Tensors = Mapping[str, TensorInfo]
@@ -57,9 +57,9 @@ class DrafterConfig:
     max_position_embeddings: int
     attention_bias: bool
     vocab_size: int
-    """Rows of the target's logits."""
+    """Number of logits of the target."""
     draft_vocab_size: int
-    """Rows of its own logits."""
+    """Number of logits of the drafter."""
     taps: tuple[int, ...]
     target_layers: int
     target_hidden_size: int
@@ -67,9 +67,9 @@ class DrafterConfig:
 
     @classmethod
     def read(cls, config: Config, target_config: Config) -> Self:
-        """Read the config of a drafter, checked against that of its target. Raises ModelUnavailable.
+        """Read a drafter's config and check it against its target's. Raises ModelUnavailable.
 
-        For methods without a format of their own: one or more layers of the target's width, fed by `target_layer_ids`.
+        Default for methods that define no format: one or more layers of the target's width, fed by `target_layer_ids`.
         """
         target, values = TargetFacts.read(target_config), ConfigValues(config)
         check_target(values, target)
@@ -77,13 +77,13 @@ class DrafterConfig:
         return cls(**read_fields(values, target), taps=(FINAL,) if taps is None else checked_taps(taps, target))
 
     def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:
-        """Check what else can be known before loading a drafter whose tensors match its config.
+        """Run the further checks of a format, on a drafter whose tensors match its config; by default there are none.
 
         `target` is the tokenizer of the main model. Raises ModelUnavailable.
         """
 
     def expected_tensors(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
-        """Return the tensors that are used, by their names here, and the expected shapes of those that must exist."""
+        """Return the tensors to load, under Paceline's names, and the names and shapes that they must have."""
         return {}, {}
 
 
@@ -98,7 +98,7 @@ def is_speculators(config: Config) -> bool:
 
 
 def check_target(values: ConfigValues, target: TargetFacts) -> None:
-    """Check width, depth and vocabulary of the target that the drafter was trained on."""
+    """Check that the drafter was trained for the target's width, depth and vocabulary size. Raises ModelUnavailable."""
     width = values.whole("target_hidden_size", "hidden_size", default=target.hidden_size)
     if width != target.hidden_size:
         raise ModelUnavailable(f"it was made for a hidden size of {width}, the main model has {target.hidden_size}")
@@ -111,7 +111,7 @@ def check_target(values: ConfigValues, target: TargetFacts) -> None:
 
 
 def read_fields(values: ConfigValues, target: TargetFacts) -> dict[str, Any]:
-    """Return the fields of `DrafterConfig`, less the taps."""
+    """Return the fields of `DrafterConfig` except `taps` and `layer_types`."""
     hidden = values.whole("hidden_size")
     heads = values.whole("num_attention_heads")
     rows = target.vocab_size or values.whole("vocab_size")
@@ -160,8 +160,8 @@ def checked_taps(taps: Sequence[int], target: TargetFacts) -> tuple[int, ...]:
 
 
 def check_tensors(config: DrafterConfig, tensors: Tensors, target_config: Config) -> None:
-    """Raise ModelUnavailable with one line: what is missing, foreign or misshapen, and the next action."""
-    if config.num_hidden_layers > len(tensors):  # before a name is made up for each layer
+    """Raise ModelUnavailable if a tensor is missing or unexpected, or has the wrong shape or dtype."""
+    if config.num_hidden_layers > len(tensors):  # the count is untrusted: names are built for each layer
         raise ModelUnavailable(
             f"its config.json asks for {config.num_hidden_layers} layers, its weights hold {len(tensors)} tensors; "
             f"{DOWNLOAD_AGAIN}"
@@ -177,7 +177,7 @@ def without_model_prefix(tensors: Tensors) -> Tensors:
 def attention_tensors(
     sizes: DrafterConfig, input_size: int, query_factor: int, *, bias: bool, norms: bool
 ) -> dict[str, Shape]:
-    """Return the shapes of an attention over inputs of size `input_size`; `query_factor` 2: queries carry a gate."""
+    """Return the tensor shapes of an attention over inputs of `input_size`; `query_factor` 2 adds a gate to queries."""
     size, heads, shared = sizes.head_dim, sizes.num_attention_heads, sizes.num_key_value_heads
     outputs = {"q_proj": heads * size * query_factor, "k_proj": shared * size, "v_proj": shared * size}
     shapes: dict[str, Shape] = {f"{name}.weight": (rows, input_size) for name, rows in outputs.items()}
@@ -190,7 +190,7 @@ def attention_tensors(
 
 
 def layer_tensors(attention: Mapping[str, Shape], hidden: int, intermediate: int) -> dict[str, Shape]:
-    """Return the shapes of a decoder layer; `intermediate` 0 leaves out what follows the attention."""
+    """Return the tensor shapes of a decoder layer; `intermediate` 0 leaves out the MLP."""
     shapes: dict[str, Shape] = {f"self_attn.{name}": shape for name, shape in attention.items()}
     shapes |= {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
     if intermediate:
@@ -200,7 +200,7 @@ def layer_tensors(attention: Mapping[str, Shape], hidden: int, intermediate: int
 
 
 def check_attention(config: DrafterConfig) -> None:
-    """Raise ModelUnavailable for what would only fail when the first token is drafted."""
+    """Raise ModelUnavailable for attention settings that would fail only when the first token is drafted."""
     if config.num_attention_heads % config.num_key_value_heads:
         raise ModelUnavailable(
             f"its {config.num_attention_heads} attention heads cannot share {config.num_key_value_heads} for keys and "
@@ -253,6 +253,6 @@ def _compare(tensors: Tensors, expected_shapes: Mapping[str, Shape]) -> None:
 
 
 def _name_some(names: Iterable[str]) -> str:
-    """Name the first tensor, and how many more there are."""
+    """Name the first tensor, and count the others."""
     first, *more = sorted(names)
     return f"{printable(first)} and {len(more)} more tensors" if more else f"the tensor {printable(first)}"

@@ -1,8 +1,8 @@
-"""Checkpoint formats of the feature drafters that have one of their own.
+"""Checkpoint formats of feature drafters: DFlash, EAGLE-3 and MTP.
 
-DFlash as z-lab publishes it, and EAGLE-3 as SafeAI Lab does, each in the `speculators` format too; and the multi-token
-head that Qwen3-Next, Qwen3.5 and the DeepSeek family are trained with, in a folder of its own or inside the main
-model's checkpoint.
+DFlash is read as z-lab publishes it, EAGLE-3 as SafeAI Lab does, and both in the `speculators` format too. Qwen3-Next,
+Qwen3.5 and the DeepSeek family are trained with a multi-token (MTP) head, which lies in its own folder or inside the
+main model's checkpoint.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from app.models.safe_files import DOWNLOAD_AGAIN, read_integers, read_object
 from app.models.tokenizer_file import ORDINARY, Tokenizer
 
 LONGEST_BLOCK = 1 + MAX_DRAFT_TOKENS
-"""Slots of the longest block: an anchor and the most drafts that a request may ask for."""
+"""Maximum number of slots in a block: the anchor, and as many drafts as a request may ask for."""
 SPECULATORS_BLOCK = 8
 DFLASH2_KEYS = ("conv_kernel_size", "selector_rank", "selector_top_k")
 ANCHOR_KEYS = ("sample_from_anchor", "num_anchors")
@@ -45,18 +45,18 @@ UNSUPPORTED_KEYS = (
     "projector_type",
 )
 TARGET_PREFIXES = ("embed_tokens.", "lm_head.", "verifier_norm.", "verifier_lm_head.", "t2d", "d2t")
-"""Prefixes of tensors that a checkpoint may contain beside its own layers: the target's copies are used instead."""
+"""Prefixes of tensors that a DFlash checkpoint may contain but that are ignored: the target's are used instead."""
 MAX_TEMPLATE_BYTES = 1 << 20
 MTP_LAYOUTS = {"qwen3_next": "qwen", "qwen3_5": "qwen", "deepseek": "deepseek"}
-"""Layout of a target's head in its checkpoint, by the start of the target's `model_type`."""
+"""Layouts of MTP heads in a checkpoint, by the prefix of the target's `model_type`."""
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DFlashConfig(DrafterConfig):
-    """Block diffusion: `block_size` slots, the anchor's included; `causal` says for each layer whether a slot of the
-    block sees only the slots before it."""
+    """Block diffusion over `block_size` slots, including the anchor's. `causal` is a flag for each layer: whether its
+    attention is causal inside the block."""
 
     block_size: int
     mask_token_id: int
@@ -90,12 +90,12 @@ class DFlashConfig(DrafterConfig):
         )
 
     def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:  # noqa: ARG002
-        """Check that its mask is not a token that the target may write."""
+        """Check that the mask token is not one that the target may generate."""
         if token_use := _describe_token_use(target, self.mask_token_id):
             raise ModelUnavailable(f"its mask token {self.mask_token_id} is {token_use} of the main model")
 
     def expected_tensors(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
-        """Return the layers and what surrounds them; tensors that the target has too are ignored."""
+        """Return the tensors of the layers, `fc` and the norms; copies of the target's tensors are ignored."""
         check_attention(self)
         hidden = self.hidden_size
         attention = attention_tensors(self, hidden, 1, bias=self.attention_bias, norms=True)
@@ -136,7 +136,7 @@ def _layer_types(values: ConfigValues, layers: int) -> tuple[str, ...]:
 
 
 def _causal_layers(values: ConfigValues, layer_types: Sequence[str]) -> tuple[bool, ...]:
-    """Return which layers are causal inside the block: sliding ones, unless the config says otherwise."""
+    """Return for each layer whether it is causal inside the block: by default only sliding layers are."""
     declared = values.get("causal", "is_causal", "dflash_query_causal")
     if isinstance(declared, bool):
         return (declared,) * len(layer_types)
@@ -145,7 +145,7 @@ def _causal_layers(values: ConfigValues, layer_types: Sequence[str]) -> tuple[bo
 
 
 def _dflash_taps(config: Config, values: ConfigValues, layers: int, target: TargetFacts) -> tuple[int, ...]:
-    """Return the taps: `target_layer_ids` count from 0, `speculators` ids from 1; without either, spread evenly."""
+    """Return taps. `target_layer_ids` count from 0, `speculators` ids from 1; without ids, taps are evenly spread."""
     layer_inputs = values.layer_ids("aux_hidden_state_layer_ids") if is_speculators(config) else None
     taps = [tap - 1 for tap in layer_inputs] if layer_inputs else values.layer_ids("target_layer_ids")
     if taps is None:
@@ -156,9 +156,9 @@ def _dflash_taps(config: Config, values: ConfigValues, layers: int, target: Targ
 
 
 def _describe_token_use(tokenizer: Tokenizer, token: int) -> str:
-    """Describe what a model with this tokenizer uses this id for; "" for an id that no answer holds.
+    """Describe the use of a token id in the answers of the tokenizer's model; "" for an id that no answer contains.
 
-    A special token is free if it ends no text and no chat template mentions it. Raises ModelUnavailable.
+    A special token that neither begins nor ends text is unused if no template mentions it. Raises ModelUnavailable.
     """
     folder = tokenizer.folder
     if not (folder / "tokenizer.json").is_file():
@@ -189,7 +189,7 @@ def _end_tokens(folder: Path) -> set[int]:
 
 
 def template_text(folder: Path) -> str:
-    """Return every chat template of the folder, as text to search; empty where there is none."""
+    """Return all chat templates of the folder as one text to search; empty where there is none."""
     files = [folder / name for name in ("tokenizer_config.json", "chat_template.json")]
     texts = [str(read_object(file).get("chat_template") or "") for file in files if file.is_file()]
     path = folder / "chat_template.jinja"
@@ -200,8 +200,8 @@ def template_text(folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config(DrafterConfig):
-    """One layer over pairs of a token and a state. The two kinds of norms before `fc` exclude one another:
-    `norm_before_fc` over all taps joined, `fc_norm` for each tap. `norm_output`: the state fed back is the normed one.
+    """A single layer that reads pairs of a token and a hidden state. At most one norm precedes `fc`: `norm_before_fc`
+    over the concatenated taps, or `fc_norm` over each tap. `norm_output`: the state fed back is normalised.
     """
 
     norm_before_residual: bool
@@ -233,7 +233,7 @@ class Eagle3Config(DrafterConfig):
         )
 
     def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:  # noqa: ARG002
-        """Check that `d2t` maps each draft token to a token of the target."""
+        """Check that an embedding can be used, and that `d2t` maps each draft token to a token of the target."""
         rows, vocabulary = self.draft_vocab_size, self.vocab_size
         if "embed_tokens.weight" not in tensors and self.hidden_size != self.target_hidden_size:
             raise ModelUnavailable("it has no embedding of its own, and that of the main model has another width")
@@ -246,7 +246,7 @@ class Eagle3Config(DrafterConfig):
             raise ModelUnavailable(f"its d2t leads beyond the main model's {vocabulary} tokens")
 
     def expected_tensors(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
-        """Return its layer, its head, and an embedding and a token table where it has them."""
+        """Return the tensors of the layer and the head, and of the embedding and the token table if present."""
         if self.norm_before_fc or self.fc_norm:
             raise ModelUnavailable("it norms the states before it joins them, which is not supported")
         check_attention(self)
@@ -265,7 +265,7 @@ class Eagle3Config(DrafterConfig):
 
 
 def _eagle_taps(values: ConfigValues, target: TargetFacts) -> tuple[int, ...]:
-    """Return the taps: a published id names the layer that the state enters, one less is the layer that put it out."""
+    """Return the taps: an id in a config names the layer that reads the state, the tap is the layer before it."""
     declared = values.layer_ids("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
     layer_inputs = [2, target.layers // 2, target.layers - 3] if declared is None else declared
     return checked_taps([tap - 1 for tap in layer_inputs], target)
@@ -273,9 +273,9 @@ def _eagle_taps(values: ConfigValues, target: TargetFacts) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpConfig(DrafterConfig):
-    """The multi-token head of a target; the target's config supplies what the drafter's leaves out.
+    """The multi-token (MTP) head of a target; values missing from its config are read from the target's.
 
-    `layout` `qwen`: tensors `mtp.*`; `deepseek`: further decoder layers, the first with index `target_layers`.
+    `layout` is `qwen` (tensors `mtp.*`) or `deepseek` (further decoder layers, the first with index `target_layers`).
     """
 
     layout: str
@@ -299,8 +299,8 @@ class MtpConfig(DrafterConfig):
         )
 
     def expected_tensors(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:
-        """Return the tensors of a Qwen head, whose one layer has the main model's sizes, without its experts; of
-        DeepSeek's only the projection that joins an embedding and a state."""
+        """Return the tensors of a Qwen head except experts; its only layer has the main model's sizes. For a DeepSeek
+        head, return only the projection that joins an embedding and a state."""
         if self.layout != "qwen":
             joins = {name: info for name, info in tensors.items() if name.endswith("eh_proj.weight")}
             return joins, dict.fromkeys(joins or ("eh_proj.weight",), (self.hidden_size, 2 * self.hidden_size))
@@ -326,9 +326,9 @@ class MtpConfig(DrafterConfig):
 
 
 def head_tensors(config: Config, tensors: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the multi-token head inside a main model's checkpoint, by name; empty when there is none.
+    """Return the tensors of the multi-token head inside a main model's checkpoint, by name; empty when there is none.
 
-    Qwen calls its tensors `mtp.*`; DeepSeek adds layers behind the `num_hidden_layers` that the config counts.
+    Qwen names them `mtp.*`; DeepSeek appends decoder layers after the `num_hidden_layers` layers of the config.
     """
     text = text_part(config)
     prefix = f"model.layers.{text.get('num_hidden_layers')}."

@@ -1,7 +1,7 @@
-"""Every drafting method, described once: code that lists, recognises, pairs, sets, names or runs them uses `METHODS`.
+"""All drafting methods: code that lists, recognises, pairs, configures, names or runs methods uses `METHODS`.
 
-To add one: one line in `METHODS`, and its `Drafter` in `app/engine/drafters/<name>.py`. A method whose checkpoints have
-a format of their own describes it in a `DrafterConfig` of `formats.py`.
+To add a method, add an entry to `METHODS` and a `Drafter` in `app/engine/drafters/<name>.py`. If its checkpoints have
+their own format, add a `DrafterConfig` to `formats.py`.
 """
 
 from collections.abc import Mapping
@@ -23,21 +23,21 @@ class Method:
 
     name: str
     drafts_with: Literal["features", "model", "text"]
-    """A drafter that reads the target's hidden states, a smaller model with the same tokens, or earlier text."""
+    """Source of drafts: a drafter reading the target's hidden states, a model with the same tokens, or earlier text."""
     words: Mapping[str, str]
     """Display names by language; English where one is missing."""
     config: type[DrafterConfig] = DrafterConfig
     """Class that reads and checks the config of its drafters."""
     keys: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    """A folder is a drafter of this method when its config has one of `keys`, or an architecture with one of `names` in
-    its name; when both are empty, the key `<name>_config` or an architecture with the method's name."""
+    """Marks of its drafters' configs: one of `keys`, or the name of an architecture that contains one of `names`.
+    If both are empty: the key `<name>_config`, or the name of an architecture that contains the method's."""
     at_once: bool = False
-    """Whether all drafts of a step cost what one costs, instead of a forward each."""
+    """Whether at most one forward drafts all tokens of a step, instead of one forward for each token."""
     is_head: bool = False
-    """Whether it may lie inside the main model's own checkpoint."""
+    """Whether the drafter may be part of the main model's checkpoint."""
     other_names: tuple[str, ...] = ()
-    """Other names in vLLM's `speculative_config`."""
+    """Other names of the method in vLLM's `speculative_config`."""
 
     def describes(self, config: Config) -> bool:
         """Return whether a folder with this config is a drafter of this method."""
@@ -92,18 +92,18 @@ DRAFT_METHODS = tuple(method.name for method in METHODS if method.drafts_with !=
 """Methods that need a drafter on disk."""
 TEXT_METHODS = tuple(method.name for method in METHODS if method.drafts_with == "text")
 AT_ONCE_METHODS = tuple(method.name for method in METHODS if method.at_once)
-"""Methods whose drafts cost the same however many they are."""
+"""Methods whose drafting cost does not depend on the draft length."""
 
 
 def drafter_method(config: Config) -> str:
-    """Return the method of the feature drafter that `config` describes, or "" for a model of its own."""
-    ranked = sorted(METHODS, key=lambda method: method.is_head)  # the name of a head is the least specific
+    """Return the method of the feature drafter that `config` describes, supported or not; "" for a standalone model."""
+    ranked = sorted(METHODS, key=lambda method: method.is_head)  # heads last: their names are the least specific
     name = next((method.name for method in ranked if method.describes(config)), "")
     return name or printable(str(config.get("speculators_model_type", "")))
 
 
 def read_drafter(method: str, config: Config, target_config: Config) -> DrafterConfig:
-    """Read the config of a feature drafter, checked against the target's. Raises ModelUnavailable."""
+    """Read a feature drafter's config and check it against the target's. Raises ModelUnavailable."""
     if method not in FEATURE_METHODS:
         raise ModelUnavailable(f"drafters of the kind {method or 'unknown'} cannot run here; choose another one")
     return METHODS[METHOD_NAMES.index(method)].config.read(config, target_config)
@@ -112,10 +112,10 @@ def read_drafter(method: str, config: Config, target_config: Config) -> DrafterC
 def check_drafter(
     method: str, folder: Path, config: Config, tensors: Tensors, *, target: Tokenizer, target_config: Config
 ) -> DrafterConfig:
-    """Check what can be known of a drafter without loading it, and return its config. Raises ModelUnavailable.
+    """Check a feature drafter without loading it, and return its config. Raises ModelUnavailable.
 
-    `target` is the tokenizer of the main model. `tensors` are the drafter's own, by name; those of a head inside the
-    target's checkpoint lie in the same folder.
+    `target` is the main model's tokenizer, `tensors` are the drafter's by name. For a head inside the target's
+    checkpoint, `folder` is the target's.
     """
     drafter_config, names = read_drafter(method, config, target_config), without_model_prefix(tensors)
     if any(name.endswith(".scales") for name in names):

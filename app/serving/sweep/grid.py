@@ -2,8 +2,8 @@
 
 Cells (rows, context) and settings (method, drafts) are ordered, the most informative first. In a cell, settings take
 turns, round by round, until the rounds are done or the time is used up. In a round every setting gets the same prompts,
-plain decoding first, so that ratios can be paired by round. A cell includes as many settings as have time for three
-rounds. `turns` yields the next turn and receives its measurement; the caller runs it on a model.
+plain decoding first, so that ratios can be paired by round. A cell includes as many settings as three rounds leave
+time for. `turns` yields the next turn and receives its measurement; the caller runs the turn on a model.
 """
 
 import random
@@ -19,7 +19,7 @@ from app.core.request import AUTO, OFF
 TOKENS = 64
 WARM_UP_TOKENS = 20
 MIN_TOKENS = 24
-"""Minimum tokens per row: shorter answers are generated again past their end, in every setting."""
+"""Minimum tokens per row: if plain decoding ends sooner, all settings of the round generate past the end token."""
 TASKS = (
     "Explain in a few sentences why the sky is blue by day and red in the evening.",
     "Add type hints and docstrings to this Python module and repeat all of it:\n\n"
@@ -31,14 +31,14 @@ TASKS = (
     "Count from 1 to 40.",
 )
 CHARACTERS_PER_TOKEN = 3
-"""Characters of notes per token, fewer than with any common tokenizer, so that a prompt stays below its context."""
+"""Characters per token of filler text: fewer than with any common tokenizer, so that prompts stay below the context."""
 SUBJECTS = ("The heron", "A courier", "The old mill", "Our neighbour", "The night train", "The harbour")
 ACTIONS = ("reached", "passed", "described", "left behind", "was painted near", "looked for", "measured")
 PLACES = ("the birch grove", "a narrow bridge", "the eastern gate", "the fjord", "an empty market", "the lighthouse")
 
 
 def long_prompt(task: str, seed: str, context: int) -> str:
-    """Return notes and then `task`, about `context` tokens together; with another seed, the notes begin differently."""
+    """Return filler text followed by `task`, together about `context` tokens; `seed` varies the text from its start."""
     generator, lines = random.Random(seed), [""]
     room = context * CHARACTERS_PER_TOKEN - len(task)
     while room > 0:
@@ -51,14 +51,14 @@ def long_prompt(task: str, seed: str, context: int) -> str:
 
 
 LENGTHS = (4, 2, 8, 1, 16, 6, 3, 12)
-"""Draft lengths, the most informative first; each method uses those up to its longest."""
+"""Draft lengths in tokens, the most informative first; each method caps them at its longest."""
 CONTEXTS = (128, 1024, 4096)
-"""Context lengths in prompt tokens; prompts of the first get no notes."""
+"""Context lengths in prompt tokens; prompts of the first have no filler text."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """A load: `rows` requests at once, each with a prompt of about `context` tokens."""
+    """A load: `rows` concurrent requests, each with a prompt of about `context` tokens."""
 
     rows: int
     context: int
@@ -96,8 +96,8 @@ GRIDS: Mapping[Grid, tuple[Cell, ...]] = {
 
 
 def cells(candidates: Sequence[Cell], *, max_rows: int, max_context_tokens: int, tokens: int) -> list[Cell]:
-    """Return the cells that a model can run, always with the main one: `tokens` more must fit after the prompt, even if
-    the tokenizer makes a token of each character."""
+    """Return the cells that a model can run, and always the main cell. `tokens` more must fit after the prompt, even if
+    the tokenizer turns each character into a token."""
 
     def can_run(cell: Cell) -> bool:
         return cell.rows <= max_rows and cell.context * CHARACTERS_PER_TOKEN + tokens <= max_context_tokens
@@ -133,7 +133,7 @@ class MeasuredTurn:
     acceptance: float | None = None
     tokens_per_cycle: float | None = None
     methods: tuple[str, ...] = ()
-    """Methods that drafted, the most used first; of the governor's, those with at least `USED_SHARE` of the steps."""
+    """Methods that drafted in at least `USED_SHARE` of the drafting steps, the most used first."""
     tokens: int = 0
     """Tokens of all rows together."""
 
@@ -148,7 +148,7 @@ class TurnRequest:
     rounds: int = 1
     warm_up: bool = False
     prefill: bool = False
-    """Whether the prompts are new to the prefix cache; the turn is then repeated."""
+    """Whether this turn only fills the prefix cache with the prompts; the next one repeats and measures it."""
 
     @property
     def text(self) -> str:
@@ -165,7 +165,7 @@ class Sweep:
     """Results of a measurement, filled while it runs."""
 
     measured: dict[Cell, dict[Setting, list[MeasuredTurn]]] = field(default_factory=dict)
-    """Turns of each setting, in the order of the rounds."""
+    """Turns by cell and setting, in the order of the rounds."""
     skipped: list[Cell] = field(default_factory=list)
     """Cells for which no time was left."""
     interrupted: bool = False
@@ -182,7 +182,7 @@ class Sweep:
     def results(
         self, *, model: str = "", drafts: Mapping[str, str] | None = None, options: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return the results as plain JSON values, as the store keeps them; `drafts`: id by method."""
+        """Return the results as plain JSON values, as the store keeps them; `drafts`: drafter id by method."""
         return {
             "model": model,
             "drafts": list((drafts or {}).values()),
@@ -241,7 +241,7 @@ Turns = Generator[TurnRequest, MeasuredTurn, None]
 
 
 def turns(sweep: Sweep, cells: Sequence[Cell], methods: Mapping[str, int], *, budget: Budget, rounds: int) -> Turns:
-    """Fill `sweep` cell by cell: yields turns and is sent their measurements. `methods`: longest draft by method."""
+    """Fill `sweep` cell by cell: yields turns and receives their measurements. `methods`: longest draft by method."""
     settings, prefill_seconds_per_token = settings_of(methods), 0.0
     for index, cell in enumerate(cells):
         remaining_cells = len(cells) - index
@@ -276,7 +276,7 @@ def _rounds(
 
 
 def ranked(sweep: Sweep, settings: Sequence[Setting]) -> list[Setting]:
-    """Return the settings in order of interest for further cells: the best of each method in the main cell first."""
+    """Return the settings in order of interest: plain, governor, then the best of each method in the main cell."""
     speeds = {setting: speed for setting in settings if setting.drafts and (speed := sweep.speed(setting))}
     by_speed = sorted(speeds, key=speeds.__getitem__, reverse=True)
     best = list({setting.method: setting for setting in reversed(by_speed)}.values())[::-1]

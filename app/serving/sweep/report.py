@@ -20,12 +20,12 @@ from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Setting
 Standing = Literal["plain", "faster", "slower", "tie"]
 Verdict = Literal["faster", "plain", "tie", "none"]
 SMALLEST_NOISE = (0.25, 0.10, 0.05)
-"""Smallest noise, as a share, with one, two, and three or more rounds."""
+"""Lower bound of the noise, as a share, with one, two, and three or more rounds."""
 NOISE_PER_DEVIATION = 2.0
 STEADY = 0.10
-"""Largest deviation of plain decoding from its median, as a share; beyond it, something else kept the machine busy."""
+"""Largest deviation of a plain round from the median, as a share; above it, something else kept the machine busy."""
 ROUNDS_WITH_OUTLIERS = 8
-"""Rounds from which the slowest and the fastest are dropped as outliers."""
+"""Smallest number of rounds at which the slowest and the fastest are dropped as outliers."""
 UNSET = {"drafts": None, "methods": None, "num_draft_tokens": None}
 
 
@@ -56,16 +56,16 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class CellReport:
-    """The result of a cell. `best` is the name of the setting that it recommends; empty in a tie."""
+    """The result of a cell. `best` is the name of the recommended setting; empty if there is none."""
 
     rows: int
     context: int
     verdict: Verdict
     best: str
     noise: float
-    """Smallest difference that counts; in a tie, the largest that was seen, if larger."""
+    """Smallest difference that counts, as a share; in a tie, at least the largest observed difference."""
     deviation: float
-    """Largest deviation of a plain round from their median, as a share."""
+    """Largest deviation of a plain round from the median of all plain rounds, as a share."""
     rounds: int
     settings: tuple[Figures, ...]
 
@@ -88,7 +88,7 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The whole evaluation. `choice` holds the settings to keep; None if nothing should be changed."""
+    """The whole evaluation. `choice` has the recommended settings; None if nothing should be changed."""
 
     cells: tuple[CellReport, ...]
     choice: Mapping[str, Any] | None
@@ -98,7 +98,7 @@ class Report:
 
     @property
     def main_cell(self) -> CellReport | None:
-        """The main cell, with one request; its verdict is what is said of the model everywhere."""
+        """The main cell, with one request; its verdict is shown as that of the model."""
         return next((cell for cell in self.cells if cell.is_main), None)
 
 
@@ -120,10 +120,10 @@ class Advice:
 
 
 def report_of(results: Mapping[str, Any]) -> Report:
-    """Evaluate what `Sweep.results` returned; unreadable results of another version give a report without cells."""
+    """Evaluate the output of `Sweep.results`; unreadable output of another version gives a report without cells."""
     try:
         unchecked = [_cell(cell) for cell in results["cells"] if _plain_values(cell)]
-        cells = msgspec.convert(msgspec.to_builtins(unchecked), tuple[CellReport, ...])  # every value is of its type
+        cells = msgspec.convert(msgspec.to_builtins(unchecked), tuple[CellReport, ...])  # checks every value's type
         choice = _choice(cells, _drafters(results))
         doubts = tuple(_doubts(cells, int(results["options"].get("disturbed", 0))))
     except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
@@ -183,7 +183,7 @@ def _noise(rounds: int, deviation: float) -> float:
 def _figures(measured: Mapping[str, Any], plain: Sequence[float], plain_median: float, deviation: float) -> Figures:
     used, tokens_per_cycle = measured["used"], measured["tokens_per_cycle"]
     is_plain = measured["method"] == PLAIN.method
-    # a cycle is at most as many times faster as it yields tokens: anything above is noise
+    # the speedup of a cycle cannot exceed the tokens that it yields: anything above that is noise
     pairs = zip(measured["values"], [plain_median] * len(plain) if is_plain else plain, strict=False)
     ratios = sorted(min(value / base, tokens_per_cycle or value / base) for value, base in pairs)
     dropped = 1 if len(ratios) >= ROUNDS_WITH_OUTLIERS else 0
@@ -215,7 +215,7 @@ def _standing(ratio: float, low: float, high: float, noise: float) -> Standing:
 
 
 def _verdict(settings: Sequence[Figures], noise: float) -> tuple[Verdict, str]:
-    """Return verdict and best setting. The governor wins over a fixed length that is not clearly better: it adapts."""
+    """Return verdict and best setting. The governor, which adapts, beats a fixed length that is not clearly better."""
     drafting = [figures for figures in settings if figures.method != PLAIN.method]
     faster = [figures for figures in drafting if figures.standing == "faster"]
     if faster:
@@ -231,18 +231,18 @@ def _verdict(settings: Sequence[Figures], noise: float) -> tuple[Verdict, str]:
     return ("plain", PLAIN.name) if all(figures.standing == "slower" for figures in drafting) else ("tie", "")
 
 
-# --- what follows ------------------------------------------------------------------------------------------------
+# --- recommendation ----------------------------------------------------------------------------------------------
 
 
 def _deciding_cells(cells: Iterable[CellReport]) -> list[CellReport]:
-    """Return the deciding cells, sorted by rows: those with short prompts in which drafting was measured."""
+    """Return the cells that decide the choice, sorted by rows: those with short prompts where drafting was measured."""
     decisive = (cell for cell in cells if cell.context == MAIN.context and cell.verdict != "none")
     return sorted(decisive, key=lambda cell: cell.rows)
 
 
 def _choice(cells: Sequence[CellReport], drafters: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the settings to keep, or None. If drafting pays for several requests, the draft length is left to the
-    governor, because no single length suits all. `policy` is only set as far as it was measured."""
+    """Return the recommended settings, or None. If drafting pays for several requests, the draft length is left to the
+    governor, because no single length suits all. `policy` is set only if cells with several requests decide it."""
     deciding_cells = _deciding_cells(cells)
     batches = {cell.verdict for cell in deciding_cells if cell.rows > 1}
     best = [figures for cell in deciding_cells if cell.verdict == "faster" and (figures := cell.find(cell.best))]
@@ -263,9 +263,9 @@ def _choice(cells: Sequence[CellReport], drafters: Mapping[str, str]) -> dict[st
 def choice_of(
     setting: Setting, drafters: Mapping[str, str], *, used: Collection[str] = DRAFT_METHODS, rows: int = 1
 ) -> dict[str, Any]:
-    """Return the model settings that make it draft like a measured setting; `drafters`: id by method.
+    """Return the model settings that reproduce a measured setting; `drafters`: drafter id by method.
 
-    The governor gets the drafters of the methods that it `used`: any other would only take memory.
+    The governor gets the drafters of the methods that it `used`: any others would only take memory.
     """
     if setting == PLAIN:
         return {**UNSET, "policy": "off"}
@@ -282,7 +282,7 @@ def _fixed(methods: list[str], length: int | None, drafters: Mapping[str, str]) 
 
 
 def drafting_of(given: Mapping[str, Any], unit: ModelSpecification | None) -> dict[str, Any]:
-    """Return how a model drafts now, as input for `changes_to`: its settings, and the unit that would be loaded."""
+    """Return how a model drafts now, as input for `changes_to`: its settings, policy and planned drafters."""
     return {
         **given,
         "policy": unit.policy if unit is not None else "off",
@@ -291,8 +291,8 @@ def drafting_of(given: Mapping[str, Any], unit: ModelSpecification | None) -> di
 
 
 def changes_to(choice: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[Change, ...]:
-    """Return what `choice` would change in `current`: the model's settings, the `policy` in effect, and `planned`, the
-    drafters that the model would get now. A choice that drafts turns drafting on."""
+    """Return what `choice` would change in `current`, the result of `drafting_of`. If the policy is `off`, a choice
+    without a policy sets it to `auto`."""
     target = dict(choice)
     if current["policy"] == "off" and target.get("policy") is None:
         target["policy"] = "auto"
@@ -330,8 +330,8 @@ def advice_of(report: Report, drafters: Mapping[str, str], current: Mapping[str,
 
 
 def best_by_drafter(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[int, Figures]]:
-    """Return the best fixed setting for one request by method and drafter, from the first document that has it, after
-    the index of that document: figures of different measurements cannot be compared. The drafter id of n-grams is "".
+    """Return the index of a document and the best fixed setting for one request in it, by method and drafter id ("" for
+    n-grams). The first document that measured a drafter is used: figures of different measurements are not comparable.
     """
     best: dict[tuple[str, str], tuple[int, Figures]] = {}
     for index, results in enumerate(documents):
@@ -351,7 +351,7 @@ def speedups(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], fl
     return {key: figures.ratio for key, (_, figures) in best.items() if figures.standing != "tie"}
 
 
-# --- in words ----------------------------------------------------------------------------------------------------
+# --- texts -------------------------------------------------------------------------------------------------------
 
 
 def _doubts(cells: Sequence[CellReport], disturbed: int) -> Iterable[Doubt]:

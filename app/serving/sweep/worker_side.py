@@ -1,9 +1,9 @@
-"""Turns on the running worker: ordinary greedy requests, all rows of a cell at once, timed as their tokens arrive.
+"""Turns on the running worker: ordinary greedy requests, one per row of a cell, timed as their tokens arrive.
 
-Every setting of a round gets the same prompts, plain decoding first and twice, so that a prefix cache helps all
-settings equally; a drafter that reads the target's features gets a prompt that it followed. Only decoding is timed: the
-time until every row has emitted a token is `prompt_seconds`. `describe_machine` and `describe_versions` record the
-conditions, without which the numbers mean nothing.
+Every setting of a round gets the same prompts. Plain decoding runs first, twice in the first round, so that the prefix
+cache helps all settings equally; a drafter that reads the target's features still prefills each prompt itself. Only
+decoding is timed: the time until every row has emitted a token is `prompt_seconds`. `describe_machine` and
+`describe_versions` record the conditions, without which the numbers mean nothing.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class DecodeClock:
         self._tokens = 0
 
     def count(self, row: Hashable, tokens: int) -> None:
-        """Count `tokens` more tokens of `row`, now."""
+        """Count `tokens` more tokens of `row`, at the current time."""
         self._stopped = self._now()
         if not self._waiting:
             self._tokens += tokens
@@ -75,7 +75,7 @@ class DecodeClock:
 
 
 class TurnRunner:
-    """Runs turns on one unit; `chats`: the model has a chat template."""
+    """Runs turns on one unit; `chats`: whether the model has a chat template."""
 
     def __init__(
         self, worker: WorkerClient, unit: ModelSpecification, prompts: Sequence[str], *, chats: bool, clock: Clock
@@ -88,7 +88,7 @@ class TurnRunner:
         self._ignoring_end: set[tuple[Cell, int]] = set()
 
     async def turn(self, request: TurnRequest) -> MeasuredTurn:
-        """Run one turn; cancelling it cancels its requests in the worker. Raises the PacelineError that ended one."""
+        """Run one turn; cancelling it cancels its requests in the worker. Raises the PacelineError of a request."""
         turn = await self._run(request)
         round_key = (request.cell, request.number)
         if (
@@ -162,7 +162,7 @@ def first_error(errors: ExceptionGroup[PacelineError]) -> PacelineError:
 
 
 def rate_of(usages: Sequence[Statistics], *, arrival_rate: float, seconds: float) -> float:
-    """Return tokens per second as they arrived, limited to the worker's own decode rate.
+    """Return the rate at which tokens arrived, per second, limited to the worker's own decode rate.
 
     Deltas that are delayed by a busy server arrive in one lump and would look much too fast.
     """

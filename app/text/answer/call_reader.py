@@ -225,8 +225,8 @@ class CallReader:
             position = closed.end()
 
     def _values(self, name: str, written: Sequence[tuple[str, str, str | None]]) -> dict[str, Any]:
-        """Parse the texts of a call's parameters. One that holds no end, but the beginning of a parameter that the call
-        lacks, was not closed before it."""
+        """Parse the texts of a call's parameters. A text without a closing marker that contains the beginning of a
+        missing parameter is split there: the model did not close it."""
         form, values = self._patterns.form, dict[str, Any]()
         missing = self._tools[name].keys() - {key for key, _, _ in written} if form.padded else set()
         for first_key, whole, kind in written:
@@ -247,7 +247,7 @@ class CallReader:
         return values
 
     def _find_parameter_end(self, opened: Match) -> Generator[None, None, Match | None]:
-        """Find the end of a parameter, skipping the same marker inside its value."""
+        """Find the end of a parameter, skipping closing markers inside its value."""
         closing_pattern = self._patterns.closes(opened["key"], has_start_marker=self._has_start_marker, final=False)
         if opened.groupdict().get("quoted"):
             closing_pattern = self._patterns.closes_quoted

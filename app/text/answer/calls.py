@@ -1,7 +1,7 @@
 """Parses the text between the markers of calls: names of offered tools, and arguments as an object.
 
-Text that cannot be parsed is not a call. A parameter that does not fit its type stays text: the tool can say more
-about it than this code.
+Text that cannot be parsed is not a call. A parameter that does not fit its type stays text: the tool can report
+the error better than this code.
 """
 
 import ast
@@ -17,12 +17,12 @@ from app.text.answer.json_text import JsonReader, parse_literal, parse_python, t
 
 ID_LETTERS = string.ascii_letters + string.digits
 ID_LENGTH = 9
-"""Length of generated ids, in letters and digits: Mistral's templates accept no other, all others accept it."""
+"""Length of generated ids, in letters and digits: Mistral's templates accept only this length, others accept any."""
 _MODEL_CALL_ID = re.compile(r"[A-Za-z0-9]{9}|[\w.:-]+:\d+")
 """Ids that a model writes itself and refers to later: Mistral's and Kimi's."""
 
 MAX_REFERENCES = 8
-"""Most references of a schema that are followed, one after another."""
+"""Maximum number of references in a schema that are followed one after another."""
 Tools = Mapping[str, Mapping[str, Any]]
 """Schemas of the parameters of each offered tool, by its name."""
 
@@ -59,7 +59,7 @@ def _with_alternatives(schema: Mapping[str, Any], root: Any) -> Mapping[str, Any
 
 
 def _resolved(schema: Any, root: Any) -> Mapping[str, Any]:
-    """Return a schema with its reference to another part of `root` followed, and that one's, up to `MAX_REFERENCES`."""
+    """Return a schema with its chain of references to parts of `root` resolved, up to `MAX_REFERENCES` of them."""
     for _ in range(MAX_REFERENCES):
         if not isinstance(schema, Mapping) or not isinstance(reference := schema.get("$ref"), str):
             break
@@ -79,11 +79,11 @@ def usable_call_id(written: str | None, used_ids: Container[str] = ()) -> str:
 
 
 def call_ids(messages: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Collect the ids of a conversation's calls: agents give up if one is repeated."""
+    """Collect the ids of a conversation's calls: agents give up if an id is repeated."""
     return {str(call.get("id")) for message in messages for call in message.get("tool_calls") or ()}
 
 
-# --- JSON with the names in it -------------------------------------------------------------------------------------
+# --- JSON that includes the names ----------------------------------------------------------------------------------
 
 
 def parse_json_calls(text: str, tools: Tools) -> list[Call]:
@@ -115,7 +115,7 @@ def _call_from_object(value: Any, tools: Tools) -> Call | None:
 
 
 def _call_from_parts(name: str, arguments: Any, model_id: Any = "") -> Call | None:
-    """Read arguments as an object, an empty one if there are none; None if they are anything else."""
+    """Return a call, with an empty object if there are no arguments; None if they are anything but an object."""
     if isinstance(arguments, str):
         try:
             arguments = parse_literal(arguments) if arguments.strip() else None
@@ -144,7 +144,7 @@ _SEPARATOR = re.compile(r"[,\s]*")
 def parse_parameter(text: str, schema: Any, type_name: str | None = None) -> Any:
     """Convert `text` by the schema of its parameter; `type_name`: the type that the model stated.
 
-    It stays text if it fits none of the types, so that nothing is lost and the tool can complain.
+    It stays text if it fits none of the types, so that nothing is lost and the tool can report the error.
     """
     if type_name in {"string", "true"}:
         return text
@@ -164,7 +164,7 @@ def parse_parameter(text: str, schema: Any, type_name: str | None = None) -> Any
 
 
 def json_types(schema: Any) -> set[str]:
-    """Return the types that a JSON schema allows; empty if it does not say."""
+    """Return the types that a JSON schema allows; empty if it states none."""
     if not isinstance(schema, Mapping):
         return set()
     declared = schema.get("type")
@@ -182,7 +182,7 @@ def json_types(schema: Any) -> set[str]:
 
 
 def parse_nested_value(text: str, marker: str, schema: Any) -> Any:
-    """Read a value as MiniMax-M3 writes it: members and items are parameters again, each tag after `marker`."""
+    """Read a value as MiniMax-M3 writes it: members and items are nested parameters, whose tags follow `marker`."""
     schema = schema if isinstance(schema, Mapping) else {}
     children, depth, start = list[tuple[str, str]](), 0, 0
     for tag in re.finditer(rf"{re.escape(marker)}<(/?)([^>]*)>", text):
@@ -209,7 +209,7 @@ _VALUE_END = re.compile(r"\s*(?:,\s*[\w-]+\s*=(?!=)|\)\s*(?:,\s*[\w.:/-]+\s*\(|\
 
 
 def parse_python_calls(text: str, tools: Tools) -> list[Call]:
-    """Parse `[name(key=value, …), …]`; as templates write them, strings may hold characters that Python escapes."""
+    """Parse `[name(key=value, …), …]`; strings may contain raw control characters, as templates write them."""
     text = text.strip().removeprefix("[").removesuffix("]")
     calls, position = [], 0
     while head := _PYTHON_CALL.match(text, position):
@@ -243,7 +243,7 @@ def _parse_python_value(text: str, position: int) -> tuple[Any, int] | None:
 
 
 def _parse_python_string(written: str) -> str:
-    """Return the text of a string in quotes: read as Python if it is one literal, else as it stands between them."""
+    """Return the text of a quoted string: parsed as Python if it is one literal, else the text between the quotes."""
     escaped = "".join(rf"\x{ord(letter):02x}" if letter < " " else letter for letter in written)
     try:
         return str(ast.literal_eval(escaped)) if _PYTHON_STRING.fullmatch(escaped) else written[1:-1]
@@ -255,7 +255,7 @@ def _parse_python_string(written: str) -> str:
 
 _BARE = re.compile(r"[^,\]}]*")
 _QUOTED = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\s*(?=[,\]}:])""", re.DOTALL)
-"""String in ordinary quotes, which some models write in place of their own."""
+"""String in ordinary quotes, which some models write instead of their special ones."""
 
 
 def parse_gemma_arguments(text: str, quote: str) -> dict[str, Any]:

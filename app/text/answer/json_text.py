@@ -54,7 +54,7 @@ class JsonReader:
         """Closing brackets that are missing; None if more than these is missing."""
         return "".join(reversed(self._closers)) if self._expects == NEXT and not self._in_string else None
 
-    # --- each returns the characters read and their JSON; None: more is needed, or it is broken -----------------
+    # --- each returns the number of characters read and their JSON; None: more text is needed, or it is broken --
 
     def _read_string(self, text: str, position: int) -> tuple[int, str] | None:
         if plain := _PLAIN_CHARACTERS.match(text, position):
@@ -131,7 +131,7 @@ def parse_literal(text: str) -> Any:
 
 
 def parse_python(text: str) -> Any:
-    """Parse a Python literal or, if it is none, what `parse_literal` parses. Raises ValueError for anything else."""
+    """Parse a Python literal, or else any value that `parse_literal` parses. Raises ValueError for anything else."""
     try:
         return _parse_python(text.strip())
     except ValueError:
@@ -146,7 +146,7 @@ def _parse_container(text: str) -> Any:
 
 
 def _is_by_python(text: str) -> bool:
-    """Whether this is what Python's `repr` writes, whose escapes `\\x1b` and `\\U0001195a` JSON does not have."""
+    """Return whether Python's `repr` wrote `text`: JSON lacks its escapes `\\x1b` and `\\U0001195a`."""
     try:
         return "\\" in text and repr(ast.literal_eval(text)) == text
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):

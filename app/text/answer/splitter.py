@@ -45,7 +45,7 @@ _BARE = (
     ),
     compiled(r"\s*(?:<\|python_tag\|>|```\w*)?\s*\[\s*(?P<name>[\w.:/-]+)\s*\("),
 )
-"""Beginnings of an answer that may be nothing but calls without markers."""
+"""Patterns of the beginning of an answer that may be nothing but calls without markers."""
 _WRAPPED = regex.compile(r"(?s)\s*(?:<\|python_tag\|>|<tools>|```\w*)?(?P<body>.*?)(?:</tools>|</tool_call>|```)?\s*")
 _MESSAGE_SEPARATOR = "\n\n"
 """Separator of two harmony messages that are both text, or both reasoning."""
@@ -103,7 +103,7 @@ class AnswerSplitter:
         self._make_inner_splitter = partial(
             AnswerSplitter, msgspec.structs.replace(dialect, opening="", closing=""), tools=tools
         )
-        """Creates the splitter that scans possible calls at the end of the reasoning."""
+        """Constructor of the splitter that scans possible calls at the end of the reasoning."""
         self._by_grammar = by_grammar
         self._tools = parameter_schemas(tools)
         self._unread = UnreadText()
@@ -238,15 +238,15 @@ class AnswerSplitter:
             self._emit_reasoning(self._unread.take(1))
 
     def _ends_with_calls(self) -> PacedCheck:
-        """Return whether the rest of the answer, still inside its reasoning, is nothing but complete calls, and perhaps
-        the end of the reasoning."""
+        """Return whether the rest of the answer, still inside its reasoning, is nothing but complete calls, with or
+        without the closing marker of the reasoning."""
         if (yield from self._reader.call_start()) is None:
             return False
         inner_splitter, fed_characters = self._make_inner_splitter(), 0
         while True:
             text, final = self._unread.text, self._unread.final
             body, _, rest = text.partition(self._closing)
-            if rest.strip():  # an answer: the calls were only thought of
+            if rest.strip():  # an answer follows: the calls were only thoughts
                 break
             end = len(body) if final else len(body) - _begun(self._closing, body)
             inner_splitter.feed(body[fed_characters:end], final=final, truncated=self._truncated)
@@ -341,7 +341,7 @@ class AnswerSplitter:
 
 
 def feed_step(stream: TextStream, splitter: AnswerSplitter, tokens: Sequence[int], accepted: int) -> int:
-    """Feed the tokens of one step; return how many count: all, or those up to the one that ends the answer.
+    """Feed the tokens of one step; return how many belong to the answer: all, or those up to its end.
 
     Tokens are fed one by one, so that the end does not depend on the step size. The first `accepted` were drafted.
     """

@@ -7,9 +7,9 @@ from app.text.dialect import MAX_WHITESPACE
 
 
 class StopMatcher:
-    """Finds stop strings in a stream: no part of one is ever sent, and only text that may become one is withheld.
+    """Finds stop strings in a stream. No part of a stop string is ever sent; only text that may become one is withheld.
 
-    The first match to complete wins; of two that end together, the one that starts first. So the answer depends on the
+    The first match to complete wins; of two with the same end, the one that starts first. So the answer depends on the
     text alone, never on how it was cut into tokens or steps. Empty strings never match.
     """
 
@@ -116,7 +116,7 @@ class OutgoingText:
             self._held_whitespace.add(FlaggedText(separator, bytes(len(separator))))
 
     def _release(self, count: int) -> FlaggedText:
-        """Release `count` characters and the white space withheld before; withhold trailing space if calls may come."""
+        """Release withheld white space and `count` more characters; withhold trailing space if calls may follow."""
         text = self._pending.take(count)
         if not self._may_call and not self._held_whitespace:
             self.has_text |= bool(text.text.strip())

@@ -25,7 +25,7 @@ class UnreadText(FlaggedText):
         """Whether the text is complete: nothing more will be appended."""
 
     def wait_for_more(self) -> Generator[None, None, bool]:
-        """Wait for more text, and return whether any may have come."""
+        """Wait for more text; return False, without waiting, if no more is expected or the buffer is full."""
         if self.final or len(self.text) > MAX_CALL_CHARACTERS:
             return False
         yield

@@ -1,7 +1,7 @@
 """Constraints on an answer: a limit on its reasoning, a grammar for the rest. llguidance computes the masks.
 
-A constraint is a function of the output so far, so each slot of a verify forward is masked by the drafts before it, and
-the text is the same with and without speculation.
+A constraint is a function of the output so far, so the mask of each slot of a verify forward depends on the drafts
+before it, and the text is the same with and without speculation.
 """
 
 import re
@@ -32,9 +32,9 @@ LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000)
 optional property of an object."""
 MESSAGE_EDGES = frozenset({b"<|start|>", b"<|end|>"})
 CALLED = re.compile(rb"to=(?:functions\.)?([^\s<]+)")
-"""Function that the header of a message of gpt-oss calls."""
+"""Pattern of the function that the header of a gpt-oss message calls."""
 HEADER_BYTES = 512
-"""Most bytes of a message that are searched for its header."""
+"""Number of bytes, from the start of a message, that are searched for its header."""
 DEAD_END = "the grammar allows no next token here: simplify the schema or the grammar"
 
 
@@ -61,7 +61,7 @@ class Vocabulary:
         return self.approximate_tokenizer(text)
 
     def compile_grammar(self, grammar: str) -> "GrammarState":
-        """Compile `grammar` to its initial state; the matcher's `get_error()` says what is wrong with it."""
+        """Compile `grammar` to its initial state; the matcher's `get_error()` explains a failure."""
         token_matcher, byte_matcher = (
             llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
             for tokenizer in (self.tokenizer, byte_tokenizer())
@@ -80,7 +80,7 @@ class GrammarState(NamedTuple):
         return GrammarState(self.matcher.deep_copy(), self.text.copy())
 
     def first_error(self, vocabulary: Vocabulary) -> str:
-        """Advance to the first choice that the grammar leaves; return the error met on the way, or an empty text."""
+        """Advance past the text that the grammar forces at the start; return the first error, or an empty text."""
         self.matcher.compute_bitmask()
         if not self.matcher.is_error():
             self.matcher.try_consume_tokens(vocabulary(self.text.next(FORCED_BYTES)))
@@ -98,7 +98,7 @@ class Phase(Enum):
 
 
 class AnswerConstraint:
-    """`Constraint` of one output. Without a grammar any answer is allowed; without `reasoning` it begins at once."""
+    """`Constraint` of one output. Without a grammar any answer is allowed; without `reasoning`, the output has none."""
 
     def __init__(self, vocabulary: Vocabulary, initial_state: GrammarState | None, reasoning: Reasoning | None) -> None:
         self._error = ""
@@ -147,7 +147,7 @@ class AnswerConstraint:
             return tuple((token,) for token in self._forced_closing())
         if self._phase is not Phase.ANSWER or self._text is None or self._error:
             return ()
-        if (text := self._text.next(FORCED_BYTES)) != self._forced_tokens[0]:  # a step asks before and after it
+        if (text := self._text.next(FORCED_BYTES)) != self._forced_tokens[0]:  # asked after a step and before the next
             self._forced_tokens = text, tuple(self._token_alternatives(text))
         return self._forced_tokens[1]
 
@@ -164,7 +164,7 @@ class AnswerConstraint:
         known_drafts, text = self._within_vocabulary(drafts), self._text.copy()
         try:
             valid_drafts = self._matcher.deep_copy().validate_tokens(known_drafts)
-        except ValueError:  # beyond `LIMITS`, which `allow` meets and reports too
+        except ValueError:  # beyond `LIMITS`: `allow` fails too, and reports it
             return len(drafts), ()
         for token in known_drafts[:valid_drafts]:
             text.consume(self._vocabulary.pieces[token])
@@ -247,7 +247,7 @@ class AnswerConstraint:
         """Return the number of valid drafts and the masks before and after each; (0, None) if none is valid.
 
         A draft that nothing could follow is not valid, whichever drafter made it: if the target draws that token
-        itself, the next step finds the dead end. Works on a copy, since a dead end breaks a matcher for good.
+        itself, the next step finds the dead end. It is checked on a copy, since a dead end breaks a matcher for good.
         """
         lookahead = matcher.deep_copy()
         valid = lookahead.validate_tokens(drafts)
@@ -261,7 +261,7 @@ class AnswerConstraint:
         return 0, None
 
     def _within_vocabulary(self, drafts: Sequence[int]) -> list[int]:
-        """Return the drafts before the first id outside the vocabulary (padding): such an id would end the matcher."""
+        """Return the drafts before the first id outside the vocabulary (padding), which would break the matcher."""
         return list(takewhile(lambda token: token < self._vocabulary.tokenizer.vocab_size, drafts))
 
     def _consume(self, output: Sequence[int]) -> None:
@@ -295,7 +295,7 @@ class AnswerConstraint:
         return not is_gap
 
     def _is_in_call(self) -> bool:
-        """Return whether the reasoning has come to a message that calls an offered function."""
+        """Return whether the reasoning has reached a message that calls an offered function."""
         header, begins, _ = self._message.partition(b"<|message|>")
         called = CALLED.search(header) if begins else None
         names = self._reasoning.call_names if self._reasoning else ()

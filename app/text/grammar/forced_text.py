@@ -1,7 +1,7 @@
 """Finds the text that a grammar forces next, byte by byte.
 
-llguidance would find all of it in one call, which holds the interpreter for half a second if half a megabyte is forced,
-and breaks the grammar if the text exceeds its limits. Here the work is bounded by the number of bytes requested.
+llguidance would find all of it in one call. If it forces half a megabyte, that call blocks the interpreter for half a
+second; if the text exceeds its limits, it breaks the matcher. Here, the number of bytes requested bounds the work.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ class ForcedText:
     """Forced continuation of an answer, consumed incrementally. Bytes found are cached until consumed."""
 
     def __init__(self, matcher: llguidance.LLMatcher, forced: bytes = b"", *, is_violated: bool = False) -> None:
-        """Take a matcher over `byte_tokenizer` that has read `forced` ahead of the answer."""
+        """Take a matcher over `byte_tokenizer` that is ahead of the answer by the bytes `forced`."""
         self._matcher = matcher
         self._forced = forced
         self._is_violated = is_violated

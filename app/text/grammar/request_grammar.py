@@ -1,7 +1,7 @@
 """Builds one llguidance grammar from everything that a request enforces, and explains why one cannot be enforced.
 
-JSON is written on one line, with `", "` and `": "` between its parts: this forces most of it, and a model cannot write
-white space forever. Enforced calls are JSON between markers, whatever the model's own form.
+JSON is written on one line, with `", "` and `": "` between its parts: most of its text is then forced, and a model
+cannot write white space forever. Enforced calls are JSON between markers, whatever the model's own form.
 """
 
 import json
@@ -27,7 +27,7 @@ from app.text.grammar.schema import (
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 MAX_CALLS = 16
 SLASH_OR_BREAK = re.compile(r"\\?([/\n])|\\.", re.DOTALL)
-"""Slash or line break of an expression, with the backslash that may escape it, or any other escaped character."""
+"""Pattern of a slash or a line break, with the backslash that may escape it, or of any other escaped character."""
 ANY_SPELLING = '%llguidance {"no_forcing": true}'
 """Grammar option that lets the model choose the tokenization of forced text."""
 
@@ -47,14 +47,14 @@ class AnswerGrammar:
 
 
 def calls_by_grammar(command: Generate, dialect: Dialect) -> bool:
-    """Return whether calls are only written as JSON between markers because something is enforced."""
+    """Return whether a grammar makes the model write calls as JSON between markers instead of in its own form."""
     is_enforced = bool(command.tools) and (command.tool_choice != "auto" or command.grammar is not None)
     return is_enforced and not _own_calls(command, dialect)
 
 
 def _own_calls(command: Generate, dialect: Dialect) -> tuple[str, ...]:
-    """Return the names of tools that a model may call in its own words before the part of the answer that a grammar
-    holds. Where one function must be called, only the grammar's call counts."""
+    """Return the names of tools that a model may call in its own form before the part of the answer that a grammar
+    governs. Where the request names the function to call, only a call in the grammar's form counts."""
     may_call = dialect.parser == HARMONY and command.tool_choice in {"auto", "required"}
     return tuple(str(tool["function"]["name"]) for tool in command.tools or ()) if may_call else ()
 
@@ -88,7 +88,7 @@ def answer_grammar(command: Generate, dialect: Dialect) -> AnswerGrammar | None:
 
 
 def _start(command: Generate, dialect: Dialect, tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return the first rule; empty if nothing is enforced."""
+    """Return the start rule; empty if nothing is enforced."""
     is_single = command.tool_choice not in {"auto", "required"} or not command.parallel_tool_calls
     calls = "call" if is_single else f'call ("\\n" call){{0,{MAX_CALLS - 1}}}'
     if tools and command.tool_choice != "auto":
@@ -134,7 +134,7 @@ def _call_rules(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _argument_schema(tool: Mapping[str, Any]) -> tuple[Schema, Sequence[Notice]]:
-    """Return the schema of a tool's arguments, and notices of patterns dropped because it is not `strict`."""
+    """Return the schema of a tool's arguments, and notices of dropped patterns (none if the tool is `strict`)."""
     parameters = tool.get("parameters") or NO_ARGUMENTS
     closed = {"additionalProperties": False} if "properties" in parameters else {}
     schema = with_patterns_as_properties(closed | parameters)
@@ -148,7 +148,7 @@ def _argument_schema(tool: Mapping[str, Any]) -> tuple[Schema, Sequence[Notice]]
 
 
 def _text_rule(grammar: Grammar) -> GrammarRule:
-    """Return the rule that the text must match. The API has validated the JSON."""
+    """Return the rule that the text must match. The API has already validated its JSON."""
     match grammar.kind:
         case "json_schema":
             return {"json_schema": with_guidance(with_patterns_as_properties(json.loads(grammar.text)))}
@@ -161,12 +161,12 @@ def _text_rule(grammar: Grammar) -> GrammarRule:
 
 
 def _in_slashes(match: re.Match[str]) -> str:
-    """Return the match as it is written in an expression between slashes."""
+    """Return the matched text, escaped for an expression between slashes."""
     return {"/": "\\/", "\n": "\\n"}.get(match[1], match[0])
 
 
 def check_grammar(grammar: AnswerGrammar, vocabulary: Vocabulary, parameter: str) -> None:
-    """Raise InvalidRequest if a grammar is invalid or allows no answer, with the reason."""
+    """Raise InvalidRequest, with the reason, if a grammar is invalid or allows no answer."""
     if not vocabulary.stops:
         raise InvalidRequest("this model has no token that ends an answer: no grammar can hold it", parameter=parameter)
     error = vocabulary.compile_grammar(grammar.text).first_error(vocabulary)

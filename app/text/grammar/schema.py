@@ -1,5 +1,5 @@
 """Finds which parts of a JSON schema can be enforced. Those that cannot are named by JSON pointer; those that would
-lead llguidance into a dead end are rewritten. llguidance itself decides, on bytes instead of tokens.
+lead llguidance into a dead end are rewritten. llguidance itself is the judge, on bytes instead of tokens.
 """
 
 import json
@@ -45,7 +45,7 @@ def reason_of(error: object) -> str:
 
 
 def find_unsupported(schema: Schema) -> UnsupportedPart | None:
-    """Find the smallest part that alone causes the error of the whole; None if all of the schema can be enforced."""
+    """Find the smallest part that alone causes the whole schema's error; None if all of it can be enforced."""
     reason = _error(schema)
     if not reason:
         return None
@@ -63,7 +63,7 @@ def find_unsupported(schema: Schema) -> UnsupportedPart | None:
 
 
 def without_broken_patterns(schema: Schema) -> tuple[Schema, Sequence[UnsupportedPart]]:
-    """Remove the string patterns that cannot be enforced; return the schema and those removed."""
+    """Remove the string patterns that cannot be enforced; return the new schema and the removed patterns."""
     dropped: list[UnsupportedPart] = []
 
     def transform(part: Schema, pointer: str) -> Schema:
@@ -78,8 +78,8 @@ def without_broken_patterns(schema: Schema) -> tuple[Schema, Sequence[Unsupporte
 
 
 def with_patterns_as_properties(schema: Schema) -> Schema:
-    """Replace name patterns that match only listed or required names with properties of these names: after them,
-    llguidance would begin another property, and there is none."""
+    """Replace name patterns that match only listed or required names with properties of these names. Otherwise,
+    llguidance would begin another property after them, for which no name is left."""
     return _transformed(schema, _patterns_as_properties)
 
 

@@ -1,1 +1,1 @@
-"""From a conversation to a prompt: templates, repairs of what they refuse, and thinking settings."""
+"""From a conversation to a prompt: templates, repairs of conversations that they refuse, and thinking settings."""

@@ -125,7 +125,7 @@ def numbered_identifiers(conversation: Conversation) -> Conversation:
 
 
 def _with_call_ids(conversation: Conversation, new_id: Callable[[Any, Mapping[str, Any], str], str]) -> Conversation:
-    """Replace the id of each call, given id, function and position, and those of its results to match.
+    """Replace each call's id by `new_id` of its id, function and position, and the ids of its results to match.
 
     A result without an id belongs to the next call that has no result yet.
     """
@@ -227,7 +227,7 @@ def tools_as_text(conversation: Conversation, instructions: str = "") -> Convers
 
 
 def _results_by_caller(messages: Messages) -> dict[int, list[int]]:
-    """Map each position of a message with calls to those of its results; one without an id follows its calls."""
+    """Map the position of each message with calls to those of its results; without ids, results follow their calls."""
     results_by_caller: dict[int, list[int]] = {}
     callers: dict[str, int] = {}
     caller = -1

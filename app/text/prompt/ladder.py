@@ -70,12 +70,12 @@ class _Attempt:
         self.text = ""
         self.error: Exception | None = None
         self.missing_texts: set[int] = set()
-        """Positions of the messages whose text is missing in the prompt."""
+        """Positions of the messages whose text is missing from the prompt."""
         self.missing_calls: set[int] = set()
-        """Positions of the messages of which a call is missing in the prompt."""
+        """Positions of the messages that have a call missing from the prompt."""
         try:
             self.text = render(self.conversation)
-        except Exception as error:  # noqa: BLE001 - templates fail in any way they like
+        except Exception as error:  # noqa: BLE001 - a template may raise anything
             self.error = error
             return
         search = _PromptSearch(self.text)
@@ -92,7 +92,7 @@ class _Attempt:
         """Search for stand-ins of short texts, since the texts themselves could be in the prompt by accident."""
         stand_ins, stand_in_texts = _stand_ins(self.sent)
         if stand_in_texts:
-            with contextlib.suppress(Exception):  # a refusal of stand-ins says nothing
+            with contextlib.suppress(Exception):  # a refusal of stand-ins proves nothing
                 text = render(apply_repairs(stand_ins, self.repairs))
                 self.missing_texts |= {
                     position for stand_in_text, position in stand_in_texts.items() if stand_in_text not in text
@@ -122,7 +122,7 @@ class _Attempt:
 
 
 def render_with_repairs(sent: Conversation, required_repairs: tuple[Repair, ...], render: Render) -> Rendered:
-    """Render `sent` after `required_repairs` and those it needs. Raises InvalidRequest, naming what is refused."""
+    """Render `sent` after `required_repairs` and any others needed. Raises InvalidRequest, naming what is refused."""
 
     def attempt(added: tuple[Repair, ...]) -> _Attempt:
         return _Attempt(sent, required_repairs, added, render)
@@ -142,7 +142,7 @@ def render_with_repairs(sent: Conversation, required_repairs: tuple[Repair, ...]
 
 
 def _without_needless(best: _Attempt, attempt: Callable[[tuple[Repair, ...]], _Attempt]) -> _Attempt:
-    """Drop needless repairs: all but the last, which usually suffices, or else one by one."""
+    """Drop needless repairs: all but the last if it suffices alone, as it usually does, or else one by one."""
     alone = attempt(best.added[-1:])
     if alone.severity <= best.severity:
         return alone
@@ -182,13 +182,13 @@ def _longest_argument(function: Mapping[str, Any]) -> str:
 
 
 class _PromptSearch:
-    """Finds texts in a prompt, each after the previous one; the time grows with the prompt, not with their number."""
+    """Finds texts in a prompt, each after the previous one; the time grows with the prompt, not the text count."""
 
     def __init__(self, prompt: str) -> None:
         self._prompt = prompt
         self._position = 0
         self._last_spelling: dict[str, Callable[[str], str]] = {}
-        """Encoding of the last text of each role."""
+        """Encoding of the text found last, by role."""
         self._searches_left = MAX_SEARCHES
 
     def finds(self, text: str, role: str) -> bool:
@@ -278,7 +278,7 @@ def _refusal(first: _Attempt, render: Render) -> InvalidRequest:
     def is_refused(prefix: Messages) -> bool:
         try:
             render(apply_repairs(replace(first.sent, messages=prefix), first.repairs))
-        except Exception as error:  # noqa: BLE001 - the template's again
+        except Exception as error:  # noqa: BLE001 - a template may raise anything
             return _error_text(error) == error_text
         return False
 

@@ -1,7 +1,7 @@
 """A client's messages in the shape that chat templates expect; nothing in them may steer the rendering itself.
 
 Templates disagree on two things: the arguments of a tool call are an object to some and JSON text to others, and an
-assistant that only calls tools has no content, which some test for and others would print as "None".
+assistant message with only calls has no content, which some test for and others would print as "None".
 """
 
 import json
@@ -56,7 +56,7 @@ def mapped_arguments(arguments: Any) -> Arguments:
 
 
 def _read_object(text: str) -> dict[str, Any] | None:
-    """Parse an object, whose strings may hold control characters; {} for blank text, None for anything else."""
+    """Parse an object, whose strings may contain control characters; {} for blank text, None for anything else."""
     if not text.strip():
         return {}
     try:

@@ -36,18 +36,18 @@ class Template:
         return required_repairs(self._source, self._dialect, self)
 
     def shows_tools(self) -> bool:
-        """Return whether tools appear in its prompts; True if it refuses the probe."""
+        """Return whether tools appear in its prompts; True if the template refuses the probe."""
         return self._renders(STAND_IN, [], STAND_IN, default=True)
 
     def shows_calls(self, content: str | None, number: int) -> bool:
-        """Return whether `number` parallel calls appear next to `content`. If it refuses the probe, one call is assumed
-        to appear, provided that its source mentions `tool_calls`."""
+        """Return whether `number` parallel calls appear next to `content`. If the template refuses the probe, a
+        single call is assumed to appear if the source mentions `tool_calls`."""
         called = _called(content, ["a"] * (number - 1) + [STAND_IN], "abcdefgh")
         return self._renders("a", called, STAND_IN, default=number == 1 and "tool_calls" in self._source)
 
     def numbers_calls(self) -> bool:
-        """Return whether it names calls by function and number itself, but results by their own ids, or names both by
-        ids in which the function's name is expected."""
+        """Return whether call ids must consist of function and number: the template writes such ids for calls but the
+        sent ids for results, or it is Kimi's and shows a call's id but not its function's name."""
         called = _called("", ["a"], STAND_IN)
         if self._renders("a", called, "functions.a:0", f"{STAND_IN}0", default=False):
             return True
@@ -64,7 +64,7 @@ class Template:
         }
         try:
             text = self.render({"bos_token": "", "eos_token": "", "documents": None} | variables)
-        except Exception:  # noqa: BLE001 - templates fail in any way they like
+        except Exception:  # noqa: BLE001 - a template may raise anything
             return default
         return all(word in text for word in expected)
 
@@ -122,7 +122,7 @@ class Rendering:
     def variants(self, *, continues: bool) -> Iterator[tuple[Messages, bool]]:
         """Yield chats that begin like this one, each with a flag: whether its prompt opens an answer.
 
-        They share the system part, the turns before the last one of the user, and the whole chat without the answer.
+        They share with this chat the system part, the turns before the last user turn, or everything but the answer.
         """
         messages = self.messages
         users = [position for position, message in enumerate(messages) if message["role"] == "user"]

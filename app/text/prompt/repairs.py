@@ -1,8 +1,8 @@
 """Repairs of a conversation that a chat template refuses or shows only in part: pure functions, in order.
 
 `required_repairs` chooses the repairs that all conversations with a template need; `app.text.prompt.ladder` tries those
-of `LADDER` in order, only as far as a template needs it. No repair loses a text, and none changes the beginning of a
-conversation depending on what comes later, so that earlier prompts match the prefix cache.
+of `LADDER` in order, until the template needs no more. No repair loses a text, except reasoning. Only tool results
+that arrive late change earlier turns; otherwise, cached prefixes of earlier prompts still match.
 """
 
 import re
@@ -16,7 +16,7 @@ from app.text.prompt import history_calls, turns
 from app.text.prompt.turns import SYSTEM, Conversation, each_message
 
 REFUSED, CALLS_MISSING, NULLS_WRITTEN = "refused", "calls missing", "nulls written"
-"""Flaws of a prompt besides roles with missing texts: it was refused, it lacks calls, or it shows nulls as "None"."""
+"""Flaws of a prompt, besides roles whose texts are missing: it was refused, lacks calls, or shows nulls as "None"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ class TemplateProbe(Protocol):
     """Probe of which parts of a conversation a template shows."""
 
     def shows_tools(self) -> bool:
-        """Return whether tools appear in its prompts."""
+        """Return whether tools appear in the template's prompts."""
 
     def shows_calls(self, content: str | None, number: int) -> bool:
-        """Return whether `number` parallel calls appear in its prompts next to `content`."""
+        """Return whether `number` parallel calls appear in the prompts next to `content`."""
 
     def numbers_calls(self) -> bool:
-        """Return whether calls need ids of the function's name and a number, for results or for the name itself."""
+        """Return whether call ids must consist of function and number, for results to match or the name to appear."""
 
 
 def required_repairs(source: str, dialect: Dialect, probe: TemplateProbe) -> tuple[Repair, ...]:

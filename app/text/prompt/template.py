@@ -2,7 +2,7 @@
 
 No code of the model folder is executed: the tokenizer is built from data files without network or remote code, and
 the template runs in a sandbox. A client's mistakes raise `InvalidRequest`, a broken folder `ModelUnavailable`. Nothing
-here bounds the cost of either: `app.worker.texts` does, by ending the process.
+here bounds the time and memory of tokenizer and template: `app.worker.texts` does, by ending the process.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from app.text.prompt.turns import Conversation
 
 
 class ChatTemplate:
-    """Untrusted code, compiled: jinja2's immutable sandbox with the names that transformers adds, no more."""
+    """Untrusted template, compiled in jinja2's immutable sandbox with only the names that transformers adds."""
 
     def __init__(self, source: str) -> None:
         """Compile; raises jinja2's `TemplateError`, `RecursionError` or `ValueError` if that is impossible."""
@@ -138,9 +138,9 @@ def _raise_exception(message: Any) -> None:
 
 NO_TEMPLATE = "this model has no chat template: use /v1/completions"
 MAX_FILE_BYTES = 128 * 1024 * 1024
-"""Largest tokenizer file, in bytes; the largest published ones have a quarter of it."""
+"""Largest tokenizer file, in bytes; the largest published files are a quarter of that."""
 CHARACTERS_PER_TOKEN = 4
-"""Characters per token of context in the first chunk of a text that is tokenized."""
+"""Characters per token of the context limit in the first prefix of a text that is tokenized."""
 
 FILL_IN_MIDDLE_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -149,10 +149,10 @@ FILL_IN_MIDDLE_TOKENS = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
     ("<PRE>", "<SUF>", "<MID>"),
 )
-"""Special tokens before the prefix, before the suffix, and before the middle that is to be filled in."""
+"""Special tokens before the prefix, before the suffix, and before the middle that the answer fills in."""
 
 StageCallback = Callable[[str, int], None]
-"""Callback with the stage that begins (`render`, `tokenize`) and its input in bytes."""
+"""Callback with the stage that begins (`render`, `tokenize`) and the size of its input in bytes."""
 
 
 class ChatPrompt(NamedTuple):
@@ -177,7 +177,7 @@ class TextModel:
         max_context_tokens: int,
         on_stage: StageCallback = lambda _what, _size: None,
     ) -> None:
-        """Take a tokenizer of transformers; `load` is the usual way to get one."""
+        """Take a tokenizer of transformers; `load` is the usual constructor."""
         self.tokenizer = tokenizer
         self.stop_token_ids = stop_token_ids
         self.vocabulary_size = vocabulary_size
@@ -242,8 +242,8 @@ class TextModel:
     ) -> ChatPrompt:
         """Tokenize the prompt of a chat, with checkpoints where later prompts diverge and notices of its repairs.
 
-        They diverge after the system part, at the last user turn, and before the answer begins (templates strip the
-        reasoning of earlier answers). `continues`: the answer continues the last message. Raises `InvalidRequest`.
+        Later prompts diverge after the system part, at the last user turn, and before the answer begins (templates
+        strip earlier reasoning). `continues`: the answer continues the last message. Raises `InvalidRequest`.
         """
         limit = self._limit(max_context_tokens)
         size = text_bytes([messages, tools])
@@ -333,7 +333,7 @@ class TextModel:
         return min(self._max_context_tokens, max_context_tokens or self._max_context_tokens)
 
     def _encode(self, text: str, limit: int) -> list[int]:
-        """Tokenize ever longer prefixes of a text, so that one beyond the context fails early."""
+        """Tokenize ever longer prefixes of a text, so that a text beyond the context fails early."""
         check_bytes(text_bytes(text), limit, self._longest_token_bytes)
         characters = max(1024, CHARACTERS_PER_TOKEN * limit)
         tokens = self._tokenize(text[:characters])
@@ -384,7 +384,7 @@ def _check_files(path: Path) -> None:
 
 
 def _templates(tokenizer: Any, dialect: Dialect) -> dict[str, Template]:
-    """Return the templates of the folder by name; one that cannot be compiled refuses every chat with the reason."""
+    """Return the templates of the folder by name; one that cannot be compiled refuses every chat, with the reason."""
     native = str(tokenizer.init_kwargs.get("chat_template_type") or "")
     if native in {module.name for module in pkgutil.iter_modules(chat_templates.__path__)}:
         module = importlib.import_module(f"{chat_templates.__name__}.{native}")
@@ -398,7 +398,7 @@ def _templates(tokenizer: Any, dialect: Dialect) -> dict[str, Template]:
 
 
 def _renderer(source: str) -> RenderTemplate:
-    """Compile on first use, since jinja2 evaluates constants then: a bomb breaks chats, not completions."""
+    """Compile on first use: jinja2 evaluates constants when it compiles, so a bomb breaks chats, not completions."""
 
     @cache
     def compiled() -> ChatTemplate:
@@ -412,7 +412,7 @@ def _renderer(source: str) -> RenderTemplate:
 
 
 def _render_natively(tokenizer: Any, variables: dict[str, Any]) -> str:
-    """Render in mlx-lm's own Python, as for a few models (`chat_template_type`), not in code of the folder."""
+    """Render with mlx-lm's Python code, which a few models need (`chat_template_type`), not with code of the folder."""
     reserved = {"messages", "documents", *tokenizer.special_tokens_map}
     arguments = {name: value for name, value in variables.items() if name not in reserved}
     return str(tokenizer.apply_chat_template(variables["messages"], tokenize=False, **arguments))
@@ -436,5 +436,5 @@ def _stop_tokens(path: Path, config: Mapping[str, Any]) -> set[int]:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Return whether it is a Rust panic in `tokenizers`: a BaseException, which `except Exception` misses."""
+    """Return whether an error is a Rust panic in `tokenizers`: a BaseException, which `except Exception` misses."""
     return type(error).__name__ == "PanicException"

@@ -1,7 +1,7 @@
-"""Translates a client's thinking settings into a template's arguments; what it does not support becomes a notice.
+"""Translates a client's thinking settings into a template's arguments; unsupported settings become notices.
 
-Templates switch thinking by one of several names, or take an effort, of which each knows a few. An argument that a
-template does not read would silently change nothing in the prompt.
+A template switches thinking by a variable with one of several names, or takes an effort, of which it supports a few.
+An argument that it does not read would silently change nothing in the prompt.
 """
 
 import re
@@ -41,7 +41,7 @@ class TemplateVariables:
 
     names: frozenset[str]
     efforts: tuple[str, ...]
-    """Efforts that the template knows, in ascending order."""
+    """Efforts that the template supports, in ascending order."""
     none: str = "none"
     """Name in the template for the effort `none`."""
 
@@ -104,7 +104,7 @@ def translate_arguments(
 def _with_effort(
     effort: Any, variables: TemplateVariables, *, has_reasoning: bool
 ) -> tuple[dict[str, Any], list[Notice]]:
-    """Translate an effort into the template's argument, as the nearest effort that it knows."""
+    """Translate an effort into the template's argument, as the nearest effort that the template supports."""
     name = variables.effort_name
     if effort is None:
         return {}, []
@@ -125,7 +125,7 @@ def _with_effort(
 
 
 def _nearest(effort: str, supported: tuple[str, ...]) -> str:
-    """Return the nearest known effort; the greater of two that are equally near."""
+    """Return the nearest supported effort; the greater of two that are equally near."""
     rank = EFFORTS.index(effort)
     return min(supported, key=lambda candidate: (abs(EFFORTS.index(candidate) - rank), -EFFORTS.index(candidate)))
 

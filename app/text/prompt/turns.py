@@ -171,7 +171,7 @@ def results_joined(conversation: Conversation) -> Conversation:
 
 
 def user_added(conversation: Conversation) -> Conversation:
-    """Insert an empty user turn at the start, unless the conversation starts with one."""
+    """Insert an empty user turn after the leading system messages, unless a user turn follows them already."""
     messages = conversation.messages
     count = count_leading_systems(messages)
     if messages[count:] and messages[count]["role"] == "user":
