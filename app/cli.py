@@ -187,9 +187,9 @@ def launch(
     *,
     model: Annotated[str | None, typer.Option(help="Model id; default: the default or only model.")] = None,
     print_only: Annotated[bool, typer.Option("--print", help="Print what would be run, and run nothing.")] = False,
-    force: Annotated[bool, typer.Option(help="Even where the model's context is too short for the agent.")] = False,
+    force: Annotated[bool, typer.Option(help="Start even if the model's context is too short for the agent.")] = False,
 ) -> None:
-    """Run a coding agent on a model here; start the server if none runs. What follows `--` is the agent's."""
+    """Run a coding agent on a model here; start the server if none runs. Arguments after `--` go to the agent."""
     from app.coding_agents import as_text
     from app.command.launch import coding_agent, exec_agent, prepare
     from app.command.server import explicit_settings

@@ -72,12 +72,12 @@ def stop(*, force: Annotated[bool, typer.Option("--force", help="Do not wait for
     with reported_errors(), console().status("") as line:
         server = stop_server(explicit_settings(), line.update, force=force)
     where = f" at {server.address}" if server is not None and server.port else ""
-    print_text("Paceline does not run." if server is None else f"Paceline{where} is stopped.")
+    print_text("Paceline is not running." if server is None else f"Paceline{where} is stopped.")
 
 
 @application.command(rich_help_panel=SERVER, epilog=LIKE_SERVE, context_settings=OPTIONS_OF_SERVE)
 def restart(context: typer.Context) -> None:
-    """Stop the server and start it again, with the options of `serve` that it had, or with new ones."""
+    """Stop the server and start it again, with the same `serve` options, or with new ones."""
     from app.command.server import explicit_settings
     from app.command.service import restart as restart_server
 
@@ -106,10 +106,10 @@ def status(*, as_json: Json = False) -> None:
 @application.command(rich_help_panel=SERVER)
 def logs(
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
-    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")] = False,
+    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of lines.")] = 50,
 ) -> None:
-    """Print the log of the server, the last lines of it. Needs no server."""
+    """Print the last lines of the server's log. Needs no server."""
     from app.command.server import explicit_settings
     from app.command.service import log_lines
 
@@ -135,7 +135,7 @@ def service(
             message = f"Paceline runs at {server.address} and starts at login ({agent.path})."
         elif action == "uninstall":
             was_there = autostart.uninstall(settings)
-            message = "Paceline is stopped and starts no more at login." if was_there else "It does not start at login."
+            message = "Paceline stopped and no longer starts at login." if was_there else "It does not start at login."
         else:
             installed = autostart.installed_agent(settings)
             message = "It does not start at login." if installed is None else f"It starts at login ({installed.path})."
@@ -253,7 +253,7 @@ def app_(
 def cache(
     action: Annotated[CacheAction, typer.Argument(help="list or clear.")] = "list", *, as_json: Json = False
 ) -> None:
-    """Show what is kept on disk of earlier prompts, or forget all of it. Needs no server."""
+    """Show or clear the prefix cache on disk. Needs no server."""
     from app.command.loaded import cache_object, cache_table, clear_cache, read_cache
 
     settings = client_settings()

@@ -183,7 +183,7 @@ async def follow_reply(admin: Admin, request_id: str) -> Response:
     """Stream a running reply from its beginning, for a page that was reloaded."""
     frames = admin.serving.replies.get(request_id)
     if frames is None:
-        raise Rejected(404, "This request does not run any more.", "not_running")
+        raise Rejected(404, "This request is no longer running.", "not_running")
     return frames.response(admin.serving.write_timeout_seconds)
 
 

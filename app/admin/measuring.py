@@ -227,7 +227,7 @@ class Measuring:
         chosen: list[Candidate] = []
         for candidate in self._candidates_to_measure(main, job.request.drafts):
             if footprint is not None and not self._models.fits_alone(footprint + candidate.footprint):
-                job.skipped_drafters.append(f"{candidate.id}: no room for it beside the others")
+                job.skipped_drafters.append(f"{candidate.id}: not enough memory beside the other drafters")
                 continue
             footprint = footprint and footprint + candidate.footprint
             chosen.append(candidate)

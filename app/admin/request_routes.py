@@ -78,7 +78,7 @@ async def get_request(admin: Admin, request_id: str) -> dict[str, Any]:
     """Return one request with all its figures."""
     details = await find_request(admin, request_id)
     if details is None:
-        raise Rejected(404, "There is no such request: it was cleared, or too many came after it.", "not_found")
+        raise Rejected(404, "There is no such request: it was cleared, or newer requests replaced it.", "not_found")
     return {"request": details}
 
 
@@ -88,7 +88,7 @@ async def cancel_request(admin: Admin, _body: JsonBody[EmptyBody], request_id: s
     error = Rejected(499, "The request was cancelled on the dashboard.", "cancelled")
     record = admin.serving.journal.find(request_id)
     if record is None:
-        raise Rejected(409, "This request does not run any more.", "not_running")
+        raise Rejected(409, "This request is no longer running.", "not_running")
     record.cancel(error)
     return {"cancelled": request_id}
 

@@ -159,7 +159,7 @@ async def make_entry(request: Request, admin: Admin, body: JsonBody[EntryRequest
     Before there is a password, it is the address of the set-up page. Only for commands on this computer.
     """
     if identity_of(request).kind != "command":
-        raise Rejected(403, "Only commands of this computer open pages signed in.", "not_a_command")
+        raise Rejected(403, "Only a command on this computer can open a signed-in page.", "not_a_command")
     if not is_page(body.to):
         raise InvalidRequest("Name a page of the dashboard.", parameter="to")
     has_account = await asyncio.to_thread(lambda: admin.accounts.has_account)

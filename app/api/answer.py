@@ -98,7 +98,7 @@ def call_arguments(call: ToolCallDelta) -> dict[str, Any]:
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
-        message = f"The model called {call.name} with arguments that cannot be read: send the request again."
+        message = f"The model called {call.name} with arguments that are not valid JSON: send the request again."
         raise PacelineError(message, code="unreadable_call")
     return arguments
 
@@ -336,7 +336,7 @@ def _check_choices(command: Generate) -> None:
     """Raise InvalidRequest if one prompt asks for more choices than the queue can hold: a retry would not help."""
     choices, limit = command.n, command.model.queue_limit
     if choices > limit:
-        message = f"{choices} choices are asked for, but only {limit} may wait for a model: ask for fewer at a time."
+        message = f"The request asks for {choices} choices, but a model's queue holds {limit}: ask for fewer at a time."
         raise InvalidRequest(message, code="too_many_choices", parameter="n")
 
 

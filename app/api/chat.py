@@ -141,7 +141,7 @@ class ChatBody(ToolsBody, ThinkingBody, GenerationBody):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is only allowed with logprobs: true")
         if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("continue_final_message and add_generation_prompt exclude one another")
+            raise ValueError("continue_final_message and add_generation_prompt cannot be combined")
         if self.continue_final_message and not self.messages[-1].can_be_continued:
             raise ValueError("continue_final_message needs a last message of the assistant that has text")
         return self

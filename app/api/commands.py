@@ -195,7 +195,7 @@ class GenerationBody(StayBody):
         if not isinstance(stops, list) or len(stops) > MAX_STOPS:
             raise ValueError(f"give a string or at most {MAX_STOPS} strings")
         if not all(isinstance(entry, str) and 0 < len(entry) <= MAX_STOP_CHARACTERS for entry in stops):
-            raise ValueError(f"each stop is a string of 1 to {MAX_STOP_CHARACTERS} characters")
+            raise ValueError(f"each stop must be a string of 1 to {MAX_STOP_CHARACTERS} characters")
         return tuple(stops)
 
     @field_validator("logit_bias")
@@ -288,7 +288,7 @@ def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification
     drafts = None if body.draft_model == OFF else body.draft_model or None
     model = resolver.resolve(main.id, drafts, method=speculation.method)
     if speculation.acceptance and model.acceptance == "rejection":
-        message = f"{main.id} accepts by rejection, which no request can leave."
+        message = f"{main.id} uses acceptance by rejection, which a request cannot override."
         raise SpeculationUnavailable(message, parameter="speculation.acceptance")
     speculation = msgspec.structs.replace(
         speculation, methods=resolver.named_methods(model, drafts) or speculation.methods

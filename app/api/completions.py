@@ -72,7 +72,7 @@ class CompletionBody(GenerationBody):
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ValueError("best_of is not available: leave it out, or make it equal to n")
         if self.suffix and (self.echo or not isinstance(self.prompt[0], str)):
-            raise ValueError("suffix goes with a prompt that is text, and without echo")
+            raise ValueError("suffix requires a text prompt and no echo")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens: 0 requires echo: true: give at least 1, or echo: true")
         return self

@@ -70,11 +70,11 @@ async def embedding_commands(request: Request, body: EmbeddingsBody, embedding_i
     model = await asyncio.to_thread(context_of(request).resolver.find, shared.model.id)
     pooling = body.pooling or model.pooling or "mean"
     if pooling == "cls" and model.kind != "encoder":
-        message = f"pooling cls: the first token of {model.id} has seen no other one; use mean or last."
+        message = f"pooling cls: in {model.id} the first token attends to no other token: use mean or last."
         raise InvalidRequest(message, parameter="pooling")
     if pooling == UNKNOWN:
         message = (
-            f"The files of {model.id} do not say how it pools: say pooling (mean, cls or last), or copy the folder"
+            f"The files of {model.id} do not state its pooling: set pooling to mean, cls or last, or copy the folder"
             " 1_Pooling of the model that it was made from into its own."
         )
         raise InvalidRequest(message, parameter="pooling")
@@ -95,7 +95,7 @@ async def embedding_commands(request: Request, body: EmbeddingsBody, embedding_i
 def truncated(embedding: Sequence[float], dimensions: int | None) -> list[float]:
     """Normalise the first `dimensions` numbers of a vector to length 1. Raises InvalidRequest if it has fewer."""
     if dimensions is not None and dimensions > len(embedding):
-        message = f"dimensions: {dimensions} are asked for, but vectors of this model have {len(embedding)}."
+        message = f"dimensions is {dimensions}, but this model's vectors have {len(embedding)} values."
         raise InvalidRequest(message, parameter="dimensions")
     vector = embedding[:dimensions]
     size = sqrt(sum(value * value for value in vector)) or 1.0

@@ -34,7 +34,7 @@ WHY_IGNORED: Mapping[str, str] = {
     "chat_template": "the model's own template is used",
     "container": RAN_ELSEWHERE,
     "context": "send the whole conversation to /api/chat",
-    "context_management": "nothing of a conversation is taken out",
+    "context_management": "conversations are never shortened",
     "conversation": SEND_WHOLE,
     "function_call": "use tool_choice",
     "functions": "use tools",
@@ -48,10 +48,10 @@ WHY_IGNORED: Mapping[str, str] = {
     "reasoning.exclude": "reasoning is always returned, in a field of its own",
     "template": "the model's own template is used",
     "top_logprobs": NO_LOGPROBS,
-    "truncation": "what is too long is refused, and never cut",
+    "truncation": "input that is too long is refused, never truncated",
     "web_search_options": RAN_ELSEWHERE,
 }
-UNKNOWN = "there is no such field here"
+UNKNOWN = "this server has no such field"
 DEFAULT_VALUES: Mapping[str, Sequence[Any]] = {
     "include": ([], ["reasoning.encrypted_content"]),
     "include_reasoning": (True,),

@@ -77,7 +77,7 @@ class ItemReader:
         """Return a notice about the items that were left out."""
         if not self._left_out:
             return []
-        message = f"items of type {', '.join(self._left_out)} are left out: this model can make nothing of them"
+        message = f"items of type {', '.join(self._left_out)} are left out: this model cannot use them"
         return [Notice(code="left_out_item", message=message, parameter="input")]
 
     def _resolved(self, item: Item) -> Item | None:
@@ -87,7 +87,7 @@ class ItemReader:
             return item
         name = str(item.get("id"))
         if name in self._referenced:  # else short references could expand to a huge prompt
-            raise InvalidRequest(f"input: the item {name[:60]} is named twice: name it once", parameter="input")
+            raise InvalidRequest(f"input: item {name[:60]} is referenced twice: reference it once", parameter="input")
         self._referenced.add(name)
         referenced = self._find(name)
         if referenced is None:
@@ -106,7 +106,7 @@ class ItemReader:
         """Add one item; return whether the model can use it."""
         kind = item.get("type", "message")
         if not isinstance(kind, str):
-            raise InvalidRequest("input: the type of an item is a text", parameter="input")
+            raise InvalidRequest("input: the type of an item must be a string", parameter="input")
         if kind == "message":
             self._add_message(item)
         elif kind == "agent_message":

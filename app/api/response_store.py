@@ -94,7 +94,7 @@ class ResponseStore:
         stored = self._responses_of(owner).responses.get(response_id)
         if stored is None or self._is_old(stored):
             hours = int(MAX_AGE_SECONDS // 3600)
-            message = f"There is no response of this id: they are kept for {hours} hours, until the server stops."
+            message = f"There is no response with this id: they are kept for {hours} hours, until the server stops."
             raise Rejected(404, message, "response_not_found")
         return stored
 

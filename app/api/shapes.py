@@ -12,12 +12,12 @@ DRAFTED: Fields = dict.fromkeys(("drafted", "accepted", "cycles", "close_calls",
 Drafts = shape(
     "Speculation",
     {"method": str, "reason": str, "reason_code": str, **DRAFTED, "tokens_per_cycle": float},
-    "Which method ran, what came of its drafts, and why nothing was drafted, or not all the time.",
+    "Which method ran, the outcome of its drafts, and why nothing, or not everything, was drafted.",
 )
 Warned = shape(
     "Warning",
     {"code": str, "message": str, "parameter": str},
-    "A repair that the request needed, or what of it is not honoured; `parameter` names the field, where there is one.",
+    "A repair that the request needed, or a part of it that was ignored; `parameter` names the field, if any.",
 )
 WARNED: Fields = {"warnings": list[Warned] | None}  # type: ignore[valid-type]
 NUMBERS: Fields = {"timings": dict[str, float], "speculation": Drafts}
@@ -72,7 +72,7 @@ Embedding = shape("Embedding", VECTOR, "Numbers, or 32-bit floats in base64.")
 VECTORS: Fields = {"data": list[Embedding], "usage": Counts, **WARNED}  # type: ignore[valid-type]
 EmbeddingList = shape("EmbeddingList", {**LIST, **VECTORS, "model": str, "pooling": str})
 SCORED: Fields = {"index": int, "relevance_score": float}
-Scored = shape("RerankResult", SCORED, "`document` with its `text` where it was asked for.")
+Scored = shape("RerankResult", SCORED, "`document` with its `text` if requested.")
 Reranking = shape("Reranking", {"id": str, "model": str, "results": list[Scored], "usage": Counts, **WARNED})  # type: ignore[valid-type]
 PROFILED: Fields = {"alias": str | None, "profile_of": str | None}
 MODEL_STATE: Fields = {"state": str, **PROFILED, "context_length": int | None, "capabilities": list[str]}
@@ -88,5 +88,5 @@ OllamaChatAnswer = shape("OllamaChatAnswer", {"message": Object, **OLLAMA_CHUNK}
 OllamaText = shape("OllamaText", {"response": str, **OLLAMA_CHUNK}, LINES)
 OllamaVectors = shape("OllamaVectors", {"model": str, "embeddings": list[list[float]], **WARNED})
 OllamaVector = shape("OllamaVector", {"model": str, "embedding": list[float], **WARNED})
-OllamaModels = shape("OllamaModels", {"models": list[Object]}, "What there is, or what is loaded.")
+OllamaModels = shape("OllamaModels", {"models": list[Object]}, "Models on disk, or models in memory.")
 OllamaModel = shape("OllamaModel", {"details": Object, "model_info": Object, "capabilities": list[str]})

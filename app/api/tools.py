@@ -232,7 +232,7 @@ class ToolsBody(Body):
             message = f"tools of type {kinds} are left out: none of them runs here, so the model is not shown them"
             notices.append(Notice(code="left_out_tool", message=message, parameter="tools"))
         if choice.other or choice.mode not in {"none", self.call_mode}:
-            message = "tool_choice is taken as auto: it asks for a tool that does not run here"
+            message = "tool_choice is treated as auto: it asks for a tool that does not run here"
             notices.append(Notice(code="ignored_tool_choice", message=message, parameter="tool_choice"))
         return notices
 

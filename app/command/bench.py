@@ -203,14 +203,14 @@ def doubt_text(doubt: Doubt) -> str:
         "one_round": "One round only: a first impression. Measure for longer to be sure.",
         "unsteady": f"The same work without drafting varied by ± {100 * doubt.amount:.0f} % between rounds: something "
         "else kept this computer busy. Measure again when it is quiet.",
-        "disturbed": f"{doubt.amount:.0f} turns were repeated for requests of others. Measure again when nobody asks.",
+        "disturbed": f"{doubt.amount:.0f} turns were repeated because of other requests. Measure again when idle.",
     }[doubt.kind]
 
 
 def omission_text(results: Mapping[str, Any]) -> str:
     """Return why settings are missing from the table; "" if none are."""
     if results["interrupted"]:
-        return "Interrupted: this is what was measured until then."
+        return "Interrupted: these are the results so far."
     if results["skipped"]:
         return f"No time was left for {'; '.join(results['skipped'])}: --minutes gives more."
     return ""

@@ -139,7 +139,7 @@ class Chat:
             self._console.print(Text(HELP))
         elif path := typed_path(argument) if command == "/file" else dropped_file(line):
             self.attach(path)
-            self._console.print(Text("Goes along with the next message.", style="dim"))
+            self._console.print(Text("Attached to the next message.", style="dim"))
         elif line == "/file":
             self._console.print(Text("/file needs the path of a file.", style="yellow"))
         elif line == "/thoughts":
@@ -227,7 +227,7 @@ def output_constraints(schema: Path | None, tools: Path | None) -> dict[str, Any
         content = _json(tools)
         functions = content if isinstance(content, list) else [content]
         if not all(isinstance(function, dict) for function in functions):
-            raise CommandError(f"{tools} holds no list of functions")
+            raise CommandError(f"{tools} does not contain a list of functions")
         fields["tools"] = [
             function if "function" in function else {"type": "function", "function": function} for function in functions
         ]
@@ -238,7 +238,7 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CommandError(f"{path} holds no JSON: {error}") from error
+        raise CommandError(f"{path} is not valid JSON: {error}") from error
 
 
 def legend() -> Text:

@@ -141,7 +141,7 @@ def check_platform(_settings: Settings) -> Iterator[Finding]:
         yield Finding("platform", "ok", message)
     elif sysctl_number("sysctl.proc_translated"):
         action = "install one for arm64 (python.org or Homebrew), delete .venv and run `make serve`"
-        yield Finding("platform", "fail", "this Python was made for Intel and runs under Rosetta", action)
+        yield Finding("platform", "fail", "this Python is an Intel build and runs under Rosetta", action)
     else:
         yield Finding("platform", "fail", f"{system} on {machine} has no mlx", "use a Mac with Apple silicon, or Linux")
 
@@ -330,7 +330,7 @@ def check_memory_pressure(
     if pressure == "normal":
         yield Finding("pressure", "ok", "the system has memory left")
     else:
-        message = f"the system is short of memory ({pressure}): earlier prompts and idle models leave it"
+        message = f"the system is short of memory ({pressure}): cached prompts and idle models are evicted"
         yield Finding("pressure", "warn", message, "close other programs, or lower PACELINE_MEMORY_LIMIT")
 
 
@@ -343,7 +343,7 @@ def check_gpu_memory(settings: Settings) -> Iterator[Finding]:
 
 def gpu_memory_finding(total_bytes: int, recommended_bytes: int, needs_bytes: Mapping[str, int]) -> Finding:
     """Return the finding for a Mac whose GPU may use `recommended_bytes`, and models that need `needs_bytes`."""
-    holds = f"the GPU may hold {bytes_text(recommended_bytes)} of {bytes_text(total_bytes)}"
+    holds = f"the GPU may use {bytes_text(recommended_bytes)} of {bytes_text(total_bytes)}"
     limit = wired_limit_mb(total_bytes, recommended_bytes, needs_bytes.values())
     if not limit:
         return Finding("gpu", "ok", holds)

@@ -20,7 +20,7 @@ from app.settings import Settings
 def coding_agent(name: str) -> CodingAgent:
     """Return the agent called `name`. Raises CommandError with the known names."""
     if name not in AGENTS:
-        raise CommandError(f"{name} is none of the agents that can be launched: {', '.join(AGENTS)}")
+        raise CommandError(f"there is no agent {name}: the agents are {', '.join(AGENTS)}")
     return AGENTS[name]
 
 
@@ -30,8 +30,8 @@ def model_endpoint(server: Server, model: str, agent: CodingAgent, key: str, *, 
     context_tokens = int(answer.get("context") or 0)
     if 0 < context_tokens < agent.context_tokens and not is_forced:
         raise CommandError(
-            f"{model} holds {context_tokens} tokens, and {agent.program} needs {agent.context_tokens}: name a model"
-            " with a longer context by --model, or try it with --force"
+            f"{model} has a context of {context_tokens} tokens, and {agent.program} needs {agent.context_tokens}: name"
+            " a model with a longer context by --model, or try it with --force"
         )
     return ModelEndpoint(server.address, model, context_tokens, key)
 

@@ -80,7 +80,7 @@ def _methods(model: Mapping[str, Any]) -> str:
     if not model.get("drafts"):
         lines += [f"{method}: {reason}" for method, reason in (model.get("unavailable") or {}).items() if reason]
     if "apart" in (model.get("cache_families") or ()):
-        lines.append("row by row: together they would disturb one another")
+        lines.append("row by row: in one batch, rows would change each other's results")
     return "\n".join(lines)
 
 
@@ -145,7 +145,7 @@ def clear_cache(settings: Settings) -> str:
         raise CommandError(f"{settings.prefixes_path} cannot be cleared: {error.strerror}") from None
     if server is not None:
         size = int(server.call("POST", "/api/cache/clear", {})["freed_bytes"])
-    return f"Earlier prompts are forgotten: {bytes_text(size)} on disk are free."
+    return f"The prefix cache is cleared: {bytes_text(size)} freed on disk."
 
 
 def columns_table(*columns: str) -> Table:

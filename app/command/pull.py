@@ -104,7 +104,7 @@ def _pull_in_process(settings: Settings, repository: str, revision: str, show: S
         if settings.downloads_folder is None:
             settings.downloads_path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        problem = f"The downloads folder {settings.downloads_path} cannot be made ({error.strerror})"
+        problem = f"The downloads folder {settings.downloads_path} cannot be created ({error.strerror})"
         raise CommandError(f"{problem}: `paceline config set downloads_folder FOLDER` chooses another.") from None
     end = asyncio.run(run_download(job, report, timeouts=TIMEOUTS, wait=Wait()))
     if end.state == "failed":

@@ -54,7 +54,7 @@ BLOCK_BYTES = 1 << 16
 NEW_LOG_FLAGS = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 ENTRY = "/admin/api/entry"
-OPTIONS_OF_AGENT = "`paceline service install` with options changes how, `paceline service uninstall` ends that"
+OPTIONS_OF_AGENT = "`paceline service install` with options changes them, `paceline service uninstall` removes it"
 
 ShowProgress = Callable[[str], None]
 """Callback that shows one line of progress."""
@@ -108,7 +108,7 @@ def _find_running(settings: Settings, show_progress: ShowProgress) -> RunningSer
         if server is not None and answer and not answer.get("draining"):
             return server
         if answer:
-            show_progress("Waiting for the server that stops")
+            show_progress("Waiting for the previous server to stop")
             deadline = time.monotonic() + HANG_SECONDS
         elif time.monotonic() > deadline:
             pid = lock_holder(settings.home)
@@ -132,7 +132,7 @@ def _start_lock(home: Path) -> Iterator[int]:
             advice = (
                 f"set PACELINE_HOME to a folder on a disk of this computer, or use `paceline serve` ({error.strerror})"
             )
-            raise CommandError(f"the file system of {home} knows no locks: {advice}") from None
+            raise CommandError(f"the file system of {home} does not support file locks: {advice}") from None
         yield descriptor
     finally:
         os.close(descriptor)
@@ -156,7 +156,7 @@ def _wait_until_ready(
     settings: Settings, show_progress: ShowProgress, failure_reason: Callable[[], str]
 ) -> RunningServer:
     show_progress("Starting")
-    with _on_interrupt("Paceline goes on starting: `paceline status` tells when it runs"):
+    with _on_interrupt("Paceline is still starting: `paceline status` shows when it runs"):
         while True:
             server = read_server(settings.home)
             if server is not None and _server_status(settings):
@@ -232,7 +232,7 @@ def stop(settings: Settings, show_progress: ShowProgress, *, force: bool = False
     if force:
         _signal(server, signal.SIGTERM)  # after a second signal, the server does not wait for requests
     deadline = time.monotonic() + KILL_SECONDS if force else float("inf")
-    with _on_interrupt("Paceline goes on stopping: `paceline stop --force` ends it at once"):
+    with _on_interrupt("Paceline is still stopping: `paceline stop --force` ends it immediately"):
         while is_served(settings.home) and lock_holder(settings.home) in (0, server.pid):  # ignores a successor
             if time.monotonic() > deadline:
                 _kill(server, autostart.installed_agent(settings))

@@ -29,4 +29,4 @@ class Dispensable:
                     undo()
             if type(error) not in self._logged:
                 self._logged.add(type(error))
-                self.logger.exception("%s failed; requests go on without it", self._name)
+                self.logger.exception("%s failed; requests continue without it", self._name)

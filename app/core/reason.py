@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 REASONS = {
     # no drafts
-    "asked": "the request asked for no drafting",
+    "asked": "the request switched drafting off",
     "policy_off": "drafting is off for this model (policy 'off')",
     "batched": "other requests are running, and policy 'single' drafts only when one runs",
     "drafters": "{detail}",
@@ -14,7 +14,7 @@ REASONS = {
     "missing_all": "{names} is not on this computer; no other chosen drafter could be used",
     "no_drafter": "no drafter is loaded with this model",
     "measuring": "measuring the cost of a plain step",
-    "plain": "plain is faster: {method} with draft length {count:g} costs {ratio:.1f}x a plain step,"
+    "plain": "plain decoding is faster: {method} with draft length {count:g} costs {ratio:.1f}x a plain step,"
     " acceptance {share:.2f}",
     "no_match": "no n-gram match",
     "last_token": "only one token was left",
@@ -23,9 +23,9 @@ REASONS = {
     "slow_masks": "the grammar's masks take too long for drafts",
     "drafter_full": "the drafter's context is full",
     "drafter_unread": "the drafter has not read the prompt",
-    "drafter_waits": "the hidden states of the last tokens are not there yet",
+    "drafter_waits": "the hidden states of the last tokens are not available yet",
     # a method that cannot draft for a model
-    "not_chosen": "only {methods} may draft for this model: that was chosen for it",
+    "not_chosen": "this model's settings allow only {methods} to draft",
     "not_loaded": "no {drafter} is loaded with this model: pass one with `--draft` or `draft_model`",
     "cannot_draft": "{detail}",
     # the end of a worker
@@ -38,7 +38,7 @@ REASONS = {
     "exit_signal": "ended by signal {name}",
     "exit_clean": "exited with code 0",
     "exit_code": "exited with code {code}, see the log",
-    "exit_device": "the GPU took no more work from the process, so another one was started",
+    "exit_device": "the GPU accepted no more work from the process, so a new process was started",
     "exit_stuck": "closed its channel and did not exit",
     "exit_not_started": "could not be started ({detail})",
     "exit_not_ready": "did not become ready within {seconds:g} s",

@@ -76,7 +76,7 @@ def parse_folder(value: object) -> object:
 def absolute_path(text: str) -> Path:
     """Return an absolute path, because the worker and downloads run in other folders than the user's current one."""
     if "\0" in text:
-        raise ValueError("no folder has a name with a NUL character")
+        raise ValueError("a folder name cannot contain a NUL character")
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError:

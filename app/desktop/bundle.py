@@ -142,7 +142,7 @@ def bundle_files(info: LauncherInfo, languages: tuple[str, ...]) -> dict[str, by
 def read_record(bundle: Path) -> BundleRecord | None:
     """Return the record of a bundle; None if there is no bundle. Raises `CommandError` for anything not ours."""
     if bundle.is_symlink() or (bundle.exists() and not bundle.is_dir()):
-        raise CommandError(f"{bundle} is no app of Paceline's: move it away, or choose another folder with --folder")
+        raise CommandError(f"{bundle} is not a Paceline app: move it away, or choose another folder with --folder")
     if not bundle.exists():
         return None
     record = read_json_as(_path_inside(bundle, RECORD), BundleRecord, MAX_RECORD_BYTES)

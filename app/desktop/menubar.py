@@ -125,7 +125,7 @@ class MenuBar:
             self._trouble = self._explain(error)
         except (KeyError, TypeError):
             logger.exception("%s failed", action)
-            self._trouble = ServiceState(problem="the server answers as another version does: restart it")
+            self._trouble = ServiceState(problem="the running server has another version: restart it")
         self._refresh.set()
 
     def _explain(self, error: CommandError) -> ServiceState:

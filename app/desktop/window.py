@@ -85,7 +85,7 @@ def ensure_server(settings: Settings) -> Server:
     start(settings, (), lambda _text: None)
     server = running_server(settings)
     if server is None:
-        raise NoServer("the server ended while it was asked: `paceline logs` says why")
+        raise NoServer("the server ended before it answered: see `paceline logs`")
     return server
 
 

@@ -170,7 +170,9 @@ def build_encoder(folder: ModelFolder) -> Encoder:
     own = dict(nn.utils.tree_flatten(encoder.parameters()))
     missing = [name for name in own if name not in weights or own[name].shape != weights[name].shape]
     if missing:
-        raise ModelUnavailable(f"its weights lack what its config asks for (first {missing[0]}); download it again")
+        raise ModelUnavailable(
+            f"tensors of its config are missing or of another shape (first {missing[0]}); download it again"
+        )
     encoder.load_weights([(name, weights[name]) for name in own])
     encoder.eval()
     return encoder

@@ -147,7 +147,7 @@ class Engine:
             if tokens:  # a launched forward may have read the last emitted token too
                 self._cache_row(row.request, row.tokens or tokens, self.runner.length(sequence_id), ended=True)
         except (RuntimeError, MemoryError):
-            logger.warning("a finished prompt is not kept: the device has no memory left")
+            logger.warning("a finished prompt was not cached: the device is out of memory")
         finally:
             self.runner.release(sequence_id)
             self._forget(sequence_id)

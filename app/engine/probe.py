@@ -32,7 +32,7 @@ INTERFERING_IN_LONG_CONTEXTS = frozenset({"mlx_lm.models.minimax_m3_vl"})
 """Model modules whose rows disturb one another only in contexts longer than the probe's: this one selects blocks of
 keys by their distance from the end of the longest row."""
 
-SPLIT_DEPENDENT = {"mlx_lm.models.phi3small": "mlx-lm lets its tokens see later ones of the same forward"}
+SPLIT_DEPENDENT = {"mlx_lm.models.phi3small": "in mlx-lm its tokens attend to later tokens of the same forward"}
 """Modules whose answers depend on how tokens are split into forwards, and why."""
 
 Result = TypeVar("Result")
@@ -125,7 +125,7 @@ def _mismatch(
             yield
         distance = max(_distance(batched, alone) for batched, alone in zip(actual, expected, strict=True))
     except (AttributeError, TypeError, ValueError, LookupError, NotImplementedError, AssertionError) as error:
-        return f"the model reaches into its caches ({error})"
+        return f"the model accesses its caches in an unsupported way ({error})"
     finally:
         for name in reversed(names):
             runner.release(name)

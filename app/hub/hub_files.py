@@ -82,7 +82,7 @@ def checked_repository(text: str) -> str:
     name = ADDRESS.sub("", text.strip()).removesuffix("/")
     if REPOSITORY.fullmatch(name) is None or ".." in name or "--" in name or name.endswith(".git"):
         raise InvalidRequest(
-            f'"{printable(text)}" is no name of a repository: give organisation/name', parameter="repository"
+            f'"{printable(text)}" is not a repository name: give organisation/name', parameter="repository"
         )
     return name
 
@@ -90,7 +90,7 @@ def checked_repository(text: str) -> str:
 def checked_revision(text: str) -> str:
     """Check a branch, tag or commit; empty stands for the main branch. Raises `InvalidRequest`."""
     if text and (REVISION.fullmatch(text) is None or ".." in text):
-        raise InvalidRequest(f'"{printable(text)}" is no revision: give a branch, tag or commit', parameter="revision")
+        raise InvalidRequest(f'"{printable(text)}" is not a revision: give branch, tag or commit', parameter="revision")
     return text
 
 
@@ -196,7 +196,7 @@ class Hub:
         except ImportError:  # for a SOCKS proxy, httpx2 needs another package
             raise HubProblem("proxy", repository) from None
         except MalformedResponseErrors:  # the sign-in page of a hotel's network or a proxy, or a hostile hub
-            raise HubProblem("offline", repository, "the answer is not the hub's") from None
+            raise HubProblem("offline", repository, "the response is not from the hub") from None
 
     def chunks(self, repository: str, commit: str, file: RepositoryFile, offset: int) -> Iterator[tuple[int, bytes]]:
         """Yield a file as (position, bytes), from `offset` on, or from 0 if the hub ignores the requested range.
@@ -374,7 +374,7 @@ class HubToken:
             self._path.unlink(missing_ok=True)
             return
         if TOKEN.fullmatch(token) is None:
-            raise InvalidRequest("That is no token: copy one whole from the hub's settings page.", parameter="token")
+            raise InvalidRequest("That is not a token: copy one whole from the hub's settings page.", parameter="token")
         write_privately(self._path, f"{token}\n{_address(endpoint)}\n".encode("ascii"))
 
     def _stored(self, endpoint: str) -> str:

@@ -130,4 +130,4 @@ def _write(home: Path, server: RunningServer) -> None:
 def _running_text(server: RunningServer | None) -> str:
     if server is None:
         return "Paceline is starting or ending already: look with `paceline status`"
-    return f"Paceline runs already: {server.address} (process {server.pid}); `paceline stop` ends it"
+    return f"Paceline is already running: {server.address} (process {server.pid}); `paceline stop` ends it"

@@ -306,7 +306,7 @@ class FolderCatalog:
         if id in models:
             return models[id]
         if not self._is_complete:
-            message = "not every folder of models can be read for the moment: try again soon"
+            message = "some model folders cannot be read at the moment: try again soon"
             raise DiskUnavailable(message, parameter="model", retry_after_seconds=RETRY_SECONDS)
         nearest = difflib.get_close_matches(id[:200], models, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(nearest)}?" if nearest else "`paceline ls` shows the models that are here"

@@ -34,14 +34,12 @@ def check_direction(config: Config) -> None:
     kind = str(config.get("model_type"))
     name = next(iter(_texts(config.get("architectures"))), "")
     if kind in ENCODERS and (name.endswith("ForSequenceClassification") or config.get("is_decoder") is True):
-        raise ModelUnavailable(
-            f"it was made for something else than embeddings ({printable(name)}); choose another one"
-        )
+        raise ModelUnavailable(f"it was not made for embeddings ({printable(name)}); choose another one")
     if kind in ENCODERS - {"modernbert"} and config.get("position_embedding_type") not in (None, "absolute"):
         raise ModelUnavailable("it uses relative position embeddings, which are not supported; choose another one")
     if kind in OTHER_ENCODERS or config.get("use_bidirectional_attention") in (True, "all"):
         raise ModelUnavailable(
-            f"it reads in both directions, and of such models only {', '.join(sorted(ENCODERS))} run here; choose one"
+            f"it is bidirectional; of these models, only {', '.join(sorted(ENCODERS))} are supported; choose one"
         )
 
 

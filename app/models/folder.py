@@ -255,7 +255,7 @@ def _read_tensors(root: Path, names: Iterable[str]) -> dict[str, TensorInfo]:
     for name in names:
         header = read_header(root / name)
         if not tensors.keys().isdisjoint(header):
-            raise ModelUnavailable(f"{printable(name)} repeats a tensor of another file; {DOWNLOAD_AGAIN}")
+            raise ModelUnavailable(f"{printable(name)} repeats a tensor that another file has; {DOWNLOAD_AGAIN}")
         tensors.update(header)
     return tensors
 

@@ -60,7 +60,7 @@ class MachineFiles:
             logger.warning("%s is ignored and will be replaced: %s", path.name, error)
             return None
         if stored.key != key:
-            logger.warning("%s is ignored and will be replaced: it does not fit", path.name)
+            logger.warning("%s is ignored and will be replaced: it belongs to another key", path.name)
             return None
         return stored
 
@@ -103,7 +103,7 @@ class CostFiles(MachineFiles):
             logger.info("the costs of %s are of another version and will be measured anew", spec.id)
             return ()
         if len(stored.costs) > MAX_COSTS or not all(map(_is_valid, stored.costs)):
-            logger.warning("the costs of %s are ignored and will be replaced: they are impossible", spec.id)
+            logger.warning("the costs of %s are ignored and will be replaced: they are invalid", spec.id)
             return ()
         self._written[str(stored.key)] = tuple(stored.costs)
         return tuple(stored.costs)

@@ -71,7 +71,7 @@ def escaped(text: str) -> str:
 def check_momentary(error: OSError) -> None:
     """Raise `DiskUnavailable` for an error that says nothing about the file."""
     if error.errno in MOMENTARY:
-        message = f"models cannot be read for the moment ({error.strerror}): try again soon"
+        message = f"models cannot be read at the moment ({error.strerror}): try again soon"
         raise DiskUnavailable(message, retry_after_seconds=RETRY_SECONDS) from error
 
 
@@ -127,7 +127,7 @@ def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """Read the JSON object in a regular file of at most `max_bytes`."""
     value = read_json(path, max_bytes)
     if not isinstance(value, dict):
-        raise ModelUnavailable(f"{printable(path.name)} holds no JSON object; {DOWNLOAD_AGAIN}")
+        raise ModelUnavailable(f"{printable(path.name)} is not a JSON object; {DOWNLOAD_AGAIN}")
     return value
 
 

@@ -170,7 +170,7 @@ class TokenizerCache:
         try:
             write_privately(self._path, msgspec.json.encode(cached))
         except OSError as error:
-            logger.warning("what is known of tokenizers cannot be kept: %s", error.strerror)
+            logger.warning("the tokenizer cache cannot be saved: %s", error.strerror)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class Tokenizer:
         if not self.shares_tokens(draft):
             return self.difference(draft)
         highest = draft.facts().highest
-        return f"it has {rows} rows and none for token {highest}; {DOWNLOAD_AGAIN}" if 0 < rows <= highest else ""
+        return f"its embedding of {rows} rows lacks token {highest}; {DOWNLOAD_AGAIN}" if 0 < rows <= highest else ""
 
     def difference(self, draft: "Tokenizer") -> str:
         """Describe the lowest id that does not mean the same in both; "" when all do."""
@@ -229,7 +229,7 @@ class Tokenizer:
         if not (main_facts.words and draft_facts.words):
             return INCOMPARABLE
         difference = self._cached_difference(draft, f"{main_facts.tokens} {draft_facts.tokens}", _first_difference)
-        return f"it has another tokenizer: {difference}; choose a draft model of the same family"
+        return f"it has a different tokenizer: {difference}; choose a draft model of the same family"
 
     def text_difference(self, draft: "Tokenizer") -> str:
         """Describe the lowest id that stands for one piece of text here and another in `draft`; "" when there is none.

@@ -18,17 +18,17 @@ from app.models.draft_lengths import draft_lengths
 from app.models.drafters.methods import AT_ONCE_METHODS
 
 STALE_STEPS = 1_024
-"""Steps after which an unmeasured cost is forgotten, or falls back to its cost at load at the current pace."""
+"""Number of steps after which an unmeasured cost is forgotten, or falls back to its value at load, times the pace."""
 MAX_WEIGHT = 20
 """Maximum weight of all earlier samples together, in samples."""
 SHORT_TOKENS = 256
-"""Context length, in tokens, below which it costs next to nothing."""
+"""Context length, in tokens, below which the context adds next to nothing to a step."""
 INTERVAL_STEPS = 32
-"""Interval, in steps, between timings of drafting, and in tokens between judgements: evidence fades as a text grows."""
+"""Interval in steps between timings of drafting, and in tokens between judgements: evidence fades as a text grows."""
 NOISE = 0.04
 """Relative difference that a measurement must exceed to change a curve or a decision."""
 EXTRAPOLATED_SHARE, MIN_SLOPE = 0.5, 0.02
-"""Share of the slope so far assumed beyond the last measured width, and the least slope in plain steps per draft."""
+"""Share of the average slope assumed beyond the last measured width, and minimum slope, in plain steps per draft."""
 
 
 class Shape(NamedTuple):
@@ -54,8 +54,8 @@ class Average:
 
 @dataclass(slots=True)
 class _Cost(Average):
-    """Cost in seconds. `origin`: an earlier measurement, or 0; `curve_value`: its value in cached curves; `step`: of
-    its last sample."""
+    """Cost in seconds, or a factor. `origin` is its value at load, or 0; `curve_value` its value in the cached curves;
+    `step` the step of its last sample."""
 
     origin: float = 0.0
     curve_value: float = 0.0
@@ -71,11 +71,11 @@ class Curve(NamedTuple):
     slope: float
     """Seconds per draft beyond the last point."""
     steps: bool = False
-    """Whether a length between two points costs what the next one does, because kernels step there."""
+    """Whether a length between two points costs as much as the longer one, because kernels change in steps."""
 
     @classmethod
     def through(cls, points: Mapping[int, float], *, beyond: float, steps: bool = False) -> "Curve":
-        """Draw a curve through `points`; past the last one, `beyond` is the share of the overall slope assumed."""
+        """Draw a curve through `points`; past the last one, it rises with the share `beyond` of the overall slope."""
         (first, least), (last, most) = min(points.items()), max(points.items())
         seconds = {0: least, **points}
         lengths = tuple(sorted(seconds))
@@ -84,7 +84,7 @@ class Curve(NamedTuple):
 
     @classmethod
     def onward(cls, points: Mapping[int, float]) -> "Curve":
-        """Draw a curve through `points`, of which 0 is one, that goes on rising past the last one as before it."""
+        """Draw a curve through `points`, 0 included, that rises past the last point as it did just before it."""
         curve = cls.through(points, beyond=0.0)
         if len(points) == 1:
             return curve
@@ -104,7 +104,7 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Drafting and verifying of one method and number of rows; `plain` is the seconds of a step without drafts."""
+    """Costs of drafting and verifying for one method and number of rows; `plain`: seconds of a step without drafts."""
 
     drafting: Curve
     forward: Curve
@@ -112,7 +112,7 @@ class Curves:
     _cycles: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def cycle(self, drafts: int) -> tuple[float, float]:
-        """Return a cycle's plain steps: as estimated, and if an unmeasured forward cost no more than a narrower one."""
+        """Return a cycle's cost in plain steps: as estimated, and at best, if unmeasured widths cost nothing extra."""
         if drafts not in self._cycles:
             drafting, forward = self.drafting.at(drafts), self.forward
             narrower = forward.seconds[bisect(forward.lengths, drafts) - 1]
@@ -129,9 +129,9 @@ class CostTable:
         """Forward costs in a short context, by shape."""
         self._drafts: dict[Shape, _Cost] = {}
         self._context_costs: dict[tuple[int, int], _Cost] = {}
-        """Seconds that a longer context adds to a forward per row, by its doublings and the class of widths."""
+        """Seconds per row that a longer context adds to a forward, by the context's doublings and the width class."""
         self._slowdowns: dict[tuple[int, str], _Cost] = {}
-        """Factor that a longer context puts on drafting, by its doublings and method."""
+        """Factor by which a longer context slows drafting, by the context's doublings and the method."""
         self._warm_shapes: set[Shape] = set()
         self._timed_methods: set[str] = set()
         """Methods whose drafting has been timed, even if it takes no time."""
@@ -141,7 +141,7 @@ class CostTable:
         self._untimed = 0
         self._pace = Average(1.0, MAX_WEIGHT)
         self.version = 0
-        """Number that changes whenever the costs it reports change."""
+        """Number that changes whenever the reported costs change."""
         self._curves_cache: dict[tuple[str, int, int], Curves] = {}
         self.add(measured)
 
@@ -180,7 +180,7 @@ class CostTable:
         return (*short, *self._in_contexts())
 
     def _in_contexts(self) -> Iterator[StepCost]:
-        """Yield what longer contexts add to one shape of each class, and to drafting for one row."""
+        """Yield costs in longer contexts, for one row: of one shape per width class, and of drafting by method."""
         for (doublings, width), extra in sorted(self._context_costs.items()):
             drafts, context = (1 << width) - 1, SHORT_TOKENS << (doublings - 1)
             seconds = self.curves(OFF, 1).forward.at(drafts) + extra.value
@@ -192,7 +192,7 @@ class CostTable:
             yield StepCost(method, 1, drafts, 0.0, seconds, context_tokens=context, is_learnt=True)
 
     def observe(self, shape: Shape, *, seconds: float, draft_seconds: float | None, context: int = 0) -> None:
-        """Learn from one step; `draft_seconds` None means not timed: the known cost of drafting is subtracted.
+        """Learn from one step. If `draft_seconds` is None, drafting was not timed: its known cost is subtracted.
 
         The cost of a long `context` (in tokens) is learnt separately, because wide steps pay most of it. Untimed steps
         (0 seconds) and the first step of a shape or of a plain run, which warms up, are ignored.
@@ -216,7 +216,7 @@ class CostTable:
         self._timed_methods.add(shape.method)
         slowdown, known = self._slowdown(doublings, shape.method), self._drafts.get(shape)
         if doublings and known and known.value > 0:
-            # The first sample is trusted, or its excess would be blamed on the shape in a short context.
+            # The first sample counts fully, or its excess would be attributed to the shape in short contexts.
             sample = _within(16, slowdown, seconds / known.value)
             slowdown = self._learn(self._slowdowns.setdefault((doublings, shape.method), _Cost(sample)), sample).value
         seconds /= slowdown
@@ -226,7 +226,7 @@ class CostTable:
         width, known = _width(shape.drafts), self._forwards.get(shape)
         if doublings and known:
             short_seconds = known.value
-            # The first sample is trusted, or its excess would be blamed on the shape in a short context.
+            # The first sample counts fully, or its excess would be attributed to the shape in short contexts.
             expected_seconds, key = short_seconds + shape.rows * self._extra(doublings, width), (doublings, width)
             sample = _within(2 if key in self._context_costs else 4, expected_seconds, seconds) - short_seconds
             sample /= shape.rows
@@ -235,7 +235,7 @@ class CostTable:
             cost.learn(min(cost.value, sample) if cost.weight == 1 else sample, MAX_WEIGHT)
             cost.value = min(cost.value, sample) if cost.weight == 2 else cost.value
             self._drop_stale_curves(cost, short_seconds)
-            # The remainder is noise of the whole step: the shape gets its share of it.
+            # The remainder is noise of the whole step, of which the shape gets its share.
             seconds *= short_seconds / max(short_seconds / 2, short_seconds + shape.rows * cost.value)
         else:
             seconds -= shape.rows * self._extra(doublings, width)
@@ -247,7 +247,7 @@ class CostTable:
             self._pace.learn(_within(4, 1.0, seconds / origin), MAX_WEIGHT)
 
     def _slowdown(self, doublings: int, method: str) -> float:
-        """Return a method's slowdown in this context; if unknown, that of the next shorter one."""
+        """Return a method's slowdown in this context; if unknown, that in half the context."""
         if not doublings:
             return 1.0
         known = self._slowdowns.get((doublings, method))
@@ -255,8 +255,8 @@ class CostTable:
 
     def _extra(self, doublings: int, width: int) -> float:
         """Return the seconds that a context adds per row.
-        If unknown: those of another width, narrower first, by their ratio in the next shorter context; else twice those
-        of half the context."""
+        If unknown: those of another width class, preferring narrower ones and scaling these by the ratio in half the
+        context; else those in half the context, doubled if they were measured."""
         if not doublings:
             return 0.0
         if (doublings, width) in self._context_costs:
@@ -270,29 +270,29 @@ class CostTable:
         return known * min(4.0, max(1.0, shorter / usual)) if usual > 0 and near < width else known
 
     def must_time(self, method: str, *, rows: int, drafts: int, context: int = 0) -> bool:
-        """Return whether to time the next drafting: long untimed, new in this context, or too few lengths known."""
+        """Return whether to time the next drafting: long untimed, new in this context, or few lengths are known."""
         known, doublings = [shape.drafts for shape in self._drafts if shape[:2] == (method, rows)], _doublings(context)
         is_new = doublings > 0 and (doublings, method) not in self._slowdowns
         return self._untimed >= INTERVAL_STEPS or is_new or (len(known) < 2 and drafts not in known)
 
     def knows_drafting(self, method: str) -> bool:
-        """Return whether it is known what a draft of this method costs, or it does not depend on their number."""
+        """Return whether the cost of a draft of this method is known, or does not depend on the number of drafts."""
         return method in AT_ONCE_METHODS or method in self._timed_methods
 
     def knows_plain(self, rows: int, samples: int) -> bool:
-        """Return whether plain steps of `rows` rows have `samples` samples here, or were measured before this load."""
+        """Return whether plain steps of `rows` rows have `samples` samples, or were measured before this load."""
         known = self._forwards.get(Shape(OFF, rows, 0))
         return known is not None and (known.weight >= samples or known.origin > 0)
 
     def knows_context(self, context: int) -> bool:
-        """Return whether plain steps in about this context were seen, or nothing shows that they are slower there."""
+        """Return whether plain steps were measured in about this context, or nothing shows that it slows them."""
         extras = {width: cost for (length, width), cost in self._context_costs.items() if length == _doublings(context)}
         if 0 in extras and extras[0].weight >= 2:
             return True
         return max((cost.value for cost in extras.values()), default=0.0) < NOISE * self.curves(OFF, 1).plain
 
     def curves(self, method: str, rows: int, context: int = 0) -> Curves:
-        """Return the known costs as curves, cached because drawing them takes longer than a step should."""
+        """Return the known costs as curves, cached because drawing them in every step would take too long."""
         doublings = _doublings(context)
         if (method, rows, doublings) not in self._curves_cache:
             # Forwards of this method, else of others, else of as many tokens in a smaller batch.
@@ -306,9 +306,9 @@ class CostTable:
         return self._curves_cache[method, rows, doublings]
 
     def _drafting(self, method: str, rows: int, slowdown: float) -> Curve:
-        """Return a method's drafting curve: 0 if never timed; beyond the longest timed length flat where one forward
-        drafts all, else rising as before it.
-        A batch scales the curve of another number of rows (methods pay per draft or once) to its own known costs."""
+        """Return a method's drafting curve: 0 if never timed; beyond the longest timed length it is flat if one forward
+        drafts all tokens, else it keeps rising. Lengths not timed with this number of rows (methods pay per draft or
+        once) follow the curve of another number of rows, scaled to the costs known here."""
         timed: defaultdict[int, dict[int, float]] = defaultdict(lambda: {0: 0.0})
         for shape, cost in self._drafts.items():
             if shape.method == method:
@@ -321,7 +321,7 @@ class CostTable:
 
     def _points(self, method: str, rows: int) -> Mapping[int, float]:
         """Return the seconds of forwards by number of drafts.
-        Shapes never run at this batch size are assumed to cost what as many tokens do in the next smaller one."""
+        A shape that never ran at this batch size is estimated from as many tokens in the next smaller batch."""
         points = self._measured(method, rows)
         smaller = {
             fewer: self._measured(method, fewer) for fewer in {shape.rows for shape in self._forwards} if fewer < rows
@@ -336,7 +336,7 @@ class CostTable:
         return points or {0: 1.0}
 
     def _measured(self, method: str, rows: int) -> dict[int, float]:
-        """Return the measured seconds by number of drafts of exactly `rows` rows.
+        """Return the measured seconds of forwards of exactly `rows` rows, by number of drafts.
         Wide forwards that have not run for long are forgotten, or fall back to their cost at load."""
         known = []
         for shape, cost in self._forwards.items():
@@ -344,14 +344,14 @@ class CostTable:
             seconds = self._current(cost) or (0.0 if wide else cost.value)
             if seconds and shape.rows == rows and (own or wide or shape.method == OFF):
                 known.append((own, -seconds, shape.drafts))
-        return {drafts: -seconds for _, seconds, drafts in sorted(known)}  # the last one counts: own, else cheapest
+        return {drafts: -seconds for _, seconds, drafts in sorted(known)}  # the last wins: own, else the cheapest
 
     def _learn(self, cost: _Cost, sample: float) -> _Cost:
         cost.learn(_within(2, cost.value, sample), MAX_WEIGHT)
         return self._drop_stale_curves(cost, 0.0)
 
     def _drop_stale_curves(self, cost: _Cost, beside: float) -> _Cost:
-        """Discard the cached curves if a cost, with the cost `beside` it, differs from that in the curves."""
+        """Discard the cached curves from time to time, and if `cost` plus `beside` has changed by more than noise."""
         cost.step = self._step
         if (
             abs(cost.value - cost.curve_value) > NOISE * (cost.curve_value + beside)
@@ -368,7 +368,7 @@ class CostTable:
 
 
 def _within(factor: float, known: float, sample: float) -> float:
-    """Return `sample`, limited to `factor` times or a `factor`-th of what is `known`: a pause moves it no further."""
+    """Return `sample`, clamped to `known` / `factor` … `known` * `factor`, so that a pause does not count fully."""
     return min(factor * known, max(known / factor, sample))
 
 
@@ -378,5 +378,5 @@ def _doublings(context: int) -> int:
 
 
 def _width(drafts: int) -> int:
-    """Return the width class, which shares a kind of kernel over the context: 1, 2, 3-4, 5-8 or 9-16 tokens a row."""
+    """Return the width class, which shares a kind of attention kernel: 1, 2, 3-4, 5-8, 9-16 or 17-32 tokens a row."""
     return drafts.bit_length()

@@ -16,16 +16,16 @@ from app.scheduler.costs import Average
 PRIOR_WEIGHT, MAX_WEIGHT = 3.0, 256.0
 """Weight of the prior, and maximum weight of all earlier cycles together, in cycles."""
 REQUEST_CYCLES = 8.5
-"""Cycles of a request whose record weighs as much as the estimate of its situation."""
+"""Number of cycles after which a request's record weighs as much as the estimate for its situation."""
 RECORD_DECAY = 0.98
 """Factor by which a request's record fades with each further cycle."""
 RECENT_TOKENS = 64
-"""Half-life, in tokens, of evidence about a drafter since its last miss, and of a request's record without its drafts.
-Also the tokens within which a drafter must make up for what it has to read first."""
+"""Number of tokens after which evidence loses half its weight, counted from a drafter's last miss or a request's last
+drafts. Also the number of tokens within which a drafter must make up for its catching up."""
 CONFIDENCES = (0.5, 0.9, 0.97, 0.99)
 """Boundaries between classes of the target's confidence in its tokens."""
 CONTEXT_TOKENS = 1_024
-"""Context, in tokens, where the first class ends; each doubling is another, because drafters get worse with length."""
+"""Context length, in tokens, that ends the first class; each doubling ends another: drafters get worse with length."""
 
 
 class Kind(NamedTuple):
@@ -41,7 +41,7 @@ class Kind(NamedTuple):
 
     @property
     def prior(self) -> float:
-        """Prior probability of a draft: as if it had held for its match's length, or once (the rule of succession)."""
+        """Prior acceptance probability: the rule of succession after as many hits as the match is long, or one."""
         hits = 1 << max(0, self.match - 1)
         return (hits + 1) / (hits + 2)
 
@@ -49,8 +49,8 @@ class Kind(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class DraftingRow:
     """A row that may draft, with the lookup drafters' offers (`offered`).
-    `confidence` is the probability the target gave its last tokens, None before the first; `forced` counts drafts that
-    a grammar makes certain, before the offers; `max_drafts` is the request's bound on drafts, including these."""
+    `confidence` is the probability that the target gave the row's last tokens, None before the first; `forced` counts
+    drafts that a grammar makes certain, which precede offers; `max_drafts` bounds all drafts, including these."""
 
     request_id: str = ""
     context_tokens: int = 0
@@ -66,10 +66,10 @@ class DraftingRow:
 
 
 class DraftObservation(NamedTuple):
-    """One row of a step: drafts requested from `method`, verified and accepted. `requested` 0: `method` was not used.
+    """One row of a step: number of drafts requested from `method` (0: not used), verified (`drafted`) and accepted.
 
     A draft requested and not verified counts as missed. `match` is the class of an offer's match; `offset` counts the
-    drafts of the same proposal observed before.
+    drafts of the same proposal that were observed earlier.
     """
 
     method: str = OFF
@@ -82,7 +82,7 @@ class DraftObservation(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """A request's record of a kind of drafts: hits and misses, earlier ones faded, and its last context."""
+    """A request's record of one kind of drafts: hits, misses and cycles, which fade, and the latest context length."""
 
     hits: float = 0.0
     misses: float = 0.0
@@ -101,7 +101,7 @@ class _Record(NamedTuple):
 
 
 class _Situation(NamedTuple):
-    """Subject of evidence: a kind of drafts, a class of context lengths, and how sure the target is; 0 means any."""
+    """Subject of evidence: a kind of drafts, a class of context lengths, and a class of confidence (0: any)."""
 
     kind: Kind
     context: int
@@ -122,15 +122,15 @@ class AcceptanceHistory:
         )
         """Estimates of each situation by draft position."""
         self._probabilities: dict[Kind, dict[_Situation, Sequence[float]]] = {}
-        """Probabilities derived from the estimates, cached until one of the kind changes."""
+        """Probabilities derived from the estimates, cached until an estimate of the same kind changes."""
         self._records: dict[str, dict[Kind, _Record]] = {}
         """Records by request and kind."""
         self.tokens = 0
         self._last_miss: dict[_Situation, int] = {}
-        """Value of `tokens`, a count per row over all requests, at the last wrong draft in each situation."""
+        """Value of `tokens` (tokens per row, over all requests) at the last rejected draft in each situation."""
 
     def observe(self, draft: DraftObservation) -> None:
-        """Learn what one row had accepted of a proposal, or would have."""
+        """Learn how many drafts of a proposal one row accepted, or would have accepted of an offer."""
         kind, records = Kind(draft.method, draft.match), self._records.setdefault(draft.row.request_id, {})
         situation = _Situation.of(kind, draft.row)
         for variant in {situation, situation._replace(confidence_class=0)}:
@@ -146,10 +146,10 @@ class AcceptanceHistory:
         records[kind] = records.get(kind, _Record()).after(draft)
 
     def expected_tokens(self, method: str, row: DraftingRow) -> tuple[Sequence[float], float]:
-        """Return the expected tokens of a step by draft length 0, 1, 2, ..., and the cycles of evidence behind them.
+        """Return the expected tokens of a step by draft length 0, 1, 2, ..., and the evidence for them, in cycles.
 
-        Tokens are the target's own and the surviving drafts, forced ones first. Evidence includes texts that the target
-        is surer of: a less sure one is no easier to draft.
+        Tokens are the target's own and the accepted drafts, forced ones first. Evidence includes texts in which the
+        target is more confident: a text in which it is less confident is no easier to draft.
         """
         kind = Kind.of(method, row.offered.get(method))
         situation, record = _Situation.of(kind, row), self._records.get(row.request_id, {}).get(kind)
@@ -172,7 +172,7 @@ class AcceptanceHistory:
         return tokens, sum(_remaining_weight(age) * self._estimates[variant][0].weight for variant, age in ages.items())
 
     def unread(self, method: str, row: DraftingRow) -> int:
-        """Return the row's tokens since the method last drafted for it, or all; 0 for what one cycle may bring."""
+        """Return the tokens since the method last drafted for the row, or all; 0 if one cycle may emit as many."""
         if method in row.offered:
             return 0
         record = self._records.get(row.request_id, {}).get(Kind(method), _Record())
@@ -190,8 +190,8 @@ class AcceptanceHistory:
         return cached[situation]
 
     def _derive(self, situation: _Situation) -> Sequence[float]:
-        """Return probabilities by position: evidence, and a prior worth `PRIOR_WEIGHT` cycles.
-        The prior is half the previous position's probability and half what is known in general."""
+        """Return acceptance probabilities by position, from evidence and a prior worth `PRIOR_WEIGHT` cycles.
+        The prior is the mean of the previous position's probability and that in a more general situation."""
         context = situation.context if situation.confidence_class else situation.context - 1
         general = self._position_probabilities(_Situation(situation.kind, context)) if context >= 0 else None
         positions = self._estimates.get(situation)
@@ -206,5 +206,5 @@ class AcceptanceHistory:
 
 
 def _remaining_weight(tokens: int) -> float:
-    """Return the weight of evidence after `tokens` tokens, from 1 down."""
+    """Return the share of its weight that evidence keeps after `tokens` more tokens."""
     return RECENT_TOKENS / (RECENT_TOKENS + max(0, tokens))

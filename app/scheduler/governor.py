@@ -1,7 +1,7 @@
-"""Governor: chooses drafter and draft length with the most expected tokens per second here, plain decoding included.
+"""Governor: chooses the drafter and draft length, or plain decoding, that promises the most tokens per second.
 
-It reads no clock and does no I/O: the same steps lead to the same choices. Tokens never depend on them, so a wrong
-guess only costs time.
+It reads no clock and does no I/O: the same steps lead to the same choices. Tokens never depend on the choices, so a
+wrong one only costs time.
 
     expected tokens per second = sum over rows of sum_{j=0..K} prod_{i<=j} acceptance_i / (draft cost + verify cost)
 """
@@ -21,15 +21,15 @@ from app.scheduler.costs import INTERVAL_STEPS, MAX_WEIGHT, NOISE, Average, Cost
 from app.scheduler.estimates import PRIOR_WEIGHT, RECENT_TOKENS, AcceptanceHistory, DraftingRow, DraftObservation
 
 PLAIN_STEPS = 3
-"""Steps in which plain decoding is measured when nothing is known of it; the first one warms up."""
+"""Number of steps in which plain decoding is measured if its cost is unknown; the first step only warms up."""
 PLAIN_PAUSE_STEPS, CLEAR_SPEEDUP = 192, 1.5
-"""Steps without plain decoding after which it is measured again, unless drafting is `CLEAR_SPEEDUP` times as fast."""
+"""Number of steps between measurements of plain decoding, unless drafting is `CLEAR_SPEEDUP` times as fast."""
 CREDIT_STEPS, TRIAL_SHARE = 2.0, 0.01
-"""Plain steps that trials may lose when a request starts (what is learnt early pays longest), and the share of the time
-after that."""
+"""Loss, in plain steps, that trials may cause when a request starts (what is learnt early pays longest), and the share
+of the time that they may lose after that."""
 TRIAL_GAIN = 0.2
-"""Relative gain that a trial must promise, and share of a plain step that the first step of a new text may waste beyond
-the credit."""
+"""Relative gain that a trial must promise. Also the share of a plain step that the first step of a new text may waste
+beyond the credit."""
 
 
 class Option(NamedTuple):
@@ -43,7 +43,7 @@ PLAIN = Option(OFF, 0)
 
 
 class DraftChoice(NamedTuple):
-    """Method and draft length of one row, and why."""
+    """Method and draft length of one row, and the reasons for them."""
 
     method: str = OFF
     num_draft_tokens: int = 0
@@ -51,15 +51,15 @@ class DraftChoice(NamedTuple):
     refusal: Reason = NO_REASON
     """Reason for not drafting, where it was not allowed or would not pay."""
     max_draft_tokens: int = LONGEST_DRAFT
-    """Most drafts, including those that a grammar forces after the drafter's."""
+    """Maximum number of drafts, including those that a grammar forces after the drafter's."""
 
 
 class StepObservation(NamedTuple):
     """One decode step as the governor sees it.
 
-    `width` is the padded forward's, `seconds` includes the drafting, `context_tokens` are those of the longest row.
-    `draft_seconds` None: drafting was not timed. `appended`: positions of the width that no drafter drafted. `typical`
-    False: it only delivered an earlier forward, or read a prompt, so its time is not representative.
+    `width` is that of the padded forward, `seconds` includes drafting, `context_tokens` is the longest row's context.
+    `draft_seconds` is None if drafting was not timed. `appended` counts positions of the width that no drafter drafted.
+    `typical` is False if the step only delivered an earlier forward, or read a prompt: its time is not representative.
     """
 
     rows: int
@@ -78,9 +78,9 @@ class StepObservation(NamedTuple):
 
 
 class _Estimate(NamedTuple):
-    """Estimate for one option: tokens of all rows per plain step as expected (`rate`), and if all that is unknown
-    goes well (`optimistic_rate`); `catch_up` is what its drafter must read first, in plain steps.
-    `tokens` and `seconds` are those of one step, the latter in plain steps."""
+    """Estimate for one option: `rate` is the expected number of tokens of all rows in the time of a plain step,
+    `optimistic_rate` the same if all unknowns turn out well. `tokens` and `seconds` are those of one step. `seconds`
+    and `catch_up`, the time for what the drafter must read first, are in plain steps."""
 
     rate: float
     tokens: float
@@ -96,7 +96,7 @@ class _Estimate(NamedTuple):
 
 class _Expectation(NamedTuple):
     """Expectations of one row and method: tokens of a step by number of drafts, their uncertainty (1: nothing is
-    known), and the most drafts."""
+    known), and the maximum number of drafts."""
 
     tokens: Sequence[float]
     uncertainty: float
@@ -107,14 +107,14 @@ class _Expectation(NamedTuple):
         return self.tokens[min(self.most, drafts)]
 
     def optimistic(self, drafts: int) -> float:
-        """Return the same if all that is unknown goes well."""
+        """Return the same if all unknowns turn out well."""
         drafts = min(self.most, drafts)
         right = self.tokens[drafts]
         return right + self.uncertainty * (1 + drafts - right)
 
 
 class _Judgement(NamedTuple):
-    """The option that pays, the best one that drafts, and those worth a trial with their losses, best first."""
+    """The option to use, the best option that drafts, and the options worth a trial with their losses, best first."""
 
     estimates: Mapping[Option, _Estimate]
     option: Option
@@ -125,8 +125,8 @@ class _Judgement(NamedTuple):
 class Governor:
     """One per loaded model, shared by its requests.
 
-    `measured` are step costs from the warm-up; `longest` are the most drafts of methods that have a limit;
-    `cheap_tokens` are the tokens of one forward just before it gets slower on this chip.
+    `measured` are step costs known at load; `longest` is the maximum number of drafts of methods that have a limit;
+    `cheap_tokens` are the token counts just before a forward gets slower on this chip.
     """
 
     def __init__(
@@ -142,28 +142,28 @@ class Governor:
         self._history = AcceptanceHistory()
         self._lookup_methods: set[str] = set()
         self._catch_up_costs = defaultdict[str, tuple[Average, Average]](lambda: (Average(0.0), Average(0.0)))
-        """Cost of catching up by method, in plain steps, and the tokens read for it: long ones weigh more."""
+        """Average catch-up in plain steps, and in tokens, by method: their ratio gives long catch-ups more weight."""
         self._memo: tuple[object, _Judgement] | None = None
         self._known_requests: set[str] = set()
         self._current: dict[tuple[str, ...], Option] = {}
         self._measuring_steps = self._steps_since_plain = 0
         self._credit_steps = 0.0
         self._trial: tuple[float, float] | None = None
-        """Plain steps that the trial in progress takes, and the rate it must make up for; None without a trial."""
+        """Cost of the trial in progress, in plain steps, and the rate of the option it replaces; None: no trial."""
 
     def choose(
         self, rows: int, drafting: Sequence[DraftingRow], methods: tuple[str, ...], *, tries: bool = True
     ) -> DraftChoice:
-        """Choose for the next step of `rows` rows, of which `drafting` may use `methods`. A step whose other rows have
-        other methods is a measurement of neither: then call it without `tries`, and nothing is measured or tried."""
+        """Choose for the next step of `rows` rows, of which `drafting` may use `methods`. Without `tries`,
+        nothing is measured or tried: if other rows use other methods, the step's cost would say nothing about these."""
         estimates, option, best_drafting, trials = self._current_judgement(rows, drafting, methods)
         self._credit_new_requests(rows, drafting)
-        # A trial informs about all its rows, so a batch needs fewer.
+        # A trial informs about all its rows, so a batch needs fewer trials.
         most = max(CREDIT_STEPS, min((loss for loss, _ in trials), default=0.0))
         self._credit_steps = min(most, self._credit_steps + TRIAL_SHARE * estimates[option].seconds / rows)
         kind, refusal = "draft", NO_REASON
         context = max(row.context_tokens for row in drafting)
-        # No forward is cheaper than a plain one: where one seems so, a pause was mistaken for the plain cost.
+        # No forward is cheaper than a plain one. If one seems to be, a pause was counted in the plain cost.
         known = self.costs.knows_context(context) and estimates[option].seconds >= 1 - NOISE
         if tries and self._take_plain_measurement(estimates[option].rate / estimates[PLAIN].rate, known=known):
             option, refusal = PLAIN, Reason("measuring")
@@ -179,8 +179,8 @@ class Governor:
         )
 
     def widest(self, rows: int, drafting: Sequence[DraftingRow], methods: tuple[str, ...], choice: DraftChoice) -> int:
-        """Return up to how many drafts pay where a grammar forces those after the chosen ones.
-        Forced drafts cost no drafting, and are accepted wherever all before them are."""
+        """Return the maximum number of drafts that pays off if a grammar forces those after the chosen ones.
+        Forced drafts cost no drafting, and are accepted whenever all drafts before them are."""
         method, length = option = Option(choice.method, choice.num_draft_tokens)
         rate = self._current_judgement(rows, drafting, methods).estimates[option].rate
         cycle = self.costs.curves(OFF, rows, max(row.context_tokens for row in drafting)).cycle
@@ -205,7 +205,7 @@ class Governor:
             seconds, rate = trial
             self._credit_steps -= max(NOISE, (seconds if widest.drafted else 1.0) - (step.rows + accepted) / rate)
         self._steps_since_plain = self._steps_since_plain + 1 if widest.requested else 0
-        # A step whose drafter had nothing to propose is not a plain step: nothing could be launched ahead of it.
+        # A step whose drafter had nothing to propose is not a plain step: the next forward was not launched ahead.
         shape, saved_seconds = Shape(widest.method if widest.requested else OFF, step.rows, step.width - 1), 0.0
         if step.appended:  # as if all had been drafted
             drafting = self.costs.curves(shape.method, step.rows, step.context_tokens).drafting
@@ -218,7 +218,7 @@ class Governor:
         )
 
     def observe_drafts(self, drafts: Iterable[DraftObservation]) -> None:
-        """Learn what was accepted of drafts, or would have been of offers."""
+        """Learn how many drafts were accepted, or would have been accepted of offers."""
         for draft in drafts:
             self._history.observe(draft)
             self._memo = None
@@ -237,7 +237,7 @@ class Governor:
                 self._measuring_steps = PLAIN_STEPS
 
     def _take_plain_measurement(self, speedup: float, *, known: bool) -> bool:
-        """Return whether to measure plain decoding now: unknown, at all or in this context, or maybe underrated."""
+        """Return whether to measure plain decoding now: its cost is unknown, at all or in this context, or outdated."""
         if self._steps_since_plain > (PLAIN_PAUSE_STEPS if known else INTERVAL_STEPS) and not self._measuring_steps:
             self._steps_since_plain = 0
             self._measuring_steps = PLAIN_STEPS - 1 if speedup < CLEAR_SPEEDUP or not known else 0
@@ -246,7 +246,7 @@ class Governor:
         return measures
 
     def _current_judgement(self, rows: int, drafting: Sequence[DraftingRow], methods: tuple[str, ...]) -> _Judgement:
-        """Return the judgement, renewed only after a change: plain steps in a row cost the host next to nothing."""
+        """Return the judgement, renewed only after a change: consecutive plain steps cost the host next to nothing."""
         rows_key = tuple(
             (
                 row.request_id in self._known_requests,
@@ -268,20 +268,20 @@ class Governor:
     def _weigh(
         self, rows: int, drafting: Sequence[DraftingRow], methods: tuple[str, ...]
     ) -> Mapping[Option, _Estimate]:
-        """Return what each option promises, plain decoding among them; what a new text may not risk is left out."""
+        """Return the estimates of all options, plain decoding included; those too risky for a new text are left out."""
         self._lookup_methods |= {name for row in drafting for name in row.offered}
         is_new = not any(row.request_id in self._known_requests for row in drafting)
         estimates = {PLAIN: _Estimate(rows, rows)}
         for method in methods:
             for option, estimate in self._estimates(method, rows, drafting):
-                # The kind of a new text is unknown: it risks the credit, or little by what earlier texts had accepted.
+                # A new text's kind is unknown: it may risk the credit, or little by the acceptance of earlier texts.
                 wasted = estimate.seconds * (1 - estimate.tokens / (rows * (1 + option.num_draft_tokens)))
                 if not is_new or estimate.seconds <= 1 + CREDIT_STEPS or wasted <= TRIAL_GAIN:
                     estimates[option] = estimate
         return estimates
 
     def _estimates(self, method: str, rows: int, drafting: Sequence[DraftingRow]) -> Iterator[tuple[Option, _Estimate]]:
-        """Yield each draft length of a method with what it promises; none if it can draft for no row."""
+        """Yield each option of a method with its estimate; none if the method can draft for no row."""
         longest = [self._longest_draft(method, row) for row in drafting]
         if not any(longest):
             return
@@ -314,19 +314,19 @@ class Governor:
             )
 
     def _longest_draft(self, method: str, row: DraftingRow) -> int:
-        """Return how many tokens a method may draft for a row; an offer, if it makes any, follows forced tokens."""
+        """Return how many tokens a method may draft for a row; a lookup method's offer follows forced tokens."""
         offered = row.offered.get(method, Offer()) if method in self._lookup_methods else None
         most = max(row.forced, self._longest.get(method, LONGEST_DRAFT))
         return min(row.max_drafts, most if offered is None else row.forced + len(offered.tokens))
 
     def _expectation(self, method: str, row: DraftingRow, most: int) -> _Expectation:
         tokens, weight = self._history.expected_tokens(method, row)
-        # Offers need no trial: what there is to know of them is known.
+        # Offers need no trial: they are assessed without being used.
         uncertainty = 0.0 if method in self._lookup_methods else PRIOR_WEIGHT / (PRIOR_WEIGHT + weight)
         return _Expectation(tokens, uncertainty, most)
 
     def _catch_up_steps(self, method: str, drafting: Sequence[DraftingRow]) -> float:
-        """Return the plain steps that a drafter takes to read what it has not read of these texts."""
+        """Return the time, in plain steps, that a drafter takes to catch up on these rows."""
         steps, tokens_read = self._catch_up_costs[method]
         unread = sum(self._history.unread(method, row) for row in drafting)
         return max(0.0, steps.value) / max(1.0, tokens_read.value) * unread
@@ -340,12 +340,12 @@ def _slower(option: Option, estimate: _Estimate) -> Reason:
 
 @cache
 def _options(method: str, most: int, lengths: tuple[int, ...]) -> Sequence[Option]:
-    """Return the options weighed of a method where at most `most` drafts are possible."""
+    """Return the options to consider for a method if at most `most` drafts are possible."""
     return [Option(method, length) for length in sorted({min(length, most) for length in lengths})]
 
 
 def _judge(current: Option, estimates: Mapping[Option, _Estimate]) -> _Judgement:
-    """Judge which option is best by more than noise, and which may gain most for what they probably lose."""
+    """Judge which option is best by more than noise, and which may gain most for their expected loss."""
     if current not in estimates or estimates[current].rate < estimates[PLAIN].rate:
         current = PLAIN
     best_drafting = max(

@@ -1,7 +1,7 @@
-"""Prefill planning: which chunks of which prompts a step feeds, larger where no stream waits, sized by time.
+"""Prefill planning: which chunks of which prompts a step feeds. Chunks are sized by time, larger if no stream waits.
 
-A wide forward costs less per token than a narrow one; a long step makes streams wait, and macOS kills what keeps the
-GPU for too long. Sizes are halves of the largest one, so that few shapes are compiled.
+A wide forward costs less per token than a narrow one, but a long step makes streams wait, and macOS kills a process
+that occupies the GPU for too long. Sizes are the largest one, halved repeatedly, so that few shapes are compiled.
 """
 
 from collections.abc import Collection
@@ -14,20 +14,20 @@ from app.scheduler.sequence import LiveSequence
 FIRST_CHUNK_TOKENS = 512
 """Chunk size, in tokens, until this machine's prefill speed is known."""
 TARGET_SECONDS, TARGET_SECONDS_WITH_STREAMS = 1.5, 0.5
-"""Target duration of a chunk, in seconds, where no stream waits for it, and beside streams."""
+"""Target duration of a chunk, in seconds: if no stream waits for it, and if streams do."""
 MAX_WEIGHT = 4
 """Maximum weight of all earlier chunks together, in chunks."""
 SCORED_CHUNK_TOKENS = 64
-"""Chunk size, in tokens, of scored prompts: all its logits are in memory at once, and finding the likeliest of 150,000
-takes a CPU some 7 ms per token."""
+"""Chunk size, in tokens, of scored prompts: all logits of a chunk are in memory together, and a CPU takes some 7 ms per
+token to find the likeliest of 150,000."""
 SHORTEST_SHARE = 0.5
-"""Share of the padded rectangle's width that a prompt must fill to join a longer one."""
+"""Minimum share of the padded width that a prompt's chunk must fill to share a forward with a longer one."""
 
 
 def plan_prefill(waiting: Collection[LiveSequence], chunk_tokens: int) -> PrefillStep:
-    """Plan the oldest prompt's next chunk, and others of similar length that fit into the same chunk.
+    """Plan the oldest prompt's next chunk, with chunks of similarly long prompts that fit into `chunk_tokens` too.
 
-    One wide product costs less than several narrow ones, and prompts that came together start together.
+    One wide product costs less than several narrow ones, and prompts that arrived together start together.
     """
     rows: list[PrefillRow] = []
     first, *_ = waiting
@@ -59,7 +59,7 @@ class ChunkSizes:
             rate.learn(tokens / seconds, MAX_WEIGHT)
 
     def size(self, context_tokens: int, *, alone: bool, streams: bool) -> int:
-        """Return the most tokens of a step here. `alone`: no other request has a row; `streams`: some are waiting."""
+        """Return the maximum tokens of a step. `alone`: no other request has a row; `streams`: running streams wait."""
         size = self._limits.prefill_chunk_tokens
         most = self._affordable(context_tokens, TARGET_SECONDS_WITH_STREAMS if streams else TARGET_SECONDS)
         if not alone:

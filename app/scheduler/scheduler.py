@@ -1,8 +1,8 @@
 """Scheduler of one loaded model: which requests run, what the next step feeds, and what each client gets.
 
-plan() → engine.step(plan) → commit(result), all on one thread; nothing here blocks, touches a tensor or reads a clock
-of its own. Prefill chunks and decode steps alternate, so a running stream waits for at most one chunk. Every request
-gets exactly one event with a `finish_reason`, and its row is handed to `drain_released` exactly once.
+plan() → engine.step(plan) → commit(result), all on one thread; nothing here blocks or touches a tensor, and the only
+clock is injected. Prefill chunks and decode steps alternate, so a running stream waits for at most one chunk. Every
+request gets exactly one event with a `finish_reason`, and `drain_released` returns each of its rows exactly once.
 """
 
 import math
@@ -60,10 +60,10 @@ class WaitingQueue:
         return any(request_id in queue for queue in self._queues.values())
 
     def push(self, sequence: LiveSequence, *, rows: int) -> None:
-        """Append to the owner's queue; `rows` rows serve all queues. Raises `QueueFull` if `limit` wait in it."""
+        """Append to the owner's queue; `rows` rows serve all queues. Raises `QueueFull` if `limit` wait there."""
         owner = sequence.request.owner
         if len(self._queues.get(owner, ())) >= self.limit:
-            # While the queue is full all rows are busy, so a row becomes free every service time / rows.
+            # While the queue is full all rows are busy, so a row becomes free every (service time / rows) seconds.
             seconds = min(LONGEST_RETRY_SECONDS, max(1, math.ceil(self._service_seconds / rows)))
             raise QueueFull(
                 f"{self.limit} requests are waiting already; try again in {seconds} s",
@@ -91,7 +91,7 @@ class WaitingQueue:
         return None
 
     def serve(self, sequence: LiveSequence) -> None:
-        """Remove `sequence`, which is the head; its owner's next turn comes after all other owners'."""
+        """Remove `sequence`, the head; its owner's next turn is after those of all other owners."""
         owner = sequence.request.owner
         self.remove(sequence.request.id)
         if owner in self._queues:
@@ -135,11 +135,11 @@ DEFAULT_SPECULATION = SpeculationRequest()
 
 
 class Scheduler:
-    """Continuous batching over counters; plain decoding is speculation with zero drafts.
+    """Continuous batching with counters instead of phases; plain decoding is speculation with zero drafts.
 
-    `policy` is single, auto or off; `default_speculation` is for requests that name no draft length; `measured` are
+    `policy` is single, auto or off; `default_speculation` is for requests that set no draft length; `measured` are
     known step costs. `queue_limit` bounds the waiting requests of one owner. An answer is expected to have
-    `typical_answer_tokens` or, once it has, as many more.
+    `typical_answer_tokens`; once it has them, it is expected to have as many more.
     """
 
     def __init__(
@@ -165,23 +165,23 @@ class Scheduler:
             limits, policy=policy, default_speculation=default_speculation, measured=measured
         )
         self.costs = self._speculation.costs
-        """Step costs on this machine, as measured and as requests have taught them."""
+        """Step costs on this machine, as measured and as learnt from requests."""
         self._plan: StepPlan | None = None
         self._choices: dict[str, DraftChoice] = {}
 
     @property
     def running(self) -> int:
-        """Requests that hold a row."""
+        """Number of requests that have a row."""
         return len(self._active)
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of requests in the queue."""
         return len(self._queue)
 
     @property
     def prefill_progress(self) -> dict[str, int]:
-        """Number of cached prompt tokens of each request that has a row and no token yet."""
+        """Number of cached prompt tokens of each request that has a row but no output token yet."""
         return {name: sequence.computed for name, sequence in self._active.items() if not sequence.counters.generated}
 
     @property
@@ -190,7 +190,7 @@ class Scheduler:
         return [sequence.expected(self._limits.max_context_tokens) for sequence in self._active.values()]
 
     def expected_of(self, request: Request) -> RowSize:
-        """Return the expected length of a request that does not run: the head of the queue, or one not even queued."""
+        """Return the expected length of a request that is not running: the head of the queue, or one not queued yet."""
         head = self._queue.head()
         generated = head.counters.generated if head and head.request is request else 0
         return expected_size(request, generated, self._typical_answer_tokens, self._limits.max_context_tokens)
@@ -201,7 +201,7 @@ class Scheduler:
         return bool(self._queue or self._active or self._released)
 
     def configure(self, *, policy: DraftingPolicy, default_speculation: SpeculationRequest, queue_limit: int) -> None:
-        """Apply changed settings from the next step on, to running requests too: exact drafting changes no text."""
+        """Apply changed settings from the next step on, to running requests too: lossless drafting changes no text."""
         self._queue.limit = queue_limit
         self._speculation.policy, self._speculation.default_speculation = policy, default_speculation
 
@@ -227,8 +227,8 @@ class Scheduler:
     def admitted(self, request_id: str, cached_tokens: int) -> None:
         """Record that the engine gave the request a row whose cache holds `cached_tokens` of its prompt.
 
-        Raises KeyError unless it is the head of the queue and ValueError unless `cached_tokens` < prompt length; it
-        then keeps waiting for `fail` to end it.
+        Raises KeyError unless the request is the head of the queue, and ValueError unless `cached_tokens` < prompt
+        length; the request then stays queued until `fail` ends it.
         """
         sequence = self._queue.head()
         if sequence is None or sequence.request.id != request_id:
@@ -241,7 +241,7 @@ class Scheduler:
 
     def preempt(self) -> str:
         """Take the row of the newest request that can wait, so that older ones have memory; return its id, or "".
-        It waits at the head of the queue with its tokens."""
+        The request keeps its tokens and waits at the head of the queue."""
         _, *others = self._active.values() or (None,)
         newest = next((sequence for sequence in reversed(others) if sequence.can_be_preempted), None)
         if newest is None:
@@ -259,8 +259,8 @@ class Scheduler:
     def shrink(self, message: str) -> list[TokenEvent]:
         """Requeue all rows after a step ran out of device memory and the engine dropped them.
 
-        Emitted tokens are kept; all are prefilled again, half as many rows at a time, in chunks of half the size, until
-        the scheduler is idle. A request that ran alone and got no further than the last time fails.
+        Emitted tokens are kept; all tokens are prefilled again. Until the scheduler is idle, half as many rows run, in
+        chunks of half the size. A request that ran alone fails the second time unless it got further and chunks shrink.
         """
         rows = list(self._active.values())
         is_smallest_chunk = self._chunk_tokens <= SMALLEST_CHUNK_TOKENS
@@ -281,7 +281,7 @@ class Scheduler:
         return [self._end(sequence, FinishReason.CANCELLED, cached_prefix=sequence.cached_prefix())] if sequence else []
 
     def fail(self, request_id: str, error: str | PacelineError) -> list[TokenEvent]:
-        """Fail one request, waiting or running (say its admission raised). Nothing of its row stays cached."""
+        """Fail one request, waiting or running (its admission raised, for example). Nothing of its row stays cached."""
         sequence = self._queue.remove(request_id) or self._active.get(request_id)
         return [self._end(sequence, FinishReason.FAILED, error=error)] if sequence else []
 
@@ -299,8 +299,8 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """Plan the next step; None if nothing runs. The oldest prompt is finished first.
 
-        Short prompts skip the prefill if no stream would wait: one forward reads them all and draws their first tokens.
-        Requests whose prompts were just read wait for one more chunk if it ends all others': they start together.
+        Short prompts skip prefill if no stream is running: one forward reads them all and draws their first tokens.
+        Requests whose prompts were just read wait for one more chunk if it completes all others: they start together.
         """
         prefilling = [sequence for sequence in self._active.values() if sequence.needs_prefill]
         decoding = [sequence for sequence in self._active.values() if not sequence.needs_prefill]
@@ -380,7 +380,7 @@ class Scheduler:
             return []
         if outcome.dead_end:
             return [self._end(sequence, FinishReason.DEAD_END, error=outcome.dead_end)]
-        # The last token, at least, is not cached yet.
+        # At least the last token is not cached yet.
         if not 0 <= outcome.computed < len(sequence.tokens) + len(outcome.emitted):
             return self.fail(outcome.sequence_id, cache_length_error(outcome.computed, len(sequence.tokens)))
         refusal = self._record_refusal(sequence, outcome, row)
@@ -411,7 +411,7 @@ class Scheduler:
         error: str | PacelineError = "",
         event: TokenEvent | None = None,
     ) -> TokenEvent:
-        """Return the terminal event of a sequence no longer queued; its row may leave `cached_prefix` in the cache."""
+        """End a sequence that is not queued; return its last event. Its `cached_prefix` may enter the prefix cache."""
         request_id, now = sequence.request.id, self._clock()
         if self._active.pop(request_id, None):
             self._released[request_id] = cached_prefix

@@ -17,8 +17,8 @@ from app.scheduler.estimates import DraftingRow, DraftObservation, Kind
 class Refusals:
     """Reasons why decode steps of one sequence ran without drafts, by code, each with its latest values.
 
-    A *firm* reason is why a step was not to draft (it was not allowed, or would not pay): it is reported even if other
-    steps drafted. The others (no n-gram matched, one token was left) are reported only if nothing was ever drafted.
+    A *firm* reason is a decision against drafting (not allowed, or would not pay): it is reported even if other steps
+    drafted. Other reasons (no n-gram matched, one token was left) are reported only if nothing was ever drafted.
     """
 
     _counts: dict[str, int] = field(default_factory=dict)
@@ -32,13 +32,13 @@ class Refusals:
             self._firm.add(reason.code)
 
     def main(self, *, has_drafted: bool) -> Reason:
-        """Return the reason of most steps; none when every step was allowed to draft and some did."""
+        """Return the most frequent reason; `NO_REASON` if every step was allowed to draft and some did."""
         codes = [code for code in self._counts if code in self._firm or not has_drafted]
         return self._last[max(codes, key=self._counts.__getitem__)] if codes else NO_REASON
 
 
 class _TrackedOffer(NamedTuple):
-    """A tracked offer, of which the first `hits` tokens came true."""
+    """A tracked offer, whose first `hits` tokens were emitted."""
 
     kind: Kind
     tokens: tuple[int, ...]
@@ -75,15 +75,15 @@ class OfferTracker:
 
 
 CARRY_LIMIT_TOKENS = 17
-"""Most uncached tokens that a decode step may feed; more are fed by a prefill step."""
+"""Maximum number of uncached tokens that a decode step may feed; more are fed by a prefill step."""
 TYPICAL_ANSWER_TOKENS = 1024
-"""Expected length of an answer that may be longer, in tokens; one that exceeds it is expected to have as many more."""
+"""Expected length of an answer, in tokens, within the request's limit; once reached, as many more are expected."""
 CONFIDENCE_TOKENS = 5
 """Maximum weight of all earlier tokens together in the confidence, in tokens."""
 
 
 def expected_size(request: Request, generated: int, typical_answer_tokens: int, max_context_tokens: int) -> RowSize:
-    """Return the expected final length: prompt and a typical answer, plus another one for each that was exceeded."""
+    """Return the expected final length: prompt and typical answer, plus another answer each time that is reached."""
     expected = typical_answer_tokens * (1 + generated // typical_answer_tokens)
     length = len(request.prompt_tokens)
     return RowSize(min(length + min(request.max_tokens, expected), max_context_tokens), length)
@@ -100,22 +100,22 @@ class LiveSequence:
     computed: int = 0
     """Number of leading `tokens` in the cache."""
     cached_tokens: int = 0
-    """Number of them that came from the prefix cache at admission."""
+    """Number of `tokens` that came from the prefix cache at admission."""
     preemptions: int = 0
-    """Number of times it lost its row to others and had to prefill its tokens again."""
+    """Number of times that the sequence lost its row to others and had to prefill its tokens again."""
     out_of_memory_at: int = -1
-    """Number of cached tokens when the device had no memory for it alone; -1 if it always had."""
+    """Number of cached tokens when the sequence, running alone, ran out of device memory; -1 if it never did."""
     scores_sent: int = 0
     """Number of prompt tokens sent with their log probabilities."""
     counters: Counters = field(default_factory=Counters)
     refusals: Refusals = field(default_factory=Refusals)
     decision: Decision | None = None
-    """Latest decision of the governor for it."""
+    """Latest decision of the governor for this sequence."""
     forced: int = 0
-    """Number of its next tokens that a grammar makes certain."""
+    """Number of next tokens that a grammar makes certain."""
     offer_tracker: OfferTracker = field(default_factory=OfferTracker)
     confidence: Average = field(default_factory=lambda: Average(0.0))
-    """Probability that the target gave its last tokens, earlier ones fading."""
+    """Probability that the target gave this sequence's last tokens, earlier ones fading."""
     admitted_at: float | None = None
     decode_started_at: float | None = None
     first_token_at: float | None = None
@@ -144,7 +144,7 @@ class LiveSequence:
     @property
     def may_skip_prefill(self) -> bool:
         """Whether the first decode step may feed the short rest of the prompt.
-        A prompt begun in chunks is finished in chunks, as its end is a checkpoint, unless it stands at its last one."""
+        A prompt begun in chunks is finished in chunks (its end is a checkpoint), unless it reached its last one."""
         has_begun = self.computed not in {self.cached_tokens, *self.request.checkpoints[-1:]}
         return not has_begun and self.uncached_tokens <= CARRY_LIMIT_TOKENS and not self.request.scores_prompt
 
@@ -158,7 +158,7 @@ class LiveSequence:
         return not (self.request.scores_prompt or self.request.embeds)
 
     def admit(self, cached_tokens: int, now: float) -> None:
-        """Record a row whose cache holds `cached_tokens` of its tokens; statistics use the first admission."""
+        """Record the admission to a row with `cached_tokens` cached tokens; statistics use the first admission."""
         self.computed = cached_tokens
         if self.admitted_at is None:
             self.admitted_at, self.cached_tokens = now, cached_tokens
@@ -169,7 +169,7 @@ class LiveSequence:
         self.preemptions += 1
 
     def unsent_scores(self, scores: tuple[TokenLogprobs, ...]) -> tuple[TokenLogprobs, ...]:
-        """Return the scores of the prefill step just counted that were not sent yet: after a preemption, some were."""
+        """Return those `scores` of the latest prefill step that were not sent yet: after a preemption, some were."""
         end = min(self.computed, self.prompt_length - 1)
         sent, self.scores_sent = self.scores_sent, max(self.scores_sent, end)
         return scores[max(0, sent - (end - len(scores))) :]
@@ -187,9 +187,9 @@ class LiveSequence:
     def append(
         self, outcome: RowOutcome, max_context_tokens: int, phases: PhaseSeconds, refusal: Reason = NO_REASON
     ) -> TokenEvent:
-        """Append the emitted tokens up to the end of the sequence, if it is among them; drop the rest.
+        """Append the emitted tokens; if one of them ends the sequence, drop the rest.
 
-        Returns the client's event, without statistics; `refusal` is why nothing was drafted.
+        Returns the client's event, without statistics; `refusal` is the reason if nothing was drafted.
         """
         remaining = self.remaining(max_context_tokens)
         emitted, finish_reason = 0, None

@@ -1,4 +1,4 @@
-"""Chooses how each row of a decode step drafts: the policy says what is allowed, the governor what pays."""
+"""Chooses how each row of a decode step drafts: the policy decides what is allowed, the governor what pays off."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,7 +15,7 @@ from app.scheduler.sequence import LiveSequence
 def allowed_methods(
     request: Request, *, policy: DraftingPolicy, limits: EngineLimits, others: int
 ) -> tuple[tuple[str, ...], DraftChoice]:
-    """Return the methods that may draft for a request beside `others`, best first; if none, the choice says why."""
+    """Return the methods that may draft for a request while `others` run, best first; if none, the choice says why."""
     requested = request.speculation
     policy = requested.policy or policy
     if requested.method == OFF:
@@ -38,13 +38,13 @@ def _refused(code: str, **values: str) -> DraftChoice:
 
 
 class PhaseSplitter:
-    """Splits the seconds of steps by phase: of timed steps as measured, of others as in the method's last timed one."""
+    """Splits the seconds of steps by phase: timed steps as measured, others like the method's last timed step."""
 
     def __init__(self) -> None:
         self._shares: dict[str, tuple[float, float]] = {}
 
     def split(self, result: StepResult, method: str, draft_seconds: float) -> PhaseSeconds:
-        """Return a step's seconds by phase; `draft_seconds` is what its drafting usually takes."""
+        """Return a step's seconds by phase; `draft_seconds` is the usual duration of its drafting."""
         if method == OFF:
             return PhaseSeconds(verify_seconds=result.seconds)
         if phases := result.phase_seconds:
@@ -58,7 +58,7 @@ class PhaseSplitter:
 
 
 class Speculation:
-    """Drafting choices of one loaded model. `default_speculation` is the default for requests that name no length."""
+    """Drafting choices of one loaded model. `default_speculation` is for requests that set no draft length."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Speculation:
         self.costs = self._governor.costs
 
     def choose(self, decoding: Sequence[LiveSequence], *, others: int) -> dict[str, DraftChoice]:
-        """Return a choice per row. Rows left to the governor that may use the same methods get the same one."""
+        """Return a choice per row. Rows that are left to the governor and may use the same methods share a choice."""
         choices: dict[str, DraftChoice] = {}
         longest = longest_draft(len(decoding))
         governed: dict[tuple[str, ...], list[tuple[LiveSequence, DraftingRow]]] = {}
@@ -107,8 +107,8 @@ class Speculation:
         return choices
 
     def _length(self, sequence: LiveSequence, longest: int) -> tuple[bool, int | None]:
-        """Return whether a method is named, and the drafts requested: exact if so, else a maximum.
-        Tokens that a grammar forces are not guesses and come on top."""
+        """Return whether a method is named, and the number of drafts requested: exact if one is named, else a maximum.
+        Tokens that a grammar forces are not guesses: they are added to that number."""
         requested = sequence.request.speculation
         is_named = {requested.method, self.default_speculation.method} != {"auto"}
         length = self.default_speculation.num_draft_tokens
@@ -129,7 +129,7 @@ class Speculation:
     def observe(
         self, planned: Mapping[str, DecodeRow], running: Mapping[str, LiveSequence], result: StepResult
     ) -> PhaseSeconds:
-        """Learn from a step; return where its seconds went."""
+        """Learn from a step; return its seconds by phase."""
         step = _observation(planned, running, result)
         widest = step.widest
         drafting = 0.0
@@ -184,16 +184,16 @@ def _observation(
 def _observed(
     outcome: RowOutcome, row: DecodeRow | None, sequence: LiveSequence | None
 ) -> tuple[DraftObservation, bool]:
-    """Return what a row shows about its drafter, and whether its time is representative."""
+    """Return what a row shows about its drafter, and whether the step's time is representative."""
     if row is None:
         return DraftObservation(), True
     reads = row.computed < row.prompt_length - 1  # it fed the whole prompt, and its drafter had no features yet
     drafts_or_says_why = outcome.drafted or (outcome.why_not_drafted and not reads)
     if sequence is None or not drafts_or_says_why:
-        # It delivered an earlier plain forward; if it was to draft, nothing was launched and the step took no time.
+        # It delivered an earlier plain forward. If drafts were planned, nothing was launched and the step took no time.
         return DraftObservation(), not reads and not row.num_draft_tokens
-    # Forced drafts say nothing about the drafter, and a rejected one (a text can be spelled differently) shows nothing
-    # about those after it.
+    # Forced drafts say nothing about the drafter, and a rejected one (a text can be spelled differently) says nothing
+    # about the drafts after it.
     by_drafter = outcome.drafted - outcome.appended
     forced = min(by_drafter, sequence.forced)
     requested, accepted = row.num_draft_tokens - forced, min(by_drafter, outcome.accepted) - forced

@@ -26,7 +26,7 @@ STATUSES = {
     403: "Not for this key, this host, this address or another page.",
     404: "The named resource does not exist.",
     408: "The request did not arrive in time.",
-    409: "It is in use, gone, or was changed since.",
+    409: "The resource is in use, is gone, or has changed.",
     413: "The body is too large.",
     414: "The address is too long.",
     415: "Content-Type must be application/json, without a Content-Encoding.",
@@ -35,7 +35,7 @@ STATUSES = {
     431: "The headers are too large or too many.",
     499: "It was cancelled on the dashboard.",
     500: "An internal error; the log of the server has the details.",
-    502: "The hub of models answers with an error.",
+    502: "The model hub returned an error.",
     503: "Not now: the worker, the model, its memory, the store or the hub is unavailable; `code` says which.",
     505: "Only HTTP/1.1 and HTTP/1.0 are spoken.",
 }

@@ -177,7 +177,7 @@ def install_error_handlers(app: FastAPI) -> None:
         """Return Starlette's own refusals (404, 405, 413) in our format."""
         phrase = http.HTTPStatus(error.status_code).phrase
         code = HTTP_CODES.get(error.status_code, phrase.lower().replace(" ", "_"))
-        advice = f" There are {', '.join(endpoints(app))}." if code in {"unknown_url", "method_not_allowed"} else ""
+        advice = f" Available: {', '.join(endpoints(app))}." if code in {"unknown_url", "method_not_allowed"} else ""
         response = _response(request, Rejected(error.status_code, f"{phrase}.{advice}", code))
         response.headers.update(error.headers or {})
         if error.status_code == 405:

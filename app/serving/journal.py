@@ -103,7 +103,7 @@ class Journal:
             kind = (notice.code, notice.parameter)
             if kind not in self._logged and len(self._logged) < MAX_KINDS:
                 self._logged.add(kind)
-                logger.info("%s (%s); the log says this once", notice.message, notice.code)
+                logger.info("%s (%s) (logged once)", notice.message, notice.code)
 
     def begun(self, record: Record) -> None:
         """Register a request as running."""

@@ -90,7 +90,7 @@ CONFLICTS: tuple[Conflict[SettingsState], ...] = (
     ),
     Conflict(
         ("drafts",),
-        "a model or drafter of these is not on this computer: `paceline ls` names them",
+        "one of these models or drafters is not on this computer: `paceline ls` names them",
         lambda state: state.lacks(
             name
             for main, drafters in state.settings.drafts.items()
@@ -112,7 +112,7 @@ CONFLICTS: tuple[Conflict[SettingsState], ...] = (
     ),
     Conflict(
         ("downloads_folder",),
-        "neither this folder nor the one around it is there: check how it is written",
+        "neither this folder nor its parent exists: check how it is written",
         lambda state: (folder := state.settings.downloads_folder) is not None and not _is_folder(folder.parent),
         translation_key="no_folder",
     ),
@@ -276,7 +276,7 @@ class LiveSettings:
 
     def _open_storage(self) -> "StoredSettings":
         if self._storage is None:
-            raise StoreUnavailable("nothing is kept here")
+            raise StoreUnavailable("settings cannot be stored here")
         return self._storage
 
 

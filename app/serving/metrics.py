@@ -52,7 +52,9 @@ class Metrics:
         self._steps = Histogram(
             "paceline_step_seconds", "Duration of one worker step.", buckets=SECONDS, registry=registry
         )
-        self._text_seconds = Counter("paceline_text_seconds", "The text side was busy.", ("work",), registry=registry)
+        self._text_seconds = Counter(
+            "paceline_text_seconds", "Seconds in tokenizers and templates.", ("work",), registry=registry
+        )
         self._drafts = {
             field: Counter(f"paceline_spec_decode_{name}", text, ("model", "method"), registry=registry)
             for field, name, text in (
@@ -153,7 +155,7 @@ class WorkerGauges:
             "paceline_worker_restarts", "Times the worker process was started again.", registry=registry
         )
         self._counted_restarts = 0
-        self._quarantined = gauge("quarantined_models", "Models that are not loaded any more after crashes.")
+        self._quarantined = gauge("quarantined_models", "Models quarantined after crashes.")
         self._memory = gauge("memory_bytes", "Memory of the worker's allocator.", ("kind",))
         self._pressure = gauge("memory_pressure", "The computer is short of memory: 0 no, 1 warning, 2 critical.")
         self._running = gauge("requests_running", "Requests that decode now.", ("model",))
@@ -161,7 +163,7 @@ class WorkerGauges:
         self._model_bytes = gauge("model_bytes", "Memory of one model.", ("model", "kind"))
         self._prefix_disk = gauge("prefix_disk_bytes", "Earlier prompts of a loaded model on disk.", ("model",))
         self._prefix_found = gauge(
-            "prefix_found_tokens", "Prompt tokens not read again since the model was loaded.", ("model", "tier")
+            "prefix_found_tokens", "Prompt tokens restored from the prefix cache since the load.", ("model", "tier")
         )
 
     def update(self, worker: WorkerClient) -> None:

@@ -140,7 +140,7 @@ class Acceptor:
         if self._loop.time() - self._warned_at >= self.warning_interval_seconds:
             self._warned_at = self._loop.time()
             why = getattr(error, "strerror", None) or repr(error)
-            logger.warning("no connection can be accepted (%s): those that come wait", why)
+            logger.warning("no connection can be accepted (%s): new connections wait", why)
 
 
 def serve_config(app: ASGIApp, *, protocol: type[DeadlineProtocol] = DeadlineProtocol) -> uvicorn.Config:

@@ -52,7 +52,7 @@ def check_head(raw: bytes) -> None:
         raise headers_too_large()
     text = head.replace(b"\r\n", b"")
     if len(text.translate(None, CONTROLS)) < len(text) or b"\r\n " in head or b"\r\n\t" in head:
-        advice = "Lines of headers must end with CRLF, hold no other control characters and not be folded."
+        advice = "Header lines must end with CRLF, contain no other control characters, and not be folded."
         raise Rejected(400, advice, "invalid_http", close=True)
 
 

@@ -74,7 +74,7 @@ class LastUse:
                 if row is not None:
                     setattr(row, self._column, now)
         except StoreUnavailable as error:
-            logger.warning("A last use could not be written: %s", error.message)
+            logger.warning("The time of last use could not be stored: %s", error.message)
 
 
 class Sessions:

@@ -148,7 +148,7 @@ class Conversations:
         rows = {row.turn: row for row in _rows(session, conversation.id)}
         for turn in turns:
             if turn.parent and turn.parent not in rows:
-                raise InvalidRequest("A turn follows one that is not there.", code="unknown_parent", parameter="turns")
+                raise InvalidRequest("A turn's parent does not exist.", code="unknown_parent", parameter="turns")
             row = rows.get(turn.turn)
             if row is None:
                 row = rows[turn.turn] = MessageRow(conversation_id=conversation.id, turn=turn.turn, created_at=now)
@@ -162,7 +162,7 @@ class Conversations:
     def _check_size(self, rows: Collection[MessageRow]) -> None:
         sizes = [len(text) for row in rows for text in _texts(row)]
         if len(rows) > self._limits.turns or sum(sizes) > self._limits.characters:
-            message = "This conversation has become too long to be kept: go on in a new one."
+            message = "This conversation has become too long to store: continue in a new one."
             raise InvalidRequest(message, code="conversation_too_long", parameter="turns")
 
 

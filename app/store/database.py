@@ -84,7 +84,7 @@ def _check_kind(path: Path) -> None:
     """Raise `Damage` for a path on which SQLite would block, fail, or create a new database."""
     if not path.exists():
         is_link = path.is_symlink()
-        raise Damage("it is a link to nothing" if is_link else "it is gone, and its journal is still there")
+        raise Damage("it is a link to nothing" if is_link else "it is missing, but its journal exists")
     for part in (path, *(_sibling(path, suffix) for suffix in JOURNALS)):
         if part.exists() and not part.is_file():
             raise Damage(f"{'it' if part == path else part.name} is no file")
@@ -105,7 +105,7 @@ def _examine_content(path: Path) -> str:
         if results != ["ok"]:
             raise Damage(" ".join(results[:1]) or "its pages are damaged")
         if file.execute("PRAGMA foreign_key_check").fetchone() is not None:
-            raise Damage("a row belongs to one that is not there")
+            raise Damage("a row refers to a row that does not exist")
         revision = _examine_tables(file)
         if revision == revisions()[-1]:
             _examine_values(file)
@@ -121,7 +121,7 @@ def _raising_damage() -> Iterator[None]:
         code = getattr(getattr(error, "orig", error), "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         if code & 0xFF in NOT_DAMAGE and code != sqlite3.SQLITE_IOERR_SHORT_READ:
             raise
-        raise Damage("it is no database" if code == sqlite3.SQLITE_NOTADB else "its pages are damaged") from error
+        raise Damage("it is not a database" if code == sqlite3.SQLITE_NOTADB else "its pages are damaged") from error
     except ValueError as error:  # SQLite's own messages may quote invalid UTF-8
         raise Damage("it has invalid values") from error
 
@@ -286,7 +286,7 @@ def exclusive(path: Path, wait_seconds: float = LOCK_SECONDS) -> Iterator[None]:
     descriptor = open_regular_file(_sibling(path, ".lock"), os.O_RDWR | os.O_CREAT, PRIVATE)
     try:
         if not lock_file(descriptor, wait_seconds):
-            why = "is being opened by another process of Paceline that does not go on: end it, and try again"
+            why = "is being opened by another Paceline process that has stopped responding: end it, and try again"
             raise StoreUnavailable(f"{path.name} {why}", private_message=f"{path} {why}")
         yield
     finally:

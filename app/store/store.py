@@ -198,7 +198,7 @@ class Store:
             return ""
         copy = database.back_up(self.path, latest)
         database.migrate(self.path, adopt=not revision)
-        return f"{self.path.name} has a new form; the earlier one is kept as {copy}."
+        return f"{self.path.name} was migrated to a new format; the old file is kept as {copy}."
 
     def _checkpoint(self) -> None:
         with (

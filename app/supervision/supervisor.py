@@ -298,7 +298,7 @@ class Supervisor:
             try:
                 await self._run_worker()
             except Exception as error:
-                logger.exception("the supervisor failed; another worker is started")
+                logger.exception("the supervisor failed; starting another worker")
                 self._handle_loss(Reason("exit_unwatched", {"detail": str(error)}), "")
             if not self._stopping:
                 self.restarts += 1

@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
         pool = make_pool(options.ceiling_bytes, costs)
         _serve(channel, options.ceiling_bytes, pool, costs, CrashNote(options.note_fd))
     except DeviceLost as error:
-        logger.critical("this process ends, as the GPU takes no more work from it: %s", error)
+        logger.critical("exiting: the GPU accepts no more work from this process: %s", error)
         return EXIT_DEVICE_LOST
     disk.flush(FLUSH_SECONDS)
     return 0

@@ -113,7 +113,7 @@ class ServedModel:
         try:
             self._save_costs_callback(self._specification, self.costs)
         except Exception:
-            logger.exception("the costs could not be kept")
+            logger.exception("the step costs could not be stored")
 
     def add_costs(self, costs: Sequence[StepCost]) -> None:
         """Record the costs from a load or a warm-up; the scheduler adds only those of shapes that are new to it."""
@@ -266,7 +266,7 @@ class ServedModel:
             preempted = scheduler.preempt()
             if not preempted:
                 break
-            logger.info("%s waits for the memory of older requests, and goes on after them", preempted)
+            logger.info("%s is preempted: it continues when older requests have freed memory", preempted)
             self._free_rows()
 
     def _reserve(self, rows: Sequence[RowSize]) -> bool:

@@ -198,7 +198,7 @@ class TextThread:
         if self._drain_until is not None:
             raise _stopping()
         if len(self._prompt_reads) + sum(not answer.begun for answer in self._answers.values()) >= self._backlog_limit:
-            raise QueueFull("Too many requests wait to be read; try again.", retry_after_seconds=1)
+            raise QueueFull("Too many prompts are waiting to be tokenized; try again.", retry_after_seconds=1)
 
     def _send_prompt_tokens(self, command: ReadPrompt, future: PromptFuture) -> None:
         if self._prompt_reads.pop(command.id, None) is None:

@@ -212,7 +212,7 @@ class TextReader:
     def _ensure_process(self) -> "TextProcess":
         """Return the loaded process, starting it if necessary. Raises ModelUnavailable, or the error of the folder."""
         if self._closed:
-            raise ModelUnavailable("The text side of the model is closed; send the request again.")
+            raise ModelUnavailable("The model's tokenizer process was closed; send the request again.")
         self._follow_changes()
         if self._process is None or not self._process.alive:
             if self._load_failure is not None and time.monotonic() < self._load_failure[1]:

@@ -262,8 +262,8 @@ async def test_drafters_without_room_are_left_out_and_named(site: ModelSite) -> 
     row = await site.measured(rounds=1, grid="one")
     assert row["results"]["drafts"] == ["demo-assistant-dflash"]
     assert row["results"]["options"]["left_out"] == [
-        "demo-assistant-eagle3: no room for it beside the others",
-        "demo-draft: no room for it beside the others",
+        "demo-assistant-eagle3: not enough memory beside the other drafters",
+        "demo-draft: not enough memory beside the other drafters",
     ]
 
 

@@ -341,5 +341,5 @@ async def test_a_store_that_cannot_be_used_is_told_in_words_and_never_where_it_l
     store.path.write_bytes(b"no database at all")
     for response in (await client.patch(ADDRESS, json={"theme": "dark"}), await site.browser().get("/admin/login")):
         assert response.status_code == 503
-        assert response.json()["error"]["message"].startswith("paceline.sqlite3 is damaged (it is no database): ")
+        assert response.json()["error"]["message"].startswith("paceline.sqlite3 is damaged (it is not a database): ")
         assert str(store.path.parent) not in response.text

@@ -273,7 +273,7 @@ def test_a_damaged_store_is_set_aside_and_everything_needs_a_key(tmp_path: Path)
                 assert status_of(f"{url}{route}") == 401, (start, route)
             assert status_of(f"{url}health/live") == 200
         said = (tmp_path / "log").read_text(encoding="utf-8")
-        assert ("was damaged (it is no database)" in said) == (start == "the first")
+        assert ("was damaged (it is not a database)" in said) == (start == "the first")
         assert "locked down" in said, "at every start"
     assert len(list(path.parent.glob(f"{FILE_NAME}.damaged-*"))) == 1
 

@@ -164,5 +164,5 @@ def test_schema_and_tools_come_from_files_and_what_they_are_not_is_said(tmp_path
     with pytest.raises(CommandError, match=r"odd\.json holds no JSON"):
         output_constraints(odd, None)
     odd.write_text("[1]")
-    with pytest.raises(CommandError, match=r"odd\.json holds no list of functions"):
+    with pytest.raises(CommandError, match=r"odd\.json does not contain a list of functions"):
         output_constraints(None, odd)

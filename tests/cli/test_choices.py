@@ -61,7 +61,7 @@ def test_a_damaged_store_is_one_line_and_a_finding(environment: Mapping[str, str
     for words in (("ls",), ("config", "set", "theme", "dark"), ("ps",)):
         result = run(environment, *words)
         assert result.exit_code == 1
-        assert result.stderr.startswith(f"{path} is damaged (it is no database)")
+        assert result.stderr.startswith(f"{path} is damaged (it is not a database)")
         assert "sets it aside" in result.stderr
         assert result.stderr.count("\n") == 1
     result = run(environment, "doctor", "--json")

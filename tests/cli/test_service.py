@@ -81,7 +81,8 @@ def test_starts_at_once_make_one_server(environment: Mapping[str, str], home: Pa
     assert sum("runs already" in out for out, _ in answers) == count - 1
     refused = said(environment, "serve", "--port", "0", code=1)
     assert (
-        refused == f"paceline: Paceline runs already: {server.address} (process {server.pid}); `paceline stop` ends it"
+        refused
+        == f"paceline: Paceline is already running: {server.address} (process {server.pid}); `paceline stop` ends it"
     )
     by_launchd = said({**environment, "XPC_SERVICE_NAME": "app.paceline.server"}, "serve", "--port", "0")
     assert by_launchd == refused, "and no failure, after which launchd would try again for ever"
@@ -99,7 +100,7 @@ def test_what_a_killed_server_left_is_in_nobodys_way(environment: Mapping[str, s
     assert "does not run" in said(environment, "status", code=3)
     stranger = msgspec.structs.replace(killed, pid=os.getpid(), port=9)
     (home / FILE_NAME).write_bytes(msgspec.json.encode(stranger))
-    assert said(environment, "stop") == "Paceline does not run."
+    assert said(environment, "stop") == "Paceline is not running."
     said(environment, "start", "--port", "0")
     assert running(home).pid not in {killed.pid, os.getpid()}
 
@@ -206,7 +207,7 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with pytest.raises(CommandError, match="knows no locks: set PACELINE_HOME"):
+    with pytest.raises(CommandError, match="does not support file locks: set PACELINE_HOME"):
         start(read_settings(home=tmp_path), (), lambda _text: None)
 
 
@@ -253,7 +254,7 @@ def test_ctrl_c_leaves_what_goes_on_and_says_so(
         with pytest.raises(CommandError, match="goes on starting"):
             start(settings, ("--port=0",), lambda _text: None)
     output = said(environment, "start", "--port", "0")
-    assert "Paceline runs already at" in output, "the start that was left is waited for, not repeated"
+    assert "Paceline is already running at" in output, "the start that was left is waited for, not repeated"
     with monkeypatch.context() as pressed:
         pressed.setattr("app.command.service.time.sleep", press)
         with pytest.raises(CommandError, match="goes on stopping"):

@@ -14,7 +14,9 @@ def test_each_kind_of_fault_is_logged_once_and_goes_no_further(caplog: pytest.Lo
     for error in (KeyError("a"), KeyError("b"), OSError("c")):
         with part.guarded():
             raise error
-    assert [record.getMessage() for record in caplog.records] == ["the journal failed; requests go on without it"] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "the journal failed; requests continue without it"
+    ] * 2
     assert all(record.exc_info for record in caplog.records)
 
 

@@ -65,7 +65,7 @@ def test_an_answer_is_the_same_when_its_drafter_fails(
     assert any("shapes do not match" in reason for reason in reasons)
     assert "shapes do not match" in str(engine.limits.unavailable["draft_model"])
     assert not engine.runner.rows
-    assert answers(engine, "one", "two", "three", method="auto")[0] == expected, "later requests go on without it"
+    assert answers(engine, "one", "two", "three", method="auto")[0] == expected, "later requests continue without it"
     with pytest.raises(SpeculationUnavailable, match="shapes do not match"):
         answers(engine, "by name")
 

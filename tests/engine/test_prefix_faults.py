@@ -108,7 +108,9 @@ def test_an_answer_is_the_same_whatever_of_the_cache_fails(
     with caplog.at_level(logging.ERROR):
         assert [answer(engine, f"again {number}") for number in range(3)] == [wanted] * 3
     assert not engine.runner.caches.table.slots
-    assert [record.getMessage() for record in caplog.records] == ["the prefix cache failed; requests go on without it"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the prefix cache failed; requests continue without it"
+    ]
     monkeypatch.undo()
     assert answer(engine, "healed") == wanted
 

@@ -420,7 +420,7 @@ NOT_RUN = {
     "olmo": "it needs the package `ai2-olmo`",
 }
 """Models that cannot run on every computer, and why."""
-UNSOUND = {"phi3small": "mlx-lm lets its tokens see later ones of the same forward"}
+UNSOUND = {"phi3small": "in mlx-lm its tokens attend to later tokens of the same forward"}
 """Models whose answers mlx-lm itself changes with how a prompt is cut, and why."""
 
 

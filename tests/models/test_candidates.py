@@ -101,7 +101,7 @@ def test_what_was_measured_to_pay_comes_first_and_what_does_not_fit_last() -> No
         return Candidate(method=method, draft=replace(main, id=name), **more)
 
     candidates = [
-        candidate("draft_model", "refused", refusal="it has another tokenizer"),
+        candidate("draft_model", "refused", refusal="it has a different tokenizer"),
         Candidate(method="ngram", origin="text"),
         candidate("draft_model", "slow"),
         candidate("eagle3", "stranger", is_usual=False),

@@ -151,7 +151,7 @@ def test_every_layout_of_an_eagle3_config_fits(tmp_path: Path, changes: dict[str
 @pytest.mark.parametrize(
     ("changes", "tensors", "d2t", "words"),
     [
-        ({}, {}, (0, 5, 14), "its d2t leads beyond the main model's 16 tokens"),
+        ({}, {}, (0, 5, 14), "its d2t maps to ids beyond the main model's 16 tokens"),
         ({}, {}, (-1, 5, 13), "its d2t leads beyond"),
         ({}, {"d2t": ("I64", (2,))}, (), "its d2t is 2, its config.json and the main model ask for 3"),
         ({}, {"d2t": None}, (), "has no table d2t"),

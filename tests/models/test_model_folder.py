@@ -142,7 +142,7 @@ def test_a_published_folder_may_carry_configs_that_nothing_reads(
 def test_a_config_that_is_read_holds_an_object(tmp_path: Path, file: str) -> None:
     folder = write_model(tmp_path / "model")
     (folder / file).write_text("[]")
-    assert f"{file} holds no JSON object" in refused(folder)
+    assert f"{file} is not a JSON object" in refused(folder)
 
 
 def test_code_that_conversions_carry_along_keeps_no_model_away(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_difference_is_told_again_without_reading(tmp_path: Path) -> None:
         assert reader.read == expected
     first = "token 2 is 'c' in the main model and 'x' in the draft"
     assert differences == {
-        f"it has another tokenizer: {first}; choose a draft model of the same family",
+        f"it has a different tokenizer: {first}; choose a draft model of the same family",
         f"word: {first}",
     }
 

@@ -310,7 +310,7 @@ def test_a_plain_choice_is_a_value_and_says_why_with_numbers() -> None:
     assert decision.cost_ratio == pytest.approx(1.55, abs=0.1)
     assert decision.acceptance < 0.3
     numbers = f"costs {decision.cost_ratio:.1f}x a plain step, acceptance {decision.acceptance:.2f}"
-    assert str(choice.refusal) == f"plain is faster: draft_model with draft length 1 {numbers}"
+    assert str(choice.refusal) == f"plain decoding is faster: draft_model with draft length 1 {numbers}"
     reason = Reason(choice.refusal.code, {**choice.refusal.values, "count": 1.0})
     assert str(reason) == str(choice.refusal), "behind the worker's channel all numbers are floats"
 

@@ -154,7 +154,7 @@ def test_a_length_without_a_method_is_the_most_that_the_governor_may_draft() -> 
         loop = Loop(Scheduler(engine.limits, default_speculation=default_speculation), engine)
         loop.run(some_request("a", max_tokens=300, num_draft_tokens=asked))
         assert sum(map(bool, drafts_planned(loop, "a"))) < 40, "what is never accepted is not drafted on"
-        assert "plain is faster" in str(loop.end("a").statistics.reason)
+        assert "plain decoding is faster" in str(loop.end("a").statistics.reason)
 
 
 def test_each_request_of_a_batch_keeps_to_its_own_most_drafts() -> None:
@@ -211,7 +211,7 @@ def test_a_lossy_drafter_is_dropped_and_the_governor_says_why() -> None:
     loop = build(engine=engine)
     loop.run(some_request("a", max_tokens=300))
     statistics = loop.end("a").statistics
-    assert "plain is faster" in str(statistics.reason)
+    assert "plain decoding is faster" in str(statistics.reason)
     assert statistics.decision is not None
     assert statistics.decision.kind in {"plain", "probe"}
     assert statistics.decision.cost_ratio > 1

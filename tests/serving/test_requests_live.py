@@ -79,7 +79,7 @@ def test_one_that_runs_is_seen_and_cancelled(demo: Server) -> None:
         assert client.is_alive()
         running = ask(demo, "requests")["running"]
         seen = running[0] if running else {}
-    assert (seen["phase"], seen["method"], seen["reason"]) == ("decode", "off", "the request asked for no drafting")
+    assert (seen["phase"], seen["method"], seen["reason"]) == ("decode", "off", "the request switched drafting off")
     path = f"{demo.url}/admin/api/requests/{seen['id']}/cancel"
     assert httpx2.post(path, json={}, headers=KEY, timeout=60).status_code == 200
     client.join(60)

@@ -56,7 +56,7 @@ def test_a_file_from_before_migrations_keeps_what_is_in_it(old: Path) -> None:
     store = Store(old)
     assert (
         store.start()
-        == f"{FILE_NAME} has a new form; the earlier one is kept as {old}.before-{database.revisions()[-1]}."
+        == f"{FILE_NAME} was migrated to a new format; the old file is kept as {old}.before-{database.revisions()[-1]}."
     )
     assert StoredSettings(store).models() == {
         "big": ModelSettings(drafts=("draft",), num_draft_tokens=7, policy="single"),

@@ -23,7 +23,9 @@ KEY = "pl-BQWifVgYtUyRMwSxfAoRSieWyZJaHe9NYtK3S_4FS5g"
 def store(tmp_path: Path) -> Store:
     shutil.copy(HOMES / "c324348.sqlite3", tmp_path / FILE_NAME)
     store = Store(tmp_path / FILE_NAME)
-    assert store.start() == f"{FILE_NAME} has a new form; the earlier one is kept as {store.path}.before-0005."
+    assert (
+        store.start() == f"{FILE_NAME} was migrated to a new format; the old file is kept as {store.path}.before-0005."
+    )
     return store
 
 

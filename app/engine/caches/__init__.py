@@ -1,1 +1,1 @@
-"""Keys, values and states of the sequences: where they lie, how they rewind, and attention over them."""
+"""KV caches and recurrent states of the sequences: their layout, rollback, and attention over them."""

@@ -1,15 +1,15 @@
-"""Attention of mlx-lm's models in parts: per buffer of rows, by a device's best form, and over bare latents.
+"""Attention for mlx-lm's models: one call per buffer of rows, in the device's fastest form, or over latents alone.
 
-An ordinary call pays only for the checks. A row reads its own keys and no more, however long its neighbours are.
-Metal's vector kernel takes at most 8 queries, and 32 of queries × query heads per key head. A wider verify forward
-leaves it: at 8 to 12 queries attention takes 2.3 to 2.8 times as long at 16k to 32k tokens (mlx issue 3826); two chunks
-only read the keys twice.
-On an NVIDIA GPU, mlx gives two queries and more to cuDNN, which plans some 40 ms for each new number of keys, so every
-verify forward of a growing text would pay that; `composed` makes few queries of two products and a softmax.
+A call that needs none of this pays only for the checks. A row reads only the keys of its own buffer, however long the
+rows in other buffers are. Metal's vector kernel takes at most 8 queries, and queries × query heads per key head may not
+exceed 32. A wider verify forward falls off this kernel: over 16k to 32k tokens, attention of 8 to 12 queries takes 2.3
+to 2.8 times as long (mlx issue 3826), while two chunks only read the keys twice.
+On an NVIDIA GPU, mlx passes two or more queries to cuDNN, which spends some 40 ms on a plan for each new number of
+keys. Every verify forward of a growing text would pay that, so `composed` uses two products and a softmax instead.
 
-Latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1.2) keeps one latent c per token for all heads: k = c·Q and v = c·U
-per head. mlx-lm computes all of them at every width but 1. With few queries, (q·Qᵀ)·cᵀ and (weights·c)·U give the same
-result without them: `absorbed`, as mlx-lm does at width 1.
+Latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1.2) caches one latent c per token for all heads. Each head derives
+k = c·Q and v = c·U from it; mlx-lm computes these keys and values at every width but 1. With few queries, `absorbed`
+gets the same result without them, from (q·Qᵀ)·cᵀ and (weights·c)·U, as mlx-lm does at width 1.
 """
 
 import sys
@@ -30,23 +30,23 @@ from app.models.footprint import group_size
 KERNEL_QUERIES, KERNEL_PRODUCTS = 8, 32
 KERNEL_DIMENSIONS = frozenset({64, 96, 128, 256})
 MAX_QUERY_CHUNKS = 4
-"""Most chunks that the queries of a forward are split into, since each reads the keys again; wider forwards are left to
-the kernel for whole blocks."""
+"""Maximum number of chunks that a forward's queries are split into: each chunk reads the keys again. Wider forwards are
+left to the kernel for whole blocks."""
 MIN_CONTEXT_TOKENS = 2048
-"""Shortest context, in tokens, that is worth splitting; below, attention is a small part of a step."""
+"""Shortest context, in tokens, in which queries are split: below it, attention is a small part of a step."""
 LATENT_QUERIES = 64
-"""Most queries for the absorbed form. Its operations break even with making keys and values at rank · (key + value)
-(2 · rank - key - value) queries, in dimensions: 153 (Mistral 4) to 398 (GLM-4.7-Flash)."""
+"""Maximum number of queries for the absorbed form. Making keys and values takes as many operations at
+rank · (key + value) / (2 · rank - key - value) queries, in dimensions: 153 (Mistral 4) to 398 (GLM-4.7-Flash)."""
 
 COMPOSED_QUERIES = 128
-"""Most queries that are composed on an NVIDIA GPU; from twice as many on, long contexts cost more than cuDNN's plan."""
+"""Maximum number of queries for `composed`: from twice as many on, cuDNN with its plan is faster in long contexts."""
 MAX_PACKED_QUERIES = 96
-"""Most queries that read packed keys; beyond, the scores that quantised products store outgrow unpacked keys."""
+"""Maximum number of queries that read packed keys: beyond it, the scores take more memory than unpacked keys."""
 
 KvArrays = Sequence[mx.array]
-"""Keys and values, or codes, scales and biases of both, [rows, heads, positions, any] each."""
+"""Keys and values, or the codes, scales and biases of both; each array is [rows, heads, positions, any]."""
 ChunkSize = Callable[[int, int, int, int], int]
-"""Number of queries per chunk, from width, query heads per key head, number of keys and their dimension."""
+"""Function from width, query heads per key head, number of keys and key dimension to the queries per chunk."""
 Attend = Callable[..., mx.array]
 """One form of attention, called like mlx-lm's `scaled_dot_product_attention`."""
 NAME = "scaled_dot_product_attention"
@@ -55,13 +55,13 @@ _whole = base.scaled_dot_product_attention
 
 @dataclass(frozen=True)
 class PerBuffer:
-    """Keys, values or masks of a forward, one array for each buffer of rows; inactive rows have none."""
+    """Keys, values or masks of a forward, one array per buffer of rows; the buffers of inactive rows have none."""
 
     rows: tuple[slice, ...]
     parts: Sequence[Any]
 
     def padded(self, rows: int) -> mx.array:
-        """Pad them to one array [rows, heads, longest, dimension]."""
+        """Pad the parts to one array [rows, heads, longest, dimension]."""
         longest = max(part.shape[2] for part in self.parts)
         _, heads, _, dimension = self.parts[0].shape
         whole = mx.zeros((rows, heads, longest, dimension), self.parts[0].dtype)
@@ -71,8 +71,8 @@ class PerBuffer:
 
 
 def quantised(keys: mx.array, values: mx.array, bits: int) -> KvArrays:
-    """Quantise keys and values, each token on its own, so that drafts and chunks change nothing.
-    They are returned unchanged for 0 bits, or if no group size divides their dimensions."""
+    """Quantise keys and values, each token separately, so that drafts and chunk boundaries do not change the result.
+    Return them unchanged for 0 bits, or if no group size divides both dimensions."""
     size = group_size(keys.shape[-1], values.shape[-1]) if bits else 0
     if not size:
         return keys, values
@@ -100,7 +100,7 @@ class Packed:
 
 
 def attach(model: nn.Module) -> None:
-    """Make the layers of an mlx-lm model call `attention`, and latent ones register with the caches they read."""
+    """Make an mlx-lm model's layers call `attention`, and make latent layers register with the caches they read."""
     modules = [module for _, module in model.named_modules()]
     kinds = {kind for module in modules for kind in type(module).__mro__}
     for source in {sys.modules[kind.__module__] for kind in kinds} - {base}:
@@ -114,7 +114,7 @@ def attach(model: nn.Module) -> None:
 
 @remembered
 def _registering(kind: Any) -> Any:
-    """Return a subclass of a latent attention's class that registers itself with the cache of each call."""
+    """Return a subclass of a latent attention class whose instances register with the cache of each call."""
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         kv_cache = _kv_cache(keywords["cache"] if "cache" in keywords else arguments[-1])
@@ -126,7 +126,7 @@ def _registering(kind: Any) -> Any:
 
 
 def _kv_cache(cache: Any) -> Any:
-    """Return a layer's cache of keys and values; some layers also have one for selecting among them."""
+    """Return a layer's KV cache; some layers have a second cache, used to select among the keys."""
     return cache[0] if isinstance(cache, CacheList) else cache
 
 
@@ -138,13 +138,13 @@ def attend_for(architecture: str) -> Attend:
 
 
 def packed_queries_for(architecture: str) -> int:
-    """Return the most queries of a row that read packed keys directly; 0 on a CPU.
-    There, quantised products sum in another order for few queries than for many, and nothing would be gained."""
+    """Return the maximum number of queries per row that read packed keys directly; 0 except on Apple's GPUs.
+    On a CPU, quantised products sum in a different order for few queries than for many, and would save nothing."""
     return MAX_PACKED_QUERIES if architecture.startswith("applegpu") else 0
 
 
 def queries_per_chunk(width: int, group: int, context: int, dimension: int) -> int:
-    """Return the queries per chunk on Metal; `width` means a single chunk, as in prefill."""
+    """Return the number of queries per chunk on Metal; a result of `width` means a single chunk, as in prefill."""
     queries = min(KERNEL_QUERIES, KERNEL_PRODUCTS // group)
     if dimension not in KERNEL_DIMENSIONS or context < MIN_CONTEXT_TOKENS:
         return width
@@ -154,7 +154,7 @@ def queries_per_chunk(width: int, group: int, context: int, dimension: int) -> i
 def attention(
     queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
 ) -> mx.array:
-    """Compute attention as mlx-lm does; keys and values may also be `Packed`, or `PerBuffer` like their masks.
+    """Compute attention as mlx-lm does. Keys and values may also be `Packed`; keys, values and mask may be `PerBuffer`.
     Queries are [rows, heads, width, dimension], keys and values [rows, key heads, context, dimension]."""
     if type(keys) is Packed:
         return _packed_attention(queries, keys, values, scale, mask, sinks)
@@ -163,7 +163,7 @@ def attention(
     if reader is not None and queries.shape[2] <= LATENT_QUERIES:
         if queries.shape[2] > 1:
             return absorbed(reader, queries, *kv_cache.keys_and_values(), scale=scale, mask=mask)
-        if attend is not in_query_chunks:  # on a Mac, mlx chooses the kernel
+        if attend is not in_query_chunks:  # on a Mac, the call below lets mlx choose the kernel
             return _for_all_heads(queries, keys, scale, mask)
     if type(keys) is not PerBuffer:
         return attend(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
@@ -203,7 +203,7 @@ def in_query_chunks(
     chunks = []
     for start, stop in pairwise([*range(0, width, size), width]):
         visible_keys, chunk_mask, visible_values = keys, mask, values
-        if isinstance(mask, str):  # "causal" counts from the last key, so later ones are cut off
+        if isinstance(mask, str):  # "causal" aligns the last query with the last key, so cut off later keys
             end = keys.shape[2] - (width - stop)
             visible_keys, visible_values = keys[:, :, :end], values[:, :, :end]
         elif mask is not None and mask.shape[-2] == width:
@@ -217,7 +217,7 @@ def in_query_chunks(
 def composed_if_few(
     queries: mx.array, keys: mx.array, values: mx.array, cache: Any, *, scale: float, mask: Any, sinks: mx.array | None
 ) -> mx.array:
-    """Leave one query and whole chunks of a prompt to mlx's kernels, and compose the rest."""
+    """Leave single queries and wide prompt chunks to mlx's kernels; use `composed` for the widths in between."""
     if 1 < queries.shape[2] <= COMPOSED_QUERIES:
         return composed(queries, keys, values, scale, mask, sinks)
     return _whole(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
@@ -226,7 +226,7 @@ def composed_if_few(
 def composed(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: mx.array | None = None
 ) -> mx.array:
-    """Compute attention of two products and a softmax; heads that share keys are one product's rows."""
+    """Compute attention with two products and a softmax; query heads that share keys become rows of one product."""
     rows, heads, width, _ = queries.shape
     key_heads, context = keys.shape[1:3]
     shape = rows, key_heads, heads // key_heads, width, context
@@ -235,10 +235,10 @@ def composed(
     if isinstance(mask, str):
         mask = causal_mask(width, context)
     if mask is not None:
-        mask_rows, mask_heads, *rest = (1,) * (4 - mask.ndim) + mask.shape  # one or all of each
+        mask_rows, mask_heads, *rest = (1,) * (4 - mask.ndim) + mask.shape  # each is 1 or the full number
         mask = mask.reshape(mask_rows, -1, shape[2] if mask_heads > 1 else 1, *rest)
         scores = mx.where(mask, scores, mx.finfo(scores.dtype).min) if mask.dtype == mx.bool_ else scores + mask
-    if sinks is not None:  # one more score for each head, whose weight goes nowhere
+    if sinks is not None:  # one more score per head, whose weight is dropped
         sink = mx.broadcast_to(sinks.reshape(1, key_heads, -1, 1, 1), (*shape[:4], 1))
         scores = mx.concatenate([scores, sink.astype(scores.dtype)], axis=-1)
     weights = mx.softmax(scores, axis=-1, precise=True)[..., :context].reshape(rows, key_heads, -1, context)
@@ -247,7 +247,7 @@ def composed(
 
 @lru_cache(maxsize=1)
 def causal_mask(width: int, context: int) -> mx.array:
-    """Return [width, context], true where the last `width` queries may look; the layers of a forward share it."""
+    """Return bool [width, context]: the keys visible to each of the last `width` positions; all layers share it."""
     return mx.arange(context - width, context)[:, None] >= mx.arange(context)
 
 
@@ -261,7 +261,7 @@ def absorbed(
     """Compute latent attention [rows, heads, width, value dimension] without making keys or values.
 
     `queries` [rows, heads, width, dimension] may end in a positional part, scored against `positional_keys` [rows, 1,
-    context, dimension]; else `mask` holds those scores. `mask` also hides keys; `latents` are [rows, 1, context, rank].
+    context, dimension]; else `mask` is its scores. `mask` also hides keys; `latents` are [rows, 1, context, rank].
     """
     content_queries, positional_queries = mx.split(queries, [reader.qk_nope_head_dim], axis=-1)
     if positional_queries.shape[-1]:
@@ -275,7 +275,7 @@ def absorbed(
 
 
 def _for_all_heads(queries: mx.array, latents: mx.array, scale: float, mask: mx.array) -> mx.array:
-    """Attend as one head with the queries of all, since all read the same latents: one product reads them once."""
+    """Attend with the queries of all heads as one head: all read the same latents, which one product reads once."""
     rows, heads, width, rank = queries.shape
     queries, mask = queries.reshape(rows, 1, heads * width, rank), mask.reshape(rows, 1, heads * width, -1)
     return _whole(queries, latents, latents, cache=None, scale=scale, mask=mask).reshape(rows, heads, width, rank)

@@ -1,4 +1,4 @@
-"""Slots and lanes: each sequence's row and cached length, its position in the buffers, and who attends to what.
+"""Slots and lanes: each sequence's row and cached length, its positions in the buffers, and the attention masks.
 
 This is all arithmetic on host integers; the buffers are in `rollback`.
 """
@@ -16,12 +16,12 @@ MASK_FULL = "causal"
 
 
 def reservation(prompt_tokens: int, answer_tokens: int) -> int:
-    """Return the positions to reserve for a request at once: its prompt, and at most 1/32 of that for its answer."""
+    """Return the positions to reserve when a request starts: its prompt, and up to 1/32 of that for its answer."""
     return prompt_tokens + min(answer_tokens, prompt_tokens // 32)
 
 
 class Selection(NamedTuple):
-    """Slots `first:stop` of a forward of `width` tokens per row, their cached lengths before it, and which are live."""
+    """Slots `first:stop` of a forward of `width` tokens per row, their previous cached lengths, and which take part."""
 
     first: int
     stop: int
@@ -41,8 +41,8 @@ def select(first: int, width: int, lengths: tuple[int, ...], live: tuple[bool, .
 class SlotTable:
     """Slot and cached length of each sequence. Shared by all layers of a model.
 
-    The first `shared` slots are the rows of one rectangle of buffers; each later one has buffers of its own. So short
-    rows run in one call, and cost the same whatever runs beside them.
+    The first `shared` slots are the rows of one rectangle of buffers; each later slot has buffers of its own. So short
+    rows run in one call, whose cost does not depend on the long rows of the same forward.
     """
 
     def __init__(self, shared_tokens: int = SHARED_TOKENS) -> None:
@@ -53,7 +53,7 @@ class SlotTable:
         self.slots: dict[str, int] = {}
         """Slot by sequence id."""
         self.lengths: list[int] = []
-        """Cached tokens by slot; only `set_length` changes one."""
+        """Number of cached tokens by slot; only `set_length` changes a sequence's number."""
         self.reserved: dict[str, int] = {}
         """Expected length of each row, in tokens, when it was claimed; 0 if unknown."""
         self.shared = 0
@@ -62,14 +62,14 @@ class SlotTable:
         self.attend: Attend = attend_for("")
         """The device's form of attention."""
         self.bits: dict[str, int] = {}
-        """Bits of each number in keys and values, by sequence id, for quantised rows."""
+        """Bits per number of keys and values, by sequence id; quantised rows only."""
         self.packed_queries = 0
-        """Most queries that may attend to packed keys."""
+        """Maximum number of queries per row that may attend to packed keys."""
         self.selection = select(0, 1, (0,), (True,))
 
     def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> list[int]:
-        """Take a slot; return, for each slot, the slot its row comes from. Occupied slots are always 0 … n-1.
-        A row with `bits` is quantised and has its own buffers."""
+        """Take a slot; return the new order: for each slot, the previous slot of its row.
+        Occupied slots are always 0 … n-1. A row with `bits` is quantised and has its own buffers."""
         last = len(self.names)
         self.names.append(sequence_id)
         self.lengths.append(0)
@@ -123,7 +123,7 @@ class SlotTable:
         return self.lengths[self.slots[sequence_id]]
 
     def set_length(self, sequence_id: str, length: int) -> None:
-        """Let the row hold `length` cached tokens: what a step committed, a rewind left or a prefix hit restored."""
+        """Set the row's number of cached tokens after a commit, a rewind or a prefix hit."""
         self.lengths[self.slots[sequence_id]] = length
 
     def slots_of(self, name: str) -> Sequence[int]:
@@ -162,18 +162,18 @@ class Placement(NamedTuple):
     extent: int
     """Number of buffer positions that the forward reads."""
     room: int
-    """Number of buffer positions that a write may touch: a ragged one touches every row of the buffer."""
+    """Number of buffer positions that a write may touch: a ragged write touches every row of the buffer."""
     reserved: int
-    """Number of positions reserved for the buffer's longest row if a row begins here; else 0."""
+    """Number of positions reserved for the buffer's longest row if this is the first forward of any row; else 0."""
     moves: tuple[tuple[int, int, int], ...]
-    """(buffer row, begin, end) of spans to move to the front of their row first."""
+    """Spans (buffer row, begin, end) that move to the front of their row before the write."""
 
 
 class Lane:
     """Positions of rows in their buffers for one attention window. All layers with the same window share one lane.
 
-    Without a window, index = position. With one, a row that reaches the capacity is moved to the front of its buffer,
-    keeping `window + margin` tokens: enough to see the window after rewinding up to `margin` tokens.
+    Buffer index = position - base. In a window's lane, a row that reaches the capacity moves its last `window + margin`
+    tokens to the front of its buffer: enough to fill the window after a rewind of up to `margin` tokens.
     """
 
     def __init__(self, table: SlotTable, window: int | None, *, margin_tokens: int, chunk_tokens: int) -> None:
@@ -197,25 +197,25 @@ class Lane:
         self.bases[slot] = base
 
     def occupied(self, slot: int) -> int:
-        """Return the buffer positions that the row takes."""
+        """Return the number of buffer positions that the row takes."""
         return self.table.lengths[slot] - self.base(slot)
 
     def longest(self, name: str) -> int:
-        """Return the buffer positions that the longest row of a buffer takes."""
+        """Return the number of buffer positions that the longest row of a buffer takes."""
         return max(map(self.occupied, self.table.slots_of(name)), default=0)
 
     def reserved(self, name: str) -> int:
-        """Return the buffer positions reserved for the longest row of a buffer."""
+        """Return the number of buffer positions reserved for the longest row of a buffer."""
         table = self.table
         tokens = max((table.reserved[table.names[slot]] - self.base(slot) for slot in table.slots_of(name)), default=0)
         return tokens if self.capacity is None else min(tokens, self.capacity)
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Reorder bases: slot i gets that of slot `order[i]`."""
+        """Reorder the bases: slot i gets the base of slot `order[i]`."""
         self.bases = [self.base(slot) for slot in order]
 
     def begin(self) -> tuple[Placement, ...]:
-        """Return the placements of the selected rows; plan moves for those that reached the capacity."""
+        """Return the placements of the selected rows; plan moves for rows that reached the capacity."""
         selection = self.table.selection
         if self._selection is not selection:
             self._selection = selection
@@ -245,7 +245,7 @@ class Lane:
         extent, uniform = max(starts) + width, len(set(starts)) == 1
         return Placement(
             name=name,
-            bits=self.table.bits.get(name, 0) if self.window is None else 0,  # windows are short
+            bits=self.table.bits.get(name, 0) if self.window is None else 0,  # windows are too short to be worth it
             rows=rows,
             in_buffer=slice(first, first + len(starts)),
             starts=starts,
@@ -253,7 +253,7 @@ class Lane:
             width=width,
             extent=extent,
             room=extent if uniform else self.longest(name) + width,
-            reserved=self.reserved(name) if 0 in starts else 0,  # a row's first write makes room for all of it
+            reserved=self.reserved(name) if 0 in starts else 0,  # a row's first write makes room for the whole row
             moves=moves,
         )
 
@@ -267,7 +267,7 @@ class Lane:
         return moves
 
     def write_index(self, placement: Placement, rows: int) -> mx.array:
-        """Return int32 [rows, 1, width, 1], where each buffer row writes; unselected ones write junk past their end."""
+        """Return int32 [rows, 1, width, 1]: the index of each write; unselected rows write junk past their end."""
         key = placement.name, rows
         if key not in self._indices:
             starts = [self.occupied(row) if row < self.table.shared else 0 for row in range(rows)]
@@ -277,7 +277,7 @@ class Lane:
 
     def mask(self, width: int, *, return_array: bool, window_size: int | None) -> Any:
         """Return None, "causal", or bool [width, extent] / [rows, 1, width, extent], made once per forward.
-        Where attention is called for each of several buffers, return the `PerBuffer` of such masks."""
+        If attention is called once per buffer and there are several buffers, return a `PerBuffer` of such masks."""
         placements = self.begin()
         windows = [size for size in (window_size, self.window) if size is not None]
         window = min(windows) if windows else None
@@ -294,7 +294,7 @@ class Lane:
         return self._masks[key]
 
     def block_mask(self, width: int) -> mx.array | None:
-        """Return None or bool [rows, 1, 1 or width, extent]: a block's tokens see all before it and all of it."""
+        """Return None or bool [rows, 1, 1 or width, extent]: a block's tokens see the context and the whole block."""
         self.begin()
         starts = self._starts
         extent = max(starts) + width

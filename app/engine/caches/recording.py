@@ -1,8 +1,8 @@
 """Records the inputs of recurrent layers during a verify forward, so that a rollback reruns only their scans.
 
-mlx-lm's models call a module-level function of `SCANS` and an `nn.Conv1d`; `attach` wraps both once, and nothing is
-kept unless a recording is open. Rerunning a scan on recorded inputs costs no matrix product (an idea from z-lab's MLX
-code for DFlash). A layer keeps one array for each convolution and scan, in the order in which they run.
+mlx-lm's recurrent layers call an `nn.Conv1d` and one of the module-level functions in `SCANS`. `attach` wraps both
+once; nothing is kept unless a recording is open. Rerunning a scan on recorded inputs needs no matrix product (an idea
+from z-lab's MLX code for DFlash). A layer's cache has one state per convolution and scan, in the order they run in.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from mlx import nn
 
 
 class Inputs(NamedTuple):
-    """A scan's arguments with a position per token, the axis of those, and the name of the state it continues from."""
+    """Names of a scan's arguments with one entry per token, their token axis, and the name of the state argument."""
 
     tokens: tuple[str, ...]
     axis: int
@@ -47,7 +47,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Scan:
-    """A recorded call of one of the `SCANS`, arguments by name; `parameters` are the names it accepts."""
+    """A recorded call of one of the `SCANS`, with arguments by name; `parameters` are the names that it accepts."""
 
     run: Callable[..., Any]
     parameters: AbstractSet[str]
@@ -57,8 +57,8 @@ class Scan:
     def after(self, keep: Sequence[int]) -> mx.array:
         """Return the state [rows, …] after the first `keep[row]` fed tokens of each row.
 
-        One row needs no mask: its inputs are cut. Several are masked if the scan takes a mask (`ssm_update` also needs
-        `lengths`), else cut one by one.
+        A single row needs no mask: its inputs are cut to length. Several rows are masked if the scan accepts a mask
+        (`ssm_update` also needs `lengths`), else cut one by one.
         """
         if len(keep) == 1:
             return self._cut(0, keep[0])
@@ -96,7 +96,7 @@ class Recording:
     """Recording of the forward in progress; a class variable because only the MLX thread runs models."""
     records: bool = False
     lengths: mx.array | None = None
-    """Real tokens of each row, int32 [rows]; None if all rows have the same width."""
+    """Number of real tokens of each row, int32 [rows]; None if all rows have the same width."""
     steps: list[Convolution | Scan] = field(default_factory=list)
 
     def fits(self, arrays: Sequence[int]) -> bool:
@@ -104,7 +104,7 @@ class Recording:
         return len(self.steps) == sum(arrays)
 
     def replay(self, arrays: Sequence[int], keep: Sequence[int]) -> Iterator[tuple[mx.array, ...]]:
-        """Yield each layer's states after the first `keep[row]` fed tokens of each row; `arrays` counts them."""
+        """Yield the `arrays[layer]` states of each layer after the first `keep[row]` fed tokens of each row."""
         steps = iter(self.steps)
         for count in arrays:
             yield tuple(next(steps).after(keep) for _ in range(count))
@@ -120,7 +120,7 @@ class RecordingConv1d(nn.Conv1d):
 
 
 def attach(model: nn.Module) -> bool:
-    """Make recurrent layers recordable. Return False if none is of a known kind: then tokens are carried over."""
+    """Make recurrent layers recordable. Return False if no layer is of a known kind: tokens are then carried over."""
     recordable = False
     for _, module in model.named_modules():
         source = sys.modules[type(module).__module__]
@@ -136,7 +136,7 @@ def attach(model: nn.Module) -> bool:
 
 
 def _recorded(scan: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
-    """Wrap `scan` to be recorded while a recording is open, and to get row lengths if the model does not pass them."""
+    """Wrap `scan`: while a recording is open, pass row lengths that the model omits and, if requested, record calls."""
     signature = inspect.signature(scan)
     parameters = frozenset(signature.parameters)
 
@@ -157,7 +157,7 @@ def _recorded(scan: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
 
 @contextmanager
 def recording(*, records: bool, lengths: mx.array | None) -> Iterator[Recording]:
-    """Hold a recording open for the forwards that run inside."""
+    """Keep a recording open for the forwards inside the `with` block."""
     Recording.open = record = Recording(records, lengths)
     try:
         yield record

@@ -7,10 +7,10 @@ list      CacheList                   recurse
 alone     anything else               mlx-lm's own cache: one row, no drafts, reported as such
 
 Rows are left-aligned, each with its own length, and masks are made from lengths. Short rows share one rectangle of
-buffers; a long one has its own buffers, reserved once where its prompt is known. A forward covers the contiguous slots
-from the first to the last row that takes part; a row of the rectangle between them that does not (`inert`) only writes
-past its own length, where nothing is read. Joining copies nothing, leaving moves at most one short row, a ragged
-rollback is host arithmetic. The classes implement mlx-lm's cache protocol, so its models run unchanged.
+buffers; a long row has its own buffers, allocated once if the length of its prompt is known. A forward covers the
+contiguous slots from the first to the last row that takes part. A row of the rectangle between them that takes no part
+(`inert`) only writes past its own length, where nothing is read. Joining copies nothing, leaving moves at most one
+short row, and a ragged rollback is host arithmetic. The classes follow mlx-lm's cache protocol: its models run as is.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ from app.engine.caches.lanes import Lane, Placement, Selection, SlotTable
 from app.models.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS, grown_capacity
 
 MARGIN_TOKENS = MAX_DRAFT_TOKENS + 32
-"""Tokens kept beyond a sliding window: more than the longest rewind (the most drafts and a carry-over)."""
+"""Number of tokens kept beyond a sliding window: more than the longest rewind (all drafts and a carry-over)."""
 
 
 def copied(view: mx.array) -> mx.array:
-    """Copy into separate memory: a contiguous view keeps its whole array if that is up to 16 kB larger."""
+    """Copy into separate memory: `mx.contiguous` alone keeps a view's whole array, if that is up to 16 kB larger."""
     return mx.contiguous(view * 1)
 
 
@@ -42,7 +42,7 @@ class Buffer:
         self.rows = self.positions = 0
 
     def write(self, lane: Lane, placement: Placement, new_values: KvArrays) -> None:
-        """Write [rows, heads, width, any] at the end of each row."""
+        """Write `new_values` [rows, heads, width, any] at the end of each row."""
         for row, begin, end in placement.moves:
             self.copy(row, row, begin, end)
         if placement.uniform:
@@ -54,12 +54,12 @@ class Buffer:
             ]
 
     def put(self, rows: slice, first: int, new_values: KvArrays) -> None:
-        """Write [rows, heads, n, any] at the positions from `first` on."""
+        """Write `new_values` [rows, heads, n, any] at the positions from `first` on."""
         for part, new in zip(self.parts, new_values, strict=True):
             part[rows, :, first : first + new.shape[2]] = new
 
     def resize(self, like: KvArrays, rows: int, positions: int) -> None:
-        """Resize to `rows` and at least `positions`; `like` are arrays like those it holds or will hold."""
+        """Resize to `rows` and at least `positions`; heads, dimension and type of each array are those of `like`."""
         size = (rows, -(-positions // GROWTH_STEP_TOKENS) * GROWTH_STEP_TOKENS)
         if size != (self.rows, self.positions):
             old_parts = [None] * len(like) if self.empty else self.parts
@@ -71,7 +71,7 @@ class Buffer:
         return [part[row, :, span] for part in self.parts]
 
     def copy(self, source: int, destination: int, begin: int, end: int) -> None:
-        """Copy these positions of one row to the front of another."""
+        """Copy positions `begin` to `end` of row `source` to the front of row `destination`."""
         self.put(slice(destination, destination + 1), 0, self.read(slice(source, source + 1), slice(begin, end)))
 
     @property
@@ -80,7 +80,7 @@ class Buffer:
 
 
 def _scatter(buffer: mx.array, new_values: mx.array, placement: Placement, index: mx.array) -> mx.array:
-    """Write all rows at once by index; the buffer is donated, so its size costs nothing."""
+    """Write all rows in one operation, by index; the buffer is donated, so it is not copied."""
     rows, first, last = buffer.shape[0], placement.in_buffer.start, placement.in_buffer.stop
     if first > 0 or last < rows:
         before = mx.zeros((first, *new_values.shape[1:]), new_values.dtype)
@@ -90,14 +90,14 @@ def _scatter(buffer: mx.array, new_values: mx.array, placement: Placement, index
 
 
 class SlotKV:
-    """Keys and values of one attention layer: short rows in one rectangle, each long one in a buffer of its own."""
+    """Keys and values of one attention layer: short rows in one rectangle, each long row in a buffer of its own."""
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.shared = Buffer()
         self.row_buffers: dict[str, Buffer] = {}
         self.latent_reader: Any = None
-        """Latent attention that was last called with this cache; None if it holds keys and values."""
+        """Latent attention layer that last used this cache; None if the cache has keys and values."""
 
     @property
     def offset(self) -> int | mx.array:
@@ -105,7 +105,7 @@ class SlotKV:
 
     @property
     def keys(self) -> mx.array:
-        """Keys of the rectangle. Some models make them wait for other arrays (`mx.depends`), which changes nothing."""
+        """Keys of the rectangle. Some models add dependencies (`mx.depends`) to them, which changes no key."""
         return self.shared.parts[0]
 
     @keys.setter
@@ -119,7 +119,7 @@ class SlotKV:
 
     @values.setter
     def values(self, _: mx.array) -> None:
-        """Zero the values. A model that never reads them assigns them; zeros keep an unevaluated graph from growing."""
+        """Zero the values: a model assigns them only if it never reads them, and zeros keep its graph from growing."""
         for buffer in (self.shared, *self.row_buffers.values()):
             buffer.parts[1] = mx.zeros_like(buffer.parts[0])
 
@@ -135,7 +135,7 @@ class SlotKV:
         return self.lane.block_mask(width)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append [rows, heads, width, dimension] to the rows; return all up to the longest row of each buffer."""
+        """Append [rows, heads, width, dimension]; return each buffer's keys and values up to its longest row."""
         placements = self.lane.begin()
         for placement in placements:
             row_parts = (keys, values) if len(placements) == 1 else (keys[placement.rows], values[placement.rows])
@@ -147,7 +147,7 @@ class SlotKV:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return what the forward in progress reads; layers that share the keys of this one call it."""
+        """Return the keys and values that the forward in progress reads, also for layers that share this cache."""
         placements, table = self.lane.begin(), self.lane.table
         if len(placements) == 1:
             return self._read_buffer(placements[0])
@@ -159,7 +159,7 @@ class SlotKV:
         return (keys, values) if table.attends_per_buffer else (keys.padded(rows), values.padded(rows))
 
     def _read_buffer(self, placement: Placement) -> tuple[Any, Any]:
-        """Return keys and values of one buffer for attention, packed ones as they are if it can read them so."""
+        """Return one buffer's keys and values for attention; quantised ones stay packed if attention allows it."""
         table = self.lane.table
         parts = (self.row_buffers[placement.name] if placement.name else self.shared).read(
             placement.in_buffer, slice(placement.extent)
@@ -172,8 +172,8 @@ class SlotKV:
         return keys.dequantised(), values.dequantised()
 
     def _ensure_buffer(self, name: str, like: KvArrays, rows: int, positions: int, reserved: int) -> Buffer:
-        """Return the buffer, enlarged if needed: rows to a power of two, positions as reserved or to `grown_capacity`.
-        The reservation keeps a prompt from being copied while it is read."""
+        """Return the buffer, enlarged if needed: rows to a power of two, positions to `reserved` or `grown_capacity`.
+        The reservation avoids copies while a prompt is prefilled."""
         buffer = self.row_buffers.setdefault(name, Buffer()) if name else self.shared
         if rows > buffer.rows or positions > buffer.positions or reserved > buffer.positions:
             rows = 1 << (max(rows, len(self.lane.table.slots_of(name))) - 1).bit_length()
@@ -191,7 +191,7 @@ class SlotKV:
             )
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Reorder the rectangle so that row i holds what row `order[i]` held; free it if it has no rows."""
+        """Reorder the rectangle: row i gets the contents of row `order[i]`. Free the rectangle if it has no rows."""
         for slot, source in enumerate(order[: self.lane.table.shared]):
             if slot != source and not self.shared.empty and (occupied := self.lane.occupied(slot)) > 0:
                 self.shared.copy(source, slot, 0, occupied)
@@ -213,13 +213,13 @@ class SlotKV:
             buffer.put(slice(row, row + 1), first, parts)
 
     def read_span(self, slot: int, start: int, stop: int) -> KvArrays:
-        """Return views [1, heads, n, any] of the positions `start` to `stop` still held: the last n of them."""
+        """Return views [1, heads, n, any] of the positions `start` to `stop` that are still cached: the last n."""
         base, (name, row) = self.lane.base(slot), self._buffer_row(slot)
         span = slice(max(0, start - base), max(0, stop - base))
         return (self.row_buffers.get(name, Buffer()) if name else self.shared).read(slice(row, row + 1), span)
 
     def _buffer_row(self, slot: int) -> tuple[str, int]:
-        """Return the owner of the buffer of a slot's row ("" for the rectangle), and the row's index in it."""
+        """Return the owner of a row's buffer ("" for the rectangle), and the row's index in the buffer."""
         table = self.lane.table
         return ("", slot) if slot < table.shared else (table.names[slot], 0)
 
@@ -249,7 +249,7 @@ def _resized(buffer: mx.array | None, like: mx.array, size: tuple[int, int]) -> 
 
 
 class ChunkedSlotKV(SlotKV):
-    """Cache of a layer that sees the chunk a token is in: a window of that size holds it, and the model masks the rest.
+    """Cache of a layer that attends within chunks: a window of chunk size covers any chunk; the model masks the rest.
 
     The model makes one mask for all rows from plain numbers, so each row has to run separately.
     """
@@ -261,13 +261,13 @@ class ChunkedSlotKV(SlotKV):
         return self.lane.base(self.lane.table.selection.first)
 
     def maybe_trim_front(self) -> None:
-        """Do nothing: the lane drops what is too far back."""
+        """Do nothing: the lane drops old positions."""
 
 
 class SlotState(mlx_cache.ArraysCache):
     """Recurrent states of one layer: arrays [rows, …] that are never modified, so a reference is a snapshot.
 
-    `store` is empty before the first forward, and has no rows past the last sequence: missing rows are zero.
+    `store` is empty before the first forward and may have fewer rows than there are slots: missing rows are zero.
     """
 
     def __init__(self, size: int) -> None:
@@ -278,7 +278,7 @@ class SlotState(mlx_cache.ArraysCache):
     def begin(self, selection: Selection, widths: Sequence[int]) -> None:
         """Show the model the selected rows; `widths` are their real token counts inside the padded rectangle."""
         self.store = tuple(_grown(rows, selection.stop) for rows in self.store)
-        has_started = any(selection.lengths)  # some models treat no state and a zero state differently
+        has_started = any(selection.lengths)  # some models treat a missing state and a zero state differently
         visible = [rows[selection.first : selection.stop] for rows in self.store] if has_started else []
         self.cache: list[Any] = visible or [None] * self.size
         is_ragged = any(width != selection.width for width in widths)
@@ -299,7 +299,7 @@ class SlotState(mlx_cache.ArraysCache):
         self.cache = list(self.store)
 
     def read_row(self, slot: int) -> tuple[mx.array, ...]:
-        """Copy each array [1, …]; return none if the row has not run yet."""
+        """Return copies of the row's arrays, [1, …] each; none if the row has not run yet."""
         return tuple(copied(rows[slot : slot + 1]) for rows in self.store if slot < len(rows))
 
     def write_row(self, slot: int, arrays: Sequence[mx.array]) -> None:
@@ -312,7 +312,7 @@ class SlotState(mlx_cache.ArraysCache):
         self.store = tuple(arrays)
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Reorder so that row i holds what row `order[i]` held."""
+        """Reorder the states: row i gets those of row `order[i]`."""
         have = len(self.store[0]) if self.store else 0
         if list(order[:have]) != list(range(have)):
             index = mx.array(list(order), dtype=mx.int32)
@@ -362,19 +362,19 @@ class Caches:
         return sum(array.nbytes for array in self.arrays())
 
     def read_span(self, sequence_id: str, start: int, stop: int) -> tuple[KvArrays, ...]:
-        """Return the positions `start` to `stop` still held, by KV layer: the last n, [1, heads, n, any].
+        """Return the positions `start` to `stop` that are still cached, by KV layer: the last n, [1, heads, n, any].
 
-        Where a window has passed on, n = 0. These are lazy views: copy (`copied`) and evaluate them before the next
+        n = 0 where a window has moved past. These are lazy views: copy (`copied`) and evaluate them before the next
         forward, or its write copies the buffers.
         """
         slot = self.table.slots[sequence_id]
         return tuple(cache.read_span(slot, start, stop) for cache in self.kv)
 
     def write_span(self, sequence_id: str, start: int, spans: Sequence[KvArrays], *, stop: int | None = None) -> None:
-        """Write back what `read_span` returned, in the order of positions; the row then has `stop` tokens.
+        """Write back what `read_span` returned, in ascending order of positions; the row then has `stop` tokens.
 
-        All spans end at `stop`, by default `start` plus the longest; pass it where no layer holds the whole range.
-        Layers that hold less drop what precedes their gap: their window has passed.
+        All spans end at `stop`, by default `start` plus the longest span; pass it if no layer has the whole range.
+        A layer with a shorter span drops what precedes the gap: its window has moved past that.
         """
         slot, length = self.table.slots[sequence_id], self.table.length(sequence_id)
         sizes = [span[0].shape[2] for span in spans]
@@ -387,11 +387,11 @@ class Caches:
         self.table.set_length(sequence_id, stop)
 
     def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> None:
-        """Take a row. Nothing is copied."""
+        """Take a row, without copying keys or values."""
         self._reorder(self.table.claim(sequence_id, reserve_tokens, bits))
 
     def release(self, sequence_id: str) -> None:
-        """Free the row; the last row of the rectangle moves into a hole there."""
+        """Free the row; if it was in the rectangle, the last row there moves into its place."""
         self._reorder(self.table.release(sequence_id))
         for cache in self.kv:
             cache.row_buffers.pop(sequence_id, None)
@@ -422,7 +422,7 @@ def make_caches(
     chunk_tokens: int = 512,
     shared_tokens: int = SHARED_TOKENS,
 ) -> Caches:
-    """Make slot caches in the structure of the model's own `make_cache`. Raises UnknownCacheError."""
+    """Make slot caches, structured like those of the model's own `make_cache`. Raises UnknownCacheError."""
     caches = Caches(table=SlotTable(shared_tokens), layers=[])
 
     def convert(original: Any) -> Any:

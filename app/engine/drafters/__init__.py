@@ -1,1 +1,1 @@
-"""The drafters: what each one is and does (`drafter`), one file for each, and which a loaded unit gets (`registry`)."""
+"""The drafters: their interface (`drafter`), one file per method, and the drafters of a loaded unit (`registry`)."""

@@ -1,8 +1,8 @@
 """DFlash: a small block-diffusion model drafts a whole block in one forward (arXiv 2602.06036, z-lab's checkpoints).
 
-Its context is the target's own hidden states: c = hidden_norm(fc(h_t0 ‖ … ‖ h_tn)) enters each layer as keys and values
-and nothing else. The block [last token, mask, mask, …] attends to the whole context and, in full layers, to all of
-itself; the hidden state of slot i gives the draft at slot i. Block keys are never committed to the cache.
+Its context is the target's own hidden states: each layer reads c = hidden_norm(fc(h_t0 ‖ … ‖ h_tn)) as keys and
+values only. The block [last token, mask, mask, …] attends to the context and, in layers that are not causal, to the
+whole block. The hidden state of slot i gives the draft at slot i. Block keys are never committed to the cache.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class DFlashModel(FeatureModule):
 
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Config) -> Self:
-        """Build the module of a folder, with lazy weights. Raises ModelUnavailable."""
+        """Build the module from a folder, with lazy weights. Raises ModelUnavailable."""
         return cls(DFlashConfig.read(folder.config, target_config)).fill(load_tensors(folder, *TARGET_PREFIXES))
 
     def make_cache(self) -> list[Any]:
@@ -59,13 +59,13 @@ class DFlashModel(FeatureModule):
 
 
 class DFlash(FeatureDrafter):
-    """Drafts up to block size - 1 tokens at once."""
+    """Drafts up to block size - 1 tokens in one forward."""
 
     name = "dflash"
     load = DFlashModel.load
 
     def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:  # noqa: ARG002
-        """Return the features alone."""
+        """Return the features alone; the tokens are not an input."""
         return output
 
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:

@@ -1,8 +1,8 @@
-"""Drafters with a model of their own, such as a smaller one of the same tokenizer, that draft token by token.
+"""Drafters with a model of their own, such as a smaller model with the same tokenizer, that draft token by token.
 
-Each draft has those before it as its prefix, and all K forwards form one lazy graph. The cache lags lazily: after a
-stretch without drafts (several requests in a batch) the first proposal feeds what was missed, and after full acceptance
-the next first forward is two tokens wide.
+Each draft continues the drafts before it, and all K forwards form one lazy graph. The cache catches up lazily: after
+steps without drafts (several requests in a batch, say) the first proposal feeds the missed tokens, and after full
+acceptance the next proposal begins with a forward of two tokens.
 """
 
 import time
@@ -25,11 +25,11 @@ from app.engine.sampling.acceptance import fit_vocabulary
 from app.engine.sampling.drawing import SampledRow, adjust, draw, noise_ahead
 
 CATCH_UP_CHUNK_TOKENS = (16, 512)
-"""Shortest and longest chunk, in tokens, in which a lag is read."""
+"""Shortest and longest chunk, in tokens, in which missed tokens are prefilled."""
 CATCH_UP_SECONDS = (0.25, 1.0)
-"""Seconds of a chunk below which the next one is twice as long, and above which it is half as long."""
+"""Duration of a chunk, in seconds, below which the next chunk is twice as long, and above which it is half as long."""
 CATCH_UP_WIDTH_TOKENS = 16
-"""Largest lag, in tokens, fed in the first draft forward; a larger one is prefilled row by row in chunks."""
+"""Maximum number of missed tokens that the first draft forward feeds; more are prefilled row by row, in chunks."""
 
 
 def draw_after(
@@ -39,11 +39,11 @@ def draw_after(
     vocabulary: int,
     noise: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """Draw int32 [rows, slots] after `drafts` ([rows, 1] each); return them with the logits they are drawn from.
+    """Draw int32 [rows, slots] after `drafts` ([rows, 1] each); return them and the logits that they were drawn from.
 
-    Those are `logits` [rows, slots, any] as float32 over the target's `vocabulary`, tokens that only it knows at -inf.
-    The noise is the target's at the same position (Gumbel coupling, arXiv 2408.07978), unless a row has a salt;
-    `noise` is that of these slots, if it was made ahead.
+    The latter are `logits` [rows, slots, any] in float32 after bias and penalties; tokens of the target's `vocabulary`
+    that the drafter does not know get -inf. The noise is the target's at the same position (Gumbel coupling, arXiv
+    2408.07978), unless a row has a salt; `noise` is the noise for these slots, if it was made ahead.
     """
     shifted = [row._replace(pending=row.pending + len(drafts)) for row in sampled]
     logits = fit_vocabulary(logits, vocabulary).astype(mx.float32)
@@ -52,7 +52,7 @@ def draw_after(
 
 
 class DraftModel(Drafter):
-    """Drafts with the model of `runner`, or its method `extend` if it has one, up to `max_context_tokens` per row.
+    """Drafts with the model of `runner` (its method `extend` if it has one), in rows of up to `max_context_tokens`.
 
     `target_vocabulary` is the width of the target's logits.
     """
@@ -75,7 +75,7 @@ class DraftModel(Drafter):
         self._max_context_tokens = max_context_tokens
         self._extend = getattr(runner.model, "extend", None)
         self._states: list[list[tuple[mx.array, ...]]] = []
-        """Recurrent states of the last chain, before its drafts and after each of them."""
+        """Recurrent states of the last chain: before its first draft, and after each draft that was fed."""
 
     @classmethod
     def open(cls, unit: LoadedUnit) -> Drafter:
@@ -102,7 +102,7 @@ class DraftModel(Drafter):
             self.runner.claim_once(name, reservation(len(rows[index].tokens), rows[index].remaining))
         order = [indices[name] for name in self.runner.ordered(list(indices))]
         tokens, logits = self._draft([rows[index] for index in order], [sampled[index] for index in order], max(counts))
-        if order != list(range(len(rows))):  # back to the order of `rows`, with arbitrary drafts for the others
+        if order != list(range(len(rows))):  # back to the order of `rows`; rows without drafts get arbitrary ones
             restore_order = mx.array([order.index(index) if index in order else 0 for index in range(len(rows))])
             tokens, logits = tokens[restore_order], logits[restore_order]
         return Proposal(tokens, counts, reasons, logits)
@@ -112,7 +112,7 @@ class DraftModel(Drafter):
         return Reason("drafter_full") if len(row.tokens) + limit > self._max_context_tokens else NO_REASON
 
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
-        """Draft int32 [rows, width] for `rows` in slot order; return them with their logits. The host reads nothing."""
+        """Draft int32 [rows, width] for `rows` in slot order; return the drafts and their logits, all lazy."""
         tokens_by_id = {row.sequence_id: row.tokens for row in rows}
         output = self._catch_up(tokens_by_id)
         self._states, forced_prefix = [], ForcedPrefix([row.forced for row in rows])
@@ -133,7 +133,7 @@ class DraftModel(Drafter):
             output = self._feed(list(tokens_by_id), self._inputs(draft, output), [1] * len(tokens_by_id))
 
     def _catch_up(self, tokens_by_id: Mapping[str, Sequence[int]]) -> mx.array:
-        """Feed each row's `tokens_by_id` tokens that were not read yet; return the last output of each [rows, 1, …]."""
+        """Feed the tokens in `tokens_by_id` that a row has not read yet; return each row's last output [rows, 1, …]."""
         for name, tokens in tokens_by_id.items():
             if len(tokens) - self.runner.length(name) > CATCH_UP_WIDTH_TOKENS:
                 self._prefill(name, tokens[:-1])
@@ -155,20 +155,20 @@ class DraftModel(Drafter):
                 self._chunk_tokens = min(max_tokens, self._chunk_tokens * 2)
 
     def commit(self, sequence_id: str, tokens: Sequence[int]) -> None:
-        """Read `tokens` now, unless the model's rows can be cut anywhere."""
+        """Feed `tokens` now, unless the model's rows can be cut at any position."""
         if self.runner.needs_snapshots:
             self.runner.claim_once(sequence_id)
             self._prefill(sequence_id, tokens)
 
     def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:  # noqa: ARG002
-        """Return the model's inputs for int32 `tokens` [rows, width]; `output` [rows, width, …] precedes each."""
+        """Return the model's inputs for int32 `tokens` [rows, width]; `output` [rows, width, …] precedes each token."""
         return tokens
 
     def _logits(self, output: mx.array) -> mx.array:
         return output
 
     def _feed(self, names: Sequence[str], inputs: mx.array, widths: Sequence[int]) -> mx.array:
-        """Run the model over `inputs` [rows, width, …] and keep its real tokens; return the last output of each row."""
+        """Run the model over `inputs` [rows, width, …] and commit the real tokens; return each row's last output."""
         output, forward = self.runner.forward(names, inputs, widths, call=self._extend)
         self.runner.commit(forward, widths)
         return last_of(output, widths)

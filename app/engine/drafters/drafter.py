@@ -1,9 +1,9 @@
-"""A drafter: two verbs, `propose` and `observe`, between `admit` and `release`.
+"""The interface of drafters: `propose` and `observe`, between `admit` and `release` of a request.
 
-A wrong draft costs time, never correctness. A lookup drafter has a third verb, `offer`, so that its worth is known
-without trying it. `registry.py` decides which of them a loaded unit gets, and why not the others.
+A wrong draft costs time, never correctness. A lookup drafter also has `offer`, so that its drafts can be assessed
+without being verified. `registry.py` decides which drafters a loaded unit gets, and states why the others are missing.
 
-To add one: write a file here with a subclass of `Drafter`, and add a line to `METHODS` of `app/models/drafters/`.
+To add a drafter: write a file here with a subclass of `Drafter`, and add a line to `METHODS` of `app/models/drafters/`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ class Proposal(NamedTuple):
     """Drafts of one cycle: int32 `tokens` [rows, K] (lazy) of which the first `counts[row]` are real; K is 0 where no
     drafter ran.
 
-    `reasons[row]` says why a row got none. `logits` float32 [rows, K, vocabulary] are what the drafts were drawn from,
-    bias and penalties applied; None when each draft was the drafter's only choice. The last `appended[row]` drafts are
-    forced by a grammar, not drafted; empty means none anywhere.
+    `reasons[row]` is the reason why a row got none. The drafts were drawn from `logits` float32 [rows, K, vocabulary],
+    after bias and penalties; None if each draft was the drafter's only choice. A grammar forced the last
+    `appended[row]` of the drafts, after those of the drafter; empty if it forced none in any row.
     """
 
     tokens: mx.array
@@ -43,7 +43,7 @@ class Proposal(NamedTuple):
 
     @property
     def width(self) -> int:
-        """K, the drafts of the widest row."""
+        """K, the number of drafts of the widest row."""
         return self.tokens.shape[1]
 
     @property
@@ -53,11 +53,11 @@ class Proposal(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """One `forward` of the target as drafters observe it, row by row, prefill and plain steps included.
+    """One `forward` of the target, row by row, as drafters observe it, also in prefill and plain steps.
 
-    `committed[row]` of the tokens fed are in the cache. `tokens[row]` is a live view of prompt and output. Of
-    `drafted[row]` drafts the first `accepted[row]` were accepted, without those that a grammar appended to the
-    drafter's; both are empty where nothing was drafted.
+    The first `committed[row]` of the fed tokens are in the cache. `tokens[row]` is a live view of prompt and output.
+    `drafted[row]` drafts were verified; `accepted[row]` counts those accepted, except drafts that a grammar appended
+    to the drafter's. Both are empty if nothing was drafted.
     """
 
     forward: Forward
@@ -68,19 +68,19 @@ class Observation(NamedTuple):
 
 
 class Drafter:
-    """Proposes tokens ahead of the target. All calls come from the MLX thread; none waits for the device."""
+    """Proposes tokens ahead of the target. All calls come from the MLX thread; only long catch-ups block."""
 
     name: ClassVar[str]
     taps: tuple[int, ...] = ()
-    """Target layers whose output it reads (`FINAL`: after the final norm)."""
+    """Target layers whose output the drafter reads (`FINAL`: after the final norm)."""
     longest: int | None = None
-    """Most tokens in one proposal; None if unbounded."""
+    """Maximum number of tokens in one proposal; None if unbounded."""
     runner: Runner | None = None
-    """Runner of its own model, for the prefix cache and memory accounting; None if it keeps no tensors."""
+    """Runner of the drafter's model, for the prefix cache and memory accounting; None if the drafter has no tensors."""
 
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Mapping[str, Any]) -> nn.Module:
-        """Build the module of a published folder, with lazy weights. Raises ModelUnavailable."""
+        """Build the module from a published folder, with lazy weights. Raises ModelUnavailable."""
         raise NotImplementedError
 
     @classmethod
@@ -93,25 +93,25 @@ class Drafter:
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
         """Propose up to `row.num_draft_tokens` tokens that continue each row, `row.forced` first.
-        Drafts in the places of forced tokens are discarded, so it should continue from them."""
+        A draft in the place of a forced token must be one that the grammar allows, or the forced token replaces it."""
         raise NotImplementedError
 
     def offer(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int], limit: int) -> Offer | None:  # noqa: ARG002
-        """Return up to `limit` tokens it would propose after `tokens` and `emitted`, if nearly free; else None."""
+        """Return up to `limit` tokens that it would propose after `tokens` and `emitted`, if nearly free; else None."""
         return None
 
     def observe(self, observation: Observation) -> None:
         """Observe a forward of the target: its hidden states, and which drafts were accepted."""
 
     def commit(self, sequence_id: str, tokens: Sequence[int]) -> None:
-        """Catch up on the sequence's first `tokens` where necessary: they are about to enter the prefix cache."""
+        """Catch up on the sequence's first `tokens` if necessary: they are about to enter the prefix cache."""
 
     def pending_features(self, sequence_id: str, length: int) -> mx.array | None:  # noqa: ARG002
-        """Return the target's features of position `length` - 1 that it has yet to read; None if there are none."""
+        """Return the target's features at position `length` - 1 if the drafter has not read them yet; else None."""
         return None
 
     def resume(self, sequence_id: str, length: int, features: mx.array | None) -> None:
-        """Resume after the target's row was restored to `length`, and the drafter's own row to what was cached."""
+        """Resume after a prefix hit restored the target's row to `length`, and what was cached of the drafter's row."""
 
     def release(self, sequence_id: str) -> None:
         """End the sequence. Unknown ids are fine."""

@@ -1,7 +1,7 @@
 """EAGLE-3 (arXiv 2503.01840): one decoder layer over three of the target's hidden states, with a vocabulary of its own.
 
-Attention reads [norm(embedding) ‖ norm(hidden)], twice as wide; the residual is the hidden state. `d2t` maps a draft
-token to the target's: target id = draft id + d2t[draft id]. Its state before the final norm is fed back.
+Attention reads [norm(embedding) ‖ norm(hidden)], twice the hidden size; the residual is the hidden state. `d2t` maps
+ids: target id = draft id + d2t[draft id]. The layer's output is fed back, before the final norm unless `norm_output`.
 """
 
 from collections.abc import Container, Sequence
@@ -19,7 +19,7 @@ from app.models.folder import ModelFolder
 
 
 class Layer(TransformerBlock):
-    """The `midlayer`: it reads [embedding ‖ hidden] and norms both."""
+    """The `midlayer`: it reads [embedding ‖ hidden] and normalises both."""
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__(config)
@@ -36,7 +36,7 @@ class Layer(TransformerBlock):
 
 
 class Eagle3Model(FeatureModule):
-    """The checkpoint's module; `d2t` int [draft vocabulary] and `embed_tokens` only if in `tensor_names`."""
+    """The checkpoint's module; it has `d2t` (int [draft vocabulary]) and `embed_tokens` only if `tensor_names` do."""
 
     longest = 16
 
@@ -51,7 +51,7 @@ class Eagle3Model(FeatureModule):
 
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Config) -> Self:
-        """Build the module of a folder that passed `check_drafter`, with lazy weights. Raises ModelUnavailable."""
+        """Build the module from a folder that passed `check_drafter`, with lazy weights. Raises ModelUnavailable."""
         tensors = load_tensors(folder, "t2d")
         weights = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
         return cls(Eagle3Config.read(folder.config, target_config), weights).fill(weights)

@@ -1,8 +1,8 @@
 """Base of drafters that read the target's hidden states (features): modules, their loading, and pending features.
 
-Features are pending, row by row, until they enter the drafter's context. Those of a prompt enter chunk by chunk, those
-of decode steps with the next proposal or, without drafts, once there are `MAX_PENDING_TOKENS` of them. Positions that a
-prefix cache restored without features leave a gap, after which the context continues at the right positions.
+A row's features are pending until they enter the drafter's context. Features of a prompt enter chunk by chunk, those of
+decode steps with the next proposal or, without drafts, once `MAX_PENDING_TOKENS` are pending. Positions that the
+prefix cache restored without features leave a gap in the context; tokens after the gap keep their positions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,15 +29,15 @@ from app.models.drafters.config import DrafterConfig
 from app.models.folder import ModelFolder
 
 MAX_PENDING_TOKENS = 512
-"""Most pending features of a row, in tokens: plain steps are fed to the drafter together. They are not dropped, or no
-later request could reuse the text."""
+"""Maximum number of pending features of a row, in tokens; then they are fed to the drafter together. If they were
+dropped instead, no later request could reuse the drafter's cache of the text."""
 EXTEND_AT_ONCE_TOKENS = 32
 
 
 class FeatureModule(nn.Module):
-    """One attention layer over the target's embeddings and hidden states, with its head, unless a subclass differs.
-    `extend(inputs, cache)` extends the context; `fc` makes its inputs from features [rows, width, taps · target
-    hidden]."""
+    """One attention layer over the target's embeddings and hidden states, with the target's head, unless a subclass
+    differs. `extend(inputs, cache)` extends the context; `fc` projects features [rows, width, taps · target hidden] to
+    the module's hidden size."""
 
     config: Any
     longest: int
@@ -89,22 +89,22 @@ class Attention(qwen3.Attention):
 
 
 def load_tensors(folder: ModelFolder, *borrowed: str) -> dict[str, mx.array]:
-    """Load a folder's tensors, lazily, by name without a leading `model.`, except those with a `borrowed` prefix."""
+    """Load a folder's tensors lazily, by name without a leading `model.`; skip names with a `borrowed` prefix."""
     files: list[Any] = [mx.load(str(folder.path / name)) for name in folder.weight_files]
     tensors = {name.removeprefix("model."): value for file in files for name, value in file.items()}
     return {name: value for name, value in tensors.items() if not name.startswith(borrowed)}
 
 
 class PendingFeatures:
-    """Features of one row that are not in its context yet: consecutive positions `start` … `stop` - 1."""
+    """Features of one row that are not in the drafter's context yet: consecutive positions `start` … `stop` - 1."""
 
     def __init__(self) -> None:
         self.start = self.stop = 0
         self._parts: list[tuple[list[mx.array], int]] = []
 
     def add(self, start: int, taps: Sequence[mx.array], row: int, count: int) -> None:
-        """Add `count` positions from `start` on, lazily, of one row of each tap [rows, width, size].
-        Positions before a gap are dropped."""
+        """Add the features of `count` positions from `start` on, lazily: row `row` of each tap [rows, width, size].
+        Features before a gap are dropped."""
         if start != self.stop:
             self._parts, self.start = [], start
         self._parts.append(([tap[row : row + 1, :count] for tap in taps], count))
@@ -129,11 +129,11 @@ def _ready_count(pending: PendingFeatures, tokens: Sequence[int]) -> int:
 
 
 class FeatureDrafter(DraftModel):
-    """A draft model that is a `FeatureModule`, whose context is extended by the target's hidden states.
+    """A draft model that is a `FeatureModule`: the target's hidden states extend its context.
 
-    Unless a subclass differs, it reads (token, hidden state of the position before) and drafts on its own state. What
-    drafting wrote is rolled back at once; accepted tokens enter again with the target's true features (EAGLE, arXiv
-    2401.15077 and 2503.01840).
+    Unless a subclass differs, it reads pairs (token, hidden state at the previous position); for its own drafts, the
+    hidden state is its own too. Entries written while drafting are rolled back immediately; accepted tokens enter again
+    with the target's features (EAGLE, arXiv 2401.15077 and 2503.01840).
     """
 
     def __init__(self, runner: Runner, target: Target) -> None:
@@ -161,7 +161,7 @@ class FeatureDrafter(DraftModel):
         super().release(sequence_id)
 
     def observe(self, observation: Observation) -> None:
-        """Queue the features of committed tokens; those of a prompt enter the context at once."""
+        """Queue the features of committed tokens; those of a prompt's chunk enter the context immediately."""
         forward = observation.forward
         taps = [forward.features[tap] for tap in self.taps]
         for row, name in enumerate(forward.sequence_ids):
@@ -169,7 +169,7 @@ class FeatureDrafter(DraftModel):
             if pending is not None and committed:
                 pending.add(forward.starts[row], taps, row, committed)
                 threshold = EXTEND_AT_ONCE_TOKENS if committed >= EXTEND_AT_ONCE_TOKENS else MAX_PENDING_TOKENS
-                if pending.stop - pending.start >= threshold:  # the last one stays pending: drafts begin with it
+                if pending.stop - pending.start >= threshold:  # the last position stays pending: drafts begin with it
                     self.commit(name, tokens[: pending.stop])
 
     def commit(self, sequence_id: str, tokens: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Proposals put together: those of several drafters into one, and the tokens that a grammar forces before them."""
+"""Merges the proposals of several drafters into one, and prepends the tokens that a grammar forces."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ Forced = Sequence[tuple[tuple[int, ...], ...]]
 
 
 def merge(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:
-    """Merge proposals, each for some of the rows, into one for all; return a single one for all rows as is.
+    """Merge proposals, each for some of the rows, into one for all; return a single proposal for all rows unchanged.
 
-    If only some rows have logits, the drafts of the others, the only choice there, get logits that make them certain.
+    If only some rows have logits, the others' drafts get logits that make them certain: they were the only choice.
     """
     if len(proposals) == 1 and len(proposals[0][0]) == rows:
         return proposals[0][1]
@@ -43,8 +43,8 @@ def _certain(tokens: mx.array, vocabulary: int) -> mx.array:
 
 
 class ForcedPrefix:
-    """Forced tokens of rows that draft position by position, spelled as the drafter prefers.
-    After an unusual spelling a row is no longer forced: the drafter continues from its own."""
+    """Forced tokens of rows, position by position, in the drafter's spelling if the grammar allows it.
+    After an unusual spelling a row is no longer forced: the drafter continues from that spelling."""
 
     def __init__(self, forced: Forced) -> None:
         self._forced = forced
@@ -52,7 +52,7 @@ class ForcedPrefix:
         self.width = max(map(len, forced))
 
     def choose(self, position: int, draft: mx.array) -> mx.array:
-        """Return int32 [rows, 1], the drafts at `position`, given the drafter's (negative: none). Call it in order."""
+        """Return the drafts at `position`, int32 [rows, 1], given the drafter's (negative: none). Call it in order."""
         if position >= self.width:
             return draft
         alternatives = [row[position] if position < len(row) else (-1,) for row in self._forced]

@@ -21,10 +21,10 @@ from app.models.drafters.formats import MtpConfig
 from app.models.folder import ModelFolder
 
 NAMES = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "shared_head.norm": "norm"}
-"""DeepSeek's names of the modules around the layer, by Qwen's names."""
+"""DeepSeek's name of each module around the layer, by Qwen's name."""
 TARGET_PREFIXES = ("embed_tokens.", "shared_head.head.")
 CENTRED_NORM_MEAN = 0.5
-"""Mean over all norms below which they are stored as their distance from 1, as in Hugging Face's Qwen checkpoints."""
+"""Threshold for the mean norm weight: below it, norms are stored minus 1, as in Hugging Face's Qwen checkpoints."""
 
 
 class MtpModel(FeatureModule):
@@ -69,14 +69,14 @@ class MtpModel(FeatureModule):
 
 
 class Mtp(FeatureDrafter):
-    """Drafts with the head that the target was trained with; beyond the first token it is fed its own state."""
+    """Drafts with the head that the target was trained with; after the first token, the head is fed its own state."""
 
     name = "mtp"
     load = MtpModel.load
 
 
 def _layer(config: MtpConfig, target: Config, tensors: Iterable[str]) -> tuple[nn.Module, dict[str, Any]]:
-    """Build an empty layer of the target's kind, with full attention and experts if any; return its settings too."""
+    """Build a layer like the target's without weights, with full attention and any experts; return its settings too."""
     settings: dict[str, Any] = deepcopy(dict(target))  # mlx-lm renames keys inside it
     if config.layout == "deepseek":
         arguments: Any = deepseek_v3.ModelArgs.from_dict(settings)
@@ -92,9 +92,9 @@ def _layer(config: MtpConfig, target: Config, tensors: Iterable[str]) -> tuple[n
 
 
 def _weights(tensors: Mapping[str, mx.array], arguments: Mapping[str, Any]) -> dict[str, mx.array]:
-    """Return weights by parameter. DeepSeek's `sanitize` stacks the experts of every family and leaves norms alone."""
+    """Return weights by parameter name. DeepSeek's `sanitize` stacks any family's experts and leaves norms alone."""
     whole = dict(tensors)
-    if "mlp.experts.gate_up_proj" in whole:  # Qwen3.5's are stacked, gate and up in one
+    if "mlp.experts.gate_up_proj" in whole:  # Qwen3.5's experts are stacked, with gate and up in one
         gate, up = mx.split(whole.pop("mlp.experts.gate_up_proj"), 2, axis=-2)
         parts = {"gate_proj": gate, "up_proj": up, "down_proj": whole.pop("mlp.experts.down_proj")}
         whole.update({f"mlp.switch_mlp.{part}.weight": value for part, value in parts.items()})
@@ -109,7 +109,7 @@ def _weights(tensors: Mapping[str, mx.array], arguments: Mapping[str, Any]) -> d
 
 
 def _shifted(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """Return the weights with all norms shifted, in float32, if they are stored centred."""
+    """Return the weights; if norms are stored minus 1, add 1 to them, in float32."""
     norms = {name: value.astype(mx.float32) for name, value in weights.items() if "norm" in name and value.ndim == 1}
     centred = float(mx.mean(mx.concatenate(list(norms.values())))) < CENTRED_NORM_MEAN
     return {**weights, **({name: value + 1.0 for name, value in norms.items()} if centred else {})}

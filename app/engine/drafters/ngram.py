@@ -1,8 +1,8 @@
 """Prompt lookup: proposes what followed the longest earlier match of the last tokens.
 
-It needs no model and pays on copying, editing and code (after prompt lookup decoding, A. Saxena 2023, and vLLM's n-gram
-proposer: the longest match wins). Of several continuations the most frequent one is taken, the latest on ties, and the
-drafts before it belong to the context of the next (SuffixDecoding, arXiv 2411.04975).
+It needs no model and pays off for copying, editing and code (after prompt lookup decoding, A. Saxena 2023, and vLLM's
+n-gram proposer: the longest match wins). Of several continuations it takes the most frequent token, the latest on ties;
+each draft extends the context of the next one (SuffixDecoding, arXiv 2411.04975).
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,16 +19,16 @@ from app.engine.sampling.drawing import SampledRow
 SHORTEST_MATCH_TOKENS = 2
 LONGEST_MATCH_TOKENS = 32
 MAX_MATCHES = 32
-"""Most matches of a context to consider, the latest ones."""
+"""Maximum number of matches to consider for a context, latest first."""
 ACROSS_TOKENS = 32_768
 OWNERS = 8
-"""Most owners whose earlier requests are stored; the one idle longest is dropped."""
+"""Maximum number of owners whose earlier requests are stored; the owner idle longest is dropped."""
 END = -1
 """Separator of texts, so that no match spans two of them."""
 
 
 class Text:
-    """A growing list of tokens, with the positions after each context of `shortest` of them."""
+    """A growing list of tokens, with the positions after each context of `shortest` tokens."""
 
     def __init__(self, shortest: int) -> None:
         self.tokens: list[int] = []
@@ -47,12 +47,12 @@ class Text:
             self.tokens.pop()
 
     def _current_positions(self) -> list[int]:
-        """Return the positions after the last tokens; a context of fewer than `shortest` is never looked up."""
+        """Return the positions after the current context; one shorter than `shortest` tokens is never looked up."""
         return self._positions.setdefault(tuple(self.tokens[-self._shortest :]), [])
 
     def continuations_of(self, context: Sequence[int], longest: int) -> tuple[list[int], int]:
-        """Return the positions after the longest suffix of `context` that occurs earlier, latest first, and its length.
-        The length is `shortest` to `longest` tokens, or 0 if there is none."""
+        """Find the longest suffix of `context` that the text continues; return the positions after it, latest first,
+        and the suffix's length: `shortest` to `longest` tokens, or 0 if there is none."""
         best: list[int] = []
         longest_match = 0
         matches = self._positions.get(tuple(context[-self._shortest :]), []) if len(context) >= self._shortest else []
@@ -67,7 +67,7 @@ class Text:
 
     def continuation(self, context: Sequence[int], limit: int, longest: int) -> Offer:
         """Return up to `limit` tokens, each the most frequent one (latest on ties) after the drafts before it.
-        Where those occur nowhere, the longest suffix of `context` and the drafts is matched anew."""
+        Where no match continues, the longest suffix of `context` plus drafts is matched again."""
         drafts: list[int] = []
         positions, matched_tokens = self.continuations_of(context, longest)
         while positions and len(drafts) < limit:
@@ -85,11 +85,11 @@ class Text:
 
 
 class Ngram(Drafter):
-    """Drafts from the sequence's own prompt and output, by matches of at least `shortest` tokens.
+    """Drafts from the sequence's own prompt and output, after matches of at least `shortest` tokens.
 
-    A match counts up to `longest`. A bound that is not given takes its default, or what the other bound allows. The
-    last `across_tokens` tokens of the same owner's earlier requests draft too. Other owners' never do: response times
-    would leak what they said.
+    Matches are compared up to `longest` tokens. A bound that is None takes its default, or the nearest value that the
+    other bound allows. The last `across_tokens` tokens of the same owner's earlier requests are searched too. Those of
+    other owners never are: response times would leak their texts.
     """
 
     name = "ngram"

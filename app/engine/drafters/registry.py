@@ -1,4 +1,4 @@
-"""Every drafter by method, and those of one loaded unit: which can run, and why each of the others cannot."""
+"""Every drafter by method, and the drafters of a loaded unit: which can run, and why each of the others cannot."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ logger = logging.getLogger("paceline.engine")
 
 
 def _drafter_of(method: str) -> type[Drafter]:
-    """Return the drafter of that name in the module of that name."""
+    """Return the drafter class named `method`, from the module of the same name."""
     kinds = vars(import_module(f"app.engine.drafters.{method}")).values()
     return next(kind for kind in kinds if isinstance(kind, type) and getattr(kind, "name", "") == method)
 
@@ -47,7 +47,7 @@ class Drafters:
 
     @property
     def longest(self) -> dict[str, int]:
-        """Most tokens of a proposal that are worth weighing, by method."""
+        """Longest draft worth considering, in tokens, by method."""
         bounds = {name: LONGEST_DRAFT if name in AT_ONCE_METHODS else LONGEST_CHAIN for name in self.available}
         return {name: min(bound, self.available[name].longest or bound) for name, bound in bounds.items()}
 
@@ -57,7 +57,7 @@ class Drafters:
         return {name: drafter.runner for name, drafter in self.available.items() if drafter.runner is not None}
 
     def admit(self, request: Request) -> None:
-        """Start a request with the drafters that it wants."""
+        """Start a request with the drafters that it may use."""
         for name, drafter in self.allowed_for(request).items():
             with self._isolated(name):
                 drafter.admit(request)
@@ -69,7 +69,7 @@ class Drafters:
         }
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
-        """Propose forced tokens followed by each row's drafts; a drafter is skipped where forced tokens suffice."""
+        """Propose each row's forced tokens, then its drafts; no drafter runs for a row that forced tokens fill."""
         proposals = []
         for method, drafter in tuple(self.available.items()):
             members = [
@@ -106,7 +106,7 @@ class Drafters:
 
     @contextmanager
     def _isolated(self, method: str) -> Iterator[None]:
-        """Leave a drafter out from now on if it fails: its target goes on without it. A lack of memory is raised."""
+        """Drop a drafter that fails: its target continues without it. Memory exhaustion is raised instead."""
         try:
             yield
         except Exception as error:
@@ -120,7 +120,7 @@ class Drafters:
 
 
 def open_drafters(unit: LoadedUnit) -> Drafters:
-    """Build every drafter that fits and may run."""
+    """Open every allowed drafter that can run, and record why the others cannot."""
     allowed = unit.spec.methods or tuple(REGISTRY)
     available: dict[str, Drafter] = {}
     unavailable: dict[str, Reason] = {}

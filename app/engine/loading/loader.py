@@ -226,7 +226,7 @@ def _evaluate(arrays: list[mx.array], size: int) -> int:
 def _check_supported(folder: ModelFolder) -> None:
     """Raise ModelUnavailable for a folder that passes inspection but that mlx-lm cannot run as a standalone model."""
     if folder.drafter:
-        raise ModelUnavailable(f"it is a drafter ({folder.drafter}), not a model of its own: choose another one")
+        raise ModelUnavailable(f"it is a drafter ({folder.drafter}), not a standalone model: choose another one")
     if not folder.weight_files[0].startswith("model"):
         raise ModelUnavailable("its weight files must be named model*.safetensors: rename them")
     if not re.fullmatch(r"[A-Za-z0-9_\-]{1,64}", folder.model_type):

@@ -107,7 +107,7 @@ def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
             on_progress=unit.on_progress,
         )
     except UnknownCacheError as error:
-        detail = f"the model's cache cannot be rolled back ({error}): it decodes alone, without drafts"
+        detail = f"the model's cache cannot be rolled back ({error}): it serves one request at a time, without drafts"
         runner, max_rows, prefixes = AloneRunner(unit.target, unit.on_progress), 1, PrefixCache(0)
         drafters = Drafters({}, dict.fromkeys(REGISTRY, Reason("cannot_draft", {"detail": detail})))
     else:

@@ -161,9 +161,9 @@ class Disk:
             content_bytes = content.result() if content is not None else _whole(file.path)
             arrays = decoded(content_bytes, block)
             if arrays is None:
-                logger.warning("a damaged file of a kept prefix is removed")
+                logger.warning("removed a damaged prefix cache file")
         except OSError as error:
-            logger.info("a kept prefix is gone (%s)", error.strerror)
+            logger.info("a prefix cache file is missing (%s)", error.strerror)
             arrays = None
         if arrays is None:
             self.blocks.remove(block.name)
@@ -239,7 +239,7 @@ class Disk:
     def _pause(self, error: str) -> None:
         """Pause writing for `RETRY_SECONDS`."""
         if not self.write_error:
-            logger.warning("earlier prompts are not kept on disk for the moment: %s", error)
+            logger.warning("writing the prefix cache to disk is paused: %s", error)
         self.write_error, self._paused_until = error, self._clock() + RETRY_SECONDS
 
     def bytes_of(self, model: str) -> int:
@@ -267,7 +267,7 @@ class Disk:
             try:
                 written = work()
             except OSError as error:
-                logger.info("a kept prefix cannot be changed: %s", error.strerror)
+                logger.info("a prefix cache file cannot be touched or deleted: %s", error.strerror)
             del work  # release the memory it wrote before the MLX thread collects the result
             if written is not None:
                 self._done.append(written)

@@ -1,4 +1,4 @@
-"""Acceptance rules: which drafts are kept, and which token of the target follows them. Both are lossless.
+"""Acceptance rules: which drafts are kept, and which token of the target follows them. All are lossless.
 
 `coupled`, the default: the target draws x_i at every position with noise keyed by (seed, output position); a draft is
 accepted iff it equals x_i, and x_i is emitted either way. So the text is the target's own whatever the drafter
@@ -6,10 +6,10 @@ proposes, and the rule needs no draft probabilities. It is the best rule where a
 
 `rejection` (Leviathan et al. 2211.17192, Chen et al. 2302.01318): a draft d ~ q is accepted with probability
 min(1, p(d) / q(d)), and the first rejected one is replaced by a draw from max(p - q, 0); a bonus token is drawn from p.
-It accepts sum(min(p, q)), the most possible, but only the distribution is plain decoding's: a seed gives another text.
-Drafts must be drawn with `DRAFT_SALT`, independently of p's noise, and none may be dropped for its value.
+It accepts the largest share possible, sum(min(p, q)), but equals plain decoding only in distribution, not seed by seed.
+Drafts must be drawn with `DRAFT_SALT`, independently of p's noise, and none may be dropped because of its token.
 
-`strict` is `coupled` where the width of a forward may move logits: `strict.py` then decides what is `doubtful`.
+`strict` is `coupled` where the width of a forward may move logits: `strict.py` decides `doubtful` tokens again.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from app.engine.sampling.truncation import may_be_kept, truncates
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Result of a verify forward for one row, in a single read."""
+    """Result of a verify forward for one row, from a single read of the device."""
 
     drawn: Sequence[int]
     """The target's token at each slot."""
@@ -48,31 +48,31 @@ class Verified:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether plain decoding might draw another token after the accepted drafts."""
+        """Whether plain decoding might draw a different token after the accepted drafts."""
         return self.accepted == self.certain
 
     @staticmethod
     def pack(drawn: mx.array, accepted: mx.array, certain: mx.array) -> mx.array:
-        """Return one array of int32 [rows, slots] and [rows] twice, for a single read.
+        """Join int32 `drawn` [rows, slots], `accepted` [rows] and `certain` [rows] to one array, for a single read.
         Drafts beyond the certain slots are not accepted."""
         return mx.concatenate([drawn, mx.stack([mx.minimum(accepted, certain), certain], axis=1)], axis=1)
 
     @classmethod
     def unpack(cls, packed: mx.array) -> list["Verified"]:
-        """Read what `pack` made, once it is computed."""
+        """Read an array that `pack` made; wait until it is computed."""
         rows: Any = packed.tolist()
         return [cls(values[:-2], *values[-2:]) for values in rows]
 
 
 def residual(target: mx.array, draft: mx.array) -> mx.array:
-    """Return what to draw from after a rejection: max(p - q, 0), not normalised; all are float32 [rows, 1, vocabulary].
-    q is 0 for a bonus token; p itself is returned where rounding leaves nothing."""
+    """Return the weights to draw from after a rejection: max(p - q, 0), not normalised, float32 [rows, 1, vocabulary].
+    `draft` (q) is 0 for a bonus token. Where rounding leaves no weight, return `target` (p)."""
     difference = mx.maximum(target - draft, 0.0)
     return mx.where(mx.any(difference > 0, axis=-1, keepdims=True), difference, target)
 
 
 def count_accepted(passes: mx.array, counts: Sequence[int]) -> mx.array:
-    """Return int32 [rows]: how many leading `passes` [rows, K] hold among the `counts[row]` real drafts of each row."""
+    """Return int32 [rows]: the number of leading true `passes` [rows, K] among the first `counts[row]` of each row."""
     real = mx.arange(passes.shape[1]) < mx.array(list(counts), dtype=mx.int32)[:, None]
     return mx.sum(mx.cumprod((passes & real).astype(mx.int32), axis=1), axis=1)
 
@@ -88,8 +88,8 @@ def accept(
     """Return drawn int32 [rows, 1 + K] and accepted int32 [rows], lazy; a row emits `drawn[: accepted + 1]`.
 
     `drafts` int32 [rows, K], of which `counts[row]` are real; `logits` float32 [rows, 1 + K, vocabulary] are the
-    target's after bias and penalties, `draft_logits` [rows, K, vocabulary] what the drafts were drawn from, with a salt
-    of their own. Without them, and for rows at temperature 0, the rule is `coupled`, else `rejection`.
+    target's after bias and penalties; the drafts were drawn from `draft_logits` [rows, K, vocabulary], with a salt of
+    their own. Without `draft_logits`, and for rows at temperature 0, the rule is `coupled`, else `rejection`.
     """
     width, sampling = drafts.shape[1], [row.parameters.temperature > 0 for row in rows]
     if draft_logits is None or not any(sampling):
@@ -105,7 +105,7 @@ def accept(
     uniform = unit_noise(noise_keys(rows, width, salt=ACCEPTANCE_SALT))
     passes = (target_probabilities > 0) & (target_probabilities >= uniform * draft_probabilities)
     accepted = count_accepted(mx.where(is_sampled, passes, drafts == greedy[:, :width]), counts)
-    # The recovered or bonus token: noise, the target's own at that position, is made for its slot only.
+    # The recovered or bonus token is drawn with the target's own noise, which is made for this slot only.
     slot = accepted[:, None, None]
     rejected = slot < mx.array(list(counts), dtype=mx.int32)[:, None, None]
     draft_at_slot = mx.take_along_axis(draft, mx.minimum(slot, width - 1), axis=1)
@@ -125,10 +125,10 @@ def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
 
 
 def doubtful(logits: mx.array, drawn: mx.array, row: SampledRow, tolerance: float) -> mx.array:
-    """Return bool [slots]: whether `row` might have `drawn` another token, were each logit up to `tolerance` off.
-    `drawn` int32 [slots], `logits` [slots, vocabulary] after bias and penalties, before which they may be off."""
+    """Return bool [slots]: whether `row` might not draw `drawn` if each logit were up to `tolerance` off.
+    `drawn` is int32 [slots]. `logits` [slots, vocabulary] include bias and penalties; `tolerance` does not."""
     parameters, vocabulary, drawn_ids = row.parameters, logits.shape[-1], drawn[:, None]
-    # Two logits may both be off, hence the 2; a repetition penalty scales that with the logits.
+    # Two logits may be off in opposite directions, hence the 2; a repetition penalty scales the error too.
     slack = 2 * tolerance * max(parameters.repetition_penalty, 1 / parameters.repetition_penalty)
     scores = logits
     if parameters.temperature > 0:

@@ -1,10 +1,10 @@
-"""From logits to tokens: one rule for every row, keyed by (request seed, output position).
+"""From logits to tokens: one rule for every row, with noise keyed by (request seed, output position).
 
 `x = argmax(logits + gumbel(key(seed, position)))` is a draw from softmax(logits) (the Gumbel-max trick); at temperature
-0 it is argmax. The noise depends on nothing else, so the text is the same alone or in a batch, with or without drafts,
-and a drafter that draws with the same key agrees as often as the distributions allow (arXiv 2408.07978). A salt yields
-noise streams independent of the target's: rejection sampling draws its drafts and acceptances with them, and a
-constrained answer draws whether it begins with reasoning.
+0 it is argmax. The noise depends only on its key, so the text is the same alone or in a batch, with or without drafts,
+and a drafter that draws with the same key often agrees with the target (arXiv 2408.07978). Each salt yields a noise
+stream independent of the target's: rejection sampling has one for drafts and one for acceptances, and a constrained
+answer has one to draw whether it begins with reasoning.
 """
 
 from collections.abc import Sequence
@@ -20,20 +20,20 @@ DRAFT_SALT = 0xA24BAED4963EE407
 ACCEPTANCE_SALT = 0x9FB21C651E98DF25
 OPENING_SALT = 0xD6E8FEB86659FD93
 CACHED_LOGITS = 3 << 19
-"""Logits that a CPU draws from at a time, so that the arrays involved (6 MB each) stay in its cache between passes."""
+"""Number of logits that a CPU draws from at a time: the arrays (6 MB each) stay in its cache between passes."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
 class TokenCounts:
-    """Counts of one row's accepted tokens, kept on the device: a step adds its new ones, and nothing is ever undone."""
+    """Counts of one row's accepted tokens, kept on the device: each step adds its new tokens; none is ever removed."""
 
     def __init__(self) -> None:
         self._counted = 0
         self._counts = mx.zeros((2, 0))
 
     def of(self, row: "SampledRow", vocabulary: int) -> tuple[mx.array, mx.array]:
-        """Return counts in the prompt and in the output as known to the host, float32 [vocabulary] each."""
+        """Return each token's count in the prompt, and in the output known to the host, float32 [vocabulary] each."""
         if self._counts.shape[1] != vocabulary:
             self._counted, self._counts = 0, mx.zeros((2, vocabulary))
         if fresh := list(row.tokens[self._counted :]):
@@ -56,7 +56,7 @@ class SampledRow(NamedTuple):
     salt: int = 0
     """Noise stream to draw with; 0 is the target's own."""
     counts: TokenCounts | None = None
-    """Counts of a penalised row, kept from step to step; None counts from scratch."""
+    """Counts of a penalised row, kept from step to step; None: count from scratch."""
 
     @property
     def position(self) -> int:
@@ -98,7 +98,7 @@ def unit_noise(keys: mx.array) -> mx.array:
 
 
 def adjust(logits: mx.array, rows: Sequence[SampledRow], fed: mx.array | None) -> mx.array:
-    """Apply logit bias and penalties per slot, each with the drafts before it as prefix.
+    """Apply logit bias and penalties at each slot, given the drafts before it.
 
     `logits` float32 [rows, slots, vocabulary]; `fed` int32 [rows, n] are tokens not in `row.tokens` yet, of which slot
     i of a row has seen the first `row.pending + i`.
@@ -139,7 +139,7 @@ def _adjust_row(logits: mx.array, row: SampledRow, fed: mx.array | None) -> mx.a
 
 
 def _penalised(logits: mx.array, row: SampledRow, fed: mx.array | None) -> mx.array:
-    """Penalise all tokens by the host's counts, then unread tokens by how often each slot has seen them."""
+    """Penalise all tokens by the host's counts, then redo those in `fed`, which slots have seen more often."""
     prompt, output = (row.counts or TokenCounts()).of(row, logits.shape[-1])
     penalised = _penalise(logits, prompt, output, row.parameters)
     ids = None if fed is None else fed[: row.pending + len(logits) - 1]
@@ -162,8 +162,8 @@ def _penalise(logits: mx.array, prompt: mx.array, output: mx.array, parameters: 
 
 
 def noise_ahead(rows: Sequence[SampledRow], slots: int, vocabulary: int) -> Sequence[mx.array | None]:
-    """Return the noise of the next `slots` draws, float32 [rows, 1, vocabulary] each, made at once to save launches.
-    None where `draw` makes its own: for greedy rows, and on a CPU, where the noise of one draw fills the cache."""
+    """Return the noise of the next `slots` draws, float32 [rows, 1, vocabulary] each, made together to save launches.
+    None where `draw` makes its own: for all-greedy rows, and on a CPU, where the noise of one draw fills the cache."""
     if on_cpu() or not any(row.parameters.temperature > 0 for row in rows):
         return [None] * slots
     noise = gumbel_noise(noise_keys(rows, slots), vocabulary)
@@ -171,8 +171,8 @@ def noise_ahead(rows: Sequence[SampledRow], slots: int, vocabulary: int) -> Sequ
 
 
 def draw(logits: mx.array, rows: Sequence[SampledRow], noise: mx.array | None = None) -> mx.array:
-    """Draw a token int32 [rows, slots] for every slot of `logits` float32 [rows, slots, vocabulary], with `noise` of
-    that shape if it was made ahead."""
+    """Draw int32 [rows, slots], one token for every slot of `logits` float32 [rows, slots, vocabulary], with `noise` of
+    the same shape as `logits` if it was made ahead."""
     greedy = mx.argmax(logits, axis=-1).astype(mx.int32)
     is_sampled = [row.parameters.temperature > 0 for row in rows]
     if not any(is_sampled):
@@ -196,7 +196,7 @@ def _sampled(logits: mx.array, rows: Sequence[SampledRow], noise: mx.array | Non
 
 def shape_logits(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
     """Apply temperature and truncation to `logits` float32 [rows, slots, vocabulary]; rows draw from their softmax.
-    Rows at temperature 0 are left unscaled: their caller takes the argmax."""
+    Rows at temperature 0 are not scaled: the caller takes their argmax."""
     return truncate(_scaled(logits, rows), [row.parameters for row in rows])
 
 

@@ -1,11 +1,11 @@
-"""Acceptance `strict`: decide again, as plain decoding would, each token that the forward's width may decide.
+"""The `strict` acceptance rule: decide again, as plain decoding would, tokens that a forward's width may have changed.
 
-Kernels of different widths differ in the last bits, and so do the keys, values and states they leave. How far that
-moves a logit is measured once. Where a decision is closer than that, the row rewinds to where its cache last matched
-plain decoding's and rereads its tokens since then one by one: then cache and logits are plain decoding's.
+Forwards of different widths round differently, in logits and in the keys, values and states that they write. How far
+this moves a logit is measured. Where a decision is closer than that, the row rewinds to where its cache last matched
+plain decoding's, and its tokens since then are fed again one by one: then cache and logits are plain decoding's.
 
 A row is tracked while it has the engine to itself: its prompt is read and its first token drawn without drafts.
-Forwards with other rows end the tracking, because plain decoding would not have run them.
+A forward with other rows ends the tracking, because plain decoding of the row alone would not have run it.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,9 +33,9 @@ class StrictRows:
         self._fresh: set[str] = set()
         """Tracked rows that have not drawn a token yet."""
         self._rewind_points: dict[str, RewindPoint | None] = {}
-        """Positions at which the caches of the other tracked rows last matched plain decoding; None while one does."""
+        """Points where the other tracked rows' caches last matched plain decoding's; None while a cache matches."""
         self.max_shift: float | None = None
-        """Largest logit shift caused by the width of a forward so far; None until measured."""
+        """Largest measured logit shift caused by the width of a forward; None until measured."""
 
     @property
     def tolerance(self) -> float:
@@ -43,7 +43,7 @@ class StrictRows:
         return MARGIN * (self.max_shift or 0.0)
 
     def admit(self, sequence_id: str, prompt: Sequence[int], on_progress: Callable[[], None]) -> None:
-        """Track a row about to be claimed if it will be the only one. The first one measures the logit shift."""
+        """Track a row about to be claimed if it will be the only one. The first such row measures the logit shift."""
         if self._runner.rows:
             return
         if self.max_shift is None:
@@ -55,7 +55,7 @@ class StrictRows:
         self._fresh.add(sequence_id)
 
     def _sample_logits(self, tokens: Sequence[int], width: int, on_progress: Callable[[], None]) -> mx.array:
-        """Return logits float32 [tokens, vocabulary] after each sample token but the prompt, fed `width` at a time."""
+        """Return logits float32 [tokens, vocabulary] after each sample token past the prompt, `width` at a time."""
         self._runner.claim(_SAMPLE, bits=self._runner.quantisation.bits)
         try:
             read = [self._feed(_SAMPLE, tokens[:SAMPLE_PROMPT])[:0]]
@@ -67,7 +67,7 @@ class StrictRows:
             self._runner.release(_SAMPLE)
 
     def _feed(self, sequence_id: str, tokens: Sequence[int]) -> mx.array:
-        """Feed and keep tokens; return their logits float32 [tokens, vocabulary]."""
+        """Feed and commit tokens; return their logits float32 [tokens, vocabulary]."""
         logits, forward = self._runner.forward([sequence_id], padded([tokens]), [len(tokens)])
         self._runner.commit(forward, [len(tokens)])
         logits = logits[0].astype(mx.float32)
@@ -84,8 +84,8 @@ class StrictRows:
             self.release(name)
 
     def begin_decoding(self, rows: Sequence[DecodeRow]) -> Sequence[DecodeRow]:
-        """Begin to track a fresh row at its first token; return the rows with the drafts they may have: none for it.
-        A preempted row whose own tokens were reread as a prompt is no longer tracked."""
+        """Begin to track a fresh row at its first token, which is drawn without drafts; return the rows to decode.
+        A preempted row whose output was prefilled again is no longer tracked."""
         row = rows[0]
         if row.sequence_id in self._fresh:
             self.release(row.sequence_id)
@@ -95,7 +95,7 @@ class StrictRows:
         return rows
 
     def has_diverged(self, rows: Sequence[DecodeRow]) -> bool:
-        """Return whether a tracked row's cache differs from plain decoding's: its plain steps may be wrong too."""
+        """Return whether a tracked row's cache may differ from plain decoding's: even plain steps are then doubtful."""
         return self._rewind_points.get(rows[0].sequence_id) is not None
 
     def save_point(self, rows: Sequence[DecodeRow]) -> None:
@@ -115,8 +115,8 @@ class StrictRows:
         return mx.sum(mx.cumprod((~doubts).astype(mx.int32)), keepdims=True)
 
     def replay(self, row: DecodeRow, wide: mx.array, on_progress: Callable[[], None]) -> tuple[mx.array, int]:
-        """Rewind and read the row's tokens again one by one. Raises KeyError unless it has diverged.
-        Returns logits float32 [1, 1, vocabulary] after the last (`wide`: a wide forward's) and the number of tokens."""
+        """Rewind the row and feed its tokens from there one by one. Raises KeyError unless it has diverged.
+        Returns the last logits float32 [1, 1, vocabulary] (`wide`: those of a wide forward) and the token count."""
         name = row.sequence_id
         point = self._rewind_points[name]
         if point is None:

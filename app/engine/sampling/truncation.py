@@ -1,7 +1,7 @@
 """Truncation by top-k, then top-p, then min-p (vLLM's order), on a CPU without sorting the vocabulary.
 
-Tokens are ordered by logit, ties by lower id first. Top-k keeps the first k; top-p keeps those whose predecessors hold
-less than p of the mass that top-k left. The first token is always kept.
+Tokens are ordered by logit, likeliest first, ties by lower id first. Top-k keeps the first k. Top-p keeps tokens whose
+predecessors have less than p of the mass that top-k kept. The first token is always kept.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ LOWEST_KEY, HIGHEST_KEY, KEY_BITS = -(1 << 31), (1 << 31) - 1, 32
 def draw_kept(logits: mx.array, noise: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
     """Draw int32 [rows, slots] by the largest `logits + noise` among the tokens that `truncate` keeps.
     `logits` are float32 [rows, slots, vocabulary]. A CPU checks only tokens that may be drawn (`_candidates`); a GPU
-    sorts all, which is one kernel instead of a hundred."""
+    sorts all tokens, in one kernel instead of a hundred."""
     values = _above_floor(logits, parameters) + noise
     drawn = mx.argmax(values, axis=-1).astype(mx.int32)
     cut = [row for row, sampling in enumerate(parameters) if _top_k(sampling, logits.shape[-1]) or sampling.top_p < 1.0]
@@ -44,17 +44,17 @@ def best_of(values: mx.array, count: int) -> mx.array:
         values = mx.pad(values, [(0, 0), (0, 0), (0, missing)], constant_values=mx.array(-mx.inf))
     blocks = values.reshape(*leading, -1, BLOCK_TOKENS)
     best = mx.argsort(-mx.max(blocks, axis=-1), axis=-1)[..., :count]
-    best = mx.sort(best, axis=-1)[..., None]  # ascending ids, so that a stable sort puts the lower one first
+    best = mx.sort(best, axis=-1)[..., None]  # ascending, so that the stable sort below puts the lower id first
     members = mx.take_along_axis(blocks, best, axis=-2).flatten(-2)
     ids = (best * BLOCK_TOKENS + mx.arange(BLOCK_TOKENS)).flatten(-2)
     return mx.take_along_axis(ids, mx.argsort(-members, axis=-1)[..., :count], axis=-1).astype(mx.int32)
 
 
 def _candidates(parameters: SamplingParameters, vocabulary: int) -> tuple[int, bool]:
-    """Return how many tokens one draw must look at, and whether these are the likeliest ones.
+    """Return how many tokens one draw must examine, and whether they are the likeliest ones.
 
     Top-k keeps k, and the n likeliest tokens have at least n / vocabulary of the mass. The alternative is the first n
-    by logit + noise: these are draws without replacement, and the probability that all n miss a nucleus of mass p is
+    by logit + noise: they are draws without replacement, and the probability that all n miss a nucleus of mass p is
     below (1 - p)^n, whatever the distribution.
     """
     if top_k := _top_k(parameters, vocabulary):
@@ -65,7 +65,7 @@ def _candidates(parameters: SamplingParameters, vocabulary: int) -> tuple[int, b
 
 
 def _first_kept(logits: mx.array, values: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
-    """Run `draw_kept` on rows that all have top-k or top-p; `values` are -inf below the min-p floor."""
+    """Run `draw_kept` on rows that all have top-k or top-p; `values` are logits + noise, -inf below min-p."""
     if not on_cpu():
         return mx.argmax(mx.where(_kept_by_sorting(logits, parameters), values, -mx.inf), axis=-1).astype(mx.int32)
     vocabulary = logits.shape[-1]
@@ -96,14 +96,14 @@ def _kept_by_sorting(logits: mx.array, parameters: Sequence[SamplingParameters])
 
 
 def _is_within(likely: mx.array, limit: mx.array) -> mx.array:
-    """Return whether the predecessors of each token, in order, hold less than `limit` of the whole mass."""
+    """Return whether the predecessors of each token, in order, have less than `limit` of the total mass."""
     mass = mx.cumsum(likely, axis=-1)
     return mass - likely < limit * mass[..., -1:]
 
 
 def _kept_of(logits: mx.array, ids: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
     """Return bool [rows, slots, n]: which of `ids` top-k and top-p keep.
-    `ids` are in the order of the rule and, where a row has top-k, include all its likeliest tokens."""
+    `ids` are in the order of the module's rule; for a row with top-k, they include its k likeliest tokens."""
     candidate_logits = mx.take_along_axis(logits, ids, axis=-1)
     top_k = [_top_k(sampling, logits.shape[-1]) for sampling in parameters]
     is_kept = mx.arange(ids.shape[-1]) < _column([size or logits.shape[-1] for size in top_k])
@@ -123,7 +123,7 @@ def _preceded(
     logits: mx.array, weights: mx.array, candidate_logits: mx.array, ids: mx.array, limit: mx.array
 ) -> mx.array:
     """Return bool [rows, slots, n]: whether the predecessors of each of `ids`, in order, weigh less than `limit`.
-    `limit` is [rows, slots, 1]. The boundary is bisected by logit, a vocabulary pass each; ties occur only there."""
+    `limit` is [rows, slots, 1]. The boundary is bisected by logit, a vocabulary pass a step; ties matter only there."""
     count, before = ids.shape[-1], mx.zeros(limit.shape)
     inside = mx.zeros(limit.shape, dtype=mx.int32)  # number of `ids` known to be inside
     steps = [1 << bit for bit in reversed(range(count.bit_length()))]
@@ -160,8 +160,8 @@ def truncates(parameters: SamplingParameters, vocabulary: int) -> bool:
 
 
 def may_be_kept(logits: mx.array, tokens: mx.array, parameters: SamplingParameters, slack: float) -> mx.array:
-    """Return bool [slots]: whether `truncate` might keep `tokens`, were any two logits `slack` closer.
-    For `slack` below 0: whether it surely does. `tokens` are int32 [slots], `logits` float32 [slots, vocabulary]."""
+    """Return bool [slots]: whether `truncate` might keep `tokens` if any two logits were closer by `slack`.
+    If `slack` is negative: whether it surely does. `tokens` are int32 [slots], `logits` float32 [slots, vocabulary]."""
     vocabulary, token = logits.shape[-1], tokens[:, None]
     level, top = mx.take_along_axis(logits, token, axis=-1), mx.max(logits, axis=-1, keepdims=True)
     top_k, weights = _top_k(parameters, vocabulary), mx.exp(logits - top)
@@ -177,9 +177,9 @@ def may_be_kept(logits: mx.array, tokens: mx.array, parameters: SamplingParamete
 
 
 def _before(logits: mx.array, weights: mx.array, limit: mx.array) -> mx.array:
-    """Return bool like `logits`: whether the `weights` of a token's predecessors sum to less than `limit`, above 0.
+    """Return bool like `logits`: whether the `weights` of a token's predecessors sum to less than `limit` (> 0).
 
-    The lowest kept logit is bisected over the 32 bits of a float32, read as an integer of the same order.
+    The lowest kept logit is found by bisection over the 32 bits of a float32, read as an integer of the same order.
     """
     bits = mx.view(logits + 0.0, mx.int32)  # + 0.0 turns -0.0 into 0.0
     keys = mx.where(bits < 0, bits ^ HIGHEST_KEY, bits)

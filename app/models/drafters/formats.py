@@ -222,7 +222,7 @@ class Eagle3Config(DrafterConfig):
             raise ModelUnavailable(f"it has {fields['num_hidden_layers']} layers, an EAGLE-3 drafter here has one")
         before_fc, each_tap = values.flag("norm_before_fc"), values.flag("fc_norm")
         if before_fc and each_tap:
-            raise ModelUnavailable(f"its config.json sets norm_before_fc and fc_norm, which exclude; {DOWNLOAD_AGAIN}")
+            raise ModelUnavailable(f"its config.json sets both norm_before_fc and fc_norm; {DOWNLOAD_AGAIN}")
         return cls(
             **fields,
             taps=_eagle_taps(values, target),
@@ -236,14 +236,14 @@ class Eagle3Config(DrafterConfig):
         """Check that an embedding can be used, and that `d2t` maps each draft token to a token of the target."""
         rows, vocabulary = self.draft_vocab_size, self.vocab_size
         if "embed_tokens.weight" not in tensors and self.hidden_size != self.target_hidden_size:
-            raise ModelUnavailable("it has no embedding of its own, and that of the main model has another width")
+            raise ModelUnavailable("it has no embedding, and the main model's has a different width")
         if "t2d" in tensors and tensors["t2d"].shape != (vocabulary,):
             raise ModelUnavailable(f"its t2d is not a table of the main model's {vocabulary} tokens")
         if "d2t" not in tensors and rows != vocabulary:
             raise ModelUnavailable(f"it has no table d2t from its {rows} tokens to the main model's; {DOWNLOAD_AGAIN}")
         offsets = read_integers(folder, tensors["d2t"]) if "d2t" in tensors else ()
         if any(not 0 <= token + offset < vocabulary for token, offset in enumerate(offsets)):
-            raise ModelUnavailable(f"its d2t leads beyond the main model's {vocabulary} tokens")
+            raise ModelUnavailable(f"its d2t maps to ids beyond the main model's {vocabulary} tokens")
 
     def expected_tensors(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
         """Return the tensors of the layer and the head, and of the embedding and the token table if present."""

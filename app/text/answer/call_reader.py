@@ -144,7 +144,7 @@ class CallReader:
                 break
             if reader.broken:
                 if not reader.missing or end is None or (yield from self._unread.match(end)) is None:
-                    logger.warning("the arguments of a call of %s are no JSON at %.80r", name, self._unread.text)
+                    logger.warning("the arguments of a call of %s are not valid JSON at %.80r", name, self._unread.text)
                     raise CallsEnded
                 self._calls.add_arguments(reader.missing)
                 break

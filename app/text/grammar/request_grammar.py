@@ -168,7 +168,7 @@ def _in_slashes(match: re.Match[str]) -> str:
 def check_grammar(grammar: AnswerGrammar, vocabulary: Vocabulary, parameter: str) -> None:
     """Raise InvalidRequest, with the reason, if a grammar is invalid or allows no answer."""
     if not vocabulary.stops:
-        raise InvalidRequest("this model has no token that ends an answer: no grammar can hold it", parameter=parameter)
+        raise InvalidRequest("this model has no end token, so no grammar can be enforced", parameter=parameter)
     error = vocabulary.compile_grammar(grammar.text).first_error(vocabulary)
     if not error:
         return

@@ -38,7 +38,7 @@ def reason_of(error: object) -> str:
     """Shorten an error of llguidance to one line, without the parser state that follows it."""
     first, *rest = str(error).strip().splitlines() or [""]
     if first in DEAD_END_ERRORS:
-        return "no text can fulfil it"
+        return "no text can satisfy it"
     if first.endswith("parse error:"):
         first = next((line.removeprefix("error: ") for line in rest if line.startswith("error: ")), first)
     return first[:MAX_REASON_CHARACTERS]

@@ -72,7 +72,7 @@ def checked_arguments(arguments: Mapping[str, Any], reserved: Iterable[str] = ()
     Raises `InvalidRequest` (see CVE-2025-62426: such arguments must not override what the server decides).
     """
     if len(arguments) > MAX_TEMPLATE_ARGUMENTS:
-        raise _invalid(f"template_arguments may hold at most {MAX_TEMPLATE_ARGUMENTS} names")
+        raise _invalid(f"template_arguments may contain at most {MAX_TEMPLATE_ARGUMENTS} names")
     for name, value in arguments.items():
         if not (isinstance(name, str) and name.isidentifier() and len(name) <= 64) or name.startswith("_"):
             raise _invalid("a name in template_arguments is not a plain identifier")

@@ -104,7 +104,7 @@ class Rendering:
         """Render the prompt up to where the last message ends. Raises InvalidRequest."""
         last = self.messages[-1]
         if last["role"] != "assistant" or last.get("tool_calls"):
-            raise InvalidRequest("only a text of the assistant can be continued", parameter="messages")
+            raise InvalidRequest("only an assistant message with text can be continued", parameter="messages")
         text = last["content"] or ""
         marked = last | {"content": text.rstrip() + CONTINUATION_MARKER}
         conversation = replace(self.conversation, messages=[*self.messages[:-1], marked])

@@ -120,7 +120,7 @@ LADDER = (
     Repair(
         turns.systems_joined,
         "system_messages_joined",
-        "The system messages at the beginning were joined: this model's chat template takes only one.",
+        "The system messages at the beginning were joined: this model's chat template accepts only one.",
         _SYSTEMS,
     ),
     Repair(
@@ -139,12 +139,12 @@ LADDER = (
     Repair(
         history_calls.short_identifiers,
         "tool_call_ids_fitted",
-        "Call ids were replaced by ids of nine letters and digits: this model's chat template takes no others.",
+        "Call ids were replaced by ids of nine letters and digits: this model's chat template accepts no others.",
     ),
     Repair(
         history_calls.tools_described,
         "tool_description_added",
-        "Tools without a description or parameters got empty ones: this model's chat template needs them.",
+        "Tools without a description or parameters were given empty ones: this model's chat template needs them.",
         parameter="tools",
     ),
     Repair(
@@ -157,7 +157,7 @@ LADDER = (
     Repair(
         each_message(turns.without_reasoning),
         "thinking_left_out",
-        "Reasoning before calls that come with text was left out: this model's chat template takes only one of them.",
+        "Reasoning before calls that come with text was left out: this model's chat template accepts only one of them.",
     ),
     Repair(
         history_calls.results_moved,

@@ -343,7 +343,7 @@ class TextModel:
             characters *= 2
             tokens = self._tokenize(text[:characters])
         if max(tokens, default=0) >= self.vocabulary_size:
-            raise InvalidRequest("the text holds a special token that this model has no place for")
+            raise InvalidRequest("the text contains a special token outside this model's vocabulary")
         return tokens
 
     def _tokenize(self, text: str) -> list[int]:

@@ -120,7 +120,7 @@ def _with_effort(
     if nearest == effort:
         return {name: template_value}, []
     supported = ", ".join(variables.efforts)
-    message = f"a reasoning effort of {effort} is taken as {nearest}: the template of this model knows {supported}"
+    message = f"a reasoning effort of {effort} is treated as {nearest}: this model's template supports {supported}"
     return {name: template_value}, [_notice("other_effort", message, EFFORT)]
 
 
