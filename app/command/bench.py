@@ -126,7 +126,8 @@ def _is_live(server: Server) -> bool:
 
 
 def wait_for_result(server: Server, model: str, show_progress: Callable[[str], None]) -> dict[str, Any]:
-    """Wait for the measurement and return its stored result; Ctrl-C stops it and keeps the results so far."""
+    """Wait for the measurement and return its stored result; the first Ctrl-C stops it and keeps the results so far."""
+    is_stopping = False
     while True:
         try:
             view = server.call("GET", f"{MEASUREMENTS}?model={quote(model)}")
@@ -135,6 +136,9 @@ def wait_for_result(server: Server, model: str, show_progress: Callable[[str], N
             show_progress(progress_text(view["active"]))
             time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
+            if is_stopping:
+                raise
+            is_stopping = True
             show_progress("stopping")
             server.call("DELETE", f"{MEASUREMENTS}/current")
     last = view["last"]

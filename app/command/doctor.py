@@ -271,7 +271,7 @@ def folder_problems(settings: Settings) -> dict[str, str]:
 def check_models(settings: Settings) -> Iterator[Finding]:
     """Check that at least one model is usable; name each broken model with its reason."""
     rows = models_on_disk(LiveSettings(settings))
-    usable = [row for row in rows if not row.problem]
+    usable = [row for row in rows if row.kind in {"main", "encoder"} and not row.problem]
     if usable:
         paired = sum(1 for row in usable if row.draft)
         yield Finding("models", "ok", f"{len(usable)} usable, {paired} with a drafter")

@@ -132,6 +132,8 @@ def _check_speculation(request: Request, *, limits: EngineLimits, policy: Drafti
 
 
 DEFAULT_SPECULATION = SpeculationRequest()
+RECOVERY_ANSWERS = 16
+"""Number of finished answers after which one more row may run, and chunks double, after a lack of memory."""
 
 
 class Scheduler:
@@ -158,7 +160,7 @@ class Scheduler:
         self._clock = clock
         self._queue = WaitingQueue(queue_limit)
         self._active: dict[str, LiveSequence] = {}
-        self._rows, self._chunk_tokens = limits.max_rows, limits.prefill_chunk_tokens
+        self._rows, self._chunk_tokens, self._answers = limits.max_rows, limits.prefill_chunk_tokens, 0
         self._chunks = ChunkSizes(limits)
         self._released: dict[str, tuple[int, ...]] = {}
         self._speculation = Speculation(
@@ -259,8 +261,9 @@ class Scheduler:
     def shrink(self, message: str) -> list[TokenEvent]:
         """Requeue all rows after a step ran out of device memory and the engine dropped them.
 
-        Emitted tokens are kept; all tokens are prefilled again. Until the scheduler is idle, half as many rows run, in
-        chunks of half the size. A request that ran alone fails the second time unless it got further and chunks shrink.
+        Emitted tokens are kept; all are prefilled again. Half as many rows run, in chunks of half the size, until idle;
+        both grow again after each `RECOVERY_ANSWERS` answers. A request that ran alone fails the second time unless it
+        got further and chunks can shrink.
         """
         rows = list(self._active.values())
         is_smallest_chunk = self._chunk_tokens <= SMALLEST_CHUNK_TOKENS
@@ -362,17 +365,15 @@ class Scheduler:
             events += self._decoded(outcome, planned.get(outcome.sequence_id), phases)
         return events
 
-    def _prefilled(
-        self, sequence_id: str, computed: int, prompt_logprobs: tuple[TokenLogprobs, ...]
-    ) -> list[TokenEvent]:
+    def _prefilled(self, sequence_id: str, computed: int, scores: tuple[TokenLogprobs, ...]) -> list[TokenEvent]:
         sequence = self._active.get(sequence_id)
         if sequence is None:
             return []
         if not 0 <= computed < len(sequence.tokens):
             return self.fail(sequence_id, cache_length_error(computed, len(sequence.tokens)))
         sequence.computed = computed
-        prompt_logprobs = sequence.unsent_scores(prompt_logprobs)
-        return [TokenEvent(sequence_id, prompt_logprobs=prompt_logprobs)] if prompt_logprobs else []
+        unsent = sequence.unsent_scores(scores)
+        return [TokenEvent(sequence_id, prompt_logprobs=unsent)] if unsent else []
 
     def _decoded(self, outcome: RowOutcome, row: DecodeRow | None, phases: PhaseSeconds) -> list[TokenEvent]:
         sequence = self._active.get(outcome.sequence_id)
@@ -417,6 +418,10 @@ class Scheduler:
             self._released[request_id] = cached_prefix
         if reason in {FinishReason.STOP, FinishReason.LENGTH} and sequence.admitted_at is not None:
             self._queue.record_service_time(now - sequence.admitted_at)
+            self._answers += 1
+            if self._answers % RECOVERY_ANSWERS == 0:
+                self._rows = min(self._limits.max_rows, self._rows + 1)
+                self._chunk_tokens = min(self._limits.prefill_chunk_tokens, self._chunk_tokens * 2)
         self._speculation.forget(request_id)
-        last = event or TokenEvent(request_id)
-        return replace(last, finish_reason=reason, statistics=sequence.statistics(now), error=error)
+        statistics = sequence.statistics(now)
+        return replace(event or TokenEvent(request_id), finish_reason=reason, statistics=statistics, error=error)

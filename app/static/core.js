@@ -242,9 +242,9 @@ export function confirm({ title, text = "", action, tone = "" }) {
   const yes = document.getElementById("confirm-yes");
   yes.textContent = action;
   yes.className = tone === "bad" ? "danger" : "primary";
-  box.returnValue = "no";
   // `close` events arrive late: an earlier question may be closed but unresolved. Resolve it before this one opens.
   box.onclose?.(new Event("close"));
+  box.returnValue = "no";
   box.showModal();
   return new Promise((resolve) => {
     box.onclose = () => box.open || resolve(box.returnValue === "yes");

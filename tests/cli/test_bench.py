@@ -127,6 +127,23 @@ def test_ctrl_c_ends_the_measurement_and_keeps_what_is_known(fake: FakeServer, t
     assert ("DELETE", f"{MEASUREMENTS}/current") in [(method, path) for method, path, _, _ in fake.requests]
 
 
+def test_a_second_ctrl_c_waits_no_longer(fake: FakeServer, tmp_path: Path) -> None:
+    active = {"model_id": "big", "phase": "measuring", "seconds_left": 60, "ask": {"text": "1 request"}}
+    fake.answers |= {
+        OF_BIG: (200, {**ended(None), "active": active}),
+        f"{MEASUREMENTS}/current": (200, {"stopping": True}),
+    }
+
+    def interrupt(text: str) -> None:
+        if text != "stopping":
+            raise KeyboardInterrupt
+
+    settings = Settings(_env_prefix="PACELINE_IGNORED_IN_TESTS_", home=tmp_path, port=fake.port)  # type: ignore[call-arg]
+    with pytest.raises(KeyboardInterrupt):
+        wait_for_result(Server(settings), "big", interrupt)
+    assert [method for method, *_ in fake.requests].count("DELETE") == 1
+
+
 def test_the_server_of_a_measurement_opens_no_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: dict[str, str] = {}
 

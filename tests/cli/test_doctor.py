@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from app.cli import application
 from app.command import doctor
+from app.command.listing import ModelRow
 from app.core.messages import Pressure
 from app.machine.host import chip_name
 from app.machine.server_file import RunningServer, lock_home
@@ -143,6 +144,13 @@ def test_a_broken_model_is_named_and_harms_no_other(tmp_path: Path) -> None:
     findings = list(doctor.check_models(read_settings(model_dirs=(tmp_path,))))
     assert findings[0].level == "ok"
     assert any("broken" in finding.message and finding.level == "warn" for finding in findings)
+
+
+def test_drafters_alone_are_no_usable_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ModelRow("drafter", "eagle3", "local", 1_000, 0, draft="", problem="", path="drafter")
+    monkeypatch.setattr(doctor, "models_on_disk", lambda _live: [row])
+    (finding,) = doctor.check_models(read_settings(model_dirs=(tmp_path,)))
+    assert (finding.level, finding.message) == ("fail", "no usable model")
 
 
 def test_a_ceiling_above_the_memory_is_a_warning() -> None:

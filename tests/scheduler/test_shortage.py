@@ -7,7 +7,7 @@ import pytest
 from app.core.request import Request
 from app.core.step import DecodeStep, EngineLimits, FinishReason, PrefillStep, StepResult, TokenLogprobs
 from app.models.footprint import SMALLEST_CHUNK_TOKENS
-from app.scheduler.scheduler import Scheduler
+from app.scheduler.scheduler import RECOVERY_ANSWERS, Scheduler
 from tests.scheduler.scripted import Loop, ScriptedEngine, build, check_against_naive, some_request
 
 
@@ -85,6 +85,22 @@ def test_once_nothing_is_left_to_do_everything_is_as_before() -> None:
         scheduler.submit(some_request(f"s{number}", prompt=2_000))
     assert len(admit_all(scheduler)) == 4
     assert read(scheduler) == 512
+
+
+def test_under_steady_load_rows_come_back_one_by_one() -> None:
+    loop = build(engine=ScriptedEngine(EngineLimits(4_096, 4, prefill_chunk_tokens=16)))
+    scheduler, names, running = loop.scheduler, [f"r{number}" for number in range(4 * RECOVERY_ANSWERS)], []
+    for name in names:
+        scheduler.submit(some_request(name, max_tokens=4))
+    while scheduler.running < 4:
+        loop.turn()
+    scheduler.shrink("full")
+    while scheduler.waiting:
+        loop.turn()
+        running.append((len(names) - scheduler.waiting - scheduler.running, scheduler.running))
+    assert max(rows for answers, rows in running if answers < RECOVERY_ANSWERS) == 2
+    assert max(rows for answers, rows in running if answers < 2 * RECOVERY_ANSWERS) == 3
+    assert max(rows for answers, rows in running) == 4
 
 
 def test_scores_of_a_prompt_that_is_read_again_are_told_once() -> None:
