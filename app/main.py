@@ -52,7 +52,7 @@ from app.serving.choosing import SpeedupLookup
 from app.serving.context import Activity, Context
 from app.serving.errors import install_error_handlers
 from app.serving.gate import Gate, configure_malloc
-from app.serving.guessing import ENTRIES, ENTRY_SECONDS, Lockout, OneTimeCodes
+from app.serving.guessing import ENTRY_SECONDS, MAX_OPEN_CODES, Lockout, OneTimeCodes
 from app.serving.journal import Journal
 from app.serving.live_settings import BEYOND_LOOPBACK, USER_LANGUAGES, LiveSettings, SettingsState
 from app.serving.logs import LogRing, WorkerLines, open_log_handlers, set_log_level
@@ -98,7 +98,7 @@ SWITCH_SECONDS = 0.0005
 times as long, and the loop may wait that long after each system call: parsing a hostile body would stall streams."""
 EXIT_UNAVAILABLE = 1
 EXIT_UNSAFE = 2
-BEGIN_AGAIN = -1
+RESTART = -1
 """Value in place of an exit code: the process must run its command line again."""
 
 
@@ -154,8 +154,8 @@ def admin_context(
         pages=Pages(read_assets(), catalogs, lambda: context.settings, updates.view),
         feed=LiveFeed(closing=lambda: context.activity.draining and len(context.activity) == 0),
         accounts=Accounts(store),
-        setup_codes=OneTimeCodes(context.clock, max_open=ENTRIES),
-        entry_codes=OneTimeCodes(context.clock, valid_seconds=ENTRY_SECONDS, max_open=ENTRIES),
+        setup_codes=OneTimeCodes(context.clock, max_open=MAX_OPEN_CODES),
+        entry_codes=OneTimeCodes(context.clock, valid_seconds=ENTRY_SECONDS, max_open=MAX_OPEN_CODES),
         lockout=Lockout(context.clock),
         models=models,
         loading=loading,
@@ -298,10 +298,10 @@ def run(
         _print_error(str(error))
         # launchd restarts a job that fails: with another exit code, it would try again every few seconds.
         return 0 if SERVICE_LABEL in os.environ.get("XPC_SERVICE_NAME", "") else EXIT_UNAVAILABLE
-    return _begin_again() if code == BEGIN_AGAIN else code
+    return _reexecute() if code == RESTART else code
 
 
-def _begin_again() -> int:
+def _reexecute() -> int:
     """Run the command line of this process again in its place: for shells, launchd and systemd, it stays the same
     process. Return the exit code if that is impossible."""
     sys.stdout.flush()
@@ -347,7 +347,7 @@ def _run(
         if notice:
             logging.getLogger("paceline.store").warning("%s", notice)
         is_restart = asyncio.run(_serve(live, store, listener, announce, lines, publish))
-    return BEGIN_AGAIN if is_restart else 0
+    return RESTART if is_restart else 0
 
 
 def setup_address(admin: AdminContext, url: str) -> str:

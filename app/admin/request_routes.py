@@ -139,7 +139,7 @@ async def find_request(admin: AdminContext, request_id: str) -> dict[str, Any] |
 
 
 async def _flush_journal(admin: AdminContext) -> None:
-    if admin.serving.journal.is_behind:
+    if admin.serving.journal.has_unwritten:
         await admin.serving.journal.flush()
 
 

@@ -256,7 +256,7 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
         key_name=identity_of(request).name,
         is_streamed=stream,
     )
-    events = context.worker.open(commands, on_event=_naming_the_prompt(renderer, record.on_event))
+    events = context.worker.open(commands, on_event=_with_prompt_parameter(renderer, record.on_event))
 
     def close() -> None:
         events.close()
@@ -283,7 +283,7 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
     return Response(await _whole(renderer, choices), media_type="application/json")
 
 
-def _naming_the_prompt(renderer: Renderer, on_event: OnEvent) -> OnEvent:
+def _with_prompt_parameter(renderer: Renderer, on_event: OnEvent) -> OnEvent:
     """Return `on_event` with one addition: the error for a prompt that is too long also names the prompt's field."""
 
     def name_and_forward(event: StreamEvent | PacelineError) -> None:

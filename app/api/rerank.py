@@ -27,7 +27,7 @@ from app.serving.document import ANSWERED, success
 from app.serving.gate import JsonBody
 
 MAX_DOCUMENTS = 2048
-LIKELIEST = 64
+TOP_TOKENS = 64
 """Number of likeliest tokens searched for `yes` and `no`; a word that is not among them has weight 0."""
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 PROMPT = (
@@ -71,7 +71,7 @@ async def rerank(request: Request, body: JsonBody[RerankBody]) -> Response:
     if not model.reranks:
         message = f"{model.id} is no reranker: load a model like Qwen3-Reranker, or compare /v1/embeddings."
         raise InvalidRequest(message, parameter="model")
-    shared = await shared_command(request, body, top_logprobs=LIKELIEST)
+    shared = await shared_command(request, body, top_logprobs=TOP_TOKENS)
     rerank_id = f"rerank-{secrets.token_hex(12)}"
     query_fields = {"instruction": INSTRUCTION if body.instruction is None else body.instruction, "query": body.query}
     commands = [

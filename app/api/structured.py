@@ -15,9 +15,9 @@ MAX_SCHEMA_DEPTH = 32
 MAX_PATTERN_CHARACTERS = 2048
 GUIDED = ("json", "regex", "choice", "grammar")
 """Kinds of vLLM's `guided_…` fields."""
-NAMING = {"properties", "patternProperties", "$defs", "definitions"}
-VALUES = {"const", "default", "enum", "example", "examples"}
-"""Keywords whose value maps names to schemas (`NAMING`), and keywords whose value is not a schema (`VALUES`)."""
+SCHEMA_MAPS = {"properties", "patternProperties", "$defs", "definitions"}
+VALUE_KEYWORDS = {"const", "default", "enum", "example", "examples"}
+"""Keywords whose value maps names to schemas, and keywords whose value is no schema."""
 
 
 def format_grammar(response_format: Any) -> Grammar | None:
@@ -87,7 +87,7 @@ def _parts(part: Any) -> Iterator[Any]:
         yield from part
     elif isinstance(part, dict):
         for key, value in part.items():
-            if key in NAMING and isinstance(value, dict):
+            if key in SCHEMA_MAPS and isinstance(value, dict):
                 yield from value.values()
-            elif key not in VALUES:
+            elif key not in VALUE_KEYWORDS:
                 yield value

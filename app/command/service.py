@@ -313,10 +313,10 @@ def status(settings: Settings) -> dict[str, Any]:
     if server is None:
         return {**report, "starting": is_served(settings.home)}
     place = {"address": server.address, "pid": server.pid, "version": server.version, "words": list(server.words)}
-    return {**report, **place, "started_at": server.started_at, **_answer(settings)}
+    return {**report, **place, "started_at": server.started_at, **_live_status(settings)}
 
 
-def _answer(settings: Settings) -> dict[str, Any]:
+def _live_status(settings: Settings) -> dict[str, Any]:
     answer = _server_status(settings)
     models = [str(model.get("id")) for model in answer.get("models", [])]
     return {"answers": bool(answer), "draining": bool(answer.get("draining")), "models": models}

@@ -165,7 +165,7 @@ def build_encoder(folder: ModelFolder) -> Encoder:
     weights: dict[str, mx.array] = {}
     for name in folder.weight_files:
         tensors = cast("dict[str, mx.array]", mx.load(str(folder.path / name)))
-        weights |= {_plain(key): value for key, value in tensors.items()}
+        weights |= {_canonical_name(key): value for key, value in tensors.items()}
     _quantise(encoder, folder.config, weights)
     own = dict(nn.utils.tree_flatten(encoder.parameters()))
     missing = [name for name in own if name not in weights or own[name].shape != weights[name].shape]
@@ -178,7 +178,7 @@ def build_encoder(folder: ModelFolder) -> Encoder:
     return encoder
 
 
-def _plain(name: str) -> str:
+def _canonical_name(name: str) -> str:
     """Return a tensor's name without the prefix that a head adds, and with an old spelling replaced."""
     name = PREFIX.sub("", name)
     old = next((suffix for suffix in OLD_NAMES if name.endswith(suffix)), "")

@@ -158,7 +158,7 @@ class CostTable:
             short = self.curves(shape.method, shape.rows)
             if cost.seconds > 0:
                 extra = (cost.seconds - short.forward.at(shape.drafts)) / shape.rows
-                self._context_costs.setdefault((doublings, _width(shape.drafts)), _Cost(extra, 1.0))
+                self._context_costs.setdefault((doublings, _width_class(shape.drafts)), _Cost(extra, 1.0))
             if cost.draft_seconds > 0 and (usual := short.drafting.at(shape.drafts)) > 0:
                 self._slowdowns.setdefault((doublings, shape.method), _Cost(cost.draft_seconds / usual, 1.0))
             return
@@ -217,18 +217,18 @@ class CostTable:
         slowdown, known = self._slowdown(doublings, shape.method), self._drafts.get(shape)
         if doublings and known and known.value > 0:
             # The first sample counts fully, or its excess would be attributed to the shape in short contexts.
-            sample = _within(16, slowdown, seconds / known.value)
+            sample = _clamped(16, slowdown, seconds / known.value)
             slowdown = self._learn(self._slowdowns.setdefault((doublings, shape.method), _Cost(sample)), sample).value
         seconds /= slowdown
         self._learn(self._drafts.setdefault(shape, _Cost(seconds, 1.0)), seconds)
 
     def _learn_forward(self, shape: Shape, doublings: int, seconds: float) -> None:
-        width, known = _width(shape.drafts), self._forwards.get(shape)
+        width, known = _width_class(shape.drafts), self._forwards.get(shape)
         if doublings and known:
             short_seconds = known.value
             # The first sample counts fully, or its excess would be attributed to the shape in short contexts.
             expected_seconds, key = short_seconds + shape.rows * self._extra(doublings, width), (doublings, width)
-            sample = _within(2 if key in self._context_costs else 4, expected_seconds, seconds) - short_seconds
+            sample = _clamped(2 if key in self._context_costs else 4, expected_seconds, seconds) - short_seconds
             sample /= shape.rows
             cost = self._context_costs.setdefault(key, _Cost(sample))
             # Of the first two samples the cheaper counts: only a pause can have made the other one slower.
@@ -244,7 +244,7 @@ class CostTable:
         origin = self._learn(self._forwards.setdefault(shape, _Cost(expected, 1.0)), seconds).origin
         self._learnt.add(shape)
         if origin:
-            self._pace.learn(_within(4, 1.0, seconds / origin), MAX_WEIGHT)
+            self._pace.learn(_clamped(4, 1.0, seconds / origin), MAX_WEIGHT)
 
     def _slowdown(self, doublings: int, method: str) -> float:
         """Return a method's slowdown in this context; if unknown, that in half the context."""
@@ -297,7 +297,7 @@ class CostTable:
         if (method, rows, doublings) not in self._curves_cache:
             # Forwards of this method, else of others, else of as many tokens in a smaller batch.
             points = self._points(method, rows)
-            extras = {drafts: rows * self._extra(doublings, _width(drafts)) for drafts in points}
+            extras = {drafts: rows * self._extra(doublings, _width_class(drafts)) for drafts in points}
             slowed = {drafts: max(seconds / 2, seconds + extras[drafts]) for drafts, seconds in points.items()}
             forward = Curve.through(slowed, beyond=EXTRAPOLATED_SHARE, steps=bool(self._cheap_tokens))
             plain = forward.at(0) if method == OFF else self.curves(OFF, rows, context).plain
@@ -347,7 +347,7 @@ class CostTable:
         return {drafts: -seconds for _, seconds, drafts in sorted(known)}  # the last wins: own, else the cheapest
 
     def _learn(self, cost: _Cost, sample: float) -> _Cost:
-        cost.learn(_within(2, cost.value, sample), MAX_WEIGHT)
+        cost.learn(_clamped(2, cost.value, sample), MAX_WEIGHT)
         return self._drop_stale_curves(cost, 0.0)
 
     def _drop_stale_curves(self, cost: _Cost, beside: float) -> _Cost:
@@ -367,7 +367,7 @@ class CostTable:
         return cost.value if cost.step > self._step - STALE_STEPS else cost.origin * self._pace.value
 
 
-def _within(factor: float, known: float, sample: float) -> float:
+def _clamped(factor: float, known: float, sample: float) -> float:
     """Return `sample`, clamped to `known` / `factor` … `known` * `factor`, so that a pause does not count fully."""
     return min(factor * known, max(known / factor, sample))
 
@@ -377,6 +377,6 @@ def _doublings(context: int) -> int:
     return (context // SHORT_TOKENS).bit_length()
 
 
-def _width(drafts: int) -> int:
+def _width_class(drafts: int) -> int:
     """Return the width class, which shares a kind of attention kernel: 1, 2, 3-4, 5-8, 9-16 or 17-32 tokens a row."""
     return drafts.bit_length()

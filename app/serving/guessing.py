@@ -26,7 +26,7 @@ MAX_ADDRESSES = 1024
 LOOPBACK = "this computer"
 TOKEN_BYTES = 32
 VALID_SECONDS = 30 * 60
-ENTRY_SECONDS, ENTRIES = 60.0, 8
+ENTRY_SECONDS, MAX_OPEN_CODES = 60.0, 8
 """Validity of a sign-in address for the owner, in seconds, and limit on open codes of one kind (entry or set-up)."""
 
 

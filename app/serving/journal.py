@@ -134,7 +134,7 @@ class Journal:
     # --- history ----------------------------------------------------------------------------------------------
 
     @property
-    def is_behind(self) -> bool:
+    def has_unwritten(self) -> bool:
         """Whether ended requests wait to be written, or are being written now."""
         return bool(self._pending) or self._writing.locked()
 

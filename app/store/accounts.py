@@ -239,7 +239,7 @@ class Accounts:
         if self.is_locked_down:
             self.set_password(password)
             return True
-        new_hash = self._hashed(password)
+        new_hash = self._new_hash(password)
         with self._store.session(vital=True) as session:
             if session.get(AccountRow, ACCOUNT) is not None:
                 return False
@@ -251,7 +251,7 @@ class Accounts:
 
         Callers allow this only to the owner of the files or to a signed-in person, since it also ends a lock-down.
         """
-        new_hash = self._hashed(password)
+        new_hash = self._new_hash(password)
         with self._store.session(vital=True) as session:
             self._save(session, new_hash)
             lock = session.get(SettingRow, LOCKED_DOWN)
@@ -271,7 +271,7 @@ class Accounts:
             self._rehash(stored, password)
         return is_correct
 
-    def _hashed(self, password: str) -> str:
+    def _new_hash(self, password: str) -> str:
         check_password(password)
         with self._hashing:
             return self._hasher.hash(_normalized(password))

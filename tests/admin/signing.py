@@ -1,4 +1,4 @@
-"""A site with an account: real store, real hashing at a low cost, a clock that tests move."""
+"""A site with an account: real store, real hashing at a low cost, a clock that tests advance."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +9,7 @@ from argon2 import PasswordHasher
 from app.admin.context import AdminContext
 from app.main import admin_context, build
 from app.serving.auth import COOKIE
-from app.serving.guessing import ENTRIES, ENTRY_SECONDS, OneTimeCodes
+from app.serving.guessing import ENTRY_SECONDS, MAX_OPEN_CODES, OneTimeCodes
 from app.store.accounts import Accounts
 from app.store.store import Store
 from tests.api.fakes import Site, make_site
@@ -22,7 +22,7 @@ FAR = "192.168.1.9"
 
 @dataclass
 class Time:
-    """Seconds that pass only when told to; both clocks of the server."""
+    """Clock in seconds that only `pass_by` advances; stands for both the wall clock and the monotonic clock."""
 
     now: float = 1_800_000_000.0
 
@@ -44,7 +44,7 @@ class SignInSite:
         return self.admin.accounts
 
     def browser(self, address: str = "127.0.0.1", **headers: str) -> httpx2.AsyncClient:
-        """A client with cookies of its own."""
+        """Return a client with an empty cookie jar that connects from `address`."""
         transport = httpx2.ASGITransport(self.site.app, client=(address, 4711))
         return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8710", headers=headers)
 
@@ -60,14 +60,14 @@ class SignInSite:
 
 
 def make_sign_in_site(*, password: str | None = PASSWORD, **settings: Any) -> SignInSite:
-    """A site whose account has `password`; None is before the first run."""
+    """Return a site whose account has `password`; None leaves it without an account, as before the first run."""
     time = Time()
     site = make_site(context={"clock": time}, **settings)
     store: Store = site.app.state.admin.store
     accounts = Accounts(store, clock=time, hasher=FAST)
     codes = {
         "setup_codes": OneTimeCodes(time),
-        "entry_codes": OneTimeCodes(time, valid_seconds=ENTRY_SECONDS, max_open=ENTRIES),
+        "entry_codes": OneTimeCodes(time, valid_seconds=ENTRY_SECONDS, max_open=MAX_OPEN_CODES),
     }
     admin = replace(admin_context(site.context, store), accounts=accounts, **codes)
     site.app = build(admin)

@@ -84,7 +84,7 @@ def fails(*_arguments: Any, **_options: Any) -> Any:
         (Disk, "read_ahead"),
         (Disk, "write"),
         (Disk, "used"),
-        (prefix_cache, "_put"),
+        (prefix_cache, "_restore_row"),
     ],
 )
 def test_an_answer_is_the_same_whatever_of_the_cache_fails(
@@ -104,7 +104,7 @@ def test_an_answer_is_the_same_whatever_of_the_cache_fails(
         engine.prefixes.clear()  # what it finds is on disk
     real = getattr(owner, broken)
     monkeypatch.setattr(prefix_cache.PrefixCache, "clear", fails)
-    monkeypatch.setattr(owner, broken, lambda *given: (real(*given), fails()) if broken == "_put" else fails())
+    monkeypatch.setattr(owner, broken, lambda *given: (real(*given), fails()) if broken == "_restore_row" else fails())
     with caplog.at_level(logging.ERROR):
         assert [answer(engine, f"again {number}") for number in range(3)] == [wanted] * 3
     assert not engine.runner.caches.table.slots
@@ -124,7 +124,7 @@ def test_a_prompt_that_there_is_no_memory_to_restore_is_read_anew(monkeypatch: p
     def refuse(*_arguments: Any) -> None:
         raise RuntimeError("[metal::malloc] Unable to allocate 1073741824 bytes.")
 
-    monkeypatch.setattr(prefix_cache, "_put", refuse)
+    monkeypatch.setattr(prefix_cache, "_restore_row", refuse)
     request = Request(id="again", prompt_tokens=PROMPT, max_tokens=12)
     assert engine.admit(request) == 0
     engine.release("again", ())

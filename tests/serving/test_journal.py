@@ -365,7 +365,7 @@ async def test_a_store_that_cannot_be_written_costs_no_request_and_is_tried_agai
     broken.mended = True
     await journal.flush()
     assert broken.kept == ["a", "b"]
-    assert not journal.is_behind
+    assert not journal.has_unwritten
 
 
 async def test_who_reads_while_a_request_is_being_written_waits_for_it() -> None:
@@ -374,13 +374,13 @@ async def test_who_reads_while_a_request_is_being_written_waits_for_it() -> None
     run(journal)
     writing = asyncio.create_task(journal.flush())
     await asyncio.to_thread(slow.writes.wait)
-    assert journal.is_behind
+    assert journal.has_unwritten
     reading = asyncio.create_task(journal.flush())
     slow.goes_on.set()
     await reading
     assert slow.kept == ["r"]
     await writing
-    assert not journal.is_behind
+    assert not journal.has_unwritten
 
 
 async def test_an_end_waits_for_what_is_just_being_written() -> None:

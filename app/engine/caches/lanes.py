@@ -12,7 +12,7 @@ import mlx.core as mx
 from app.engine.caches.attention import Attend, PerBuffer, attend_for
 from app.models.footprint import SHARED_TOKENS
 
-MASK_FULL = "causal"
+MASK_CAUSAL = "causal"
 
 
 def reservation(prompt_tokens: int, answer_tokens: int) -> int:
@@ -312,7 +312,7 @@ class Lane:
                 if width == 1:
                     return None  # as in mlx-lm's caches, even if an array is requested
                 if not return_array:
-                    return MASK_FULL
+                    return MASK_CAUSAL
             queries = mx.arange(starts[0], extent)[:, None]
         else:
             queries = mx.array(starts, dtype=mx.int32)[:, None, None, None] + mx.arange(width)[:, None]

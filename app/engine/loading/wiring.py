@@ -68,13 +68,13 @@ class Wiring:
         self._active_bytes = active_bytes
         self._weights_bytes = self._limit = 0
 
-    def wire(self, weights_bytes: int, drop_prompts: Callable[[], None]) -> None:
+    def wire(self, weights_bytes: int, drop_prefix_caches: Callable[[], None]) -> None:
         """Wire the loaded weights, `weights_bytes` in all. Do not call it while some of them are about to be freed."""
         if weights_bytes == self._weights_bytes or not self._memory.recommended_bytes:
             return
         self._weights_bytes = weights_bytes
         if weights_bytes and self._memory.limit(self._active_bytes()) < self._active_bytes():
-            drop_prompts()
+            drop_prefix_caches()
         self._set_limit(self._memory.limit(max(weights_bytes, self._active_bytes())) if weights_bytes else 0)
 
     def unwire(self) -> None:

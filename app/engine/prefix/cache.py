@@ -127,7 +127,7 @@ class PrefixCache:
         for name, (count, arrays) in contents.items():
             if count:
                 chains[name].runner.claim_once(request.id, reservation(len(request.prompt_tokens), request.max_tokens))
-                _put(chains[name].runner, request.id, count, arrays)
+                _restore_row(chains[name].runner, request.id, count, arrays)
         for name, drafter in drafters.items():
             if drafter.taps:
                 drafter.resume(request.id, length, contents[""][1][-1].get(f"features {name}"))
@@ -412,7 +412,7 @@ def _copy_state(runner: Runner, sequence_id: str, length: int, extra_state: Mapp
     return arrays
 
 
-def _put(runner: Runner, sequence_id: str, length: int, blocks: Sequence[BlockArrays]) -> None:
+def _restore_row(runner: Runner, sequence_id: str, length: int, blocks: Sequence[BlockArrays]) -> None:
     """Restore the first `length` positions from `blocks` into an empty row."""
     caches = runner.caches
     spans = []

@@ -104,7 +104,7 @@ class Disk:
         self._folder = folder
         self._max_age_seconds = max_days * DAY_SECONDS
         self._clock = clock
-        self._of_models: Counter[str] = Counter()
+        self._bytes_by_model: Counter[str] = Counter()
         """Bytes by model folder."""
         self.blocks: BlockStore[DiskFile] = BlockStore(limit_bytes if folder else 0, self._delete)
         self.write_error = ""
@@ -244,14 +244,14 @@ class Disk:
 
     def bytes_of(self, model: str) -> int:
         """Return the bytes of one model's folder."""
-        return self._of_models[model]
+        return self._bytes_by_model[model]
 
     def _add(self, block: CacheBlock, file: DiskFile) -> None:
-        self._of_models[file.path.parent.name] += file.nbytes
+        self._bytes_by_model[file.path.parent.name] += file.nbytes
         self.blocks.add(block, file, BLOCK_OVERHEAD_BYTES + file.nbytes)
 
     def _delete(self, _block: CacheBlock, file: DiskFile) -> None:
-        self._of_models[file.path.parent.name] -= file.nbytes
+        self._bytes_by_model[file.path.parent.name] -= file.nbytes
         self._enqueue(partial(file.path.unlink, missing_ok=True))
 
     def _enqueue(self, work: Callable[[], _Written | None]) -> None:

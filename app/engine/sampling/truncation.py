@@ -13,7 +13,7 @@ from app.core.request import SamplingParameters
 from app.engine.memory import on_cpu
 
 BLOCK_TOKENS = 64
-NEVER = 64 * log(2)
+NEGLIGIBLE_NATS = 64 * log(2)
 """Negative log of the probability that is treated as zero, 2^-64."""
 ROUNDING = 1e-5
 """Relative rounding error of float32 sums over a vocabulary."""
@@ -60,7 +60,7 @@ def _candidates(parameters: SamplingParameters, vocabulary: int) -> tuple[int, b
     if top_k := _top_k(parameters, vocabulary):
         return top_k, True
     likeliest = ceil(max(parameters.top_p, 0.0) * vocabulary) + 1
-    drawn = ceil(NEVER / -log1p(-parameters.top_p)) if parameters.top_p > 0.0 else vocabulary
+    drawn = ceil(NEGLIGIBLE_NATS / -log1p(-parameters.top_p)) if parameters.top_p > 0.0 else vocabulary
     return min((likeliest, True), (drawn, False))
 
 

@@ -133,7 +133,7 @@ class MeasuredTurn:
     acceptance: float | None = None
     tokens_per_cycle: float | None = None
     methods: tuple[str, ...] = ()
-    """Methods that drafted in at least `USED_SHARE` of the drafting steps, the most used first."""
+    """Methods that drafted in at least `MIN_USED_SHARE` of the drafting steps, the most used first."""
     tokens: int = 0
     """Tokens of all rows together."""
 

@@ -39,7 +39,7 @@ from app.serving.sweep.grid import (
 )
 from app.supervision.client import WorkerClient
 
-USED_SHARE = 0.1
+MIN_USED_SHARE = 0.1
 """Smallest share of the drafting steps with which a method counts as used."""
 DISTRIBUTIONS = ("paceline", "mlx", "mlx-lm", "numpy", "transformers")
 
@@ -123,7 +123,7 @@ class TurnRunner:
             prompt_seconds=max(0.0, clock.started - began),
             acceptance=accepted / drafted if drafted else None,
             tokens_per_cycle=(accepted + cycles) / cycles if cycles else None,
-            methods=tuple(name for name, steps in used.most_common() if steps >= USED_SHARE * used.total()),
+            methods=tuple(name for name, steps in used.most_common() if steps >= MIN_USED_SHARE * used.total()),
             tokens=sum(usage.completion_tokens for usage in usages),
         )
 
