@@ -1,9 +1,9 @@
-"""How many drafts stay under each acceptance rule, by temperature: `python bench/acceptance.py` prints a table.
+"""Measures how many drafts each acceptance rule accepts, by temperature: `python bench/acceptance.py` prints a table.
 
-One request at a time, always `--drafts` drafts a cycle, no governor: what is compared is the rule and nothing else.
-`parted`: texts that are not plain decoding's; `close calls`: what `strict` decided again, `read again`: for that.
-OpenBLAS serves where it is installed, as in the server. With `--expected`, for a draft model: what each rule accepts of
-a draft on average over all tokens of the same texts, by formula and without chance:
+One request at a time, always `--drafts` drafts per cycle and no governor, so that only the rules differ. Columns:
+`parted` counts texts that differ from plain decoding's, `close calls` the cycles in which `strict` decided a token
+again, `read again` the tokens fed again for that. OpenBLAS is used where it is installed, as in the server.
+`--expected` needs a draft model and computes, without sampling, the mean probability that a draft is accepted:
 `coupled` sum_v 1 / sum_w max(p_w / p_v, q_w / q_v), `rejection` sum_v min(p_v, q_v).
 """
 
@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from app.engine.platform import prepare
 
@@ -21,7 +22,7 @@ import mlx.core as mx
 import numpy as np
 from transformers import AutoTokenizer
 
-from app.core.request import Request, SamplingParameters
+from app.core.request import AcceptanceRule, Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep, RowOutcome
 from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine.engine import Engine
@@ -29,7 +30,6 @@ from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
 from app.engine.loading.opening import open_engine
 from app.engine.prefix.cache import PrefixCache
-from app.engine.sampling.acceptance import MODES
 
 DEMO_MODELS = Path(__file__).resolve().parents[1] / "app" / "demo_models"
 PROMPTS = (
@@ -86,7 +86,7 @@ def load(target: Path, draft: Path, method: str) -> LoadedUnit:
 
 
 def answer(engine: Engine, request: Request, method: str, drafts: int, counts: Counts) -> list[int]:
-    """Return the prompt and its answer; only cycles with all their drafts are counted."""
+    """Return prompt and answer, generated while there is room for all drafts; count the cycles that drafted."""
     tokens, prompt = list(request.prompt_tokens), len(request.prompt_tokens)
     computed = engine.admit(request)
     if computed < prompt - 1:
@@ -113,7 +113,7 @@ def measure(
     args: argparse.Namespace,
     drafts: int | None = None,
 ) -> tuple[Counts, list[tuple[int, list[int]]]]:
-    """Return the counts, and every text with the length of its prompt before it."""
+    """Return the counts, and every text as a pair of its prompt's length and its tokens."""
     counts, texts, draft_count = Counts(), [], args.drafts if drafts is None else drafts
     for seed in range(args.seeds):
         for index, prompt in enumerate(prompts):
@@ -187,7 +187,7 @@ def main() -> None:
     print("|---:|---|---:|---:|---:|---:|---:|---:|---:|")
     for temperature in args.temperatures:
         _, plain = measure(parts, prompts, tokenizer.eos_token_id, temperature, args, drafts=0)
-        for mode in MODES:
+        for mode in get_args(AcceptanceRule):
             engine = Engine(parts.runner, parts.drafters, parts.limits, PrefixCache(0), acceptance=mode)
             counts, texts = measure(engine, prompts, tokenizer.eos_token_id, temperature, args)
             pairs = [list(zip(text, other, strict=False)) for (_, text), (_, other) in zip(texts, plain, strict=True)]

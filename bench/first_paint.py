@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import httpx2
-from live_feed import KEY, MODEL, server
 
 from app.core.request import FinishedRequest
 from app.store.rows import RequestHistory
 from app.store.store import FILE_NAME, Store
+from bench.live_feed import KEY, MODEL, server
 
 REQUESTS = 1_000
 ROUNDS = 30

@@ -1,8 +1,8 @@
-"""Measures what HTTP adds to streamed chats of a scripted engine: `python -m bench.http_overhead [requests]`.
+"""Measures the time that HTTP adds to streamed chats of a scripted engine: `python -m bench.http_overhead [requests]`.
 
-Each of 32 clients sends one request after another; the engine answers each in 20 steps of 25 ms with words unique to
-it. Overhead is the time from the request to its end, less the steps. Every reply must be complete, and its own.
-"""
+Each of 32 clients sends one request after another; the engine answers each in 20 steps of 25 ms, with the request's own
+number as text. Overhead is the time from the request to the end of its answer, minus the steps. Every answer must be
+complete and belong to its request."""
 
 import asyncio
 import gc
@@ -44,7 +44,7 @@ async def serve() -> None:
 
 
 async def request_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> float:
-    """Make a request and return the seconds added. Raises ValueError for a reply that is not its own."""
+    """Make a request and return the seconds added. Raises ValueError unless the reply is complete and its own."""
     message = {"role": "user", "content": str(number)}
     body = json.dumps({"model": "demo-main", "messages": [message], "stream": True})
     started_at = time.perf_counter()

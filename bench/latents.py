@@ -1,4 +1,4 @@
-"""Measures verifying over latents against computing all keys and values: `python -m bench.latents`.
+"""Compares verifying over latents with computing all keys and values: `python -m bench.latents`.
 
 One layer with the heads and ranks of DeepSeek-V3 (hidden size 1,024, random float32 weights) on this machine's CPU; the
 two take turns. Takes about 100 s.

@@ -1,4 +1,4 @@
-"""Measures the live feed: the server's CPU seconds with no tab and with three, idle and while a model generates.
+"""Measures the live feed: the server's CPU use with no tab and with three, idle and while a model generates.
 
 `python bench/live_feed.py [SECONDS]` starts a server of its own with the embedded demo model; needs no network.
 """
@@ -28,7 +28,7 @@ PAUSE_SECONDS = 0.3
 
 @contextlib.contextmanager
 def server(prepare: Callable[[Path], None] = lambda _home: None) -> Iterator[tuple[str, psutil.Process]]:
-    """Run a server of its own; yield its address and process. `prepare` gets its folder before it starts."""
+    """Run a separate server; yield its address and process. `prepare` gets the server's folder before it starts."""
     with tempfile.TemporaryDirectory() as home:
         prepare(Path(home))
         environment = os.environ | {"PACELINE_HOME": home, "PACELINE_API_KEY": KEY, "PACELINE_PORT": "0"}
@@ -53,7 +53,7 @@ async def read_feed(client: httpx2.AsyncClient, topics: str, sizes: list[int]) -
 
 
 async def generate(client: httpx2.AsyncClient) -> None:
-    """Request a reply now and then until cancelled, so that numbers change every second."""
+    """Request one reply after another until cancelled, so that the numbers on a page keep changing."""
     message = {"role": "user", "content": "Count from 1 to 20."}
     body = {"model": MODEL, "messages": [message], "max_tokens": REPLY_TOKENS}
     while True:

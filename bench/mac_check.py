@@ -1,7 +1,7 @@
-"""What only a Mac can say, in one run: `make mac-check MODEL=/path/to/a/model` prints a table and writes a JSON file.
+"""Measures what depends on the Mac: `make mac-check MODEL=/path/to/a/model` prints a table and writes a JSON file.
 
-It needs no root and takes at most 40 minutes; each step says why where it cannot run. The user's own server is not
-touched: everything happens in a temporary home. Send the JSON file with a report of a bug, or of a speed.
+It needs no root access and takes at most 40 minutes. A step that cannot run says why. The user's own server is not
+touched: everything happens in a temporary home. Attach the JSON file when you report a bug or a speed.
 """
 
 import json
@@ -31,9 +31,9 @@ from app.models.footprint import FUSED_SIZES
 
 SETTINGS = ("net.local.stream.sendspace", "net.local.stream.recvspace", "iogpu.rsrc_limit", "iogpu.wired_limit_mb")
 HEADS, QUERIES, CONTEXT_TOKENS = 8, 64, 8_192
-"""Heads, queries and keys of the attention whose memory is measured."""
+"""Numbers of heads, queries and keys in the attention whose memory is measured."""
 CHAIN = 500
-"""Operations that each wait for the one before."""
+"""Number of operations in a chain; each waits for the result of the one before."""
 STEP_SECONDS = 600.0
 """Longest time, in seconds, that one command of a step may take."""
 QUESTION = "Count from 1 to 20."
@@ -51,7 +51,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Context:
-    """What every step gets: the model's folder, and a home of its own."""
+    """Context of all steps: the model's folder, and a temporary home."""
 
     model: str
     home: Path
@@ -65,7 +65,7 @@ class Context:
 
     @property
     def name(self) -> str:
-        """Name of the model that is asked."""
+        """Name of the model that is loaded."""
         return Path(self.model).name if self.model else DEMO
 
 
@@ -100,7 +100,7 @@ def paceline(context: Context, *words: str) -> str:
 
 
 def describe_machine(_context: Context) -> Iterator[tuple[str, str]]:
-    """Chip, system, Python, make, and the settings of the kernel that matter."""
+    """Yield chip, system, Python, make, and the kernel's settings that matter."""
     yield "chip", chip_name()
     yield "system", f"{platform.platform()} {platform.machine()}"
     yield "python", f"{platform.python_version()} {sys.executable}"
@@ -110,7 +110,7 @@ def describe_machine(_context: Context) -> Iterator[tuple[str, str]]:
 
 
 def check_wheel(_context: Context) -> Iterator[tuple[str, str]]:
-    """Whether mlx is the one for this chip, and how fast it multiplies."""
+    """Yield whether the mlx wheel matches this chip, and its speed of multiplication."""
     for name in ("mlx", "mlx-metal", "mlx-lm"):
         try:
             yield name, metadata.version(name)
@@ -128,7 +128,7 @@ def check_wheel(_context: Context) -> Iterator[tuple[str, str]]:
 
 
 def time_operations(_context: Context) -> Iterator[tuple[str, str]]:
-    """What an operation costs that waits for the one before."""
+    """Yield the time of an operation that waits for the result of the one before."""
 
     def chain() -> Any:
         value = mx.ones((1,))
@@ -140,7 +140,7 @@ def time_operations(_context: Context) -> Iterator[tuple[str, str]]:
 
 
 def measure_attention(_context: Context) -> Iterator[tuple[str, str]]:
-    """Which sizes of heads store a score for each pair of query and key."""
+    """Yield, for each head size, whether attention stores a score for each pair of query and key."""
     scores = HEADS * QUERIES * CONTEXT_TOKENS * 2
     for size in (64, 80, 96, 128, 192, 256, 512):
         shapes = ((1, HEADS, QUERIES, size), *[(1, 1, CONTEXT_TOKENS, size)] * 2)
@@ -156,7 +156,7 @@ def measure_attention(_context: Context) -> Iterator[tuple[str, str]]:
 
 
 def live(context: Context) -> Iterator[tuple[str, str]]:
-    """Start, load, answer, and stop; on macOS how much is wired."""
+    """Yield the times to start, load and answer; on macOS also the wired memory. Then stop the server."""
     started = time.monotonic()
     paceline(context, "start")
     try:
@@ -180,7 +180,7 @@ def live(context: Context) -> Iterator[tuple[str, str]]:
 
 
 def install_service(context: Context) -> Iterator[tuple[str, str]]:
-    """Five times the service of a home of its own, as an update does it."""
+    """Install the service five times in a row, as updates do; yield the time of each."""
     for number in range(5):
         started = time.monotonic()
         paceline(context, "service", "install")
@@ -189,7 +189,7 @@ def install_service(context: Context) -> Iterator[tuple[str, str]]:
 
 
 def run_bench(context: Context) -> Iterator[tuple[str, str]]:
-    """`make bench`'s quick cases of the engine, against mlx-lm in the same run."""
+    """Yield the checks of some cases of `make bench` in quick mode, against mlx-lm in the same run."""
     file = context.home / "bench.json"
     cases = [
         word
@@ -225,7 +225,7 @@ def fastest(work: Callable[[], Any]) -> float:
 
 
 def run(model: str, names: list[str]) -> list[Fact]:
-    """Return the facts of the steps named, in their order; a step that cannot run is one fact that says why."""
+    """Return the facts of the named steps, in their order; a step that cannot run yields one fact, which says why."""
     facts = []
     with tempfile.TemporaryDirectory() as folder:
         context = Context(model, Path(folder))
@@ -242,7 +242,7 @@ def main(
     step: Annotated[list[str] | None, typer.Option(help=f"Only these: {', '.join(STEPS)}.")] = None,
     json_file: Annotated[Path, typer.Option("--json", help="File to write.")] = Path("mac-check.json"),
 ) -> None:
-    """Measure what only this computer can say, and write it to a file."""
+    """Measure what depends on this computer, and write it to a file."""
     unknown = [name for name in step or () if name not in STEPS]
     if unknown:
         raise typer.BadParameter(f"{unknown[0]} is no step: {', '.join(STEPS)}")

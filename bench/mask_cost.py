@@ -46,7 +46,7 @@ def text_model(folder: Path) -> TextModel:
 
 
 def mask_seconds(text: TextModel, slots: int) -> list[float]:
-    """Return the seconds for the masks at each place in the answer, with its next `slots` - 1 tokens as drafts."""
+    """Return the seconds for the masks at each place in the answer, with the next `slots` - 1 tokens as drafts."""
     wish = Grammar(kind="json_schema", text=json.dumps(SCHEMA))
     asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
     vocabulary = Vocabulary(text.table)

@@ -51,7 +51,7 @@ class Scale:
 
 
 def as_svg(report: Report, title: str) -> str:
-    """Draw the plot, with the range of each speed; cells of other contexts, or without drafting, are left out."""
+    """Draw the plot, with the range of each speed; cells with longer contexts, or without drafting, are left out."""
     cells = [
         candidate
         for candidate in report.cells

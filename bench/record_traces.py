@@ -1,9 +1,9 @@
-"""What every drafter proposes at every position of the ten workloads' texts, how sure the target is of each token (in
-thousandths), and what steps cost on this machine:
-`nice -n -15 python bench/record_traces.py` writes them to tests/scheduler/traces.json, where the governor is replayed.
+"""Records every drafter's drafts at every position of the ten workloads' texts, the target's confidence in each token,
+in thousandths, and the cost of steps on this machine: `nice -n -15 python bench/record_traces.py` writes them to
+tests/scheduler/traces.json, and tests replay the governor on them.
 
-Outcomes do not depend on time. A text is walked several times, plainly up to the next position that no draft step has
-started from, until all have been. Costs are the medians of many runs, as a governor meets them.
+Outcomes do not depend on time. A text is generated several times: with plain steps up to the next position without a
+record, then with a draft step there, until every position has a record. Costs are medians of many runs.
 """
 # ruff: noqa: E402 - what follows `prepare` imports mlx, and has to come after it
 
@@ -68,7 +68,7 @@ class EngineRequest:
 
 
 def trace(engine: Engine, method: str, prompt: Sequence[int], count: int, sampling: SamplingParameters) -> list[str]:
-    """Return a digit per position for drafts proposed and accepted, and for tokens that an offer matches (0: none)."""
+    """Return three strings with a digit per position: drafts proposed, drafts accepted, tokens matched by an offer."""
     proposed, accepted, matched = [-1] * count, [0] * count, [0] * count
     while -1 in proposed:
         text = EngineRequest(engine, "trace", prompt, sampling)
@@ -132,7 +132,7 @@ class Costs:
         self._end(texts)
 
     def measure_plain(self, rows: int) -> None:
-        """Measure the inner steps of a plain run, and a single step with nothing launched ahead (as drafts -1)."""
+        """Measure the inner steps of a plain run, and a single step with nothing launched ahead (kept as -1 drafts)."""
         texts = self._texts(rows, TEXT_TOKENS)
         seconds = [self._step(texts, "off", 0, left).seconds for left in range(PLAIN_STEPS, 0, -1)]
         self._add(("off", rows, 0), median(seconds[1:-1]), 0.0)
@@ -140,7 +140,7 @@ class Costs:
         self._end(texts)
 
     def measure_reading(self, method: str) -> None:
-        """Measure drafting one token of a text that the drafter has not read."""
+        """Measure drafting one token after a text that the drafter has not read."""
         for length in (TEXT_TOKENS, LONG_TEXT_TOKENS):
             texts = self._texts(1, length)
             phase_seconds = self._step(texts, method, 1, 2).phase_seconds
@@ -162,7 +162,7 @@ class Costs:
         return texts
 
     def _step(self, texts: Sequence[EngineRequest], method: str, drafts: int, remaining: int) -> StepResult:
-        """Run one step of several rows; whatever is drawn, their texts continue to repeat themselves."""
+        """Run one step of several rows; replace what was drawn, so that the texts keep repeating themselves."""
         rows = tuple(text.row(method, drafts, remaining) for text in texts)
         result = self.engine.step(DecodeStep(rows, timed=True))
         for text, outcome in zip(texts, result.outcomes, strict=True):
@@ -177,7 +177,7 @@ class Costs:
 
 
 def costs_of(engine: Engine, rows: Sequence[int], seconds: float) -> dict[str, Any]:
-    """Measure rounds over all shapes for `seconds`."""
+    """Measure all shapes, round after round, for `seconds`."""
     costs, ends, rounds = Costs(engine), time.monotonic() + seconds, 0
     while time.monotonic() < ends:
         for count in rows:
@@ -208,7 +208,8 @@ def main() -> None:
     parser.add_argument("--only", choices=("costs", "texts"), help="keep the other half as it is")
     arguments = parser.parse_args()
     kept = json.loads(TRACES.read_text()) if arguments.only and TRACES.exists() else {}
-    models, workloads = kept.get("models", {}), []
+    models: dict[str, Any] = kept.get("models", {})
+    workloads: list[Any] = []
     for name in DRAFTERS:
         model = LoadedModel(name)
         limits = model.engine.limits

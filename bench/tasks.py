@@ -1,7 +1,7 @@
-"""Tokens a cycle of every drafting method, task by task: `python bench/tasks.py` prints a table.
+"""Measures the tokens per cycle of every drafting method, task by task: `python bench/tasks.py` prints a table.
 
-The embedded models, greedy, on the recipe's held-out prompts; one request at a time, always as many drafts a cycle, no
-governor. What is drafted past an answer's end counts as rejected, so short answers lower the figure of any method.
+The embedded models answer the recipe's held-out prompts greedily, one request at a time, with a fixed number of drafts
+per cycle and no governor. Drafts past an answer's end count, but few are accepted: short answers lower the figures.
 """
 
 import argparse
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from acceptance import DEMO_MODELS, Counts, answer, load
 from transformers import AutoTokenizer
 
 from app.core.request import Request, SamplingParameters
 from app.engine.engine import Engine
 from app.engine.loading.opening import open_engine
+from bench.acceptance import DEMO_MODELS, Counts, answer, load
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "demo_models"))
 from samples import Sample
@@ -44,11 +44,11 @@ SETUPS = (
 
 def prompt_messages(sample: Sample) -> Sequence[dict[str, Any]]:
     """Return the messages before the first answer if the sample has tools, or else before the last one."""
+    turns: Sequence[dict[str, Any]] = sample.messages
+    last = len(turns) - 1
     if sample.tools:
-        return sample.messages[
-            : next(index for index, turn in enumerate(sample.messages) if turn["role"] == "assistant")
-        ]
-    return sample.messages[:-1]
+        last = next(index for index, turn in enumerate(turns) if turn["role"] == "assistant")
+    return turns[:last]
 
 
 def count_task(engine: Engine, tokenizer: Any, setup: DraftingSetup, task: str, prompts: int) -> Counts:

@@ -1,7 +1,7 @@
-"""Measures how long the worst legal requests hold a step: `python -m bench.worst_requests`.
+"""Measures how long the most expensive legal requests make a step: `python -m bench.worst_requests`.
 
-Eight rows of each kind at once, over a vocabulary of 151,936 tokens and a model that costs nearly nothing: the time of
-a step is the cost of the requests. The first step includes one-time work.
+Eight rows of one kind run at once, over a vocabulary of 151,936 tokens and a model that costs almost nothing, so that
+the time of a step is the cost of the requests. The first step includes one-time work.
 """
 
 import json
@@ -97,7 +97,7 @@ def run(
     scores_prompt: bool = False,
     **sampling: Any,
 ) -> float:
-    """Print the times of the steps of such rows; return the longest, in seconds."""
+    """Print the step times of `rows` equal requests; return the longest, in seconds."""
     target = tiny_model("qwen3", vocabulary_size=VOCABULARY_SIZE)
     engine = build(target, vocabulary=VOCABULARY_SIZE, chunk_tokens=2048, max_context_tokens=2 * LONG_PROMPT)
     timed_engine = TimedEngine(engine)

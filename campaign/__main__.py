@@ -1,4 +1,4 @@
-"""`make campaign`: attacks a real server by turns, prints a table, and exits with 1 if a promise is broken."""
+"""`make campaign`: attacks a real server in turns, prints a table, and exits with 1 if a promise is broken."""
 
 import asyncio
 import random
@@ -37,7 +37,7 @@ class Campaign:
     began: float = field(default_factory=time.monotonic)
 
     async def attack(self, leg: str, attacks: tuple[Attack, ...], seconds: float) -> None:
-        """Take turns on a new server until the time is over; each attack gets at least one."""
+        """Take turns on a new server until the time is over; each attack gets at least one turn."""
         with TemporaryDirectory(prefix="paceline-campaign-") as folder, stand_in_hub() as hub:
             server = Server(Path(folder), hub.address)
             try:
@@ -116,10 +116,10 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of what is chosen by chance.")] = 0,
     attacks: Annotated[bool, typer.Option("--list", help="List the attacks and exit.")] = False,
 ) -> None:
-    """Attack a real Paceline server by turns, with an honest stream of another key beside each attack.
+    """Attack a real Paceline server in turns, while an honest stream with another key runs.
 
-    The table says of each attack how often it was tried, what failed, and the longest silence of the honest stream.
-    The exit code is 1 where a promise is broken. Ctrl-C ends the campaign with the table so far.
+    The table shows for each attack the number of tries and failures, and the longest silence of the honest stream.
+    The exit code is 1 if a promise is broken. Ctrl-C ends the campaign with the table so far.
     """
     console = Console(width=None if sys.stdout.isatty() else 200)
     if attacks:

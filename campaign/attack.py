@@ -1,6 +1,6 @@
-"""One turn of an attack: check the server, start an honest stream of another key, attack, and judge.
+"""One turn of an attack: check the server, start an honest stream with another key, attack, and judge.
 
-A turn does one thing that takes seconds. The next turn is for the attack that had the least of its share of the time.
+A turn does one thing that takes seconds. The next turn goes to the attack that has had the least of its share of time.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class TurnContext:
 
 
 RESTART_ROUTE = "/admin/api/restart"
-"""Route that no attack calls: the server ends once its streams have ended, and the honest one never does."""
+"""Route that no attack calls: it ends the server once all streams have ended, and the honest one never does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,25 +56,25 @@ class Attack:
     share: float = 1.0
     """Share of the time, relative to the shares of others."""
     promises: Mapping[str, Promise] = field(default_factory=lambda: {SILENCE: PROMISES[SILENCE]})
-    """Promises of seconds, by what is timed."""
+    """Promised time limits, by what is timed."""
     may_end: tuple[str, ...] = ()
-    """Ends of the honest stream that it may cause; any other end is a failure."""
+    """Ways in which the attack may end the honest stream; any other end is a failure."""
 
 
 def next_attack(attacks: Sequence[Attack], spent_seconds: Mapping[str, float]) -> Attack:
-    """Return the attack that had the least of its share; each has a first turn before any has a second one."""
+    """Return the attack that has had the least of its share; each gets a first turn before any gets a second one."""
     return min(attacks, key=lambda attack: spent_seconds.get(attack.name, 0.0) / attack.share)
 
 
 async def take_turn(attack: Attack, server: Server, hub: StandInHub, rng: random.Random) -> Findings:
-    """Take one turn and return its findings. A server that had to be restarted first is a failure."""
+    """Take one turn and return its findings. If the server has to be restarted first, that is a failure."""
     findings = Findings()
     if not await server.is_ready(READY_SECONDS):
         findings.failures.append(f"the server is not ready after {READY_SECONDS:.0f} s, and is started anew")
         await server.stop()
         await server.start()
     try:
-        await server.revoke_keys()  # of earlier turns: there may be 200
+        await server.revoke_keys()  # of earlier turns, up to 200 keys
         async with honest_stream(server.address, await server.new_key()) as honest:
             if await honest.wait_for_start():
                 await run_attack(attack, TurnContext(server, await server.new_key(), hub, rng, findings), honest)

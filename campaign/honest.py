@@ -1,8 +1,8 @@
-"""An honest stream of another key, in a process and session of its own so that the attackers' work does not delay it
-(Linux schedules a session as a whole, and that of the attackers uses up its share):
-`python -m campaign.honest ADDRESS`, with the key on its standard input.
+"""An honest stream with another key: `python -m campaign.honest ADDRESS`, with the key on its standard input.
 
-It requests one long answer after another and prints a line with the time of each event.
+It runs in its own process and session, so that the attackers' work does not delay it: Linux schedules a session as a
+whole, and the attackers' session uses up its share. It requests one long answer after another and prints a line with
+the time of each event.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from campaign.judgement import Event, longest_silence
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENS = 3500
-"""Tokens of an answer: almost the demo model's whole context, more than a minute of them."""
+"""Tokens of an answer: almost the demo model's whole context, and more than a minute of streaming."""
 OPENING = b'"content":""'
 """Content of a chunk that comes before the first token."""
 PAUSE_SECONDS = 0.1
 BEGIN_SECONDS = 120.0
 SCHEDULING = Path("/proc/thread-self/schedstat")
-"""Linux' file on this thread; its second number is the nanoseconds that it waited for a processor."""
+"""File of Linux about this thread; its second number is the nanoseconds that the thread has waited for a processor."""
 LISTEN_SECONDS = 5.0
 """Seconds to wait for the next event at the end of a turn."""
 
 
 def request_answer(connection: http.client.HTTPConnection, key: str) -> str:
-    """Request one answer and print its chunks as they come; return the word for its end."""
+    """Request one answer and print its chunks as they arrive; return a text that says how it ended."""
     body = long_chat("Count from 1 to 4000.", TOKENS, temperature=0, speculation={"method": "off"})
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     connection.request("POST", CHAT, json.dumps(body), headers)
@@ -49,7 +49,7 @@ def request_answer(connection: http.client.HTTPConnection, key: str) -> str:
 
 
 def print_event(what: str) -> None:
-    """Print a moment, the seconds that this thread has waited for a processor until then, and an event."""
+    """Print the time, the seconds that this thread has waited for a processor so far, and an event."""
     waited = int(SCHEDULING.read_text().split()[1]) / 1e9 if SCHEDULING.exists() else 0.0
     print(time.monotonic(), waited, what, flush=True)
 
@@ -70,14 +70,14 @@ def main(address: str) -> None:
 
 
 class HonestStream:
-    """Events of such a process so far, by `time.monotonic`."""
+    """Events of an honest stream's process so far, timed by `time.monotonic`."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._recorded = asyncio.Event()
 
     def record(self, line: bytes) -> None:
-        """Record one line of its output."""
+        """Record one line of the process's output."""
         moment, waited, what = line.decode().strip().split(" ", 2)
         self._events.append(Event(float(moment), what, float(waited)))
         self._recorded.set()
@@ -87,7 +87,7 @@ class HonestStream:
         return await self._wait_for(lambda: any(event.what == "chunk" for event in self._events), BEGIN_SECONDS)
 
     async def silence(self, since: float, listen_seconds: float = LISTEN_SECONDS) -> tuple[float, float]:
-        """Return the longest silence between two chunks until now, and the moment at which it began.
+        """Return the longest silence between two chunks from `since` until now, and the moment at which it began.
 
         Waits up to `listen_seconds` for an event that is later than now: the earlier ones may still be in the pipe, and
         a silence that has not ended is longer than it seems.
@@ -106,7 +106,7 @@ class HonestStream:
         return holds()
 
     def ends(self, since: float) -> list[str]:
-        """Return the ends of its answers other than `done`."""
+        """Return the ends of answers since `since`, except `done`."""
         usual = {"begin", "chunk", "done"}
         return [event.what for event in self._events if event.moment >= since and event.what not in usual]
 

@@ -1,7 +1,7 @@
 """Pure functions that judge answers, streams, memory and attacks by the promises.
 
-A promise of seconds is for a quiet machine. An undisturbed stream measures how slow this one is now; the promise is
-scaled up by that, never down.
+Time limits are for a quiet machine. An undisturbed stream measures how much slower this machine is now; the limits are
+scaled up by that factor, never down.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +12,11 @@ from statistics import median
 from typing import NamedTuple
 
 QUIET_SECONDS = 0.25
-"""Longest silence between two chunks of a stream beside one busy process on two idle cores, in seconds."""
+"""Longest silence between two chunks of a stream, in seconds, with one busy process on two otherwise idle cores."""
 GROWTH_SHARE, GROWTH_BYTES = 0.10, 16 << 20
 """Growth of a process in the second half of its time that still counts as flat: a share of its memory, plus bytes."""
 MIN_SAMPLES = 12
-"""Samples of a process before its growth is judged: it warms up first."""
+"""Number of samples before the growth of a process is judged: it warms up first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Event(NamedTuple):
     what: str
     """`chunk`, or another word where the stream begins or ends."""
     waited: float = 0.0
-    """Seconds so far that the reader could have run and had no processor: the server is not silent then."""
+    """Seconds so far in which the reader was ready to run but had no processor: the server is not silent then."""
 
 
 class Timed(NamedTuple):
@@ -56,7 +56,7 @@ class Findings:
 
     tried: int = 0
     failures: list[str] = field(default_factory=list)
-    """Broken promises other than those of seconds."""
+    """Broken promises other than time limits."""
     times: dict[str, list[Timed]] = field(default_factory=dict)
     """Times, by what was timed."""
 
@@ -120,8 +120,8 @@ def longest_silence(events: Sequence[Event], since: float, until: float) -> tupl
 def measured_slowdown(quiet: Sequence[float]) -> float:
     """Return how many times slower this machine is than a quiet one, at least 1.
 
-    Measured by the second longest silence of the quiet turns: promises are about the worst time, and a single one
-    proves little.
+    Measured by the second longest silence of the quiet turns: limits are on the worst time, and a single
+    measurement proves little.
     """
     return max(1.0, sorted(quiet)[-2] / QUIET_SECONDS) if len(quiet) > 1 else 1.0
 
@@ -153,7 +153,7 @@ class Memory:
 
 
 def growth_bytes(samples: Sequence[Memory]) -> int:
-    """Return the growth of a process since half of its time; 0 if it is flat or has too few samples."""
+    """Return the growth of a process since the middle of its samples; 0 if it is flat or has too few samples."""
     sizes = [sample.resident_bytes for sample in samples if sample.process_id == samples[-1].process_id]
     half, end = sizes[(len(sizes) - 1) // 2], sizes[-1]
     return end - half if len(sizes) >= MIN_SAMPLES and end - half > GROWTH_SHARE * half + GROWTH_BYTES else 0

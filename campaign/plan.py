@@ -21,8 +21,8 @@ QUIET_SECONDS = 5.0
 
 
 async def be_quiet(_context: TurnContext) -> None:
-    """Ask nothing for some seconds while a process takes what an attacker takes of this machine, to measure how slow
-    the machine is now."""
+    """Send nothing for some seconds while a process keeps one core busy, as an attacker does, to measure how slow the
+    machine is now."""
     busy = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
     try:
         await asyncio.sleep(QUIET_SECONDS)

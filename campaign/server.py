@@ -22,13 +22,13 @@ READY, ADDRESS = b"Ctrl-C stops the server", re.compile(rb"http://127\.0\.0\.1:\
 TAIL_CHARACTERS = 300
 """Characters of the log's end that a failure quotes."""
 LOG_LINES = 30
-"""Lines of the log that are quoted below a turn that broke a promise of seconds."""
+"""Number of log lines that are quoted below a turn that exceeded a time limit."""
 CALL_SECONDS = 60.0
 POLL_SECONDS = 0.05
 PREFIX_BYTES = 64 << 20
-"""Bytes of the prefix cache in memory: few, so that any growth is a leak."""
+"""Size of the prefix cache in memory, in bytes: small, so that any growth is a leak."""
 ROLES = {"app.worker.process": "worker", "app.worker.text_process": "text", "serve": "server"}
-"""Names of processes, by a word of their command line."""
+"""Names of processes, by an argument of their command line."""
 TRACEBACK = b"Traceback (most recent call last)"
 
 
@@ -65,18 +65,18 @@ class Server:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start it, or start it again. Raises RuntimeError if it does not get ready."""
+        """Start the server, or start it again. Raises RuntimeError if it does not get ready."""
         port = self.address.rpartition(":")[2] or "0"
         self._process, self.address = await launch(self.environment, self.log, port)
 
     async def kill(self) -> None:
-        """Kill it as a crash would; its children are left alone."""
+        """Kill the server as a crash would; its children are left alone."""
         if self._process is not None:
             signal_to(self._process, signal.SIGKILL)
             await self._process.wait()
 
     async def stop(self) -> bool:
-        """Shut it down, and kill the processes that are left; return whether it ended by itself, and in time."""
+        """Shut the server down, and kill the processes that are left; return whether it ended by itself in time."""
         process_tree = self.process_tree()
         code = await shut_down(self._process) if self._process is not None else 0
         kill_all(process_tree)
@@ -97,7 +97,7 @@ class Server:
         )
 
     def memory(self) -> dict[str, Memory]:
-        """Return the memory of server, worker, and all text processes together; short-lived processes are left out."""
+        """Return the memory of the server, of the worker, and of all text processes as one; others are left out."""
         by_role: dict[str, Memory] = {}
         for process in self.process_tree():
             command_line = _command_line(process)
@@ -134,7 +134,7 @@ class Server:
             await self.call("DELETE", f"/admin/api/keys/{key['id']}")
 
     async def is_ready(self, seconds: float) -> bool:
-        """Return whether it accepts requests within `seconds`."""
+        """Return whether the server accepts requests within `seconds`."""
         async with self.client(self.admin_key) as admin:
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
@@ -145,7 +145,7 @@ class Server:
         return False
 
     def log_lines(self, since_bytes: int) -> list[str]:
-        """Return the last lines of the log that were written since it had `since_bytes`."""
+        """Return the last lines of the log that were written after its first `since_bytes` bytes."""
         with self.log.open("rb") as log:
             log.seek(since_bytes)
             return log.read().decode(errors="replace").splitlines()[-LOG_LINES:]
@@ -192,7 +192,7 @@ async def shut_down(process: asyncio.subprocess.Process) -> int:
 
 
 def signal_to(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """Send a signal. `send_signal` would take the exit code of a just ended process away from its waiter."""
+    """Send a signal. `send_signal` could reap a process that has just ended: its waiter would miss the exit code."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)

@@ -1,4 +1,4 @@
-"""Connections as no library opens them: raw bytes, sent slowly or in part, answers never read."""
+"""Connections that no library offers: raw bytes, sent slowly or in part, and answers that are never read."""
 
 import asyncio
 import contextlib

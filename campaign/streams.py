@@ -1,4 +1,4 @@
-"""Streams that attackers request: how each ended, and when its first token came."""
+"""Streams that attackers request: how each ended, and when its first token arrived."""
 
 import asyncio
 import contextlib

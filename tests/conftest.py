@@ -1,5 +1,5 @@
-"""What holds for every test: exactness is demanded in float32 with the wheel's own BLAS, whose results do not depend on
-the width of a forward; each process of the suite has a temporary folder of its own; and the end says what was left out.
+"""Setup of all tests: without OpenBLAS, because tests of exactness need float32 results that do not depend on the width
+of a forward pass; with a temporary folder for each process; and with a summary of the tests that did not run.
 """
 
 import atexit
@@ -18,14 +18,12 @@ import pytest
 from hypothesis import settings
 
 os.environ["PACELINE_OPENBLAS"] = "0"
-sys.dont_write_bytecode = (
-    False  # hundreds of servers, workers and commands would compile the app again, each for itself
-)
+sys.dont_write_bytecode = False  # else hundreds of servers, workers and commands would each compile the app again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it starts in the background
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell sets this for background processes
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("suite", deadline=None)  # a busy machine is no finding
+settings.register_profile("suite", deadline=None)  # a slow example on a busy machine is no failure
 settings.load_profile("suite")
 
 RUN_BY = {"system": "make test-all", "soak": "make soak", "agents": "make agents"}
@@ -34,8 +32,8 @@ _left_out: Counter[str] = Counter()
 
 
 def _take_temporary_folder(process: str) -> None:
-    """One for this process alone, gone at its end. What mlx compiled stays for the next run: two processes that share
-    it would read what the other has half written.
+    """Give this process its own temporary folder, deleted at exit. Kernels that mlx compiles stay for the next run, in
+    a folder for each process: processes that shared one would read each other's half-written files.
     """
     folder = tempfile.mkdtemp(prefix="tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -46,7 +44,7 @@ def _take_temporary_folder(process: str) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not getattr(config.option, "numprocesses", 0):  # the one that only hands out tests
+    if not getattr(config.option, "numprocesses", 0):  # xdist's controller only hands out tests
         _take_temporary_folder(os.environ.get("PYTEST_XDIST_WORKER", "alone"))
 
 
@@ -54,7 +52,7 @@ from tests.scripted.server import ScriptedServer, scripted_server  # noqa: E402 
 
 
 def pytest_deselected(items: Iterable[pytest.Item]) -> None:
-    """Count what the markers leave out by the command that runs it, and why."""
+    """Count the tests that markers deselect, by the command that runs them and the marker's reason."""
     for item in items:
         for name, command in RUN_BY.items():
             if (mark := item.get_closest_marker(name)) is not None:
@@ -64,7 +62,7 @@ def pytest_deselected(items: Iterable[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Make what a test wrote readable for the process that prints: some write halves of characters."""
+    """Escape what xdist cannot send to its controller: some tests write lone surrogates."""
     report = yield
     report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
     return report
@@ -72,33 +70,33 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Of two processes of a suite both leave out the same: the first tells it."""
+    """Send the counts to xdist's controller from the first worker only: all workers deselect the same tests."""
     if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
         session.config.workeroutput["left_out"] = dict(_left_out)  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Hear in the process that prints."""
+    """Add a worker's counts to those of the controller, which prints them."""
     _left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say how many tests did not run, and what runs them."""
+    """Print how many tests did not run, and the commands that run them."""
     for command, count in sorted(_left_out.items()):
         terminalreporter.write_line(f"Left out: {count} tests of {command}")
 
 
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
-    """One server for all tests whose models say what they are told; each test names its models."""
+    """Serve scripted models to all tests of the session; each test names its models."""
     with scripted_server(tmp_path_factory.mktemp("scripted") / "home") as server:
         yield server
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_collections() -> None:
-    """Leave what earlier modules and the imports made to no collection of garbage: each model that is let go makes a
-    full one, which would take seconds at the end of the suite."""
+    """Exempt the objects of imports and earlier modules from garbage collection: each model that is released runs a
+    full collection, which would take seconds at the end of the suite."""
     gc.collect()
     gc.freeze()

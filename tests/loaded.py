@@ -1,4 +1,4 @@
-"""Models as the worker says that they are in memory."""
+"""Loaded models as the worker reports them."""
 
 from typing import Any
 
@@ -8,6 +8,6 @@ from app.core.unit import DrafterSpecification, LoadedModel, ModelSpecification,
 def loaded(
     model_id: str, *drafts: DrafterSpecification, state: str = "ready", pinned: bool = False, **fields: Any
 ) -> LoadedModel:
-    """A model in memory with these drafters, for an hour after its last request."""
+    """Return a loaded model with these drafters, to be unloaded an hour after its last request."""
     unit = ModelSpecification(id=model_id, path=f"/models/{model_id}", drafters=drafts)
     return LoadedModel(unit=unit, state=state, stay=Stay(pinned=pinned, idle_seconds=3600.0), **fields)

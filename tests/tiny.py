@@ -1,8 +1,8 @@
-"""Tiny random models of every cache family: real mlx-lm modules, built in milliseconds, with lively logits.
+"""Tiny random models of every cache family: real mlx-lm modules, built in milliseconds, with well-spread logits.
 
 `tiny_model` makes one in memory; `write_tiny_model` writes a Hugging Face folder that the loader and the tokenizer
-accept; `related_draft` makes a model that agrees with its target often. Everything is a pure function of the seed.
-Heads are never tied, so that the likeliest next token is not simply the current one.
+accept; `related_draft` makes a draft model that often agrees with its target. Everything is a pure function of the
+seed. Heads are never tied to embeddings, for then the likeliest next token would simply be the current one.
 """
 
 import json
@@ -119,7 +119,7 @@ def tiny_model(
     noise: float = 0.0,
     head_size: int = 16,
 ) -> nn.Module:
-    """A random float32 model; `quantised` packs it to 4 bits in groups of 32; `noise` perturbs the same weights."""
+    """Return a random float32 model; `quantised`: in 4 bits, in groups of 32; `noise` perturbs the seed's weights."""
     module = _MODULES[family]
     config = tiny_config(family, vocabulary_size=vocabulary_size, head_size=head_size)
     model = module.Model(module.ModelArgs.from_dict(config))
@@ -132,7 +132,7 @@ def tiny_model(
 
 
 def related_draft(family: str, *, seed: int = 0, noise: float = 0.03, **changes: Any) -> nn.Module:
-    """A draft that agrees with `tiny_model(family, seed=seed, **changes)` often but not always; `noise` 0: always."""
+    """Return a draft that often agrees with `tiny_model(family, seed=seed, **changes)`; always with `noise` 0."""
     return tiny_model(family, seed=seed, noise=noise, **changes)
 
 
@@ -150,7 +150,7 @@ def write_tiny_model(
 ) -> Path:
     """Write a folder that loads: weights, config, and a tokenizer whose first 256 ids are the bytes themselves.
 
-    Greedy text is printable ASCII nearly always: the head rows of all other tokens are made quiet.
+    Greedy text is nearly always printable ASCII: the head rows of all other tokens are scaled down.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model = tiny_model(family, seed=seed, vocabulary_size=vocabulary_size, noise=noise, head_size=head_size)
@@ -170,7 +170,7 @@ def write_tiny_model(
 
 
 def write_tiny_tokenizer(folder: Path, *, context_tokens: int = 4096) -> None:
-    """A byte-level tokenizer without merges, with ChatML tokens and template."""
+    """Write a byte-level tokenizer without merges, with ChatML tokens and template."""
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -192,7 +192,7 @@ def write_tiny_tokenizer(folder: Path, *, context_tokens: int = 4096) -> None:
 def fill_at_random(model: nn.Module, *, seed: int, noise: float = 0.0) -> None:
     """Replace every weight by one drawn from the seed; the scales keep activations near one and logits near ±6.
 
-    Packed weights stay as they are.
+    Arrays of integers, such as packed weights, stay as they are.
     """
     weights = dict(tree_flatten(model.parameters()))
     shapes = {name: value.shape for name, value in weights.items() if mx.issubdtype(value.dtype, mx.floating)}
@@ -210,7 +210,7 @@ def fill_at_random(model: nn.Module, *, seed: int, noise: float = 0.0) -> None:
 
 
 def _scaled(name: str, drawn: mx.array) -> mx.array:
-    """One weight by its role: state decay, norm, bias, embedding, head, or a matrix with its fan-in."""
+    """Scale a weight by its role: state decay, norm, bias, embedding, head, or another matrix, by its fan-in."""
     if name.endswith("A_log"):
         return mx.log(mx.abs(drawn) + 0.5)
     if name.endswith((".D", "dt_bias")) or (drawn.ndim == 1 and "norm" in name):
@@ -231,7 +231,7 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def _byte_characters() -> list[str]:
-    """GPT-2's printable stand-in of each byte, in byte order."""
+    """GPT-2's printable stand-in for each byte, in byte order."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     stand_ins = iter(range(256, 512))
     return [chr(byte if byte in printable else next(stand_ins)) for byte in range(256)]

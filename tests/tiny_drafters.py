@@ -29,7 +29,7 @@ MASK_TOKEN = 96
 
 
 def dflash_config(family: str, *, vocabulary_size: int = 97, **changes: Any) -> DFlashConfig:
-    """Two layers, block 6, both ends of the target tapped; the second layer slides over 12 tokens."""
+    """Two layers, the second with a window of 12 tokens; block size 6; taps at the target's first and last layer."""
     target = tiny_config(family, vocabulary_size=vocabulary_size)
     config = {
         **SIZES,
@@ -46,7 +46,7 @@ def dflash_config(family: str, *, vocabulary_size: int = 97, **changes: Any) -> 
 
 
 def eagle3_config(family: str, *, vocabulary_size: int = 97, **changes: Any) -> Eagle3Config:
-    """Two taps are enough for targets of two layers; the draft vocabulary has 40 of the target's tokens."""
+    """One layer; only two taps, as some targets have two layers; a draft vocabulary of 40 of the target's tokens."""
     target = tiny_config(family, vocabulary_size=vocabulary_size)
     config = {
         **SIZES,
@@ -61,7 +61,7 @@ def eagle3_config(family: str, *, vocabulary_size: int = 97, **changes: Any) -> 
 
 
 def filled(module: nn.Module, seed: int) -> Any:
-    """The module with random weights of the seed."""
+    """Fill the module with random weights drawn from the seed, and return it."""
     fill_at_random(module, seed=seed)
     return module
 
@@ -73,12 +73,12 @@ def tiny_dflash_module(family: str, *, seed: int = 3, **changes: Any) -> DFlashM
 
 def tiny_eagle3_module(family: str, *, seed: int = 4, **changes: Any) -> Eagle3Model:
     module: Eagle3Model = filled(Eagle3Model(eagle3_config(family, **changes), {"d2t"}), seed)
-    module.d2t = mx.arange(40, dtype=mx.int32)  # its token i is the target's 2 i
+    module.d2t = mx.arange(40, dtype=mx.int32)  # its token i is the target's token 2 i
     return module
 
 
 def tiny_mtp_module(*, seed: int = 5, vocabulary_size: int = 97) -> MtpModel:
-    """The head of a tiny qwen3_next; it fits every target of that hidden size."""
+    """Return the MTP head of a tiny qwen3_next, which fits every target with the same hidden size."""
     config = tiny_config("qwen3_next", vocabulary_size=vocabulary_size)
     arguments = qwen3_next.ModelArgs.from_dict({**config, "mlp_only_layers": []})
     layer = qwen3_next.Qwen3NextDecoderLayer(arguments, arguments.full_attention_interval - 1)
@@ -89,7 +89,7 @@ def tiny_mtp_module(*, seed: int = 5, vocabulary_size: int = 97) -> MtpModel:
 def running(
     kind: type[DFlash | Eagle3 | Mtp], module: nn.Module, model: nn.Module, family: str, *, vocabulary_size: int = 97
 ) -> FeatureDrafter:
-    """The drafter over its module and the target's embedding and head."""
+    """Return a drafter that runs its module with the target's embedding and head."""
     config = tiny_config(family, vocabulary_size=vocabulary_size)
     runner = Runner(module, margin_tokens=24, chunk_tokens=16)
     return kind(runner, Target(model, config, vocabulary_size))

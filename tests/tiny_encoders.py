@@ -1,5 +1,5 @@
-"""Tiny random encoders as folders, named as published checkpoints name their tensors, and what they put out, computed
-by plain numpy for one text at a time."""
+"""Tiny random encoders as folders, with tensors named as in published checkpoints, and their outputs, computed by plain
+numpy for one text at a time."""
 
 import json
 import math
@@ -18,13 +18,13 @@ Weights = dict[str, Array]
 KINDS = ("bert", "roberta", "xlm-roberta", "camembert", "modernbert")
 HIDDEN, HEADS, WIDE, LAYERS, CONTEXT_TOKENS = 64, 2, 96, 4, 48
 REACH = 3
-"""Places that a local layer of the ModernBERT sees on either side."""
+"""Number of tokens that a local layer of ModernBERT attends to on either side."""
 WORDS = "the cat sat on mat and dog ran far away from red house while rain fell over green hill to blue sea ##ing"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 VOCABULARY = [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
 VOCABULARY += WORDS.split()
 PADDING = {"roberta": 1, "xlm-roberta": 0, "camembert": 5}
-"""Ids of the padding token, from which these kinds count their places on."""
+"""Padding token's id, by kind: these kinds count positions from the id after it."""
 THETAS = {True: 160_000.0, False: 10_000.0}
 EPS = 1e-5
 
@@ -62,7 +62,7 @@ def config_of(kind: str) -> dict[str, Any]:
 
 
 def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The tensors of a checkpoint by name."""
+    """Return the shape of each tensor of a checkpoint, by name."""
     vocabulary = config["vocab_size"]
     shapes: dict[str, tuple[int, ...]]
     if config["model_type"] == "modernbert":
@@ -101,7 +101,7 @@ def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def weights_of(config: dict[str, Any], seed: int = 0) -> Weights:
-    """Random weights, lively enough that every layer and place tells."""
+    """Return random weights with a spread at which every layer and position affects the output."""
     random = np.random.default_rng(seed)
     weights = {}
     for name, shape in shapes_of(config).items():
@@ -113,7 +113,7 @@ def weights_of(config: dict[str, Any], seed: int = 0) -> Weights:
 
 
 def tokenizer_of(kind: str) -> Tokenizer:
-    """WordPiece between the two tokens that frame a text; cut and padded, as published files often say."""
+    """Return a WordPiece tokenizer that adds [CLS] and [SEP], and truncates and pads, as published files often do."""
     tokenizer = Tokenizer(models.WordPiece({word: place for place, word in enumerate(VOCABULARY)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -136,15 +136,15 @@ def write_tiny_encoder(
     changes: dict[str, Any] | None = None,
     modules: Sequence[str] = ("Transformer", "Pooling", "Normalize"),
 ) -> Path:
-    """A folder that loads. `pooling` writes the files of sentence-transformers; `prefix` stands before every tensor's
-    name; `bits` packs linear layers and the words as mlx-lm's converter does."""
+    """Write a folder that loads. `pooling` adds the files of sentence-transformers; `prefix` goes before every tensor's
+    name; `bits` quantises linear layers and word embeddings as mlx-lm's converter does."""
     folder.mkdir(parents=True, exist_ok=True)
     config = config_of(kind) | (changes or {})
     tensors = {name: mx.array(value.astype(np.float32)) for name, value in weights_of(config_of(kind)).items()}
     if bits:
         config["quantization"] = {"group_size": 32, "bits": bits}
         wide = [name for name, value in tensors.items() if value.ndim == 2 and "position" not in name]
-        for name in wide if bits else ():
+        for name in wide:
             if "token_type" not in name:
                 path = name.removesuffix(".weight")
                 packed = mx.quantize(tensors[name], group_size=32, bits=bits)
@@ -174,16 +174,16 @@ def write_tiny_encoder(
     return folder
 
 
-# --- the same in numpy, one text, one head at a time ---------------------------------------------------------------
+# --- the same models in numpy, one text and one head at a time -----------------------------------------------------
 
 
 def states_of(config: dict[str, Any], weights: Weights, tokens: Sequence[int]) -> Array:
-    """[width, hidden]: the last hidden states of one text."""
+    """Return the last hidden states of one text, [tokens, hidden]."""
     return (_modern_states if config["model_type"] == "modernbert" else _bert_states)(config, weights, tokens)
 
 
 def embedding_of(config: dict[str, Any], weights: Weights, tokens: Sequence[int], pooling: str) -> Array:
-    """[hidden], of length 1."""
+    """Return the pooled embedding of one text, [hidden], with norm 1."""
     states = states_of(config, weights, tokens)
     vector = {"mean": states.mean(axis=0), "cls": states[0], "last": states[-1]}[pooling]
     return np.asarray(vector / np.linalg.norm(vector))
@@ -251,7 +251,7 @@ def _attention(queries: Array, keys: Array, values: Array, sees: Callable[[int, 
 
 
 def _rotated(x: Array, theta: float) -> Array:
-    """Each head's number pairs (i, i + half) turned by place × theta^(-2i / size)."""
+    """Rotate each head's pairs of dimensions (i, i + half) by the angle position × theta^(-2i / size)."""
     size = HIDDEN // HEADS
     half = size // 2
     out = x.copy()

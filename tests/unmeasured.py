@@ -1,4 +1,4 @@
-"""Costs that nobody measures, for engines that only pretend to step."""
+"""Warm-ups that measure no step costs, for engines that run no model."""
 
 from collections.abc import Generator
 
@@ -8,7 +8,7 @@ from app.engine.loading.warm_up import Key, WarmUps, WarmUpSteps
 
 
 class Unmeasured(WarmUps):
-    """Warm-ups of no steps, and nothing stored."""
+    """Warm-ups that run no steps and store nothing."""
 
     def __init__(self) -> None:
         super().__init__(None, ())

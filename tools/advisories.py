@@ -1,6 +1,6 @@
-"""Warn of known vulnerabilities in the locked packages. It never fails: what to do about one is a person's decision.
+"""Warn of known vulnerabilities in the locked packages. It never fails: a person decides what to do.
 
-`python tools/advisories.py requirements.lock requirements-dev.lock` asks by pip-audit, which installs nothing here.
+`python tools/advisories.py requirements.lock requirements-dev.lock` asks pip-audit, which installs nothing here.
 """
 
 import json
@@ -15,7 +15,7 @@ FORMAT = ("--format", "json", "--progress-spinner", "off", "--timeout", "10")
 
 
 def scan(locks: Sequence[str], command: Sequence[str] = COMMAND) -> list[str]:
-    """What a person should read: a line for each vulnerability, or why nothing is known."""
+    """Return the lines to print: one for each vulnerability, or the reason why nothing was compared."""
     words = [*command, *FORMAT, *(word for lock in locks for word in ("-r", lock))]
     try:
         ran = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -27,12 +27,12 @@ def scan(locks: Sequence[str], command: Sequence[str] = COMMAND) -> list[str]:
 
 
 def unknown(why: str) -> list[str]:
-    """Nobody knows; which is no reason to hold anything up."""
+    """Return a warning that nothing was compared, which is no reason to stop a release."""
     return [f"WARNING: the locked packages were not compared with known vulnerabilities: {why}."]
 
 
 def findings(report: dict[str, Any]) -> list[str]:
-    """pip-audit's report in lines."""
+    """Return pip-audit's report as lines."""
     lines = [
         f"WARNING: {package['name']} {package['version']} has a known vulnerability, {vulnerability['id']}"
         f" ({_repair(vulnerability['fix_versions'])}): {' '.join(vulnerability['description'].split())[:160]}"

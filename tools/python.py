@@ -1,4 +1,4 @@
-"""Says in one line what is wrong with the Python that runs this, and where to get another; a stock Mac's 3.9 reads it.
+"""Prints in one line what is wrong with the Python that runs this file, and where to get another. Runs on Python 3.9.
 
 python3 tools/python.py
 """
@@ -11,7 +11,7 @@ OLD_MACOS = ("11", "12", "13")
 
 
 def complaint(version: "tuple[int, int]", system: str, machine: str, macos: str) -> str:
-    """Return what keeps Paceline from running on this Python; empty for nothing."""
+    """Return why Paceline cannot run on this Python, and the next action; "" if it can."""
     if version < (3, 11):
         return f"Paceline needs Python 3.11 or newer, this is {version[0]}.{version[1]}: {GET}"
     if system == "Darwin" and machine != "arm64":

@@ -1,4 +1,4 @@
-"""What a release needs besides its files: a version that agrees everywhere, its notes, and a Homebrew formula.
+"""Prints a release's notes, if its version agrees everywhere, and its Homebrew formula.
 
 python tools/release.py notes v0.2.0 >notes.md
 python tools/release.py formula dist/paceline-0.2.0-py3-none-any.whl --url ADDRESS --homepage ADDRESS >paceline.rb
@@ -28,8 +28,8 @@ SYSTEMS: Mapping[str, tuple[str, str]] = {
     "macosx_15_0_arm64": ("sequoia", "on_sequoia"),
     "macosx_26_0_arm64": ("tahoe", "on_tahoe :or_newer"),
 }
-"""The platforms of wheels, each with Homebrew's name of the system and of its block; the oldest first. The packages of
-mlx have a wheel for each, since kernels depend on the system."""
+"""Platforms of wheels, the oldest first, each with Homebrew's name of the system and of its block in a formula. mlx's
+packages have a wheel for each platform, since kernels depend on the system."""
 MARKERS = {
     "sys_platform": "darwin",
     "platform_system": "Darwin",
@@ -52,7 +52,7 @@ class Wheel:
     sha256: str
 
     def stanza(self, indent: str) -> str:
-        """The resource of a formula; Homebrew must not unpack it."""
+        """Return the wheel as a resource of a formula; Homebrew must not unpack it."""
         lines = (
             f'resource "{self.name}" do',
             f'  url "{self.url}", using: :nounzip',
@@ -63,11 +63,11 @@ class Wheel:
 
 
 class NotReady(Exception):
-    """This cannot be released, and why."""
+    """The version cannot be released; the message says why."""
 
 
 def notes(changelog: str, tag: str, version: str) -> str:
-    """The changelog's section of this version. Raises `NotReady` where tag, version and changelog disagree."""
+    """Return the changelog's section of this version. Raises `NotReady` where tag, version and changelog disagree."""
     if tag != f"v{version}":
         raise NotReady(f"the tag is {tag}, app/__init__.py says {version}: tag v{version}, or change `__version__`")
     sections = re.split(r"^## \[", changelog, flags=re.MULTILINE)[1:]
@@ -79,7 +79,7 @@ def notes(changelog: str, tag: str, version: str) -> str:
 
 
 def locked_for_macos(lock: str) -> Iterator[str]:
-    """The lines of a lock file that a Mac installs, each with its hashes and without its marker."""
+    """Yield the lines of a lock file that a Mac installs, each with its hashes and without its marker."""
     for line in lock.replace("\\\n", " ").splitlines():
         words, _, hashes = line.partition("--hash=")
         if not words.strip():
@@ -90,7 +90,7 @@ def locked_for_macos(lock: str) -> Iterator[str]:
 
 
 def wheels(requirements: Sequence[str], platform: str) -> dict[str, Wheel]:
-    """Name -> the wheel that pip's index offers for this platform. Raises `NotReady` with what pip said."""
+    """Return the wheels that pip's index offers for this platform, by name. Raises `NotReady` with pip's message."""
     with tempfile.TemporaryDirectory() as folder:
         asked, report = Path(folder, "requirements.txt"), Path(folder, "report.json")
         asked.write_text("\n".join(requirements), encoding="utf-8")
@@ -104,7 +104,7 @@ def wheels(requirements: Sequence[str], platform: str) -> dict[str, Wheel]:
 
 
 def wheels_of(report: Mapping[str, Any]) -> dict[str, Wheel]:
-    """Out of pip's installation report (version 1)."""
+    """Read the wheels from pip's installation report (version 1)."""
     by_name = {}
     for package in report["install"]:
         origin = package["download_info"]
@@ -114,7 +114,7 @@ def wheels_of(report: Mapping[str, Any]) -> dict[str, Wheel]:
 
 
 def formula(url: str, sha256: str, homepage: str, by_platform: Mapping[str, Mapping[str, Wheel]]) -> str:
-    """The formula's text. What all systems share stands once, the rest in a block for each system."""
+    """Return the formula's text: first the resources that all systems share, then a block for each system."""
     first, *others = by_platform.values()
     shared = {name for name, wheel in first.items() if all(other.get(name) == wheel for other in others)}
     resources = [first[name].stanza("  ") for name in sorted(shared)]

@@ -2,7 +2,7 @@
 
     python tools/sizes.py
 
-Budgets are set at a release, for the release after it. An alarm asks for a missing concept, not for shorter lines.
+Budgets are set at a release, for the release after it. On an alarm, look for a missing concept, not for shorter lines.
 """
 
 import sys

@@ -98,7 +98,7 @@ def call_arguments(call: ToolCallDelta) -> dict[str, Any]:
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
-        message = f"The model called {call.name} with arguments that are not valid JSON: send the request again."
+        message = f"The model called {call.name} with arguments that are not a JSON object: send the request again."
         raise PacelineError(message, code="unreadable_call")
     return arguments
 

@@ -52,9 +52,7 @@ class Metrics:
         self._steps = Histogram(
             "paceline_step_seconds", "Duration of one worker step.", buckets=SECONDS, registry=registry
         )
-        self._text_seconds = Counter(
-            "paceline_text_seconds", "Seconds in tokenizers and templates.", ("work",), registry=registry
-        )
+        self._text_seconds = Counter("paceline_text_seconds", "Text work, seconds.", ("work",), registry=registry)
         self._drafts = {
             field: Counter(f"paceline_spec_decode_{name}", text, ("model", "method"), registry=registry)
             for field, name, text in (

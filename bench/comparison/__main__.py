@@ -51,7 +51,7 @@ DRAFTS = 4
 
 
 class UnknownCase(InvalidRequest):
-    """No case has that name; the message lists the names."""
+    """No case has the requested name; the message lists the names."""
 
 
 def list_cases() -> Table:

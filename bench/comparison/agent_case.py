@@ -1,8 +1,8 @@
-"""An agent's wait in its last turns against its first ones: prompts of 8k tokens, some 100 of them new.
+"""Compares an agent's wait for the first token in its last turns with that in its first turns: prompts of 8k tokens and
+more, about 100 of them new.
 
-The models are tiny: with large ones, costs of ours that grow with the turns (lookups, restoring, copying, what drafters
-read) would not show. A session in its last turns and another in its first ones alternate, so that a slow second hurts
-both.
+The models are tiny: with large ones, our own costs that grow with every turn (lookups, restoring, copying, reading by
+drafters) would not show. One session's last turns alternate with another's first turns: a slow second affects both.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from tests.engine.agent_session import DRAFTERS, FAMILIES, TURNS, Session, agent
 COMPARED_TURNS = 3
 WARM_UP_TURNS, WARM_UP_WORDS = 5, 100
 SYSTEM_WORDS = 12
-"""Words of the system text per token of a case's texts: 8,000 tokens in all."""
+"""Words of the system text per token of `Bench.tokens`: with the usual 128, a first prompt of about 8,000 tokens."""
 TURN_WORDS = 2
 ROOM_TOKENS = 16_384
 DISK_BYTES = 1 << 30
@@ -82,7 +82,7 @@ class EngineOpener:
 
 
 def contender_of(setting: Setting, text: TextModel, system_words: int) -> Contender:
-    """Make a contender whose turn is one session, with the first turns of another beside its last ones, in ms."""
+    """Make a contender whose turn runs one session, its last turns alternating with another's first ones; in ms."""
 
     def turn(number: int) -> Sample:
         turns, words = (WARM_UP_TURNS, WARM_UP_WORDS) if number < 0 else (TURNS, system_words)
@@ -112,7 +112,7 @@ def contender_of(setting: Setting, text: TextModel, system_words: int) -> Conten
 
 
 def run_agent_session(bench: Bench) -> CaseResult:
-    """Check the worst drafter or restart of each family, and the tokens read for each new one."""
+    """Check the worst setting of each family, and the tokens read per new token."""
     with TemporaryDirectory(prefix="paceline-bench-") as folder:
         text = agent_text(Path(folder))
     contenders = [contender_of(setting, text, SYSTEM_WORDS * bench.tokens) for setting in SETTINGS]
@@ -130,7 +130,7 @@ READS = ("read", "read by the drafter")
 
 
 def largest_median(series: Sequence[Series], note: str) -> float:
-    """Return the largest median of a note."""
+    """Return the largest median of a note over all series."""
     return max(entry.median_notes()[note] for entry in series)
 
 

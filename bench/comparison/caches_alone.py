@@ -14,11 +14,11 @@ from bench.comparison.measure import Sample
 CHUNK_TOKENS = 512
 WIDTH = 5
 RETAINED = ((1, 3, 5, 2), (4, 1, 2, 5), (2, 5, 1, 3))
-"""Tokens of each row that are kept, cycle by cycle."""
+"""Number of tokens that each row keeps, cycle by cycle."""
 
 
 class CachesAlone(nn.Module):  # type: ignore[misc]  # mlx's types are not read here
-    """Writes each token into every layer's cache and reads a few numbers back, as attention would, without its work."""
+    """Writes each token into every layer's cache and reads some numbers back, as attention does, without its work."""
 
     def __init__(self, *, layers: int, heads: int, dimension: int) -> None:
         super().__init__()
@@ -52,9 +52,9 @@ class RaggedRows:
             self._forward(width, [width] * len(self._names))
 
     def turn(self, cycles: int) -> Sample:
-        """Return the milliseconds of a cycle: a ragged write for all rows, then a rewind to another length for each.
+        """Return the milliseconds of a cycle: a ragged write for all rows, then a rewind of each by a different number.
 
-        This is the lower quartile, since every other program on the machine disturbs cycles of a millisecond.
+        It is the lower quartile, because other programs on the machine disturb cycles as short as a millisecond.
         """
         seconds = []
         for cycle in range(cycles):

@@ -1,4 +1,4 @@
-"""Cases that run inside this process, each named after one line of the issue's "Speed"."""
+"""Cases that run inside this process, on one engine: plain decoding, the cost of a cycle, pairs of models, n-grams."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Bench:
     rounds: int
     tokens: int
     drafts: int
-    """Draft length where both sides use the same one."""
+    """Draft length, in tokens, for cases in which both sides use the same."""
     progress: Progress = field(default=lambda _: None)
 
     def measure(self, *contenders: Contender) -> dict[str, Series]:
@@ -56,7 +56,7 @@ class Case:
 
 
 def plain_case(rows: int) -> Case:
-    """Make the case of plain decoding of `rows` rows at once against `BatchGenerator`."""
+    """Make the case that compares plain decoding of `rows` rows at once with `BatchGenerator`."""
     name = f"plain_{rows}"
     summary = f"plain decoding of {rows} {'row' if rows == 1 else 'rows'} against mlx-lm's BatchGenerator"
 
@@ -83,9 +83,9 @@ CYCLE_SUMMARY = "a speculative cycle against its draft forwards and one verify f
 
 
 def run_cycle_overhead(bench: Bench) -> CaseResult:
-    """Compare the milliseconds of a whole cycle, scheduler included, with the bare forwards."""
+    """Compare the milliseconds of a whole cycle, scheduler included, with those of the bare forwards."""
     folders = bench.workshop.attention_pair()
-    assert folders.draft is not None  # noqa: S101 - the pair has one
+    assert folders.draft is not None  # noqa: S101 - this pair has a draft
     ours = OurSide(folders)
     target, _ = load_reference(folders.target)
     draft, _ = load_reference(folders.draft)
@@ -116,7 +116,7 @@ ATTENTION_SUMMARY = "draft model on an attention pair against plain and against 
 def run_attention_pair(bench: Bench) -> CaseResult:
     """Run one request, timed from prompt to last token."""
     folders = bench.workshop.attention_pair()
-    assert folders.draft is not None  # noqa: S101 - the pair has one
+    assert folders.draft is not None  # noqa: S101 - this pair has a draft
     ours = OurSide(folders)
     model, tokenizer = load_reference(folders.target)
     draft, _ = load_reference(folders.draft)
@@ -149,9 +149,9 @@ HYBRID_SUMMARY = "draft model on a hybrid pair (gated delta, snapshot rollback) 
 
 
 def run_hybrid_pair(bench: Bench) -> CaseResult:
-    """Run one request over a qwen3_next pair; a cycle runs one target forward, wider by what it carries over."""
+    """Run one request over a qwen3_next pair; a cycle runs one target forward, wider by the carried-over tokens."""
     folders = bench.workshop.hybrid_pair()
-    assert folders.draft is not None  # noqa: S101 - the pair has one
+    assert folders.draft is not None  # noqa: S101 - this pair has a draft
     ours = OurSide(folders)
     target, _ = load_reference(folders.target)
     draft, _ = load_reference(folders.draft)

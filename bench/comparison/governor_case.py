@@ -1,10 +1,10 @@
-"""The governor over ten mixed workloads of the embedded models, against every fixed setting that a client may request.
+"""The governor over ten mixed workloads of the embedded models, against plain decoding and fixed draft lengths.
 
-A sweep finds the best fixed setting of each workload and the best single one for all. Then the governor takes turns
-with these two in separate rounds, since the best setting of a sweep is also its luckiest. Each round covers all
+A sweep finds the best fixed setting of each workload and the best single setting for all. Then the governor takes turns
+with these two in separate rounds, because the winner of a sweep owes its place partly to luck. Each round covers all
 workloads; all settings answer the same requests, in an order that rotates from round to round. The fixed settings share
 one scheduler and the governor has its own, so that it learns only from its own steps: it starts from the costs measured
-at the load, and goes through one workload after the other, as in a server.
+when the model was loaded, and goes through one workload after the other, as in a server.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,9 +34,9 @@ DRAFTERS = {
 FIXED_LENGTHS, QUICK_LENGTHS = (1, 4, 7, 15), (4,)
 WARM_UP_TOKENS = 16
 QUICK_BELOW_TOKENS, QUICK_REQUESTS = 100, 2
-"""Tokens below which a bench is a smoke test, and requests of each workload in one."""
+"""Number of tokens below which a run counts as a smoke test, and requests per workload in such a run."""
 TURNS_PER_ROUND = 5
-"""Turns of the governor and its competitors for each round of the sweep; more, because these are compared."""
+"""Turns of the governor and of each competitor per round of the sweep: several, because these turns decide."""
 MIN_WORST_RATIO, MIN_MEAN_RATIO, MIN_MEAN_OVER_SINGLE = 0.9, 0.95, 1.0
 
 
@@ -61,7 +61,7 @@ class WorkloadResult:
 
 
 class LoadedModel:
-    """One embedded model with all its drafters: the scheduler of the fixed settings and that of the governor."""
+    """One embedded model with all its drafters, with one scheduler for the fixed settings and one for the governor."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -85,7 +85,7 @@ class LoadedModel:
         self._fixed.close()
 
     def side(self, setting: Setting) -> OurSide:
-        """Return the side that takes the turns of a setting."""
+        """Return the side that runs a setting."""
         return self._governor if setting == GOVERNOR else self._fixed
 
     def settings(self, lengths: Sequence[int]) -> tuple[Setting, ...]:
@@ -100,7 +100,7 @@ class LoadedModel:
 
 
 class WorkloadRunner:
-    """Runs one workload with any setting: the same prompts and seeds, and as many tokens each time."""
+    """Runs one workload with any setting: the prompts, seeds and numbers of tokens are the same each time."""
 
     def __init__(self, workload: Workload, model: LoadedModel, *, max_tokens: int, quick: bool) -> None:
         self.name = workload.name
@@ -115,7 +115,7 @@ class WorkloadRunner:
         ]
 
     def _natural_length(self, group: list[list[int]], max_tokens: int, stops: frozenset[int]) -> int:
-        """Return the length of the shortest answer."""
+        """Return the number of tokens in the group's shortest answer under plain decoding."""
         run = self.model.side(PLAIN).run(group, max_tokens, speculation_of(PLAIN), stops, self._sampling)
         return min(len(tokens) for tokens in run.texts.values())
 
@@ -151,7 +151,7 @@ TEN_SUMMARY = "the governor over ten mixed workloads of the embedded models, aga
 
 
 def run_governor_ten(bench: Bench) -> CaseResult:
-    """Measure, then sum up; the medians of all settings are in the document's notes."""
+    """Measure, then summarise; the medians of all settings are in the document's notes."""
     quick = bench.tokens < QUICK_BELOW_TOKENS
     models = {name: LoadedModel(name) for name in DRAFTERS}
     max_tokens = bench.tokens if quick else LONGEST_ANSWER_TOKENS
@@ -191,7 +191,7 @@ def run_governor_ten(bench: Bench) -> CaseResult:
 def run_rounds(
     turns: Sequence[WorkloadRunner], settings: Sequence[Sequence[Setting]], rounds: int, progress: Callable[[str], None]
 ) -> list[Answers]:
-    """Take one round after another over all workloads, with one turn of every setting in each."""
+    """Run the rounds: in each, every workload takes one turn with each of its settings."""
     results: list[dict[Setting, list[WorkloadResult]]] = [{} for _ in turns]
     for number in range(rounds):
         for turn, workload_settings, answers in zip(turns, settings, results, strict=True):
@@ -207,7 +207,7 @@ def rotated(settings: Sequence[Setting], by: int) -> list[Setting]:
 
 
 def rates_of(answers: Answers) -> RatesBySetting:
-    """Return the rates alone."""
+    """Return the tokens per second of each answer."""
     return {setting: tuple(result.tokens_per_second for result in results) for setting, results in answers.items()}
 
 
@@ -225,7 +225,7 @@ def series_of(rates: Rates, governor: Sequence[WorkloadResult]) -> tuple[Series,
 
 
 def notes_of(rates: Rates, sweep_results: Answers, answers: Answers) -> list[tuple[str, float]]:
-    """Return every median, the ratios, and the share of turns with plain decoding's texts (last bits may differ)."""
+    """Return all medians, the ratios, and the share of turns with the texts of plain decoding (rounding may differ)."""
     expected = sweep_results[PLAIN][0].texts
     same = [
         result.texts == expected

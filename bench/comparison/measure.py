@@ -10,7 +10,7 @@ from statistics import median
 from typing import Literal
 
 ERROR_CHANCE = 0.05
-"""Chance that an interval does not contain the median."""
+"""Largest accepted chance that an interval does not contain the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Sample:
 
 
 Progress = Callable[[str], None]
-"""Callback with the name of what is measured now."""
+"""Callback that gets the name of the turn that is being measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Contender:
 
     name: str
     take_turn: Callable[[int], Sample]
-    """Function of the round, from 0; the warm-up is round -1. The same round means the same work."""
+    """Function of the round, from 0; the warm-up is round -1. All contenders do the same work in a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def take_turns(contenders: Sequence[Contender], rounds: int, progress: Progress)
 
 
 def paired_ratio(subject: Series, baseline: Series) -> float:
-    """Return the median over the rounds of subject / baseline: both halves of a ratio come from the same minute."""
+    """Return the median over the rounds of subject / baseline: both halves of a ratio come from the same round."""
     return median(paired_ratios(subject, baseline))
 
 
@@ -104,10 +104,10 @@ def paired_ratios(subject: Series, baseline: Series) -> list[float]:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median of `values` between the ends of its interval.
+    """Return the lower end of the median's confidence interval, the median of `values`, and the upper end.
 
-    The interval leaves out as many of the least and the greatest as keep it right in 19 of 20 cases, whatever the
-    distribution (order statistics; binomial with p = 1/2). Fewer than six values leave out none: right less often.
+    The interval drops as many of the smallest and the largest values as a confidence of 95 % allows, whatever their
+    distribution (order statistics; binomial with p = 1/2). With fewer than six values it drops none and covers less.
     """
     ordered, count, left_out, chance = sorted(values), len(values), 0, 2 * 0.5 ** len(values)
     while chance + 2 * comb(count, left_out + 1) * 0.5**count <= ERROR_CHANCE:

@@ -33,7 +33,7 @@ GREEDY = SamplingParameters(temperature=0.0)
 class Run:
     """Record of one loop. `cycles`: wall seconds and result of every decode step; `texts`: tokens by request, in order.
 
-    `prompt_seconds` ends when every row has produced a token.
+    `prompt_seconds` is the time until every row has produced a token.
     """
 
     clock: DecodeClock
@@ -75,7 +75,7 @@ class OurSide:
     def with_new_scheduler(self) -> "OurSide":
         """Return a copy with the same engine and a new scheduler, which knows only the costs measured at the load.
 
-        Only one of them may run at a time, and only one is closed."""
+        Only one of the two may run at a time, and only one of them must be closed."""
         other = copy(self)
         other._scheduler = self._new_scheduler()  # noqa: SLF001 - its own class
         return other
@@ -161,7 +161,7 @@ def specification_of(folders: PairFolders, *, policy: DraftingPolicy = "single")
 
 
 def measured_costs(engine: Engine) -> tuple[StepCost, ...]:
-    """Warm up as the worker does, so that no measured run pays for it."""
+    """Warm up as the worker does, so that no measured run pays for it; return the costs of steps."""
     warming = warm_up(engine, {})
     while True:
         try:

@@ -1,7 +1,7 @@
 """Pairs of models with real costs and no training (layer skip).
 
 The target is random, and the output projections of all but a few layers are scaled by ε; the draft is these few layers
-with the shared embedding and head. Greedy acceptance falls as ε grows, while every matrix keeps its full size.
+with the target's embedding and head. Greedy acceptance falls as ε grows, while every matrix keeps its full size.
 """
 
 import math
@@ -17,11 +17,11 @@ from mlx_lm.models.cache import make_prompt_cache
 from app.engine.memory import on_cpu
 
 SPECIAL_TOKENS = 32
-"""Ids below this one are never generated: no end-of-sequence may cut a measurement short."""
+"""Number of lowest token ids, which are never generated, so that no end of sequence cuts a measurement short."""
 
 ATTENTION_EPSILON = 0.01
 HYBRID_EPSILON = 0.016
-"""Values of ε with an acceptance of about 0.8 for four drafts at the issue's sizes; `calibrate` corrects them."""
+"""Values of ε with an acceptance of about 0.8 for four drafts at the default sizes; `calibrate` adjusts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class LayerSkipPair:
     """Pairs of a projection and its weight at ε = 1."""
 
     def set_epsilon(self, epsilon: float) -> None:
-        """Scale the projections that the draft does not have."""
+        """Scale the projections of the layers that the draft does not have."""
         self.epsilon = epsilon
         for projection, weight in self.scaled:
             projection.weight = weight * epsilon
@@ -162,7 +162,7 @@ def _make_pair(
 
 
 def fast_dtype() -> mx.Dtype:
-    """Return float32 on a CPU, and half precision where that is fast."""
+    """Return float32 on a CPU, where half precision is slow, and float16 on a GPU."""
     return mx.float32 if on_cpu() else mx.float16
 
 
@@ -215,7 +215,7 @@ def calibrate(
     drafts: int = 4,
     tokens: int = 64,
 ) -> float:
-    """Bisect ε on short greedy runs until acceptance is near the aim; return the acceptance reached."""
+    """Bisect ε on short greedy runs until acceptance is near the target; return the acceptance reached."""
     low, high = 0.0, 0.0
     reached = measure_acceptance(pair, prompts, tokens=tokens, drafts=drafts)
     for _ in range(8):
@@ -228,7 +228,7 @@ def calibrate(
 
 
 def _between(low: float, high: float) -> float:
-    """Return the geometric mean; 0 is a bound not yet found."""
+    """Return the geometric mean; a bound of 0 has not been found yet."""
     if not low:
         return high / 3
     return math.sqrt(low * high) if high else low * 3

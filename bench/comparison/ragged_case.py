@@ -1,5 +1,5 @@
-"""Bytes held for a long row and four short ones against those their tokens need, and the cost of joining and leaving
-beside a long row: caches alone, as in `caches_alone`."""
+"""Compares the bytes held for a long row and four short ones with the bytes that their tokens need, and measures rows
+that join and leave while a long row runs. It runs the caches alone, as `caches_alone` does."""
 
 from statistics import quantiles
 from time import perf_counter
@@ -14,7 +14,7 @@ from bench.comparison.measure import CaseResult, Check, Contender, Sample, paire
 from bench.comparison.pairs import Sizes
 
 LONG_TOKENS, MIDDLE_TOKENS = 8_192, 2_048
-"""Lengths of the rows beside which others join, in tokens; both have buffers of their own."""
+"""Lengths, in tokens, of the rows that run while others join; each of the two has its own buffers."""
 SHORT_TOKENS = (64, 100, 150, 200)
 ANSWERS = {"256 tokens": 256, "any length": 1 << 20}
 JOINS = 50
@@ -22,7 +22,7 @@ SUMMARY = "bytes held for a row of 8,192 tokens and four short ones against thos
 
 
 class SeparateRows:
-    """Rows that join, are prefilled in chunks, and leave, no two of them in one forward."""
+    """Rows that join, are prefilled in chunks, and leave; each forward has one row."""
 
     def __init__(self, sizes: Sizes, answer_tokens: int) -> None:
         model = CachesAlone(layers=sizes.layers, heads=max(1, sizes.heads // 3), dimension=64)
@@ -44,7 +44,7 @@ class SeparateRows:
             self.runner.commit(forward, [width])
 
     def join_and_leave(self, _: int) -> Sample:
-        """Return the lower quartile of the milliseconds of a join and a leave, and the peak megabytes of all."""
+        """Return the lower quartile of the milliseconds of a join and a leave, and the peak megabytes of them all."""
         seconds = []
         mx.clear_cache()
         mx.reset_peak_memory()
@@ -72,7 +72,7 @@ def bytes_ratio(sizes: Sizes, answer_tokens: int, said_tokens: int) -> float:
 
 
 def run_ragged_memory(bench: Bench) -> CaseResult:
-    """Compare exact bytes, and joins that take turns beside a long row and a shorter one."""
+    """Check the bytes held, and compare joins while a row of 8k tokens runs with joins while one of 2k runs."""
     sizes = bench.workshop.sizes
     bytes_checks = [
         Check(f"bytes held / needed, answers of {name}, {said} said", bytes_ratio(sizes, most, said), 1.2, "at most")

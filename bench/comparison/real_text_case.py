@@ -42,7 +42,7 @@ PROMPTS = 30
 """Prompts of each kind."""
 TOKENS = 64
 ASCII_SHARE = 0.97
-"""Share of ASCII letters from which a prompt counts as English."""
+"""Minimum share of ASCII characters in a prompt that counts as English."""
 NEW, REPEATING = "new", "repeating"
 TASKS = (
     "Repeat this text with its spelling corrected:",
@@ -56,7 +56,7 @@ MOST_SECONDS_LATER = 1.0
 MOST_MEMORY = 1.1
 MOST_WAITING = 0.95
 LONG_CHARACTERS = 4_200
-"""Length of a prompt of about 1,000 tokens."""
+"""Length, in characters, of a prompt of about 1,000 tokens."""
 
 
 @cache
@@ -110,7 +110,7 @@ def running_servers(bench: Bench, home: Path) -> Iterator[dict[str, Endpoint]]:
 
 
 def run_real_text(bench: Bench) -> CaseResult:
-    """Compare servers by tokens per second over all clients, prompts read included, and count equal texts."""
+    """Compare servers by tokens per second over all clients, prefill included, and count answers equal to mlx-lm's."""
     texts: dict[tuple[str, int], dict[str, list[str]]] = {}
     most_clients = defaultdict(lambda: max(CLIENTS), {peer.name: peer.most_clients for peer in PEERS})
     with running_servers(bench, bench.workshop.folder / "home-real") as endpoints:
@@ -158,7 +158,7 @@ ANSWER, NEXT = {"role": "assistant", "content": "It is about several things."}, 
 
 
 def run_first_token(bench: Bench) -> CaseResult:
-    """Send each server a long text, the same again, and a next turn."""
+    """Send each server a long text, the same text again, and a next turn that follows it."""
 
     def turn(endpoint: Endpoint, kind: str, number: int) -> Sample:
         materials = "\n\n".join(published_prompts()[REPEATING])

@@ -18,7 +18,7 @@ from bench.comparison.measure import Sample
 
 
 def load_reference(folder: Path) -> tuple[nn.Module, Any]:
-    """Load a model and its tokenizer by mlx-lm; on a CPU in float32 like ours, since half precision is slow there."""
+    """Load a model and its tokenizer with mlx-lm; on a CPU in float32 as ours, since half precision is slow there."""
     model, tokenizer, *_ = load(str(folder))
     if on_cpu():
         model.set_dtype(mx.float32)

@@ -1,4 +1,4 @@
-"""Results of a run: a table for people, and a JSON document for programs with the machine and the versions."""
+"""Results of a run: a table for people, and for programs a JSON document that also has machine and versions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -64,7 +64,7 @@ def as_table(result: CaseResult) -> Table:
 
 
 def as_markdown(documents: Sequence[dict[str, Any]]) -> str:
-    """Build the table of `docs/speed.md` from the documents of one or several runs; a later run of a case wins."""
+    """Build the table of `docs/speed.md` from the documents of one or more runs; the last run of each case wins."""
     cases = {case["name"]: case for document in documents for case in document["cases"]}
     lines = ["| Case | Medians | Promise | Bound | Measured |", "|---|---|---|---:|---:|"]
     for case in cases.values():

@@ -45,7 +45,7 @@ def turn_of(function: Callable[..., mx.array], count: int, slots: int) -> Callab
 
 
 def run_sampling(bench: Bench) -> CaseResult:
-    """Compare the milliseconds of a draw by both, shape by shape."""
+    """Compare the milliseconds of a draw with and without sorting, shape by shape."""
     series: list[Series] = []
     checks = []
     for count, slots in SHAPES:

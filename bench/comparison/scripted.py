@@ -26,7 +26,7 @@ TAPS = (1, 7, 13)
 
 
 class Script:
-    """The target's answer to each prompt, as observed, and the share of drafts that are to be right."""
+    """The target's recorded answer to each prompt, and the probability that a draft is right."""
 
     def __init__(self, acceptance: float) -> None:
         self._acceptance = acceptance

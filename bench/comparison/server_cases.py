@@ -1,4 +1,4 @@
-"""Cases over HTTP: servers in processes of their own, streamed to clients that count tokens."""
+"""Cases over HTTP: each server runs in its own process and streams to clients that count tokens."""
 
 import random
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ BEST_SUMMARY = "one Paceline server against mlx_lm.server with the same draft an
 def run_best_of_both(bench: Bench) -> CaseResult:
     """Compare three servers over the same folders by tokens per second over all clients."""
     folders, home = bench.workshop.attention_pair(), bench.workshop.folder / "home-best"
-    assert folders.draft is not None  # noqa: S101 - the pair has one
+    assert folders.draft is not None  # noqa: S101 - this pair has a draft
     chosen = {folders.target.name: folders.draft.name}
     with ExitStack() as stack:
         endpoints = {
@@ -101,9 +101,9 @@ DEMO_SUMMARY = "the embedded pair through the endpoint on counting, tables and J
 
 
 def run_demo_pair(bench: Bench) -> CaseResult:
-    """Run the same prompts on every side, from request to last token: with a free draft length and with mlx-lm's."""
+    """Run the same prompts on every side, timed to the last token: with Paceline's draft length and with mlx-lm's."""
     folders, home = bench.workshop.demo_pair(), bench.workshop.folder / "home-demo"
-    assert folders.draft is not None  # noqa: S101 - the pair has one
+    assert folders.draft is not None  # noqa: S101 - this pair has a draft
     model, tokenizer = load_reference(folders.target)
     draft, _ = load_reference(folders.draft)
 
@@ -164,7 +164,7 @@ def _demo_checks(series: dict[str, Series], task: str) -> Sequence[Check]:
 
 COMMANDS_SUMMARY = "plain decoding with our limits of a Metal command buffer against mlx's, on a Max or an Ultra"
 MLX_LIMITS = {"MLX_MAX_OPS_PER_BUFFER": "50", "MLX_MAX_MB_PER_BUFFER": "50"}
-"""Limits of mlx on these chips."""
+"""Limits of a Metal command buffer that mlx itself sets on Max and Ultra chips."""
 
 
 def run_command_buffers(bench: Bench) -> CaseResult:

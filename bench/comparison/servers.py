@@ -1,6 +1,6 @@
 """Servers compared over HTTP, each in its own process, and the clients that keep them busy.
 
-Every server gets the same requests in the same order; clients count tokens by the answer's `usage`.
+Every server gets the same requests in the same order; clients take the number of tokens from the answer's `usage`.
 """
 
 import json
@@ -24,11 +24,11 @@ import psutil
 from app.engine.platform import COMMAND_LIMITS, OPENBLAS_LIBRARY
 
 START_SECONDS = 600.0
-"""Seconds within which a server must answer; mlx-dspark calibrates for some minutes when it runs for the first time."""
+"""Seconds within which a server must answer; mlx-dspark calibrates for some minutes on its first run."""
 PEERS_FOLDER = Path(sys.prefix) / "peers"
-"""Folder of the peers' virtual environments, as `make peers` makes them."""
+"""Folder of the peers' virtual environments, which `make peers` creates."""
 MLX_SERVER = "from app.engine.platform import prepare; prepare(chip='any'); from mlx_lm.server import main; main()"
-"""mlx-lm's server with OpenBLAS, and with mlx's own limits of a command buffer."""
+"""Program that runs mlx-lm's server with OpenBLAS and mlx's own limits of a command buffer."""
 PACELINE = "from app.cli import main; main()"
 
 
@@ -39,12 +39,12 @@ class Endpoint:
     address: str
     model: str
     client: httpx2.Client
-    """Client that is kept open, as any client would be: creating one reads the system's certificates, some 15 ms."""
+    """Client that stays open, as real ones do: creating one reads the system's certificates, which takes some 15 ms."""
     process_id: int
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def memory_bytes(self) -> int:
-        """Return the memory of the server and all its processes; on Linux, what they share is counted once."""
+        """Return the memory of the server and all its processes; on Linux, shared pages are counted once."""
         server, total = psutil.Process(self.process_id), 0
         for process in (server, *server.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
@@ -59,12 +59,12 @@ class Peer:
 
     name: str
     model_option: tuple[str, ...]
-    """Words before the model's folder."""
+    """Command-line arguments that precede the model's folder."""
     most_clients: int
 
     @property
     def program(self) -> Path:
-        """Its program, where it is installed."""
+        """Path of its program; the file exists once `make peers` has installed it."""
         return PEERS_FOLDER / self.name / "bin" / self.name
 
 
@@ -194,7 +194,7 @@ def _wait_until_ready(endpoint: Endpoint, path: str, log: Path) -> None:
 
 
 def stream_answer(endpoint: Endpoint, prompt: str, tokens: int, *earlier: Mapping[str, str]) -> Answer:
-    """Stream one greedy answer to a prompt behind `earlier` messages."""
+    """Stream one greedy answer to a prompt that follows `earlier` messages."""
     body = {
         "model": endpoint.model,
         "messages": [*earlier, {"role": "user", "content": prompt}],

@@ -1,4 +1,4 @@
-"""Cases about speculation as such: several rows, block drafts, rewinds at long context, and unpredictable text."""
+"""Cases about speculation itself: several rows, block drafts, rewinds at long context, and unpredictable text."""
 
 from app.core.request import SpeculationRequest
 from bench.comparison.caches_alone import RaggedRows
@@ -18,7 +18,7 @@ DFLASH_SUMMARY = "a DFlash drafter of real size (2 layers, blocks of 8), drafts 
 
 
 def run_dflash_pair(bench: Bench) -> CaseResult:
-    """Run one request. Plain decoding goes first in each round, since the script is made of its text."""
+    """Run one request. Plain decoding goes first in each round, because the script is made from its text."""
     script = Script(SCRIPTED_ACCEPTANCE)
     target = PairFolders(bench.workshop.attention_pair().target, None)
     ours = OurSide(target, open_unit=lambda unit: open_scripted(unit, script))
@@ -45,7 +45,7 @@ def run_dflash_pair(bench: Bench) -> CaseResult:
 
 
 def acceptance_per_slot(run: Run) -> float:
-    """Return accepted drafts over judged ones: the accepted ones, and the first wrong one of each cycle."""
+    """Return accepted / judged drafts; judged are the accepted ones and the first rejected one of each cycle."""
     outcomes = [outcome for _, result in run.cycles for outcome in result.outcomes if outcome.drafted]
     accepted = sum(outcome.accepted for outcome in outcomes)
     judged = accepted + sum(outcome.accepted < outcome.drafted for outcome in outcomes)
@@ -56,7 +56,7 @@ BATCHED_SUMMARY = "draft model for 4 rows at once on an attention pair, against 
 
 
 def run_batched(bench: Bench) -> CaseResult:
-    """Run four requests at once, policy auto: a fixed draft length, the governor's own, and none."""
+    """Run four requests at once, policy auto: with a fixed draft length, with the governor's, and without drafts."""
     folders = bench.workshop.attention_pair()
     ours = OurSide(specification_of(folders, policy="auto"))
 
@@ -87,7 +87,7 @@ REWIND_SUMMARY = "a ragged write and rewind of 4 rows, caches alone, at 8k again
 
 
 def run_rewind_context(bench: Bench) -> CaseResult:
-    """Measure the caches without attention, whose cost grows with the context by itself."""
+    """Measure the caches without attention, whose own cost grows with the context."""
     sizes = bench.workshop.sizes
     heads = max(1, sizes.heads // 3)
     long, short = (RaggedRows(size, layers=sizes.layers, heads=heads) for size in (LONG_CONTEXT, SHORT_CONTEXT))

@@ -1,7 +1,7 @@
 """Pure functions that compare the governor's rates on several workloads with the best fixed setting of each, and with
-the best single one for all of them.
+the best single setting for all of them.
 
-A sweep finds the best setting and separate rounds measure it, since the best setting of a sweep is also its luckiest.
+A sweep finds the best setting and separate rounds measure it, because the winner owes its place partly to luck.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from statistics import median
 from app.serving.sweep.grid import GOVERNOR, PLAIN, Setting
 
 RatesBySetting = Mapping[Setting, Sequence[float]]
-"""Tokens per second of one workload, by setting: a value for each round."""
+"""Tokens per second of one workload, by setting: one value per round."""
 
 
 @dataclass(frozen=True, slots=True)

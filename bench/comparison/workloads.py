@@ -14,15 +14,15 @@ Conversation = tuple[str, ...]
 ASSISTANT, HYBRID = "demo-assistant", "demo-hybrid"
 LONGEST_ANSWER_TOKENS = 240
 WITHOUT_REPETITION = SamplingParameters(temperature=0.0, presence_penalty=30.0)
-"""Sampling without repeated tokens: behind a prompt of noise, the text is new to every drafter."""
+"""Sampling that avoids repeated tokens: after a prompt of noise, no drafter has seen the text before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests, one after the other or all at once, each with an answer as long as the model's own.
+    """Requests, run one after the other or `together`; each answer is as long as the model makes it.
 
-    With `noise_tokens` there is one more request: a prompt of as many random tokens, and an answer without an end.
-    """
+    With `noise_tokens` there is one more request: its prompt has this number of random tokens, and no stop token ends
+    its answer."""
 
     name: str
     conversations: tuple[Conversation, ...]
@@ -32,7 +32,7 @@ class Workload:
     noise_tokens: int = 0
 
     def prompts(self, text: TextModel, vocabulary_size: int) -> list[list[int]]:
-        """Return its requests as tokens."""
+        """Return the prompts as token ids."""
         rendered = [
             text.render_chat(
                 [

@@ -31,7 +31,7 @@ END_OF_SEQUENCE = 2
 GROUP_SIZE = 64
 """Number of weights that share a scale in a quantised model."""
 TARGET_ACCEPTANCE = 0.82
-"""Acceptance that ε is chosen for; the issue asks for 0.75 or more."""
+"""Acceptance for which ε is calibrated; the cases require 0.75 or more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ CLIENTS = 8
 DEEP, MANY = 100_000, 100_000
 METHODS = ("post", "put", "patch", "delete")
 EXCLUDED_ROUTES = (RESTART_ROUTE, "/admin/api/worker/restart", "/admin/api/worker/drain")
-"""Routes that end the server or the worker, which all others need, whatever the body; the fuzzer calls the last two."""
+"""Routes that end the server or the worker, whatever the body (others need both); the fuzzer calls the last two."""
 WRONG_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1 << 31, 1 << 53, 1 << 63, -(1 << 63), 10**400, 0.5, 1e308, "", "x", "x" * 100_000),
     *([], {}, [[]], [None], {"": {}}, [{"role": "user"}], "\ud800", "\x00", "../../../etc/passwd", "1" * 5000),
@@ -58,7 +58,7 @@ LARGE_DOCUMENTS = (
     json.dumps({"k" * 1_000_000: "v"}).encode(),
 )
 LARGE_SHARE, WHOLE_SHARE = 0.05, 0.4
-"""Share of large documents, and among the others, of documents that are wrong as a whole."""
+"""Share of large documents, and share of documents that are wrong as a whole among the others."""
 
 
 def operations(document: dict[str, Any]) -> list[tuple[str, str, list[str]]]:

@@ -1,4 +1,4 @@
-"""Requests abandoned at any moment, and answers that are never read: nothing of them is left."""
+"""Requests abandoned at any moment, and answers that are never read: the server keeps nothing of either."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def body(context: TurnContext) -> dict[str, object]:
 
 
 async def hang_up(context: TurnContext, client: httpx2.AsyncClient) -> None:
-    """Close the connection at a random moment; an answer that came before is judged."""
+    """Close the connection at a random moment; an answer that arrives before that is judged."""
     task = asyncio.create_task(client.post(CHAT, json=body(context)))
     try:
         answer = await asyncio.wait_for(task, context.rng.uniform(0, MAX_DELAY_SECONDS))

@@ -1,5 +1,5 @@
-"""Legal schemas, expressions and grammars that are costly or cannot be met: no other client waits for them, and an
-answer that ends by itself meets them.
+"""Legal schemas, expressions and grammars that are costly or cannot be satisfied: no other client waits for them, and
+an answer that ends by itself satisfies its constraint.
 """
 
 import json
@@ -25,7 +25,7 @@ SECONDS = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A constraint on an answer, with a check of a text that ended by itself."""
+    """A constraint on an answer, and a check of answers that ended by themselves."""
 
     name: str
     fields: Mapping[str, Any]
@@ -38,13 +38,13 @@ def random_letters(rng: random.Random, length: int) -> str:
 
 
 def schema_constraint(name: str, schema: Any, tokens: int = 60) -> Constraint:
-    """Return a constraint to JSON by a schema."""
+    """Return a constraint to JSON that fits a schema."""
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     return Constraint(name, {"response_format": form}, lambda text: fits(schema, text), tokens)
 
 
 def fits(schema: Any, text: str) -> bool:
-    """Return whether a text is JSON that fits a schema; none fits one that only refers to itself."""
+    """Return whether a text is JSON that fits a schema; no text fits a schema that only refers to itself."""
     try:
         jsonschema.validate(json.loads(text), schema)
     except (ValueError, jsonschema.ValidationError, jsonschema.SchemaError, RecursionError):
@@ -188,7 +188,7 @@ CONSTRAINTS = (
 
 
 async def hostile_constraints(context: TurnContext) -> None:
-    """Try one after another for some seconds; the worker survives, and answers that ended by themselves fit."""
+    """Try one constraint after another for some seconds; the worker must survive, and complete answers fit."""
     ends_at = time.monotonic() + SECONDS
     async with context.client() as client:
         for make in context.rng.sample(CONSTRAINTS, len(CONSTRAINTS)):
@@ -203,7 +203,7 @@ async def request_constrained(context: TurnContext, client: httpx2.AsyncClient, 
     body = chat("hello", max_tokens=constraint.tokens, **constraint.fields) | {"stream": False}
     try:
         answer = await client.post(CHAT, json=body, timeout=ANSWER_SECONDS)
-    except httpx2.ReadTimeout:  # only others must not wait
+    except httpx2.ReadTimeout:  # no failure: only other clients must not wait
         context.findings.tried += 1
         return
     except httpx2.TransportError as error:

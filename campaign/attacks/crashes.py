@@ -81,7 +81,7 @@ async def conversations(admin: httpx2.AsyncClient, log: WriteLog) -> None:
 
 
 async def one_conversation(admin: httpx2.AsyncClient, log: WriteLog, number: int) -> None:
-    """Write three turns of a conversation under an id of our own."""
+    """Write three turns of a conversation under an id of our choice."""
     begin: dict[str, object] = {"begin": {"title": "Kept"}}
     number, parent = number % (1 << 53), ""
     for version in range(3):
@@ -112,7 +112,7 @@ async def wait_for_exit(children: list[psutil.Process], since: float) -> float:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Return whether a process has not ended; a zombie that its new parent has not reaped has."""
+    """Return whether a process has not ended; a zombie that its new parent has not reaped has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False

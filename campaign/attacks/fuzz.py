@@ -1,4 +1,4 @@
-"""schemathesis over a few routes of the OpenAPI document at a time: requests that fit it, and others that do not."""
+"""Runs schemathesis over a few routes of the OpenAPI document at a time, with requests that fit it and others."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ GRACE_SECONDS = 20.0
 
 
 async def fuzz(context: TurnContext) -> None:
-    """Let it call some routes for some seconds; answers are judged here, not by its own checks."""
+    """Let schemathesis call some routes for some seconds; the answers are judged here, not by its own checks."""
     async with context.server.client(context.server.admin_key) as admin:
         paths = sorted({*(await admin.get("/openapi.json")).json()["paths"]} - {RESTART_ROUTE})
     chosen = [word for path in context.rng.sample(paths, ROUTES) for word in ("--include-path", path)]

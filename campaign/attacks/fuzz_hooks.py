@@ -7,7 +7,7 @@ from typing import Any
 
 import schemathesis
 
-from tests.api import schema_hooks  # noqa: F401 - the bodies
+from tests.api import schema_hooks  # noqa: F401 - its hooks make the bodies
 
 MAX_BODY_CHARACTERS = 300
 _answers = Path(os.environ["CAMPAIGN_ANSWERS"]).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 - as long as the process
@@ -15,7 +15,7 @@ _answers = Path(os.environ["CAMPAIGN_ANSWERS"]).open("a", encoding="utf-8", buff
 
 @schemathesis.hook
 def after_call(_context: Any, case: Any, response: Any) -> None:
-    """Record of one answer what its judgement needs."""
+    """Record the parts of one answer that its judgement needs."""
     headers = {name.lower(): "".join(value) for name, value in response.headers.items()}
     body = (response.content or b"")[:MAX_BODY_CHARACTERS].decode("utf-8", "replace")
     description = f"{case.method} {case.path}"

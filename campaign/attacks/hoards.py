@@ -1,4 +1,4 @@
-"""Clients that fill shared storage with thousands of responses and conversations: others lose nothing of theirs."""
+"""Clients that fill shared storage with thousands of responses and conversations: other clients lose nothing."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ RESPONSES_PATH = "/v1/responses"
 
 
 async def hoard_responses(context: TurnContext) -> None:
-    """Store as many responses as one key may; an earlier response of another key must still be there."""
+    """Store 100 large responses with one key; an earlier response of another key must still be there."""
     async with context.client() as client, context.server.client(await context.server.new_key()) as other:
         response_id = await store_response(context, other, "mine", 1)
         shares = [RESPONSES // CLIENTS] * CLIENTS
@@ -36,7 +36,7 @@ async def hoard(context: TurnContext, client: httpx2.AsyncClient, count: int) ->
 
 
 async def store_response(context: TurnContext, client: httpx2.AsyncClient, value: str, values: int) -> str:
-    """Store a response with such metadata and return its id; empty if it is refused."""
+    """Store a response with `values` times `value` as metadata; return its id, or "" if it is refused."""
     metadata = {f"k{number}": value for number in range(values)}
     body = {"model": MODEL, "input": "hello", "max_output_tokens": 1, "store": True, "metadata": metadata}
     answer = await client.post(RESPONSES_PATH, json=body)
@@ -45,7 +45,7 @@ async def store_response(context: TurnContext, client: httpx2.AsyncClient, value
 
 
 async def hoard_conversations(context: TurnContext) -> None:
-    """Add hundreds of conversations each turn, until the store is full; time the list of all of them."""
+    """Add 200 conversations, and delete all whenever the store is full; then time a search over them."""
     async with context.server.client(context.server.admin_key) as admin:
         for number in range(CONVERSATIONS):
             turns = [{"id": "q1", "parent": "", "role": "user", "content": "words " * 200}]

@@ -1,4 +1,4 @@
-"""Hubs that lie about their files: each download ends, the queue continues, and nothing is written outside a folder."""
+"""Hubs that lie about files: each download ends, the queue continues, and nothing is written outside its folder."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ class LyingRepository(Repository):
     lie: Callable[[Information], Any] = field(default=lambda truth: truth)
 
     def information(self, *, blobs: bool = False) -> Any:
-        """Return the hub's information after the lie."""
+        """Return the repository's information, falsified by `lie`."""
         return self.lie(super().information(blobs=blobs))
 
 

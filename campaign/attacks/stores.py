@@ -51,7 +51,7 @@ async def damaged_store(context: TurnContext) -> None:
 
 
 def fill_store(path: Path) -> None:
-    """Create a store with a bit of everything that requires keys."""
+    """Create a store that requires keys and has rows in several tables."""
     with contextlib.closing(Store(path)) as store:
         accounts = Accounts(store)
         for number in range(5):
@@ -101,7 +101,7 @@ def damage_protection(path: Path, rng: random.Random) -> str:
 
 
 def set_value(file: sqlite3.Connection, table: str, column: str, rng: random.Random, where: str = "") -> str:
-    """Change one value; one that cannot be stored there is left as it was."""
+    """Change one value, unless its column cannot store the new one."""
     value = rng.choice(VALUES)
     rows = where or f'WHERE rowid = (SELECT rowid FROM "{table}" LIMIT 1)'  # noqa: S608
     with contextlib.suppress(sqlite3.IntegrityError, sqlite3.OperationalError), file:

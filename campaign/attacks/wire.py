@@ -15,14 +15,14 @@ ANSWER_SECONDS = 90.0
 CHUNKS = 100_000
 IDLE, HALF_HEADERS, SLOW_BODIES = 1000, 500, 100
 CLOSED_SECONDS = 45.0
-"""Seconds after which the server must have hung up on a client that sends no whole request."""
+"""Seconds after which the server must have hung up on a client that does not complete its request."""
 CHUNKED = "Transfer-Encoding: chunked"
 CHUNKS_PER_WRITE = 1000
 """Number of chunks sent together."""
 
 
 def chunked(key: str, chunk: bytes) -> Iterable[bytes]:
-    """Yield a body of many such chunks."""
+    """Yield a request whose body repeats `chunk` many times."""
     yield request_head("POST", CHAT, key, CHUNKED)
     yield from itertools.repeat(chunk * CHUNKS_PER_WRITE, CHUNKS // CHUNKS_PER_WRITE)
     yield b"0\r\n\r\n"
@@ -44,7 +44,7 @@ def extended_chunks(key: str) -> Iterable[bytes]:
 
 
 def one_byte_writes(key: str) -> Iterable[bytes]:
-    """Yield a body byte by byte."""
+    """Yield a request whose body is sent byte by byte."""
     yield request_head("POST", CHAT, key, "Content-Length: 20000")
     yield from itertools.repeat(b" ", 20_000)
 
@@ -78,7 +78,7 @@ EXPENSIVE = (
 
 
 async def expensive_requests(context: TurnContext) -> None:
-    """Send one kind after another for some seconds, each over several connections, with or without a key."""
+    """Send random kinds of such requests for some seconds, over several connections, with or without a key."""
     ends_at = time.monotonic() + SECONDS
     while time.monotonic() < ends_at:
         make, key = context.rng.choice(EXPENSIVE), context.rng.choice((context.key, ""))
@@ -99,7 +99,7 @@ async def send_and_read_status(connection: socket.socket, chunks: Iterable[bytes
 
 
 async def half_requests(context: TurnContext) -> None:
-    """Open 1,000 silent connections, half heads and slow bodies: others are answered, and half requests closed."""
+    """Open 1,000 silent connections, half heads and half bodies: other clients are answered, half requests closed."""
     host = context.server.address
     async with (
         connections(host, IDLE),

@@ -15,12 +15,12 @@ from campaign.judgement import FIRST_TOKEN
 from campaign.streams import first_token_seconds, read_stream
 
 STREAMS, FEW_STREAMS, LONG_TOKENS = 6, 3, 600
-"""Streams beside a kill or a stop, and their tokens. Two of the engine's eight rows stay free: for the honest stream,
-and for the request whose first token is timed."""
+"""Numbers of streams during a kill and during a stop, and tokens of each stream. Two of the engine's eight rows stay
+free: for the honest stream, and for the request whose first token is timed."""
 MAX_KILL_DELAY_SECONDS = 2.0
 RECOVERY_SECONDS = 120.0
 STOP_SECONDS = 120.0
-"""Limit on the time until a stopped worker's streams end, in seconds: its watchdog waits for 30."""
+"""Limit on the time until the streams of a stopped worker end, in seconds; its watchdog alone waits 30 s."""
 SUSPENDED_SECONDS = (3.0, 15.0)
 
 
@@ -28,7 +28,7 @@ SUSPENDED_SECONDS = (3.0, 15.0)
 async def streams(
     context: TurnContext, client: httpx2.AsyncClient, count: int, description: str
 ) -> AsyncGenerator[asyncio.Future[list[Sequence[str]]]]:
-    """Start long streams and enter the block at a random moment; wait for their ends behind it."""
+    """Start long streams and enter the block at a random moment; wait for their ends after it."""
     readers = [
         read_stream(client, long_chat(f"Tell story {row}.", LONG_TOKENS), context.findings, description)
         for row in range(count)

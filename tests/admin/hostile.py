@@ -1,7 +1,7 @@
-"""Sixty texts that try to become something else on a page: code, markup, a link that acts, a template, a terminal.
+"""Sixty texts that try to act on a page: as code, markup, a script link, a template or terminal escapes.
 
-Use them as names, log lines, chat texts and settings. Each that would run a script calls `alert`, so that a browser
-tells by a dialog; each that would load something asks `evil.example`.
+Use them as names, log lines, chat texts and settings. Each text that would run a script calls `alert`,
+so the browser opens a dialog; each that would load something from elsewhere requests it from `evil.example`.
 """
 
 CALL = "alert(document.domain)"
@@ -66,7 +66,7 @@ HOSTILE: dict[str, str] = {
     "alpine names": "x-data=chat x-effect=stop(current) $dispatch('x') constructor.constructor('alert(1)')()",
     "prototype": "__proto__ constructor toString hasOwnProperty",
     "placeholders": "{count} {model} {title} {undefined} %s %(name)s",
-    # what characters can do
+    # invisible, control and other odd characters
     "bidi": "\u202egnp.exe\u202c \u2066\u2067\u061c\u200f right \u202d left \u2069",
     "invisible": "a\u200b\u200d\ufeff\u00ad\u2060b \U000e0041\U000e0042 Ｚ\u0336\u0489" + "\u0301" * 200,
     "control characters": "null \x00 bell \x07 back \x08 escape \x1b end \x7f \x85 \u2028 \u2029 \ufffe",

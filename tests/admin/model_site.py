@@ -1,4 +1,4 @@
-"""An application over the embedded models and a worker that says how fast it is; real store, settings and pairing."""
+"""An application with the embedded models, a real store, settings and pairing, and a fake worker of known speed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -31,7 +31,7 @@ SPEEDS = {"off": 100.0, "auto": 150.0, "draft_model": 200.0, "dflash": 90.0, "ea
 
 
 class PacedWorker(FakeWorker):
-    """Holds what it is asked to load, and tells tokens at a known speed for each method, by a clock that it moves."""
+    """Fake worker that keeps each loaded model and streams tokens at a known speed per method, advancing `time`."""
 
     def __init__(self, time: Time) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class PacedWorker(FakeWorker):
         self.ready_info = Ready(process_id=1, device="Test (cpu)", memory_ceiling_bytes=8 * GB)
         self.in_use = False
         self.hold: asyncio.Event | None = None
-        """While it is set and clear, no answer begins."""
+        """Event that delays every answer until it is set; None delays none."""
         self._time = time
 
     async def load(self, model: ModelSpecification, stay: Stay = UNSPECIFIED_STAY) -> ModelLoaded:
@@ -104,7 +104,7 @@ class ModelSite:
         return response.json()
 
     async def measured(self, **wishes: Any) -> dict[str, Any]:
-        """Measure, wait, and read the kept result."""
+        """Run a measurement of the demo model to its end and return the stored result."""
         await self.call("POST", "/admin/api/measurements", {"model": DEMO, "minutes": 60, **wishes}, status=202)
         await self.admin.measuring.wait()
         answer = await self.call("GET", f"/admin/api/measurements?model={DEMO}")
@@ -114,7 +114,7 @@ class ModelSite:
 
 
 def make_model_site(home: Path, *, catalog: FolderCatalog | None = None, **settings: Any) -> ModelSite:
-    """An application whose state lies in `home`."""
+    """Return an application whose state lies in `home`."""
     time = Time()
     worker = PacedWorker(time)
     store = Store(home / FILE_NAME)
@@ -132,14 +132,14 @@ def make_model_site(home: Path, *, catalog: FolderCatalog | None = None, **setti
 
 
 class Somebody:
-    """A request of somebody else."""
+    """A stand-in for a request of another client."""
 
     def abort(self, error: Exception) -> None:
-        """Nothing ends it."""
+        """Do nothing: the request stays open until the test ends it."""
 
 
 def too_little_memory(worker: PacedWorker) -> Callable[..., Any]:
-    """A load that the worker refuses."""
+    """Make the worker refuse every load for lack of memory; return its new `load`."""
 
     async def refuse(*_: Any, **__: Any) -> ModelLoaded:
         raise InsufficientMemory("no room", code="insufficient_memory")

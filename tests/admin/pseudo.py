@@ -1,5 +1,5 @@
-"""A pseudo-locale: English with accents, in brackets and 40 % longer, so that what is not translated, and what does
-not fit, can be seen. Tests write it as a catalog of the user's own; nobody is ever offered it otherwise.
+"""A pseudo-locale: English with accents, in brackets and 40 % longer, which reveals text that is not translated or
+does not fit. Tests write it as a user's catalog; the app never offers it otherwise.
 """
 
 import json
@@ -19,7 +19,7 @@ FILLER = "~~~~ "
 
 
 def pseudo(words: str) -> str:
-    """`Load {model}` → `[!! Ļöåð {model}~~ !!]`; placeholders stay as they are."""
+    """Return the pseudo-translation: `Load {model}` → `[!! Ļöåð {model}~~ !!]`; placeholders are kept."""
     names = [f"{{{name}}}" for name in PLACEHOLDER.findall(words)]
     parts = PLACEHOLDER.split(words)[::2]
     accented = [part.translate(ACCENTED) for part in parts]
@@ -29,7 +29,7 @@ def pseudo(words: str) -> str:
 
 
 def write_pseudo_locale(home: Path) -> str:
-    """Put the catalog where an application with this `PACELINE_HOME` finds it; the answer is its code."""
+    """Write the catalog where an application with this `PACELINE_HOME` finds it; return its language code."""
     folder = home / USER_LANGUAGES
     folder.mkdir(parents=True, exist_ok=True)
     entries = {key: pseudo(words) for key, words in read_words().entries.items()} | {NAME_KEY: "Pseudo"}

@@ -1,4 +1,4 @@
-"""What is searched in the tests of the pages: templates, our own scripts and styles, the code behind them."""
+"""Sources that the tests of the pages search: templates, our own scripts and styles, and the app's Python code."""
 
 import ast
 import re
@@ -18,23 +18,23 @@ def templates() -> list[Path]:
 
 
 def scripts() -> list[Path]:
-    """Our own."""
+    """Return our own scripts, without vendored ones."""
     return sorted(STATIC.glob("*.js"))
 
 
 def styles() -> list[Path]:
-    """Our own."""
+    """Return our own stylesheets, without vendored ones."""
     return sorted(STATIC.glob("*.css"))
 
 
 def quoted_keys() -> set[str]:
-    """Everything in quotes that looks like the key of a word."""
+    """Return everything in quotes that looks like the key of a catalog entry."""
     paths = [*templates(), *scripts(), *APP.rglob("*.py")]
     return {key for path in paths for key in QUOTED.findall(path.read_text(encoding="utf-8"))}
 
 
 def calls() -> Iterator[tuple[str, ast.Call]]:
-    """Every call of a bare name in the code of the app."""
+    """Return the name and the node of every call of a bare name in the app's code."""
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in APP.rglob("*.py"))
     nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call))
     return ((node.func.id, node) for node in nodes if isinstance(node.func, ast.Name))

@@ -1,4 +1,4 @@
-"""Static files: only those that are there, whole, typed, and kept for a year only under their own version."""
+"""Static files: only assets are served, whole and typed; only addresses of this version may be cached for a year."""
 
 import re
 from pathlib import Path
@@ -134,7 +134,7 @@ async def test_nothing_else_can_be_asked_for(path: str) -> None:
 
 
 def loaded_by(template: Path) -> set[str]:
-    """The scripts and styles that a page loads, those that its scripts import among them."""
+    """Return the scripts and styles that a page loads, including those that its scripts import."""
     text = template.read_text()
     loaded = set(LOADED.findall(text))
     for name in FURTHER_TEMPLATE.findall(text):
@@ -178,7 +178,7 @@ def test_templates_hold_no_code_no_style_and_no_markup_from_text() -> None:
 
 
 def test_nothing_of_ours_refers_to_another_host() -> None:
-    """Words and code to copy may name an address; nothing may load from one."""
+    """Catalogs and code to copy are not searched: they may mention an address, since nothing is loaded from it."""
     allowed = {"http://www.w3.org/2000/svg"}
     for path in (*scripts(), *styles(), *templates(), *FOLDER.glob("*.svg")):
         text = path.read_text()

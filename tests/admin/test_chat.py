@@ -1,4 +1,4 @@
-"""The chat page's routes: replies stream to who is signed in, and conversations are kept within their bounds."""
+"""The chat page's routes: replies stream to signed-in browsers, and conversations are stored within their limits."""
 
 import json
 from typing import Any
@@ -40,7 +40,7 @@ async def delete(client: httpx2.AsyncClient, path: str) -> httpx2.Response:
 async def added(
     client: httpx2.AsyncClient, *turns: dict[str, Any], version: int = 0, path: str = PATH, **begin: Any
 ) -> httpx2.Response:
-    """Turns for a conversation; without a version they begin it."""
+    """Post turns to a conversation; version 0 begins a new one."""
     body = {"version": version, "turns": turns, "begin": {"title": "Counting", **begin} if not version else None}
     return await client.post(path + "/turns", json=body)
 

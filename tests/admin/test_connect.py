@@ -1,4 +1,4 @@
-"""How to connect: the code is right for the address, the key and any model, whatever its name holds."""
+"""The connect page: its code is right for the address, the key and any model, whatever characters its name has."""
 
 import ast
 import dataclasses
@@ -74,7 +74,7 @@ class TestQuoting:
         assert provider["available_models"] == [{"name": name, "display_name": name, "max_tokens": 4096}]
 
     def test_yaml(self, name: str, *, has_key: bool) -> None:
-        """A JSON string is a YAML string."""
+        """Read the value as JSON, since every JSON string is a YAML string."""
         for id, field in zip(YAML, ("model", "model_name"), strict=True):  # noqa: A001
             (value,) = re.findall(rf"^ +{field}: (.*)$", code(id, name, has_key=has_key), re.MULTILINE)
             assert json.loads(value) == name
@@ -87,7 +87,7 @@ def test_every_snippet_is_looked_at() -> None:
 
 
 async def connection(wanted: str = "", **site: Any) -> tuple[str, list[str]]:
-    """The page, and the models to choose from; the chosen one is the first."""
+    """Return the page and the models that it offers, the selected one first."""
     made = make_site(**site)
     made.worker.book.snapshot = Snapshot(models=tuple(loaded(name) for name in ("b", "c", "d")))
     page = (await made.client.get("/admin/connect", params={"model": wanted}, headers=OWN)).text

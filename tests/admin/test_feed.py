@@ -1,4 +1,4 @@
-"""The live feed: one JSON a second for all tabs, only what changed, and an end with the server."""
+"""The live feed: a value is read once for all tabs, a tab gets only what changed, and streams end with the server."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Source:
-    """A topic's value, and how often it was read."""
+    """A topic's value with the number of its reads."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -25,7 +25,7 @@ class Source:
 
 
 def pending(listener: Listener) -> dict[str, object]:
-    """What a tab would be sent next."""
+    """Return the values that a tab would be sent next, by topic."""
     return {topic: json.loads(value) for topic, value in listener.take_pending()}
 
 
@@ -126,7 +126,7 @@ def test_a_topic_is_registered_once(feed: LiveFeed) -> None:
 
 
 async def events(port: int, topics: str, headers: str = "authorization: Bearer k") -> AsyncIterator[str]:
-    """The lines of a real stream; ends with the connection."""
+    """Yield the lines of a real stream until the connection ends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET /admin/api/live?topics={topics} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n\r\n".encode())
     try:

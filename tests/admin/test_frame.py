@@ -1,4 +1,4 @@
-"""The frame of every page: its policy, its theme, its language, its words, and that no name can become markup."""
+"""The frame of every page: security policy, theme, language and texts; no model name becomes markup."""
 
 import json
 import re

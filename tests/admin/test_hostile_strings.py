@@ -1,4 +1,4 @@
-"""The hostile strings are sixty different ones, and no JSON route of the chat changes any of them."""
+"""There are sixty different hostile strings, and the routes for conversations return each of them unchanged."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Passwords are tried a few times at once, then after pauses that double; nobody can shut the owner out for long."""
+"""Password attempts: the first few are free, then pauses double; nobody can lock the owner out for long."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.admin.signing import Time
 
 
 def pause(lockout: Lockout, address: str) -> int:
-    """The seconds to wait before the next attempt; 0 when this one was counted."""
+    """Make an attempt; return 0 if it was counted, else the seconds to wait (-1 if the refusal states none)."""
     try:
         lockout.begin(address)
     except Rejected as refusal:

@@ -1,4 +1,4 @@
-"""The page of the log: live, narrowed, as a file, and harmless whatever a line says."""
+"""The log page: live lines, filters and the download; no line becomes markup."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Does it pay? Measured over the worker that serves: alone, one at a time, kept, applied, and everything put back."""
+"""Measurements on the serving worker: undisturbed, one at a time, stored, applied; memory is restored afterwards."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The routes of the models page and the draft picker: what is here, what fits, why not, what was chosen stays."""
+"""The routes of the models page and the draft picker: models on disk, what fits or why not, stored choices."""
 
 import asyncio
 from dataclasses import replace
@@ -331,7 +331,7 @@ async def test_what_may_be_downloaded_is_offered_until_it_is_here(tmp_path: Path
 
 
 class Listed:
-    """A catalog with other models beside its own."""
+    """A catalog that lists further models besides those of `catalog`."""
 
     def __init__(self, catalog: FolderCatalog, *more: Any) -> None:
         self._models = {model.id: model for model in (*catalog.models(), *more)}
@@ -339,11 +339,11 @@ class Listed:
     def models(self) -> tuple[Any, ...]:
         return tuple(self._models.values())
 
-    def find(self, id: str) -> Any:  # noqa: A002 - the word of the API
+    def find(self, id: str) -> Any:  # noqa: A002 - the name in `FolderCatalog`
         return self._models[id]
 
     def refresh(self) -> None:
-        """Nothing changes."""
+        """Do nothing: the list is fixed."""
 
 
 async def test_an_encoder_is_listed_weighed_and_drafts_for_nobody(tmp_path: Path) -> None:

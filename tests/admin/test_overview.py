@@ -1,4 +1,4 @@
-"""The overview: what it tells of the server, and what may be done about it."""
+"""The overview: the server's state, and the actions on worker and quarantine."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Requests on the dashboard: what runs with its phase, what ran in pages, one in full, cancelled, cleared, in time."""
+"""Requests on the dashboard: running ones with their phase, past ones in pages, one in full, cancel, clear, speed."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 
 def make_request_site(home: Path, **settings: Any) -> Site:
-    """A site whose journal writes a real file beside the rest of its state."""
+    """Return a site whose journal writes to the real store in `home`."""
     history = RequestHistory(Store(home / FILE_NAME))
     limit, keeps_texts = settings.get("history_limit", 1000), settings.get("keep_texts", False)
     journal = Journal(history, limit=lambda: limit, keeps_texts=lambda: keeps_texts)
@@ -42,7 +42,7 @@ def site(tmp_path: Path) -> Site:
 
 
 class Steps:
-    """A script of the worker that goes on when told to."""
+    """A script for the fake worker that yields each event only when the test calls `go`."""
 
     def __init__(self) -> None:
         self.moves: asyncio.Queue[object] = asyncio.Queue()

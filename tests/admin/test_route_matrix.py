@@ -1,8 +1,8 @@
 """Every route × every kind of caller who must not get in. A new route fails here until it has its line in `ROUTES`.
 
-Access: `public` is for everybody; `entrance` too, but a caller without the right secret gets nothing there; `page`
-sends a stranger to the sign-in page; `admin` wants a session or a key of scope admin; `key` wants any key where one is
-required, and `operator` one of scope admin there. Paths are templates as the router has them.
+Access: `public` and `entrance` are open to everybody, but an entrance gives nothing without the right secret. `page`
+redirects a stranger to the sign-in page. `admin` needs a session or a key of scope admin. Where the server requires
+keys, `key` needs any key, and `operator` needs one of scope admin. Paths are the router's templates.
 """
 
 import asyncio
@@ -162,7 +162,7 @@ def listed() -> list[tuple[str, str, Access]]:
 
 
 def closed_site() -> SignInSite:
-    """An account, and a key that every endpoint asks for."""
+    """Return a site with an account, whose API requires a key."""
     return make_sign_in_site(api_key=SECRET)
 
 
@@ -176,7 +176,7 @@ async def ask(
 
 
 def check_stranger(response: httpx2.Response, route: str, access: Access) -> None:
-    """What somebody without a right to come in may get from a route."""
+    """Assert that a response gives a caller without rights only what the route's access allows."""
     assert "set-cookie" not in response.headers, route
     status = response.status_code
     if access == "page":
@@ -386,7 +386,7 @@ async def test_no_other_page_gets_anything_even_with_a_session(
         response = await ask(client, method, path, headers, body=body)
         assert response.status_code == 403, f"{method} {path}"
         error = "This Host" if method == "HEAD" else response.json()["error"]
-        is_text = isinstance(error, str)  # to clients of Ollama
+        is_text = isinstance(error, str)  # the form that Ollama's clients expect
         assert (
             error[:9] in {"This Host", "Requests "}
             if is_text

@@ -1,4 +1,4 @@
-"""The settings page and its routes: the same settings as the terminal's, each saying when it is felt."""
+"""The settings page and its routes: the same settings as in the terminal, and when each takes effect."""
 
 import asyncio
 import dataclasses
@@ -229,7 +229,7 @@ async def test_a_model_refuses_what_cannot_be(client: httpx2.AsyncClient, body: 
 async def test_keys_and_values_are_quantised_as_the_api_or_the_page_says(
     site: SignInSite, client: httpx2.AsyncClient, bits: int | str
 ) -> None:
-    """A form sends text, programs a number; the page says where it has no effect."""
+    """Accept bits as a form's text or a program's number; the page says where they have no effect."""
     site.site.worker.book.snapshot = Snapshot(models=(loaded("demo-main"),))
     changed = (await client.patch(MODEL, json={"kv_bits": bits, "kv_bits_from": 0})).json()
     row = by_name(changed["settings"])["kv_bits"]

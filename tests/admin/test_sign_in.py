@@ -1,4 +1,4 @@
-"""First run, signing in and out, lock-out, keys: over HTTP, with a real store. And what is secret is told nowhere."""
+"""First run, signing in and out, lock-out, keys: over HTTP, with a real store. No secret is in a log, page or list."""
 
 import asyncio
 import logging
@@ -430,7 +430,7 @@ async def test_the_key_of_the_servers_file_opens_everything_from_this_computer_a
 
 
 async def entry_of(site: SignInSite, to: str = "/admin/chat#7") -> tuple[str, Path]:
-    """The code that a command of this computer gets, and the file that leads a browser to it."""
+    """Return the one-time code that a command on this computer gets, and the file that opens it in a browser."""
     command = site.browser(authorization=f"Bearer {site.site.app.state.access_policy.local_key}")
     answer = (await post(command, "/admin/api/entry", to=to)).json()
     assert answer["address"].startswith("http://127.0.0.1:8710/admin/enter#")

@@ -1,4 +1,4 @@
-"""Whether a newer version can be had: asked only where the setting says so."""
+"""The check for a newer version: it runs only while the setting is on."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Releases:
-    """A stand-in for git, in a folder of its own: a checkout learns from it which versions there are."""
+    """A stand-in for git, in a separate folder: from it, a checkout learns the released versions."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,7 +31,7 @@ class Releases:
 
     @property
     def path(self) -> str:
-        """A PATH on which it is the first git."""
+        """PATH on which this stand-in is the first git."""
         return os.pathsep.join((str(self.folder), os.environ["PATH"]))
 
     @property
@@ -43,7 +43,7 @@ class Releases:
 
 
 class Installer:
-    """Says one thing after another; None: it cannot tell."""
+    """A version lookup that returns its answers in turn; None raises an error, as without a network."""
 
     def __init__(self, *answers: str | None) -> None:
         self._answers = list(answers)
@@ -83,7 +83,7 @@ async def test_nobody_is_asked_until_the_setting_is_switched_on_and_the_answer_g
         watched.on_settings_changed()
         await anyio.wait_all_tasks_blocked()
         assert (watched.newer, installer.count) == ("2.0", 1)
-        watched.on_settings_changed()  # of another setting
+        watched.on_settings_changed()  # another setting changed
         await anyio.wait_all_tasks_blocked()
         assert (watched.newer, installer.count) == ("2.0", 1)
         switch.is_on = False

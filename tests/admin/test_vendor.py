@@ -1,4 +1,4 @@
-"""Files of others: each is locked by its hash, comes with its licence, and loads nothing from anywhere."""
+"""Vendored files: each is locked by its hash, comes with its licence, and loads nothing from anywhere."""
 
 import hashlib
 import json
@@ -18,12 +18,12 @@ NAMESPACES = {
     "http://www.w3.org/2000/svg",
     "http://www.w3.org/XML/1998/namespace",
 }
-"""Names, not places: nothing is loaded from them."""
+"""XML namespaces: they look like addresses, but nothing is loaded from them."""
 MENTIONS = {
     "https://github.com/highlightjs/highlight.js",
     "https://alpinejs.dev",
 }
-"""Where comments and messages send people."""
+"""Addresses that comments and messages mention for people to visit."""
 LOADING = (
     r"(?<![\"'@])\bimport\s*[(\"']|(?<![\"'])\bfrom\s*[\"'][^\"'.]|(?<!\.)\bfetch\s*\((?!\))|importScripts|XMLHttpRequest|EventSource"
     r"|sendBeacon"

@@ -1,4 +1,4 @@
-"""The catalogs: every word that is used exists, every word that exists is used, in every language."""
+"""The catalogs: every key that is used exists, and every key that exists is used, in every language."""
 
 import ast
 import json
@@ -63,13 +63,13 @@ UNITS = {"B", "s", "token"}
 
 
 def stem(key: str) -> str:
-    """A key without its plural form."""
+    """Return a key without its plural form."""
     base, _, form = key.rpartition(".")
     return base if form in PLURAL_FORMS and f"{base}.other" in ENGLISH else key
 
 
 def uses() -> list[tuple[str, str, bool]]:
-    """Where a word is asked for by its key: file, key, whether counted."""
+    """Return each use of a catalog key: file, key, and whether a plural form is chosen by a count."""
     paths = [*templates(), *scripts(), *(APP / "admin").glob("*.py")]
     return [(path.name, key, bool(n)) for path in paths for n, key in USE.findall(path.read_text(encoding="utf-8"))]
 
@@ -81,7 +81,7 @@ def test_every_word_that_is_asked_for_exists_in_the_form_that_is_asked_for() -> 
 
 
 def keys_of_settings() -> set[str]:
-    """What the two forms of settings ask for: by the names of the schema."""
+    """Return the keys that the two settings forms build from the names of their settings."""
     forms = {"settings": Settings.model_fields, "model_settings": ModelSettings.model_fields}
     keys = {f"{form}.{name}{end}" for form, names in forms.items() for name in names for end in ("", "_about")}
     return keys | {f"settings.section_{name}" for name in SECTIONS} | {f"settings.felt_{when}" for when in EFFECTS}
@@ -92,14 +92,14 @@ def test_every_setting_has_its_words() -> None:
 
 
 def test_every_word_is_named_somewhere() -> None:
-    """Keys are written out: a search for one finds its place. Settings, refusals, errors and reasons go by name."""
+    """Keys are written out, so a search finds their use; those of settings, refusals, errors and reasons are built."""
     named = quoted_keys() | keys_of_settings() | {f"method.{name}" for name in METHOD_NAMES} | {NAME_KEY}
     unnamed = {key for key in ENGLISH if key not in named and stem(key) not in named}
     assert {key for key in unnamed if not key.startswith(("invalid.", "error.", "reason."))} == set()
 
 
 def raised_codes() -> set[str]:
-    """The code of every error that is made anywhere in the app."""
+    """Return the code of every error that the app creates."""
     codes = set(HTTP_CODES.values())
     for name, call in calls():
         kind = error_class(name)
@@ -129,7 +129,7 @@ def test_every_error_is_told_in_every_language(language: str) -> None:
 
 
 def test_every_reason_that_is_given_has_words() -> None:
-    """In English for log, terminal and programs, and in the catalogs, whose keys are the same in every language."""
+    """Reasons have English texts for log, terminal and programs, and the same keys in the catalog of each language."""
     makers = [call.args[0] for name, call in calls() if name in {"Reason", "_refused"} and call.args]
     given = {node.value for node in makers if isinstance(node, ast.Constant)}
     assert len(given) > 20

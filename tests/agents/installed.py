@@ -14,7 +14,7 @@ FOLDERS = {
     "opencode": PACKAGES / "opencode-linux-x64/bin",
     "aider": Path(sys.prefix) / "clients/bin",
 }
-"""Where each program lies by its name: the binaries themselves, without the scripts that would choose among them."""
+"""Folder of each agent's program, by agent: the binary itself, not the script that would choose among binaries."""
 
 if __name__ == "__main__":
     fetch_locked(FOLDER, Path(__file__).parent)

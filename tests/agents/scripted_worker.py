@@ -1,8 +1,8 @@
-"""What a model has to say to coding agents: it mends one word in the file that the user names, with whatever tools the
-prompt offers, in the words of its template. `python -m tests.agents.scripted_worker` is a worker of such models.
+"""Answers of a model to coding agents: it corrects one word in the file that the user names, with the tools that the
+prompt offers, in its template's call format. `python -m tests.agents.scripted_worker` is a worker of such models.
 """
 
-from tests.scripted import worker  # it prepares mlx, before anything else imports that
+from tests.scripted import worker  # prepares mlx, so it precedes all modules that import mlx
 
 # isort: split
 import json
@@ -21,7 +21,7 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Dialect:
-    """How models of a template write calls and answers, and what stands before each result that they are given."""
+    """Format of a template's calls and answers, and the mark before each tool result in its prompts."""
 
     call: Callable[[str, Arguments], str]
     result: str
@@ -51,11 +51,11 @@ DIALECTS = {
         lambda text: f"<|channel|>final<|message|>{text}<|return|>",
     ),
 }
-"""By template."""
+"""Dialect of each template, by its name."""
 
 
 def calls_for(prompt: str, path: str) -> Sequence[tuple[str, Arguments]]:
-    """What the agent that wrote this prompt has to run, one after the other; nothing where it offers no tools."""
+    """Return the calls that the agent behind this prompt must run, in order; none if it offers no tools."""
     plays: Sequence[Sequence[tuple[str, Arguments]]] = (
         (
             ("Read", {"file_path": path}),
@@ -76,7 +76,7 @@ def offers(prompt: str, name: str) -> bool:
 
 
 def answer(prompt: str, folder: Path) -> str:
-    """What the model says next: a call, the whole file where the agent wants it as text, or that it is done."""
+    """Return what the model says next: a call, the whole file if the agent wants it as text, or that it is done."""
     dialect = DIALECTS[folder.name]
     task = re.search(rf"{TASK} (\S+\.txt)", prompt)
     if task is None:

@@ -1,4 +1,4 @@
-"""Each coding agent mends one word of a file through `paceline launch`: `make agents` installs and runs them."""
+"""Each coding agent corrects one word of a file through `paceline launch`: `make agents` installs and runs them."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.scripted.server import ScriptedServer, scripted_server
 
 pytestmark = pytest.mark.agents
 SHARE_FOUND = 0.9
-"""Of the tokens of its system part that a second session finds again."""
+"""Share of its system part's tokens that a second session must find in the prefix cache, at least."""
 USER = {"role": "user", "content": ""}
 
 
@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]
 
 
 def words_of(agent: str, task: str, file: str) -> Sequence[str]:
-    """How each is told to do one task by itself, without asking."""
+    """Return the arguments with which an agent does one task without asking the user."""
     return {
         "claude": ("--print", task, "--permission-mode", "acceptEdits"),
         "codex": ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", task),
@@ -41,8 +41,8 @@ def words_of(agent: str, task: str, file: str) -> Sequence[str]:
 def mend(
     server: ScriptedServer, agent: str, template: str, home: Path, *, begin: str = "", by_hand: bool = False
 ) -> None:
-    """Let an agent mend the word in a project of its own; `by_hand`: without `launch`, by somebody who sets all that it
-    sets but the header. The task begins with `begin`."""
+    """Let an agent correct the word in a project of its own; its task's text begins with `begin`. `by_hand` starts it
+    without `launch`, with the same settings except for the one that suppresses the attribution header."""
     project = home / "project"
     project.mkdir(exist_ok=True)
     file = project / "greeting.txt"
@@ -83,7 +83,7 @@ def test_an_agent_mends_a_word(server: ScriptedServer, agent: str, template: str
 def test_a_second_session_of_claude_code_finds_the_system_part_of_the_first(
     server: ScriptedServer, template: str, by_hand: bool, tmp_path: Path
 ) -> None:
-    """Another task in the same project. `launch` leaves out the header that differs; the server does where it comes."""
+    """Run another task in the same project. `launch` suppresses the header that differs; else the server drops it."""
     firsts = []
     for begin in ("", "Now, please: "):
         before = len(server.heard)

@@ -1,4 +1,4 @@
-"""Workers that call a tool, for tests of what the formats make of it."""
+"""Worker scripts that call tools, for tests of how each API returns the calls."""
 
 from collections.abc import AsyncIterator, Sequence
 
@@ -9,7 +9,7 @@ from tests.api.fakes import USAGE, Script
 def calling(
     *calls: tuple[str, Sequence[str]], text: str = "", reason: str = "tool_calls", unfinished: int | None = None
 ) -> Script:
-    """A script that writes each call, by its name and the pieces of its arguments; `unfinished` is cut off."""
+    """Return a script that writes calls, each a name and pieces of arguments; `unfinished`: index of a call cut off."""
 
     async def script(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
         yield Accepted(id=command.id, prompt_tokens=5)

@@ -1,4 +1,4 @@
-"""A scripted worker and a catalog of small folders: what the endpoints see in tests."""
+"""A scripted worker and a catalog of small model folders, which the endpoints see in tests."""
 
 import asyncio
 import atexit
@@ -73,7 +73,7 @@ def token(text: str, logprob: float = -0.5, top: Sequence[tuple[str, float]] = (
 
 
 async def say_hello(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
-    """Three tokens per choice, two of them accepted drafts."""
+    """Emit three tokens per choice; two of them were drafted and accepted."""
     yield Accepted(id=command.id, prompt_tokens=5)
     k = command.sampling.top_logprobs
     tops = [(f"t{rank}", -0.5 - rank) for rank in range(k or 0)]
@@ -105,7 +105,7 @@ def failing(error: PacelineError, *, after_tokens: bool = False) -> Script:
 
 
 class FakeWorker:
-    """The interface of `WorkerClient`; `script` answers every command."""
+    """Fake with the interface of `WorkerClient`; `script` answers every `Generate`."""
 
     def __init__(self) -> None:
         self.script: Script = say_hello
@@ -124,10 +124,10 @@ class FakeWorker:
         self._telling: set[asyncio.Task[None]] = set()
         self.loads: list[ModelSpecification] = []
         self.stays: list[Stay] = []
-        """How long each load is to stay."""
+        """Stays that the loads asked for, in the order of `loads`."""
         self.kept = KeepModels()
         self.coming: dict[str, ModelSpecification] = {}
-        """Units on their way into memory."""
+        """Units that are being loaded, by model id."""
         self.unloads: list[str] = []
         self.listeners: list[Callable[[Event], None]] = []
         self.changed = asyncio.Condition()
@@ -178,7 +178,7 @@ class FakeWorker:
             self.changed.notify_all()
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Until a request came or was cancelled such that `condition` holds."""
+        """Wait for `condition`, which is checked at each request, load and cancellation; 60 s at most."""
         async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(condition)
 
@@ -212,7 +212,7 @@ class FakeWorker:
         self.renewals.append(drain_seconds)
 
     def clear_prefixes(self) -> None:
-        """It has none."""
+        """Do nothing: this worker has no prefix cache."""
 
     async def unload(self, model_id: str) -> None:
         self.unloads.append(model_id)
@@ -227,17 +227,17 @@ def model(name: str, **fields: Any) -> CatalogModel:
 
 
 FOLDERS = Path(tempfile.mkdtemp(prefix="paceline-models-"))
-"""Small ones that pass the gate: what fits what is told by their files."""
+"""Folder of small models that the catalog finds loadable; their files decide which drafter fits which model."""
 atexit.register(shutil.rmtree, FOLDERS, ignore_errors=True)
 
 
 def catalog_model(name: str) -> CatalogModel:
-    """What lies in `FOLDERS` under this name."""
+    """Return the model in `FOLDERS` with this name."""
     return FolderCatalog([FOLDERS]).find(name)
 
 
 def drafter(method: str, name: str = "") -> CatalogModel:
-    """One that was made for `demo-main`."""
+    """Return a drafter made for `demo-main`; its folder is written on first use."""
     name = name or f"demo-main-{method}"
     if not (FOLDERS / name).exists():
         config, tensors = {"dflash": (DFLASH, DFLASH_TENSORS), "eagle3": (EAGLE3, EAGLE3_TENSORS)}[method]
@@ -278,7 +278,7 @@ class FakeCatalog:
 
 
 class FakeStorage:
-    """A store in memory: `stored` is what is set for models, by id; `values` are settings of the server."""
+    """A store in memory: `stored` has the settings of each model, by id; `values` those of the server."""
 
     def __init__(self) -> None:
         self.stored: dict[str, ModelSettings] = {}
@@ -339,7 +339,7 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 
 @cache
 def _empty_home() -> Path:
-    """One whose store is there, and empty: made once, copied for each site."""
+    """Make a home folder with an empty store, once: each site gets a copy."""
     home = Path(tempfile.gettempdir()) / "paceline-empty"
     store = Store(home / FILE_NAME)
     store.start()
@@ -380,7 +380,7 @@ async def served(
     drain_seconds: float = 0.0,
     connections: int | None = None,
 ) -> AsyncGenerator[tuple[int, DrainingServer], None]:
-    """The application on a real loopback socket; the answer is its port and the server."""
+    """Serve the application on a real loopback socket; yield its port and the server."""
     listener = bind("127.0.0.1", 0)
     started = asyncio.Event()
     server = DrainingServer(

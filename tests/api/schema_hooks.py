@@ -1,4 +1,4 @@
-"""What schemathesis asks of its requests, in its own process: that they name a model that is there, and end soon."""
+"""Hooks in the process of schemathesis, which make its requests name an existing model and end soon."""
 
 import os
 from typing import Any
@@ -7,13 +7,13 @@ import schemathesis
 
 LONGEST = 4
 LIMITS = {"/v1/responses": "max_output_tokens"}
-"""What others call `max_tokens`."""
+"""Names of the token limit on routes that do not call it `max_tokens`."""
 OLLAMA = ("/api/chat", "/api/generate")
 
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """A name of the right length becomes one that is there, a good length a short one: what is wrong stays wrong."""
+    """Replace a valid model name by an existing one, and a valid or missing token limit by a small one."""
     if not isinstance(body, dict):
         return body
     changes: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Runs schemathesis, a process of its own, against a server."""
+"""Runs schemathesis, in a process of its own, against a server."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ FOR_PROGRAMS = ("--include-path-regex", r"^/(v1|api|tokenize|detokenize|apply-te
 
 
 async def look_for_failures(url: str, model: str, *options: str) -> int:
-    """Let it call every route of the document; the answer is how many requests it made, none of them wrong."""
+    """Let it call the routes of the document, assert that no answer was wrong, and return the number of requests."""
     looking = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIGURATION), "run"),
         *(f"{url}/openapi.json", *options),

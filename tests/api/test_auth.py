@@ -1,4 +1,4 @@
-"""The key on the endpoints; `tests/admin/test_route_matrix.py` has every route and every stranger."""
+"""API keys on the main endpoints; `tests/admin/test_route_matrix.py` tests every route with every kind of caller."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Chat completions: the objects of OpenAI, whole and streamed, and what Paceline adds."""
+"""Chat completions: OpenAI's objects, whole and streamed, and Paceline's additions."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Chat when something fails or takes long: statuses before the stream, frames in it, keep-alives, limits."""
+"""Chats that fail or wait long: statuses before a stream begins, error frames within it, keep-alives, limits."""
 
 import asyncio
 import gc
@@ -86,7 +86,7 @@ async def test_claude_code_reads_of_an_overflow_what_makes_it_compact(site: Site
 
 
 async def test_codex_reads_of_an_overflow_in_the_stream(site: Site) -> None:
-    """Of a status it makes an error that ends the turn; the event lets it shorten the conversation."""
+    """Codex ends the turn on an error status; on the event `response.failed` it shortens the conversation."""
     site.worker.script = failing(context_overflow(9000, 4096))
     whole = await site.client.post("/v1/responses", json={"model": "demo-main", "input": "Hi"})
     assert (whole.status_code, whole.json()["error"]["code"]) == (400, "context_length_exceeded")
@@ -99,7 +99,7 @@ async def test_codex_reads_of_an_overflow_in_the_stream(site: Site) -> None:
 
 
 async def test_a_prompt_that_no_tokens_could_make_fit_is_refused_without_asking_the_worker(tmp_path: Path) -> None:
-    """The longest token here is eight bytes, and a normalizer makes one of four at most: 4096 times 32 may fit."""
+    """The longest token has 8 bytes, and a normalizer may turn 4 bytes into 1: up to 4096 * 32 bytes may fit."""
     fits, tools = 4096 * 8 * 4, [{"type": "function", "function": {"name": "f", "description": "ab" * 70_000}}]
     folder = write_model(tmp_path / "m", added={"<|end8|>": 8})
     site = make_site(models=(*MODELS, replace(model("m", config=CONFIG), path=folder)))
@@ -124,7 +124,7 @@ async def test_a_prompt_that_no_tokens_could_make_fit_is_refused_without_asking_
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 async def test_no_prompt_is_kept_once_it_was_answered(site: Site, streamed: bool, fails: bool) -> None:
-    """Not even until Python looks for cycles, which may take many more prompts."""
+    """Reference counts alone must free it: Python may look for cycles only after many more prompts."""
     if fails:
         site.worker.script = failing(context_overflow(9000, 4096))
     gc.collect()

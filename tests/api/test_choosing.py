@@ -1,4 +1,4 @@
-"""What is chosen for a model when the request does not say, and vLLM's speculative_config."""
+"""Drafters and options chosen for a model when the request names none, and vLLM's speculative_config."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.api.fakes import DRAFTERS, Site, make_site, names_of
 
 
 def keep(site: Site, **chosen: Any) -> None:
-    """As if it had been stored for the model at the start, by whatever version."""
+    """Set the settings of `demo-main` as if an earlier run, of any version, had stored them."""
     site.context.live._models = {"demo-main": ModelSettings(**chosen)}
 
 

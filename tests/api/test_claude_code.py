@@ -1,4 +1,4 @@
-"""What Claude Code sends, as people run it: with and without `paceline launch`."""
+"""Claude Code's system prompt, with the billing line that it sends unless `paceline launch` started it."""
 
 import pytest
 

@@ -97,14 +97,14 @@ async def test_more_choices_of_a_prompt_than_may_ever_wait_are_refused_for_good(
     site = make_site(queue_limit=4)
     refused = await site.complete(prompt=["a", "b", "c"], n=5)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "too_many_choices")
-    assert "only 4 may wait" in refused.json()["error"]["message"]
+    assert "queue holds 4" in refused.json()["error"]["message"]
     assert site.worker.commands == []
     answered = await site.complete(prompt=["a", "b", "c"], n=4)
     assert len(answered.json()["choices"]) == 12, "they wait in turns"
 
 
 async def score_prompt(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
-    """What the worker tells of `Once upon a` in three tokens, and one more where it was asked for."""
+    """Score the three tokens of `Once upon a` as the worker does, then generate one unless `max_tokens` is 0."""
     yield Accepted(id=command.id, prompt_tokens=3)
     first = TokenText(token="Once", token_bytes=b"Once", logprob=None)  # type: ignore[arg-type]
     yield Delta(id=command.id, index=0, text="Once upon a", tokens=0, logprobs=(first,))

@@ -1,4 +1,4 @@
-"""A last message of the assistant's is gone on with, by whichever name a client asks for it (F13)."""
+"""The answer continues a last message of the assistant, whichever field a client asks for that with (F13)."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ CALLED = {
 
 
 async def asked(site: Site, path: str, **fields: Any) -> tuple[bool, list[dict[str, Any]]]:
-    """Whether the worker is asked to go on with the last message, and all of them."""
+    """Return whether the worker must continue the last message, and all messages that it got."""
     body = {"model": "demo-main", "max_tokens": 9} | fields
     answer = await site.client.post(path, json=body)
     assert answer.status_code == 200, answer.text

@@ -51,7 +51,7 @@ def test_every_body_has_a_schema() -> None:
 
 
 def test_null_is_absent_in_every_field_of_a_client_that_may_be_left_out() -> None:
-    """Clients that were generated from a schema send what is not set as null."""
+    """Clients that were generated from a schema send unset fields as null."""
     refusing = []
     for path, method, operation in operations():
         if "requestBody" not in operation or not path.startswith(("/v1/", "/api/")):

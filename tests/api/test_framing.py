@@ -1,4 +1,4 @@
-"""How the bytes of a request are read: what may come in chunks, in which form, and what nobody parses any more."""
+"""Reading of a request's bytes: chunked bodies, forms that are refused, and no parsing once a caller is refused."""
 
 import asyncio
 from itertools import pairwise
@@ -31,7 +31,7 @@ def chunks_of(size: int, count: int) -> bytes:
 
 
 def read(connection: h11.Connection, *parts: bytes) -> list[h11.Event]:
-    """Every event of what arrives in these parts."""
+    """Return every event that the connection yields as these parts arrive."""
     events: list[h11.Event] = []
     for part in parts:
         connection.receive_data(part)
@@ -162,7 +162,7 @@ def test_a_head_may_have_as_many_lines_as_it_may_and_a_body_any_line_ends() -> N
 
 
 class Watched(DeadlineProtocol):
-    """Notes how much it reads at once, and when it parses."""
+    """Protocol that notes the size of each read, and the bytes left whenever it parses after an early answer."""
 
     read_bytes: list[int]
     parsed_in_vain: list[bytes]

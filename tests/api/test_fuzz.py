@@ -1,4 +1,4 @@
-"""Random bodies on every route that takes one: whatever comes in, a 5xx never comes out."""
+"""Random bodies on chat, completions and the control routes: no answer is a 5xx, except for an unavailable model."""
 
 import json
 from typing import Any
@@ -49,7 +49,7 @@ values = st.recursive(
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, Any]:
-    """A route, and a good body with some fields replaced by anything (or anything at all)."""
+    """Draw a route, and a good body with up to four random fields, or, one time in ten, any value as the body."""
     path = draw(st.sampled_from(sorted(SCHEMAS)))
     if draw(st.integers(0, 9)) == 0:
         return path, draw(values)

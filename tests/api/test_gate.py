@@ -1,4 +1,4 @@
-"""Host, Origin and header caps on every route."""
+"""The gate before every route: checks of Host and Origin, and limits on headers."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ CHAT = "/v1/chat/completions"
 
 
 async def raw_status(site: Site, *headers: tuple[str, str], method: str = "GET", path: str = "/health/live") -> int:
-    """The status for exactly these headers, sent past any client that would mend them."""
+    """Return the status for exactly these headers, sent without an HTTP client, which would correct them."""
     statuses: list[int] = []
 
     async def receive() -> dict:

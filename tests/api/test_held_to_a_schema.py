@@ -1,4 +1,4 @@
-"""What of a schema cannot be enforced is named with its tool and its place, or left to the model with a warning."""
+"""Parts of a schema that cannot be enforced: refused with tool and place, or left to the model with a warning."""
 
 import json
 from itertools import product

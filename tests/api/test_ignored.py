@@ -1,4 +1,4 @@
-"""A field that nobody reads is named in the answer, unless it would change nothing here (F11, F18, F21)."""
+"""A field that Paceline ignores is named in the answer, unless it would have no effect here (F11, F18, F21)."""
 
 import logging
 from typing import Any
@@ -123,4 +123,4 @@ async def test_thousands_of_unknown_fields_fill_neither_the_answer_nor_the_log(
     for batch in range(12):
         fields: dict[str, Any] = {f"x{batch}_{number}": 1 for number in range(1000)}
         assert len((await site.chat(**fields)).json()["warnings"]) == 32
-    assert caplog.text.count("the log says this once") == 256
+    assert caplog.text.count("logged once") == 256

@@ -1,4 +1,4 @@
-"""Responses that are kept for their owners: nobody's go for another's, and what is counted is what they take."""
+"""Stored responses: the owner with the most bytes makes room, and the counted bytes match the memory in use."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def keep(kept: ResponseStore, owner: str, name: str, text: str = LARGE) -> None:
 
 
 def names(kept: ResponseStore, owner: str, *wanted: str) -> list[str]:
-    """Those that are kept."""
+    """Return those of the wanted responses that are still stored."""
 
     def is_kept(name: str) -> bool:
         try:
@@ -206,4 +206,4 @@ async def test_an_item_is_named_once_lest_a_short_body_becomes_a_long_prompt(sit
         body = {"model": "demo-main", "input": [reference, question, twice]}
         answer = await site.client.post(PATH, json=body)
         assert answer.status_code == 400
-        assert "named twice" in answer.json()["error"]["message"]
+        assert "referenced twice" in answer.json()["error"]["message"]

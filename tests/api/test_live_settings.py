@@ -1,4 +1,4 @@
-"""Settings of a running server: where a value comes from, what clashes, and when a change is felt."""
+"""Settings of a running server: the source of each value, conflicts, and the moment a change takes effect."""
 
 import asyncio
 from contextlib import closing
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 def make(storage: FakeStorage | None = None, **given: Any) -> LiveSettings:
-    """Settings whose `given` part comes from the command line."""
+    """Make settings in which the `given` values come from the command line."""
     return LiveSettings(read_settings(_env_prefix="PACELINE_IGNORED_IN_TESTS_", **given), storage or FakeStorage())
 
 
@@ -192,7 +192,7 @@ def test_what_protects_is_on_where_its_stored_value_cannot_be_read(
 
 
 def test_what_is_kept_is_read_as_it_was_set(tmp_path: Path) -> None:
-    """SQLite keeps 20.0 as the whole number 20."""
+    """SQLite stores 20.0 as the integer 20."""
     chosen = {"require_key": False, "open": True, "prefix_cache_disk": 20.0, "idle_seconds": 5.5, "theme": "dark"}
     chosen |= {"memory_limit": 20_000_000, "allowed_hosts": ("a.local",), "drafts": {"big": "off"}, "history_limit": 0}
     with closing(Store(tmp_path / FILE_NAME)) as store:

@@ -1,4 +1,4 @@
-"""The server process: quick to start, free of mlx, safe by default, and clear about what is in its way."""
+"""The server process: quick to start, free of mlx, safe by default, and clear about why it cannot start."""
 
 import asyncio
 import contextlib
@@ -92,7 +92,7 @@ print(-used(10) + used(31_000_000))
 
 @pytest.fixture(autouse=True)
 def _home_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept in `~/.paceline` is not the tests' to touch."""
+    """Keep the tests away from the user's `~/.paceline`."""
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
@@ -135,7 +135,7 @@ def test_a_taken_port_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
 
 @contextlib.contextmanager
 def running(home: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server in a process of its own, and its address."""
+    """Run a server in a process of its own; yield the process and the server's address."""
     environment = {"PACELINE_PORT": "0", "PACELINE_DRAIN_SECONDS": "1", "PATH": "/usr/bin:/bin", "HOME": str(home)}
     command = [sys.executable, "-c", RUN]
     environment |= {"PACELINE_HOME": str(home / "state"), **variables}
@@ -155,7 +155,7 @@ def running(home: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[str
 
 
 def status_of(address: str, **headers: str) -> int:
-    """The status of a GET."""
+    """Return the status of a GET."""
     try:
         request = urllib.request.Request(address, headers=headers)  # noqa: S310
         with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
@@ -196,7 +196,7 @@ def test_stored_settings_are_read_at_the_start_and_felt_while_it_runs(tmp_path: 
 
 
 def ask_owner(home: Path, url: str, method: str, path: str, body: object = None) -> HTTPResponse:
-    """A call with the key of the server's own file; the answer is read by the caller."""
+    """Send a request with the key from the server's file, and return the response for the caller to read."""
     running = server_file.read_server(home / "state")
     assert running is not None
     connection = HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=60)
@@ -236,7 +236,7 @@ def test_a_stop_while_a_restart_waits_for_requests_ends_the_server(tmp_path: Pat
 
 
 def config(home: Path, *words: str) -> str:
-    """What `paceline config` says, which knows of the server by its home alone."""
+    """Return the output of `paceline config`, which finds the server by its home folder alone."""
     command = [sys.executable, "-m", "app.cli", "config", *words]
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PACELINE_HOME": str(home / "state")}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
@@ -257,7 +257,7 @@ def test_the_command_line_asks_the_server_to_change_a_setting_and_opens_the_stor
             assert b'data-theme="dark"' in page.read()
         assert "temperature is 0.5" in config(tmp_path, "set", *own, "temperature", "0.5")
     assert not file.exists()
-    file.write_bytes(left)  # as a server leaves it that is killed
+    file.write_bytes(left)  # as a killed server leaves it
     assert config(tmp_path, "get", "theme") == "dark\n"
     assert "theme is light" in config(tmp_path, "set", "theme", "light")
     assert config(tmp_path, "get", *own, "temperature") == "0.5\n"

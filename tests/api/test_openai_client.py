@@ -1,4 +1,4 @@
-"""The official client against a real server: what most programs will use."""
+"""OpenAI's Python client, which most programs use, against a real server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from tests.api.fakes import Site, failing, make_site, say_hello, served
 
 pytestmark = pytest.mark.anyio
 HASTE = openai.Timeout(60, read=2)
-"""Enough for a request to arrive, on a busy machine too."""
+"""Timeouts of an impatient client: 2 s without data, enough for a request to arrive even on a busy machine."""
 
 
 async def test_the_official_client() -> None:
@@ -171,5 +171,5 @@ async def test_what_the_client_did_wrong_is_not_asked_again() -> None:
 
 
 def at(port: int) -> dict[str, Any]:
-    """A client of that port, which asks once."""
+    """Return the arguments of a client of that port that never retries."""
     return {"base_url": f"http://127.0.0.1:{port}/v1", "api_key": "none", "max_retries": 0}

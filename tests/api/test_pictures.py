@@ -1,4 +1,4 @@
-"""No surface passes over a picture: until models here can see, each one is refused by name (F21)."""
+"""No API ignores a picture, a sound or a file: each is refused while models here read text only (F21)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which model and which draft a request gets, and why not."""
+"""Model and drafters that a request gets, or the reason why it gets none."""
 
 from typing import Any
 
@@ -83,7 +83,7 @@ def test_a_configured_draft_that_cannot_be_used_is_left_out_with_its_reason(draf
 
 
 def load(site: Site, unit: ModelSpecification) -> None:
-    """The worker has loaded this unit."""
+    """Make this unit the only one that the worker has loaded."""
     site.worker.book.snapshot = Snapshot(models=(LoadedModel(unit=unit, state="ready"),))
 
 

@@ -1,4 +1,4 @@
-"""Codex and others with OpenAI's items: their tools, and sessions that began elsewhere (F11)."""
+"""Items of the Responses API that Codex and others send: tools, and sessions begun on another server (F11)."""
 
 import json
 from typing import Any
@@ -37,7 +37,7 @@ async def stream(site: Site, **fields: Any) -> list[dict[str, Any]]:
 
 
 def shown(site: Site) -> dict[str, str]:
-    """The tools that the model sees, with their descriptions."""
+    """The descriptions of the tools that the model sees, by tool name."""
     tools = [tool["function"] for tool in site.worker.commands[-1].tools or ()]
     return {tool["name"]: tool["description"] for tool in tools}
 
@@ -309,7 +309,7 @@ async def test_nonsense_is_never_a_mistake_of_the_server(site: Site, item: dict[
 
 
 async def test_a_session_of_codex_goes_on_after_its_own_calls(site: Site) -> None:
-    """What the model called is sent back by the client as it was told, in every kind."""
+    """The client sends calls back as it received them: here a custom one and one of an MCP server."""
     site.worker.script = calling(("apply_patch", ['{"input": "x"}']), ("mcp__files__look", ["{}"]))
     first = await ask(site, tools=[PATCH, MCP])
     results = [
@@ -330,7 +330,7 @@ def test_reading_twice_leaves_the_items_as_they_were() -> None:
 
 
 class Counted(dict[str, Any]):
-    """A tool that counts how often it is looked at."""
+    """A tool that counts its reads, together with all other tools."""
 
     looks = 0
 

@@ -1,7 +1,7 @@
-"""schemathesis over the OpenAPI document, in every phase, with requests that fit it and such that do not.
+"""schemathesis over the OpenAPI document, in every phase, with requests that match the document and others that do not.
 
-No answer is a 5xx, none hangs, none has a status, a type or a shape that the document does not tell, and nothing that
-breaks a schema passes. `schemathesis.toml` says what is left out, and why.
+No answer is a 5xx, none hangs, none has a status, a type or a shape that the document lacks, and no request that breaks
+a schema is accepted. `schemathesis.toml` lists the exceptions, with reasons.
 """
 
 import pytest
@@ -16,7 +16,7 @@ SECRET = "sk-environment-1234"
 
 
 async def requests_without_failure(*options: str) -> int:
-    """How many it makes of a site whose models answer by a script."""
+    """Return the number of requests that schemathesis makes to a site of scripted models."""
     sound = [model for model in DRAFTERS if not model.reason]
     site = make_sign_in_site(api_key=SECRET, models=sound, hub_endpoint="http://127.0.0.1:9").site
     header = f"Authorization: Bearer {SECRET}"

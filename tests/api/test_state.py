@@ -1,4 +1,4 @@
-"""What the server tells about itself: models, health, metrics, ps, load and unload."""
+"""Endpoints that report or change the server's state: models, health, metrics, ps, load and unload."""
 
 import asyncio
 from collections.abc import AsyncIterator

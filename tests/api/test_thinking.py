@@ -1,4 +1,4 @@
-"""How much to think, by the names that clients have for it: all of them come to the same (F18)."""
+"""Thinking effort and budget under each name that clients use: every API reads them all alike (F18)."""
 
 from typing import Any
 

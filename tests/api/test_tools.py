@@ -1,4 +1,4 @@
-"""Tools of every kind: those that take a text are told back as such, those that run elsewhere are named (F11, F23)."""
+"""Tools of every kind: calls of a text tool come back as text, tools that run elsewhere are named (F11, F23)."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ USER = [{"role": "user", "content": "Hi"}]
 
 
 def names(site: Site) -> list[str]:
-    """What the model is shown."""
+    """Return the names of the tools that the model sees."""
     return [tool["function"]["name"] for tool in site.worker.commands[-1].tools or ()]
 
 

@@ -1,4 +1,4 @@
-"""What only counts requests never fails one: journal and measurements raise at every call."""
+"""A failure to count a request never fails the request: here the journal and the metrics raise at every call."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ USER = {"role": "user", "content": "Hi"}
 
 
 async def refused(site: Site, path: str, content: bytes | str, status: int = 400) -> dict[str, Any]:
-    """The error object of a refused body; then checks that nothing reached the worker and a good one still works."""
+    """Return the error object of a refused body; assert that the worker never got it and a good one still works."""
     response = await site.client.post(path, content=content, headers=JSON)
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
@@ -343,7 +343,7 @@ async def test_unknown_routes_and_methods_are_error_objects(site: Site) -> None:
 
 
 async def test_large_bodies() -> None:
-    site = make_site(models=(model("demo-main"),))  # nobody knows how long its longest token is
+    site = make_site(models=(model("demo-main"),))  # without a tokenizer, no text is checked against the context
     long = chat_body(messages=[{"role": "user", "content": "x" * 1_000_000}])
     assert (await site.client.post(CHAT, json=long)).status_code == 200
 

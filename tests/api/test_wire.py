@@ -1,4 +1,4 @@
-"""Over a real socket: lengths, slow and leaving clients, draining."""
+"""Requests over a real socket: body lengths, slow clients, clients that disconnect, draining."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ def chat(**fields: object) -> bytes:
 
 
 async def exchange(port: int, data: bytes, *, end: bool = False) -> tuple[int, bytes]:
-    """Send, and read one answer: its status and everything until the server closes or the body is complete."""
+    """Send, and return one answer: its status, and its bytes until the body is complete or the server closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
@@ -50,7 +50,7 @@ async def exchange(port: int, data: bytes, *, end: bool = False) -> tuple[int, b
 
 
 async def hold(command: Generate) -> AsyncIterator[Accepted | Delta]:
-    """Take the request and say one word, then nothing for ever."""
+    """Accept the request, emit one word, and then nothing for ever."""
     yield Accepted(id=command.id, prompt_tokens=1)
     yield Delta(id=command.id, index=0, text="one", tokens=1)
     await asyncio.Event().wait()
@@ -140,7 +140,7 @@ async def test_a_body_that_trickles_for_ever_is_ended_and_the_connection_closed(
         writer.write(post(b"", content_length="100000"))
         status = asyncio.create_task(reader.readline())
         async with asyncio.timeout(60):
-            while not status.done():  # a byte now and then, as long as it is taken
+            while not status.done():  # a byte every 50 ms until the server answers
                 writer.write(b" ")
                 await asyncio.wait([status], timeout=0.05)
             assert status.result().startswith(b"HTTP/1.1 408")
@@ -224,7 +224,7 @@ async def test_clients_that_keep_us_waiting_give_way_when_there_is_no_room(site:
 
 
 class Told(logging.Handler):
-    """Sets its event at the first line."""
+    """Log handler that sets its event at the first record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ FROM_THE_PAGE = {"path": "/admin/api/v1/chat/completions", "authorization": "Bea
 
 
 async def leave_the_page(port: int) -> str:
-    """Ask as the chat page does, and leave after the first word. The answer: the request's id."""
+    """Ask as the chat page does, disconnect after the first word, and return the request's id."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(post(json.dumps(chat_body(stream=True)).encode(), **FROM_THE_PAGE))
     received = await reader.readuntil(b'"one"')
@@ -477,7 +477,7 @@ def test_a_taken_port_says_who_should_move() -> None:
 
 
 async def test_connections_send_small_writes_at_once(site: Site) -> None:
-    """Without it a client that keeps its connection waits 40 ms for the kernel to put writes together."""
+    """Without TCP_NODELAY, a client that reuses its connection waits 40 ms while the kernel gathers small writes."""
     async with served(site) as (port, server):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")

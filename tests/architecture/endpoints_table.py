@@ -1,4 +1,4 @@
-"""The tables in `docs/api.md`, of the OpenAPI document; `python -m tests.architecture.endpoints_table` renews them."""
+"""Makes the tables of `docs/api.md` from the OpenAPI document: `python -m tests.architecture.endpoints_table`."""
 
 import re
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ SHARED = [name for name in GenerationBody.model_fields if name != "model"]
 
 
 def fields(operation: dict[str, Any], schemas: dict[str, Any]) -> str:
-    """The names in a body."""
+    """Return the names of a body's fields, without those that all generation requests share."""
     if "requestBody" not in operation:
         return ""
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
@@ -32,7 +32,7 @@ def quoted(names: Iterable[str]) -> str:
 
 
 def endpoints_tables() -> str:
-    """Every endpoint with what it reads, and what a status means."""
+    """Return a table of endpoints with the fields that each reads, and a table of statuses with their meanings."""
     openapi = document(make_site().app)
     rows = ["| Endpoint | What it does | Fields | Ends besides with |\n|---|---|---|---|\n"]
     for path, operations in openapi["paths"].items():

@@ -1,4 +1,4 @@
-"""The table in `docs/settings.md`, from the schema; `python -m tests.architecture.settings_table` renews it."""
+"""Makes the table of `docs/settings.md` from the schema: `python -m tests.architecture.settings_table`."""
 
 import re
 
@@ -16,7 +16,7 @@ VARIABLES = {f"PACELINE_{name.upper()}": field for name, field in Settings.model
 
 
 def settings_table() -> str:
-    """Head and rows, in the order of the schema."""
+    """Return the table, with its rows in the order of the schema."""
     rows = []
     for variable, field in VARIABLES.items():
         extra = field.json_schema_extra

@@ -12,14 +12,14 @@ PACKAGE = ROOT / "app"
 
 
 def parsed(folder: Path) -> Iterator[tuple[str, ast.Module]]:
-    """Relative path and syntax tree of every Python file of a folder."""
+    """Yield the relative path and the syntax tree of every Python file in a folder."""
     for path in sorted(folder.rglob("*.py")):
         yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
 
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Relative path -> syntax tree of every Python file of the app."""
+    """Return the syntax tree of every Python file of the app, by relative path."""
     return dict(parsed(PACKAGE))
 
 
@@ -36,7 +36,7 @@ def tracked_files() -> tuple[Path, ...]:
 
 
 def text_of(path: Path) -> str | None:
-    """The file as text, or None when it is binary."""
+    """Return the file as text, or None if it is binary."""
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError:
@@ -44,5 +44,5 @@ def text_of(path: Path) -> str | None:
 
 
 def words(name: str) -> set[str]:
-    """`ModelManager` and `model_manager` -> {"model", "manager"}."""
+    """Return the words of a name: {"model", "manager"} for `ModelManager` and for `model_manager`."""
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}

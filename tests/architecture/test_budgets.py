@@ -1,4 +1,4 @@
-"""A budget is a smoke alarm: split by meaning when one rings."""
+"""Budgets are smoke alarms: when one goes off, split the code by meaning."""
 
 import ast
 from collections import Counter
@@ -11,9 +11,9 @@ VAGUE_WORDS = {"util", "utils", "helper", "helpers", "manager", "managers", "mis
 GOVERNOR = [f"app/scheduler/{name}.py" for name in ("governor", "costs", "estimates")]
 MAX_GOVERNOR_CONSTANTS = 20
 DECISIONS = {"PLAIN", "OFF"}
-"""Names of what may be chosen, no numbers to tune."""
+"""Constants that name a choice, and are no numbers to tune."""
 MAY_IMPORT_LATE = {"app/cli.py", "app/cli_frame.py", "app/cli_system.py", "app/store/database.py"}
-"""Files with imports inside functions: `--help` answers at once, and only a migration imports alembic."""
+"""Files that may import inside functions: `--help` starts fast that way, and only a migration imports alembic."""
 
 
 def test_files_fit_their_budget() -> None:

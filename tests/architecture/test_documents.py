@@ -1,4 +1,4 @@
-"""Documents that lag behind the code fail here."""
+"""Finds documents that lag behind the code."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Docstrings and comments are plain English: rules that a machine can hold, as CONTRIBUTING.md says."""
+"""Docstrings and comments are plain English: the rules of CONTRIBUTING.md that a machine can check."""
 
 import ast
 import io
@@ -10,30 +10,30 @@ from itertools import chain
 from tests.architecture.source import ROOT, modules, parsed
 
 NEVER = re.compile(r"\b(?:so many|so much|whoever|whom|(?:is|are|was|were) told|tells? (?:us|of))\b", re.IGNORECASE)
-"""Turns that are no English of the field: say which quantity, caller or message is meant."""
+"""Phrases that are not the field's English: name the quantity, the caller or the message instead."""
 NO_NOUN = re.compile(r"(?:so (?:many|much|long)|how|what|of what|whose|when|where|who|of)\b", re.IGNORECASE)
-"""Words that no description begins with: a value's begins with the noun that names it, a function's with a verb."""
+"""Words with which no description may begin: a value's begins with its noun, a function's with a verb."""
 
 NO_NAMES = {"told", "found", "each", "one", "behind"}
-"""Names that say nothing of a value."""
+"""Names that say nothing about a value."""
 BESIDE_THE_APP = ("tests", "bench", "campaign", "tools")
-"""Folders whose values have names of the field too."""
+"""Folders besides the app in which values must have names of the field."""
 SCRIPTS = ("app/static/*.js", "app/admin/templates/*.html", "tests/browser/*.js")
-"""Files of the pages: scripts, and templates with their loops."""
+"""Files of the web pages that declare names: scripts, and templates with their loops."""
 REMARK = re.compile(r"(?<!\S)//[^\n]*|\{#.*?#\}", re.DOTALL)
-"""Comments of a script or of a template."""
+"""Pattern of a comment in a script or a template."""
 DECLARATION = re.compile(
     r"\b(?:const|let|var|function|class)\s+([\w$]+|[\[{][^;]*?[\]}](?=\s*(?:=|of\b)))"  # a value, or several at once
     r"|\b(\w+)\s*=>|\(((?:[^()]|\([^()]*\))*)\)\s*(?:=>|\{)"  # parameters: of an arrow function, of any function
     r"|\bx-for=\"(.*?)\s+in\b|\{%-?\s*for\s+(.*?)\s+in\b"  # loops of templates
 )
-"""Declarations of a script or of a template; its last group holds their names."""
+"""Pattern of a declaration in a script or a template; the last group that matches has its names."""
 BOUND = re.compile(r"(?<![\w.\"'`-])(?:\.\.\.)?(\w+)\b(?![\"'`]|\s*:)")
-"""Names within a declaration, but for the key in `{ key: name }`, which may be the server's."""
+"""Pattern of a name within a declaration, except the key in `{ key: name }`, which the server may have chosen."""
 
 
 def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and name of everything that a module defines."""
+    """Yield the line and the name of everything that a module defines."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
@@ -43,7 +43,7 @@ def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def script_identifiers(source: str) -> Iterator[tuple[int, str]]:
-    """Line and name of everything that a script or a template declares."""
+    """Yield the line and the name of everything that a script or a template declares."""
     code = REMARK.sub(lambda remark: "\n" * remark.group().count("\n"), source)
     for declaration in DECLARATION.finditer(code):
         group = declaration.lastindex or 0
@@ -52,7 +52,7 @@ def script_identifiers(source: str) -> Iterator[tuple[int, str]]:
 
 
 def descriptions(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and text of each docstring, and of each string that describes a constant or a field."""
+    """Yield the line and the text of each docstring, and of each string that describes a constant or a field."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             for before, after in zip([None, *node.body], node.body, strict=False):
@@ -64,7 +64,7 @@ def descriptions(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def prose(source: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each comment, and of each string that is a statement of its own."""
+    """Yield the line and the text of each comment, and of each string that is a statement by itself."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string

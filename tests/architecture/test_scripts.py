@@ -1,4 +1,4 @@
-"""The scripts of the pages by TypeScript's compiler: names, imports and arguments exist, and nothing is unused."""
+"""TypeScript's compiler checks the scripts of the pages: names, imports and arguments exist, and none is unused."""
 
 import json
 import re
@@ -28,12 +28,12 @@ OPTIONS = {
     "allowUnreachableCode": False,
 }
 OF_ANNOTATIONS = {"TS2339", "TS2345", "TS2363", "TS2365", "TS2551"}
-"""Complaints that only annotations would settle: the type of an element, of a date, of `this` in a component."""
+"""Codes of complaints that need type annotations: about elements, dates, and `this` in a component."""
 COMPLAINT = re.compile(r"^(?P<file>\S+\.js)\((?P<line>\d+),\d+\): error (?P<code>TS\d+): (?P<text>.*)$", re.MULTILINE)
 
 
 def complaints(folder: Path, scripts: str, config: Path) -> list[str]:
-    """What the compiler says of our scripts in a folder, but for what takes annotations."""
+    """Return the compiler's complaints about our scripts in a folder, except those that need annotations."""
     config.write_text(json.dumps({"compilerOptions": OPTIONS, "include": [f"{folder}/{scripts}"]}))
     command = [JAVASCRIPT / "node_modules/.bin/tsc", "--project", config, "--pretty", "false"]
     output = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout

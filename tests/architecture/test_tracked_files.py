@@ -1,4 +1,4 @@
-"""Nothing in the repository knows the machine it was made on, or where packages come from."""
+"""No tracked file names a path of the machine on which it was made, or a package index."""
 
 import re
 

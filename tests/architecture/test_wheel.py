@@ -1,4 +1,4 @@
-"""What users install is complete: code, embedded models, catalogs, templates, licence."""
+"""The wheel that users install is complete: code, embedded models, catalogs, templates, licence."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The check of a Mac runs to its end on any computer, and says why where a step cannot run."""
+"""`bench/mac_check.py` runs to its end on any computer, and says why a step cannot run."""
 
 import json
 from pathlib import Path

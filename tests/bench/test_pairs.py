@@ -1,4 +1,4 @@
-"""Layer-skip pairs agree as ε says, and become folders that both sides load."""
+"""Layer-skip pairs agree less often as ε grows, and become folders that both sides load."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The scripted drafter costs a real forward and is right as often as the script says; caches alone are rewound."""
+"""The scripted drafter is right as often as the script says, and `RaggedRows` rewinds its caches."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The client that counts: it trusts `usage`, joins the text and fails loudly."""
+"""The benchmark's client counts tokens by `usage`, joins the text, and raises on an error."""
 
 from collections.abc import Iterator
 

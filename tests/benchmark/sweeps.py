@@ -1,4 +1,4 @@
-"""A scripted side for the sweep: known speeds, a clock that moves by what turns are said to cost."""
+"""A scripted side for the sweep: speeds are given, and the clock advances by the scripted cost of each turn."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ Speed = Callable[[Cell, Setting], float]
 
 
 class ScriptedSide:
-    """Turns of `tokens` tokens at the given speeds; reading a prompt first takes `reading` seconds more."""
+    """Runs turns of `tokens` tokens at the given speeds; a first prefill takes `reading` seconds per 128 tokens."""
 
     def __init__(self, speed: Speed, *, tokens: int = 60, reading: float = 0.5) -> None:
         self.now = 0.0
@@ -41,7 +41,7 @@ class ScriptedSide:
 
 
 def swept(speeds: dict[tuple[int, str, int], float], *, rounds: int = 3) -> Sweep:
-    """A finished sweep at the shortest context: tokens per second by (rows, method, drafts), the same in each round."""
+    """Return a finished sweep at the shortest context; `speeds` are by (rows, method, drafts), equal in all rounds."""
     sweep = Sweep()
     for (rows, method, drafts), speed in speeds.items():
         for _ in range(rounds):
@@ -55,7 +55,7 @@ def swept(speeds: dict[tuple[int, str, int], float], *, rounds: int = 3) -> Swee
 
 
 def measured(cells: dict[int, dict[tuple[str, int], list[float]]], **options: Any) -> dict[str, Any]:
-    """Results of rounds that differ: speeds by requests at once and (method, drafts)."""
+    """Return the results of rounds that differ; `cells` has a speed per round, by rows and (method, drafts)."""
     sweep = Sweep()
     for rows, settings in cells.items():
         for (method, drafts), speeds in settings.items():

@@ -1,4 +1,4 @@
-"""What may be measured, and in which order."""
+"""Cells and settings that are measured, and their order."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a measurement says: figures, verdicts, recommendation and changes, of which none contradicts another."""
+"""Report of a measurement: figures, verdicts, recommendation and changes never contradict one another."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -108,7 +108,7 @@ def test_without_any_drafting_nothing_is_recommended(speeds: dict[tuple[int, str
 
 
 def test_a_speed_divided_by_that_without_drafting_is_the_shown_ratio() -> None:
-    """B5: plain 131, governor 97.0 shown as 0.59x."""
+    """Plain decoding at 131 and the governor at 97.0 were once shown as 0.59x."""
     rounds = {("off", 0): [131.0, 240.0, 90.0], ("auto", 0): [97.0, 141.0, 40.0]}
     (cell,) = report_of(measured({1: rounds})).cells
     plain, governor = cell.settings
@@ -206,7 +206,7 @@ LENGTH = {"off": st.just(0), "auto": st.just(0), "dflash": st.integers(1, 7), "n
 
 @st.composite
 def result_sets(draw: st.DrawFn) -> dict[str, Any]:
-    """Any measurement: cells with and without drafting, rounds that broke off, machines with any load."""
+    """Draw any measurement: cells with and without drafting, runs that broke off, machines with any load."""
     cells = {}
     for rows in draw(st.lists(st.sampled_from([1, 2, 4, 8]), unique=True, max_size=3)):
         plain = draw(st.lists(SPEED, min_size=1, max_size=9))

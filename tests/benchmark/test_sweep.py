@@ -1,4 +1,4 @@
-"""Settings take turns, the time is kept, and what was measured stays. The clock is scripted: nothing is timed."""
+"""Settings take turns within the time budget, and results are kept. The clock is scripted: nothing is timed."""
 
 import contextlib
 
@@ -26,7 +26,7 @@ CELLS = cells(GRIDS["full"], max_rows=8, max_context_tokens=20_000, tokens=64)
 
 
 def dflash_pays(cell: Cell, setting: Setting) -> float:
-    """Six drafts are best."""
+    """Return a speed that is highest with six DFlash drafts."""
     gain = {"off": 1.0, "auto": 1.9, "ngram": 0.9}.get(setting.method, 2.0 - 0.1 * abs(setting.drafts - 6))
     return 100.0 * cell.rows * gain
 
@@ -112,7 +112,7 @@ def test_the_best_length_of_each_method_comes_first_in_further_cells() -> None:
 
 @pytest.mark.parametrize(("seconds", "settings", "rounds"), [(100.0, 16, 3), (20.0, 6, 3), (6.0, 4, 2), (0.0, 4, 1)])
 def test_fewer_settings_are_taken_before_a_single_round(seconds: float, settings: int, rounds: int) -> None:
-    """Three rounds of few tell more than two of many."""
+    """Three rounds of few settings tell more than two rounds of many."""
     side, sweep = ScriptedSide(lambda _cell, _setting: 100.0), Sweep()
     asking = turns(sweep, [MAIN], METHODS, budget=side.budget(seconds), rounds=3)
     ask = next(asking)

@@ -1,6 +1,6 @@
-"""One browser and one server with a life behind it for the whole folder; a context of its own for each test.
+"""One browser and one server that has been in use for the whole folder; each test gets a new browser context.
 
-The browser ends with the folder: Playwright's loop would be in the way of tests that run loops of their own.
+The browser closes after this folder's tests, since Playwright's event loop would disturb tests that run event loops.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from tests.browser.visit import WAIT_MS, Visit, visiting
 
 WINDOWLESS = Path("/usr/lib/chromium/chromium-headless-shell")
 CHROMIUM = WINDOWLESS if WINDOWLESS.exists() else Path("/usr/bin/chromium")
-"""The one without windows takes half the time."""
+"""Browser of the tests: the headless shell where it is installed, since it takes half the time."""
 MISSING = "The browser tests need Debian's chromium: apt-get install -y chromium-headless-shell fonts-noto-cjk"
 Visitor = Callable[..., Visit]
 
@@ -41,7 +41,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def stage(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Scene]:
-    """For tests that leave it as they found it."""
+    """Yield the scene that tests share and leave as they found it."""
     with scene(tmp_path_factory.mktemp("stage"), browser) as made:
         yield made
 
@@ -53,7 +53,7 @@ def server(stage: Scene) -> Server:
 
 @pytest.fixture
 def visitor(browser: Browser) -> Iterator[Visitor]:
-    """`visitor(server, phone=True)` is one more person; after the test, none of them may have met a problem."""
+    """Yield a function that begins visits: `visitor(server, phone=True)`. Fail the test if any visit met a problem."""
     visits: list[Visit] = []
     with ExitStack() as stack:
 
@@ -67,5 +67,5 @@ def visitor(browser: Browser) -> Iterator[Visitor]:
 
 @pytest.fixture
 def page(server: Server, visitor: Visitor) -> Page:
-    """The overview, signed in, on a wide screen."""
+    """Return the overview, signed in, on a wide screen."""
     return visitor(server).open("/admin/")

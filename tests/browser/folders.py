@@ -1,4 +1,4 @@
-"""Model folders for the pages: one that does not fit into any memory, and ones whose names try to be markup."""
+"""Model folders for the pages: the embedded models, and one whose weights fit into no memory."""
 
 import json
 import os
@@ -11,17 +11,17 @@ from tests.models.folders import packed
 EMBEDDED = Path(app.__file__).parent / "demo_models"
 HUGE = "giant-900b"
 HUGE_BYTES = 900 * 10**9
-"""Of a sparse file: it takes a few kilobytes of the disk."""
+"""Size of the weights in bytes; the file is sparse and takes only a few kilobytes on the disk."""
 
 
 def write_huge_model(folder: Path) -> Path:
-    """A model with real configuration and tokenizer whose weights are larger than any memory here."""
+    """Write a model with a real configuration and tokenizer but weights larger than any memory; return its folder."""
     made = folder / HUGE
     made.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(EMBEDDED / "demo-assistant" / name, made / name)
     config = json.loads((made / "config.json").read_text(encoding="utf-8"))
-    config["num_hidden_layers"] = 1  # two tensors make no more
+    config["num_hidden_layers"] = 1  # more layers than tensors are refused, and there are two tensors
     (made / "config.json").write_text(json.dumps(config), encoding="utf-8")
     rows, width = config["vocab_size"], config["hidden_size"]
     embedded = rows * width * 4

@@ -1,4 +1,4 @@
-"""`make icons`: the icons of app and menu bar, drawn from `app/desktop/icons/icons.svg`, into the same folder."""
+"""`make icons`: draw `app/desktop/icons/icons.svg` as the icons of app and menu bar, and as `docs/menubar.png`."""
 
 import base64
 import struct
@@ -26,17 +26,17 @@ PNG_PIXELS = {
     "ic13": 256,
     "ic14": 512,
 }
-"""Pixels of the images that an .icns holds as PNG; ic10 to ic14 are those of 512, 16, 32, 128 and 256 points at 2x."""
+"""Width in pixels of each PNG in an .icns, by type; ic10 to ic14 are 512, 16, 32, 128 and 256 points at 2x."""
 ARGB_PIXELS = {"ic04": 16, "ic05": 32}
-"""16 and 32 points at 1x: macOS takes no PNG there, but channels, as its own `iconutil` writes them."""
+"""Width in pixels of the images of 16 and 32 points at 1x, which macOS reads as packed ARGB channels, not as PNG."""
 MOST_BYTES = 300_000
 HIDDEN = '<div style="position:absolute;width:0;height:0;overflow:hidden">{}</div>'
-"""Not `display: none`: colours of what is not displayed are not drawn either."""
+"""Wrapper that hides the source without `display: none`, which would disable its gradients too."""
 LONGEST_LITERAL, LONGEST_RUN, SHORTEST_RUN = 128, 130, 3
 
 
 def drawn(page: Page, symbol: str, pixels: int) -> bytes:
-    """One symbol of the source as a PNG of so many pixels, on nothing."""
+    """Return one symbol of the source as a square PNG, `pixels` wide, with a transparent background."""
     source = (FOLDER / "icons.svg").read_text(encoding="utf-8")
     picture = f'<svg width="{pixels}" height="{pixels}" style="display:block"><use href="#{symbol}"/></svg>'
     page.set_viewport_size({"width": pixels, "height": pixels})
@@ -45,14 +45,14 @@ def drawn(page: Page, symbol: str, pixels: int) -> bytes:
 
 
 def argb(page: Page, picture: bytes) -> bytes:
-    """A PNG as the four channels that an .icns holds, each packed."""
+    """Return a PNG's four channels as an .icns stores them, each packed."""
     image = page.evaluate(READ_PIXELS, base64.b64encode(picture).decode())
     red, green, blue, alpha = np.frombuffer(base64.b64decode(image["pixels"]), np.uint8).reshape(-1, 4).T
     return b"ARGB" + b"".join(packed(channel.tobytes()) for channel in (alpha, red, green, blue))
 
 
 def packed(channel: bytes) -> bytes:
-    """Literals of 1 to 128 bytes after their number less one; runs of 3 to 130 after their number plus 125."""
+    """Pack a channel: n - 1 and n literal bytes (1 to 128), or n + 125 and a byte to repeat n times (3 to 130)."""
     out, literal, place = bytearray(), bytearray(), 0
 
     def flush() -> None:
@@ -77,7 +77,7 @@ def packed(channel: bytes) -> bytes:
 
 
 def icns(images: dict[str, bytes]) -> bytes:
-    """The container: a type of four letters, the length with these eight bytes, the image; and so the whole."""
+    """Return the container: it and each image begin with a four-letter type and a length that counts this header."""
     body = b"".join(_element(kind, image) for kind, image in images.items())
     return _element("icns", body)
 
@@ -87,7 +87,7 @@ def _element(kind: str, content: bytes) -> bytes:
 
 
 def draw(page: Page) -> dict[str, bytes]:
-    """Every file that lies beside the source."""
+    """Return the content of each generated file in the source's folder, by file name."""
     sizes = {pixels: drawn(page, "app", pixels) for pixels in {*PNG_PIXELS.values(), *ARGB_PIXELS.values()}}
     images = {kind: argb(page, sizes[pixels]) for kind, pixels in ARGB_PIXELS.items()}
     images |= {kind: sizes[pixels] for kind, pixels in PNG_PIXELS.items()}
@@ -99,7 +99,7 @@ def draw(page: Page) -> dict[str, bytes]:
 
 
 def sheet(page: Page) -> bytes:
-    """The images of the menu bar with what they mean, in a light and a dark one, for the documents."""
+    """Return a PNG for the documents: the images of the menu bar with their states, on a light and a dark bar."""
     source = (FOLDER / "icons.svg").read_text(encoding="utf-8")
     bars = []
     for ground, ink in (("#ececec", "none"), ("#262626", "invert(1)")):

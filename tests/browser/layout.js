@@ -1,4 +1,4 @@
-// What a person would see is wrong: read by the sweeps. Each function answers a list of sentences.
+// Checks for tests that visit every page. Each returns the layout problems that it finds; `texts`, the page's texts.
 (() => {
   const visible = (node) => {
     const { width, height } = node.getBoundingClientRect();

@@ -1,4 +1,4 @@
-"""Screenshots as small PNG files: 256 colours are enough for pages, and a third of the bytes."""
+"""Screenshots as small PNG files: 256 colours are enough for pages and take a third of the bytes."""
 
 import base64
 import struct
@@ -10,7 +10,7 @@ from playwright.sync_api import Page
 
 COLOURS = 256
 FREQUENT = 160
-"""Of the palette; what is left of it goes to colours that differ more, of which these bits of each channel count."""
+"""Number of palette entries for the most frequent colours; the rest are colours that differ in their `KEPT_BITS`."""
 KEPT_BITS = 0xF0
 READ_PIXELS = """async (encoded) => {
   const bytes = Uint8Array.from(atob(encoded), (each) => each.charCodeAt(0));
@@ -26,14 +26,14 @@ READ_PIXELS = """async (encoded) => {
 
 
 def smaller(picture: bytes, desk: Page) -> bytes:
-    """The same PNG with a palette; `desk` is an empty page whose browser reads the pixels."""
+    """Return the same picture as a PNG with a palette; `desk` is an empty page whose browser reads the pixels."""
     image = desk.evaluate(READ_PIXELS, base64.b64encode(picture).decode())
     pixels = np.frombuffer(base64.b64decode(image["pixels"]), np.uint8).reshape(image["height"], image["width"], 4)
     return encode(*with_palette(pixels[:, :, :3]))
 
 
 def with_palette(pixels: Any) -> tuple[Any, Any]:
-    """Which colour each pixel has, and the colours: the most frequent ones, and some of every other kind."""
+    """Return each pixel's palette index, and the palette: the most frequent colours, and one of each other kind."""
     flat = pixels.reshape(-1, 3).astype(np.uint32)
     codes = flat[:, 0] << 16 | flat[:, 1] << 8 | flat[:, 2]
     colours, which, counts = np.unique(codes, return_inverse=True, return_counts=True)
@@ -50,7 +50,7 @@ def with_palette(pixels: Any) -> tuple[Any, Any]:
 
 
 def encode(which: Any, palette: Any) -> bytes:
-    """A PNG file of palette colours."""
+    """Return a PNG file from the pixels' palette indices and the palette."""
     height, width = which.shape
     rows = np.concatenate([np.zeros((height, 1), np.uint8), which], axis=1).tobytes()
     header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Every page that there is, as the sweeps and the screenshots visit them."""
+"""Every page of the app, for the tests that visit all of them and for the screenshots."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Place:
     signed_in: bool = True
 
     def address(self, server: Server) -> str:
-        """Where it is on a server; one request stands for all of them, the latest with drafts."""
+        """Return the page's address on a server; the request with the highest acceptance rate stands for all."""
         if "{request}" not in self.path:
             return self.path
         requests = server.call("GET", "/admin/api/requests")["requests"]
@@ -40,6 +40,6 @@ PLACES = (
     Place("login", "/admin/login", "/admin/login", signed_in=False),
 )
 SET_UP = Place("setup", "/admin/setup", "/admin/setup", signed_in=False)
-"""It exists only as long as there is no account."""
+"""Page that exists only while there is no account."""
 ENTER = Place("enter", "/admin/enter", "/admin/enter", signed_in=False)
-"""It is used with a code only: `tests/browser/test_entry.py` does."""
+"""Page that needs a one-time code; `tests/browser/test_entry.py` opens it."""

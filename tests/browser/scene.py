@@ -1,4 +1,4 @@
-"""A server with a life behind it: a loaded model, a conversation, a measurement, a download under way, requests."""
+"""A server that has been in use: a loaded model, a conversation, a measurement, an unfinished download, requests."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,9 +33,9 @@ class Scene:
 
 @contextmanager
 def scene(folder: Path, browser: Browser, *, is_under_way: bool = False) -> Iterator[Scene]:
-    """Everything that the pages can show. A download stands still half-way, or is under way.
+    """Yield a server with everything that the pages can show. Its download stalls half-way, or goes on slowly.
 
-    Where tests look, the pseudo-locale is a further language.
+    It goes on if `is_under_way`, as for screenshots. Otherwise, the pseudo-locale is one more language.
     """
     if not is_under_way:
         write_pseudo_locale(folder / "home")
@@ -45,7 +45,7 @@ def scene(folder: Path, browser: Browser, *, is_under_way: bool = False) -> Iter
         if is_under_way:
             hub.faults.pause_seconds = 0.03
         else:
-            hub.faults.stalls.extend([DOWNLOADED_BYTES] * 100)  # of three files only the weights are larger
+            hub.faults.stalls.extend([DOWNLOADED_BYTES] * 100)  # only the weights are larger, so nothing else stalls
         environment = {"PACELINE_MODEL_DIRS": str(folder / "models"), "PACELINE_HUB_ENDPOINT": hub.address}
         with serving(folder, **environment) as server:
             furnish(server, browser, THOROUGH if is_under_way else QUICK)
@@ -53,7 +53,7 @@ def scene(folder: Path, browser: Browser, *, is_under_way: bool = False) -> Iter
 
 
 def publish(hub: StandInHub, rows: int) -> None:
-    """Repositories to search for; the first one is downloaded."""
+    """Add repositories to the hub for searches; the first one is also downloaded."""
     files = model_files(rows)
     hub.add(REPOSITORY, files, config={"model_type": "qwen3"}, downloads=41_000, likes=120)
     for name, downloads in (("Qwen3-8B-4bit", 68_000), ("Qwen3-14B-4bit", 23_000), ("Qwen3-0.6B-4bit", 52_000)):
@@ -63,7 +63,7 @@ def publish(hub: StandInHub, rows: int) -> None:
 
 
 def furnish(server: Server, browser: Browser, measurement: Mapping[str, Any]) -> None:
-    """Let happen what the pages tell of."""
+    """Create what the pages show: requests, a measurement, a download and a conversation."""
     server.call("POST", "/admin/api/models/load", {"model": MODEL})
     server.reply(QUESTION, max_tokens=60)
     server.reply("Write a table of the squares of 1 to 5.", max_tokens=80, temperature=0.7)
@@ -79,7 +79,7 @@ def furnish(server: Server, browser: Browser, measurement: Mapping[str, Any]) ->
 
 
 def converse(server: Server, browser: Browser) -> None:
-    """A conversation on the page, as a person has one."""
+    """Have a conversation on the chat page, as a person would."""
     with visiting(browser, server) as visit:
         page = visit.open("/admin/chat")
         page.locator("#draft").fill(QUESTION)

@@ -1,4 +1,4 @@
-"""`make screenshots`: every page, light and dark, of a server with a life behind it, into `docs/screenshots/`."""
+"""`make screenshots`: save every page of a server that has been in use, light and dark, to `docs/screenshots/`."""
 
 import itertools
 import sys
@@ -33,7 +33,7 @@ MOST_BYTES = 2_500_000
 
 
 def names() -> list[str]:
-    """Every file that `make screenshots` writes."""
+    """Return the name of every file that `make screenshots` writes."""
     wide = [f"{place.name}-{scheme}.png" for place in (*PLACES, SET_UP) for scheme in SCHEMES]
     return sorted(wide + [f"{name}-phone-{scheme}.png" for name in ON_A_PHONE for scheme in SCHEMES])
 
@@ -47,7 +47,7 @@ class Photographer:
         self._desk = browser.new_page()
 
     def take(self, server: Server, place: Place, *, phone: bool = False) -> None:
-        """One place, light and dark."""
+        """Take one page, light and dark."""
         with visiting(self._browser, server, signed_in=place.signed_in, phone=phone, reduced_motion="reduce") as visit:
             page = visit.open(place.address(server))
             prepare(page, place)
@@ -60,7 +60,7 @@ class Photographer:
             visit.check()
 
     def _fit(self, page: Page, size: dict[str, int]) -> None:
-        """A window as high as the page, so that nothing sticks in the middle of it."""
+        """Make the window as high as the page, up to a limit, so that no sticky part covers its middle."""
         height = min(page.evaluate("document.documentElement.scrollHeight"), HIGHEST_PIXELS)
         page.set_viewport_size({**size, "height": max(height, size["height"])})
         page.evaluate(NEXT_FRAMES)
@@ -70,7 +70,7 @@ class Photographer:
 
 
 def prepare(page: Page, place: Place) -> None:
-    """What somebody who shows the page would have opened."""
+    """Open what a person who presents the page would open."""
     if place.name == "chat":
         page.get_by_role("button", name=QUESTION).first.click()
         expect(page.locator('article[data-role="assistant"] footer dl').first).to_be_visible()
@@ -85,7 +85,7 @@ def prepare(page: Page, place: Place) -> None:
 
 
 def photograph(browser: Browser, folder: Path) -> None:
-    """Everything into `folder`."""
+    """Save all screenshots to `folder`."""
     photographer = Photographer(browser, folder)
     with tempfile.TemporaryDirectory(prefix="paceline-") as state:
         with serving(Path(state) / "first", account=False) as fresh:
@@ -95,7 +95,7 @@ def photograph(browser: Browser, folder: Path) -> None:
 
 
 def show(photographer: Photographer, made: Scene) -> None:
-    """The download first, since it is under way; what tells of requests last, while somebody asks."""
+    """Take the downloads page first, before its download ends, and the pages with requests last, while requests run."""
     busy = ("overview", "requests")
     for place in sorted(PLACES, key=lambda place: place.name != "downloads"):
         if place.name not in busy:
@@ -114,7 +114,7 @@ def named(name: str) -> Place:
 
 @contextmanager
 def asking(server: Server) -> Iterator[None]:
-    """Somebody asks one thing after another, long enough already for the course of the speed to show it."""
+    """Send one request after another during the block, which begins once the speed chart has enough answers to show."""
     ended, begun = threading.Event(), threading.Semaphore(0)
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""A real server for a real browser: `paceline serve` with the embedded models, a home of its own and a free port."""
+"""A real server for a real browser: `paceline serve` with the embedded models, a temporary home and a free port."""
 
 import contextlib
 import json
@@ -38,14 +38,14 @@ class Server:
     environment: dict[str, str]
 
     def kill(self) -> None:
-        """As a crash does: at once, and the worker with it."""
+        """Kill the server as a crash does, without a shutdown; its worker ends with it."""
         self.process.kill()
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
 
     def restart(self) -> None:
-        """After `kill`: the same home at the same address."""
+        """Start the server again after `kill`, with the same home and address."""
         self.process, _ = launch(self.environment, self.log, port=self.address.rpartition(":")[2])
 
     @property
@@ -62,7 +62,7 @@ class Server:
         self.call("POST", "/admin/api/setup", {"token": token, "password": PASSWORD})
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """A call of the dashboard's JSON, by `client`."""
+        """Call a JSON route of the dashboard as `client`; return the decoded answer."""
         json_type = {"content-type": "application/json"}
         content = None if method == "GET" else json.dumps(body if body is not None else {})
         response = self.client.request(method, path, content=content, headers=json_type)
@@ -70,7 +70,7 @@ class Server:
         return response.json() if response.content else None
 
     def until(self, topic: str, wanted: Callable[[Any], bool]) -> Any:
-        """Listen to the live feed until the value of a topic is as wanted."""
+        """Listen to the live feed until `wanted` accepts a topic's value; return that value."""
         value, began = None, time.monotonic()
         with self.client.stream("GET", f"/admin/api/live?topics={topic}") as response:
             for line in response.iter_lines():
@@ -80,7 +80,7 @@ class Server:
         raise AssertionError(f"the live feed ended before {topic} was as wanted: {value}")
 
     def another_client(self) -> httpx2.Client:
-        """The same session for another thread."""
+        """Return a client with the same session for another thread."""
         return httpx2.Client(base_url=self.address, cookies={COOKIE: self.cookie}, timeout=CALL_SECONDS)
 
     @property
@@ -88,14 +88,14 @@ class Server:
         return self.client.cookies.get(COOKIE) or ""
 
     def reply(self, text: str, model: str = MODEL, **body: Any) -> Any:
-        """A whole reply of a model."""
+        """Send a model one message and return its whole reply."""
         message = {"role": "user", "content": text}
         return self.call("POST", "/admin/api/v1/chat/completions", {"model": model, "messages": [message], **body})
 
 
 @contextlib.contextmanager
 def serving(folder: Path, *, account: bool = True, **environment: str) -> Iterator[Server]:
-    """A server whose state lies below `folder`; `environment` are more variables, such as `PACELINE_MODEL_DIRS`."""
+    """Run a server whose state lies below `folder`; `environment` adds variables such as `PACELINE_MODEL_DIRS`."""
     variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "HF_"))},
         "PACELINE_HOME": str(folder / "home"),
@@ -133,7 +133,7 @@ def serving(folder: Path, *, account: bool = True, **environment: str) -> Iterat
 
 
 def launch(environment: dict[str, str], log_path: Path, port: str = "0") -> tuple[subprocess.Popen[str], str]:
-    """A server that has said that it is ready, and what it said."""
+    """Start a server, wait until it reports that it is ready, and return it with its output so far."""
     command = [sys.executable, "-m", "app.cli", "serve", "--port", port]
     with log_path.open("ab") as log:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -26,7 +26,7 @@ MARKED = (
 )
 IDLE = "() => new Promise((done) => requestIdleCallback(() => requestIdleCallback(done)))"
 MOST_CPU_SECONDS = 0.3
-"""Processor time that opening a long conversation, or sending in it, may take beyond that of an empty one."""
+"""Seconds of processor time that opening a long conversation, or sending in it, may take more than in an empty one."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def chat(server: Server, visitor: Visitor) -> Page:
-    """The page, and no conversation yet; replies are the same each time."""
+    """Return the chat page without conversations, at temperature 0, so that replies are the same each time."""
     server.call("DELETE", "/admin/api/conversations")
     page = visitor(server).open("/admin/chat")
     page.get_by_label("Temperature").fill("0")
@@ -45,14 +45,14 @@ def chat(server: Server, visitor: Visitor) -> Page:
 
 
 def ask(page: Page, text: str = "Count from 1 to 20.") -> None:
-    """Send, and wait for the end of the reply."""
+    """Send a question and wait for the end of the reply."""
     page.locator("#draft").fill(text)
     page.locator("#draft").press("Enter")
     expect(page.locator(REPLIES).last.locator("footer dl")).to_be_visible()
 
 
 def answer(page: Page, said: str | dict[str, Any]) -> None:
-    """Let every reply be this text, or this chunk."""
+    """Make every reply this text, or this chunk."""
     chunk = said if isinstance(said, dict) else {"choices": [{"index": 0, "delta": {"content": said}}]}
     events = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
     page.route(STREAM, lambda route: route.fulfill(status=200, content_type="text/event-stream", body=events))
@@ -70,7 +70,7 @@ def test_a_reply_shows_who_drafted_it_and_what_it_cost_and_is_there_after_a_relo
     figures = chat.locator(f"{REPLIES} dl")
     for label in ("tokens/s", "accepted", "tokens per step", "to first token", "DFlash"):
         expect(figures).to_contain_text(label)
-    expect(chat.locator("mark[data-method]:visible")).to_have_count(1)  # of the drafter in the panel
+    expect(chat.locator("mark[data-method]:visible")).to_have_count(1)  # only the drafter in the panel
     chat.get_by_role("button", name="Accepted tokens", exact=True).click()
     expect(chat.locator(f"{REPLIES} mark[data-method=dflash]").first).to_be_visible()
     expect(chat.locator(".legend")).to_contain_text("DFlash")
@@ -88,7 +88,7 @@ def test_a_reply_shows_who_drafted_it_and_what_it_cost_and_is_there_after_a_relo
 
 @pytest.mark.parametrize("is_composing", ["true", "false"], ids=["Chrome", "Safari"])
 def test_enter_that_ends_a_conversion_sends_and_saves_nothing(chat: Page, is_composing: str) -> None:
-    """Safari says by 229 alone that Enter took a word of Japanese (WebKit 165004)."""
+    """Safari marks an Enter that ends a Japanese conversion only by key code 229 (WebKit 165004)."""
     key = f"{{ key: 'Enter', keyCode: 229, isComposing: {is_composing}, bubbles: true, cancelable: true }}"
     convert = f"(field) => field.dispatchEvent(new KeyboardEvent('keydown', {key}))"
     ask(chat)
@@ -127,7 +127,7 @@ def test_the_model_that_was_asked_last_is_chosen_again(server: Server, visitor: 
 
 
 def test_a_reply_is_stopped_by_escape_and_what_was_written_is_kept(chat: Page) -> None:
-    chat.get_by_label("Speculative decoding", exact=True).select_option("off")  # it takes seconds on any machine
+    chat.get_by_label("Speculative decoding", exact=True).select_option("off")  # so it takes seconds on any machine
     chat.locator("#draft").fill("Count from 1 to 400.")
     chat.locator("#draft").press("Enter")
     expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2")
@@ -233,7 +233,7 @@ def test_conversations_are_found_renamed_and_deleted(chat: Page) -> None:
 
 @pytest.fixture
 def long_chat(server: Server) -> Iterator[str]:
-    """The address of a conversation of 1,000 messages."""
+    """Yield the address of a conversation of 1,000 messages."""
     address = f"{ALL}/{LONG}"
     roles = ("user", "assistant")
     turns = [
@@ -249,7 +249,7 @@ def long_chat(server: Server) -> Iterator[str]:
 
 
 def processor_seconds(page: Page) -> Callable[[], float]:
-    """What the page's main thread has computed since the last call, however long it waited for a processor."""
+    """Return a function: CPU seconds of the page's main thread since the last call, without waits for a CPU."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     before = 0.0

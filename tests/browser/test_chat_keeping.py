@@ -1,6 +1,6 @@
-"""The chat loses no word: a server that is killed, two windows, a session that ends, branches, files of conversations.
+"""The chat loses no text: a server that is killed, two windows, a session that ends, branches, export and import.
 
-Each story ends with a look at what the store has, for a page can show what nobody kept.
+Most tests also read the store at the end, since a page can show text that was never saved.
 """
 
 import contextlib
@@ -41,8 +41,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def visit(server: Server, visitor: Visitor) -> Visit:
-    """A person whose server is about to be killed, or who is refused: that much belongs to these stories."""
-    server.call("POST", "/admin/api/login", {"password": PASSWORD})  # a story before may have signed out everybody
+    """Return a visit in which lost connections and answers of 401, 404 and 409 are no problems."""
+    server.call("POST", "/admin/api/login", {"password": PASSWORD})  # an earlier test may have signed out everybody
     server.call("DELETE", ALL)
     visit = visitor(server)
     visit.witness.expects(401, 404, 409)
@@ -63,7 +63,7 @@ def opened(visit: Visit, path: str = "/admin/chat") -> Page:
 
 @contextlib.contextmanager
 def stopped(worker: int) -> Iterator[None]:
-    """The worker does nothing meanwhile."""
+    """Suspend the worker process during the block."""
     os.kill(worker, signal.SIGSTOP)
     try:
         yield
@@ -72,7 +72,7 @@ def stopped(worker: int) -> Iterator[None]:
 
 
 def begin(page: Page) -> None:
-    """Send a question whose answer takes seconds on any machine, since nothing drafts, and wait for its first words."""
+    """Send a question whose answer takes seconds on any machine, as drafting is off, and wait for its first words."""
     page.get_by_label("Speculative decoding").select_option(label="No drafting")
     send(page, "Count from 1 to 400.")
     expect(page.locator(f"{REPLIES} .body")).to_contain_text("1, 2, 3")
@@ -84,7 +84,7 @@ def send(page: Page, text: str) -> None:
 
 
 def ask(page: Page, text: str) -> None:
-    """Send, and wait for the end of the reply."""
+    """Send a question and wait for the end of the reply."""
     count = page.locator(REPLIES).count()
     send(page, text)
     expect(page.locator(REPLIES)).to_have_count(count + 1)
@@ -105,7 +105,7 @@ def kept(server: Server, number: str) -> list[dict[str, Any]]:
 
 
 def is_saved(page: Page) -> None:
-    """Until nothing waits in the browser any more."""
+    """Wait until no turn in the browser is unsaved."""
     page.wait_for_function(NOTHING_WAITS, timeout=PATIENCE_MS)
     expect(page.locator(".unsaved:visible")).to_have_count(0)
 
@@ -204,7 +204,7 @@ def test_a_page_that_stays_open_saves_by_itself_when_the_server_is_back(server: 
     for part in ("#draft", "#draft-help", f"{REPLIES} >> nth=-1 >> [role=alert]"):
         expect(chat.locator(part)).to_be_in_viewport(ratio=1)
     server.restart()
-    for page in (chat, other):  # whichever of them sent it
+    for page in (chat, other):  # either page may have sent it
         expect(page.locator(QUESTIONS)).to_have_count(2)
         is_saved(page)
     assert [turn["content"] for turn in kept(server, number_of(chat))][2] == "Are you there?"
@@ -221,7 +221,7 @@ def test_a_conversation_that_could_not_be_read_is_opened_when_the_server_answers
     expect(other.locator("#toasts")).to_contain_text("Paceline does not answer.")
     expect(other.locator(QUESTIONS)).to_have_count(0)
     other.unroute(f"**{ALL}/{number_of(chat)}")
-    ask(chat, "Count from 1 to 4.")  # as good as a server that comes back: the page hears of something
+    ask(chat, "Count from 1 to 4.")  # the other page gets news, as when a server comes back
     expect(other.locator(QUESTIONS)).to_have_count(2)
     assert other.url.endswith(address)
 
@@ -249,7 +249,7 @@ def test_two_windows_of_one_conversation_lose_nothing_of_each_other(server: Serv
     is_saved(first)
     number = number_of(first)
     second = visit.context.new_page()
-    second.route("**/admin/api/live?*", lambda route: route.abort())  # it hears of nothing
+    second.route("**/admin/api/live?*", lambda route: route.abort())  # this window gets no news of changes
     second.goto(f"/admin/chat#{number}")
     expect(second.locator(".message")).to_have_count(2)
     ask(first, "Spell the word river.")
@@ -327,7 +327,7 @@ def test_a_conversation_that_is_deleted_while_a_turn_is_on_its_way_stays_deleted
 
 
 def is_change(number: str = "") -> Callable[[Response], bool]:
-    """Whether an answer is that to a change of this conversation."""
+    """Return a predicate for answers to a PATCH whose address ends with `number`, the conversation's id."""
     return lambda answer: answer.request.method == "PATCH" and answer.url.endswith(number)
 
 
@@ -427,7 +427,7 @@ def test_a_chat_with_branches_is_usable_by_everybody_at_every_width(server: Serv
     is_saved(chat)
     expect(chat.locator("#chat-options")).to_be_visible()
     phone = visitor(server, phone=True).open(f"/admin/chat#{number_of(chat)}")
-    for page, width in ((chat, 1024), (phone, 390), (chat, 1440)):  # no settings stay over the text
+    for page, width in ((chat, 1024), (phone, 390), (chat, 1440)):  # narrow windows hide the options
         if page is chat:
             page.set_viewport_size({"width": width, "height": 800})
         expect(page.locator(QUESTIONS).get_by_text("2/2")).to_be_in_viewport(ratio=1)
@@ -467,7 +467,7 @@ def test_a_session_that_ended_leads_to_the_sign_in_once_and_back_with_all_that_w
     server: Server, visit: Visit, refusal: str
 ) -> None:
     page = visit.context.new_page()
-    page.route("**/admin/api/live**", lambda route: route.abort())  # sending finds out first
+    page.route("**/admin/api/live**", lambda route: route.abort())  # or the live feed would notice first
     page.goto("/admin/chat")
     is_settled(page)
     ask(page, "Count from 1 to 3.")
@@ -475,7 +475,7 @@ def test_a_session_that_ended_leads_to_the_sign_in_once_and_back_with_all_that_w
     number = number_of(page)
     sign_ins: list[str] = []
     page.on("framenavigated", lambda frame: sign_ins.append(frame.url) if "/admin/login" in frame.url else None)
-    if refusal == "too late":  # the question's comes first, and the page goes while the reply waits for its own
+    if refusal == "too late":  # the refusal to save comes first; the page leaves while it still waits for the reply
         page.route(COMPLETIONS, lambda _route: None)
     server.call("DELETE", "/admin/api/sessions")
     send(page, "Do not lose me.")
@@ -506,13 +506,13 @@ def test_what_is_typed_survives_a_session_that_ends(server: Server, visit: Visit
 
 
 def session_of(server: Server, page: Page, path: str) -> Any:
-    """What the page's own session reads."""
+    """Return the JSON at `path` as the page's session reads it."""
     cookies = {cookie["name"]: cookie["value"] for cookie in page.context.cookies([f"{server.address}/admin/"])}
     return httpx2.get(server.url(path), cookies=cookies).json()
 
 
 def test_a_stopped_reply_is_announced_as_such_and_has_its_figures(server: Server, chat: Page) -> None:
-    chat.get_by_label("Speculative decoding", exact=True).select_option("dflash")  # the governor might draft nothing
+    chat.get_by_label("Speculative decoding", exact=True).select_option("dflash")  # the governor might not draft
     chat.get_by_label("Draft length").fill("1")
     send(chat, "Count from 1 to 400.")
     expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2, 3, 4, 5, 6, 7, 8, 9, 10")
@@ -614,8 +614,8 @@ def test_a_file_that_is_no_conversation_of_ours_is_refused_in_words(
 def test_no_word_is_lost_when_server_and_worker_are_killed_again_and_again(
     server: Server, chat: Page, visit: Visit, kills: int
 ) -> None:
-    """A chat for each kill, at any moment of it; then everything that was ever on the page is in the store."""
-    visit.witness.expects(503)  # while the worker starts again
+    """Kill server or worker once per chat, at a random moment; at the end, the store has all that each chat showed."""
+    visit.witness.expects(503)  # while the worker restarts
     dice = random.Random(4)
     said: dict[str, list[str]] = {}
     for at in range(kills):
@@ -641,7 +641,7 @@ def test_no_word_is_lost_when_server_and_worker_are_killed_again_and_again(
             is_settled(chat)
         is_written(chat)
         is_saved(chat)
-        expect(chat.locator(f"{QUESTIONS} .body")).to_have_text(sent)  # a page that was just read again opens it first
+        expect(chat.locator(f"{QUESTIONS} .body")).to_have_text(sent)  # a reloaded page first opens the chat
         said[number_of(chat)] = texts(chat)
     assert len(said) == kills
     for number, shown in said.items():
@@ -650,12 +650,12 @@ def test_no_word_is_lost_when_server_and_worker_are_killed_again_and_again(
 
 
 def spaceless(text: str) -> str:
-    """A text without its white space, some of which becomes line breaks on the page."""
+    """Return a text without its white space, some of which becomes line breaks on the page."""
     return "".join(text.split())
 
 
 def is_written(page: Page) -> None:
-    """Until no reply is under way; on a busy machine, with a worker that starts again, that takes its time."""
+    """Wait until no reply is under way, which takes long on a busy machine while the worker restarts."""
     expect(page.locator(WRITING)).to_have_count(0, timeout=PATIENCE_MS)
 
 

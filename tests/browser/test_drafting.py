@@ -1,11 +1,11 @@
-"""The heart of it: pick a draft, measure it, apply what is recommended, chat, and see what was accepted."""
+"""The main story: pick a drafter, measure it, apply a measured setting, chat, and see what was accepted."""
 
 import json
 import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Route, expect
 
 from app.i18n.catalogs import read_words
 from tests.browser.conftest import Visitor
@@ -22,17 +22,13 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose choices are this story's."""
+    """Yield a server whose settings only this module's tests change."""
     with serving(tmp_path_factory.mktemp("drafting")) as running:
         yield running
 
 
-def candidate(page: Page, name: str) -> object:
-    return page.locator("article.candidate", has=page.get_by_role("heading", name=name, exact=True))
-
-
 def in_a_hurry(route: Route) -> None:
-    """The page's own call, with a budget that suits a test."""
+    """Pass the page's call on, but with a measurement budget that suits a test."""
     if route.request.method != "POST":
         route.continue_()
         return
@@ -62,7 +58,7 @@ def test_pick_measure_apply_chat_and_see_it_again(own: Server, visitor: Visitor)
     expect(page.get_by_text(words("pays.one_round"))).to_be_visible()
     expect(page.locator(".plot svg").first).to_be_visible()
     assert page.locator("tbody tr").count() > 2
-    # what is recommended depends on the machine's moment; this story goes on with the drafter that was picked
+    # the recommendation varies with the load on the machine, so apply the drafter that was picked
     chosen = (
         page.locator("tbody tr").filter(has_text=re.compile(re.escape(words("method.draft_model")) + r", .*\d")).first
     )

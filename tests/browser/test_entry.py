@@ -1,4 +1,4 @@
-"""A page that a command opens: the browser is signed in, and nobody who looks on learns how."""
+"""A page that a command opens: the browser is signed in, and no process list, log or history shows the code."""
 
 import contextlib
 import os
@@ -30,13 +30,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def opened(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> Iterator[tuple[Path, str]]:
-    """The file that a chromium of its own was started with, and where that can be talked to; it ends with this."""
+    """Open a page in a new Chromium as a command does; yield the file it got and its DevTools address, then end it."""
     script, pipe, profile = folder / "browser", folder / "told", folder / "profile"
     os.mkfifo(pipe)
     start = f"exec {CHROMIUM} --headless --no-sandbox --remote-debugging-port=0 --user-data-dir={profile}"
     script.write_text(f'#!/bin/sh\necho "$$ $1" > {pipe}\n{start} "$1" 2> {folder / "said"}\n', encoding="utf-8")
     script.chmod(0o755)
-    monkeypatch.setenv("BROWSER", f"{script} %s &")  # does not wait for it
+    monkeypatch.setenv("BROWSER", f"{script} %s &")  # `&`: Python does not wait for the browser
     monkeypatch.setattr("webbrowser._tryorder", None)
     running = running_server(read_settings(home=server.home))
     assert running is not None
@@ -51,7 +51,7 @@ def opened(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, to: st
 
 
 def listens_at(said: Path, process: psutil.Process) -> str:
-    """The address for DevTools that chromium says on stderr once it listens."""
+    """Wait for the DevTools address that Chromium writes to stderr once it listens; return it."""
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         address = re.search(r"ws://\S+(?=\n)", said.read_text(encoding="utf-8") if said.exists() else "")
         if address:
@@ -97,7 +97,7 @@ def test_what_serve_opens_by_itself_shows_no_code_to_the_list_of_processes(tmp_p
     browser.write_text(f'#!/bin/sh\necho "$1" > {pipe}\n', encoding="utf-8")
     browser.chmod(0o755)
     with serving(tmp_path / "state", account=False, PACELINE_OPEN="1", BROWSER=str(browser)) as fresh:
-        word = pipe.read_text(encoding="utf-8").strip()  # once the browser was started
+        word = pipe.read_text(encoding="utf-8").strip()  # blocks until the browser has started
         assert word.startswith("file://")
         assert "#" not in word
         page = Path(word.removeprefix("file://"))

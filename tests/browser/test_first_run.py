@@ -1,4 +1,4 @@
-"""The first minute: the printed address, a password, the dashboard; then out and in again."""
+"""The first minute: the printed address, a password, the dashboard; then signing out and in again."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ words = read_words()
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Server]:
-    """A server that nobody has set up yet."""
+    """Yield a server that nobody has set up yet."""
     with serving(tmp_path, account=False) as running:
         yield running
 

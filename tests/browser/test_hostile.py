@@ -1,6 +1,6 @@
-"""Sixty hostile strings as what people and models say: nothing runs, nothing leaves, and the text is there to read.
+"""Sixty hostile strings as chat texts of people and models: no script runs, no request leaves, the text is readable.
 
-The witness of each visit fails a test that opened a dialog, asked another host or broke the policy.
+The witness of each visit fails a test that opened a dialog, contacted another host or violated the policy.
 """
 
 import json
@@ -49,14 +49,14 @@ WIDTHS = "() => [document.documentElement.scrollWidth, document.documentElement.
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One without a life behind it."""
+    """Yield a server without earlier conversations."""
     with serving(tmp_path_factory.mktemp("hostile")) as server:
         yield server
 
 
 @contextmanager
 def kept(server: Server, title: str, messages: list[dict[str, Any]]) -> Iterator[int]:
-    """A conversation that is in the store for a while."""
+    """Store a conversation during the block; yield its id."""
     number = 1 + secrets.randbits(40)
     turns = [{"id": f"t{at}", "parent": f"t{at - 1}" if at else "", **message} for at, message in enumerate(messages)]
     begin = {"title": title[:200], "options": {"system": title}}
@@ -66,7 +66,7 @@ def kept(server: Server, title: str, messages: list[dict[str, Any]]) -> Iterator
 
 
 def exported(folder: Path, title: str, messages: list[dict[str, Any]]) -> Path:
-    """A file as the page writes it."""
+    """Write a conversation file as the page exports it; return its path."""
     turns = [{"id": f"t{at}", "parent": f"t{at - 1}" if at else "", **message} for at, message in enumerate(messages)]
     whole = {
         "format": "paceline.conversation",
@@ -82,7 +82,7 @@ def exported(folder: Path, title: str, messages: list[dict[str, Any]]) -> Path:
 
 
 def check_nodes(page: Page) -> None:
-    """Only harmless elements and attributes, and links that lead to the web and know nothing of us."""
+    """Assert that messages have only harmless elements and attributes, and links only to the web, with `noopener`."""
     for node in page.evaluate(LOOK):
         assert node["tag"] in ELEMENTS, node
         assert set(node["attributes"]) <= ATTRIBUTES, node
@@ -136,7 +136,7 @@ def test_an_imported_file_of_hostile_texts_is_texts(server: Server, visitor: Vis
     check_nodes(page)
     bodies = page.evaluate(BODIES)
     assert bodies[::2] == texts[::2]
-    page.goto("about:blank")  # or it would ask for what is deleted now
+    page.goto("about:blank")  # else the page would request conversations while they are deleted
     server.call("DELETE", ALL)
 
 
@@ -147,7 +147,7 @@ def test_the_largest_conversation_that_may_be_imported_can_be_read_and_answered(
     turns = [{"role": ROLES[at % 2], "content": f"{at}\n\n{table}"} for at in range(MAX_TURNS - 2)]
     file = exported(tmp_path, "Large", turns)
     visit = visitor(server)
-    visit.witness.expects(400)  # it does not fit the model
+    visit.witness.expects(400)  # the conversation exceeds the model's context
     page = visit.open("/admin/chat")
     page.locator("#chat-import").set_input_files(file)
     expect(page.locator(".toast").last).to_have_text("Conversation imported", timeout=60_000)
@@ -174,7 +174,7 @@ def test_titles_stay_texts_in_the_list_the_head_and_the_fields(server: Server, v
             expect(page.locator(f"#title-{number}")).to_be_focused()
             page.keyboard.press("Escape")
             expect(page.locator(f"#title-{number}")).to_have_count(0)
-        page.goto("about:blank")  # or it would ask for what is deleted now
+        page.goto("about:blank")  # else the page would request conversations while they are deleted
 
 
 def test_replies_and_errors_stay_texts_while_they_stream(server: Server, visitor: Visitor) -> None:

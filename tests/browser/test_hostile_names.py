@@ -1,7 +1,7 @@
 """Sixty hostile strings as names of models, keys and repositories, as settings and in the log: all of them stay text.
 
-The witness of each visit fails a test that opened a dialog, asked another host or broke the policy. Titles and texts
-of the chat are in `test_hostile.py`.
+The witness of each visit fails a test that opened a dialog, contacted another host or violated the policy. Titles and
+texts of the chat are in `test_hostile.py`.
 """
 
 import json
@@ -30,7 +30,7 @@ WORKING = f"<img src=x onerror={ALERT}>"
 
 
 def as_folder(text: str) -> str:
-    """The nearest name that a folder may have: without `/`, control characters and surrogates, not too long."""
+    """Return the nearest name that a folder may have: without `/`, control characters and surrogates, not too long."""
     named = "".join(character for character in text.replace("/", "\N{FRACTION SLASH}") if character.isprintable())
     return named.encode("utf-8", "ignore")[:NAME_BYTES].decode("utf-8", "ignore").strip(" .")
 
@@ -41,7 +41,7 @@ ALL = "\n".join(HOSTILE.values())
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose world means ill."""
+    """Yield a server whose models, hub, keys and requests have hostile names."""
     folder = tmp_path_factory.mktemp("names")
     for name in NAMES:
         if name == WORKING:
@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def say_everything(server: Server) -> None:
-    """Where words of others get in besides; refusals are fine, too."""
+    """Send the hostile strings to other routes that take text; a refusal is fine, status 500 is not."""
     for text in HOSTILE.values():
         printable = text.encode("utf-8", "ignore").decode()
         for path, body in (

@@ -14,7 +14,7 @@ from tests.browser.icons import ARGB_PIXELS, FOLDER, MENU_BAR_POINTS, MOST_BYTES
 from tests.browser.picture import READ_PIXELS
 
 FAINTEST = 0.04
-"""Of the 324 pixels of a menu bar image: how much ink two states differ in, at least."""
+"""Least mean difference in ink (0 to 1) per pixel between the 324-pixel images of two states."""
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +25,13 @@ def desk(browser: Browser) -> Iterator[Page]:
 
 
 def pixels(desk: Page, picture: bytes) -> Any:
-    """Rows of red, green, blue and alpha, as the browser reads them."""
+    """Return a PNG's rows of red, green, blue and alpha, as the browser reads them."""
     image = desk.evaluate(READ_PIXELS, base64.b64encode(picture).decode())
     return np.frombuffer(base64.b64decode(image["pixels"]), np.uint8).reshape(image["height"], image["width"], 4)
 
 
 def elements(container: bytes) -> dict[str, bytes]:
-    """What an .icns holds, by its type, as the format is documented."""
+    """Return the elements of an .icns by type, parsed as the format is documented."""
     assert container[:4] == b"icns"
     assert struct.unpack(">I", container[4:8]) == (len(container),)
     by_kind, place = {}, 8
@@ -44,7 +44,7 @@ def elements(container: bytes) -> dict[str, bytes]:
 
 
 def unpacked(content: bytes) -> bytes:
-    """The channels of an ARGB element, one after another."""
+    """Unpack the channels of an ARGB element; return them one after another."""
     out, place = bytearray(), 0
     while place < len(content):
         lead = content[place]

@@ -41,7 +41,7 @@ def test_the_tab_key_reaches_every_control_and_shows_where_it_is(
     server: Server, visitor: Visitor, place: Place
 ) -> None:
     page = visitor(server, signed_in=place.signed_in).open(place.address(server))
-    if place.name == "chat":  # it takes the focus itself, once it knows that no conversation is to be opened
+    if place.name == "chat":  # the page focuses the draft once it knows that there is no conversation to open
         expect(page.locator("#draft")).to_be_focused()
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     page.locator("body").evaluate("(body) => { body.tabIndex = -1; body.focus(); body.removeAttribute('tabindex'); }")
@@ -197,7 +197,7 @@ def test_a_chat_is_sent_stopped_and_put_away_by_keyboard(server: Server, visitor
     page.keyboard.press("Escape")
     expect(reply.locator("footer dl")).to_be_visible()
     expect(page.locator("#draft")).to_have_value("")
-    listed = page.locator(".conversations li[data-current=true]")  # another one has the same title
+    listed = page.locator(".conversations li[data-current=true]")  # another conversation has the same title
     delete = listed.get_by_role("button", name=words("chat.delete_named", title=QUESTION))
     delete.focus()
     page.keyboard.press("Enter")

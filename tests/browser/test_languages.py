@@ -1,4 +1,4 @@
-"""Languages: switched on the page, kept by the server; a pseudo-locale finds what nobody translated and what breaks."""
+"""Languages and colours, chosen per browser; a pseudo-locale finds text that is not translated or does not fit."""
 
 import re
 
@@ -57,7 +57,7 @@ def test_nothing_is_untranslated_and_longer_words_find_room(server: Server, visi
     expect(page.locator("html")).to_have_attribute("lang", CODE)
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     check([text for text in look(page, "texts") if not is_translated(text)])
-    page.evaluate(BARE, [OPEN, CLOSE])  # what is left is 40 % longer than English, and no more
+    page.evaluate(BARE, [OPEN, CLOSE])  # without the marks, text is 40 % longer than English, not more
     check(look(page, *LAYOUT_CALLS, "overflowing"))
     for size in (TABLET, PHONE):
         page.set_viewport_size(size)
@@ -66,7 +66,7 @@ def test_nothing_is_untranslated_and_longer_words_find_room(server: Server, visi
 
 
 def is_translated(text: str) -> bool:
-    """Whether a text comes from the catalog, or is only a number, a date or a name."""
+    """Return whether a text comes from the catalog, or is only a number, a date or a name."""
     while (unmarked := MARKED.sub("", text)) != text:
         text = unmarked
     return FROM_INTL.fullmatch(NAMES.sub("", unmarked)) is not None

@@ -1,4 +1,4 @@
-"""Only the latest answer counts: one that comes late does not take the place of what was asked for since."""
+"""The answer to the latest request counts: a late answer to an earlier request does not replace it."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def held(page: Page, address: str | re.Pattern[str], act: Callable[[], object]) -> Route:
-    """Calls `act`, whose request to `address` waits for what the test does with it."""
+    """Call `act`; return the route of its request to `address`, which waits until the test continues or fulfills it."""
     routes: list[Route] = []
 
     def hold(route: Route) -> None:
@@ -42,7 +42,7 @@ def held(page: Page, address: str | re.Pattern[str], act: Callable[[], object]) 
 
 @contextmanager
 def late(page: Page, address: str | re.Pattern[str], act: Callable[[], object]) -> Iterator[None]:
-    """`act` makes a call whose answer comes when the block ends; then the page has read it."""
+    """Call `act`, hold its request to `address` until the block ends, and wait until the page has read the answer."""
     route = held(page, address, act)
     yield
     with page.expect_response(address):

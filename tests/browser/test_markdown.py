@@ -1,4 +1,4 @@
-"""The chat's markdown, in a real browser under the real policy: what it makes of ordinary, odd and hostile texts."""
+"""The chat's markdown, in a real browser under the real policy: its output for ordinary, odd and hostile texts."""
 
 from typing import Any
 
@@ -127,9 +127,9 @@ ENDLESS = {
     "dollar signs": "$" * 20_000,
     "fences": "```\n``\n" * 5_000,
 }
-"""Texts by what there is much of."""
+"""Long texts, by the part that repeats."""
 MOST_STEPS, MOST_NODES = 40.0, 4.0
-"""Statements that are run, and elements that are made, for each character of a text."""
+"""Limits on the parser's steps, as counted by `steps`, and on the elements it creates, per character of a text."""
 RUN = 400_000
 UNMATCHED = (
     "` " + "a" * RUN + "`",
@@ -143,7 +143,7 @@ UNMATCHED = (
     "- " * (RUN // 2) + "x",
     "a\n" + "=" * RUN + "x",
 )
-"""Texts that a pattern nearly matches, so long that one which looks at them again and again would take hours."""
+"""Texts that nearly match a pattern, so long that a pattern which backtracks would take hours."""
 PARSE = """async (text) => {
   const base = document.querySelector('script[type=module]').src.replace(/[^/]+$/, '');
   const { blocks } = await import(base + 'markdown.js');
@@ -156,8 +156,8 @@ IN_CHAT = """async ([name, text]) => {
 
 
 def steps(page: Page, texts: list[str]) -> list[int]:
-    """How often functions, branches and bodies of loops of the parser were run for each text, as the engine counts them
-    in scripts that it reads from then on: `page` must not have the parser yet."""
+    """Return, per text, how often the parser's functions, branches and loop bodies ran. The engine counts
+    only in scripts that it loads after this begins, so `page` must not have loaded the parser yet."""
     session = page.context.new_cdp_session(page)
     session.send("Profiler.enable")
     session.send("Profiler.startPreciseCoverage", {"callCount": True, "detailed": True})

@@ -26,18 +26,18 @@ NEXT_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAn
 
 
 def look(page: Page, *calls: str, argument: Any = None) -> list[str]:
-    """What `layout.js` finds on the page."""
+    """Return the findings of these calls of `layout.js` on the page."""
     page.evaluate(LAYOUT)
     return [finding for call in calls for finding in page.evaluate(f"(argument) => layout.{call}(argument)", argument)]
 
 
 def check(findings: list[str]) -> None:
-    """Nothing may have been found."""
+    """Assert that there are no findings."""
     assert not findings, "\n" + "\n".join(findings)
 
 
 def axe(page: Page) -> list[str]:
-    """Serious and critical violations by the rules of axe-core, each with the first element it concerns."""
+    """Return the serious and critical violations that axe-core finds, each with the first three elements concerned."""
     violations = Axe().run(page).response["violations"]
     return [
         f"{rule['id']}: {rule['help']}: {[(node['html'][:160], node['failureSummary']) for node in rule['nodes'][:3]]}"
@@ -48,7 +48,7 @@ def axe(page: Page) -> list[str]:
 
 def test_every_page_there_is_is_visited() -> None:
     pages = {route.removeprefix("GET ") for route, access in ROUTES.items() if access == "page"}
-    pages.discard("/admin")  # it leads to the overview
+    pages.discard("/admin")  # it redirects to the overview
     assert pages <= {place.route for place in PLACES}
     entrances = {
         route.removeprefix("GET ") for route in ROUTES if ROUTES[route] == "entrance" and route.startswith("GET")
@@ -66,11 +66,11 @@ SHIFTS = """() => new Promise((done) => {
   requestAnimationFrame(() => setTimeout(() => done(told())));
 })"""
 MOST_SHIFT = 0.1
-"""What web.dev calls good."""
+"""Limit on the sum of layout shifts, below which web.dev calls a page good."""
 
 
 def check_shifts(page: Page) -> None:
-    """What moved without being asked to, in sum, is little."""
+    """Assert that the page's layout shifts add up to less than `MOST_SHIFT`."""
     shifts = page.evaluate(SHIFTS)
     assert sum(value for value, *_ in shifts) < MOST_SHIFT, json.dumps(shifts, indent=1)
 
@@ -103,7 +103,7 @@ def test_a_narrowed_list_stays_narrowed_on_the_way_back(server: Server, visitor:
     page.locator("#outcome").select_option("fine")
     expect(page).to_have_url(re.compile(r"outcome=fine$"))
     row = page.locator("tbody tr").first
-    row.click()  # all of it is the link
+    row.click()  # the whole row is a link
     expect(page).to_have_url(re.compile("/admin/requests/chatcmpl-"))
     page.go_back()
     expect(page.locator("#outcome")).to_have_value("fine")

@@ -1,4 +1,4 @@
-"""What the chat page asks of a model besides an answer: tools whose results a person gives, JSON by a schema, files."""
+"""Requests of the chat page beyond plain text: tools whose results a person types, JSON by a schema, files."""
 
 import json
 from collections.abc import Iterator
@@ -32,13 +32,13 @@ def chat(server: Server, visitor: Visitor) -> Page:
 
 
 def streamed(*deltas: dict[str, Any], finish: str = "stop") -> str:
-    """A reply as the server streams it."""
+    """Return a reply as the server streams it."""
     choices = [{"index": 0, "delta": delta} for delta in deltas] + [{"index": 0, "delta": {}, "finish_reason": finish}]
     return "".join(f"data: {json.dumps({'choices': [choice]})}\n\n" for choice in choices) + "data: [DONE]\n\n"
 
 
 def answering(page: Page, *replies: str) -> list[Any]:
-    """Answer so from now on; what was asked."""
+    """Answer requests with `replies`, in order, from now on; return the list that collects the requests' bodies."""
     asked: list[Any] = []
     waiting = iter(replies)
 

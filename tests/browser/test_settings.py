@@ -1,4 +1,4 @@
-"""The settings as somebody changes them: what is refused goes back, what is changed elsewhere is followed."""
+"""The settings as a person changes them: refusals are explained, and changes from elsewhere appear."""
 
 import re
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ words = read_words()
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One whose folders the environment does not decide."""
+    """Yield a server whose model folders are not set by an environment variable."""
     with serving(tmp_path_factory.mktemp("settings")) as running:
         yield running
 
 
 def stored(server: Server, name: str, address: str = "/admin/api/settings") -> Any:
-    """A setting as it is kept."""
+    """Return a setting's value as the server reports it."""
     return next(row["value"] for row in server.call("GET", address)["settings"] if row["name"] == name)
 
 

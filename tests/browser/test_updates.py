@@ -1,4 +1,4 @@
-"""A newer version is told on every page, with the command that brings it, until it is put away."""
+"""A notice of a newer version is on every page, with the command that installs it, until it is dismissed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ words = read_words()
 
 @contextmanager
 def outdated_server(folder: Path) -> Iterator[tuple[Server, Releases]]:
-    """A server that is older than the last release, and the releases that it finds."""
+    """Yield a server that is older than the latest release, and the stand-in for the releases that it finds."""
     (folder / "releases").mkdir()
     releases = Releases(folder / "releases")
     releases.tell("0.10.0")

@@ -1,4 +1,4 @@
-"""The first run after the password: by keyboard alone, in every language; steps are skipped and come back to."""
+"""The first run after the password: by keyboard alone, in every language, with steps that are skipped and resumed."""
 
 import re
 import shutil
@@ -33,7 +33,7 @@ def hub() -> Iterator[StandInHub]:
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory, hub: StandInHub) -> Iterator[Server]:
-    """A server that has a password and nothing else, where LM Studio has a model."""
+    """Yield a server with only a password set up, where LM Studio has a model."""
     folder = tmp_path_factory.mktemp("welcome")
     write_model(folder / ".lmstudio" / "models" / "someone" / "tiny")
     with serving(folder, account=False, PACELINE_HUB_ENDPOINT=hub.address) as running:
@@ -70,7 +70,7 @@ def left(server: Server) -> list[str]:
 
 
 def fits(page: Page) -> None:
-    """What is on the page is in order for axe, and at both widths."""
+    """Assert that the page does not shift, that axe finds nothing, and that it fits both widths."""
     check_shifts(page)
     check(axe(page))
     own = page.viewport_size
@@ -126,7 +126,7 @@ def test_the_whole_way_by_keyboard(
 
 
 def set_up(page: Page, fresh: Server, language: str) -> None:
-    """The first password, in the language that the browser asks for; another one is a choice away."""
+    """Choose the first password, on a page in the language that the browser asks for."""
     page.goto(fresh.setup)
     expect(page.locator("html")).to_have_attribute("lang", language)
     expect(page.locator("h1")).to_have_text(read_words(language)("setup.welcome"))
@@ -140,7 +140,7 @@ def set_up(page: Page, fresh: Server, language: str) -> None:
 
 
 def choose_language(page: Page, language: str) -> None:
-    """Another one, and back."""
+    """Switch to another language and back."""
     names = Catalogs().names
     other = "ko" if language == "en" else "en"
     fits(page)

@@ -1,4 +1,4 @@
-"""Pages in a browser's context of their own, signed in and watched."""
+"""Pages in a separate browser context, signed in and watched for problems."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,14 +24,14 @@ class Visit:
         self.witness = witness
 
     def open(self, path: str) -> Page:
-        """A new tab, once it is settled."""
+        """Open a new tab; return it once it has settled."""
         page = self.context.new_page()
         page.goto(path)
         is_settled(page)
         return page
 
     def check(self) -> None:
-        """Nothing may have gone wrong so far."""
+        """Assert that nothing has gone wrong so far."""
         assert self.witness.problems == []
 
 
@@ -39,7 +39,7 @@ class Visit:
 def visiting(
     browser: Browser, server: Server, *, signed_in: bool = True, phone: bool = False, **more: Any
 ) -> Iterator[Visit]:
-    """A visit; `more` are further options of the context, such as `color_scheme`."""
+    """Yield a visit; `more` are further options of the context, such as `color_scheme`."""
     sizes: dict[str, Any] = {"viewport": PHONE, "has_touch": True, "is_mobile": True} if phone else {"viewport": WIDE}
     context = browser.new_context(**{"base_url": server.address, "locale": "en-US", **sizes, **more})
     context.set_default_timeout(WAIT_MS)
@@ -53,7 +53,7 @@ def visiting(
 
 
 def session_cookie(server: Server) -> Any:
-    """The session of the server's own client, for a browser."""
+    """Return the session cookie of the server's client, for a browser."""
     return {
         "name": COOKIE,
         "value": server.cookie,

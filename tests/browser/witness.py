@@ -1,4 +1,4 @@
-"""Sees what a page must not do: complain, break its policy, lose a request, speak to another host, open a dialog."""
+"""Watch for what a page must not do: log errors, violate its policy, lose requests, call other hosts, open dialogs."""
 
 from playwright.sync_api import BrowserContext, ConsoleMessage, Dialog, Page, Request, Response
 
@@ -8,9 +8,9 @@ addEventListener("securitypolicyviolation", (event) => {
 });
 """
 ABORTED = "net::ERR_ABORTED"
-"""A page that is left drops its live feed; that is no loss."""
+"""Failure of a request that a page dropped when it was left, such as its live feed; not counted as lost."""
 REFUSED = "Failed to load resource"
-"""What the console says of each answer from 400 on; those are looked at themselves."""
+"""Start of the console's message for each status from 400 on; ignored, since `_see_response` checks the answers."""
 
 
 class Witness:
@@ -30,7 +30,7 @@ class Witness:
         context.on("page", lambda page: page.on("dialog", self._see_dialog))
 
     def expects(self, *statuses: int) -> None:
-        """These answers belong to the test."""
+        """Accept answers with these statuses, since the test causes them."""
         self._expected |= set(statuses)
 
     def _on_event(self, message: ConsoleMessage) -> None:
@@ -55,7 +55,7 @@ class Witness:
 
 
 def is_settled(page: Page) -> None:
-    """Until scripts run and the page waits for nothing; the live feed never ends and does not count."""
+    """Wait until scripts run and the page waits for nothing but the live feed, which never ends."""
     page.wait_for_load_state("load")
     page.wait_for_function(SETTLED)
 

@@ -1,4 +1,4 @@
-"""What attacks are made of: what they send, and how they judge what they find on the disk and in answers."""
+"""Parts of attacks: the requests that they send, and their judgement of files on disk and of answers."""
 
 import json
 import random
@@ -21,7 +21,7 @@ from tests.models.folders import packed
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """What a killed server leaves: a store, files of JSON and of tensors."""
+    """Return a home that a killed server leaves: a store, a JSON file, a tensor file."""
     Store(tmp_path / FILE_NAME).close()
     fill_store(tmp_path / FILE_NAME)
     (tmp_path / "tokenizers.json").write_text('{"a": 1}')

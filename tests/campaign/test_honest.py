@@ -1,4 +1,4 @@
-"""The honest stream, as the campaign hears it."""
+"""Silences of the honest stream, as the campaign measures them."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What a campaign calls a broken promise."""
+"""Rules by which a campaign calls a promise broken."""
 
 import pytest
 

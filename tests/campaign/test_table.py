@@ -1,4 +1,4 @@
-"""What a campaign says in the end, and which attack has the next turn."""
+"""Results that a campaign prints at its end, and the choice of the attack that has the next turn."""
 
 from io import StringIO
 

@@ -14,7 +14,7 @@ def fake() -> Iterator[FakeServer]:
 
 @pytest.fixture
 def environment(tmp_path: Path, fake: FakeServer) -> Mapping[str, str]:
-    """What the command line is started with: our port, and no model folder but the embedded one."""
+    """Environment of the command line: the port of the scripted server, and only the embedded models."""
     return {
         "PACELINE_PORT": str(fake.port),
         "PACELINE_HOME": str(tmp_path / "home"),

@@ -13,9 +13,9 @@ from typing import Any
 class FakeServer:
     port: int = 0
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
-    """Path -> status and JSON; a list is streamed, one event per item; bytes are sent as they are."""
+    """Status and JSON by path; a list is streamed, one event per item; bytes are sent as they are."""
     requests: list[tuple[str, str, Any, str]] = field(default_factory=list)
-    """Method, path, body and Authorization header of everything that was asked."""
+    """Method, path, body and Authorization header of every request."""
 
 
 def handler_of(fake: FakeServer) -> type[BaseHTTPRequestHandler]:

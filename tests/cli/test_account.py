@@ -1,4 +1,4 @@
-"""`paceline password` and `paceline keys`: straight in the store, nothing secret shown but the new key, once."""
+"""`paceline password` and `paceline keys`: they change the store directly and show no secret but a new key, once."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Start at login: what launchd and systemd read, who is told, and that nothing stays when it is undone."""
+"""Start at login: the files for launchd and systemd, the calls of their tools, and that undoing it leaves nothing."""
 
 import os
 import plistlib
@@ -97,7 +97,7 @@ def test_the_unit_says_what_systemd_understands(tmp_path: Path) -> None:
 
 
 def checked(*words: str) -> str | None:
-    """What a tool of the system complains of; None where the system has no such tool."""
+    """Run a tool of the system; return its complaints from stderr, or None where there is no such tool."""
     if shutil.which(words[0]) is None:
         return None
     environment = {**os.environ, "XDG_RUNTIME_DIR": os.environ["HOME"]}
@@ -109,7 +109,7 @@ Told = list[list[str]]
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Told]:
-    """`launchctl` and `systemctl` that note what they are told, and fail at what the file `fails` names."""
+    """Fakes of `launchctl` and `systemctl` that log their arguments; they fail if the file `fails` lists the first."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("launchctl", "systemctl"):
@@ -172,7 +172,7 @@ def test_a_server_of_the_systems_gets_its_options_by_the_command_that_made_it_so
     autostart.install(settings, autostart.agent_file_content(settings, ()))
     calls = system()
     for begin in (service.start, service.restart):
-        with pytest.raises(CommandError, match="`paceline service install` with options changes how"):
+        with pytest.raises(CommandError, match="`paceline service install` with options changes them"):
             begin(settings, ("--port=9",), lambda _text: None)
     assert system() == calls
 
@@ -244,7 +244,7 @@ def test_a_python_of_homebrew_is_named_by_the_path_that_outlives_an_update(tmp_p
 
 
 def test_the_system_starts_it_keeps_it_alive_and_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the user's own manager of systemd where there is one; the unit's own words otherwise."""
+    """Through the user's systemd where it runs; elsewhere only the command of the unit is run, with `--help`."""
     settings = settings_of(tmp_path / "home")
     monkeypatch.setenv("PACELINE_PORT", "0")
     answers = subprocess.run(["systemctl", "--user", "is-system-running"], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""`paceline bench MODEL`: the running server measures, or one that the command starts for itself."""
+"""`paceline bench MODEL`: the running server measures, or a temporary server that the command starts."""
 
 import json
 from collections.abc import Mapping

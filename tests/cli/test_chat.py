@@ -1,4 +1,4 @@
-"""The parts of a chat that a scripted server cannot reach: marks, Ctrl-C, numbers."""
+"""Parts of a chat that need no server over HTTP: marks, Ctrl-C, figures, results of calls, and files."""
 
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.cli.fake_server import chunk
 
 
 class InterruptedServer:
-    """Says one word, then the person presses Ctrl-C."""
+    """Sends one word, then the user presses Ctrl-C."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -82,7 +82,7 @@ class ScriptedServer:
 
 
 def talk(server: ScriptedServer, *lines: str) -> str:
-    """What is on the screen after these lines."""
+    """Type the lines into a chat; return what the screen then shows."""
     console, typed = Console(record=True, width=100), iter(lines)
 
     def read_line(prompt: str) -> str:
@@ -161,7 +161,7 @@ def test_schema_and_tools_come_from_files_and_what_they_are_not_is_said(tmp_path
     assert [tool["function"]["name"] for tool in held["tools"]] == ["look", "hear"]
     assert output_constraints(None, None) == {}
     odd.write_text("[1")
-    with pytest.raises(CommandError, match=r"odd\.json holds no JSON"):
+    with pytest.raises(CommandError, match=r"odd\.json is not valid JSON"):
         output_constraints(odd, None)
     odd.write_text("[1]")
     with pytest.raises(CommandError, match=r"odd\.json does not contain a list of functions"):

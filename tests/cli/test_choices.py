@@ -1,4 +1,4 @@
-"""What is stored for a model is shown, and a damaged store is one line."""
+"""Settings stored for a model are shown, and a damaged store is reported in one line."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Every word of the command line against a scripted server."""
+"""The subcommands of the command line, against a scripted server."""
 
 import json
 import socket
@@ -170,7 +170,7 @@ def test_earlier_prompts_are_listed_and_forgotten_without_a_server(environment: 
     kept = json.loads(run(environment, "cache", "list", "--json").stdout)
     assert kept["size_bytes"] == 4_002_000
     assert {model["model"]: model["files"] for model in kept["models"]} == {"big": 2, "a-b": 1}
-    assert "4.0 MB on disk are free" in run(environment, "cache", "clear").stdout
+    assert "4.0 MB freed on disk" in run(environment, "cache", "clear").stdout
     assert not any(folder.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""`paceline config`: the same settings as the page's, for people and for programs, with what is wrong in one line."""
+"""`paceline config`: the same settings as on the page, for people and for programs; each error is one line."""
 
 import json
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""The command line in front of whatever may lie in the place of its store: no traceback, nothing lost, a next action.
+"""The command line, whatever is in the place of its store: no traceback, nothing lost, and advice on what to do.
 
-Every command that opens the store is run in every state; `serve`, for real, starts locked down with the old one aside.
+Every command that opens the store runs in every state; a real `serve` sets a damaged one aside and starts locked down.
 """
 
 import os
@@ -38,7 +38,7 @@ COMMANDS = (
     ("pull", "paceline-test/tiny"),
 )
 GLANCING = (("ls",), ("ps",), ("load", "demo-assistant"), ("chat", "--once", "hello"))
-"""Commands that only glance at the store: they go on where that tells what is set."""
+"""Commands that only read a few settings: they go on where the damaged store still yields these."""
 GOES_ON = ("no /", "Model ")
 WAY_BACK = f"update this one with `{this_installation().update}`, or begin anew with `mv "
 State = Callable[[Path], None]
@@ -150,7 +150,7 @@ SOUND: Mapping[str, State] = {
 
 @pytest.fixture
 def path(environment: Mapping[str, str]) -> Path:
-    """A store with an account and keys, closed."""
+    """Path of a closed store with an account, a revoked key and a setting."""
     path = Path(environment["PACELINE_HOME"]) / FILE_NAME
     store = Store(path)
     accounts = Accounts(store, hasher=PasswordHasher(1, 8, 1))
@@ -166,7 +166,7 @@ def run(environment: Mapping[str, str], command: tuple[str, ...]) -> Result:
 
 
 def entries(folder: Path) -> dict[str, bytes]:
-    """What lies there, apart from what SQLite and we put beside it."""
+    """Return the files of a folder with their content, without SQLite's shared memory and our locks."""
     kept = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.endswith(("-shm", ".lock")))
     return {str(file.relative_to(folder)): file.read_bytes() for file in kept}
 

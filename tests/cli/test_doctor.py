@@ -1,4 +1,4 @@
-"""What `doctor` notices, and that each finding says what to do."""
+"""Findings of `doctor`: each names a problem and says what to do."""
 
 import json
 import os
@@ -108,7 +108,7 @@ def test_a_folder_that_macos_forbids_to_the_server_is_named_with_the_place_of_th
     [
         ("Apple M4 Max", "15.5", "macosx_15_0_arm64", ""),
         ("Apple M5", "26.2", "macosx_26_0_arm64", "ok"),
-        ("Apple M5 Pro", "26.3.1", "macosx_15_0_arm64", "warn"),  # by a Python that takes macOS 26 for 16
+        ("Apple M5 Pro", "26.3.1", "macosx_15_0_arm64", "warn"),  # its Python takes macOS 26 for 16
         ("Apple M5", "26.1", "macosx_26_0_arm64", "warn"),
         ("Apple M6", "27.0", "macosx_26_0_arm64", "ok"),
         ("AMD EPYC", "", "", ""),

@@ -1,4 +1,4 @@
-"""What `serve` says can be pasted as it is."""
+"""The greeting of `serve`: its lines can be pasted as they are."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`paceline launch`: an agent gets address, model and key by its environment and its flags, and nothing else."""
+"""`paceline launch`: an agent gets address, model and key through its environment, its flags and files of ours."""
 
 import json
 import os
@@ -19,7 +19,7 @@ env
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
-    """A home of its own, stand-ins of every agent first in the path, and the server that the first launch starts."""
+    """A separate home, stand-ins for all agents first on the PATH, and the server that the first launch starts."""
     folder = tmp_path_factory.mktemp("launch")
     (folder / "bin").mkdir()
     for name in AGENTS:
@@ -39,7 +39,7 @@ def run(environment: Mapping[str, str], *words: str) -> subprocess.CompletedProc
 
 
 def launched(environment: Mapping[str, str], agent: str, *words: str) -> tuple[list[str], dict[str, str]]:
-    """The words after the program, and the environment that it saw."""
+    """Launch an agent; return the arguments that its program got, and the environment that it saw."""
     done = run(environment, "launch", agent, "--model", "demo-assistant", "--force", *words)
     assert done.returncode == 0, done.stderr
     command, *lines = done.stdout.splitlines()
@@ -53,7 +53,7 @@ def test_each_agent_gets_what_it_needs(environment: Mapping[str, str]) -> None:
     assert (seen["ANTHROPIC_MODEL"], words) == ("demo-assistant", ["--model", "demo-assistant", "--continue"])
     words, seen = launched(environment, "codex")
     assert f'model_providers.paceline.base_url="{address}/v1"' in words
-    assert seen[json.loads(words[words.index("-c") + 9].partition("=")[2])]  # the key, by the name that it is told
+    assert seen[json.loads(words[words.index("-c") + 9].partition("=")[2])]  # the key, in the variable of `env_key`
     _, seen = launched(environment, "opencode")
     assert json.loads(seen["OPENCODE_CONFIG_CONTENT"])["model"] == "paceline/demo-assistant"
     words, seen = launched(environment, "aider")
@@ -87,7 +87,7 @@ def test_each_agent_knows_what_the_model_holds(context: int, output: int) -> Non
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_answer_and_a_compaction_fit_behind_the_shortest_context_that_is_taken(agent: str) -> None:
-    """Measured: the longest first request of each, with the tokens of qwen3, llama 3.1 and gemma 3."""
+    """First requests are measured in tokens, the maximum over qwen3, llama 3.1 and gemma 3; Crush's is assumed."""
     first_request = {"claude": 13_706, "codex": 9_000, "opencode": 8_000, "aider": 763, "crush": 8_000}[agent]
     kept_free = 13_000 if agent == "claude" else 0
     shortest = AGENTS[agent].context_tokens

@@ -1,4 +1,4 @@
-"""What a new way to draft takes: one new file and one line, and everybody knows it."""
+"""A new drafting method needs one new file and one more line; every command, API and page then knows it."""
 
 import json
 import os
@@ -58,7 +58,7 @@ DRAFTER = {
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """The app with one file and one line more, and a folder of such a drafter beside its main model."""
+    """A copy of the app with the new file and line, and a drafter of the new method next to its main model."""
     shutil.copytree(APP, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "app/engine/drafters/echo.py").write_text(FILE)
     described = tmp_path / "app/models/drafters/methods.py"

@@ -1,4 +1,4 @@
-"""`paceline pull`: in the server's queue, or in a process of its own when there is no server that lets it in."""
+"""`paceline pull`: in the server's queue, or in the command's own process if no server lets it in."""
 
 import os
 import select
@@ -34,7 +34,7 @@ def hub() -> Iterator[StandInHub]:
 
 @pytest.fixture
 def alone(environment: Mapping[str, str], hub: StandInHub) -> Mapping[str, str]:
-    """No server, and our hub."""
+    """Environment without a server, with the stand-in hub."""
     return {**environment, "PACELINE_PORT": "1", "HF_ENDPOINT": hub.address}
 
 
@@ -121,7 +121,7 @@ def test_refusals_are_one_line(alone: Mapping[str, str], hub: StandInHub) -> Non
 
 
 def test_ctrl_c_pauses_and_the_same_command_goes_on(alone: Mapping[str, str], hub: StandInHub) -> None:
-    hub.faults.stalls.extend([65_536] * 3)  # the small files are shorter, whichever of the three is asked for first
+    hub.faults.stalls.extend([65_536] * 3)  # only one of the three files is longer, whichever comes first
     command = [sys.executable, "-m", "app.cli", "pull", ID]
     with subprocess.Popen(command, env={**os.environ, **alone}, stdout=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + WAIT_SECONDS
@@ -133,7 +133,7 @@ def test_ctrl_c_pauses_and_the_same_command_goes_on(alone: Mapping[str, str], hu
         output, _ = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 130
     assert "Paused. Run the command again to resume." in output
-    hub.faults.stalls.clear()  # what was not asked for yet comes now
+    hub.faults.stalls.clear()  # later requests do not stall
     assert FolderCatalog([folder_of(alone)]).models() == ()
     assert pull(alone, ID).exit_code == 0
     assert hub.gets("model.safetensors")[-1].range.startswith("bytes=")

@@ -1,4 +1,4 @@
-"""Commands and the server's start wait for nothing that they do not need, whatever lies on the disk."""
+"""Commands and the server's start do not wait for work that they do not need, whatever is on the disk."""
 
 import json
 import os
@@ -25,7 +25,7 @@ COMMAND = (
     "import sys; from app.cli import application; application({words}, standalone_mode=False); print(*sys.modules)"
 )
 LIVE_SECONDS, LOOK_SECONDS = 60.0, 100.0
-"""Generous: what is asserted is that the one does not wait for the other."""
+"""Limits in seconds, generous: the server must only be live before its search for drafters ends."""
 
 
 def start(environment: Mapping[str, str], *words: str) -> subprocess.Popen[str]:
@@ -92,7 +92,7 @@ def test_a_server_with_sixteen_real_tokenizers_is_live_before_it_looks_for_draft
 
 
 def modules_after(environment: Mapping[str, str], code: str) -> set[str]:
-    """What is imported once `code` has run, which prints it."""
+    """Run `code`, which prints the names of the imported modules; return these names."""
     with start(environment, "-c", code) as process:
         said, _ = process.communicate(timeout=LOOK_SECONDS)
     assert process.returncode == 0

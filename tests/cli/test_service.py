@@ -1,4 +1,4 @@
-"""The server in the background: one for each home, whoever starts it, and an end in order."""
+"""The server in the background: one for each home, however it is started, and an orderly end."""
 
 import errno
 import json
@@ -251,13 +251,13 @@ def test_ctrl_c_leaves_what_goes_on_and_says_so(
     settings = read_settings(home=home)
     with monkeypatch.context() as pressed:
         pressed.setattr("app.command.service.time.sleep", press)
-        with pytest.raises(CommandError, match="goes on starting"):
+        with pytest.raises(CommandError, match="is still starting"):
             start(settings, ("--port=0",), lambda _text: None)
     output = said(environment, "start", "--port", "0")
     assert "Paceline is already running at" in output, "the start that was left is waited for, not repeated"
     with monkeypatch.context() as pressed:
         pressed.setattr("app.command.service.time.sleep", press)
-        with pytest.raises(CommandError, match="goes on stopping"):
+        with pytest.raises(CommandError, match="is still stopping"):
             stop(settings, lambda _text: None)
     while is_served(home):
         pass
@@ -288,7 +288,7 @@ def test_a_start_that_fails_says_why_in_one_line(environment: Mapping[str, str])
 def test_the_state_of_a_newer_paceline_is_refused_with_the_way_back(environment: Mapping[str, str], home: Path) -> None:
     said(environment, "config", "set", "theme", "dark")
     path = home / STORE
-    copy = back_up(path, "0999")  # as the newer one does it
+    copy = back_up(path, "0999")  # as a newer Paceline does before it migrates
     script = (
         "UPDATE alembic_version SET version_num = '0999'; PRAGMA user_version = 999;"
         "UPDATE setting SET value = '\"light\"' WHERE name = 'theme'; CREATE TABLE dream (text);"

@@ -1,4 +1,4 @@
-"""Two servers of the embedded models, one that drafts and one that never does: what a client gets must be equal."""
+"""Two servers of the embedded models, one that drafts and one that never does: clients must get equal answers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
 
 @pytest.fixture(scope="session")
 def both(servers: tuple[Server, Server]) -> Iterator[Both[object]]:
-    """Has a talk with each server, by its address, and tells what both said alike."""
+    """Yield a function that calls a client with each server's URL, asserts equal results, and returns them."""
 
     def talk(client: Callable[[str], object]) -> object:
         with_drafts, without = (client(server.url) for server in servers)

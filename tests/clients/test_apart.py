@@ -1,4 +1,4 @@
-"""Libraries that cannot live beside Paceline: each talks from an environment of its own, with drafts and without."""
+"""Libraries whose dependencies conflict with Paceline's: run in a separate environment, with drafts and without."""
 
 import json
 import subprocess

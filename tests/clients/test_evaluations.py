@@ -1,4 +1,4 @@
-"""lm-eval over the endpoint: the same scores with drafts and without, and those that mlx-lm measures by itself."""
+"""lm-eval over the endpoints: the same scores with drafts, without them, and in mlx-lm's own evaluation."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from app.engine.memory import on_cpu
 from tests.clients.conftest import MODEL, Both
 
 NEARLY = 1e-5 if on_cpu() else 0.05
-"""Of perplexities, which mlx-lm reads off batches: 1e-6 is what they differ by here, and a percent in float16."""
+"""Relative tolerance of perplexities, which mlx-lm computes in batches: they differ by 1e-6, in float16 by 1 %."""
 FOLDER = Path(app.__file__).parent / "demo_models" / MODEL
 CITIES = ("Paris", "Oslo", "Rome", "Berlin", "Tokyo")
 SUMS = [{"question": f"{a} + {b} =", "answers": [str(a + b + n) for n in range(4)]} for a in (1, 3, 5) for b in (2, 4)]
@@ -51,7 +51,7 @@ def task(name: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> Con
 
 
 def by_mlx_lm(tasks: list[ConfigurableTask], *, chat: bool, **settings: Any) -> dict[str, Any]:
-    """Its own evaluation, in the number format that Paceline computes in here: float16 moves a perplexity by 1 %."""
+    """Evaluate with mlx-lm itself, in float32 where Paceline computes in it: float16 shifts a perplexity by 1 %."""
     model = MLXLM(str(FOLDER), use_chat_template=chat)
     if on_cpu():
         model._model.set_dtype(mx.float32)
@@ -59,8 +59,8 @@ def by_mlx_lm(tasks: list[ConfigurableTask], *, chat: bool, **settings: Any) -> 
 
 
 def measured(model: Any, tasks: list[ConfigurableTask], **settings: Any) -> dict[str, Any]:
-    """Every score of every task, and what was written."""
-    none = TaskManager(include_defaults=False)  # thousands of files of others are not read
+    """Return every score of every task, and the generated texts."""
+    none = TaskManager(include_defaults=False)  # skip lm-eval's own tasks, thousands of files
     settings |= {"task_manager": none, "bootstrap_iters": 0, "log_samples": True, "verbosity": "ERROR"}
     evaluation = simple_evaluate(model, tasks=tasks, **settings)
     scores = {

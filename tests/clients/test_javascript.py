@@ -1,4 +1,4 @@
-"""The official clients of npm: what each makes of every endpoint, with drafts and without."""
+"""The npm packages `openai` and `ai` on the endpoints that they call, with drafts and without."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ RAIN = [["Oslo", "rain, 4 degrees in Oslo"]]
 
 
 def told_by(script: str, url: str) -> dict[str, Any]:
-    """The value that a script tells. It comes by stdin, so that its imports are looked up where it runs."""
+    """Return the value that a script prints. Node gets it by stdin, so that imports resolve in its working folder."""
     command = ["node", "--input-type=module", "-", url]
     source = (LOCKED_JAVASCRIPT / script).read_text()
     done = subprocess.run(command, cwd=JAVASCRIPT, input=source, capture_output=True, text=True, check=False)

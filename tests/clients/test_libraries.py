@@ -1,4 +1,4 @@
-"""Libraries and tools that people build on, as their documentation tells to set them up, with drafts and without."""
+"""Libraries and tools that people build on, set up as their documentation says, with drafts and without."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ class Person(pydantic.BaseModel, extra="forbid"):
 
 
 def test_langchain_chats_calls_tools_and_parses(both: Both[list[Any]]) -> None:
-    import langchain_openai  # seconds, in each process of the suite
+    import langchain_openai  # takes seconds: at module level, every test process would pay
     from langchain_core.tools import tool
 
     @tool

@@ -1,4 +1,4 @@
-"""OpenAI's own Python client, all that it offers for text, with drafts and without."""
+"""OpenAI's own Python client: all its functions for text, with drafts and without."""
 
 import json
 import threading
@@ -134,7 +134,7 @@ def test_a_response_and_the_next_one(both: Both[list[str]]) -> None:
 def test_embeddings_are_equal_as_numbers_and_as_base64(both: Both[list[list[str]]]) -> None:
     def talk(url: str) -> list[list[str]]:
         embeddings = client_of(url).embeddings
-        packed = embeddings.create(model=MODEL, input=["one", "two"])  # this client asks for base64 by itself
+        packed = embeddings.create(model=MODEL, input=["one", "two"])  # this client asks for base64 by default
         plain = embeddings.create(model=MODEL, input=["one", "two"], encoding_format="float")
         assert [item.embedding for item in packed.data] == [pytest.approx(item.embedding) for item in plain.data]
         return [[f"{number:.4f}" for number in item.embedding] for item in plain.data]

@@ -7,7 +7,7 @@ from app.core.clock import Alarm
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Its clock jumps to the next timer."""
+    """Event loop whose clock moves only when a test sets `now`."""
 
     now = 0.0
 
@@ -16,7 +16,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def rings_of(*steps: tuple[float, Callable[[Alarm], None]], until: float) -> list[float]:
-    """When an alarm rings to which each step is done at its time."""
+    """Apply each step to an alarm at its time, in seconds; return the times at which the alarm rings."""
     rings: list[float] = []
     loop = Loop()
 

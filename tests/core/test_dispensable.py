@@ -1,4 +1,4 @@
-"""Parts that a request can do without never fail it."""
+"""An error in a part that a request can do without never fails the request."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""vLLM's speculative_config: what is understood, and one line for what is not."""
+"""vLLM's speculative_config: the keys that are accepted; anything else is refused with one line."""
 
 import pytest
 

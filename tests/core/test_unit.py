@@ -1,4 +1,4 @@
-"""A unit crosses to the worker as it was chosen, or not at all."""
+"""A specification with an unknown rule is refused when it is decoded, so the worker never sees it."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""A home and a scripted server that is the one of this home."""
+"""A home, and a scripted server that can be registered as the server of this home."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 @pytest.fixture
 def served(fake: FakeServer, settings: Settings) -> Iterator[FakeServer]:
-    """The server of the home."""
+    """The scripted server, registered as the server of the home."""
     with lock_home(settings.home) as write:
         write(RunningServer("127.0.0.1", fake.port, "key"))
         yield fake

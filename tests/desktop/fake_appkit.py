@@ -1,7 +1,7 @@
-"""AppKit and Foundation that record what is called, under PyObjC's names, with the behaviour that a menu bar needs.
+"""Fakes of AppKit and Foundation under PyObjC's names, with the behaviour that a menu bar needs.
 
-Items and menus are real enough to be read; `opened` and `clicked` are what a person does. A menu that is open refuses
-to lose or gain items, as AppKit breaks on it.
+Tests can read items and menus; `opened`, `closed` and `clicked` do what a user does. An open menu refuses to lose or
+gain items, because AppKit breaks on that.
 """
 
 import queue
@@ -125,7 +125,7 @@ class NSMenuItem(NSObject):
         return self.represented
 
     def clicked(self) -> None:
-        """What a person does."""
+        """Choose the item, as a user does."""
         assert self.is_enabled
         getattr(self.target, self.action.replace(":", "_"))(self)
 
@@ -159,12 +159,12 @@ class NSMenu(NSObject):
         del self.items[place]
 
     def opened(self) -> None:
-        """What a person does."""
+        """Open the menu, as a user does."""
         self.is_open = True
         self.delegate.menuWillOpen_(self)
 
     def closed(self) -> None:
-        """What a person does, by a click elsewhere."""
+        """Close the menu, as a user does by a click elsewhere."""
         self.is_open = False
         self.delegate.menuDidClose_(self)
 
@@ -209,7 +209,7 @@ class NSEvent(NSObject):
 
 
 class NSApplication(NSObject):
-    """Its loop: what `steps` does, the timers, and so on until it was stopped and another event came."""
+    """The event loop: each turn runs one of `steps`, queued calls and timers, until it is stopped and gets an event."""
 
     shared: "NSApplication"
     delegate: Any = None
@@ -346,7 +346,7 @@ APPKIT = {
 
 
 def fresh_modules() -> dict[str, ModuleType]:
-    """Both modules, nothing done yet; for `sys.modules`."""
+    """Return both modules in their initial state, for `sys.modules`."""
     NSApplication.shared, NSRunLoop.main, NSPasteboard.general = NSApplication(), NSRunLoop(), NSPasteboard()
     NSStatusBar.items.clear()
     CALLS.clear()

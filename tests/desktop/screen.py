@@ -1,4 +1,4 @@
-"""A screen of X with a tray, and the hands that use it."""
+"""An X11 screen with a tray, and the keyboard and mouse to use it."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ TRAY = ("trayer", "--edge", "top", "--align", "right", "--height", "24", "--widt
 
 @contextmanager
 def ended(command: list[str], **options: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that does not outlive the block."""
+    """Run a program that is terminated at the end of the block."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
     try:
         yield process
@@ -28,7 +28,7 @@ def ended(command: list[str], **options: object) -> Iterator[subprocess.Popen[by
 
 
 class Screen:
-    """What a person sees and does at `display`."""
+    """The screen at `display`: what a user sees and does there."""
 
     def __init__(self, display: str) -> None:
         self.environment = {**os.environ, "DISPLAY": display, "LC_ALL": "C.UTF-8"}
@@ -40,7 +40,7 @@ class Screen:
         return ran.stdout.split()
 
     def windows(self) -> list[str]:
-        """Those of the menu bar that are seen: its icon, and each menu that is open."""
+        """Return the visible windows of the menu bar: its icon, and each open menu."""
         return self.do("search", "--onlyvisible", "--class", "paceline")
 
     def until(self, is_so: Callable[[], bool]) -> None:
@@ -55,19 +55,19 @@ class Screen:
         self.until(lambda: len(self.windows()) == 2)
 
     def press(self, key: str, *, windows: int) -> None:
-        """A key, after which so many windows are open."""
+        """Press a key, and wait until this number of windows is visible."""
         self.do("key", key)
         self.until(lambda: len(self.windows()) == windows)
 
 
 @contextmanager
 def screen_with_tray(*tint: str) -> Iterator[Screen]:
-    """On a display of its own."""
+    """Start a screen with a tray, on a new display."""
     if not all(map(shutil.which, PROGRAMS)):
         pytest.fail(f"{MISSING} xvfb trayer xdotool libxcb-cursor0")
     reader, writer = os.pipe()
     with ExitStack() as stack:
-        # Without -noreset it starts anew, and ends the tray, when the first one to ask has left.
+        # Without -noreset, Xvfb resets when its last client disconnects, which may end the tray as it starts.
         server = ["Xvfb", "-displayfd", str(writer), "-screen", "0", "640x400x24", "-nolisten", "tcp", "-noreset"]
         stack.enter_context(ended(server, pass_fds=(writer,)))
         os.close(writer)

@@ -1,4 +1,4 @@
-"""`python -m tests.desktop.screenshots`: the tray of Linux in its five states, light and dark, into
+"""`python -m tests.desktop.screenshots`: save pictures of the Linux tray in five states, light and dark, as
 `docs/tray-*.png`."""
 
 import dataclasses
@@ -19,7 +19,7 @@ from tests.desktop.test_menu import BUSY, PORT_TAKEN, QUARANTINED, READY, STARTI
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "tray.png"
 STATES = (STOPPED, STARTING, READY, BUSY, dataclasses.replace(QUARANTINED, problem=PORT_TAKEN.problem))
 SCHEMES = {"light": "0xe8e8e8", "dark": "0x202020"}
-"""Panels, by their colour."""
+"""Colour of the panel, by scheme."""
 WIDTH, DRAWN_SECONDS = 560, 0.4
 
 
@@ -31,13 +31,13 @@ def draw() -> None:
 
 
 def take(picture: Path) -> None:
-    """Every state below one another, each in the tray with its menu open."""
+    """Save one picture of all states, one below the other, each with its tray and its open menu."""
     tray = LinuxTray()
     pictures = []
     for seen in STATES:
         tray.show(tray_content(seen, WORDS))
         draw()
-        tray.show(tray_content(seen, WORDS))  # by now it knows where it lies
+        tray.show(tray_content(seen, WORDS))  # only now does the tray know its position
         tray._menu.popup(QPoint(640 - tray._menu.sizeHint().width(), 26))
         draw()
         height = 30 + tray._menu.sizeHint().height()
@@ -53,7 +53,7 @@ def take(picture: Path) -> None:
 
 
 def main() -> None:
-    """A process and a screen for each scheme, beside each other in one picture."""
+    """Take one picture for each scheme, each in its own process and on its own screen."""
     parts = [PICTURE.with_name(f"tray-{scheme}.png") for scheme in SCHEMES]
     for tint, part in zip(SCHEMES.values(), parts, strict=True):
         with screen_with_tray("--transparent", "true", "--alpha", "0", "--tint", tint) as screen:

@@ -1,4 +1,4 @@
-"""`Paceline.app`: what the Finder reads of it, what a double click runs, and that nothing else is ever removed."""
+"""`Paceline.app`: its Info.plist, its launcher, and that uninstalling it removes nothing else."""
 
 import hashlib
 import os
@@ -48,7 +48,7 @@ DOCUMENTED = {
     "LSUIElement": bool,
     "NSHighResolutionCapable": bool,
 }
-"""Apple's types of the keys of an Info.plist (Bundle Resources); an array here is one of strings."""
+"""Types that Apple documents for the keys of an Info.plist (Bundle Resources); its arrays here contain strings."""
 LAUNCHING = LauncherInfo("1.2.0", Path("/opt/paceline/bin/python"), "It has moved.")
 
 
@@ -85,7 +85,7 @@ def test_a_version_is_told_as_three_numbers(version: str, number: str) -> None:
 
 
 def program(path: Path, *lines: str) -> Path:
-    """A program that says what it got, each word in brackets."""
+    """Write a program that runs `lines`, then prints its arguments, each in brackets."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(["#!/bin/sh", *lines, 'for word; do printf "[%s]" "$word"; done', "echo"]))
     path.chmod(0o755)
@@ -93,7 +93,7 @@ def program(path: Path, *lines: str) -> Path:
 
 
 def double_click(script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The launcher as the Finder starts it: with next to no environment, from the root folder."""
+    """Run the launcher as the Finder does: with almost no environment, from the root folder."""
     own = {"PATH": "/usr/bin:/bin", **environment}
     return subprocess.run([script], cwd="/", env=own, capture_output=True, text=True, check=False)
 

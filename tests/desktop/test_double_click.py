@@ -1,4 +1,4 @@
-"""The app and the window as somebody uses them: a real server is started, shown, and stays."""
+"""The app and the window as a user meets them: a real server is started and shown, and keeps running."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def start(**rest):
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[Mapping[str, str]]:
-    """A computer of its own, with a browser that notes what it opens; its server is stopped at the end."""
+    """Environment of a new user, with a browser that logs what it opens; the server is stopped at the end."""
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" >>{tmp_path / "opened"}\n')
     browser.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The menu bar of Linux as somebody uses it: the real process, in a tray of X, by mouse and keyboard."""
+"""The menu bar on Linux as a user operates it: the real process, in an X11 tray, by mouse and keyboard."""
 
 import signal
 import subprocess
@@ -39,7 +39,7 @@ def test_a_model_is_unloaded_by_keyboard_and_sigterm_ends_the_menu_bar(
         screen.open_menu()
         screen.press("Down", windows=2)
         screen.press("Right", windows=3)  # the models in memory
-        screen.press("Right", windows=4)  # this one: its drafter cannot be chosen, pinning can
+        screen.press("Right", windows=4)  # this model: its drafter cannot be chosen, so Pin is first
         screen.press("Down", windows=4)
         screen.press("Return", windows=1)
         screen.until(lambda: bool(posts(served)))
@@ -52,7 +52,7 @@ def test_quit_leaves_the_server(screen: Screen, settings: Settings, served: Fake
     environment = {**screen.environment, "HOME": str(settings.home.parent), "PACELINE_HOME": str(settings.home)}
     with ended(MENUBAR, env=environment) as process:
         screen.open_menu()
-        screen.press("Up", windows=2)  # the last: stop the server and quit
+        screen.press("Up", windows=2)  # the last entry: stop the server and quit
         screen.press("Up", windows=2)
         screen.do("key", "Return")
         assert process.wait(SECONDS) == 0
@@ -151,7 +151,7 @@ print("still there")
 
 
 def test_the_menu_bar_outlives_its_changes(screen: Screen) -> None:
-    """PySide6 6.12 lets go of None with every call that answers nothing, which ends Python 3.11 after minutes."""
+    """PySide6 6.12 drops a reference to None with every call that returns nothing; after minutes Python 3.11 aborts."""
     ran = subprocess.run(
         [sys.executable, "-c", SHOWN_FOR_HOURS],
         env=screen.environment,

@@ -1,4 +1,4 @@
-"""The menu bar of macOS, on an AppKit that records what is called and breaks where the real one does."""
+"""The menu bar on macOS, with a fake AppKit that breaks where the real one does."""
 
 import ast
 import importlib
@@ -37,7 +37,7 @@ READY = TrayContent(
 
 
 def busy(speed: str) -> TrayContent:
-    """The same menu with other words."""
+    """Return the same menu with other texts."""
     return TrayContent("busy", speed, f"Paceline: {speed}", (MenuEntry(f"{speed} tokens/s"), *READY.entries[1:]))
 
 
@@ -46,13 +46,13 @@ LONGER = TrayContent("ready", "", "", (*READY.entries, LINE, MenuEntry("Update",
 
 @pytest.fixture
 def tray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A new one, over a new AppKit; what it does to signals is undone."""
+    """A new tray with a new fake AppKit; its changes to signal handlers are undone at the end."""
     for name, module in fake_appkit.fresh_modules().items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "app.desktop.macos", raising=False)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     made = importlib.import_module("app.desktop.macos").MacTray()
-    as_port: Tray = made  # what the menu is written for
+    as_port: Tray = made  # so that mypy checks it against the protocol
     yield as_port
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -68,7 +68,7 @@ def titles() -> list[str]:
 
 
 def run(tray: Any, *steps: Callable[[], object], chosen: Callable[[str], None] = lambda _action: None) -> None:
-    """Run the loop; a person or another thread does one step a turn, and then it quits."""
+    """Run the loop, in which each turn does one of the steps of a user or of another thread; then quit."""
     fake_appkit.NSApplication.shared.steps = [*steps, tray.quit]
     tray.run(chosen)
 
@@ -228,7 +228,7 @@ def test_a_notification_gets_its_words_as_arguments(tray: Any, tmp_path: Path, m
 def test_the_whole_menu_bar_shows_a_server_and_does_what_is_chosen(
     tray: Any, served: FakeServer, settings: Settings
 ) -> None:
-    """The model, the process and AppKit together."""
+    """Content of the menu, its process and AppKit together."""
     bar = MenuBar(settings, tray, read_words("ko"), lambda _server, _to: None)
 
     def unload() -> None:
@@ -238,7 +238,7 @@ def test_the_whole_menu_bar_shows_a_server_and_does_what_is_chosen(
         next(entry for entry in below.items if entry.title == "언로드").clicked()
 
     def once(is_so: Callable[[], object], deed: Callable[[], None]) -> Callable[[], None]:
-        """A step that comes again until it is so."""
+        """Return a step that repeats itself until `is_so`, then does the deed."""
 
         def step() -> None:
             if is_so():

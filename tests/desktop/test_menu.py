@@ -1,4 +1,4 @@
-"""What the menu bar shows in each situation, and what it tells by itself."""
+"""The content of the menu bar in each situation, and its notifications."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ def state(**changed: Any) -> dict[str, Any]:
 
 
 def menu(**changed: Any) -> dict[str, Any]:
-    """What the server answers."""
+    """Return the server's answer to a request for the menu."""
     known = {"models": ["demo-assistant", "demo-hybrid"], "full_disk": "", "newer": "", "update_command": "update it"}
     return {"state": state(), "pace": {}, **known, **changed}
 

@@ -26,7 +26,7 @@ SECONDS = 30.0
 
 
 class FakeTray:
-    """A menu bar whose person waits for what they wait for, then chooses."""
+    """A tray whose `story` plays the user: it waits for content, and chooses entries."""
 
     def __init__(self) -> None:
         self.contents: list[TrayContent] = []
@@ -73,7 +73,7 @@ class FakeTray:
 
 
 def play(settings: Settings, story: Callable[[FakeTray, Callable[[str], None]], None], program: str = "") -> FakeTray:
-    """A menu bar over a story."""
+    """Run a menu bar with `story` as its user; return its tray."""
     tray = FakeTray()
     tray.story = lambda choose: story(tray, choose)
     own = (sys.executable, "-c", program)
@@ -217,7 +217,7 @@ def test_the_server_of_another_home_is_not_this_ones(settings: Settings, fake: F
 
 
 def offered(tray: FakeTray) -> set[str]:
-    """The actions of the menu as it is now."""
+    """Return the actions of the current menu."""
     return actions(tray.contents[-1].entries) if tray.contents else set()
 
 
@@ -250,7 +250,7 @@ def test_a_quick_action_beside_a_long_one_leaves_it_shown(settings: Settings) ->
         choose("update")
         tray.until(lambda: tray.copied)
         shown = len(tray.contents)
-        tray.until(lambda: len(tray.contents) > shown + 1)  # one of them was read after the action
+        tray.until(lambda: len(tray.contents) > shown + 1)  # of two new states, one was read after the action
         assert tray.contents[-1].state == "starting"
         go_on.touch()
         tray.until(lambda: tray.contents[-1].state == "stopped")

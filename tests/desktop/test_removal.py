@@ -1,4 +1,4 @@
-"""`paceline uninstall` removes what Paceline wrote and was chosen, and nothing else."""
+"""`paceline uninstall` removes the chosen parts of what Paceline wrote, and nothing else."""
 
 import json
 import shutil
@@ -53,7 +53,7 @@ STRANGERS_AMONG_OURS = (
     "models/.partial/organisation--other@mine/x",
     "models/.partial/notes.txt",
 )
-"""What no name of ours is, where ours are."""
+"""Files in our folders whose names we never write."""
 
 
 @pytest.fixture

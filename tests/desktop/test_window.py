@@ -1,4 +1,4 @@
-"""The window of its own: it enters by a one-time address, remembers its size, and the browser is there without it."""
+"""The separate window: it enters by a one-time address and remembers its size; without it, the browser opens."""
 
 import os
 import sys
@@ -36,7 +36,7 @@ class Resizing:
 
 
 class FakeWebView:
-    """pywebview: a window that somebody drags to a size and closes."""
+    """A fake pywebview, whose user drags the window to a size and closes it."""
 
     class WebViewException(Exception):
         pass
@@ -62,7 +62,7 @@ class FakeWebView:
 
 
 class Opening:
-    """A home whose server answers; what its browser is given."""
+    """A home whose server answers, with the pages that its browser was asked to open."""
 
     def __init__(self, home: Path, fake: FakeServer) -> None:
         self.settings = read_settings(home=home, port=fake.port)

@@ -1,4 +1,4 @@
-"""A coding agent's session, as an engine sees it: tools in the system part, tool results, thinking that the template
+"""A coding agent's session, as an engine sees it: tools in the system prompt, tool results, reasoning that the template
 strips from earlier turns, and a context that grows with every turn."""
 
 import random
@@ -22,11 +22,11 @@ from tests.tiny import related_draft, tiny_model
 from tests.tiny_drafters import tiny_drafter
 
 FAMILIES = ("qwen3", "gemma3", "qwen3_next")
-"""Attention, sliding windows, recurrent layers beside attention."""
+"""Families with full attention only, with sliding windows too, and with recurrent layers too."""
 DRAFTERS = ("ngram", "draft_model", *FEATURE_METHODS)
 TURNS = 25
 VOCABULARY = 97
-"""Of the tiny models: tokens are folded into it."""
+"""Vocabulary size of the tiny models; prompt tokens are taken modulo it."""
 TEMPLATE = """
 {%- set last = namespace(user=0) -%}
 {%- for message in messages -%}{%- if message.role == 'user' -%}{%- set last.user = loop.index0 -%}{%- endif -%}
@@ -45,20 +45,20 @@ TEMPLATE = """
 {% if add_generation_prompt %}<|im_start|>assistant
 {% endif -%}
 """
-"""Reasoning stays from the last user turn on, as Qwen3's template does it."""
+"""Chat template that, like Qwen3's, keeps only the reasoning after the last user message."""
 WORDS = ("the function", "returns", "a list", "of", "names", "and", "its test", "fails", "where value is", "None", "or")
 
 
 def agent_text(folder: Path) -> TextModel:
-    """Tokenizer and template of the session."""
+    """Write and load the session's tokenizer and chat template."""
     return TextModel.load(write_folder(folder, byte_level(), template=TEMPLATE))
 
 
 def engine_of(
     family: str, drafter: str, *, prefix_bytes: int = 1 << 30, room_tokens: int = 4096, disk: Disk = NO_DISK
 ) -> Engine:
-    """An engine over a tiny model of a family and one drafter for it."""
-    target, draft = tiny_model(family), related_draft(family)  # its own: an engine taps its target
+    """Return an engine for a tiny model of `family` with one drafter."""
+    target, draft = tiny_model(family), related_draft(family)  # not shared: an engine taps its target
     features = {drafter: tiny_drafter(drafter, family, target)} if drafter in FEATURE_METHODS else None
     draft_model = draft if drafter == "draft_model" else None
     return build(
@@ -74,25 +74,25 @@ def engine_of(
 
 @dataclass
 class Turn:
-    """What one turn took. `new_tokens` stand behind the longest beginning that was ever computed before."""
+    """Cost and result of one turn. `new_tokens`: prompt tokens after the longest prefix of any earlier text."""
 
     prompt: tuple[int, ...]
     cached_tokens: int
     new_tokens: int
     read_tokens: int
-    """By the target's prefill and first decode step."""
+    """Tokens read by the target's prefill and first decode step."""
     drafter_tokens: int
-    """By the drafter that read most of them, before the first token was told."""
+    """Tokens read by the drafter that read most, up to the first output token."""
     cycles: int
     accepted: int
     first_token_seconds: float
-    """From the prompt's tokens to the first one told."""
+    """Seconds from the submission of the prompt's token ids to the first output token."""
     output: tuple[int, ...]
 
 
 @dataclass
 class Session:
-    """Turns of one agent; `reopen` is asked for an engine before each turn, the same one or another."""
+    """Turns of one agent. `reopen` takes a turn's number and returns its engine, the same as before or a new one."""
 
     text: TextModel
     system_words: int
@@ -106,7 +106,7 @@ class Session:
         return list(islice(self.take_turns(reopen), turns))
 
     def take_turns(self, reopen: Callable[[int], Engine]) -> Iterator[Turn]:
-        """One after the other, without an end."""
+        """Yield the turns one after the other, without end."""
         for number, (messages, tools) in enumerate(self._chats()):
             tokens, checkpoints, _ = self.text.render_chat(messages, tools)
             request = Request(
@@ -121,7 +121,7 @@ class Session:
             yield self._turn(reopen(number), request)
 
     def _chats(self) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-        """What the client sends, turn by turn: four of five are answers of a tool."""
+        """Yield the messages and tools that the client sends in each turn; four turns in five add a tool result."""
         chance = random.Random(7)
         words = lambda count: " ".join(chance.choices(WORDS, k=count))  # noqa: E731
         tools = [
@@ -180,12 +180,12 @@ class Session:
 
 
 def drafter_lengths(engine: Engine, request_id: str) -> dict[str, int]:
-    """How much of a request each drafter with a model of its own holds."""
+    """Return the number of a request's cached tokens in each drafter that has its own model."""
     runners = engine.drafters.runners
     return {name: runner.length(request_id) for name, runner in runners.items() if request_id in runner.rows}
 
 
 def shared(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common prefix."""
     pairs = zip(first, second, strict=False)
     return next((n for n, (token, other) in enumerate(pairs) if token != other), min(len(first), len(second)))

@@ -1,4 +1,4 @@
-"""Pearson's test, and distributions as plain loops over tokens: what rejection sampling is compared with."""
+"""Pearson's chi-square test, and distributions as plain loops over tokens: references for rejection sampling."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ Floats = NDArray[np.float64]
 
 
 def fits(counts: NDArray[np.int64], probabilities: Floats) -> bool:
-    """Whether `counts` follow `probabilities` with p > 0.001; a token of probability 0 must not occur at all.
+    """Return whether `counts` follow `probabilities` with p > 0.001; a token of probability 0 must not occur at all.
 
-    The quantile is Wilson and Hilferty's (1931); cells that expect fewer than five are put together.
+    The quantile is Wilson and Hilferty's (1931); cells with an expected count below five are merged.
     """
     if np.any(counts[probabilities == 0]):
         return False
@@ -30,7 +30,7 @@ def fits(counts: NDArray[np.int64], probabilities: Floats) -> bool:
 
 
 def distribution(probabilities: Sequence[float], parameters: SamplingParameters) -> Floats:
-    """`probabilities` after temperature, then top-k, top-p and min-p, token by token."""
+    """Apply temperature, then top-k, top-p and min-p to `probabilities`, token by token."""
     scaled = np.asarray(probabilities, dtype=np.float64) ** (1 / parameters.temperature)
     order = sorted(range(len(scaled)), key=lambda token: -scaled[token])
     kept = order[: parameters.top_k or len(order)]

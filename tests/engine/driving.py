@@ -1,4 +1,4 @@
-"""Drives an engine by hand over random schedules, and the naive loop that every schedule must equal.
+"""A driver of an engine over random schedules, and the naive loop whose tokens every schedule must equal.
 
 The naive loop is mlx-lm's own cache, one row, one token at a time, with `draw` for each token: no drafts, no batch, no
 launch ahead, no rollback.
@@ -34,7 +34,7 @@ from app.models.footprint import SHARED_TOKENS
 
 
 class Unpacked:
-    """mlx-lm's own quantised cache, of which attention reads plain numbers: products of packed ones differ."""
+    """mlx-lm's own quantised cache, dequantised for attention: products with packed numbers round differently."""
 
     def __init__(self, bits: int) -> None:
         self.inner = QuantizedKVCache(group_size=32, bits=bits)
@@ -50,7 +50,7 @@ class Unpacked:
 
 
 def quantised_caches(model: nn.Module, bits: int, kind: Callable[[int], Any] = Unpacked) -> list[Any]:
-    """mlx-lm's caches of a model whose heads have 32 dimensions, quantised where every token is kept."""
+    """Return mlx-lm's caches of a model with heads of size 32; those that keep every token are quantised."""
 
     def turned(cache: Any) -> Any:
         if type(cache) is CacheList:
@@ -67,7 +67,7 @@ def naive(
     sampling: SamplingParameters,
     cache: list[Any] | None = None,
 ) -> list[int]:
-    """The tokens that the simplest loop generates."""
+    """Return the `count` tokens that the naive loop generates."""
     cache = make_prompt_cache(model) if cache is None else cache
     tokens = list(prompt)
     for token in tokens[:-1]:
@@ -80,7 +80,7 @@ def naive(
 
 
 class Scripted(Drafter):
-    """A drafter that knows the right continuation and spoils it as its script says."""
+    """Drafter that knows the right continuation and spoils it after as many tokens as `script` returns."""
 
     name = "scripted"
 
@@ -109,7 +109,7 @@ class Scripted(Drafter):
 
 
 class Guided(Drafter):
-    """Lets a drafter that reads hidden states do all its work, then puts in as many right tokens as a script says."""
+    """Lets a feature drafter draft, then replaces its first drafts with as many right tokens as `script` returns."""
 
     def __init__(self, inner: FeatureDrafter, truth: dict[str, list[int]], script: Callable[[int], int]) -> None:
         self.inner, self.truth, self.script = inner, truth, script
@@ -123,7 +123,7 @@ class Guided(Drafter):
             return proposal
         drafts: Any = proposal.tokens.tolist()
         for index, (row, count) in enumerate(zip(rows, proposal.counts, strict=True)):
-            if count:  # the invariant: target length = context length = position of the last token
+            if count:  # invariant: cached length of the drafter = that of the target = position of the last token
                 assert self.inner.runner.length(row.sequence_id) == row.computed == len(row.tokens) - 1
             whole = [*row.tokens[: row.prompt_length], *self.truth[row.sequence_id]]
             right = whole[len(row.tokens) : len(row.tokens) + self.script(self.cycle)]
@@ -136,7 +136,7 @@ _findings: dict[tuple[int, int, int, int], tuple[nn.Module, Findings]] = {}
 
 
 def runner_of(model: nn.Module, margin_tokens: int, chunk_tokens: int, shared_tokens: int) -> Runner:
-    """A runner with caches of these sizes. A model is probed once; later runners are told what was found."""
+    """Return a runner with caches of these sizes. The first one of a model probes it; others reuse its findings."""
     sizes = {"margin_tokens": margin_tokens, "chunk_tokens": chunk_tokens, "shared_tokens": shared_tokens}
     key = (id(model), *sizes.values())
     if key not in _findings:
@@ -162,7 +162,7 @@ def build(
     slow_seconds: float = SLOW_SECONDS,
     quantisation: Quantisation = UNQUANTISED,
 ) -> Engine:
-    """An engine over a tiny model. A small margin makes sliding windows wrap; `carry_over` forgets the recordings."""
+    """Return an engine for a tiny model. A small margin makes sliding windows wrap; `carry_over` disables recording."""
     runner = runner_of(target, margin_tokens, chunk_tokens, shared_tokens)
     if carry_over:
         runner.recordable = False
@@ -209,20 +209,20 @@ class Live:
 
 @dataclass
 class Driver:
-    """Plans steps by chance: admissions, prefill chunks, draft lengths and methods, leaves and cancels."""
+    """Runs random steps: prefill chunks, rows, draft lengths and methods. Its caller admits and cancels requests."""
 
     engine: Engine
     chance: random.Random
     methods: Sequence[str]
-    """Any of them drafts in a step, but for a request that is named after one: that one does."""
+    """Methods, one at random for each row of a step; a request named after a method always uses that method."""
     longest_draft: int = 5
     chunk_tokens: int = 16
     ride_tokens: int = 1
-    """Prompts with at most so many uncached tokens go straight into a decode step."""
+    """Maximum number of uncached prompt tokens with which a request goes straight into a decode step."""
     live: dict[str, Live] = field(default_factory=dict)
     finished: dict[str, Live] = field(default_factory=dict)
     widest: int = 0
-    """Of the steps that verified drafts, the most rows."""
+    """Largest number of rows in a step that verified drafts."""
 
     def admit(self, request: Request) -> None:
         if self.chance.random() < 0.5:

@@ -1,5 +1,5 @@
-"""The table in `docs/models.md`, from what a walk through every family shows; `python -m tests.engine.families` renews
-it (some 50 s of processor time)."""
+"""The table in `docs/models.md`, made by a walk through every family; `python -m tests.engine.families` updates it and
+takes some 50 s of processor time."""
 
 import re
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ HEAD = "| Family | Batched | Undone by | Prefix cache | Drafts with |\n|---|---|
 TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*")
 COUNTS = re.compile(r"<!-- counts -->\n(?:.+\n)*")
 LARGEST_DISTANCE = 1e-4
-"""Of float32 logits, relative to the largest."""
+"""Largest tolerated error of float32 logits, relative to the largest logit."""
 
 
 def row_of(family: str) -> str:
-    """The line of one module of mlx-lm. Raises AssertionError where the family says something else than mlx-lm."""
+    """Return the table row of one module of mlx-lm. Raises AssertionError if tokens or logits differ from mlx-lm's."""
     if family in NOT_MODELS:
         return f"| `{family}` | – | – | – | no model: {NOT_MODELS[family]} |\n"
     if family in NOT_RUN:
@@ -63,7 +63,7 @@ def _undone(seen: Walk) -> str:
 
 
 def _replays(seen: Walk) -> bool:
-    """Whether a rejected draft is undone by scanning what stays again, so that nothing is carried over."""
+    """Return whether a rejected draft is undone by scanning the kept tokens again, not by carrying them over."""
     runner = seen.engine.runner
     if not runner.recordable:
         return False
@@ -91,7 +91,7 @@ def _methods(seen: Walk, family: str, model: nn.Module) -> str:
 
 
 def _is_readable(model: nn.Module, family: str) -> bool:
-    """Whether drafters find the hidden states, the embedding and the head that they read."""
+    """Return whether feature drafters find the hidden states, the embedding and the head that they read."""
     assert {"dflash", "eagle3", "mtp"} == set(FEATURE_METHODS)
     try:
         taps = Taps(model, (0, FINAL))
@@ -107,7 +107,7 @@ def _is_readable(model: nn.Module, family: str) -> bool:
 
 
 def _has_head(config: Mapping[str, Any]) -> bool:
-    """Whether such a model is published with a multi-token head that can run here."""
+    """Return whether models of this family are published with an MTP head that can run here."""
     if text_part(config).get("model_type") not in {"deepseek_v3", "qwen3_next", "qwen3_5"}:
         return False
     read_drafter(MTP.name, config, config)
@@ -115,13 +115,13 @@ def _has_head(config: Mapping[str, Any]) -> bool:
 
 
 def model_vocabulary(config: Mapping[str, Any]) -> int:
-    """Of the text part."""
+    """Return the vocabulary size of the text part."""
     text = config.get("text_config", config)
     return int(text.get("vocab_size") or config.get("vocab_size") or text.get("num_vocab"))
 
 
 def counts(rows: list[str]) -> str:
-    """The line above the table."""
+    """Return the paragraph above the table."""
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
     models = [row for row in cells if not row[4].startswith("no model")]
     drafting = sum("n-grams" in row[4] for row in models)
@@ -138,7 +138,7 @@ def counts(rows: list[str]) -> str:
 
 
 def renewed(page: str, rows: list[str]) -> str:
-    """The page with these rows."""
+    """Return the page with these rows in its table."""
     page = TABLE.sub(lambda _: HEAD + "".join(rows), page)
     return COUNTS.sub(lambda _: counts(rows), page)
 

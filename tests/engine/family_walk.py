@@ -1,7 +1,7 @@
-"""One family of mlx-lm through the engine, each of its tokens and logits against mlx-lm's own caches and one row.
+"""Runs one family of mlx-lm through the engine; compares tokens and logits with single rows over mlx-lm's own caches.
 
-Three prompts of uneven lengths are read in ragged chunks, decoded together with drafts of which some are right, leave
-one after the other, and one of them goes on from the prefix cache.
+Three prompts of uneven lengths are prefilled in ragged chunks and decoded together. Some of their drafts are right, and
+the rows end one after the other. Then a new request continues one of these texts from the prefix cache.
 """
 
 import random
@@ -25,16 +25,16 @@ from tests.engine.driving import Driver, Scripted, build
 GREEDY = SamplingParameters(temperature=0.0)
 PROMPTS = {"long": 23, "short": 5, "middle": 12}
 SHARED_TOKENS = 24
-"""The longest of them has buffers of its own, the others share a rectangle."""
+"""Longest row, in tokens, that shares a rectangle: "long" outgrows it, the other two prompts do not."""
 AGAIN = "again"
-"""The request that goes on from what "long" said."""
+"""Id of the request that continues the text of "long"."""
 OUTPUT_TOKENS = 10
 HIGHEST_TOKEN = 97
 
 
 @dataclass
 class Truth:
-    """What one row says with mlx-lm's own caches: its tokens, and the logits behind each of them but the last."""
+    """Result of one row over mlx-lm's own caches: all its tokens, and the logits after each token but the last."""
 
     tokens: list[int]
     prompt_tokens: int
@@ -47,8 +47,8 @@ class Truth:
 
 @dataclass
 class Walk:
-    """What was seen: the engine, the largest distance of logits relative to the largest one, and how many were
-    compared; which answers had other tokens; cached tokens of the prompt that was known, accepted drafts."""
+    """Findings of a walk: the engine, the largest error relative to the largest logit, positions compared, most rows of
+    a forward, requests with wrong tokens, cached tokens of the continued text, and accepted drafts."""
 
     engine: Engine
     distance: float = 0.0
@@ -60,7 +60,7 @@ class Walk:
 
 
 def tell(model: nn.Module, prompt: Sequence[int]) -> Truth:
-    """The greedy continuation of `prompt`, token by token."""
+    """Return the greedy continuation of `prompt`, token by token."""
     caches: Any = make_prompt_cache(model)
     tokens, fed, logits = list(prompt), mx.array([list(prompt)]), []
     for _ in range(OUTPUT_TOKENS):
@@ -71,7 +71,7 @@ def tell(model: nn.Module, prompt: Sequence[int]) -> Truth:
 
 
 def walk(model: nn.Module, *, seed: int = 0) -> Walk:
-    """Run it all; the first `HIGHEST_TOKEN` tokens have to be in the vocabulary."""
+    """Walk a model through all requests; its vocabulary must have at least `HIGHEST_TOKEN` tokens."""
     chance = random.Random(seed)
     prompts = {name: [chance.randrange(1, HIGHEST_TOKEN) for _ in range(size)] for name, size in PROMPTS.items()}
     truths = {name: tell(model, prompt) for name, prompt in prompts.items()}
@@ -98,7 +98,7 @@ def walk(model: nn.Module, *, seed: int = 0) -> Walk:
 
 
 def _engine(model: nn.Module, truths: dict[str, Truth]) -> Engine:
-    """As `open_engine` makes it, with a drafter that knows what comes."""
+    """Return an engine as `open_engine` makes it, with a drafter that knows the right continuations."""
     outputs = {name: truth.output for name, truth in truths.items()}
     scripted = Scripted(outputs, HIGHEST_TOKEN, lambda cycle: (cycle * 7) % 5)
     try:
@@ -112,7 +112,7 @@ def _engine(model: nn.Module, truths: dict[str, Truth]) -> Engine:
 
 
 def _watch(seen: Walk, truths: dict[str, Truth]) -> None:
-    """Compare the logits of every forward from now on, wherever the tokens before them are the true ones."""
+    """Compare the logits of every later forward, up to the first fed token that is not the true one."""
     runner: Runner = seen.engine.runner
     forward, inside = runner.forward, [False]
 

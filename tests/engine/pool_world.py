@@ -23,7 +23,7 @@ CEILING = 10
 
 @dataclass
 class FakeEngine:
-    """An engine that only has bytes. `world` counts what is open, so that leaks and double opens show."""
+    """An engine that only has sizes. `world` lists the open engines, which reveals leaks and double opens."""
 
     world: "World"
     id: str
@@ -59,7 +59,7 @@ class FakeEngine:
 
 
 class World:
-    """A virtual clock, and a loader and engines that keep count. `broken`: what their next load raises."""
+    """A virtual clock, a loader and engines that log calls. `broken` maps a model to the error of its next load."""
 
     def __init__(self, sizes: dict[str, int]) -> None:
         self.sizes = sizes
@@ -71,7 +71,7 @@ class World:
         self.unopenable: set[str] = set()
         self.reclaimed = 0
         self.actions: list[str] = []
-        """Which engines were closed and what the device was asked to wire, in order."""
+        """Closed engines and wired limits, in order."""
         self.row_bytes = self.position_bytes = 0
 
     def clock(self) -> float:
@@ -81,7 +81,7 @@ class World:
         return self.sizes[spec.id] + len(spec.drafters)
 
     def footprint(self, spec: ModelSpecification) -> Footprint:
-        """Rows take `row_bytes`, and `position_bytes` for each token."""
+        """Return a footprint whose rows take `row_bytes` each, plus `position_bytes` per token."""
         return Footprint(
             weights_bytes=self.estimate(spec), row_bytes=self.row_bytes, position_bytes=self.position_bytes
         )
@@ -123,7 +123,7 @@ class World:
 
 
 def kept(pinned: str = "", usual: float = 3600.0, **idle_seconds: float) -> KeepModels:
-    """Settings that pin the models of these letters; `idle_seconds` by model."""
+    """Return settings that pin the models named by the letters of `pinned`. Idle times are in seconds, by model."""
     models = {name: Stay(pinned=True) for name in pinned} | {
         name: Stay(pinned=name in pinned, idle_seconds=seconds) for name, seconds in idle_seconds.items()
     }
@@ -153,7 +153,7 @@ def drain(pool: EnginePool) -> list[PoolEvent]:
 
 
 def ready(pool: EnginePool, *ids: str) -> None:
-    """Load each and give the lease back."""
+    """Load each model and release its lease."""
     for model_id in ids:
         pool.acquire(specification(model_id))
         drain(pool)

@@ -1,4 +1,4 @@
-"""Writes tiny drafters as published checkpoints beside the models of `write_tiny_model`."""
+"""Writers of tiny drafters in their published formats, for the models of `write_tiny_model`."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def target_config(family: str) -> dict[str, Any]:
 
 
 def write_dflash(folder: Path, family: str = "qwen3", **changes: Any) -> Path:
-    """Two layers over both ends of the target; the mask is the tokenizer's padding."""
+    """Write a two-layer drafter that taps the target's first and last layer; its mask token is the padding token."""
     target = target_config(family)
     config = {
         **SIZES,
@@ -42,7 +42,7 @@ def write_dflash(folder: Path, family: str = "qwen3", **changes: Any) -> Path:
 
 
 def write_eagle3(folder: Path, family: str = "qwen3", **changes: Any) -> Path:
-    """Forty of the target's tokens, every sixth."""
+    """Write a drafter that knows every sixth token of the target, `DRAFT_TOKENS` in all."""
     target = target_config(family)
     config = {
         **SIZES,
@@ -60,13 +60,13 @@ def write_eagle3(folder: Path, family: str = "qwen3", **changes: Any) -> Path:
 
 
 def write_mtp(folder: Path, weights: Mapping[str, mx.array] | None = None) -> Path:
-    """The head of a tiny qwen3_next in a folder of its own."""
+    """Write the MTP head of a tiny qwen3_next to a folder of its own."""
     config = {**target_config("qwen3_next"), "architectures": ["Qwen3NextMTP"], "model_type": "qwen3_next_mtp"}
     return _write(folder, config, weights or mtp_weights())
 
 
 def mtp_weights(**changes: Any) -> dict[str, mx.array]:
-    """The tensors of a head as Qwen names them, experts as mlx-lm keeps them."""
+    """Return the tensors of an MTP head under Qwen's names, with experts stacked as in mlx-lm."""
     config = {**target_config("qwen3_next"), **changes}
     arguments = qwen3_next.ModelArgs.from_dict({**config, "mlp_only_layers": []})
     layer = qwen3_next.Qwen3NextDecoderLayer(arguments, arguments.full_attention_interval - 1)
@@ -75,7 +75,7 @@ def mtp_weights(**changes: Any) -> dict[str, mx.array]:
 
 
 def published_experts(weights: Mapping[str, mx.array], *, fused: bool) -> dict[str, mx.array]:
-    """The same head with experts as checkpoints hold them: `fused` gate and up of all in one array, or each alone."""
+    """Return the head with experts as published: gate and up of all in one array if `fused`, else one array each."""
     stem = "mtp.layers.0.mlp"
     kept = dict(weights)
     gate, up, down = (kept.pop(f"{stem}.switch_mlp.{part}_proj.weight") for part in ("gate", "up", "down"))

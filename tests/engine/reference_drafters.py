@@ -16,7 +16,7 @@ def norm(x: Array, weight: Array) -> Array:
 
 
 def rotate(x: Array, positions: npt.NDArray[np.int64], theta: float) -> Array:
-    """Rotary positions, half-split: `x` [heads, length, size]."""
+    """Apply half-split rotary embeddings to `x` [heads, length, size]."""
     half = x.shape[-1] // 2
     angles = positions[:, None] * theta ** (-np.arange(half) / half)
     first, second = x[..., :half], x[..., half:]
@@ -26,12 +26,12 @@ def rotate(x: Array, positions: npt.NDArray[np.int64], theta: float) -> Array:
 
 
 def heads_of(x: Array, heads: int) -> Array:
-    """[length, heads · size] → [heads, length, size]."""
+    """Reshape [length, heads · size] to [heads, length, size]."""
     return x.reshape(len(x), heads, -1).transpose(1, 0, 2)
 
 
 def attend(queries: Array, keys: Array, values: Array, seen: npt.NDArray[np.bool_]) -> Array:
-    """Softmax attention with grouped heads; `seen` [queries, keys]."""
+    """Compute softmax attention with grouped heads; `seen` [queries, keys] is the mask."""
     groups = len(queries) // len(keys)
     keys, values = np.repeat(keys, groups, axis=0), np.repeat(values, groups, axis=0)
     scores = queries @ keys.transpose(0, 2, 1) / np.sqrt(queries.shape[-1])
@@ -51,7 +51,7 @@ def swiglu(x: Array, weights: Weights, prefix: str) -> Array:
 
 
 def dflash(features: Array, block: Array, weights: Weights, *, heads: int, kv_heads: int, window: int) -> Array:
-    """Hidden states of a block of embeddings [slots, hidden] behind a context of features [length, taps · hidden].
+    """Return the states of a block of embeddings [slots, hidden] after a context of features [length, taps · hidden].
 
     Layer 0 sees everything; layer 1 slides over `window` positions and is causal inside the block.
     """
@@ -78,7 +78,7 @@ def dflash(features: Array, block: Array, weights: Weights, *, heads: int, kv_he
 
 
 def eagle3(embedded: Array, hidden: Array, weights: Weights, *, heads: int, kv_heads: int) -> tuple[Array, Array]:
-    """(states to feed back, draft logits) of pairs (embedding of the next token, fused hidden state), [length, …]."""
+    """Return (states to feed back, draft logits) of pairs (next token's embedding, fused hidden state), [length, …]."""
     name = "midlayer"
     positions = np.arange(len(hidden))
     both = np.concatenate(
@@ -98,7 +98,7 @@ def eagle3(embedded: Array, hidden: Array, weights: Weights, *, heads: int, kv_h
 
 
 def mtp(embedded: Array, hidden: Array, weights: Weights, *, heads: int, kv_heads: int, rotary: int) -> Array:
-    """States behind the final norm of Qwen3-Next's head: gated attention, `rotary` of each head's dimensions turned."""
+    """Return the states after the final norm of Qwen3-Next's MTP head (gated attention); `rotary` dimensions rotate."""
     positions = np.arange(len(hidden))
     joined = np.concatenate([norm(embedded, weights["enorm.weight"]), norm(hidden, weights["hnorm.weight"])], axis=-1)
     x = joined @ weights["eh_proj.weight"].T

@@ -1,4 +1,4 @@
-"""One random schedule from a seed: requests, admissions, drafts, leaves and cancels, compared with the naive loop."""
+"""One random schedule from a seed: requests, admissions, drafts and cancels, compared with the naive loop."""
 
 import random
 from collections.abc import Mapping
@@ -31,14 +31,14 @@ SCRIPTS = {
 
 @cache
 def models(family: str, quantised: bool, head_size: int = 16) -> tuple[nn.Module, nn.Module]:
-    """A target and a draft that often agrees; built once."""
+    """Return a target, and a draft model that often agrees with it; each pair is built once."""
     changes: dict[str, Any] = {"quantised": quantised, "head_size": head_size}
     return tiny_model(family, **changes), related_draft(family, **changes)
 
 
 @lru_cache(4096)
 def alone(family: str, quantised: bool, head_size: int, bits: int, packed: bytes) -> tuple[int, ...]:
-    """What the naive loop says to one request, told once: schedules of other drafters have the same requests."""
+    """Return the naive loop's answer, computed once per request: schedules of other drafters have the same requests."""
     request = msgpack.decode(packed, type=Request)
     target, _ = models(family, quantised, head_size)
     caches = quantised_caches(target, bits)
@@ -47,17 +47,17 @@ def alone(family: str, quantised: bool, head_size: int, bits: int, packed: bytes
 
 @dataclass(frozen=True)
 class Observation:
-    """What a schedule did, so that a test can demand that drafts really were verified."""
+    """Counters of a schedule, so that a test can require that drafts really were verified."""
 
     output_tokens: int
     accepted: int
     cancelled: int
     widest: int
-    """Of the steps that verified drafts, the most rows."""
+    """Largest number of rows in a step that verified drafts."""
 
 
 def random_sampling(chance: random.Random) -> SamplingParameters:
-    """Greedy or seeded sampling, with penalties, truncation and bias as chance has it."""
+    """Return greedy or seeded sampling with random penalties, truncation and bias."""
     return SamplingParameters(
         seed=chance.randrange(1 << 60),
         temperature=chance.choice([0.0, 0.0, 0.7, 1.0]),
@@ -73,7 +73,7 @@ def random_sampling(chance: random.Random) -> SamplingParameters:
 
 
 def random_request(chance: random.Random, name: str, *, longest: int) -> Request:
-    """A prompt of 1 to 40 tokens, some of them repetitive, and an output of 1 to `longest` tokens."""
+    """Return a request with 1 to 40 prompt tokens, sometimes repetitive, and 1 to `longest` output tokens."""
     prompt = tuple(chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 40)))
     if chance.random() < 0.4:
         prompt = prompt[:6] * 4
@@ -98,10 +98,10 @@ def run_schedule(
     sampling: Mapping[str, Any] = MappingProxyType({}),
     quantisation: Quantisation = UNQUANTISED,
 ) -> Observation:
-    """Run it and assert that every sequence said what the naive loop says, and that nothing is left behind.
+    """Run a schedule; assert that each output, up to its end or cancel, is the naive loop's, and no cache is left.
 
-    `rows` run from the start, and whoever ends is followed by the next one; further ones join by chance. `sampling` is
-    what all requests have in common.
+    While requests wait, at least `rows` run; more join at random. `sampling` overrides these parameters of all
+    requests.
     """
     chance = random.Random(seed)
     head_size = 32 if quantisation.bits else 16

@@ -1,7 +1,7 @@
-"""How often texts part from plain decoding's, by `coupled` and by `strict`, on models that often hesitate between two
-tokens: `python -m tests.engine.strict_study qwen3_next float32 draft_model 500` with OpenBLAS, where it is installed.
+"""Counts texts that diverge from plain decoding's under `coupled` and `strict`, on models with many near ties of two
+tokens: `python -m tests.engine.strict_study qwen3_next float32 draft_model 500`. Uses OpenBLAS if it is installed.
 
-It has to be a process of its own: whether OpenBLAS serves is decided before mlx is imported.
+The study needs its own process, because OpenBLAS must be loaded before mlx is imported.
 """
 
 import json
@@ -25,13 +25,13 @@ from tests.engine.schedules import VOCABULARY, random_sampling  # noqa: E402
 from tests.tiny import related_draft, tiny_model  # noqa: E402
 
 TWIN_DISTANCE = 3e-6
-"""Of the head's rows of a token and its twin, relative: about what OpenBLAS moves a logit."""
+"""Relative difference of a token's row in the head and its twin's: about as much as OpenBLAS shifts a logit."""
 LONGEST_DRAFT, ANSWER_TOKENS = 7, 32
 
 
 @dataclass
 class Study:
-    """Texts that parted from plain decoding's, and of `strict` its tokens, close calls, and what it read again."""
+    """Numbers of texts that diverged from plain decoding's; for `strict`, counts of tokens and of close calls too."""
 
     openblas: bool
     coupled_parted: int = 0
@@ -44,7 +44,7 @@ class Study:
 
 @dataclass
 class Answer:
-    """What a request got."""
+    """Tokens of an answer, and counts from its steps."""
 
     tokens: list[int]
     accepted: int = 0
@@ -53,7 +53,7 @@ class Answer:
 
 
 def twinned(model: nn.Module) -> nn.Module:
-    """The model, whose every odd token is nearly as likely as the even one before it."""
+    """Make every odd token of the model nearly as likely as the even token before it; return the model."""
     weight = model.lm_head.weight
     near = weight + TWIN_DISTANCE * mx.abs(weight) * mx.random.normal(weight.shape, key=mx.random.key(0))
     tokens = mx.arange(len(weight))
@@ -63,7 +63,7 @@ def twinned(model: nn.Module) -> nn.Module:
 
 
 def decode(engine: Engine, request: Request, method: str, drafts: Callable[[], int]) -> Answer:
-    """Its answer, alone, with as many drafts in each step as `drafts` says."""
+    """Return the answer to a request that runs alone, with at most `drafts()` drafts in each step."""
     tokens, prompt, answer = list(request.prompt_tokens), len(request.prompt_tokens), Answer([])
     computed = engine.admit(request)
     if computed < prompt - 1:
@@ -84,7 +84,7 @@ def decode(engine: Engine, request: Request, method: str, drafts: Callable[[], i
 
 
 def study(engine: Engine, method: str, prompts: int) -> Study:
-    """Random prompts and ways to sample; drafts of all lengths, and now and then none."""
+    """Run random prompts with random sampling; each step drafts 0, 1, 3 or `LONGEST_DRAFT` tokens."""
     result = Study(OPENBLAS)
     for index in range(prompts):
         chance = random.Random(index)
@@ -121,7 +121,7 @@ def _under(acceptance: str, request: Request) -> Request:
 
 
 def hesitant_engine(family: str, dtype: mx.Dtype) -> Engine:
-    """Of a tiny model with twins, and a draft of it; its windows wrap, and long rows get buffers of their own."""
+    """Return an engine for a tiny twinned model and draft model. Windows wrap, and long rows get their own buffers."""
     target, draft = twinned(tiny_model(family)), twinned(related_draft(family))
     for model in (target, draft):
         model.set_dtype(dtype)

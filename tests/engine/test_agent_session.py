@@ -1,5 +1,5 @@
-"""Twenty-five turns of an agent: each reads what is new of its prompt, drafts as if it had read all of it, and says
-what it would have said without a cache."""
+"""Twenty-five turns of an agent: each reads little more than the new part of its prompt, and drafts and answers as it
+would without a cache."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def turns_of(text: TextModel, engine: Engine, wish: SpeculationRequest) -> list[
 
 
 def ratio(turns: list[Turn]) -> float:
-    """Tokens read for each new one, from the second turn on."""
+    """Return the tokens read per new prompt token, from the second turn on."""
     return sum(turn.read_tokens for turn in turns[1:]) / sum(turn.new_tokens for turn in turns[1:])
 
 

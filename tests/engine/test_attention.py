@@ -1,4 +1,4 @@
-"""Verifying in pieces, or composed, says what verifying at once says; each GPU asks for its own form."""
+"""Attention in query chunks, or composed, equals attention in one call; each kind of GPU gets its own form."""
 
 import sys
 from functools import partial
@@ -54,7 +54,7 @@ def test_nothing_is_cut_in_short_contexts_or_for_other_heads(context: int, dimen
 
 
 def ragged(width: int, context: int) -> mx.array:
-    """The mask of two rows of which the second one is seven tokens shorter."""
+    """Return the causal mask of two rows, the second seven tokens shorter."""
     first = mx.array([context - width, context - width - 7])[:, None, None, None]
     return first + mx.arange(width)[:, None] >= mx.arange(context)
 

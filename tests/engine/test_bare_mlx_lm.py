@@ -1,4 +1,4 @@
-"""What a worker leaves out of mlx-lm."""
+"""Processes start without libraries that they never use: transformers in a worker, mlx in a text process."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What an engine says of the chip's cheap widths: by the weights that it really holds."""
+"""Cheap forward widths of an engine, derived from the chip and from the weights that are really loaded."""
 
 import pytest
 from mlx import nn

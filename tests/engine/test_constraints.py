@@ -1,4 +1,4 @@
-"""What an answer is held to: always valid, the same with speculation on and off, forced tokens drafted for nothing."""
+"""Constrained answers: always valid, the same with speculation on and off; forced tokens are drafted for free."""
 
 import json
 import random
@@ -78,7 +78,7 @@ CITIZEN = {
     "additionalProperties": False,
 }
 SHORT = {PIECES.index(b'"'): 3.0, PIECES.index(b'", "'): 3.0, PIECES.index(b'"}'): 3.0}
-"""A bias that ends strings, so that most texts of a random model end."""
+"""Logit bias that ends strings, so that most texts of a random model end."""
 
 
 SEEDS = 1_500
@@ -121,7 +121,7 @@ def request(name: str, grammar: str, *, reasoning: Reasoning | None = None, **sa
 
 
 def naive_answer(model: nn.Module, grammar: str, sampling: SamplingParameters, most: int = 64) -> list[int]:
-    """The simplest loop: one row, one token, one mask of a matcher that read the whole output again."""
+    """Run the naive loop: one row, one token at a time, masked by a new matcher that has read the whole output."""
     cache, tokens = make_prompt_cache(model), list(PROMPT)
     mx.eval(model(mx.array([tokens[:-1]]), cache=cache))
     while len(tokens) < len(PROMPT) + most and tokens[-1] != END:
@@ -137,7 +137,7 @@ def naive_answer(model: nn.Module, grammar: str, sampling: SamplingParameters, m
 
 
 def run(engine: Engine, requests: Sequence[Request], *, seed: int = 0, methods: Sequence[str] = ("ngram",)) -> Driver:
-    """Random steps until all are done; a text ends at its END."""
+    """Run random steps until all requests are done; a text ends at `END`."""
     driver = Driver(engine, random.Random(seed), methods)
     for admitted in requests:
         driver.admit(admitted)
@@ -217,7 +217,7 @@ def test_reasoning_is_free_and_the_answer_behind_it_is_held() -> None:
 def test_reasoning_begins_only_where_the_model_itself_would_begin_it(
     liked: str, method: str, temperature: float
 ) -> None:
-    """`<think>` is far likelier than all that the grammar allows; what counts is whether it is likeliest of all."""
+    """`<think>` is likelier than any token that the grammar allows; reasoning begins only if it is likeliest of all."""
     target, draft = models()
     mark, wish = PIECES.index(b"<think>"), PIECES.index(liked.encode())
     bias = {mark: 30.0, wish: 60.0, PIECES.index(b"</think>"): 20.0}
@@ -233,7 +233,7 @@ def test_reasoning_begins_only_where_the_model_itself_would_begin_it(
 
 
 def test_how_often_reasoning_begins_is_how_often_the_model_begins_it() -> None:
-    """Of a chance of 0.3 for the mark, and 0.01 for what the grammar allows, in one draw for each seed."""
+    """The mark has probability 0.3, the token `true`, which the grammar allows, 0.01. Each seed draws once."""
     mark, held = PIECES.index(b"<think>"), Constraints()
     chances = np.full(TABLE.vocabulary_size, 0.69 / (TABLE.vocabulary_size - 2))
     chances[mark], chances[PIECES.index(b"true")] = 0.3, 0.01
@@ -308,12 +308,12 @@ schemas = some.recursive(leaves, nested, max_leaves=6)
 
 
 METHODS = {"qwen3": ("draft_model", "ngram", "scripted", "dflash", "eagle3"), "qwen3_next": ("ngram", "mtp")}
-"""By the family of a target that has them: every drafter there is. Those that read features put in right tokens too."""
+"""Methods to test, by target family; together, every drafter there is. `Guided` gives feature drafters right tokens."""
 
 
 @cache
 def shared_engine(family: str) -> tuple[nn.Module, Engine, dict[str, list[int]]]:
-    """A target, an engine with its drafters, and what the answers to come are known to say."""
+    """Return a target, an engine with all its drafters, and a dictionary for the right outputs of later requests."""
     size = TABLE.vocabulary_size
     target, truth = tiny_model(family, vocabulary_size=size), dict[str, list[int]]()
     heads = [method for method in METHODS[family] if method in FEATURE_METHODS]
@@ -327,7 +327,7 @@ def shared_engine(family: str) -> tuple[nn.Module, Engine, dict[str, list[int]]]
 
 
 class Secretive(AnswerConstraint):
-    """Masks, but does not say what it forces."""
+    """Constraint that masks tokens but does not reveal which ones it forces."""
 
     def begin(self) -> "Secretive":
         return Secretive(self._vocabulary, self._initial_state, self._reasoning)
@@ -341,7 +341,7 @@ class Secretive(AnswerConstraint):
 
 @dataclass
 class Timed:
-    """An engine on a machine where every draft of a forward costs a fifth of a plain step, and drafting nothing."""
+    """Engine with simulated times: each verified draft takes a fifth of a plain step, and drafting takes no time."""
 
     engine: Engine
 
@@ -354,7 +354,7 @@ class Timed:
 
 
 def tokens_per_cycle(engine: Engine, asked: Request, truth: Sequence[int], *methods: str) -> float:
-    """Of a request that says `truth`, through the real scheduler."""
+    """Run a request whose answer is `truth` through the real scheduler; return its tokens per decode step."""
     loop = Loop(Scheduler(replace(engine.limits, drafters=methods)), Timed(engine))  # type: ignore[arg-type]
     loop.run(asked)
     assert loop.output("a") == [token for token in truth if token != END]
@@ -369,7 +369,7 @@ def tokens_per_cycle(engine: Engine, asked: Request, truth: Sequence[int], *meth
 def test_forced_keys_make_more_tokens_of_a_cycle_than_the_same_text_without_them(
     way: tuple[str, str], temperature: float
 ) -> None:
-    """With one draft of its own a cycle; those that are put right are right two times in three."""
+    """Each cycle has one draft (`auto` may choose more); scripts make the first draft right three times in four."""
     family, method = way
     target, engine, known = shared_engine(family)
     grammar, sampling = schema_text(CITIZEN), {"temperature": temperature, "seed": 4}
@@ -387,7 +387,7 @@ def test_forced_keys_make_more_tokens_of_a_cycle_than_the_same_text_without_them
 
 
 class Costly(AnswerConstraint):
-    """One whose masks are slow."""
+    """Constraint whose masks are so slow that it can afford only two drafts."""
 
     affordable_drafts = 2
 
@@ -489,7 +489,7 @@ def test_what_is_forced_stands_behind_the_drafts_and_in_place_of_the_first_wrong
 
 
 def hold_schemas(examples: int) -> tuple[Counter[str], int]:
-    """Each text is the same whoever drafts, and valid when it ended. Tells what was accepted, and how many ended."""
+    """Check that all drafters give one text, valid if it ended. Return counts of accepted drafts and ended texts."""
     accepted, ended, most = Counter[str](), 0, 32
 
     @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

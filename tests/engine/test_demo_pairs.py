@@ -1,4 +1,4 @@
-"""The embedded models write JSON whose keys are forced: the same text in fewer cycles, whoever drafts, in no more."""
+"""The demo models write JSON with forced keys: the same text as without a grammar, and never in more decode steps."""
 
 import json
 from functools import cache
@@ -38,7 +38,7 @@ OBJECTS = {
     "Make JSON with name Ada and age 36.": {"name": "string", "age": "integer"},
 }
 LEAST_GAIN = {1: 1.3, 3: 1.3, 8: 1.0}
-"""By drafts a cycle, over all objects. With 8 a drafter that knows the keys writes such an object in two to eight."""
+"""Least ratio of steps without a grammar to steps with one, by draft length. With 8, objects take only 2 to 8 steps."""
 
 
 @cache
@@ -59,7 +59,7 @@ def opened(method: str) -> Engine:
 
 
 def cycles(engine: Engine, request: Request) -> tuple[list[int], int, int]:
-    """The text, its tokens and how many cycles it took, on an engine that remembers nothing of earlier ones."""
+    """Return an answer's tokens, their number and the number of decode steps; the prefix cache is emptied first."""
     engine.drop_prefix_cache()
     loop = Loop(Scheduler(engine.limits), engine)  # type: ignore[arg-type]
     loop.run(request)

@@ -1,4 +1,4 @@
-"""A drafter that fails costs nobody an answer: the same tokens, one line in the log, and its reason in the answer."""
+"""Requests survive a failing drafter: the tokens are the same, one line is logged, and answers state the reason."""
 
 import logging
 from typing import Any
@@ -17,7 +17,7 @@ PROMPT = tuple(5 * place % 97 for place in range(40))
 
 
 def answers(engine: Engine, *names: str, method: str = "draft_model") -> tuple[dict[str, list[int]], set[str]]:
-    """The tokens of answers that run together, and why their steps drafted nothing."""
+    """Run requests together; return their tokens, and the reasons why steps drafted nothing."""
     scheduler = Scheduler(engine.limits, policy="auto")
     for seed, name in enumerate(names):
         wish = SpeculationRequest(method=method, num_draft_tokens=3)

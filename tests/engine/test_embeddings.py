@@ -1,4 +1,4 @@
-"""Embeddings by a model that also decodes: the same vector whatever runs beside it."""
+"""Embeddings from a model that also decodes: the same vector whatever other requests run."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ PROMPTS = {
 
 
 def embeddings(engine: Engine, *, beside: Request | None = None) -> Mapping[str, tuple[float, ...]]:
-    """The vectors of all prompts, submitted once `beside` has its first token."""
+    """Return the vectors of all prompts, which are submitted once drafts of `beside` have been verified."""
     scheduler = Scheduler(engine.limits, policy="auto")
     requests = [
         Request(id=name, prompt_tokens=tuple(prompt), max_tokens=1, embeds=name.split()[0])

@@ -1,4 +1,4 @@
-"""Encoders of every kind against plain numpy: alone, beside longer texts, packed; and in the pool beside others."""
+"""Encoders of every kind equal plain NumPy: alone, in batches and with packed weights. The pool can evict them."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -58,7 +58,7 @@ def opened(folder: Path, **changes: Any) -> tuple[EnginePool, EncoderEngine]:
 def read(
     engine: EncoderEngine, texts: Sequence[Sequence[int]], poolings: Sequence[str]
 ) -> tuple[list[np.ndarray[Any, Any]], int]:
-    """The vectors of texts that come at once, through the scheduler, and in how many steps."""
+    """Submit all texts to a scheduler together; return their vectors and the number of steps."""
     scheduler = Scheduler(engine.limits)
     for name, (text, pooling) in enumerate(zip(texts, poolings, strict=True)):
         scheduler.submit(Request(id=str(name), prompt_tokens=tuple(text), max_tokens=1, embeds=pooling))
@@ -169,7 +169,7 @@ def test_a_text_fills_the_context_and_one_token_more_is_refused(tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
 def test_a_long_forward_tells_after_each_layer_that_it_goes_on(tmp_path: Path, kind: str) -> None:
-    """Else an encoder of a gigabyte on a slow machine would be taken for one that hangs, and answers beside it end."""
+    """Otherwise the supervisor would take a slow encoder for a stuck kernel, and all running answers would end."""
     pool, quick = opened(write_tiny_encoder(tmp_path / kind, kind))
     unit, texts, reports = pool._entries["encoder"].unit, texts_of((9, 30)), list[str]()
     assert unit is not None

@@ -1,4 +1,4 @@
-"""One engine's life: unknown caches, failing steps, launches ahead, drafters' own behaviour."""
+"""Life of an engine: unknown caches, failing steps, tokens launched ahead, n-gram drafts and missing drafters."""
 
 import random
 from typing import Any
@@ -51,7 +51,7 @@ def test_an_unknown_cache_class_is_named() -> None:
 
 
 class Wrapped(nn.Module):
-    """A model that does something to the answer of a sound one."""
+    """Base of models that distort the logits of a sound one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def test_a_model_that_answers_differently_with_slot_caches_is_refused() -> None:
 
 def test_a_model_whose_rows_disturb_one_another_drafts_with_each_row_by_itself() -> None:
     class Crowded(Wrapped):
-        """Its rows see the longest one's padding, as where it enters a state."""
+        """Adds the batch's mean logits to every row: padding changes rows, as when it enters a recurrent state."""
 
         def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
             logits: mx.array = self.model(tokens, cache=cache)
@@ -148,7 +148,7 @@ def test_a_row_that_joins_a_launched_batch_waits_one_step_and_loses_nothing() ->
 
 
 def test_every_step_brings_what_a_lookup_would_draft_next() -> None:
-    """Whoever drafts in it, pieces of a prompt included; nothing for a request that wants another drafter."""
+    """Prefill steps and steps of every method bring an offer, but not for a request that asks for another drafter."""
     target, draft = models("qwen3", False)
     engine = build(target, draft=draft)
     texts = {name: [5, 6, 7, 8, 5, 6] for name in ("a", "b")}
@@ -170,7 +170,7 @@ def test_every_step_brings_what_a_lookup_would_draft_next() -> None:
 
 
 def lookup(tokens: list[int]) -> Offer:
-    """Of a drafter that reads the whole text at once."""
+    """Return the offer of a new drafter that reads the whole text in one call."""
     drafter = Ngram()
     drafter.admit(Request(id="x", prompt_tokens=(), max_tokens=1))
     offer = drafter.offer("x", tokens, (), DRAFT_LENGTHS[-1])

@@ -27,7 +27,7 @@ def test_random_schedules_say_what_the_naive_loop_says(family: str, method: str)
 def test_as_many_rows_at_once_say_what_each_says_alone(method: str, family: str, rows: int, temperature: float) -> None:
     sampling: dict[str, Any] = {"temperature": temperature}
     if method == "ngram":
-        sampling["logit_bias"] = {3: 20.0, 5: 20.0, 7: 20.0}  # texts that repeat
+        sampling["logit_bias"] = {3: 20.0, 5: 20.0, 7: 20.0}  # makes texts repeat
     outcomes = [
         run_schedule(
             family,

@@ -37,7 +37,7 @@ def weights_of(module: nn.Module) -> dict[str, reference.Array]:
 
 
 def extended(runner: Runner, module: nn.Module, features: mx.array, cuts: Sequence[int]) -> mx.array:
-    """Let the context grow piece by piece; what the module put out for all of them."""
+    """Extend the context piece by piece; return the module's outputs for all pieces."""
     outputs = []
     for start, stop in zip([0, *cuts], [*cuts, features.shape[1]], strict=True):
         output, forward = runner.forward(["a"], features[:, start:stop], [stop - start], call=module.extend)
@@ -166,7 +166,7 @@ def test_a_plain_stretch_costs_no_drafter_forward_and_drafting_resumes_behind_it
         tokens.extend(result.outcomes[0].emitted)
         computed = result.outcomes[0].computed
     assert drafter.runner.caches.nbytes == 0
-    engine.step(DecodeStep((DecodeRow("a", tokens, 2, computed, 99, "dflash", 4),)))  # reads what was launched ahead
+    engine.step(DecodeStep((DecodeRow("a", tokens, 2, computed, 99, "dflash", 4),)))  # reads the launched token
     tokens.append(naive(model, tokens, 1, request.sampling)[0])
     result = engine.step(DecodeStep((DecodeRow("a", tokens, 2, len(tokens) - 1, 99, "dflash", 4),)))
     assert result.outcomes[0].drafted == 4

@@ -1,4 +1,4 @@
-"""A model is compared with mlx-lm's forwards once on a machine, beside running requests, not at each load."""
+"""A model is probed against mlx-lm's forwards once per machine, not at each load; requests run between forwards."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tests.tiny import write_tiny_model
 
 @pytest.fixture(name="forwards")
 def counted_forwards(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The forwards of all runners."""
+    """Record the forwards of all runners."""
     forwards: list[str] = []
     forward = Runner.forward
 
@@ -32,7 +32,7 @@ def counted_forwards(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class Home:
-    """A folder of models, and what is kept about them on one machine."""
+    """A folder of models, and the folder of findings that one machine keeps about them."""
 
     def __init__(self, folder: Path) -> None:
         self.models, self.kept = folder / "models", folder / "kept"
@@ -117,11 +117,11 @@ def test_a_broken_file_is_replaced(home: Home, forwards: list[str], content: byt
 def test_a_model_that_cannot_be_rolled_back_is_not_asked_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     home.model("m")
     with monkeypatch.context() as patched:
-        patched.setitem(probe.SPLIT_DEPENDENT, "mlx_lm.models.qwen3", "its tokens see later ones")
-        assert home.load().findings[""].error == "its tokens see later ones"
+        patched.setitem(probe.SPLIT_DEPENDENT, "mlx_lm.models.qwen3", "its tokens attend to later tokens")
+        assert home.load().findings[""].error == "its tokens attend to later tokens"
     limits = open_engine(home.load()).limits
     assert limits.max_rows == 1
-    assert "its tokens see later ones" in str(limits.unavailable["ngram"])
+    assert "its tokens attend to later tokens" in str(limits.unavailable["ngram"])
 
 
 def test_a_model_of_an_unknown_cache_is_loaded_and_decodes_alone(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A verify over latents says what mlx-lm says with all keys and values, and makes neither."""
+"""A verify forward over latents equals mlx-lm's over all keys and values, and makes neither keys nor values."""
 
 from importlib import import_module
 from pathlib import Path
@@ -22,14 +22,14 @@ from tests.tiny import fill_at_random
 
 SOURCES = Path(mlx_lm.models.__path__[0])
 OWN = [name for name in families() if "self.unembed_out(" in (SOURCES / f"{name}.py").read_text(encoding="utf-8")]
-"""Every module of mlx-lm with latents in its cache; the others borrow an attention from one of these."""
+"""Modules of mlx-lm that define latent attention; those in `BORROWED` import it from one of these."""
 BORROWED = ["glm_moe_dsa", "kimi_k25", "kimi_vl", "longcat_flash_ngram"]
 ROWS = {"long": 41, "short": 33}
 
 
 @pytest.fixture
 def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of the forwards that have made no keys and values."""
+    """Collect the widths of attention calls over latents, which make no keys and values."""
     seen: list[int] = []
 
     def watched(reader: Any, queries: mx.array, *arguments: Any, **keywords: Any) -> mx.array:
@@ -41,8 +41,8 @@ def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def verify(model: nn.Module, *, shared_tokens: int = 1024) -> mx.array:
-    """Logits of three forwards of two rows with prompts of uneven lengths: five tokens, three behind those that stayed,
-    and one."""
+    """Return the logits of three forwards over two rows with prompts of uneven lengths: of five tokens, of three after
+    the kept ones, and of one."""
     runner = open_runner(model, shared_tokens=shared_tokens)
     outputs = []
     for name, length in ROWS.items():

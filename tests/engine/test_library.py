@@ -1,4 +1,4 @@
-"""The engine as a library: the program of the document runs as it stands."""
+"""The engine as a library: the program in `docs/library.md` runs unchanged."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Loading in slices, every broken folder told in one line, and no byte left behind."""
+"""Loading in slices; a broken folder is refused with one line, and no memory stays allocated."""
 
 import inspect
 import json
@@ -146,7 +146,7 @@ def test_a_draft_with_other_tokens_is_left_out(tmp_path: Path) -> None:
 def test_a_draft_without_rows_for_every_token_is_left_out(tmp_path: Path) -> None:
     target, draft = pair(tmp_path)
     write_tiny_model(draft, "qwen3", vocabulary_size=258)
-    left_out(specification(target, draft), "has 258 rows and none for token 259")
+    left_out(specification(target, draft), "its embedding of 258 rows lacks token 259")
 
 
 def test_without_tokenizer_json_equal_files_are_equal_tokens(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def misshape(weights: dict[str, mx.array]) -> None:
 
 
 def overlap(folder: Path) -> None:
-    """Two tensors over the same bytes: the reference library refuses this, mlx does not."""
+    """Write two tensors over the same bytes: the reference library refuses such a file, mlx does not."""
     header = {name: {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]} for name in ("a", "b")}
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(16))
@@ -278,7 +278,7 @@ def test_a_broken_folder_is_one_clear_line_and_the_next_load_works(tmp_path: Pat
 
 
 def left_out(spec: ModelSpecification, pattern: str) -> None:
-    """The unit loads without its drafter, for that reason."""
+    """Check that the unit loads without its drafter, for a reason that matches `pattern`."""
     unit = run(spec)[1]
     assert not unit.drafters
     assert re.search(pattern, unit.load_failures["draft_model"])

@@ -1,4 +1,4 @@
-"""Drafters of every method loaded beside one main model, and broken ones refused before a weight is read."""
+"""Drafters of every method load together with one main model; those that cannot be used are left out."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -42,7 +42,7 @@ EXPERTS = {
 
 
 def specification(root: Path, *methods: str, family: str = "qwen3") -> ModelSpecification:
-    """A tiny main model with these drafters, each written into a folder called like its method."""
+    """Write a tiny main model and these drafters, each to a folder named after its method; return the specification."""
     target = write_tiny_model(root / "main", family)
     drafts = []
     for method in methods:
@@ -84,7 +84,7 @@ def test_only_the_chosen_methods_may_draft(tmp_path: Path) -> None:
     spec = msgspec.structs.replace(specification(tmp_path, "dflash"), methods=("dflash",))
     limits = open_engine(load(spec)).limits
     assert limits.drafters == ("dflash",)
-    assert str(limits.unavailable["ngram"]) == "only dflash may draft for this model: that was chosen for it"
+    assert str(limits.unavailable["ngram"]) == "this model's settings allow only dflash to draft"
 
 
 @pytest.mark.parametrize("method", ["dflash", "eagle3"])
@@ -203,7 +203,7 @@ def test_a_drafter_whose_weights_cannot_be_read_is_left_out_and_the_others_draft
     steps = load_unit(spec, slice_bytes=4096)
     while next(steps)[0] == "checking":
         pass
-    file.write_bytes(file.read_bytes()[:-4096])  # a disk that fails once it is read
+    file.write_bytes(file.read_bytes()[:-4096])  # a disk that fails after the check
     try:
         while True:
             next(steps)

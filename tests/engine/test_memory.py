@@ -1,4 +1,4 @@
-"""Estimates against what models really take, the ceiling, and sizes that people write."""
+"""Memory: estimates against what models really take, the ceiling, freed buffers, and errors when it runs out."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def specification(folder: Path, **changes: Any) -> ModelSpecification:
 
 
 def estimate(spec: ModelSpecification, *, float32: bool | None = None) -> int:
-    """Bytes that the unit of `spec` may hold; `float32`: whether weights are widened, None asks the device."""
+    """Return the bytes that the unit of `spec` may take; `float32`: whether to widen weights, None asks the device."""
     return footprint.unit_footprint(spec, widen=memory.on_cpu() if float32 is None else float32).total_bytes
 
 
@@ -235,7 +235,7 @@ def test_what_rows_are_promised_covers_their_caches_however_they_come_and_go(
             runner.commit(forward, [width])
             lengths[name] += width
         runner.separate_long_rows()
-        lengths[name] += 1024 if known else 0  # what the scheduler expects of a long answer
+        lengths[name] += 1024 if known else 0  # length that the scheduler expects of a long answer
         assert runner.caches.nbytes <= max(
             before, promised.rows_bytes([footprint.RowSize(length) for length in lengths.values()])
         )
@@ -245,7 +245,7 @@ def test_what_rows_are_promised_covers_their_caches_however_they_come_and_go(
     for name in ("second", "long"):
         runner.release(name)
         del lengths[name]
-    read("again", 1100)  # what grows is as large as the rows of now need it
+    read("again", 1100)  # buffers that grow are as large as the present rows need
 
 
 @pytest.mark.parametrize(("known", "sizes"), [(True, 1), (False, 6)])
@@ -283,7 +283,7 @@ def test_an_answer_longer_than_reserved_grows_and_a_later_row_gets_its_own_room(
 
 
 def test_drafts_of_many_rows_are_provided_for_where_chunks_of_prompts_are_shorter(tmp_path: Path) -> None:
-    """Of eight rows 128 tokens are verified at once, of one row 32, and each of them passes the widest layer."""
+    """A verify forward of eight rows has up to 128 tokens, of one row 32, and all of them pass the widest layer."""
     folder = write_tiny_model(tmp_path / "tiny", "qwen3")
     one_row, eight_rows = (
         footprint.main_footprint(specification(folder, max_rows=rows, prefill_chunk_tokens=16), widen=False).peak_bytes
@@ -311,7 +311,7 @@ def test_metal_stores_scores_for_some_sizes_of_heads(config: dict[str, int], is_
 
 @pytest.mark.parametrize(("context", "head_size"), one_in(3, [32_768, 131_072, 8_192], [64, 256, 512, 128]))
 def test_where_scores_are_stored_a_prompt_takes_what_was_counted(tmp_path: Path, context: int, head_size: int) -> None:
-    """By the chunk that takes most, in the first layer, behind keys and values of zeros."""
+    """Measure the chunk that takes most memory, in the first layer, after keys and values of zeros."""
     folder = write_tiny_model(tmp_path / "tiny", "qwen3", head_size=head_size, context_tokens=context)
     model = tiny_model("qwen3", head_size=head_size)
     pairs = footprint.prefill_pairs(fused=False)

@@ -1,4 +1,4 @@
-"""The n-gram drafter says what the plainest search through the text says, and earlier requests only when it is told."""
+"""The n-gram drafter drafts what a naive search finds, and searches earlier requests only if asked to."""
 
 from collections.abc import Sequence
 
@@ -21,8 +21,8 @@ Texts = Sequence[Sequence[int]]
 
 
 def naive_places(texts: Texts, known: Sequence[int], shortest: int, longest: int) -> list[tuple[int, int]]:
-    """(text, place) behind every occurrence of the longest end of `known` that any text goes on from; of a context that
-    occurs often, the latest occurrences."""
+    """Return (text, place) after each occurrence of the longest suffix of `known` that any text continues. Only the
+    last `MAX_MATCHES` occurrences of the last `shortest` tokens are considered."""
     ends = [(number, end) for number, text in enumerate(texts) for end in range(shortest, len(text) + 1)]
     context = list(known[-shortest:])
     latest = [(number, end) for number, end in ends if list(texts[number][end - shortest : end]) == context]
@@ -39,7 +39,7 @@ def naive_places(texts: Texts, known: Sequence[int], shortest: int, longest: int
 
 
 def naive_continuation(texts: Texts, known: Sequence[int], limit: int, shortest: int, longest: int) -> list[int]:
-    """The most frequent token where the occurrences go on (the latest on ties), and again where that stands."""
+    """Draft the most frequent next token of the matches (the latest on ties), then go on from those that have it."""
     drafts: list[int] = []
     places = naive_places(texts, known, shortest, longest)
     while places and len(drafts) < limit:

@@ -1,4 +1,4 @@
-"""Operations of a step above those of its bare forwards, in the form that a GPU runs: each is a kernel to launch."""
+"""Operations that a step adds to those of its bare forwards, in the form for a GPU: each is a kernel launch."""
 
 import re
 from collections import Counter
@@ -23,7 +23,7 @@ from app.models.footprint import SHARED_TOKENS
 from tests.tiny import write_tiny_model
 
 VIEWS = {"Broadcast", "ExpandDims", "Flatten", "Reshape", "Slice", "Squeeze", "Transpose", "Unflatten"}
-"""Operations that only describe an array anew."""
+"""Operations that only make a view of an array and launch no kernel."""
 GREEDY = SamplingParameters(temperature=0.0)
 TOP_P = SamplingParameters(temperature=0.7, top_p=0.9, seed=1)
 STEPS = 6
@@ -32,7 +32,7 @@ MODULES = ("app.engine.sampling.truncation", "app.engine.sampling.drawing")
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What draws tokens takes the branches of a GPU."""
+    """Make sampling take its GPU branches."""
     for module in MODULES:
         monkeypatch.setattr(f"{module}.on_cpu", lambda: False)
 
@@ -51,7 +51,7 @@ def arrays(value: Any) -> list[mx.array]:
 
 @contextmanager
 def counted(path: Path) -> Iterator[Counter[str]]:
-    """Counts what is evaluated meanwhile, by name of the operation."""
+    """Count the operations that are evaluated inside the block, by name."""
     counts: Counter[str] = Counter()
 
     def counting(evaluate: Callable[..., None]) -> Callable[..., None]:
@@ -82,7 +82,7 @@ def opened(folder: Path, *, drafts: bool = False) -> Engine:
 
 
 def bare(model: nn.Module, path: Path, *, rows: int = 1, width: int = 1) -> int:
-    """Kernels of mlx-lm's own forward behind a prompt, with its own caches."""
+    """Return the number of kernels of mlx-lm's own forward after a prompt, over its own caches."""
     caches = make_prompt_cache(model)
     mx.eval(model(mx.array([[1, 2, 3]] * rows), cache=caches), [cache.state for cache in caches])
     with counted(path) as counts:
@@ -93,7 +93,7 @@ def bare(model: nn.Module, path: Path, *, rows: int = 1, width: int = 1) -> int:
 def decoded(
     engine: Engine, sampling: SamplingParameters, path: Path, *, rows: int = 1, prompt: int = 9, drafts: int = 0
 ) -> tuple[int, list[list[int]]]:
-    """Return the kernels of a step that follows others of its kind, and the texts."""
+    """Return the number of kernels of the last of several equal steps, and the texts."""
     texts, computed = (
         {f"r{row}": [1 + (7 * place + row) % 50 for place in range(prompt + row)] for row in range(rows)},
         {},

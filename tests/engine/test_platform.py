@@ -1,4 +1,4 @@
-"""OpenBLAS before mlx, versions, and that nothing but one file ever wires memory."""
+"""Setup before mlx is imported, library versions, and a check that only one file wires memory."""
 
 import ast
 import subprocess
@@ -52,7 +52,7 @@ def test_nothing_we_import_wires_memory_at_import() -> None:
 
 def test_only_the_file_that_wires_weights_uses_what_wires() -> None:
     """mlx-lm's generators wire when they run, so the engine never imports them."""
-    for path in Path(app.engine.loading.pool.__file__).parent.rglob("*.py"):
+    for path in Path(app.engine.loading.pool.__file__).parents[1].rglob("*.py"):
         wiring = WIRING - {"set_wired_limit"} if path.name == "wiring.py" else WIRING
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
@@ -62,7 +62,7 @@ def test_only_the_file_that_wires_weights_uses_what_wires() -> None:
 
 
 def calls_at_import(path: Path) -> Iterator[str]:
-    """Names of everything that is called when the module is imported: not what stands inside functions."""
+    """Yield the name of everything that is called when the module is imported, function bodies excluded."""
     waiting: list[ast.AST] = [ast.parse(path.read_text())]
     while waiting:
         node = waiting.pop()

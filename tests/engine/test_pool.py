@@ -154,7 +154,7 @@ def test_an_engine_that_does_not_open_is_a_failed_load(world: World) -> None:
 
 
 def cancel_a_load(pool: EnginePool) -> None:
-    """A load of `a` that has begun and that nobody waits for any more."""
+    """Begin a load of `a`, release its only lease and cancel the load."""
     pool.acquire(specification("a"))
     pool.advance()
     pool.release("a")

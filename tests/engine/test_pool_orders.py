@@ -1,4 +1,4 @@
-"""The pool in every order of calls that hypothesis finds: bytes, leases and evictions always agree."""
+"""The pool under random orders of calls from hypothesis: bytes, leases and evictions always agree."""
 
 import pytest
 from hypothesis import settings
@@ -22,7 +22,7 @@ models = st.sampled_from(["a", "a", "b", "b", "c", "c", "d", "huge"])
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Random lives. `leases` is the model: what a consumer who follows the contract believes it holds."""
+    """Random calls. `leases` is the reference: the leases that a caller who follows the contract expects to hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.settings = KeepModels(usual=Stay(pinned=False, idle_seconds=30.0))
         self.pool.set_stays(self.settings)
         self.said = dict.fromkeys(SIZES, DEFAULT_STAY)
-        """What the last word on each model in memory was."""
+        """Stay of each model in memory, as a request or a setting last set it."""
         self.protected: set[str] = set()
 
     @initialize(held=models, idle=st.lists(models, max_size=3))
@@ -77,7 +77,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(model=models)
     def serve_one(self, model: str) -> None:
-        """A whole short life: most requests are like this."""
+        """Acquire, load and release a model, as most requests do."""
         self.world.now += 1
         self.acquire(model, drafted=False)
         self.advance_to_the_end()

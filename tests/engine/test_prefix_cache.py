@@ -1,4 +1,4 @@
-"""Who finds what in the prefix cache: the longest start of an own earlier prompt, and never a word of anybody else."""
+"""Hits in the prefix cache: the longest prefix shared with an owner's earlier prompts, nothing of another owner's."""
 
 import random
 import time
@@ -19,7 +19,7 @@ GREEDY = SamplingParameters(temperature=0.0)
 
 
 def read_prompt(engine: Engine, name: str, prompt: Sequence[int], *, owner: str = "") -> int:
-    """One request that reads its prompt and leaves; the answer is how many tokens it found."""
+    """Run a request that only prefills its prompt; return the number of cached tokens."""
     cached = engine.admit(Request(id=name, owner=owner, prompt_tokens=tuple(prompt), max_tokens=1, sampling=GREEDY))
     end = len(prompt) - 1
     if cached < end:
@@ -29,7 +29,7 @@ def read_prompt(engine: Engine, name: str, prompt: Sequence[int], *, owner: str 
 
 
 def work_of(engine: Engine, name: str, prompt: Sequence[int], owner: str) -> tuple[int, list[tuple[str, int]]]:
-    """Everything that one answer tells about its cost: cached tokens, and the kind and width of each forward."""
+    """Return all that an answer reveals about its cost: cached tokens, and the kind and width of each forward."""
     scheduler = Scheduler(engine.limits, policy="off")
     scheduler.submit(Request(id=name, owner=owner, prompt_tokens=tuple(prompt), max_tokens=2, sampling=GREEDY))
     request = scheduler.next_admission()
@@ -87,7 +87,7 @@ def test_the_longest_own_beginning_is_found_however_long_the_prompts_are(family:
     for number in range(60):
         owner = chance.choice(["key 1", "key 2"])
         prompt = [chance.choice([3, 4]) for _ in range(chance.randint(2, 3 * BLOCK_TOKENS))]
-        if said and chance.random() < 0.8:  # goes on from somewhere in an earlier one, mostly its end
+        if said and chance.random() < 0.8:  # continues an earlier prompt, mostly from its end
             known = chance.choice(said)[1]
             cut = chance.choice([len(known), chance.randint(0, len(known))])
             prompt = [*known[:cut], *prompt][: 5 * BLOCK_TOKENS]
@@ -101,7 +101,7 @@ def test_the_longest_own_beginning_is_found_however_long_the_prompts_are(family:
 
 
 def usable_tokens(family: str, known: Sequence[int], prompt: Sequence[int]) -> int:
-    """How much of an earlier text a prompt can use, by comparing one token after the other."""
+    """Return how many tokens of an earlier text a prompt can reuse, by comparing them one by one."""
     shared = 0
     while shared < min(len(known), len(prompt) - 1) and known[shared] == prompt[shared]:
         shared += 1

@@ -1,4 +1,4 @@
-"""The tier on disk: what is found again is what was written, whatever happened to the process, the file or the disk."""
+"""The disk tier returns what was written or nothing, whatever happened to the process, the file or the disk."""
 
 import os
 import random
@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 60.0
 
 
 def arrays_of(block: CacheBlock, size: int = 500) -> dict[str, mx.array]:
-    """What a piece holds, as everybody can tell from its key."""
+    """Return the content of a block, derived from its key, so that every process can check it."""
     key = mx.random.key(int.from_bytes(block.key[:8], "little"))
     return {"0 0": mx.random.normal((1, 2, size, 4), key=key), "0 1": mx.random.normal((1, 2, size, 4), key=key) * 2}
 
@@ -223,7 +223,7 @@ def test_a_disk_that_fills_up_in_a_file_loses_what_was_under_way_and_nothing_els
 
 @pytest.fixture
 def others(tmp_path: Path) -> dict[Path, bytes]:
-    """Files that are not ours, below `prefixes` and where links there lead, by what they hold."""
+    """Write files that are not ours, below `prefixes` and where links there lead; return their contents by path."""
     theirs = [
         tmp_path / "models/m" / name for name in ("model.safetensors", "x.1.part", f"rows-{'0' * 64}.safetensors")
     ]
@@ -312,7 +312,7 @@ for number, block in enumerate(chain(10_000)):
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
 """
-"""It kills itself so many seconds after its first block."""
+"""Program that writes blocks, and kills itself the given number of seconds after the first one."""
 
 
 @pytest.mark.timeout(3600)

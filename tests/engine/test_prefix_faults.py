@@ -1,4 +1,4 @@
-"""A prefix cache that fails costs nobody an answer: the same tokens, no row left, and one line in the log."""
+"""Requests survive a failing prefix cache: the tokens are the same, no row is left, and one line is logged."""
 
 import logging
 import threading
@@ -19,11 +19,11 @@ from tests.engine.schedules import models
 
 PROMPT = tuple(5 * place % 97 for place in range(300))
 SILENCE_SECONDS = 0.5
-"""Longest silence of a stream, in seconds, that is promised whatever happens beside it."""
+"""Longest promised silence of a stream, in seconds, whatever else the worker does."""
 
 
 def answer(engine: Engine, name: str) -> tuple[int, ...]:
-    """The tokens of one answer to `PROMPT`, drafted for."""
+    """Return the tokens of one answer to `PROMPT`, generated with a draft model."""
     scheduler = Scheduler(engine.limits, policy="auto")
     sampling = SamplingParameters(temperature=0.8, seed=3)
     wish = SpeculationRequest(method="draft_model", num_draft_tokens=3)
@@ -101,7 +101,7 @@ def test_an_answer_is_the_same_whatever_of_the_cache_fails(
     wanted = answer(engine, "first")
     disk.flush(60)
     if broken.startswith("read"):
-        engine.prefixes.clear()  # what it finds is on disk
+        engine.prefixes.clear()  # leaves the prompt on disk only
     real = getattr(owner, broken)
     monkeypatch.setattr(prefix_cache.PrefixCache, "clear", fails)
     monkeypatch.setattr(owner, broken, lambda *given: (real(*given), fails()) if broken == "_restore_row" else fails())

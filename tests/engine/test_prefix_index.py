@@ -1,4 +1,4 @@
-"""Which beginnings are found, and what goes when there is no room: the index alone, without tensors."""
+"""Prefixes that are found, and blocks that are evicted: the index alone, without tensors."""
 
 import random
 
@@ -18,7 +18,7 @@ from app.engine.prefix.index import (
 
 
 def keep(store: BlockStore[str], start: bytes, tokens: tuple[int, ...], nbytes: int = 1) -> list[CacheBlock]:
-    """Rows of a text, as many as fit, added and used as the cache does it: afterwards the end is the oldest."""
+    """Add as many blocks of a text as fit, and touch them as the cache does: the last block becomes the oldest."""
     blocks: list[CacheBlock] = []
     for begin in range(0, len(tokens), BLOCK_TOKENS)[: store.limit_bytes // nbytes]:
         blocks.append(CacheBlock.of(ROWS, start, tokens[begin : begin + BLOCK_TOKENS]))
@@ -33,7 +33,7 @@ def keep(store: BlockStore[str], start: bytes, tokens: tuple[int, ...], nbytes: 
 
 
 def random_text(chance: random.Random, said: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Often one that goes on from somewhere in an earlier one."""
+    """Return a random text that often continues a prefix of an earlier one."""
     fresh = tuple(chance.choice([1, 2]) for _ in range(chance.randint(1, 3 * BLOCK_TOKENS)))
     if not said or chance.random() < 0.2:
         return fresh

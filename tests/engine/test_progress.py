@@ -1,4 +1,4 @@
-"""What takes long reports progress: after each forward of a probe, and after each chunk that a drafter reads."""
+"""Long operations report progress: a probe after each forward, a drafter after each chunk of missed tokens."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Scores of prompts: what a plain forward over the whole prompt says, in chunks, in batches, whoever runs beside."""
+"""Scores of prompts equal those of one plain forward: in chunks, in batches, and whatever other requests run."""
 
 import random
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def asked(name: str, prompt: Sequence[int], *, scored: bool = True, top: int | N
 
 
 def run(engine: Engine, requests: Sequence[Request]) -> tuple[dict[str, list[TokenLogprobs]], dict[str, list[int]]]:
-    """Scores and tokens that each request was told; scores come before any token."""
+    """Run requests; return the prompt scores and tokens of each. A request's scores must precede its tokens."""
     scheduler = Scheduler(engine.limits, policy="auto")
     scores: dict[str, list[TokenLogprobs]] = {request.id: [] for request in requests}
     tokens: dict[str, list[int]] = {request.id: [] for request in requests}
@@ -49,7 +49,7 @@ def run(engine: Engine, requests: Sequence[Request]) -> tuple[dict[str, list[Tok
 
 
 def plain_scores(model: nn.Module, prompt: Sequence[int]) -> list[list[float]]:
-    """Log softmax of one forward over everything, for each token but the first."""
+    """Return the log softmax for each prompt token but the first, from one forward over the prompt."""
     logits: Any = model(mx.array([list(prompt)]))
     logits = logits[0].astype(mx.float32)
     logprobs: Any = (logits - mx.logsumexp(logits, axis=-1, keepdims=True)).tolist()

@@ -1,4 +1,4 @@
-"""What mlx-lm's own converter writes is served and drafted with: every width, group, mode, recipe and layout."""
+"""Checkpoints that mlx-lm's converter writes serve and draft: every width, group size, mode, recipe and layout."""
 
 import json
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ EXPERTS = {
 
 
 def write_original(folder: Path, *, experts: bool = False, noise: float = 0.0) -> Path:
-    """A checkpoint as published: half precision, several files with an index, code that `auto_map` names."""
+    """Write a checkpoint as published: half precision, several files with an index, code that `auto_map` names."""
     config = tiny_config("qwen3") | WIDE | (EXPERTS if experts else {}) | {"eos_token_id": 258}
     module: Any = qwen3_moe if experts else qwen3
     model = module.Model(module.ModelArgs.from_dict(config))
@@ -59,7 +59,7 @@ def write_original(folder: Path, *, experts: bool = False, noise: float = 0.0) -
 
 
 def write_shards(folder: Path, weights: Mapping[str, mx.array]) -> None:
-    """Three files and their index, as mlx-lm names them."""
+    """Write three files and their index, named as mlx-lm names them."""
     names = sorted(weights)
     index = {}
     for number in range(3):
@@ -73,7 +73,7 @@ def write_shards(folder: Path, weights: Mapping[str, mx.array]) -> None:
 
 
 def split_up(folder: Path) -> Path:
-    """What the converter wrote, in several files, as it does with more than 5 GB."""
+    """Split what the converter wrote into several files, as the converter does above 5 GB."""
     weights: Any = mx.load(str(folder / "model.safetensors"))
     mx.eval(weights)
     (folder / "model.safetensors").unlink()
@@ -108,7 +108,7 @@ def specification(folder: Path, draft: Path) -> ModelSpecification:
 
 
 def truth(folder: Path) -> list[int]:
-    """What mlx-lm says by itself, computing as wide as Paceline does."""
+    """Return the tokens that mlx-lm alone generates, computing in the same dtype as Paceline."""
     model, _ = load_model(folder)
     if memory.on_cpu():
         model.set_dtype(mx.float32)
@@ -116,7 +116,7 @@ def truth(folder: Path) -> list[int]:
 
 
 def speculated(unit: LoadedUnit, method: str) -> tuple[list[int], int]:
-    """Tokens and accepted drafts of an answer to `PROMPT`, with 3 drafts in each step."""
+    """Return the tokens and the number of accepted drafts of an answer to `PROMPT`, with up to 3 drafts per step."""
     engine = open_engine(unit)
     engine.admit(Request(id="a", prompt_tokens=PROMPT, max_tokens=OUTPUT_TOKENS, sampling=GREEDY))
     engine.step(PrefillStep((PrefillRow("a", PROMPT, 0, len(PROMPT) - 1),)))
@@ -131,7 +131,7 @@ def speculated(unit: LoadedUnit, method: str) -> tuple[list[int], int]:
 
 
 def check(folder: Path, draft: Path) -> tuple[LoadedUnit, int]:
-    """Served, drafted with and weighed; nothing in the folders ran. The unit, and drafts that the model accepted."""
+    """Check answers, the memory estimate and that no code in the folders ran; return the unit and accepted drafts."""
     spec = specification(folder, draft)
     unit = load(spec)
     wanted = truth(folder)
@@ -148,7 +148,7 @@ def check(folder: Path, draft: Path) -> tuple[LoadedUnit, int]:
 
 
 def widths(model: nn.Module) -> set[tuple[int, int, str]]:
-    """Bits, group and mode of its packed layers."""
+    """Return the bits, group size and mode of each kind of packed layer in the model."""
     packed = (module for _, module in model.named_modules() if hasattr(module, "bits") and hasattr(module, "scales"))
     return {(module.bits, module.group_size, module.mode) for module in packed}
 
@@ -208,7 +208,7 @@ def test_experts_keep_their_router_wide_where_the_config_says_so(tmp_path: Path,
 
 
 def test_layers_of_their_own_widths_as_dwq_writes_them_are_served(tmp_path: Path, originals: dict[str, Path]) -> None:
-    """mlx-lm's DWQ and its dynamic quantisation tell the width of each layer in the config, and leave some alone."""
+    """mlx-lm's DWQ and dynamic quantisation state each layer's width in the config, and leave some unquantised."""
 
     def choose(path: str, _module: nn.Module) -> bool | dict[str, Any]:
         if "q_proj" in path:
@@ -244,14 +244,14 @@ def test_checkpoints_packed_by_autoawq_are_served(tmp_path: Path, originals: dic
     write_tiny_tokenizer(folder)
     unit, _ = check(folder, originals["draft"])
     assert widths(unit.target) == {(4, 64, "affine")}
-    if zeros:  # as such checkpoints are published
+    if zeros:  # the estimate counts zero points, which published checkpoints have
         loaded_bytes = sum(value.nbytes for _, value in tree_flatten(unit.target.parameters()))
         footprint = main_footprint(unit.spec, widen=memory.on_cpu())
         assert footprint.weights_bytes == pytest.approx(loaded_bytes, rel=1e-3)
 
 
 def awq(name: str, weight: mx.array, *, zeros: bool) -> dict[str, mx.array]:
-    """A matrix [outputs, inputs] as AutoAWQ packs it: [inputs, outputs / 8], eight columns in an order of its own."""
+    """Pack a matrix [outputs, inputs] as AutoAWQ does: [inputs, outputs / 8], with each eight columns reordered."""
     outputs, inputs = weight.shape
     groups = weight.reshape(outputs, inputs // 64, 64)
     scales = mx.max(mx.abs(groups), axis=-1) / 7

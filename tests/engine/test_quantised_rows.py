@@ -1,5 +1,5 @@
-"""Quantised keys and values: what is said is what mlx-lm's own quantised cache says to a request that is alone, with
-drafts and without, in batches, after rewinds and from the prefix cache; and what it takes."""
+"""Quantised keys and values: tokens equal those of a single request over mlx-lm's own quantised cache, with and without
+drafts, in batches, after rewinds and from the prefix cache; and rows stay within their estimated memory."""
 
 import random
 from functools import cache
@@ -26,7 +26,7 @@ from tests.shares import one_in
 from tests.tiny import tiny_config, tiny_model, write_tiny_model
 
 FAMILIES = ("qwen3", "gemma3", "qwen3_next")
-"""Attention, sliding windows beside it, recurrent layers beside it."""
+"""Families with full attention only, with sliding windows too, and with recurrent layers too."""
 GREEDY = SamplingParameters(temperature=0.0)
 LATENTS = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "kv_lora_rank": 32}
 
@@ -42,7 +42,7 @@ def told_alone(family: str, prompt: tuple[int, ...], count: int, bits: int) -> l
 
 
 def text_of(engine: Engine, family: str, name: str, prompt: tuple[int, ...], *, count: int = 12) -> int:
-    """Run one greedy request with drafts, and check it against the naive loop; how many tokens it found."""
+    """Run one greedy request with drafts and check it against the naive loop; return its number of cached tokens."""
     driver = Driver(engine, random.Random(1), ("draft_model", "ngram"))
     driver.admit(Request(id=name, prompt_tokens=prompt, max_tokens=count, sampling=GREEDY))
     computed = driver.live[name].computed
@@ -79,7 +79,7 @@ def test_hundreds_of_random_schedules_say_what_the_naive_loop_says(family: str, 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_next"])
 def test_packed_keys_read_as_they_are_say_what_mlx_lms_own_products_say(family: str, bits: int) -> None:
-    """As on Metal: the naive loop is mlx-lm's cache with mlx-lm's attention, whole."""
+    """Attention reads packed keys, as on Metal; the reference is mlx-lm's cache with mlx-lm's own attention."""
     target, draft = models(family, False, 32)
     engine = build(target, draft=draft, quantisation=Quantisation(bits))
     engine.runner.caches.table.packed_queries = MAX_PACKED_QUERIES
@@ -124,7 +124,7 @@ def test_attention_reads_packed_keys_with_sinks_and_without(width: int, sinks: b
     ("bits", "size", "share"), [(8, 64, 9 / 32), (4, 64, 5 / 32), (8, 32, 10 / 32), (4, 32, 6 / 32)]
 )
 def test_a_quantised_row_takes_its_bits_and_a_scale_and_bias_for_each_group(bits: int, size: int, share: float) -> None:
-    """In float32, scales and biases too: 64 bits for each group of 64 or 32."""
+    """Scales and biases are float32 too: together 64 bits for each group of 64 or 32 numbers."""
     model = tiny_model("qwen3", head_size=size)
     taken = []
     for row_bits in (0, bits):

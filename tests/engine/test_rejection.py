@@ -1,8 +1,8 @@
-"""Rejection sampling: the emitted tokens follow the target's distribution, and drafts stay as often as is possible.
+"""Rejection sampling: emitted tokens follow the target's distribution, and drafts are accepted as often as possible.
 
 Every row of a batch is one experiment with a seed of its own. Target and draft are tables: the distribution of a token
-given the one before it. Two tokens are told in one cycle, or in two where the first draft was rejected, so that noise
-of a position that was drafted before and is drafted again must not know what was rejected.
+given the one before it. Two tokens are emitted in one cycle, or in two if the first draft was rejected. Then the second
+position is drafted again with the same noise, which must be independent of what was rejected.
 """
 
 import random
@@ -34,12 +34,12 @@ from tests.shares import LANDING
 MANY, FEWER = 100_000, 20_000
 SIZE = 10
 START = 0
-"""The token before the first one."""
+"""Token id before the first emitted token."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Target and draft, [before, next], and how both are sampled."""
+    """Tables of target and draft, [previous token, next token], and the sampling parameters of both."""
 
     target: Floats
     draft: Floats
@@ -50,7 +50,7 @@ class Pair:
 
 
 def tables(seed: int, sharpness: float) -> tuple[Floats, Floats]:
-    """A random table and a noisy copy."""
+    """Return a random table for the target, and a noisy copy for the draft."""
     chance = np.random.default_rng(seed)
     target = chance.normal(size=(SIZE, SIZE)) * sharpness
     draft = target + chance.normal(size=(SIZE, SIZE)) * 0.8
@@ -83,12 +83,12 @@ def pairs() -> dict[str, Pair]:
 
 
 def logits_after(table: Floats, before: mx.array) -> mx.array:
-    """float32 [rows, 1, SIZE]."""
+    """Return logits float32 [rows, 1, SIZE] after the tokens `before`."""
     return mx.log(mx.array(table.astype(np.float32)))[before][:, None]
 
 
 def cycle(pair: Pair, before: mx.array, position: int, width: int) -> tuple[mx.array, mx.array]:
-    """One cycle of all rows with `width` drafts from output position `position`: drawn and accepted."""
+    """Run one cycle of all rows with `width` drafts from output position `position`; return drawn and accepted."""
     count = before.shape[0]
     rows = [SampledRow(msgspec.structs.replace(pair.parameters, seed=seed), [0] * position, 0) for seed in range(count)]
     salted = [SampledRow(row.parameters, row.tokens, 0, salt=DRAFT_SALT) for row in rows]
@@ -106,7 +106,7 @@ def cycle(pair: Pair, before: mx.array, position: int, width: int) -> tuple[mx.a
 
 
 def two_tokens(pair: Pair, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], float]:
-    """First and second token of every row, and how often the first draft was accepted."""
+    """Return the first and second token of every row, and the acceptance rate of the first draft."""
     before = mx.full((count,), START, dtype=mx.int32)
     drawn, accepted = cycle(pair, before, 0, 2)
     again, _ = cycle(pair, drawn[:, 0], 1, 1)
@@ -115,7 +115,7 @@ def two_tokens(pair: Pair, count: int) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def follows(pair: Pair, first: NDArray[np.int64], second: NDArray[np.int64]) -> tuple[bool, bool]:
-    """Whether the first tokens, and the pairs of both, fit the target."""
+    """Return whether the first tokens fit the target, and whether the pairs of both tokens do."""
     table = pair.exact(pair.target)
     counts = np.zeros((SIZE, SIZE), dtype=np.int64)
     np.add.at(counts, (first, second), 1)
@@ -240,7 +240,7 @@ def test_without_draft_probabilities_the_rule_is_the_coupled_one() -> None:
 
 
 def answer(sampling: SamplingParameters, *, methods: tuple[str, ...], schedule: int, rows: int = 1) -> list[list[int]]:
-    """What an engine with rejection sampling says to some prompts."""
+    """Return the answers of an engine with rejection sampling to the first `rows` prompts."""
     target, draft = models("qwen3", False)
     parts = build(target, draft=draft)
     engine = Engine(parts.runner, parts.drafters, parts.limits, PrefixCache(0), acceptance="rejection")
@@ -312,7 +312,7 @@ def test_what_is_forced_stands_first_and_was_the_only_choice() -> None:
     ],
 )
 def test_what_is_forced_is_spelled_as_the_drafter_likes(own: list[int], drafts: list[int]) -> None:
-    """7 and then 8, or from 5 on as it says; for 8 a 6 may stand too. Nothing else is heard."""
+    """7, then 8, are forced. Only 5 or 4 may replace the 7, and 6 the 8; after that the drafter is free."""
     said = Proposal(mx.array([[*own, 0, 0, 0][:3]], dtype=mx.int32), (len(own),), ("",))
     whole = prepend_forced(said, [((7, 5, 4), (8, 6))])
     tokens: Any = whole.tokens.tolist()
@@ -320,7 +320,7 @@ def test_what_is_forced_is_spelled_as_the_drafter_likes(own: list[int], drafts: 
 
 
 def test_a_forced_draft_leaves_the_distribution_of_the_target_as_it_is() -> None:
-    """Nearly always it is the only token that may come; where its text can be spelled otherwise, it is not."""
+    """A forced token is nearly always the only one allowed, but not where its text can be spelled differently."""
     pair, before = pairs()["near"], mx.full((FEWER,), START, dtype=mx.int32)
     rows = [SampledRow(SamplingParameters(seed=seed), [], 0) for seed in range(FEWER)]
     salted = [SampledRow(row.parameters, row.tokens, 0, salt=DRAFT_SALT) for row in rows]
@@ -334,7 +334,7 @@ def test_a_forced_draft_leaves_the_distribution_of_the_target_as_it_is() -> None
 
 
 class Listening(Drafter):
-    """Proposes nothing and remembers with which noise it was asked to draw."""
+    """Proposes nothing, and records the salts of the noise that it was asked to draw with."""
 
     name = "listening"
 

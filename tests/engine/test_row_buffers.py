@@ -1,4 +1,4 @@
-"""Short rows share one rectangle of buffers, each long row has its own: what they take, and who is copied when."""
+"""Short rows share one rectangle of buffers, each long row has its own: their memory, and when rows are copied."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ from tests.tiny import tiny_model
 SHORT = {"a": 100, "b": 150, "c": 200, "d": 250}
 LONG_TOKENS = 8_192
 ANSWER_TOKENS = 1 << 20
-"""More than any row has room for: what a client asks for that names no bound."""
+"""Answer length, in tokens, of a request without a limit: more than any row has room for."""
 
 
 def feed(runner: Runner, fed: dict[str, int], tokens: int = 1) -> None:
-    """One forward of so many tokens each."""
+    """Run and commit one forward that feeds each row its number of tokens, all with the id `tokens`."""
     names = runner.ordered(list(fed))
     width = max(fed.values())
     _, forward = runner.forward(names, mx.full((len(names), width), tokens, mx.int32), [fed[name] for name in names])
@@ -31,7 +31,7 @@ def feed(runner: Runner, fed: dict[str, int], tokens: int = 1) -> None:
 
 
 def read(runner: Runner, name: str, tokens: int, *, known: bool = True) -> None:
-    """Claim a row and read a prompt of so many tokens in chunks of 512."""
+    """Claim a row and prefill a prompt of `tokens` tokens in chunks of 512."""
     runner.claim(name, reservation(tokens, ANSWER_TOKENS) if known else 0)
     while (left := tokens - runner.length(name)) > 0:
         runner.separate_long_rows()
@@ -51,7 +51,7 @@ def read(runner: Runner, name: str, tokens: int, *, known: bool = True) -> None:
 def test_a_long_row_and_four_short_ones_take_little_more_than_their_tokens(
     family: str, known: bool, most: float
 ) -> None:
-    """A prompt that nobody told of grows by eighths; of a sliding window counts what a row has by itself."""
+    """Without a known length, buffers grow by eighths. Windows count with the whole buffer of a row that runs alone."""
     runner = open_runner(tiny_model(family))
     alone: dict[str, int] = {}
     for name, tokens in {"long": LONG_TOKENS, **SHORT}.items():
@@ -93,7 +93,7 @@ def naive(model: nn.Module, tokens: list[int]) -> mx.array:
 @pytest.mark.parametrize("in_pieces", [True, False])
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_next"])
 def test_rows_that_become_long_leave_the_rectangle_and_say_what_they_would_alone(family: str, in_pieces: bool) -> None:
-    """Rows of every kind in one forward, one of them without a part in it; attention for each buffer, or padded."""
+    """Forwards mix short and long rows, and leave some out; attention runs per buffer, or over padded buffers."""
     model = tiny_model(family)
     runner = open_runner(model, shared_tokens=12)
     assert runner.caches.table.attends_per_buffer, "qwen3's attention is called by its name"

@@ -1,4 +1,4 @@
-"""How a token is drawn: keyed noise, truncation, penalties per slot."""
+"""Draws of tokens: keyed noise, truncation, penalties per slot."""
 
 import random
 from collections import Counter
@@ -144,7 +144,7 @@ def test_two_rows_keep_their_own_penalties() -> None:
 
 
 class Read(list[int]):
-    """A text that notes which of its tokens are asked for."""
+    """A text that records which of its tokens are read."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         super().__init__(tokens)
@@ -157,7 +157,7 @@ class Read(list[int]):
 
 
 def penalised_plainly(logits: Sequence[float], seen: Sequence[int], row: SampledRow) -> list[float]:
-    """The rule, one token after the other, of a slot that has seen these tokens behind those of the row."""
+    """Apply the penalties, token by token, to a slot that follows the tokens of the row and then `seen`."""
     asked, tokens = row.parameters, list(row.tokens) + list(seen)
     values = []
     for token, value in enumerate(logits):
@@ -180,7 +180,7 @@ def test_counts_that_go_from_step_to_step_penalise_as_the_whole_text_does_and_re
         fed = [chance.randrange(12) for _ in range(pending + slots + 1)]
         logits: Any = [[chance.choice([-4.0, -0.5, 0.0, 2.5, 5.0]) for _ in range(12)] for _ in range(slots)]
         adjusted: Any = adjust(mx.array([logits]), [mine], mx.array([fed]))[0].tolist()
-        for slot in range(slots):  # drafts that were rejected are no part of the next step's text
+        for slot in range(slots):  # rejected drafts are not part of the next step's text
             plainly = penalised_plainly(logits[slot], fed[: pending + slot], SampledRow(asked, [*text], prompt_length))
             assert adjusted[slot] == pytest.approx(plainly, abs=1e-5)
         text.extend(fed[: chance.randint(0, 3)])

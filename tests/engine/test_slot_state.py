@@ -1,4 +1,4 @@
-"""Recurrent states by slot: rows come, leave and move, and a newcomer starts from nothing."""
+"""Recurrent states by slot: rows join, leave and move, and a new row starts with an empty state."""
 
 import mlx.core as mx
 
@@ -7,12 +7,12 @@ from app.engine.caches.rollback import SlotState
 
 
 def row(value: float, count: int = 1) -> list[mx.array]:
-    """`count` rows of two arrays, as a convolution and a scan keep them."""
+    """Return `count` rows of two arrays, like the states of a convolution and a scan."""
     return [mx.full((count, 2, 3), value), mx.full((count, 4), value)]
 
 
 def held(state: SlotState) -> list[list[float]]:
-    """The first number of each row, by array."""
+    """Return the first number of each row, by array."""
     return [rows.reshape(len(rows), -1)[:, 0].tolist() for rows in state.store]  # type: ignore[misc]
 
 

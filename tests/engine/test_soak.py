@@ -10,7 +10,7 @@ from tests.engine.schedules import FEATURE_METHODS, METHODS, SCRIPTS, run_schedu
 from tests.tiny import FAMILIES
 
 SCHEDULES, OF_A_LANDING = 834, 20
-"""Of each family: more than 5,000 in all, and those that each landing tries."""
+"""Numbers of schedules per family: in the soak (over 5,000 for all families), and before each landing."""
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""Spans of a row are read by position and put back in another row, which then goes on as the first one would."""
+"""Spans of a row are read by position and written to another row, which then continues as the first row would."""
 
 import mlx.core as mx
 import pytest

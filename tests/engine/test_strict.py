@@ -1,4 +1,4 @@
-"""Acceptance `strict`: plain decoding's text, token for token, where the width of a forward moves logits."""
+"""Acceptance `strict` gives plain decoding's text, token for token, even if a forward's width shifts logits."""
 
 import json
 import random
@@ -21,7 +21,7 @@ from tests.tiny import FAMILIES
 
 STRICT = SpeculationRequest(acceptance="strict")
 VAGUE = 0.02
-"""A pretended move of logits: so much that most texts have a few close calls."""
+"""Pretended shift of logits, large enough that most texts have a few close calls."""
 
 
 def run_study(family: str, dtype: str, method: str, prompts: int) -> Study:
@@ -37,7 +37,7 @@ def asked(prompt: tuple[int, ...], tokens: int, sampling: SamplingParameters, na
 
 
 def vague_engine(family: str, *, carry_over: bool = False, quantisation: Quantisation = UNQUANTISED) -> Engine:
-    """Of a tiny model that is believed to move logits a lot. Windows wrap, long rows get buffers of their own."""
+    """Return an engine that assumes a large shift of logits. Windows wrap, long rows get their own buffers."""
     target, draft = models(family, False, 32)
     engine = build(target, draft=draft, shared_tokens=40, carry_over=carry_over, quantisation=quantisation)
     engine.strict_rows.max_shift = VAGUE
@@ -147,7 +147,7 @@ def test_where_no_width_moves_a_logit_nothing_is_read_again() -> None:
 
 
 def replayed(engine: Engine, texts: dict[str, list[int]], computed: dict[str, int], tokens: int) -> int:
-    """How many tokens are read again while rows with prompts of three tokens run together until they have so many."""
+    """Decode rows with prompts of three tokens together until each has `tokens`; return how many were read again."""
     read_again = 0
     while any(len(text) < tokens for text in texts.values()):
         rows = [DecodeRow(name, text, 3, computed[name], 99, "draft_model", 4) for name, text in texts.items()]

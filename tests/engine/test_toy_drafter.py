@@ -1,4 +1,4 @@
-"""What adding a drafter takes: one class in one file, and a name."""
+"""A new drafter needs only one class in one file, and a name."""
 
 import random
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tests.tiny import tiny_model
 
 
 class Echo(Drafter):
-    """Drafts the last token again and again, as often as the request accepted it lately."""
+    """Drafts the last token again and again, at most one time more than the last step accepted."""
 
     name = "echo"
 

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p leave, and draws take, what a sorted vocabulary says."""
+"""Top-k, top-p and min-p keep, and draws take, the same tokens as with a sorted vocabulary."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from app.engine.sampling.drawing import SampledRow, draw, gumbel_noise, noise_ke
 from app.engine.sampling.truncation import best_of, truncate
 
 ROUNDING, ROUNDING_OF_A_TOKEN = 1e-5, 2.0**-26
-"""Error of a share of the mass, both summed in float32: half an ulp for each token of each sum, over the four lanes of
-the narrowest SIMD. This near to top-p either side is right."""
+"""Error of a share of the mass: minimum, and per token (half an ulp in each of two float32 sums, divided by the four
+lanes of the narrowest SIMD). A token this close to top-p may be kept or cut."""
 SHAPES = ("peaked", "flat", "all equal", "half precision", "few values", "mostly forbidden")
 
 
 @pytest.fixture(params=[True, False], ids=["cpu", "gpu"], autouse=True)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU checks candidates, a GPU sorts the vocabulary."""
+    """Take the branch of a CPU, which checks candidates, or of a GPU, which sorts the vocabulary."""
     monkeypatch.setattr("app.engine.sampling.truncation.on_cpu", lambda: request.param)
 
 
@@ -42,7 +42,7 @@ def logits_of(kind: str, chance: np.random.Generator, vocabulary: int) -> NDArra
 
 
 def sorted_out(logits: NDArray[np.float32], parameters: SamplingParameters, slack: float) -> NDArray[np.bool_]:
-    """The rule as it reads, in float64; `slack` is added to top-p."""
+    """Return which tokens to keep, from a plain sort in float64; `slack` is added to top-p."""
     order = np.lexsort((np.arange(len(logits)), -logits))
     ordered = logits[order].astype(np.float64)
     if 0 < parameters.top_k < len(logits):
@@ -69,7 +69,7 @@ def random_parameters(chance: np.random.Generator, vocabulary: int) -> SamplingP
 
 
 def compare(seed: int, vocabularies: tuple[int, ...]) -> int:
-    """A batch of all shapes with rules of their own; how many tokens were drawn and compared."""
+    """Check a batch with one row per shape, each with its own rules; return the number of tokens drawn."""
     chance = np.random.default_rng(seed)
     vocabulary, slots = int(chance.choice(vocabularies)), int(chance.integers(1, 4))
     values = np.stack([[logits_of(kind, chance, vocabulary) for _ in range(slots)] for kind in SHAPES])

@@ -38,10 +38,10 @@ COSTS = (StepCost("off", 1, 0, 0.5),)
 
 @dataclass
 class TimedEngine:
-    """A machine with known costs whose drafters propose at most a block; it checks what it is fed."""
+    """Engine with known step costs, whose drafters propose at most `block` tokens; it checks each plan."""
 
     slowdown: float = 1.0
-    """Factor that other programs put on every step."""
+    """Factor by which other programs slow every step."""
     plain_seconds: float = 0.02
     column_seconds: float = 0.001
     drafters: dict[str, float] = field(default_factory=lambda: {"draft_model": 0.002, "ngram": 0.0})
@@ -298,7 +298,7 @@ def test_a_large_model_gets_the_time_to_measure_the_lengths_that_decide() -> Non
 
 
 class Steps(WarmUps):
-    """Warm-ups of two steps; `broken`: the second one raises. `steps`: what was run and closed."""
+    """Warm-ups of two steps; if `broken`, the second one raises. `steps` records which ones ran, and each close."""
 
     def __init__(self, *, broken: bool = False) -> None:
         super().__init__(None, ())
@@ -319,7 +319,7 @@ class Steps(WarmUps):
 
 
 def resting(world: World, costs: WarmUps, *models: str) -> EnginePool:
-    """A pool whose models have been loaded and not used for a while."""
+    """Return a pool whose models have been loaded and then idle for `REST_SECONDS`."""
     pool = world.pool(ceiling=100, costs=costs)
     for model in models:
         pool.acquire(specification(model))

@@ -1,4 +1,4 @@
-"""Weights are wired after a load and let go before they are freed, whatever lies beside them."""
+"""Weights are wired after a load and unwired before they are freed, whatever else is in memory."""
 
 import random
 
@@ -15,7 +15,7 @@ from tests.engine.pool_world import SIZES, World, drain, kept, ready, specificat
 
 GB = 10**9
 ROOMY = WirableMemory(total_bytes=100 * GB, recommended_bytes=75 * GB)
-"""The sizes of the pool's world are a few bytes each: all of them fit."""
+"""Memory in which all models of `World`, a few bytes each, can be wired."""
 
 
 @pytest.fixture(name="world")
@@ -31,7 +31,7 @@ def test_a_load_ends_with_its_weights_wired(world: World) -> None:
     pool = wired(world)
     pool.acquire(specification("a"))
     assert pool.advance() != []
-    assert world.actions == []  # half of the weights: nothing yet
+    assert world.actions == []  # half of the weights are loaded: nothing is wired yet
     drain(pool)
     assert world.actions == ["wire 3"]
 
@@ -98,10 +98,10 @@ def test_a_cancelled_load_leaves_nothing_wired(world: World) -> None:
     ("total", "recommended", "weights", "limit"),
     [
         (128 * GB, 96 * GB, 60 * GB, 60 * GB),
-        (128 * GB, 96 * GB, 90 * GB, 128 * GB - int(0.35 * 128 * GB)),  # 35 % stay
+        (128 * GB, 96 * GB, 90 * GB, 128 * GB - int(0.35 * 128 * GB)),  # 35 % stay unwired
         (128 * GB, 80 * GB, 90 * GB, 80 * GB),
         (16 * GB, 11 * GB, 8 * GB, 8 * GB),
-        (16 * GB, 11 * GB, 9 * GB, 8 * GB),  # 8 GB stay
+        (16 * GB, 11 * GB, 9 * GB, 8 * GB),  # 8 GB stay unwired
         (8 * GB, 5 * GB, 2 * GB, 0),
         (64 * GB, 0, 9 * GB, 0),  # no Metal, or an old macOS
         (0, 0, 9 * GB, 0),
@@ -129,7 +129,7 @@ def test_a_machine_that_cannot_wire_is_never_asked_to(world: World) -> None:
 
 
 class Residency:
-    """mlx's `ResidencySet`: what comes is wired while there is room, and a new limit wires anew, in no order."""
+    """mlx's `ResidencySet`: new buffers are wired while they fit; a new limit wires all again, in random order."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -164,7 +164,7 @@ class Residency:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_weights_stay_wired_beside_20_gb_of_kept_prompts(seed: int) -> None:
-    """A second load, an eviction and a load again; between them rows and prompts grow."""
+    """A second model is loaded, evicted and loaded again; in between, rows and cached prompts grow."""
     memory = Residency(random.Random(seed))
     wiring = Wiring(WirableMemory(64 * GB, 48 * GB), memory.set_limit, memory.active_bytes)
     large, small = 17 * GB, 4_600 * 10**6

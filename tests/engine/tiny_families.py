@@ -1,6 +1,6 @@
-"""Tiny configurations of every model family of mlx-lm: what its `ModelArgs` asks for, from the names of its fields.
+"""Tiny configurations of every model family of mlx-lm, made from the names of the fields in its `ModelArgs`.
 
-`configuration` takes the value of `USUAL` for each field of that name, then what `SPECIFIC` says of the family alone.
+`configuration` takes each field's value from `USUAL`; the values that `SPECIFIC` has for the family override these.
 """
 
 import importlib
@@ -119,7 +119,7 @@ TEXT_OF = {
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
 }
-"""Wrappers of a text model, by their `text_config`: the tower is not mlx-lm's, the text runs as it is."""
+"""Text model of each family that wraps one as its `text_config`; mlx-lm does not run the vision tower."""
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "mscale_all_dim": 1.0}
 LINEAR = {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 2, "head_dim": 32, "short_conv_kernel_size": 4}
@@ -413,7 +413,7 @@ NOT_MODELS = {
     "ssm": "a scan",
     "switch_layers": "experts",
 }
-"""Modules of `mlx_lm.models` that are none, and what they are."""
+"""Modules of `mlx_lm.models` that are not models, and what they contain."""
 NOT_RUN = {
     "bitnet": "its kernel is for Metal only",
     "muse_spark": "its kernels are for Metal only",
@@ -421,11 +421,11 @@ NOT_RUN = {
 }
 """Models that cannot run on every computer, and why."""
 UNSOUND = {"phi3small": "in mlx-lm its tokens attend to later tokens of the same forward"}
-"""Models whose answers mlx-lm itself changes with how a prompt is cut, and why."""
+"""Models whose answers, in mlx-lm itself, depend on how a prompt is split into forwards, and why."""
 
 
 def families() -> list[str]:
-    """Every module of `mlx_lm.models`."""
+    """Return the names of all modules of `mlx_lm.models`."""
     return sorted(module.name for module in pkgutil.iter_modules(mlx_lm.models.__path__))
 
 
@@ -437,7 +437,7 @@ def configuration(family: str) -> dict[str, Any]:
 
 
 def family_model(family: str, *, seed: int = 0, noise: float = 0.0) -> nn.Module:
-    """A random float32 model of the family."""
+    """Return a random float32 model of the family."""
     module = importlib.import_module(f"mlx_lm.models.{family}")
     model: nn.Module = module.Model(module.ModelArgs.from_dict(configuration(family)))
     fill_at_random(model, seed=seed, noise=noise)

@@ -1,8 +1,8 @@
-"""Lives of a server's download queue, forked from one warm process: `python -m tests.hub.forge`.
+"""Forks processes that run a server's download queue ("lives") from one warm process: `python -m tests.hub.forge`.
 
-Starting an interpreter takes longer than a small download; a forked life is as good to kill. A line of JSON on
-standard input begins a life, which tells its process id, that of each child, and its end if it is let live. A life
-leads a process group of its own and forks its downloading processes, which are told to and listen like real ones.
+Starting an interpreter takes longer than a small download, and a forked process can be killed just as well. A line of
+JSON on standard input starts a life. It prints its process id, that of each child, and its end unless it is killed. A
+life leads its own process group and forks its download processes, which read their job and report as real ones do.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ TIMEOUTS = DownloadTimeouts(pauses_seconds=(0.01,) * 50)
 
 
 class ForkedChild:
-    """A downloading process as `app.hub.download_run` sees one."""
+    """A forked download process, with the interface that `app.hub.download_run` uses."""
 
     def __init__(self, pid: int, stdin: int, stdout: asyncio.StreamReader) -> None:
         self.pid = pid
@@ -53,7 +53,7 @@ class ForkedChild:
 
 
 async def fork_child(job: bytes) -> asyncio.subprocess.Process:
-    """`spawn_child` without a new interpreter."""
+    """Fork a download process: `spawn_child` without a new interpreter."""
     stdin_read, stdin_write = os.pipe()
     stdout_read, stdout_write = os.pipe()
     pid = os.fork()
@@ -71,7 +71,7 @@ async def fork_child(job: bytes) -> asyncio.subprocess.Process:
 
 
 def serve_forked(stdin: int, stdout: int) -> None:
-    """What `python -m app.hub.download_child` does, with nothing else of its parent open."""
+    """Do what `python -m app.hub.download_child` does, after closing all other descriptors of the parent."""
     inherited_descriptors = sorted((stdin, stdout, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
     first = 3
     for descriptor in inherited_descriptors:
@@ -85,7 +85,7 @@ def serve_forked(stdin: int, stdout: int) -> None:
 
 
 async def live(order: dict[str, Any]) -> None:
-    """One life of a server: go on with what there is, begin what is asked for, until that is done."""
+    """Run one life of a server: resume earlier downloads, start the requested one, stop once it is done or failed."""
     store = Store(Path(order["store"]))
     settings = Settings(home=store.path.parent, downloads_folder=Path(order["folder"]), hub_endpoint=order["endpoint"])
     downloads = Downloads(

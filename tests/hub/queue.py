@@ -1,4 +1,4 @@
-"""A queue of downloads against the stand-in hub: real processes, a real store, short times."""
+"""A queue of downloads from the stand-in hub: real processes, a real store, short pauses."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ WAIT_SECONDS = 60.0
 
 
 def model_files(rows: int = 20_000) -> dict[str, bytes]:
-    """A whole small model; its weights are `rows` * 8 bytes, and more."""
+    """Return the files of a complete small model; its weights have at least `rows` * 8 bytes."""
     return {
         "config.json": json.dumps(CONFIG).encode(),
         "tokenizer.json": json.dumps(tokenizer(list("abcdefgh"))).encode(),
@@ -32,7 +32,7 @@ def model_files(rows: int = 20_000) -> dict[str, bytes]:
 
 
 class DownloadEnvironment:
-    """A folder for downloads with its queue, store and catalog; `open` again for the server's next start."""
+    """A folder for downloads with its queue, store and catalog; each `open` is a start of the server."""
 
     def __init__(self, folder: Path, hub: StandInHub) -> None:
         self.folder = folder / "models"
@@ -53,7 +53,7 @@ class DownloadEnvironment:
         reserve_bytes: int = 0,
         **job: Any,
     ) -> AsyncGenerator[Downloads, None]:
-        """The queue of one life of the server."""
+        """Run the queue from a start of the server to its stop."""
         store = Store(self.store_file)
         settings = Settings(
             home=self.store_file.parent,
@@ -81,16 +81,16 @@ class DownloadEnvironment:
             store.close()
 
     def listed(self) -> list[str]:
-        """What the catalog shows."""
+        """Return the ids of the models that the catalog lists."""
         return [model.id for model in self.catalog.models()]
 
     def partial_bytes(self) -> int:
-        """How much of anything lies in unfinished folders."""
+        """Return the total size of the files in folders of incomplete downloads."""
         return sum(file.stat().st_size for file in self.folder.glob(".partial/*@*/*"))
 
 
 async def until(downloads: Downloads, holds: Callable[[dict[str, Any]], bool], id: int = 1) -> dict[str, Any]:  # noqa: A002
-    """Wait for a change after which `holds`; the view then."""
+    """Wait until the download's view meets the condition `holds`; return that view."""
     async with asyncio.timeout(WAIT_SECONDS):
         while not holds(view := downloads.view(id)):
             await downloads.changed()
@@ -98,7 +98,7 @@ async def until(downloads: Downloads, holds: Callable[[dict[str, Any]], bool], i
 
 
 async def until_state(downloads: Downloads, state: str, id: int = 1) -> dict[str, Any]:  # noqa: A002
-    """Wait for a state; a download that failed instead tells why."""
+    """Wait for a state and return the view; if the download fails instead, the assertion shows its view."""
     view = await until(downloads, lambda view: view["state"] in {state, "failed"}, id)
     assert view["state"] == state, view
     return view

@@ -1,7 +1,7 @@
 """A hub on this computer: a real HTTP server that answers huggingface_hub as the public one does, and fails on demand.
 
-It speaks what a download and a search use: `/api/models`, a repository's information with sizes and hashes, and files
-with HEAD, GET and Range. `Faults` says what goes wrong and how often.
+It implements what downloads and searches use: `/api/models`, a repository's information with sizes and hashes, and
+files with HEAD, GET and Range. `Faults` says what goes wrong, and how often.
 """
 
 import functools
@@ -20,7 +20,7 @@ from typing import Any
 
 INVALID_TOKEN = "Invalid credentials in Authorization header"
 LARGE_BYTES = 4096
-"""Files from here on are told as LFS files, with their SHA-256."""
+"""Size, in bytes, from which files are reported as LFS files, with their SHA-256."""
 
 
 @dataclass
@@ -38,25 +38,25 @@ class Repository:
     config: Mapping[str, Any] = field(default_factory=dict)
     library: str = "mlx"
     lies: dict[str, bytes] = field(default_factory=dict)
-    """What is sent in the place of a file's own bytes; hashes and sizes tell of the true ones."""
+    """Bytes sent instead of a file's true ones; the repository's information has the true hashes and sizes."""
     xet: frozenset[str] = frozenset()
-    """Files that are said to lie in the chunk store, which never answers here."""
+    """Files that are reported to be in the chunk store, which never delivers them."""
     other_names: dict[str, str] = field(default_factory=dict)
-    """Names told in the place of the true ones."""
+    """File names that are reported instead of the true ones, by true name."""
     other_facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By the name of a file, what is told of it in the place of the truth."""
+    """Facts that are reported instead of the true ones, by file name."""
     other_information: dict[str, Any] = field(default_factory=dict)
-    """The same, of the repository."""
+    """Facts about the repository that are reported instead of the true ones."""
     elsewhere: str = ""
-    """The address of another hub that requests for files are sent on to."""
+    """Address of another hub to which requests for files are redirected."""
 
     @property
     def commit(self) -> str:
-        """Changes with any file, as git's does."""
+        """Hash of the commit; it changes with any file, as git's does."""
         return _sha1(repr([(name, digest(self.files[name])) for name in sorted(self.files)]).encode())
 
     def information(self, *, blobs: bool = False) -> dict[str, Any]:
-        """As `/api/models/{id}` tells it."""
+        """Return the information that `/api/models/{id}` reports."""
         return {
             "_id": _sha1(self.id.encode())[:24],
             "id": self.id,
@@ -91,40 +91,40 @@ class Repository:
 
 @dataclass
 class Faults:
-    """What goes wrong next; each entry is used up by one request for a file, or for `api` by one of the API."""
+    """Faults to come; a request for a file uses up an entry of a queue, an API request one of `api` or `answers`."""
 
     cuts: deque[int] = field(default_factory=deque)
-    """Bytes after which the connection is cut."""
+    """Number of bytes after which the connection is cut."""
     stalls: deque[int] = field(default_factory=deque)
-    """Bytes after which nothing more comes until `release` is set."""
+    """Number of bytes after which the response stalls until `release` is set."""
     statuses: deque[int] = field(default_factory=deque)
     api: deque[int] = field(default_factory=deque)
     answers: deque[bytes] = field(default_factory=deque)
-    """What the API says, whatever was asked; it travels packed."""
+    """Bodies of the API's next answers, whatever the request; they are sent compressed."""
     refusal: bytes = b""
-    """The body of refusals, in the place of an object with words."""
+    """Body of refusals, instead of a JSON object with a message."""
     redirect: str = ""
-    """The hub that everything is said to be at."""
+    """Address of a hub to which all requests are redirected."""
     token_route: str = ""
-    """Where the chunk store's token is said to be had, in the place of the true address."""
+    """Address that is reported for the chunk store's token, instead of the true one."""
     held: set[str] = field(default_factory=set)
     """Repositories whose files wait for `release`."""
     searches_hang: bool = False
-    """They wait for `release`."""
+    """Whether searches wait for `release`."""
     searches_drip: bool = False
-    """A byte now and then, until `release` is set."""
+    """Whether a search sends one byte after another until `release` is set."""
     xet_hangs: bool = False
-    """The chunk store's token never comes."""
+    """Whether the chunk store's token is held back until `release` is set."""
     ignores_ranges: bool = False
     slices: int = 1 << 16
-    """Bytes sent at once."""
+    """Number of bytes per write."""
     pause_seconds: float = 0.0
-    """Between two slices."""
+    """Pause between two writes, in seconds."""
 
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """One request as it came."""
+    """One request as it arrived."""
 
     method: str
     path: str
@@ -142,7 +142,7 @@ class StandInHub:
         self.faults = Faults()
         self.requests: list[RecordedRequest] = []
         self.sent_bytes = 0
-        """Of files."""
+        """Number of bytes of files that were sent."""
         self.release = threading.Event()
         self.connections: set[socket.socket] = set()
         hub = self
@@ -163,11 +163,11 @@ class StandInHub:
         return self.repositories[id]
 
     def gets(self, name: str) -> list[RecordedRequest]:
-        """The requests for the bytes of a file."""
+        """Return the GET requests for a file."""
         return [request for request in self.requests if request.method == "GET" and request.path.endswith(f"/{name}")]
 
     def close(self) -> None:
-        """Answer no more, on open connections neither."""
+        """Stop the server, and close all open connections."""
         self.release.set()
         for connection in list(self.connections):
             with suppress(OSError):
@@ -179,7 +179,7 @@ class StandInHub:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed is no news."""
+        """Print nothing: tests kill clients."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -202,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
-        """Nothing: tests look at `requests`."""
+        """Print nothing: tests look at `requests`."""
 
     def _answer(self) -> None:
         url = urllib.parse.urlsplit(self.path)
@@ -384,13 +384,13 @@ def _sha1(content: bytes) -> str:
 
 @functools.lru_cache(maxsize=256)
 def digest(content: bytes) -> str:
-    """SHA-256 in hex."""
+    """Return the SHA-256 in hex."""
     return hashlib.sha256(content).hexdigest()
 
 
 @contextmanager
 def stand_in_hub() -> Iterator[StandInHub]:
-    """A hub for the time of a test."""
+    """Run a hub until the block ends."""
     hub = StandInHub()
     try:
         yield hub

@@ -1,4 +1,4 @@
-"""The queue of downloads: what arrives is whole, what was interrupted goes on, and nothing else is ever seen."""
+"""The download queue: models arrive whole, interrupted downloads resume, incomplete ones are never listed."""
 
 import asyncio
 import shutil
@@ -163,7 +163,7 @@ async def test_what_is_downloaded_is_kept_as_soon_as_it_is_known(
         await downloads.add(ID, revision)
         await until(downloads, lambda view: view["done_bytes"] >= 65_536)
         known = hub.repositories[ID].commit, downloads.view(1)["total_bytes"]
-        with closing(sqlite3.connect(environment.store_file)) as file:  # as a server that was killed now leaves it
+        with closing(sqlite3.connect(environment.store_file)) as file:  # what a kill of the server now would leave
             async with asyncio.timeout(WAIT_SECONDS):
                 while file.execute("SELECT revision, total_bytes FROM download").fetchall() != [known]:  # noqa: ASYNC110
                     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Searching the stand-in hub with the real library: order, words for every refusal, and exact sizes before asking."""
+"""Searching the stand-in hub with the real library: order, a message for every refusal, sizes before a download."""
 
 import json
 from collections.abc import Iterator

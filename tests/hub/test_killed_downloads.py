@@ -1,4 +1,4 @@
-"""`kill -9` at a random moment, again and again: what can be seen is whole, and the rest can be gone on with."""
+"""`kill -9` at a random moment, again and again: listed models are whole, and all other downloads can be resumed."""
 
 import json
 import os
@@ -27,7 +27,7 @@ MODEL_BYTES = sum(map(len, model_files(30_000).values()))
 
 
 class Forge:
-    """The warm process and the life that it forked last."""
+    """The warm process of `tests.hub.forge`, and the life that it forked last."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", environment: Path, hub: StandInHub) -> None:
         self.process = process
@@ -47,7 +47,7 @@ class Forge:
         self.pid = self.receive(PATIENCE_SECONDS, "pid")["pid"]
 
     def receive(self, seconds: float, wanted: str = "end") -> dict[str, Any]:
-        """The next line of a life that tells of `wanted`, or its end; empty when there is none in that time."""
+        """Return the next line with the key `wanted`, or for "child" the end of the life; {} if none comes in time."""
         assert self.process.stdout is not None
         until = time.monotonic() + seconds
         while select.select([self.process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -59,14 +59,14 @@ class Forge:
         return {}
 
     def told_before(self, sent_bytes: int) -> dict[str, Any]:
-        """Its end, if that comes before the hub has sent so many bytes."""
+        """Return the life's end if it comes before the hub has sent `sent_bytes` bytes, or {}."""
         while self.hub.sent_bytes < sent_bytes:
             if end := self.receive(LOOK_SECONDS):
                 return end
         return {}
 
     def kill(self, whom: str) -> bool:
-        """Kill the server, its downloading process, or both; False when it had ended."""
+        """Kill the server, its download process, or both; return False if the process had already ended."""
         try:
             if whom == "both":
                 os.killpg(self.pid, signal.SIGKILL)
@@ -77,7 +77,7 @@ class Forge:
         return True
 
     def let_live(self, repository: str) -> None:
-        """A whole life."""
+        """Run a life to its end, and expect a complete download."""
         self.begin(repository)
         assert self.receive(PATIENCE_SECONDS) == {"end": "done", "problem": ""}
 
@@ -91,7 +91,7 @@ def forge_at(environment: Path, hub: StandInHub) -> Iterator[Forge]:
 
 
 def check_visible(forge: Forge, hub: StandInHub) -> int:
-    """Everything that a catalog lists has all its bytes; how many models that are."""
+    """Check that every model in the catalog has all its bytes; return the number of models."""
     seen = 0
     for model in FolderCatalog([forge.folder]).models():
         assert model.problem == ""

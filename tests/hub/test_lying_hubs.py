@@ -1,4 +1,4 @@
-"""A hub, or a repository on it, that lies: it is refused in words, and costs neither the queue nor the token."""
+"""Hubs and repositories that lie: they are refused with a message, and harm neither the queue nor the token."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def hub() -> Iterator[StandInHub]:
 
 @pytest.fixture
 def stranger() -> Iterator[StandInHub]:
-    """Another hub with the same repositories, which the token is not for."""
+    """Run another hub with the same repository, which must not get the token."""
     with stand_in_hub() as hub:
         hub.add(ID, model_files())
         yield hub
@@ -168,7 +168,7 @@ def test_an_answer_that_is_none_is_a_refusal(hub: StandInHub, answer: bytes) -> 
 
 def test_an_answer_without_an_end_is_not_waited_for(hub: StandInHub) -> None:
     hub.faults.answers.append(b"[]" + b" " * MAX_RESPONSE_BYTES)
-    with pytest.raises(HubProblem, match="not the hub's"):
+    with pytest.raises(HubProblem, match="not from the hub"):
         search(Hub(hub.address), "")
 
 
@@ -245,7 +245,7 @@ def test_a_hash_of_the_chunk_store_that_is_none_is_not_asked_for(hub: StandInHub
     assert stored.token_address == f"{hub.address}/api/models/{ID}/xet-read-token/{liar.commit}"
 
 
-# --- what is kept of downloads is ours by its name ----------------------------------------------------------------
+# --- only files with our names are ours, and no links -------------------------------------------------------------
 
 
 async def test_a_linked_folder_of_what_arrives_is_refused_and_stays(

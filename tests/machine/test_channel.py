@@ -96,7 +96,7 @@ def test_a_command_that_is_no_frame_is_an_invalid_request() -> None:
 
 
 class Peer:
-    """A worker's end with a real reader thread, and what it was told."""
+    """The worker's end of a channel, with a real reader thread; records the commands received."""
 
     def __init__(self, end: socket.socket) -> None:
         self.channel = WorkerChannel(end)

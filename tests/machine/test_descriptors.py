@@ -1,4 +1,4 @@
-"""Sockets between processes hold more than the system gives by default: a writer does not wait for its reader."""
+"""Sockets between processes buffer more than the system's default, so that a writer need not wait for its reader."""
 
 import contextlib
 import socket
@@ -6,11 +6,11 @@ import socket
 from app.machine.descriptors import socket_pair
 
 EVENT = bytes(140)
-"""A step's event, about."""
+"""Bytes of about the size of one step's event."""
 
 
 def events_held(ends: tuple[socket.socket, socket.socket]) -> int:
-    """How many events one end takes while nobody reads at the other."""
+    """Return how many events one end accepts while nobody reads at the other."""
     writer, reader = ends
     with writer, reader, contextlib.suppress(BlockingIOError):
         writer.setblocking(False)

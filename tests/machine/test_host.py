@@ -1,4 +1,4 @@
-"""What systems tell of themselves, as they word it: kernel settings of macOS, files of Linux."""
+"""Chip, memory pressure and limits of a computer, from the kernel settings of macOS and the files of Linux."""
 
 import ctypes
 import sys
@@ -27,7 +27,7 @@ NOWHERE = Path("/nowhere/at/all")
 
 
 class Kernel:
-    """Answers `sysctlbyname` as macOS does; a name that it does not know is refused."""
+    """Answers `sysctlbyname` as macOS does; refuses unknown names."""
 
     def __init__(self, **settings: bytes) -> None:
         self.settings = settings
@@ -111,12 +111,12 @@ def test_where_nobody_tells_of_pressure_there_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("total", "recommended", "needs", "limit"),
     [
-        (64 * GIBIBYTE, 48 * GIBIBYTE, [50 * GIGABYTE], 57_906),  # 46.4 GB now, 54.6 GB then
+        (64 * GIBIBYTE, 48 * GIBIBYTE, [50 * GIGABYTE], 57_906),  # ceiling 46.4 GB now, 54.6 GB raised
         (64 * GIBIBYTE, 48 * GIBIBYTE, [40 * GIGABYTE], 0),  # fits as it is
-        (64 * GIBIBYTE, 48 * GIBIBYTE, [60 * GIGABYTE], 0),  # would not fit then either
+        (64 * GIBIBYTE, 48 * GIBIBYTE, [60 * GIGABYTE], 0),  # would not fit after a raise either
         (64 * GIBIBYTE, 48 * GIBIBYTE, [60 * GIGABYTE, 50 * GIGABYTE], 57_906),
-        (64 * GIBIBYTE, 57_906 << 20, [50 * GIGABYTE], 0),  # was raised already
-        (8 * GIBIBYTE, 5 * GIBIBYTE, [int(4.8 * GIGABYTE)], 0),  # the reserve leaves no more than that
+        (64 * GIBIBYTE, 57_906 << 20, [50 * GIGABYTE], 0),  # the limit is raised already
+        (8 * GIBIBYTE, 5 * GIBIBYTE, [int(4.8 * GIGABYTE)], 0),  # the reserve leaves no room for a raise
         (64 * GIBIBYTE, 48 * GIBIBYTE, [], 0),
     ],
 )

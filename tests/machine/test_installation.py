@@ -1,4 +1,4 @@
-"""How this copy was installed, and which version an update would bring."""
+"""Detection of how this copy was installed, and of the version that an update would bring."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A file that Paceline keeps is read as what it was written as, or not at all: whatever lies there, nothing stops."""
+"""Files that Paceline keeps: whatever they contain, they are read as the expected type or count as missing."""
 
 import os
 from collections.abc import Callable
@@ -28,7 +28,7 @@ DAMAGED = {
     "huge": b'{"port": ' + b"9" * 5000,
     "nothing": b"",
 }
-"""What msgspec says with another exception each."""
+"""File contents by kind of damage; msgspec raises exceptions of several types for them."""
 
 
 def server(home: Path) -> Any:

@@ -1,4 +1,4 @@
-"""What a killed server started ends with it: at once, while it imports, and while a library gives Python no turn."""
+"""Processes that a server started end as soon as it is killed, even while they import or a library holds the GIL."""
 
 import os
 import subprocess
@@ -53,7 +53,7 @@ LIVES = {
     "a text process that gives no turn": (PROMPT, "app.worker.text_process", "tokenizers", HOLDS_PYTHON),
     "a download that waits": (DOWNLOAD, "app.hub.download_child", "huggingface_hub", WAITS),
 }
-"""A server, what it starts, and the package in whose import that stays for ever."""
+"""Server script, module that it starts, package imported there, and the endless code of that package, by case."""
 
 
 @contextmanager

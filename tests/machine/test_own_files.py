@@ -1,4 +1,4 @@
-"""Only files of our own names are found and opened: no link is followed, and nothing waits for a pipe."""
+"""Only files with our own names are found and opened: no link is followed, and nothing waits for a pipe."""
 
 import os
 import plistlib
@@ -22,7 +22,7 @@ NAME = r"ours-[0-9]\.txt"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Two folders with a file of ours, beside everything else that may have such a name."""
+    """Make two folders, each with one file of ours among lookalikes: other names, a link, a folder, a pipe."""
     root = tmp_path / "root"
     for folder in ("a", "b"):
         (root / folder).mkdir(parents=True)
@@ -78,7 +78,7 @@ def test_a_folder_is_made_and_a_link_is_never_taken_for_one(root: Path) -> None:
 
 
 class Attributes:
-    """macOS's library, with what was set; a file system without attributes refuses."""
+    """Stands in for macOS's C library and records `setxattr` calls; a `result` of -1 is a file system that refuses."""
 
     def __init__(self, result: int = 0) -> None:
         self.result, self.set = result, []

@@ -33,7 +33,7 @@ LAYER = {
 def layer_tensors(
     name: str, *, reads: int = 4, queries: int = 4, norms: bool = True
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """A decoder layer of width 4: two heads of size 2, one for keys and values, an MLP of 6."""
+    """Return a decoder layer of width 4: two heads of size 2, one for keys and values, an MLP of 6."""
     shapes: dict[str, tuple[int, ...]] = {
         "self_attn.q_proj.weight": (queries, reads),
         "self_attn.k_proj.weight": (2, reads),
@@ -94,7 +94,7 @@ Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def write_drafter(folder: Path, config: Mapping[str, Any], tensors: Tensors, *, d2t: Sequence[int] = ()) -> Path:
-    """A drafter's folder: no tokenizer, no embedding. `d2t` are the values of the last tensor."""
+    """Write a drafter's folder without tokenizer and embedding; `d2t`: values of the last tensor."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
     content = bytearray(safetensors(tensors))
@@ -105,7 +105,7 @@ def write_drafter(folder: Path, config: Mapping[str, Any], tensors: Tensors, *, 
 
 
 def write_main(folder: Path, *, rows: int = 64, **options: Any) -> Path:
-    """The main model: ordinary tokens 0 to 7, a mask 8 that nobody writes, an end 10 and a turn 11 of its template."""
+    """Write the main model: ordinary tokens 0 to 7, an unused mask 8, an end token 10, and its template's 11."""
     added = {"<|mask|>": 8, "<|end|>": 10, "<|turn|>": 11}
     write_model(folder, rows=rows, added=added, **{**MAIN, "eos_token_id": 10, **options})
     (folder / "chat_template.jinja").write_text("<|turn|>{{ messages[0].content }}")
@@ -113,5 +113,5 @@ def write_main(folder: Path, *, rows: int = 64, **options: Any) -> Path:
 
 
 def catalog(root: Path) -> dict[str, CatalogModel]:
-    """Everything below `root`, by id."""
+    """Return the models below `root`, by id."""
     return {model.id: model for model in FolderCatalog([root]).models()}

@@ -18,7 +18,7 @@ CONFIG = {
     "max_position_embeddings": 4096,
 }
 PUBLISHED_ROWS = {"qwen3": 151_936, "llama3_1": 128_256, "gemma3": 262_208, "gptoss": 201_088, "deepseek_v3": 129_280}
-"""Rows of the embedding of models that come with these tokenizers; some are padded."""
+"""Number of embedding rows, by tokenizer, in models that are published with it; some are padded."""
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "U8": 1, "BOOL": 1, "I64": 8}
 
 
@@ -55,7 +55,7 @@ def write_model(
     added: Mapping[str, int] | None = None,
     **extra: Any,
 ) -> Path:
-    """A folder that passes the gate; `extra` names further config keys."""
+    """Write a folder that passes inspection; `extra` has further config keys."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**(CONFIG if config is None else config), **extra}))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer(list(pieces), added)))
@@ -64,13 +64,13 @@ def write_model(
 
 
 def tensors_of(rows: int, config: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """An embedding of width 4, and for every layer of the config a tensor without a number in it."""
+    """Return an embedding of width 4, and an empty tensor for every layer of the config."""
     layers = {f"model.layers.{index}.norm.weight": ("F16", (0,)) for index in range(config["num_hidden_layers"])}
     return {"model.embed_tokens.weight": ("F16", (rows, 4)), **layers}
 
 
 def write_published(folder: Path, name: str, *, width: int) -> Path:
-    """A model with the published tokenizer of that name: its weights have their true shapes and take no disk space."""
+    """Write a model with the published tokenizer `name`; its weights have full size but take no disk space."""
     source = tokenizer_folder(name)
     folder.mkdir(parents=True)
     for file in source.iterdir():
@@ -87,7 +87,7 @@ def write_published(folder: Path, name: str, *, width: int) -> Path:
 
 
 def write_sixteen_published(root: Path) -> None:
-    """Sixteen models of five published tokenizers: three sizes of each, and one more of the first."""
+    """Write sixteen models with five published tokenizers: three sizes of each, and one more of the first."""
     for name in PUBLISHED_ROWS:
         for size, width in (("large", 4096), ("middle", 1024), ("small", 64)):
             write_published(root / f"{name}-{size}", name, width=width)

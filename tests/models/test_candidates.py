@@ -24,7 +24,7 @@ def candidates_of(main: CatalogModel, catalog: FolderCatalog) -> dict[tuple[str,
 
 @pytest.fixture
 def embedded(tmp_path: Path) -> FolderCatalog:
-    """The embedded models and no others."""
+    """Return a catalog of the embedded models and no others."""
     return default_catalog([], environment={}, home=tmp_path)
 
 

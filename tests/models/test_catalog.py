@@ -155,7 +155,7 @@ def test_the_listing_is_refreshed_by_time_and_on_demand(tmp_path: Path) -> None:
 
 
 class SlowDisk(PosixPath):
-    """A folder that `goes_on` lets everybody look into."""
+    """A folder on a disk that does not answer until `goes_on` is set."""
 
     reached, goes_on = threading.Event(), threading.Event()
 
@@ -213,7 +213,7 @@ def test_models_that_are_known_are_listed_while_a_disk_does_not_answer(tmp_path:
 
 
 def test_a_link_that_cannot_be_followed_hides_no_other_model(tmp_path: Path) -> None:
-    too_long = "x" * 300  # as in a folder without permission, looking raises; unlike there, for root too
+    too_long = "x" * 300  # looking at it raises, as in a folder without permission, but for root too
     write_model(tmp_path / "good")
     (tmp_path / "link").symlink_to(too_long)
     (tmp_path / "link-to-good").symlink_to(tmp_path / "good")
@@ -305,7 +305,7 @@ def test_a_folder_of_very_many_entries_keeps_nobody_waiting(tmp_path: Path) -> N
 
 @contextmanager
 def exhausted() -> Iterator[None]:
-    """No file can be opened."""
+    """Let no file be opened until the block ends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open("/", os.O_RDONLY)
     os.close(lowest)

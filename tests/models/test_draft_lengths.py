@@ -1,4 +1,4 @@
-"""Draft lengths by chip: the widest of each stretch that costs the same, shared by the rows of a batch."""
+"""Draft lengths by chip: the longest of each range that costs the same; the rows of a batch share its tokens."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the configs of published drafters mean: which layers are tapped, which slots see which."""
+"""Meaning of the configs of published drafters: the layers that they tap, and the slots that each slot sees."""
 
 from typing import Any
 

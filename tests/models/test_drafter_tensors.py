@@ -1,4 +1,4 @@
-"""What the server expects of a checkpoint is what the worker's own modules hold: neither may know a tensor alone."""
+"""The server expects of a checkpoint exactly the tensors that the worker's modules have."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Feature drafters of published formats: which ones fit, which are refused before anything is loaded, and why."""
+"""Feature drafters of published formats: those that fit, those refused before anything is loaded, and why."""
 
 import json
 import math
@@ -38,7 +38,7 @@ SPECULATORS = {
 
 
 def reason(root: Path, config: dict[str, Any], tensors: Any, *, d2t: tuple[int, ...] = (), **main: Any) -> str:
-    """Why the drafter is refused; "" when it fits."""
+    """Return why the drafter is refused; "" when it fits."""
     write_main(root / "main", **main)
     write_drafter(root / "draft", config, tensors, d2t=d2t)
     models = catalog(root)
@@ -152,7 +152,7 @@ def test_every_layout_of_an_eagle3_config_fits(tmp_path: Path, changes: dict[str
     ("changes", "tensors", "d2t", "words"),
     [
         ({}, {}, (0, 5, 14), "its d2t maps to ids beyond the main model's 16 tokens"),
-        ({}, {}, (-1, 5, 13), "its d2t leads beyond"),
+        ({}, {}, (-1, 5, 13), "its d2t maps to ids beyond"),
         ({}, {"d2t": ("I64", (2,))}, (), "its d2t is 2, its config.json and the main model ask for 3"),
         ({}, {"d2t": None}, (), "has no table d2t"),
         ({}, {"t2d": ("BOOL", (17,))}, (), "its t2d is not a table"),
@@ -171,7 +171,7 @@ def test_every_layout_of_an_eagle3_config_fits(tmp_path: Path, changes: dict[str
         ({"vocab_size": 15}, {}, (), "made for 15 tokens"),
         ({"num_hidden_layers": 2}, {}, (), "an EAGLE-3 drafter here has one"),
         ({"fc_norm": True}, {}, (), "norms the states before it joins them"),
-        ({"fc_norm": True, "norm_before_fc": True}, {}, (), "which exclude"),
+        ({"fc_norm": True, "norm_before_fc": True}, {}, (), "both norm_before_fc and fc_norm"),
         ({"architectures": ["EagleLlamaForCausalLM"], "draft_vocab_size": None}, {}, (), "choose an EAGLE-3 one"),
     ],
 )

@@ -20,7 +20,7 @@ from tests.models.folders import CONFIG, packed, safetensors, write_model
 from tests.tiny_encoders import CONTEXT_TOKENS, write_tiny_encoder
 
 LONGEST_SECONDS = 1.0
-"""Longest time, in seconds of the processor, that a folder may be looked at, whatever is in it."""
+"""Longest CPU time, in seconds, that inspecting a folder may take, whatever is in it."""
 SOUND = safetensors({"a": ("F16", (2, 3)), "b": ("F32", (0,)), "c": ("U8", ())})
 
 
@@ -88,7 +88,7 @@ def test_feature_drafters_are_recognised_and_need_no_tokenizer(
     [
         (b"", "not valid"),
         (b"{", "not valid"),
-        (b"[1]", "no JSON object"),
+        (b"[1]", "not a JSON object"),
         (b"\xff\xfe{}", "not valid"),
         (b"[" * 200_000, "not valid"),
         (b'{"a": "' + b"x" * MAX_JSON_BYTES + b'"}', "larger than 8 MiB"),
@@ -280,14 +280,14 @@ def test_embeddings_that_would_be_others_than_the_models_are_refused(tmp_path: P
     assert "Dense" in refused(dense)
     assert "max_tokens" in refused(write_tiny_encoder(tmp_path / "largest", pooling="max_tokens"))
     assert "none" in refused(write_tiny_encoder(tmp_path / "nothing", pooling="x"))
-    assert "both directions" in refused(write_model(tmp_path / "other", model_type="mpnet"))
-    assert "both directions" in refused(write_model(tmp_path / "gemma", use_bidirectional_attention=True))
+    assert "bidirectional" in refused(write_model(tmp_path / "other", model_type="mpnet"))
+    assert "bidirectional" in refused(write_model(tmp_path / "gemma", use_bidirectional_attention=True))
     assert "relative" in refused(write_tiny_encoder(tmp_path / "places", changes={"position_embedding_type": ["x"]}))
     assert "model_type" in refused(write_model(tmp_path / "kinds", model_type=["bert"]))
 
 
 def other_users_file(folder: Path) -> Path:
-    """A file that another user than this one owns."""
+    """Return a file that another user owns."""
     if os.geteuid():
         return Path("/etc/passwd")
     path = folder / "other"
@@ -397,7 +397,7 @@ def test_every_shard_must_be_there_by_its_name(tmp_path: Path) -> None:
     ids=["of the unpacked model", "with a head beside it", "with a tensor too many", "broken"],
 )
 def test_an_index_of_another_packing_hides_no_model(tmp_path: Path, weight_map: dict[str, Any]) -> None:
-    """As mlx-community's gemma-3-12b-it-4bit and Qwen3-VL have it: mlx-lm does not read it."""
+    """mlx-community's gemma-3-12b-it-4bit and Qwen3-VL have such an index; mlx-lm does not read it."""
     folder = write_model(tmp_path / "model")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert inspect_folder(folder).weight_files == ("model.safetensors",)

@@ -55,7 +55,7 @@ def test_the_first_token_that_differs_is_named(tmp_path: Path) -> None:
 def test_special_tokens_count(tmp_path: Path) -> None:
     main = model(tmp_path, "main", rows=16, added={"<eos>": 8})
     assert not refusal(main, model(tmp_path, "same", rows=9, vocab_size=9, added={"<eos>": 8}))
-    assert "8 rows and none for token 8" in refusal(main, model(tmp_path, "short", added={"<eos>": 8}))
+    assert "8 rows lacks token 8" in refusal(main, model(tmp_path, "short", added={"<eos>": 8}))
     assert "'<eos>'" in refusal(main, model(tmp_path, "other", added={"<end>": 8}))
 
 

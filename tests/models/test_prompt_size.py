@@ -1,4 +1,4 @@
-"""A prompt is too long where it leaves no room for a token; one that is only embedded needs none."""
+"""A prompt is too long if it leaves no room for an answer token; a prompt to embed needs no such room."""
 
 import pytest
 

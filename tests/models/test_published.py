@@ -1,4 +1,4 @@
-"""What is known of published drafters: by whole words of the name, never for a drafter, never more than fits."""
+"""Published drafters are matched by whole words of a model's name, never to a drafter, and only if they fit."""
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ from tests.models.folders import tokenizer, write_model, write_sixteen_published
 
 
 class Reader:
-    """Reads files, and remembers which."""
+    """Reads files, and records which."""
 
     def __init__(self) -> None:
         self.read: list[str] = []

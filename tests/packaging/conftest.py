@@ -10,7 +10,7 @@ from tests.packaging.environments import Distributions, write_hollow_wheels
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
-    """What a release carries: the sdist, and the wheel that is built from it."""
+    """Distributions of a release: the sdist, and the wheel that is built from it."""
     folder = tmp_path_factory.mktemp("dist")
     words = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
 """Empty environments, as pip, uv and pipx make them, without a network and without the checkout.
 
-Each installer resolves Paceline's real requirements against the versions that this environment has, out of wheels that
-carry their metadata alone; the code of these packages is then lent by a `.pth` file.
+Each installer resolves Paceline's real requirements from wheels that have the versions of this environment, but contain
+only metadata. A `.pth` file then lends the installation the code of these packages.
 """
 
 import os
@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 TOOLS = Path(sys.executable).parent
-"""Where uv and pipx of the locked development packages are."""
+"""Folder of uv and pipx, which are among the locked development packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,19 @@ class Distributions:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A person's home, the program in it, and the Python that runs this."""
+    """An installation: a user's home, the program in it, and the Python that runs the program."""
 
     home: Path
     program: Path
     python: Path
 
     def run(self, *words: str, **environment: str) -> str:
-        """What the program printed. Fails the test where it ended with an error."""
+        """Run the program and return its output. Fails the test if the program fails."""
         return run(self.home, str(self.program), *words, **environment)
 
 
 def run(home: Path, *words: str, **environment: str) -> str:
-    """Run a program as the person of this home, who knows nothing of the checkout."""
+    """Run a program as the user of this home, whose environment does not refer to the checkout."""
     path = os.pathsep.join((str(TOOLS), os.defpath))
     known = {"HOME": str(home), "PATH": path, "COLUMNS": "300", "LANG": "C.UTF-8", **environment}
     done = subprocess.run(words, env=known, cwd=home, capture_output=True, text=True, timeout=100, check=False)
@@ -45,7 +45,7 @@ def run(home: Path, *words: str, **environment: str) -> str:
 
 
 def write_hollow_wheels(folder: Path) -> Path:
-    """A wheel for each package of this environment, with its metadata alone; returns the folder of them."""
+    """Write a wheel with only the metadata of each package of this environment; return the folder."""
     for distribution in metadata.distributions():
         if distribution.name != "paceline":
             needs = [f"Requires-Dist: {need}\n" for need in distribution.requires or ()]
@@ -55,7 +55,7 @@ def write_hollow_wheels(folder: Path) -> Path:
 
 
 def write_hollow_wheel(folder: Path, project: str, version: str, needs: str = "") -> None:
-    """A wheel without files."""
+    """Write a wheel that contains only metadata."""
     name = project.replace("-", "_")
     record = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
@@ -87,7 +87,7 @@ def with_pipx(home: Path, wheel: Path, dependencies: Path) -> Installed:
 
 
 def lend(installed: Installed) -> Installed:
-    """Let the environment run the code of the dependencies that the test has."""
+    """Let the installation run the code of the dependencies in this environment."""
     (packages,) = installed.python.parents[1].glob("lib/python*/site-packages")
     lender = metadata.distribution("mlx-lm").locate_file("")
     (packages / "lent.pth").write_text(f"{lender}\n", encoding="utf-8")

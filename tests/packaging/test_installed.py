@@ -79,7 +79,7 @@ def test_a_person_installs_starts_chats_and_uninstalls_and_nothing_is_left(
 
 
 def with_release(home: Path, version: str) -> dict[str, str]:
-    """The environment of a person whose installers know of this release, and who wants to be told."""
+    """Return the environment of a user whose installers find this release, and who has update checks on."""
     folder = home / "releases"
     folder.mkdir()
     write_hollow_wheel(folder, "paceline", version)
@@ -90,7 +90,7 @@ def with_release(home: Path, version: str) -> dict[str, str]:
 
 
 def found_installation(installed: Installed, **environment: str) -> tuple[str, str, str]:
-    """What `paceline doctor` says: how it was installed, which newer version there is, and what to type for that."""
+    """Return what `paceline doctor` reports: the installer, the newer version, and the command to update."""
     findings = json.loads(installed.run("doctor", "--json", **environment))["findings"]
     entry = next(finding for finding in findings if finding["check"] == "paceline")
     how, _, newer = entry["message"].removeprefix(f"{__version__}, ").partition("; ")

@@ -1,22 +1,22 @@
-"""What steps cost on real chips: tables built from published figures, not measured here. Nothing of this ran on Metal.
+"""Costs of steps on real chips: tables built from published figures, not measured here. None of this ran on Metal.
 
-Seconds are told in readings of the target's weights: a plain step without context is one. A forward of so many rows
-costs
+The unit of all costs is one reading of the target's weights, the cost of a plain step without context. A forward costs
 
     matmul(rows x width) + rows x context x kv bytes / weight bytes x pieces(width)
 
 - `matmul`, relative to one token (thresholds of mlx, mlx#3839, mlx PR 3791; shared reference, metal §2). M3/M4, 4 bit:
-  one reading for each five tokens up to 10, a third up to 12, tiles of 32 from 13; an M4 Pro takes 1.47 at 4, 2.07 at
-  6, 2.69 at 8, about 4 in a tile. M5, of a 70B: 76, 85, 108, 168, 295, 296 ms at 1, 3, 5, 8, 12, 16. M1/M2: a reading
-  for each token up to 5, tiles from 6 on. Between two known widths of one kernel lies a line.
-- Weights at 4 bit in groups of 64 take 4.5 bits: 8B 4.6 GB, 32B 18.4 GB; of 30B-A3B a token reads 3.3B, 1.86 GB, six
-  tenths of them experts, which share nothing below 4 tokens each, so that they cost a reading for each token.
-- KV bytes a token (bf16): 8B 147 kB, 32B 262 kB, 30B-A3B 98 kB (metal §1).
-- `pieces`: attention reads the keys once for min(8, 32 // group) queries; the group is 4 or 8 (metal §2).
-- Drafters at 4 bit, by their sizes: a draft model of 0.6B (0.34 GB, KV 115 kB a token), one EAGLE-3 or MTP layer with a
-  head (0.2, 0.4, 0.1 GB, the KV of a layer), each for every draft; DFlash (five layers and the head, 8 wide) once.
+  one reading per five tokens up to 10, a third one up to 12, tiles of 32 from 13; an M4 Pro takes 1.47 at 4, 2.07 at 6,
+  2.69 at 8, about 4 in a tile. M5, for a 70B: 76, 85, 108, 168, 295, 296 ms at 1, 3, 5, 8, 12, 16. M1/M2: one reading
+  per token up to 5, tiles from 6 on. Between two known widths, costs are interpolated.
+- Weights at 4 bit in groups of 64 take 4.5 bits: 8B 4.6 GB, 32B 18.4 GB. A token of 30B-A3B reads 3.3B parameters,
+  1.86 GB; six tenths are experts. Below 4 tokens per expert these share no reading, so every token costs one.
+- KV cache per token (bf16): 8B 147 kB, 32B 262 kB, 30B-A3B 98 kB (metal §1).
+- `pieces`: attention reads the keys once per min(8, 32 // group) queries; `group`, the query heads per KV head, is 4 or
+  8 (metal §2).
+- Drafters at 4 bit, by size: a draft model of 0.6B (0.34 GB, KV 115 kB per token), or one EAGLE-3 or MTP layer with a
+  head (0.2, 0.4, 0.1 GB, KV of one layer), runs once per draft, DFlash (five layers and the head, 8 wide) once a step.
 
-What a prompt's prefix holds is in the drafters' caches too, as behind a prefix hit; the rest is read when first asked.
+The context before a prompt is in the drafters' caches too, as after a prefix hit; they read the rest when first used.
 """
 
 import random
@@ -32,23 +32,23 @@ from tests.scheduler.replayed import ROUNDS, Server, Step, TraceEngine, fixed_st
 
 TILE = 32
 BATCH_ROWS = 4
-"""That a load measures, beside one."""
+"""Number of rows in the batch that a load measures in addition to a single row."""
 DELIVERY_STEPS = 0.001
-"""Of a step that only reads what was launched before it, and of looking up."""
+"""Cost, in plain steps, of a step that only delivers a forward launched earlier, and of an n-gram lookup."""
 READING_STEPS = 0.01
-"""Of a draft model, for each token it missed: as recorded on the CPU, in plain steps."""
+"""Cost, in plain steps, of each missed token that a draft model reads: as recorded on the CPU."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chip:
-    """`matmul`: cost by tokens, the last one a whole tile's; `architecture` as mlx names it."""
+    """A chip, with its `architecture` as mlx names it. `matmul` is the cost by tokens; its last entry fills a tile."""
 
     name: str
     architecture: str
     matmul: Mapping[int, float]
 
     def products(self, tokens: int) -> float:
-        """Of so many tokens, in readings of the weights."""
+        """Return the cost of matrix products over `tokens` tokens, in readings of the weights."""
         known = self.matmul
         widest = max(known)
         if tokens >= widest:
@@ -59,7 +59,7 @@ class Chip:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Of a target: gigabytes that a token reads, of which `experts` are shared by nobody; its KV, its drafters."""
+    """Sizes of a target and its drafters. A token reads `gigabytes`; the fraction `experts` is read once per token."""
 
     name: str
     gigabytes: float
@@ -87,7 +87,7 @@ CONTEXTS = (1_024, 8_192, 32_768)
 
 @dataclass(frozen=True, eq=False)
 class ChipTable:
-    """What steps cost on one chip, of one model, behind a context."""
+    """Prices of steps on one chip, for one model, after a context of `context_tokens`."""
 
     chip: Chip
     weights: Weights
@@ -99,12 +99,12 @@ class ChipTable:
 
     @property
     def cheap_tokens(self) -> tuple[int, ...]:
-        """As the engine says them."""
+        """Token counts of cheap forwards, as the engine reports them."""
         experts = self.weights.experts_per_token
         return cheap_tokens(self.chip.architecture, mode="affine", experts_per_token=experts)
 
     def of(self, step: Step) -> tuple[float, float]:
-        """Drafting, and the rest."""
+        """Return the cost of drafting, and that of the rest of the step."""
         if step.drafts is None:
             return 0.0, DELIVERY_STEPS
         drafting = self._drafting(step, step.drafts) + step.unread * READING_STEPS * (step.method == "draft_model")
@@ -134,7 +134,7 @@ TABLES = tuple(ChipTable(*combination) for combination in product(CHIPS, MODELS,
 
 
 def fixed_rates_on(table: ChipTable) -> dict[str, dict[Setting, float]]:
-    """By workload and setting: tokens for each reading of the weights."""
+    """Return the tokens per reading of the weights, by workload and fixed setting."""
     tokens = {
         workload["name"]: sum(request["tokens"] for request in workload["requests"])
         for workload in recorded()["workloads"]
@@ -150,7 +150,7 @@ def fixed_rates_on(table: ChipTable) -> dict[str, dict[Setting, float]]:
 
 
 def governed_rates_on(table: ChipTable, seed: int) -> dict[str, float]:
-    """One life: the workloads one after the other, a few rounds, of which the middle one counts."""
+    """Run all workloads in turn, `ROUNDS` times on the same servers; return the governor's median rate for each."""
     chance = random.Random(seed)
     servers = {
         name: Server(

@@ -1,6 +1,6 @@
-"""Ten real workloads without their models: what each drafter proposed and had accepted at every position of the texts,
-how sure the target was, and what steps cost, as `bench/record_traces.py` wrote them down. The real scheduler decides;
-only the seconds that it is told are noisy, what it is measured by is not."""
+"""Ten real workloads replayed without their models. Traces from `bench/record_traces.py` say what each drafter proposed
+at every position of the texts, how much was accepted, how sure the target was, and what steps cost. The real scheduler
+decides: the seconds that it sees are noisy, those that it is judged by are not."""
 
 import json
 import random
@@ -35,30 +35,30 @@ from bench.comparison.verdict import Rates
 
 TRACES = Path(__file__).parent / "traces.json"
 FIXED_LENGTHS = (1, 2, 4, 7, 15)
-"""Draft lengths of fixed settings. No longer draft was recorded."""
+"""Draft lengths of fixed settings, in tokens. Longer drafts were not recorded."""
 CHIP_LENGTHS = (1, 2, 3, 4, 5, 7, 9, 15)
-"""With those that chips make cheap."""
+"""Draft lengths of fixed settings on chips, in tokens: those above and those that are cheap there."""
 DELIVERY_SECONDS = 0.0001
-"""Of a step that only reads what was launched before it."""
+"""Seconds of a step that only delivers a forward launched earlier."""
 NOISE, PAUSE_RATE, PAUSE = 0.08, 0.01, 5.0
 DRIFT, DRIFT_STEPS = 0.13, 40
-"""How far the pace of a machine usually is from its mean (as a logarithm), and for about how long: as seen on the two
-cores where the traces were recorded, in 3,240 plain steps in a row."""
+"""Typical deviation of a machine's pace from its mean (as a logarithm), and about how many steps it lasts: as seen on
+the two cores where the traces were recorded, in 3,240 plain steps in a row."""
 SLOWDOWN = 0.00065
-"""Of every step, for each token of context: 3.7 ms became 7.3 ms at 1.5k."""
+"""Share by which each token of context slows every step down: 3.7 ms became 7.3 ms at 1.5k tokens."""
 ROUNDS = 3
 
 
 @cache
 def recorded() -> dict[str, Any]:
-    """The whole file."""
+    """Return the contents of the traces file."""
     traces: dict[str, Any] = json.loads(TRACES.read_text())
     return traces
 
 
 class Step(NamedTuple):
-    """One decode step, as far as its price goes. `drafts` -1: a plain one that nothing was launched ahead of; None: it
-    only delivered an earlier one. `unread`: tokens that its drafter had missed."""
+    """One decode step, described by what its price depends on. `drafts` is -1 for a plain step with nothing launched
+    ahead, None for one that only delivered an earlier forward. `unread` counts tokens that its drafter had missed."""
 
     method: str
     rows: int
@@ -68,14 +68,14 @@ class Step(NamedTuple):
 
 
 class Pricing(Protocol):
-    """What steps cost somewhere."""
+    """Prices of steps on some machine."""
 
     def of(self, step: Step) -> tuple[float, float]:
-        """Seconds of the drafting, and of the rest."""
+        """Return the price of drafting, and that of the rest of the step."""
 
 
 class Prices:
-    """Of one model on the CPU where it was recorded, joined by lines. A long context slows down whatever runs."""
+    """Prices of one model on the CPU that recorded it, interpolated linearly. A long context slows down every step."""
 
     def __init__(self, model: Mapping[str, Any]) -> None:
         self._reading: Mapping[str, float] = model["reading"]
@@ -106,12 +106,12 @@ class Prices:
 
 @dataclass
 class TraceEngine:
-    """`steps` are those that ran, `seconds` what they cost without noise; `requests` are those that run, as recorded.
-    Of every prompt, `prefix_tokens` were read before by all."""
+    """Replays recorded requests. `steps` are those that ran, `seconds` their total price without noise, `requests` the
+    recordings by request id. The first `prefix_tokens` of every prompt are cached by target and drafters."""
 
     model: Mapping[str, Any]
     chance: random.Random | None = None
-    prices: Pricing = None  # type: ignore[assignment] - the recorded ones, then
+    prices: Pricing = None  # type: ignore[assignment] - None: the recorded prices
     cheap_tokens: tuple[int, ...] = ()
     prefix_tokens: int = 0
     seconds: float = 0.0
@@ -128,7 +128,7 @@ class TraceEngine:
         self._drift = 0.0
 
     def measured(self, rows: int = 1) -> tuple[StepCost, ...]:
-        """What a load would have found out about a batch."""
+        """Return the costs that a load would have measured with `rows` rows."""
         shapes, lengths = (
             [("off", 0)],
             [most for most in draft_lengths(self.cheap_tokens, rows) if most <= LONGEST_CHAIN],
@@ -229,7 +229,7 @@ class TraceEngine:
         return tuple(value / 1_000 for value in confidences[place : place + count])
 
     def _offers(self, row: DecodeRow | PrefillRow, emitted: int) -> dict[str, Offer]:
-        """Every token of a text is 0, and every wrong draft 1."""
+        """Return the n-gram offers. Every token of a text is 0, and every wrong draft is 1."""
         request = self.requests[row.sequence_id]
         proposed, accepted, matched = request["traces"]["ngram"]
         place = len(row.tokens) + emitted - request["prompt"] - self.prefix_tokens
@@ -239,7 +239,7 @@ class TraceEngine:
         return {"ngram": Offer((0,) * right + (1,) * (int(proposed[place], 36) - right), int(matched[place], 36))}
 
     def _spend(self, step: Step) -> tuple[float, float]:
-        """What it costs."""
+        """Record a step and return its price without noise: drafting, and the rest."""
         self.steps.append(step)
         drafting, rest = self.prices.of(step)
         self.seconds += drafting + rest
@@ -254,7 +254,7 @@ class TraceEngine:
 
 
 class Server:
-    """One model with its scheduler, which lives through all workloads."""
+    """One model with its scheduler, which keeps what it learns through all workloads."""
 
     def __init__(self, engine: TraceEngine, *, measured_rows: Sequence[int] = (1,)) -> None:
         self.engine = engine
@@ -263,7 +263,7 @@ class Server:
         self._number = 0
 
     def answer(self, workload: Mapping[str, Any], setting: Setting) -> float:
-        """Tokens per second of decoding."""
+        """Run a workload and return its tokens per second of decoding."""
         before, requests = self.engine.seconds, workload["requests"]
         for group in [requests] if workload["together"] else [[request] for request in requests]:
             self._run(group, setting)
@@ -292,12 +292,12 @@ class Server:
 
 
 def recorded_server(name: str, chance: random.Random | None) -> Server:
-    """Of one model, on the CPU where it was recorded."""
+    """Return a server of one model, with the prices of the CPU where it was recorded."""
     return Server(TraceEngine(recorded()["models"][name], chance))
 
 
 def settings_of(name: str, lengths: Sequence[int] = FIXED_LENGTHS) -> list[Setting]:
-    """Plain decoding, and every method at these lengths, as far as it can draft."""
+    """Return plain decoding, and every method at each of `lengths`, cut to the longest draft of the method."""
     model = recorded()["models"][name]
     return [
         PLAIN,
@@ -311,7 +311,7 @@ def settings_of(name: str, lengths: Sequence[int] = FIXED_LENGTHS) -> list[Setti
 
 @cache
 def fixed_steps() -> dict[str, dict[Setting, list[Step]]]:
-    """By workload and setting: what would run, whatever it costs."""
+    """Return the steps of each workload under each fixed setting; they do not depend on prices."""
     by_workload: dict[str, dict[Setting, list[Step]]] = {}
     for workload in recorded()["workloads"]:
         for setting in settings_of(workload["model"], CHIP_LENGTHS):
@@ -323,7 +323,7 @@ def fixed_steps() -> dict[str, dict[Setting, list[Step]]]:
 
 @cache
 def fixed_rates() -> dict[str, dict[Setting, float]]:
-    """By workload and setting."""
+    """Return the tokens per second by workload and fixed setting."""
     return {
         workload["name"]: {
             setting: recorded_server(workload["model"], None).answer(workload, setting)
@@ -334,7 +334,7 @@ def fixed_rates() -> dict[str, dict[Setting, float]]:
 
 
 def governed_rates(seed: int, rounds: int = ROUNDS) -> dict[str, float]:
-    """One life: the workloads in an order of its own, as many rounds as the bench has; the middle one counts."""
+    """Return the governor's median rate by workload over `rounds` rounds; a `seed` above 0 shuffles the workloads."""
     chance = random.Random(seed)
     workloads = list(recorded()["workloads"])
     if seed:
@@ -349,7 +349,7 @@ def governed_rates(seed: int, rounds: int = ROUNDS) -> dict[str, float]:
 
 
 def rates(seeds: Iterable[int], rounds: int = ROUNDS) -> list[Rates]:
-    """Of all workloads, a value for each life."""
+    """Return the rates of all workloads; the governor's have one value per seed."""
     lives = [governed_rates(seed, rounds) for seed in seeds]
     return [
         Rates(

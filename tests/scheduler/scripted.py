@@ -1,8 +1,8 @@
-"""An engine without a model: the next token is a function of the tokens so far, acceptance is a script; `forced` says
-how many tokens behind a text a grammar would force, which are accepted all.
+"""An engine without a model: the next token is a function of the tokens so far, and acceptance follows a script;
+`forced` says how many tokens a grammar would force after a text, all of which are accepted.
 
 It checks what a real engine relies on: `computed` is the cached length, every planned row was admitted, drafts fit into
-what remains, and a row is freed exactly once with tokens that its cache really holds.
+the remaining tokens, and a row is freed exactly once, with tokens that really are in its cache.
 """
 
 import random
@@ -31,7 +31,7 @@ VOCABULARY = 23
 
 
 def next_token(tokens: Sequence[int]) -> int:
-    """Depends on the last three tokens and the length, so that a lost, doubled or swapped token shows at once."""
+    """Return a token that depends on the last three and the length: a lost, doubled or swapped one changes the rest."""
     value = len(tokens) * 31
     for token in tokens[-3:]:
         value = (value * 17 + token + 5) % 100_003
@@ -39,7 +39,7 @@ def next_token(tokens: Sequence[int]) -> int:
 
 
 def naive_output(request: Request, max_context_tokens: int) -> list[int]:
-    """What the simplest loop tells: up to the stop token (not told), `max_tokens` or the end of the context."""
+    """Return the simplest loop's output: up to the stop token (excluded), `max_tokens` or the end of the context."""
     tokens = list(request.prompt_tokens)
     for _ in range(min(request.max_tokens, max_context_tokens - len(tokens))):
         token = next_token(tokens)
@@ -77,7 +77,7 @@ def speculative_limits(*, rows: int = 4, context: int = 4_096, chunk: int = 16) 
 
 @dataclass
 class ManualClock:
-    """Goes forward when told to."""
+    """A clock that moves only when a test changes `now`."""
 
     now: float = 100.0
 
@@ -87,13 +87,13 @@ class ManualClock:
 
 @dataclass
 class ScriptedEngine:
-    """`accepts(drafts)` says how many drafts of a row are right; the rates say how often something unusual happens."""
+    """`accepts(drafts)` says how many drafts of a row are right; the rates are probabilities of unusual events."""
 
     limits: EngineLimits = field(default_factory=speculative_limits)
     accepts: Callable[[int], int] = lambda drafts: drafts
     forced: Callable[[Sequence[int]], int] = lambda _: 0
     appended: int = 0
-    """So many that are forced stand behind the right drafts, as far as there may be so many drafts."""
+    """Number of forced tokens appended to the accepted drafts, as far as `max_draft_tokens` allows."""
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     carry_rate: float = 0.0
     rewind_rate: float = 0.0
@@ -192,7 +192,7 @@ class ScriptedEngine:
 
 @dataclass
 class Loop:
-    """The worker's loop around one scheduler and one scripted engine; it remembers what was told."""
+    """The worker's loop around one scheduler and one scripted engine; it records all events and plans."""
 
     scheduler: Scheduler
     engine: ScriptedEngine
@@ -207,7 +207,7 @@ class Loop:
             own_events.append(event)
 
     def turn(self) -> None:
-        """One turn: free rows, admit, step."""
+        """Run one turn: free rows, admit, step."""
         self.free()
         while request := self.scheduler.next_admission():
             self.scheduler.admitted(request.id, self.engine.admit(request))
@@ -222,7 +222,7 @@ class Loop:
             self.engine.release(request_id, tokens)
 
     def finish(self, limit: int = 5_000) -> None:
-        """Turn until nothing is left; a scheduler that makes no progress fails here."""
+        """Run turns until no work is left; a scheduler that makes no progress fails here."""
         for _ in range(limit):
             if not self.scheduler.has_work:
                 return
@@ -248,7 +248,7 @@ class Loop:
 
 
 def check_against_naive(loop: Loop, request: Request) -> None:
-    """Output, reason and counters of a request that ran to its natural end."""
+    """Check output, finish reason and counters of a request that ran to its natural end."""
     expected = naive_output(request, loop.engine.limits.max_context_tokens)
     room = min(request.max_tokens, loop.engine.limits.max_context_tokens - len(request.prompt_tokens))
     stopped = len(expected) < room

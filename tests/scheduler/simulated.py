@@ -1,4 +1,4 @@
-"""A machine with known costs and a text with known acceptance: what the governor earns on it, against fixed lengths."""
+"""A simulated machine with known costs and acceptance: the governor's rate on it, and those of fixed draft lengths."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -15,10 +15,9 @@ MATCHED_TOKENS = 3
 
 @dataclass(frozen=True)
 class Drafter:
-    """`acceptance` of each draft given those before it; drafting costs `seconds` and `seconds_per_token`.
-
-    `proposal_rate`: how often it has anything to propose; one that has not always looks up, and offers what it has.
-    `block`: it never proposes more.
+    """`acceptance` is the probability of each draft if those before it were accepted; drafting costs `seconds` plus
+    `seconds_per_token` for each draft. `proposal_rate` is the probability of having anything to propose; below 1, it is
+    a lookup drafter, which makes offers. `block` is the maximum number of drafts.
     """
 
     acceptance: float
@@ -35,13 +34,13 @@ class Drafter:
         return self.seconds + self.seconds_per_token * drafts if drafts else 0.0
 
     def hits(self, most: int, chance: random.Random) -> int:
-        """Of so many drafts, those that are right before the first wrong one."""
+        """Return how many of `most` drafts are right before the first wrong one."""
         return next((place for place in range(most) if chance.random() >= self.acceptance), most)
 
 
 @dataclass
 class Machine:
-    """Verify cost by width (seconds), of all rows together, and the drafters that run on it."""
+    """Seconds of a verify forward over all rows, by its width, and the drafters that run on the machine."""
 
     verify_seconds: Callable[[int], float]
     drafters: dict[str, Drafter]
@@ -61,13 +60,13 @@ class Machine:
         return StepObservation(len(rows), 1 + widest, seconds, drafting if timed and widest else None, tuple(drafts))
 
     def offers(self, chance: random.Random) -> dict[str, Offer]:
-        """What the drafters that look up have now."""
+        """Return the current offers of the lookup drafters."""
         match = Offer((0,) * DRAFT_LENGTHS[-1], MATCHED_TOKENS)
         lookups = {name: drafter.proposal_rate for name, drafter in self.drafters.items() if drafter.looks_up}
         return {name: match if chance.random() < rate else Offer() for name, rate in lookups.items()}
 
     def hindsight(self, step: StepObservation, chance: random.Random) -> list[DraftObservation]:
-        """What the offers before that step turned out to be worth."""
+        """Return what a step shows about the offers made before it."""
         observations = []
         offers = [(draft, name, offer) for draft in step.drafts for name, offer in draft.row.offered.items()]
         for ran, name, offer in offers:
@@ -81,7 +80,7 @@ class Machine:
         return observations
 
     def measured(self, rows: int = 1) -> tuple[StepCost, ...]:
-        """What a warm-up would have found."""
+        """Return the costs that a warm-up would have measured."""
         costs = [StepCost("off", rows, 0, self.verify_seconds(1))]
         for method, drafter in self.drafters.items():
             for length in DRAFT_LENGTHS:
@@ -94,7 +93,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Workload:
-    """A machine on which texts come one after the other: steps, and what the drafters are worth on each."""
+    """A machine and its consecutive `texts`: the length of each in tokens, and how well the drafters do on it."""
 
     verify_seconds: Callable[[int], float]
     texts: Sequence[tuple[int, dict[str, Drafter]]]
@@ -113,7 +112,7 @@ def governed_seconds(
     request_id: str = "r",
     rows: int = 1,
 ) -> float:
-    """Seconds of rows that say so many tokens each, on average."""
+    """Return the seconds in which `rows` rows emit `tokens` tokens each, on average."""
     seconds, emitted = 0.0, [0] * rows
     while sum(emitted) < rows * tokens:
         drafting = [
@@ -132,13 +131,13 @@ def governed_seconds(
 
 
 def governed_rate(machine: Machine, steps: int, seed: int = 0, governor: Governor | None = None) -> float:
-    """Tokens per second over about `steps` plain steps' worth of tokens of one row, start-up included."""
+    """Return the tokens per second of one row that emits as many tokens as `steps` plain steps, start-up included."""
     governor = governor or Governor()
     return steps / governed_seconds(machine, steps, governor=governor, chance=random.Random(seed))
 
 
 def fixed_rate(machine: Machine, choice: Option = PLAIN) -> float:
-    """Expected tokens per second when every step makes this choice: exact, not sampled."""
+    """Return the expected tokens per second if every step makes this choice: exact, not sampled."""
     drafter = machine.drafters.get(choice.method, Drafter(0.0))
     length = min(choice.num_draft_tokens, drafter.block)
     accepted = sum(drafter.acceptance**position for position in range(1, length + 1))
@@ -161,7 +160,7 @@ def best_fixed_rate(machine: Machine) -> float:
 
 
 def workload_seconds(workload: Workload, *, seed: int = 0, warm: bool = True) -> float:
-    """Seconds under one governor; every text is a request of its own, its switches included."""
+    """Return the seconds of all texts under one governor; every two consecutive texts belong to one request."""
     machines = workload.machines()
     governor = Governor(machines[0][1].measured() if warm else ())
     chance = random.Random(seed)
@@ -172,7 +171,7 @@ def workload_seconds(workload: Workload, *, seed: int = 0, warm: bool = True) ->
 
 
 def drain(governor: Governor, machine: Machine, count: int) -> list[Option]:
-    """The choices of `count` steps of which no draft is accepted."""
+    """Return the governor's choices in `count` steps on a machine that accepts no draft."""
 
     def turn(emitted: int) -> Option:
         row = DraftingRow("r", emitted)

@@ -1,4 +1,4 @@
-"""The governor over the recorded texts at what steps cost on real chips: near the best fixed setting of each text."""
+"""The governor on the recorded texts, at the prices of real chips: near the best fixed setting of each text."""
 
 from functools import cache
 
@@ -12,12 +12,12 @@ from tests.scheduler.replayed import Step
 from tests.shares import one_in
 
 NOTHING_PAYS = 1.01
-"""A fixed setting that earns less than so many times plain decoding."""
+"""Ratio of the best fixed setting to plain decoding below which no draft length pays."""
 
 
 @cache
 def ratios(table: ChipTable) -> dict[str, tuple[float, float]]:
-    """By workload: the governor over the best fixed setting, and that one over plain decoding."""
+    """Return two ratios by workload: governor to best fixed setting, and best fixed setting to plain decoding."""
     fixed, governed = fixed_rates_on(table), governed_rates_on(table, TABLES.index(table))
     best = {name: max(settings.values()) for name, settings in fixed.items()}
     return {name: (governed[name] / best[name], best[name] / fixed[name][PLAIN]) for name in fixed}

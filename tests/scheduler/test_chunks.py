@@ -1,4 +1,4 @@
-"""How much of a prompt a step reads: about a second and a half alone, less beside streams and in long contexts."""
+"""Prefill chunk sizes: about a second and a half of work alone, less beside streams and in long contexts."""
 
 import pytest
 

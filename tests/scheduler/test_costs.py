@@ -1,4 +1,4 @@
-"""What is known of costs and acceptance: measured points, what lies between them, and how evidence outweighs belief."""
+"""Estimates of costs and acceptance: measured points, interpolation between them, and evidence against priors."""
 
 import pytest
 
@@ -15,13 +15,13 @@ def forwards(costs: CostTable, method: str, width: int, seconds: float, *, rows:
 def observe(
     history: AcceptanceHistory, method: str, row: DraftingRow, counts: tuple[int, int, int], *, times: int = 1
 ) -> None:
-    """`counts`: asked, drafted, accepted."""
+    """Observe a cycle `times` times; `counts` are drafts requested, drafted and accepted."""
     for _ in range(times):
         history.observe(DraftObservation(method, *counts, row))
 
 
 def chance(history: AcceptanceHistory, method: str, row: DraftingRow, position: int = 0) -> float:
-    """That a draft is accepted like those before it."""
+    """Return the probability that the draft at `position` is accepted if those before it were."""
     tokens = history.expected_tokens(method, row)[0]
     return (tokens[position + 1] - tokens[position]) / (tokens[position] - tokens[position - 1] if position else 1.0)
 
@@ -199,7 +199,7 @@ def sure(name: str, confidence: float) -> DraftingRow:
 
 
 def test_how_sure_the_target_is_tells_how_it_goes_on() -> None:
-    """A text whose drafts are right for long and then wrong for long: the average says nothing, the confidence does."""
+    """Drafts are right for long, then wrong for long: confidence predicts this, the average acceptance does not."""
     history = AcceptanceHistory()
     for _ in range(40):
         for confidence, accepted in ((0.999, 7), (0.4, 0)):

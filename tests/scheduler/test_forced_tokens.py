@@ -1,4 +1,4 @@
-"""What a grammar forces is drafted for nothing: on top of what is asked for, sure to be right, to nobody's merit."""
+"""Tokens that a grammar forces are free extra drafts: always accepted, and no drafter gets the credit."""
 
 from collections.abc import Sequence
 
@@ -16,19 +16,19 @@ LENGTH = 12
 
 
 def held(tokens: Sequence[int]) -> int:
-    """In every 8 tokens behind the prompt, the first 5 are forced."""
+    """Return how many next tokens are forced: of every 8 tokens after the prompt, the first 5 are."""
     return max(0, 5 - (len(tokens) - LENGTH) % 8)
 
 
 def engine(*, right: int, cost: float = 0.0) -> ScriptedEngine:
-    """A drafter whose first `right` drafts are accepted; a forward is dearer by `cost` plain steps for each draft."""
+    """Return an engine that accepts the first `right` drafts; each draft adds `cost` plain steps to a forward."""
     return ScriptedEngine(
         accepts=lambda drafts: min(drafts, right), forced=held, seconds=lambda width: 0.01 * (1 + cost * (width - 1))
     )
 
 
 def known(row: DecodeRow) -> int:
-    """How many of its next tokens were forced when it was planned."""
+    """Return how many of the row's next tokens were forced when it was planned."""
     return held(row.tokens[: row.computed + 1])
 
 
@@ -57,7 +57,7 @@ def test_the_governor_drafts_what_is_forced_though_the_drafter_is_never_right(me
 
 
 def test_what_is_forced_says_nothing_of_a_drafter() -> None:
-    """A drafter that is right as often as another one is asked as often, grammar or not."""
+    """A drafter that is never right is not used more often because a grammar's forced drafts are accepted."""
     shares = []
     for forced in (held, lambda _: 0):
         forcing_engine = engine(right=0, cost=0.3)
@@ -78,7 +78,7 @@ def test_what_is_forced_behind_the_drafts_says_nothing_of_a_drafter_either() -> 
 
 
 class Held:
-    """A constraint, as far as the scheduler looks."""
+    """The part of a constraint that the scheduler uses; it forces nothing."""
 
     def begin(self) -> "Held":
         return self
@@ -111,8 +111,8 @@ def test_who_names_a_length_gets_all_that_is_forced_behind_it() -> None:
 
 @pytest.mark.parametrize(("cost", "right", "most"), [(0.0, 3, 31), (0.2, 3, 31), (0.3, 3, 3), (0.2, 2, 3)])
 def test_what_is_forced_widens_a_forward_as_far_as_that_pays(cost: float, right: int, most: int) -> None:
-    """Three drafts cost nothing and bring four tokens a plain step: one more must cost less than a quarter of that. It
-    is as likely to stand as all of them."""
+    """Three drafts cost nothing and yield up to four tokens per plain step, so one more pays if it costs less than a
+    quarter of a plain step. A forced draft is accepted only if all three before it are."""
     measured = [StepCost("draft_model", 1, length, 0.01 * (1 + cost * max(0, length - 3))) for length in DRAFT_LENGTHS]
     governor, row = Governor([StepCost("off", 1, 0, 0.01), *measured]), DraftingRow("a")
     for _ in range(60):

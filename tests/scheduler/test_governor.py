@@ -109,14 +109,14 @@ def test_where_nothing_is_accepted_five_hundred_steps_lose_at_most_three_percent
 
 
 def cheapened(costs: Sequence[StepCost]) -> list[StepCost]:
-    """Costs where steps with drafts were measured while the machine was a tenth faster."""
+    """Return the costs as if steps with drafts had been measured while they took a tenth less time."""
     return [replace(cost, seconds=(0.9 if cost.drafts else 1.0) * cost.seconds) for cost in costs]
 
 
 @pytest.mark.parametrize("rows", [1, 4, 8])
 @pytest.mark.parametrize("gain", [0.97, 1.0, 1.03])
 def test_a_pair_that_draws_with_plain_decoding_loses_at_most_a_hundredth(gain: float, rows: int) -> None:
-    """One draft, accepted at 0.72, costs what it gains; more drafts cost more than they gain."""
+    """One draft, accepted with probability 0.72, costs about what it gains; more drafts cost more than they gain."""
     machine = Machine(lambda width: 0.1 * (1 + (1.72 / gain - 1) * (width - 1)), {"draft_model": Drafter(0.72)})
     plain = fixed_rate(machine)
     rates = [
@@ -322,7 +322,7 @@ def test_probes_become_rare_while_they_lose_and_take_turns() -> None:
     tried = drain(governor, machine, 3_000)
 
     def lost(options: Sequence[Option]) -> float:
-        """The share of the time."""
+        """Return the time lost compared with plain decoding, as a share of plain decoding's time."""
         plain = machine.verify_seconds(1)
         seconds = sum(machine.step(option, random.Random(0), ROW).seconds for option in options)
         return seconds / (plain * len(options)) - 1
@@ -371,7 +371,7 @@ def test_a_step_in_which_the_drafter_read_a_prompt_says_nothing_about_costs() ->
         drafts = (DraftObservation("draft_model", 4, 4, 3, DraftingRow(f"{number}", 60)),)
         spared.observe(StepObservation(1, 5, 9.0, 5.0, drafts, typical=False))
         taught.observe(StepObservation(1, 5, 9.0, 5.0, drafts))
-    for context in (0, 60):  # to draft behind so many it would have to read them, and they took no time of its own
+    for context in (0, 60):  # at 60 it must catch up first; `spared` learnt no cost of that
         for governor in (taught, spared):
             governor.choose(1, (DraftingRow("next", context),), ("draft_model",))
         assert spared.choose(1, (DraftingRow("next", context),), ("draft_model",)).num_draft_tokens > 0
@@ -418,7 +418,7 @@ def test_only_allowed_methods_are_ever_picked(steps: list[tuple[int, list[str], 
 
 
 def test_a_text_that_turned_predictable_is_drafted_for_before_anything_was_tried() -> None:
-    """Nothing is learnt in a plain stretch, but the target tells how sure it is."""
+    """Plain steps teach nothing about drafts, but the target's confidence shows the change."""
     machine = Machine(COSTS["linear"], {"draft_model": Drafter(1.0, 0.001)})
     governor, chance = Governor(machine.measured()), random.Random(0)
     for step in range(200):
@@ -468,7 +468,7 @@ def test_a_pause_that_was_taken_for_the_cost_of_plain_decoding_is_found_out_soon
 def test_the_first_request_beside_a_drafter_as_dear_as_the_target_is_nearly_plain(
     cost: str, acceptance: float, known: tuple[int, ...]
 ) -> None:
-    """Whatever the warm-up timed before its time was over."""
+    """This holds whichever draft lengths (`known`) the warm-up timed before its time ran out."""
     machine = Machine(COSTS[cost], {"draft_model": Drafter(acceptance, PLAIN_SECONDS)}, noise=0.05)
     timed = [step for step in machine.measured() if step.method == "off" or step.drafts in known]
     rates = [governed_rate(machine, 32, seed, Governor(timed)) for seed in range(10)]

@@ -1,4 +1,4 @@
-"""What an offer would have been worth is known without trying it."""
+"""Emitted tokens show what an offer would have been worth, without trying it."""
 
 from app.core.step import Offer
 from app.scheduler.estimates import DraftingRow
@@ -8,7 +8,7 @@ ROW = DraftingRow("r", 100)
 
 
 def observations(tracker: OfferTracker, emitted: tuple[int, ...], *offered: int) -> list[tuple[int, int, int]]:
-    """(first, asked, accepted) of each observation."""
+    """Return (offset, requested, accepted) of each observation."""
     offers = {"ngram": Offer(offered, 4 if offered else 0)}
     return [
         (observation.offset, observation.requested, observation.accepted)

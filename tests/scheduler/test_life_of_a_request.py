@@ -1,4 +1,4 @@
-"""Submit, queue, admit, cancel, fail, release: one terminal event and one freed row each, whatever happens."""
+"""Submit, queue, admit, cancel, fail, release: every request has one terminal event, and every row is freed once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who may draft, and the reason that is told when somebody may not."""
+"""Requests that may draft, and the reason reported for each that may not."""
 
 import msgspec
 import pytest

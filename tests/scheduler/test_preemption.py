@@ -1,4 +1,4 @@
-"""A row is taken back for want of memory: the newest request waits, first in its turn, and goes on where it was."""
+"""Preemption for lack of memory: the newest request loses its row, waits first in the queue, and resumes its answer."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The governor over the ten recorded workloads: what is promised of it, without a model and without a clock."""
+"""The governor's promises on the ten recorded workloads, without a model and without a clock."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Random joins, cancels, acceptances, carried tokens, rewinds and missing rows: the output is the naive loop's."""
+"""Random joins, cancels, acceptances, carried tokens, rewinds and missing rows: outputs equal the naive loop's."""
 
 import random
 from itertools import pairwise
@@ -52,7 +52,7 @@ def worlds(draw: st.DrawFn) -> Loop:
 
 
 def drive(loop: Loop, requests: list[Request]) -> set[str]:
-    """Submit at random turns and cancel some; returns the cancelled ones that had not ended by themselves."""
+    """Submit at random turns and cancel some; return the ids of those that the cancellation ended."""
     chance, cancelled = loop.engine.chance, set()
     pending = list(requests)
     while pending or loop.scheduler.has_work:

@@ -29,7 +29,7 @@ def admit_all(scheduler: Scheduler) -> list[str]:
 
 
 def read(scheduler: Scheduler) -> int:
-    """One step; the answer is how many tokens of the first prompt it read."""
+    """Run one prefill step; return how many tokens of the first prompt it read."""
     plan = scheduler.plan()
     assert isinstance(plan, PrefillStep)
     scheduler.commit(StepResult(prefilled=tuple((row.sequence_id, row.end) for row in plan.rows)))

@@ -1,4 +1,4 @@
-"""What a step feeds and what comes of it: chunks, carried tokens, ends inside a block, counters."""
+"""Inputs and outcomes of steps: chunks, carried tokens, ends inside a block, counters."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from tests.scheduler.scripted import (
 
 
 def running(*, prompt: int = 3, cached: int = 2, **wishes: object) -> Scheduler:
-    """A scheduler with one admitted request `a` that is asked for four drafts."""
+    """Return a scheduler with one admitted request `a`, which asks for four drafts per step."""
     scheduler = Scheduler(speculative_limits(), clock=ManualClock())
     scheduler.submit(some_request("a", prompt=prompt, method="draft_model", num_draft_tokens=4, **wishes))  # type: ignore[arg-type]
     scheduler.admitted("a", cached)

@@ -1,4 +1,4 @@
-"""Folders of scripted models: a chat template, a tokenizer that knows its marks, and weights of a kilobyte."""
+"""Folders of scripted models: a chat template, a tokenizer that knows its marks, and tiny weights, all zero."""
 
 import json
 import re
@@ -15,16 +15,16 @@ DEMO = Path(app.__file__).parent / "demo_models" / "demo-assistant"
 DEMO_TEMPLATE = str(json.loads((DEMO / "tokenizer_config.json").read_text())["chat_template"])
 CONTEXT_TOKENS = 131_072
 PLAYS = "plays.json"
-"""The file beside the folders that says what models say."""
+"""Name of the file, next to the model folders, that maps each play's name to its text."""
 WIDTH = 2
-"""Numbers in each of the model's states: it is loaded, and never asked."""
+"""Hidden size of the model, which is loaded but never run."""
 
 SPECIAL_MARKS = re.compile(
     r"<[|｜][^<>\s|｜{}]{1,40}[|｜]>|<[|][a-z_]+>|<[a-z_]+[|]>|\[/?[A-Z_]{3,}\]|<seed:[a-z]+>|\[e~\["
 )
-"""What a template spells in a way that published tokenizers have as special tokens."""
+"""Marks in a template that published tokenizers have as special tokens, recognised by their spelling."""
 PLAIN_MARKS = re.compile(r"</?(?:[a-z]+:)?(?:think|thinking|tool_call|tool_calls|tool_response|arg_key|arg_value)>")
-"""What they have as tokens that are not special, where they have them at all."""
+"""Marks that published tokenizers have as tokens that are not special, if they have them at all."""
 ENDS = (
     "<|im_end|>", "<|return|>", "<|call|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "[e~[",
     "<｜end▁of▁sentence｜>", "<|assistant_end|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_text|>", "<|end_of_msg|>",
@@ -35,14 +35,14 @@ FALLBACK_END = "</s>"
 
 
 def template_source(name: str) -> str:
-    """The published template of that file's name; `demo`: the embedded model's."""
+    """Return the published template with this file name; `demo`: the embedded model's."""
     return DEMO_TEMPLATE if name == "demo" else chat_templates()[name].read_text(encoding="utf-8")
 
 
 def write_scripted_model(folder: Path, template: str, *, tokenizer: str = "") -> None:
     """Write a folder that serves `template`, a source, with the embedded model's tokenizer or a published one's.
 
-    It appears whole or not at all, for a running server looks at its surroundings.
+    It appears complete or not at all, because a running server scans the folder around it.
     """
     unfinished = folder.with_name(f".{folder.name}")
     unfinished.mkdir(parents=True)
@@ -71,7 +71,7 @@ def _marks(template: str) -> dict[str, bool]:
     """Each mark of a template, and whether it is special."""
     special = [*SPECIAL_MARKS.findall(template), "<s>", FALLBACK_END]
     special += [mark for mark in ENDS if mark in template]
-    if "<|channel|>" in template:  # its models write one more than its template does
+    if "<|channel|>" in template:  # its models write one mark that is not in it
         special.append("<|constrain|>")
     return dict.fromkeys(PLAIN_MARKS.findall(template), False) | dict.fromkeys(special, True)
 

@@ -1,4 +1,4 @@
-"""A real server, as `paceline serve` makes it, on a home of its own, with a scripted worker in place of its own."""
+"""A real server, as `paceline serve` makes it, with a home folder for the test and a scripted worker."""
 
 import asyncio
 import contextlib
@@ -41,19 +41,19 @@ class Exchange:
 
 
 class ScriptedServer:
-    """What tests ask of a running one."""
+    """Handle for tests on a running scripted server."""
 
     def __init__(self, home: Path, port: int, heard: "list[Exchange]") -> None:
         self.home = home
         self.heard = heard
-        """Every request that has ended, in order."""
+        """Exchanges of all requests that have ended, in order."""
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
         self._models = home / "models"
         self._plays: dict[str, str] = {}
         self._write_plays()
 
     def model(self, template: str = "demo", *, source: str = "", tokenizer: str = "") -> str:
-        """The id of a model with the published template of that file's name, or with `source` under that name.
+        """Return the id of a model with the published template of this name, or with the template `source`.
 
         Its tokenizer is the embedded model's with the template's marks, or a published one. It is made once.
         """
@@ -63,7 +63,7 @@ class ScriptedServer:
         return model_id
 
     def play(self, text: str) -> str:
-        """A prompt, or the end of one, to which every model says `text`."""
+        """Return a prompt, or the end of one, that every model answers with `text`."""
         name = next((name for name, said in self._plays.items() if said == text), f"p{len(self._plays)}")
         self._plays[name] = text
         self._write_plays()
@@ -78,7 +78,7 @@ class ScriptedServer:
 
 @contextlib.contextmanager
 def scripted_server(home: Path, *, worker: str = WORKER) -> Iterator[ScriptedServer]:
-    """It serves `home`, where `paceline launch` finds it too, until the block ends; `worker` is a module to run."""
+    """Serve `home`, where `paceline launch` finds the server too, until the block ends; `worker` is a module to run."""
     ready: Future[tuple[int, DrainingServer, asyncio.AbstractEventLoop]] = Future()
     heard: list[Exchange] = []
     thread = threading.Thread(target=asyncio.run, args=(_serve(home, worker, ready, heard),), name="scripted server")
@@ -95,7 +95,7 @@ def scripted_server(home: Path, *, worker: str = WORKER) -> Iterator[ScriptedSer
 
 
 class Heard:
-    """ASGI middleware that keeps what was sent and answered."""
+    """ASGI middleware that records the body and the answer of each request."""
 
     def __init__(self, app: Any, heard: list[Exchange]) -> None:
         self._app, self._heard = app, heard

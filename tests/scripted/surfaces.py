@@ -1,6 +1,6 @@
-"""One conversation in the words of each of the four ways to chat, and what was said in return, whole or streamed.
+"""One conversation in the format of each of the four chat APIs ("surfaces"), and its answer, whole or streamed.
 
-Messages and tools are OpenAI's, as for `/v1/chat/completions`; `Said` is the same value whichever way it came.
+Messages and tools are OpenAI's, as for `/v1/chat/completions`; `Said` is the same value whichever surface returned it.
 """
 
 import json
@@ -22,23 +22,23 @@ PATHS = {
 
 @dataclass
 class Said:
-    """What a client has of an answer. `calls`: name and arguments of each, as JSON where the surface tells text."""
+    """An answer as a client reads it. `calls`: name and arguments of each, as JSON text if the surface sends text."""
 
     text: str = ""
     reasoning: str = ""
     calls: list[tuple[str, Any]] = field(default_factory=list)
     finish: str = ""
-    """Why it ended, in the surface's own word."""
+    """Reason why the answer ended, in the surface's own term."""
     statuses: list[str] = field(default_factory=list)
-    """Of the items of a response."""
+    """Statuses of a response's items; only the surface `responses` has them."""
     warnings: list[str] = field(default_factory=list)
-    """Their codes."""
+    """Codes of the warnings."""
     error: str = ""
-    """What is wrong with the request, or ended the answer."""
+    """Message of the error that refused the request or ended the answer."""
 
     @property
     def objects(self) -> list[tuple[str, Any]]:
-        """The calls with their arguments read."""
+        """The calls with their arguments parsed."""
         return [
             (name, json.loads(arguments) if isinstance(arguments, str) else arguments) for name, arguments in self.calls
         ]
@@ -55,7 +55,7 @@ def ask(
     max_tokens: int = 4096,
     **fields: Any,
 ) -> Said:
-    """Send a conversation, or one message of a user; `fields` are the surface's own."""
+    """Send a conversation, or one user message, and return the answer; `fields` go into the body unchanged."""
     listed = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
     body = BODIES[surface](listed, list(tools), max_tokens) | {"model": model, "stream": stream} | fields
     answer = client.post(PATHS[surface], json=body)
@@ -214,7 +214,7 @@ def _chat_streamed(events: Iterable[Message]) -> Said:
 
 
 def _responses_streamed(events: Iterable[Message]) -> Said:
-    """By the items that were closed; the text is that of the deltas, as clients show it."""
+    """Read the response of the last event, and assert that its text is that of the deltas, as clients show it."""
     said, text = Said(), ""
     for event in events:
         match event["type"]:

@@ -1,4 +1,4 @@
-"""What clients ask for, end to end: templates of published models behind the real server (F11, F18)."""
+"""Thinking efforts and tools that clients ask for, end to end, with templates of published models (F11, F18)."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ EFFORTS: dict[str, Any] = {
     "messages": {"output_config": {"effort": "{}"}},
     "ollama": {"think": "{}"},
 }
-"""Where each surface says how much to think."""
+"""Field of each surface that sets the thinking effort."""
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files."}
 LOOK = {
     "type": "function",

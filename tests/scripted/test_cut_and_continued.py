@@ -1,4 +1,4 @@
-"""Answers that were cut off, and those that go on where a client's text ends, end to end (F13, F15)."""
+"""Answers that the token limit cuts off, and answers that continue a client's text, end to end (F13, F15)."""
 
 from typing import Any
 

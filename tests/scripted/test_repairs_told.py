@@ -1,4 +1,4 @@
-"""What a request needed repaired is told by every surface, and the request is answered: whole or streamed."""
+"""A repaired request is answered, whole or streamed, and every surface names the repair in a warning."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from tests.text.agent_words import GEMMA2, HARMONY, LLAMA, MISTRAL, PARIS, QWEN3
 from tests.text.dialogues import TOOLS, user
 
 RULES = [system("Rule one."), system("Rule two."), user("Hi")]
-"""As opencode and Codex begin."""
+"""Messages as opencode and Codex begin: more than one system message."""
 DEVELOPED = [system("S1"), system("DM", "developer"), user("Hi")]
 LATE = [user("Hi"), system("Be careful."), user("Go")]
-"""As Claude Code does."""
+"""Messages as Claude Code sends them: a system message after the first user message."""
 TURN = [
     user("Weather?"),
     called(("call_0b5e9121a760ae4ff4cce38e", PARIS)),
@@ -21,7 +21,7 @@ TURN = [
 ]
 CALLS = [user("Both?"), called(("a", PARIS), ("b", PARIS)), result("sun", "a"), result("rain", "b")]
 THOUGHT = "Well.</think>"
-"""In front of what a model says whose prompt opens its reasoning."""
+"""Beginning of an answer to a prompt that has already opened the reasoning."""
 NEEDED = [
     pytest.param(QWEN35, RULES, "system_messages_joined", id="several systems"),
     pytest.param(QWEN35, LATE, "system_messages_moved", id="a late system"),

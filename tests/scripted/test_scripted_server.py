@@ -1,4 +1,4 @@
-"""What the scripted models say comes out of every surface of the real server."""
+"""Every surface of the real server returns what the scripted models say."""
 
 import json
 
@@ -24,7 +24,7 @@ CALLS = {
     ),
     "openai-gpt-oss-120b": '<|channel|>commentary to=functions.get_weather<|message|>{"city": "Paris"}<|call|>',
 }
-"""A call as the models of each template write it."""
+"""The same call as the models of each template write it."""
 
 
 @pytest.mark.parametrize("surface", SURFACES)

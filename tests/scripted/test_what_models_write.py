@@ -1,4 +1,4 @@
-"""Outputs of public bug reports, behind the real server: what a client of each surface is told, whole and streamed."""
+"""Model outputs from public bug reports: what the real server makes of them on each surface, whole and streamed."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (QWEN, call('{"city": "Paris",}'), "", [PARIS]),
     (DEEPSEEK, f"<｜tool▁calls▁begin｜>{DEEPSEEK_CALL}<｜tool▁calls▁end｜>", "", [("get_weather", {"city": "a\tb"})]),
     (GPT_OSS, "<|channel|>commentary to=functions.get_weather<|message|>not json<|call|>", "not json", []),
-    # one parameter of many
+    # a parameter whose text does not fit its type or contains a mark
     (CODER, DAY, "", [("log_event", {"day": "2026-01-15"})]),
     (CODER, marked(CITY.format("</parameter>;")), "", [("get_weather", {"city": "</parameter>;"})]),
     (CODER, DAY.replace("2026-01-15", "3.5"), "", [("log_event", {"day": "3.5"})]),
@@ -67,7 +67,7 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (QWEN35, f"plan: call it\n{marked(CITY.format('Paris'))}", "", [PARIS]),
     (MINIMAX, f"plan\n<minimax:tool_call>\n{INVOKE}\n</minimax:tool_call>", "", [PARIS]),
     (QWEN3, f"<think>\nplan\n{marked(JSON_PARIS)}", "", [PARIS]),
-    # what nobody offered
+    # recipients and tools that were not offered
     (GPT_OSS, f"<|channel|>commentary to=assistant<|message|>note<|end|>{FINAL}<|return|>", "note\n\nHello", []),
     (GPT_OSS, f"<|channel|>analysis to=python code<|message|>print(1)<|end|>{FINAL}", "Hello", []),
     (QWEN, FENCED, FENCED, []),
@@ -79,7 +79,7 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (QWEN, f"I check.\n\n{marked(JSON_PARIS)}\n\nNow I wait.", "I check.\n\n\n\nNow I wait.", [PARIS]),
     (QWEN, "Let me look.\n<tool_call>", "Let me look.\n<tool_call>", []),
 ]
-"""Template, what its model writes, and what of it is text and calls."""
+"""Template, output of its model, and the text and the calls that clients get of it."""
 
 
 @pytest.mark.parametrize(("template", "written", "text", "calls"), WRITTEN)

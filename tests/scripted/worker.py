@@ -1,8 +1,8 @@
-"""The real worker around models that play a part: templates, tokens, scheduler and frames are real, the choice of each
-token is not. `python -m tests.scripted.worker` plays what `plays.json`, beside the models' folders, says.
+"""The real worker with scripted models: templates, tokenizers, scheduler and frames are real, the choice of each token
+is scripted. `python -m tests.scripted.worker` plays the texts of `plays.json`, a file next to the model folders.
 """
 
-from app.worker import process  # it prepares mlx, before anything else imports that
+from app.worker import process  # prepares mlx, so it precedes all modules that import mlx
 
 # isort: split
 import json
@@ -42,21 +42,21 @@ from tests.unmeasured import Unmeasured
 
 PREFIX_BYTES = 16_384 * BLOCK_OVERHEAD_BYTES
 Speak = Callable[[str, Path], str]
-"""What a model says to a prompt, by its folder."""
+"""Function that maps a prompt and the model's folder to the model's answer."""
 
 
 def play(prompt: str, folder: Path) -> str:
-    """The play that the prompt names last; without one the model has nothing to say."""
+    """Return the play that the prompt names last, or an empty text if it names none."""
     named = re.findall(r"PLAY:(\w+)", prompt)
     plays = json.loads((folder.parent / PLAYS).read_text(encoding="utf-8"))
     return str(plays[named[-1]]) if named else ""
 
 
 class ScriptedEngine:
-    """`EnginePort` that says what `speak` does, as tokens of the model's own tokenizer; every draft is accepted.
+    """`EnginePort` that emits what `speak` returns, as tokens of the model's own tokenizer; every draft is accepted.
 
-    A text that holds a mark that ends answers ends there; any other one is ended. Of prompts it finds again what the
-    real index finds, whose pieces hold nothing here.
+    An answer ends at the first end mark in its text; the engine adds one after the text. Prompts hit the prefix cache
+    as with the real index, but its blocks contain no state here.
     """
 
     cache_bytes = prefix_cache_bytes = 0
@@ -113,7 +113,7 @@ class ScriptedEngine:
 
 
 def main(speak: Speak) -> int:
-    """Run a worker whose models say what `speak` does."""
+    """Run a worker whose models say what `speak` returns."""
 
     def make_pool(ceiling_bytes: int, _costs: WarmUps) -> EnginePool:
         return EnginePool(

@@ -36,13 +36,13 @@ class Server:
         return children[0]
 
     def metric(self, name: str) -> float:
-        """Sum of a metric over its labels."""
+        """Return the sum of a metric over its labels."""
         lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
         values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         return sum(values)
 
     def wait_ready(self, seconds: float = START_SECONDS) -> float:
-        """Poll until the worker serves; the answer is how long it took."""
+        """Poll until the worker serves; return how long that took, in seconds."""
         started = time.monotonic()
         gate = threading.Event()
         while time.monotonic() - started < seconds:
@@ -64,7 +64,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pairs of an attention and a hybrid model, and a broken folder beside them."""
+    """Folder with an attention and a hybrid model, a drafter for each, and a broken model."""
     folder = tmp_path_factory.mktemp("models")
     write_tiny_model(folder / "attention", "qwen3")
     write_tiny_model(folder / "attention-draft", "qwen3", noise=0.03)
@@ -77,7 +77,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def running(home: Path, **environment: str) -> Iterator[Server]:
-    """A server that is ready, with its state in `home`; it ends with the block."""
+    """Start a server with its state in `home`; yield it when it is ready, and stop it after the block."""
     port = free_port()
     own = {
         "PACELINE_HOST": "127.0.0.1",
@@ -99,7 +99,7 @@ def running(home: Path, **environment: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """It drafts for one request at a time: what batches draft depends on what this machine measures."""
+    """Server that drafts only for a single request: in a batch, drafting would depend on measured times."""
     models = {
         "PACELINE_MODEL_DIRS": str(model_folder),
         "PACELINE_DRAFTS": "attention=attention-draft,hybrid=hybrid-draft",

@@ -18,7 +18,7 @@ TOOLS: Any = [
     }
 ]
 COLD: Any = {"temperature": 0}
-"""Which this client no longer names."""
+"""Sampling that is sent as `extra_body`, because this client has no parameter for it any more."""
 QUESTION: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
 
 

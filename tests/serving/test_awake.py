@@ -1,4 +1,4 @@
-"""A computer stays awake while requests run: when it is held, and the real child by a stand-in on the PATH."""
+"""A computer stays awake while requests run: when the lock is held, and the child process, with a stand-in program."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ STAND_IN = '#!/bin/sh\necho $$ "$@" >"$(dirname "$0")/called"\nexec sleep 600\n'
 
 
 class Lock:
-    """Whether it is held, and how often that changed."""
+    """A wake lock that records whether it is held, and how often that changed."""
 
     def __init__(self) -> None:
         self.held = False
@@ -48,7 +48,7 @@ def test_it_is_held_from_the_first_request_on_until_some_seconds_behind_the_last
 
 @pytest.fixture(name="called")
 def a_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Whoever reads it waits until the stand-in says its id and its words."""
+    """Path of a pipe; a reader waits until the stand-in writes its process id and its arguments."""
     program, called = tmp_path / "caffeinate", tmp_path / "called"
     program.write_text(STAND_IN)
     program.chmod(0o755)
@@ -62,7 +62,7 @@ Children = Callable[[], list[psutil.Process]]
 
 @pytest.fixture(name="children")
 def the_new_children() -> Children:
-    """Those that this test started: told by their ids, as what they run is not known until they run it."""
+    """Function that lists this test's children: all new ones, because their command is unknown before their exec."""
     before = set(psutil.Process().children())
     return lambda: [child for child in psutil.Process().children() if child not in before]
 

@@ -1,5 +1,5 @@
 """From the picker to a faster reply, over HTTP, with the embedded models and a real worker: choose, measure, apply,
-chat, see acceptance, and find it again after a restart."""
+chat, see acceptance, and find the choice again after a restart."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ KEY = "sk-of-this-test"
 
 @contextlib.contextmanager
 def serving(home: Path) -> Iterator[httpx.Client]:
-    """`paceline serve` with its state in `home`, and a client that may do everything."""
+    """Run `paceline serve` with its state in `home`; yield a client with all rights."""
     port = free_port()
     environment = os.environ | {
         "PACELINE_PORT": str(port),
@@ -51,7 +51,7 @@ def call(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
 
 
 def measured(client: httpx.Client) -> dict[str, Any]:
-    """Measure for a moment, follow it as a page does, and read the result."""
+    """Run a short measurement, follow it as a page does, and return its result."""
     wish = {"model": MODEL, "drafts": ["demo-draft"], "minutes": 0.02, "rounds": 1, "several": False}
     assert call(client, "POST", "/admin/api/measurements", wish)["active"]["model_id"] == MODEL
     with client.stream("GET", "/admin/api/live?topics=measuring") as events:

@@ -1,4 +1,4 @@
-"""An encoder behind the real server: what it answers, what it refuses, and what lists say of it."""
+"""An encoder in the real server: its answers, its refusals, and its entries in lists."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def openai_client(served: Server) -> openai.OpenAI:
 
 
 def truth(kind: str, text: str, pooling: str) -> np.ndarray[Any, Any]:
-    """What plain numpy makes of a text between the tokens that frame it."""
+    """Return the embedding that plain numpy computes for a text and the special tokens around it."""
     tokenizer = tokenizer_of(kind)
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -58,7 +58,7 @@ class Broken(RequestHistory):
 
 
 class Slow(Broken):
-    """A history whose writing begins and waits."""
+    """A history whose writes wait until `goes_on` is set."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ def test_models_are_listed_shown_loaded_and_let_go(client: ollama.Client) -> Non
     assert client.generate(model="demo-hybrid", prompt="", keep_alive=0).done_reason == "unload"
     assert client.generate(model="demo-hybrid", prompt="one two", keep_alive=0, options=COLD).response
     while "demo-hybrid" in [model.model for model in client.ps().models]:
-        pass  # about a second later it is let go
+        pass  # it is unloaded about a second later
     with pytest.raises(ollama.ResponseError) as missing:
         client.chat(model="nothing", messages=[{"role": "user", "content": "x"}])
     assert missing.value.status_code == 404

@@ -1,4 +1,4 @@
-"""The pace: tokens by the second, the present speed, and what of the drafts stayed."""
+"""The pace: tokens by second, the current token rate, and the share of drafted tokens accepted."""
 
 from app.core.messages import Delta, Heartbeat
 from app.serving.metrics import SMOOTHED_SECONDS, Pace

@@ -1,4 +1,4 @@
-"""A real published language model in the product: beside a busy one it loads and answers, and it drafts exactly."""
+"""A real published language model: it loads and answers beside a busy model, and drafting does not change its text."""
 
 import os
 import threading

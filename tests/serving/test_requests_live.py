@@ -1,4 +1,4 @@
-"""Requests of a real server with the embedded demo model: on the way, in the history, in the log, and not as text."""
+"""Requests to a real server with the demo model: running, in the history and in the log, but never their text."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo(home: Path) -> Iterator[Server]:
-    """Only the embedded models, and a key that everything asks for."""
+    """Server with only the embedded models and a required key."""
     environment = os.environ | {
         "PACELINE_PORT": str(free_port()),
         "PACELINE_HOME": str(home),
@@ -102,7 +102,7 @@ def test_a_cancelled_request_has_the_same_figures_on_its_page_in_the_list_and_in
         lines = ask(demo, f"logs?text={name}")["lines"]
     logged = dict(part.split("=", 1) for part in lines[0]["text"].split() if "=" in part)
     figures: dict[str, Any] = {}
-    while not figures or figures["speculation"]["decision"] is None:  # the worker tells it a moment later
+    while not figures or figures["speculation"]["decision"] is None:  # the worker reports it a moment later
         entry = ask(demo, f"requests/{name}")["request"]
         figures = entry["figures"]
     assert (logged["finish"], entry["outcome"]) == ("cancelled", "cancelled")

@@ -1,4 +1,4 @@
-"""Documents in the order of the probability of `yes` against `no`, as a model's own layers put it out."""
+"""Documents ordered by the probability of `yes` against `no`, equal to the output of the model's own layers."""
 
 import shutil
 from pathlib import Path
@@ -27,8 +27,8 @@ SAID = (
 
 @pytest.fixture(scope="module")
 def judge(model_folder: Path) -> Any:
-    """A tiny model with the real tokenizer, all of whose words weigh nothing but `yes`, `no`, and the end of its turn,
-    which it would say itself."""
+    """A tiny model with a real tokenizer. Its logits are zero except for `yes`, `no` and the end of turn, which is the
+    likeliest token."""
     shutil.copytree(model_folder / "attention", model_folder / ONLY_NAMED)
     folder = write_tiny_model(model_folder / NAME, "qwen3", vocabulary_size=151_936)
     for file in tokenizer_folder("qwen3").iterdir():
@@ -37,7 +37,7 @@ def judge(model_folder: Path) -> Any:
     tokenizer: Any = load(str(folder))[1]
     words = [tokenizer.encode(word, add_special_tokens=False) for word in ("yes", "no")]
     assert [len(word) for word in words] == [1, 1]
-    weights["model.embed_tokens.weight"][:, 0] = 4.0  # the residual stream is above 0 there, whatever is read
+    weights["model.embed_tokens.weight"][:, 0] = 4.0  # the residual stream is above 0 there for any input
     weights["model.norm.weight"] = mx.ones_like(weights["model.norm.weight"])
     weights["lm_head.weight"] = mx.zeros_like(weights["lm_head.weight"])
     for [word], weight in zip((*words, [tokenizer.eos_token_id]), (1.5, 1.0, 3.0), strict=True):

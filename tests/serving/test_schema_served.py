@@ -1,4 +1,4 @@
-"""The OpenAPI document holds for models that answer themselves, with drafts: schemathesis against the real server."""
+"""The OpenAPI document holds for real answers of a model with a drafter: schemathesis against the real server."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.serving.conftest import running
 from tests.tiny import write_tiny_model
 
 CONTEXT_TOKENS = 512
-"""Context of the models: a request without a limit of its own writes until its end, and there are thousands."""
+"""Context of the models in tokens; short, as thousands of requests set no limit and generate until it is full."""
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""What a user gets from one server: exact text, speculation that stops and resumes, and a crash that heals."""
+"""One server as its user sees it: exact text, speculation that stops and resumes, and recovery from a crash."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_text_with_any_method(server: Server, model
 
 
 def stream(server: Server, speaking: threading.Event, **changes: Any) -> tuple[str, dict[str, Any]]:
-    """The text and the `speculation` of a streamed answer; `speaking` is set as soon as some text came."""
+    """Stream an answer; return its text and its `speculation`. Set `speaking` as soon as some text has come."""
     body = {"model": "attention", "prompt": PROMPT, "stream": True} | changes
     text, speculation = "", {}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
@@ -125,18 +125,18 @@ def test_an_unknown_draft_is_refused_by_name(server: Server) -> None:
 
 
 class Calm:
-    """A clock that stands still while a process, or this one, waits for a processor that others have."""
+    """A clock that leaves out the time that the server and this process wait for a CPU in use by others."""
 
     def __init__(self, process_id: int) -> None:
         self._processes = (process_id, os.getpid())
 
     def __call__(self, *more: int) -> float:
-        """Seconds; `more` are processes that began after it."""
+        """Return the time in seconds; `more` are ids of processes that started after the clock."""
         return time.monotonic() - sum(waited(process_id) for process_id in (*self._processes, *more))
 
 
 def waited(process_id: int) -> float:
-    """Seconds that the threads of a process could have run and did not, where the system tells."""
+    """Return the seconds that a process's threads were ready but not running; 0 where the system does not report it."""
     files = Path(f"/proc/{process_id}/task").glob("*/schedstat")
     return sum(int(file.read_text().split()[1]) for file in files) / 1e9
 

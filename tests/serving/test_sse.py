@@ -1,4 +1,4 @@
-"""Frames that a reader may leave and find again."""
+"""Frames of a stream that a reader may leave and read again."""
 
 from collections.abc import AsyncGenerator
 

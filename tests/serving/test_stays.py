@@ -1,4 +1,4 @@
-"""How long models stay in memory by the word of requests, over the life of a worker."""
+"""Times that models stay in memory as requests ask for them; a new worker keeps them."""
 
 import httpx2 as httpx
 
@@ -6,7 +6,7 @@ from tests.serving.conftest import Server
 
 
 def seconds_left(server: Server, model: str) -> float | None:
-    """Seconds that a model stays, as the server says; None for one that is not ready in memory."""
+    """Return the seconds that a model still stays in memory, as the server reports; None if it is not ready there."""
     models = httpx.get(f"{server.url}/api/status", timeout=60).json()["models"]
     return next((entry["seconds_left"] for entry in models if entry["id"] == model and entry["state"] == "ready"), None)
 
@@ -40,5 +40,5 @@ def test_the_last_request_decides(server: Server) -> None:
         complete(server, "attention", "10m")
     complete(server, "hybrid", 0)
     while seconds_left(server, "hybrid") is not None:
-        pass  # its time is over at the next look at idle models
+        pass  # it is unloaded at the next check of idle models
     assert 500 < (seconds_left(server, "attention") or 0) <= 600

@@ -1,4 +1,4 @@
-"""What a model reads: tokens, text and the prompt of a chat, in the words of llama.cpp and vLLM."""
+"""The input of a model: tokens, text and the prompt of a chat, through the endpoints of llama.cpp and vLLM."""
 
 from typing import Any
 

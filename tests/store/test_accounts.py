@@ -1,4 +1,4 @@
-"""The account, its sessions and its keys, in a real file: what is stored opens nothing, what has ended stays ended."""
+"""The account, its sessions and its keys, in a real file: stored values open nothing, what has ended stays ended."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from app.store.tables import AccountRow
 FAST = PasswordHasher(1, 8, 1)
 PASSWORD, OTHER = "correct horse battery", "staple staple staple"
 SCRYPT_HASH = "scrypt$2$1$1$AAAAAAAAAAAAAAAAAAAAAA==$yt97JvvKZhbS8uSi7C5+7MnP1Wx0IqvrRd/oWuvofcY="
-"""Of `PASSWORD`, as Paceline made it before argon2."""
+"""Hash of `PASSWORD`, as Paceline made it before it used argon2."""
 DAY_SECONDS = 86_400.0
 
 
@@ -212,7 +212,7 @@ def test_one_or_all_browsers_are_signed_out(accounts: Accounts) -> None:
 
 
 class FailingOnce(Store):
-    """A store that takes one change, and no further one."""
+    """A store that accepts one change and fails from then on."""
 
     changes = 0
 

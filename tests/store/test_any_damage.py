@@ -1,4 +1,4 @@
-"""Whatever bytes lie in a store, the server opens: closed, with an unusable file aside, and every page answers."""
+"""With any bytes in its store the server starts, requires keys, sets an unusable file aside, and serves every page."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ PAGES = (
     "/admin/api/downloads",
     "/v1/models",
 )
-"""What reads rows of any table."""
+"""Paths of pages and API routes that together read rows of every table."""
 CALL = {"id": "c1", "name": "look", "arguments": "{}"}
 FIGURES: dict[str, Any] = {
     "usage": {"prompt_tokens": 3, "completion_tokens": 5, "cached_tokens": 0},
@@ -66,7 +66,7 @@ Damaging = Callable[[Path], None]
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A closed file with rows in every table, of a server that asks for keys."""
+    """Return a closed file with rows in every table, from a server that requires keys."""
     path = tmp_path_factory.mktemp("sound") / FILE_NAME
     store = Store(path, lambda: 1_000_000.0)
     accounts, kept = Accounts(store, hasher=PasswordHasher(1, 8, 1)), StoredSettings(store)
@@ -92,7 +92,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_start(content: bytes, damage: Damaging = lambda _path: None, *, may_be_open: bool = False) -> bool:
-    """Start on a damaged copy as `serve` does; whether it was set aside. `may_be_open`: keys need not be asked for."""
+    """Start on a damaged copy as `serve` does; return whether it was set aside. `may_be_open`: it may need no key."""
     with TemporaryDirectory() as name:
         path = Path(name) / FILE_NAME
         path.write_bytes(content)
@@ -125,7 +125,7 @@ async def _check_pages(app: Any) -> None:
 
 
 def set_value(path: Path, table: str, column: str, value: Any) -> bool:
-    """Put a value into one row of a table; whether the table takes it."""
+    """Put a value into one row of a table; return whether the table accepts it."""
     with closing(sqlite3.connect(path)) as file, suppress(sqlite3.IntegrityError):
         which = "name = 'require_key'" if (table, column) == ("setting", "value") else "true"
         where = f'SELECT min(rowid) FROM "{table}" WHERE {which}'  # noqa: S608
@@ -156,7 +156,7 @@ TEXTS = st.one_of(
 
 
 def spoilt(draw: st.DrawFn, value: Any) -> Any:
-    """A value in the place of one that was there: anything, or the same with a changed, lost or added byte."""
+    """Draw a value that replaces a stored one: anything, or the stored text with bytes changed, lost or added."""
     content = value.encode() if isinstance(value, str) else b""
     if not content or draw(st.booleans()):
         return draw(st.one_of(NUMBERS, TEXTS, st.binary(max_size=40), st.none()))
@@ -181,7 +181,7 @@ def test_a_store_with_any_value_in_any_column_opens_closed(sound: Path, examples
 
         def damage(path: Path) -> None:
             set_value(path, *column, value)
-            if as_text and isinstance(value, bytes):  # a text that is no UTF-8
+            if as_text and isinstance(value, bytes):  # a text that is not valid UTF-8
                 with closing(sqlite3.connect(path)) as file, suppress(sqlite3.IntegrityError):
                     file.execute(f'UPDATE "{column[0]}" SET "{column[1]}" = CAST("{column[1]}" AS TEXT)')  # noqa: S608
                     file.commit()

@@ -21,7 +21,7 @@ from app.store.tables import ConversationRow, MessageRow
 NUMBER = 7
 
 
-def Turn(  # noqa: N802 - as a value
+def Turn(  # noqa: N802 - used like a class
     id: str,  # noqa: A002
     parent: str,
     role: Any,
@@ -72,7 +72,7 @@ def contents(conversations: Conversations, number: int = NUMBER) -> dict[str, st
 
 
 def begun(conversations: Conversations, *turns: MessageRow, number: int = NUMBER, title: str = "x") -> int:
-    """A conversation with these turns; the answer is its version."""
+    """Store a conversation with these turns; return its version."""
     heading = conversations.add(number, 0, turns, ConversationHeader(title, "", {}))
     assert heading is not None
     return heading.version
@@ -279,7 +279,7 @@ def test_conversations_of_an_earlier_paceline_become_lines_and_go_on(tmp_path: P
     with closing(sqlite3.connect(path)) as file:
         file.executescript(LINES)
     store = Store(path)
-    assert "has a new form" in store.start()
+    assert "was migrated to a new format" in store.start()
     conversations = Conversations(store)
     old, turns = stored(conversations, 5)
     assert [(turn.turn, turn.parent, turn.content) for turn in turns] == [

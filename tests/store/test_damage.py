@@ -1,6 +1,6 @@
-"""A database with a broken page or a missing end is used as it was, or set aside: never taken for an open, empty one.
+"""A damaged database is either intact after all or set aside; it is never used as an empty one that needs no key.
 
-What protects the server in these tests: a password, a key, a revoked key, and the setting `require_key`.
+In these tests a password, a key, a revoked key, and the setting `require_key` protect the server.
 """
 
 import random
@@ -30,7 +30,7 @@ Protection = tuple[dict[str, object], dict[str, ModelSettings], bool, list[str]]
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with everything in it, closed."""
+    """Return a closed file with everything in it."""
     path = tmp_path_factory.mktemp("sound") / FILE_NAME
     store = Store(path)
     fill(store)
@@ -55,7 +55,7 @@ def fill(store: Store) -> None:
 
 
 def protection(store: Store) -> Protection:
-    """What must not change unnoticed."""
+    """Return the values that must not change unnoticed."""
     kept, accounts = StoredSettings(store), Accounts(store, hasher=FAST)
     return (
         kept.settings(),
@@ -69,7 +69,7 @@ INTACT: Protection = (SETTINGS, MODELS, True, ["laptop"])
 
 
 def check_start(folder: Path, how: str) -> bool:
-    """Start on what lies in `folder`; whether it was set aside. Fails for anything but intact or locked down."""
+    """Start on the file in `folder`; return whether it was set aside. The store must be intact or locked down."""
     path = folder / FILE_NAME
     before = path.read_bytes() if path.exists() else b""
     store = Store(path)
@@ -142,7 +142,7 @@ def test_a_journal_without_its_database_is_damage(sound: Path, tmp_path: Path) -
 
 
 def test_a_journal_with_a_flipped_byte_loses_nothing_that_protects(tmp_path: Path) -> None:
-    """SQLite drops the end of a damaged journal without a word: so what protects is never in it alone."""
+    """SQLite silently drops the end of a damaged journal, so protecting values are never in the journal alone."""
     live = Store(tmp_path / "live" / FILE_NAME)
     fill(live)
     wal = live.path.with_name(f"{FILE_NAME}-wal")

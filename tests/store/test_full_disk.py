@@ -1,6 +1,6 @@
-"""A disk without room: what protects somebody is still written, into room kept for it; the rest is refused in words.
+"""A full disk: changes that protect access are still written, into reserved space; others are refused in words.
 
-SQLite itself says that the file is full here, at the size it has.
+Here SQLite itself reports the disk as full, because it may not let the file grow.
 """
 
 import os
@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def accounts(store: Store) -> Accounts:
-    """With keys and sessions whose rows fill some pages."""
+    """Return accounts with enough keys and sessions to fill some pages."""
     accounts = Accounts(store, hasher=PasswordHasher(1, 8, 1))
     accounts.set_up(PASSWORD)
     for number in range(20):

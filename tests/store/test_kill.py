@@ -18,9 +18,9 @@ from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 
 LONGEST_SECONDS = 0.012
-"""About the time of the changes between two numbers."""
+"""Longest delay of a kill, in seconds: about the time of the changes between two numbers."""
 EARLY = 5
-"""Every so many children are killed while they open the file."""
+"""Interval, in kills, of early ones: they do not wait for the child's first number and may hit it opening the file."""
 WRITER = """
 import os, sys
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_kills_lose_nothing_that_was_said_to_be_kept(tmp_path: Path, kills: int)
 
 
 def read_until_killed(lines: IO[bytes], seconds: float, *, wait_for_number: bool) -> list[int]:
-    """The numbers that a child says it has kept until it is killed, `seconds` after it began or said the first."""
+    """Kill a child `seconds` after it began or printed its first number; return the numbers that it printed."""
     child = int(lines.readline().split()[1])
     text = lines.readline() if wait_for_number else b""
     deadline = time.monotonic() + seconds
@@ -86,7 +86,7 @@ def read_until_killed(lines: IO[bytes], seconds: float, *, wait_for_number: bool
 
 
 def check(path: Path, reported: int, *, most_keys: int) -> int:
-    """What a new process finds: a sound file with whole values, none older than what was told. The newest number."""
+    """Check that a new store finds whole values, none older than reported; return the newest number."""
     store = Store(path)
     assert store.start() == "", "never damaged"
     kept = StoredSettings(store)

@@ -1,4 +1,4 @@
-"""An older file is copied and brought forward, a newer one is left alone; the migrations make what the code uses."""
+"""An older file is backed up and migrated, a newer one is left alone; migrations make the tables of the code."""
 
 import json
 import os
@@ -32,7 +32,7 @@ INSERT INTO model_choice VALUES
     ('none', '[]', '["ngram"]', NULL, NULL, 'rejection', 2, 4, 'a person', 6.0);
 INSERT INTO benchmark VALUES (1, 'big', 3.0, '{"mlx": "1"}', '{}', '{"rate": 20}');
 """
-"""What `create_all` made before there were migrations, with something in it."""
+"""Schema that `create_all` made before there were migrations, with some rows."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What is kept outlives the process, stays private, and what is wrong with the file is told."""
+"""Stored values outlive the process and stay private, and problems with the file are reported."""
 
 import os
 import stat
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def kept(path: Path) -> StoredSettings:
-    """As a new process sees it."""
+    """Return the stored settings as a new process sees them."""
     return StoredSettings(Store(path))
 
 
@@ -38,7 +38,7 @@ def test_what_is_set_for_a_model_is_kept_between_starts(path: Path) -> None:
 
 def test_a_process_that_never_lets_go_of_the_file_is_not_waited_for_without_end(path: Path) -> None:
     with exclusive(path):
-        with pytest.raises(StoreUnavailable, match="another process"), exclusive(path, wait_seconds=0.0):
+        with pytest.raises(StoreUnavailable, match="another Paceline process"), exclusive(path, wait_seconds=0.0):
             pass
         assert kept(path).settings() == {}, "nothing is there to be opened"
     kept(path).change_settings({"theme": "dark"}, source="a person")

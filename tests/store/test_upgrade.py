@@ -1,4 +1,4 @@
-"""A store that an earlier Paceline wrote, at the commit of its name, keeps everything when it is opened today."""
+"""A store that Paceline wrote at the commit in its file name keeps everything when it is opened today."""
 
 import os
 import shutil

@@ -65,7 +65,7 @@ def test_streams_loads_and_snapshot() -> None:
 
 
 def stay_of(model_id: str, stay: Stay) -> Callable[[object], bool]:
-    """Whether an event says that a model stays so long."""
+    """Return a condition: the event is a heartbeat that reports this stay for the model."""
 
     def says(event: object) -> bool:
         models = event.snapshot.models if isinstance(event, Heartbeat) and event.snapshot else ()
@@ -156,7 +156,7 @@ def test_the_unit_of_a_model_is_the_one_in_use_or_else_the_one_last_asked_for() 
 
 
 async def loaded_after(client: WorkerClient, text: str, wanted: set[str]) -> list[str]:
-    """Let the worker end with `text`; the models that the next one loaded, once it has the wanted ones."""
+    """End the worker with `text`; return the models that the next worker loads, in order, until it has `wanted`."""
     seen: list[str] = []
     unsubscribe = client.subscribe(lambda event: seen.append(event.model_id), ModelLoaded)
     with pytest.raises(WorkerGone):

@@ -1,4 +1,4 @@
-"""What a worker writes to its stderr reaches the log, its last words too, whatever it looks like."""
+"""Output that a worker writes to stderr reaches the log, last words included, whatever its bytes."""
 
 import contextlib
 import os

@@ -21,7 +21,7 @@ IMPATIENT = dataclasses.replace(QUICK, silence_seconds=3.0)
 
 
 async def failure_of(client: WorkerClient, text: str, *, request_id: str = "r", model_id: str = "m") -> PacelineError:
-    """The error that a request ends with."""
+    """Return the error that ends a request."""
     with pytest.raises(WorkerGone) as caught:
         await collect(client, ask(text, request_id=request_id, model_id=model_id))
     return caught.value
@@ -170,7 +170,7 @@ def test_after_many_crashes_clients_hear_the_true_wait_and_a_request_shortens_it
             assert await client.wait_ready(DEADLINE_SECONDS)
             assert (await failure_of(client, "abort")).retry_after_seconds in range(
                 1, 4
-            )  # the first restart is at once
+            )  # the first restart is immediate
             assert await client.wait_ready(DEADLINE_SECONDS)
             watch = Stopwatch()
             error = await failure_of(client, "abort")
@@ -201,7 +201,7 @@ def test_a_worker_that_is_never_ready_is_replaced() -> None:
     async def scenario() -> None:
         timing = Timing(start_seconds=0.3, poll_seconds=0.05, abort_seconds=0.1, stop_seconds=0.3)
         async with serving("--never-ready", timing=timing, ready_seconds=0.1) as client:
-            while client.restarts == 0:  # whoever asks meanwhile delays nothing
+            while client.restarts == 0:  # clients that wait do not delay it
                 assert not await client.wait_ready(0.01)
             assert "did not become ready" in str(client.last_exit)
 

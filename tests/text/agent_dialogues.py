@@ -1,6 +1,6 @@
-"""Conversations as agents send them, at random: systems anywhere, calls of all kinds, results that fit and that do not.
+"""Random conversations as agents send them: system messages anywhere, all kinds of calls, matching and stray results.
 
-Each text, and each readable argument, holds a word of its own, by which it is found again in a prompt.
+Texts and readable arguments contain unique words, by which a test finds them in a prompt.
 """
 
 import json
@@ -66,7 +66,7 @@ TOOLS: tuple[Tools, ...] = (
 
 
 class _Writer:
-    """Writes one conversation; every draw is the strategy's."""
+    """Writes one conversation; Hypothesis draws every choice."""
 
     def __init__(self, draw: Any) -> None:
         self._draw = draw
@@ -126,7 +126,7 @@ class _Writer:
 
 @st.composite
 def agent_dialogues(draw: Any) -> tuple[list[Message], Tools]:
-    """Messages in the words of chat, and tools."""
+    """Draw messages in OpenAI's chat format, and tools."""
     writer = _Writer(draw)
     for _ in range(draw(st.integers(0, 2))):
         writer.say(writer.choose("system", "developer"))
@@ -136,13 +136,13 @@ def agent_dialogues(draw: Any) -> tuple[list[Message], Tools]:
 
 
 def word_in(text: str) -> str:
-    """The word of a text; none in one that has none."""
+    """Return the unique word of a text; empty if it has none."""
     place = text.find("zq")
     return text[place : text.find("word", place) + 4] if place >= 0 else ""
 
 
 def argument_words(message: Message) -> list[str]:
-    """The words of a message's calls whose arguments can be read."""
+    """Return the unique words of those calls of a message whose arguments are a JSON object."""
     words = []
     for call in message.get("tool_calls", ()):
         try:
@@ -154,7 +154,7 @@ def argument_words(message: Message) -> list[str]:
 
 
 def readable(message: Message) -> Message:
-    """The same with arguments that are objects."""
+    """Return the message with a JSON object as the arguments of each call; unreadable ones keep only their word."""
     if "tool_calls" not in message:
         return message
     calls = []

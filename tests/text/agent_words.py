@@ -1,4 +1,4 @@
-"""What the tests of repairs say, and the templates that they say it to."""
+"""Messages for the tests of repairs, and the names of the templates that these tests use."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def system(text: str, role: str = "system") -> Message:
 
 
 def called(*calls: tuple[str | None, str | None], **more: Any) -> Message:
-    """An assistant's calls, each by its id and its arguments."""
+    """Return an assistant message with calls, each given by its id and arguments; None leaves the field out."""
     listed = []
     for identifier, arguments in calls:
         function = {"name": "weather"} | ({} if arguments is None else {"arguments": arguments})
@@ -41,7 +41,7 @@ def once(identifier: str | None = "abcdefgh1", arguments: str | None = PARIS, **
 
 
 def in_order(text: str, *parts: str) -> bool:
-    """Whether all parts are there, each behind the one before."""
+    """Return whether the text contains all parts, each after the previous one."""
     place = 0
     for part in parts:
         start = text.find(part, place)

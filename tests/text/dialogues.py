@@ -35,7 +35,7 @@ def said(text: str) -> Message:
 
 
 def calls(*arguments: str, content: str | None = None, first: int = 0) -> Message:
-    """An assistant that calls the tool once for each of `arguments`."""
+    """Return an assistant message that calls the tool once for each of `arguments`."""
     listed = [
         {"id": f"call{first + index:05}", "type": "function", "function": {"name": "weather", "arguments": text}}
         for index, text in enumerate(arguments)
@@ -74,7 +74,7 @@ TURNS: tuple[list[Message], ...] = (
 
 
 def dialogues() -> list[tuple[list[Message], list[Message] | None]]:
-    """Messages and tools; those that call tools come with them, and the first turns both ways."""
+    """Return conversations, with tools if they contain calls; the first two of `TURNS` come with and without tools."""
     cases: list[tuple[list[Message], list[Message] | None]] = []
     for system in SYSTEMS:
         start = [] if system is None else [{"role": "system", "content": system}]
@@ -87,7 +87,7 @@ def dialogues() -> list[tuple[list[Message], list[Message] | None]]:
 
 
 def variants(messages: list[Message]) -> list[tuple[list[Message], tuple[str, ...]]]:
-    """What a client of transformers could pass for it, each with words that show a template misread it."""
+    """Return all forms in which a client of transformers could pass messages, each with strings of a misreading."""
     made = []
     for as_objects in (True, False):
         for null in (None, ""):

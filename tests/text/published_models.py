@@ -1,4 +1,4 @@
-"""Every published chat template as the text side of a model has it, without a tokenizer."""
+"""Every published chat template, used as the text side of a model uses it, but without a tokenizer."""
 
 import json
 from functools import cache
@@ -20,11 +20,11 @@ UNUSABLE = {
     "Kimi-K2-Instruct": "changes a list where there are calls, which the sandbox refuses, transformers' own too",
     "Kimi-K2-Thinking": "changes a list where there are calls, which the sandbox refuses, transformers' own too",
 }
-"""Templates that refuse conversations of any kind, and why."""
+"""Templates that refuse all conversations, or all with calls, by name, with the reason."""
 
 
 def _published() -> dict[str, str]:
-    """All templates by name: those of one package, and those inside the published tokenizers that are here."""
+    """Return all templates by name: those of llama-cpp-python, and those of the published tokenizers, if fetched."""
     templates = {name: path.read_text(encoding="utf-8") for name, path in chat_templates().items()}
     for package in TOKENIZERS:
         file = tokenizer_folder(package.name) / "tokenizer_config.json"
@@ -36,28 +36,28 @@ def _published() -> dict[str, str]:
 
 TEMPLATES = _published()
 OF_TOKENIZERS = [name for name in TEMPLATES if name.startswith("tokenizer ")]
-"""Templates inside the published tokenizers, which are fetched by npm."""
+"""Names of the templates inside the published tokenizers, which npm fetches."""
 
 
 @cache
 def template(name: str) -> Template:
-    """One of them, compiled once, with the dialect that its model has by it."""
+    """Return a published template, compiled once, with the dialect that is detected from it."""
     source = TEMPLATES[name]
     dialect = read_dialect(SimpleNamespace(chat_template=source, init_kwargs={}, get_vocab=dict))
     return Template(ChatTemplate(source).render, source, dialect)
 
 
 def rendering(name: str, messages: list[dict[str, Any]], tools: Any = None, **arguments: Any) -> Rendering:
-    """A conversation before one of them."""
+    """Return the rendering of a conversation by a published template."""
     conversation = Conversation(plain_messages(messages), tools or None)
     return Rendering(template(name), {**NAMES, "documents": None, **arguments}, conversation)
 
 
 def prompt(name: str, messages: list[dict[str, Any]], tools: Any = None, **arguments: Any) -> Rendered:
-    """The prompt of a conversation. Raises InvalidRequest."""
+    """Render the prompt of a conversation by a published template. Raises InvalidRequest."""
     return rendering(name, messages, tools, **arguments).prompt()
 
 
 def codes(rendered: Rendered) -> list[str]:
-    """The kinds of what its client is told."""
+    """Return the codes of the notices to the client."""
     return [notice.code for notice in rendered.notices]

@@ -1,4 +1,4 @@
-"""Whatever agents send has a prompt with every template, and each text stands in it or its client is told which not."""
+"""Any conversation of an agent has a prompt with every template, and a notice names each message that is left out."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from tests.text.agent_words import GEMMA2, HARMONY, LLAMA, MINIMAX, MISTRAL, QWE
 from tests.text.published_models import TEMPLATES, UNUSABLE, codes, prompt
 
 STRICT = (QWEN35, MISTRAL, HARMONY, LLAMA, GEMMA2, MINIMAX)
-"""Templates that want most of the repairs."""
+"""Templates that need most of the repairs."""
 EXAMPLES = [50, pytest.param(2000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
 BESIDE_CALLS = "it shows calls or what stands beside them; two turns would teach its model to stop before it calls"
 LEFT_OUT = {
@@ -42,11 +42,11 @@ LEFT_OUT = {
     "openai-gpt-oss-120b": ("assistant", "what stands beside calls is dropped once the model has answered"),
     "upstage-Solar-Open-100B": ("assistant", BESIDE_CALLS),
 }
-"""Templates that leave out texts, which the client is told: of which roles, and why no repair brings them back."""
+"""Templates that leave out texts, with the roles of these texts and the reason why no repair restores them."""
 
 
 def check(name: str, messages: Sequence[Message], tools: Tools) -> None:
-    """Every text, and every argument that can be read, is in the prompt or named by a notice, and not both."""
+    """Check that each message is either whole in the prompt or named by a notice of missing text, never both."""
     try:
         rendered = prompt(name, list(messages), tools)
     except InvalidRequest:
@@ -72,7 +72,7 @@ def test_any_conversation_has_a_prompt_with_every_template_and_no_text_is_lost_s
 
 
 def conversation_of(surface: str, body: dict[str, Any]) -> tuple[list[Message], Tools]:
-    """What the text side is asked for a body of one of the surfaces."""
+    """Return the messages and tools that the text side gets for a request body of one of the surfaces."""
     match surface:
         case "responses":
             response = validated(body, ResponsesBody)
@@ -97,7 +97,7 @@ def test_any_conversation_can_be_sent_in_the_words_of_every_surface(surface: str
         if surface in {"messages", "ollama"}:  # where arguments are objects
             turns = [readable(message) for message in turns]
             tools = None if tools and any("parameters" not in tool["function"] for tool in tools) else tools
-        turns = [*turns, {"role": "user", "content": "zq0word"}]  # two answers in a row at the end are refused
+        turns = [*turns, {"role": "user", "content": "zq0word"}]  # an input of only empty messages is refused
         body = BODIES[surface](turns, tools or [], 64) | {"model": "m"}
         messages, shown = conversation_of(surface, body)
         whole = "\0".join(str(message["content"]) for message in messages)

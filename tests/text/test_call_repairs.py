@@ -62,7 +62,7 @@ def test_results_of_kimi_name_the_call_that_its_template_shows(identifier: str |
     assert codes(rendered) == ([] if identifier == "functions.weather:0" else ["tool_call_ids_fitted"])
 
 
-# --- several calls at once (F02b) -----------------------------------------------------------------------------------
+# --- several calls in one message (F02b) ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [LLAMA, "meta-llama-Llama-3.1-8B-Instruct", HARMONY, "GigaChat3-10B-A1.8B"])

@@ -1,4 +1,4 @@
-"""An answer that was begun goes on where it ends: F13 of public bug reports."""
+"""A final assistant message is continued exactly where it ends: F13 of public bug reports."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from tests.text.published_models import TEMPLATES, codes, prompt, rendering
 
 @pytest.mark.parametrize("text", ["The answer is (", "The answer is: \n\n", "a", "```json\n{", "eot_id|>", " 你好 🙂 "])
 def test_an_answer_that_was_begun_is_continued_where_it_ends(text: str) -> None:
-    """With every template: nothing that ends a turn stands behind it, whatever the template trims."""
+    """Every usable template ends the prompt with the text and its trailing spaces, without an end-of-turn marker."""
     for name in TEMPLATES:
         if name == "fireworks-ai-llama-3-firefunction-v2":
             continue
@@ -48,7 +48,7 @@ def test_thoughts_of_an_answer_that_is_continued_stand_before_it() -> None:
 
 def test_only_a_text_of_the_assistant_can_be_continued() -> None:
     for messages in ([user("Hi")], once()[:2]):
-        with pytest.raises(InvalidRequest, match="only a text of the assistant"):
+        with pytest.raises(InvalidRequest, match="only an assistant message"):
             rendering(QWEN35, messages, TOOLS).continued()
 
 

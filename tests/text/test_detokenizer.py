@@ -19,7 +19,7 @@ WORDS = st.lists(
 
 
 def split(tokens: Sequence[int], cuts: Sequence[int]) -> Iterator[Sequence[int]]:
-    """`tokens` in steps of the given lengths, the rest at once."""
+    """Yield `tokens` in steps of the given lengths, then the rest as one step."""
     start = 0
     for length in cuts:
         yield tokens[start : start + length]
@@ -28,7 +28,7 @@ def split(tokens: Sequence[int], cuts: Sequence[int]) -> Iterator[Sequence[int]]
 
 
 class StreamedText:
-    """A plain text told step by step, as a choice does it."""
+    """A plain text, streamed step by step like one choice of an answer."""
 
     def __init__(self, model: TextModel, stop: Sequence[str] = (), *, continued: bool = False) -> None:
         self._stream = model.table.open_stream(continued=continued)
@@ -123,7 +123,7 @@ def test_a_continued_prompt_keeps_its_leading_space(models: dict[str, TextModel]
 
 
 def cut_at(text: str, stop: Sequence[str]) -> tuple[str, bool]:
-    """The oracle: read letter by letter until one of the words is complete."""
+    """Return the text before the first complete stop string, and whether there is one: the oracle, letter by letter."""
     for end in range(1, len(text) + 1):
         starts = [text[:end].find(word) for word in stop if word and word in text[:end]]
         if starts:
@@ -157,7 +157,7 @@ def test_the_first_complete_stop_string_ends_the_text(
 
 @pytest.mark.parametrize("streams", [2_000, pytest.param(20_000, marks=pytest.mark.soak)])
 def test_thousands_of_streams_tell_their_text_up_to_its_stop_string(chat: TextModel, streams: int) -> None:
-    """Letters of every script and joined ones, in any steps, with stops that are in the text and such that are not."""
+    """Letters of many scripts, also joined ones, in random steps, with stop strings from the text and a random one."""
     chance = random.Random(16)
     letters = [*TRICKY, *"ﬃ\u0301\u202eעקאабвไทยकी🏳️\u200d🌈𝔘\U0001f9d1<|im_end|>"]
     for _ in range(streams):

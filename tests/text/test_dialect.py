@@ -1,4 +1,4 @@
-"""Reasoning and tool calls out of an answer: the same at every cut, in every family's syntax, nothing ever lost."""
+"""Reasoning, tool calls and text of an answer: the same at every cut, in every family's syntax, and nothing is lost."""
 
 import importlib
 import json
@@ -148,7 +148,7 @@ SYNTAX: list[tuple[Dialect, str, list[tuple[str, Any]]]] = [
 
 
 def split(dialect: Dialect, pieces: Sequence[str], **options: Any) -> dict[str, Any]:
-    """Everything that came of the pieces; deltas put together as a client does."""
+    """Return the text, reasoning and calls that the pieces yield, with the deltas joined as a client joins them."""
     options = {"tools": TOOLS} | options
     splitter, text, reasoning, calls = AnswerSplitter(dialect, **options), "", "", {}
     for index in range(len(pieces) + 1):
@@ -326,7 +326,7 @@ def test_a_text_without_marks_is_untouched_with_the_spans_of_its_drafts() -> Non
 
 
 class FakeTokenizer:
-    """As much of a tokenizer as is asked."""
+    """The parts of a tokenizer that the detection of dialects reads."""
 
     def __init__(self, template: str, *tokens: str) -> None:
         self.chat_template = template

@@ -1,4 +1,4 @@
-"""An answer that is held to a schema ends valid, or says why it could not, with the same text whoever drafts."""
+"""An answer constrained by a schema ends valid, or with an error that says why not; drafts never change its text."""
 
 import json
 import random
@@ -41,7 +41,7 @@ def vocabulary() -> Vocabulary:
 
 
 def constraint_for(schema: Any) -> AnswerConstraint:
-    """As a request with `response_format` is."""
+    """Return the constraint of a request that has the schema as its `response_format`."""
     grammar = answer_grammar(held_to(Grammar(kind="json_schema", text=json.dumps(schema))), NO_DIALECT)
     assert grammar is not None
     return constraint_for_grammar(grammar.text)
@@ -59,7 +59,7 @@ def constraint_for_grammar(grammar: str) -> AnswerConstraint:
 
 @dataclass
 class Walk:
-    """A target that draws any allowed token, by seed and position, with drafts or without."""
+    """A target model that draws from the allowed tokens by seed and position, with or without drafts."""
 
     constraint: AnswerConstraint
     seed: int
@@ -101,7 +101,7 @@ class Walk:
 
 
 def drafted(constraint: AnswerConstraint, seed: int, plain: Walk) -> Walk:
-    """The same with drafts that are right for a while, and go on where the plain walk failed."""
+    """Run a second walk; it drafts up to 5 tokens of the plain walk's output, and random tokens past its end."""
 
     def drafts(output: Sequence[int]) -> list[int]:
         chance = random.Random(seed + len(output))
@@ -179,7 +179,7 @@ DEAD_ENDS = {
 
 @pytest.mark.parametrize("kind", DEAD_ENDS)
 def test_an_answer_that_cannot_go_on_ends_in_an_error_and_never_with_half_an_object(kind: str) -> None:
-    """The schemas are given to llguidance as they are, which leads into the dead end."""
+    """The schemas go to llguidance without the rewriting of their patterns, so it runs into the dead end."""
     schema = DEAD_ENDS[kind]
     constraint = constraint_for_grammar(json.dumps({"grammars": [{"json_schema": with_guidance(schema)}]}))
     walks = [check(constraint, schema, seed) for seed in range(40)]
@@ -305,7 +305,7 @@ def hold(examples: int) -> None:
         grammar = answer_grammar(command, NO_DIALECT)
         assert grammar is not None
         if vocabulary().compile_grammar(grammar.text).matcher.is_error():
-            return  # it is refused, and why is told
+            return  # the request is refused with a reason
         assert check(constraint_for_grammar(grammar.text), schema, seed).failure == ""
 
     check_example()

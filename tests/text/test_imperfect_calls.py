@@ -1,6 +1,6 @@
-"""What models really write: calls that are not quite right, examples that are none, and what is cut off.
+"""Imperfect output of real models: calls with small faults, examples that are no calls, and truncated calls.
 
-Each test is named after what its user sees; the outputs are those of public bug reports and others of their kinds.
+Each test is named after what its user sees; the outputs come from public bug reports or are variants of them.
 """
 
 import json
@@ -42,7 +42,7 @@ PARIS_CODER = "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</
 
 
 class StreamedAnswer:
-    """All that an answer says; calls as a client puts them together."""
+    """A streamed answer as a client puts it together: text, reasoning and calls."""
 
     def __init__(self, dialect: Dialect, pieces: Sequence[str], **options: Any) -> None:
         self.splitter = AnswerSplitter(dialect, **{"tools": TOOLS} | options)
@@ -58,7 +58,7 @@ class StreamedAnswer:
 
     @property
     def calls(self) -> list[tuple[str, Any]]:
-        """The whole ones."""
+        """The complete calls, with their arguments parsed."""
         unfinished = self.splitter.unfinished_call
         return [(name, json.loads(text)) for index, (name, _, text) in self._calls.items() if index != unfinished]
 
@@ -73,7 +73,7 @@ class StreamedAnswer:
 
 
 def read(dialect: Dialect, written: str, **options: Any) -> StreamedAnswer:
-    """At once, letter by letter and in two at every place: the same."""
+    """Read an answer whole, letter by letter and cut in two at every third place; all must give the same."""
     whole = StreamedAnswer(dialect, [written], **options)
     for pieces in (list(written), *([written[:index], written[index:]] for index in range(0, len(written), 3))):
         other = StreamedAnswer(dialect, pieces, **options)
@@ -274,7 +274,7 @@ def test_a_call_of_gpt_oss_without_a_body_has_no_arguments() -> None:
     assert (cut.calls, cut.ids, cut.text) == ([], [], "")
 
 
-# --- one parameter of many ---------------------------------------------------------------------------------------
+# --- calls written parameter by parameter ------------------------------------------------------------------------
 
 
 def coder(name: str, **parameters: str) -> str:
@@ -345,7 +345,7 @@ def test_marks_inside_a_parameter_do_not_end_it(dialect: Dialect, write: Any, co
     assert (answer.calls, answer.text) == ([("write_file", {"code": code, "tags": []})], "")
 
 
-# --- calls that are not where they belong --------------------------------------------------------------------------
+# --- misplaced calls -----------------------------------------------------------------------------------------------
 
 
 UNMARKED = [
@@ -425,7 +425,7 @@ def test_a_call_at_the_end_of_reasoning_is_a_call(dialect: Dialect, call: str) -
     assert (closed.reasoning, closed.calls, closed.text) == (f"plan {call}", [], "Hello")
 
 
-# --- what nobody offered -------------------------------------------------------------------------------------------
+# --- tools that were not offered -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -497,7 +497,7 @@ def test_ids_fit_every_template_and_those_of_the_model_are_kept() -> None:
 
 
 def test_an_id_that_the_model_writes_again_is_told_as_another_one() -> None:
-    """Claude Code takes a second call of one id for one that was broken off, and gives up."""
+    """Claude Code takes a second call with the same id for an interrupted call, and gives up."""
     written = '[TOOL_CALLS]get_weather[CALL_ID]abc123DEF[ARGS]{"city": "Paris"}'
     first, second = read(MISTRAL, written + written).ids
     assert (first, second != first, len(second)) == ("abc123DEF", True, 9)
@@ -508,7 +508,7 @@ def test_an_id_that_the_model_writes_again_is_told_as_another_one() -> None:
     assert read(MISTRAL, listed, used_ids=call_ids([{"role": "user", "content": "Hi"}, *before])).ids != ["abc123DEF"]
 
 
-# --- what is cut off -----------------------------------------------------------------------------------------------
+# --- truncated calls -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", [PARIS_CALL, f"[TOOL_CALLS]get_weather[ARGS]{json.dumps(PARIS[1])}"])

@@ -1,4 +1,4 @@
-"""Every published chat template with every kind of conversation, held against transformers' own rendering."""
+"""Every published chat template with every kind of conversation, compared with transformers' own rendering."""
 
 import contextlib
 from typing import Any
@@ -38,11 +38,11 @@ LOSSES = dict.fromkeys(NO_TOOLS, IN_WORDS) | {
     "tokenizer gemma3": {"tools_in_words"},
     "upstage-Solar-Open-100B": {"thinking_renamed"},
 }
-"""What is repaired where a template would say less than what it is given, or name a call that is not there (Kimi)."""
+"""Repairs by template: without them its prompt would omit something, or refer to a call that is not there (Kimi)."""
 
 
 def expected(source: str, messages: list[dict[str, Any]], tools: Any) -> tuple[set[str], set[str]]:
-    """What transformers makes of the variants: the texts that read it right, and all texts."""
+    """Return the prompts that transformers makes of the variants: those without a misreading, and all of them."""
     right, every = set(), set()
     for variant, signs in variants(messages):
         with contextlib.suppress(Exception):
@@ -68,7 +68,7 @@ def test_the_published_tokenizers_bring_theirs() -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_published_template_renders_as_in_transformers_unless_that_loses_something(name: str) -> None:
-    """What transformers cannot render at all is repaired as well."""
+    """A conversation that transformers cannot render only has to get a prompt."""
     refused, differing, repairs = [], [], set()
     for number, (messages, tools) in enumerate(DIALOGUES):
         right, every = expected(TEMPLATES[name], messages, tools)

@@ -26,7 +26,7 @@ TOLD_OTHERWISE = {"tool_calls_in_words", "text_before_calls", "tool_calls_split"
 
 @pytest.fixture(scope="module", params=[package.name for package in TOKENIZERS])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
-    """A published tokenizer as a model folder; gpt-oss publishes its template in a file of its own."""
+    """A published tokenizer as a model folder; gpt-oss publishes its template in a separate file."""
     folder: Path = tmp_path_factory.mktemp(request.param)
     for file in tokenizer_folder(request.param).iterdir():
         (folder / file.name).symlink_to(file)
@@ -37,8 +37,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_prompt_tokens_are_those_of_apply_chat_template(model: TextModel) -> None:
-    """It cannot be asked about null content, of which it drops the key, nor about empty one beside calls, which it may
-    take for an answer without calls."""
+    """`apply_chat_template` is not asked about null content, because it drops the key, nor about empty content beside
+    calls, which a template may take for an answer without calls."""
     compared = 0
     shown = "weather" in model.tokenizer.apply_chat_template([user("Hi")], tools=TOOLS, tokenize=False)
     for (messages, tools), thinks in product(dialogues(), ({}, {"enable_thinking": True}, {"enable_thinking": False})):
@@ -47,7 +47,7 @@ def test_prompt_tokens_are_those_of_apply_chat_template(model: TextModel) -> Non
         ):
             continue
         rendered = [tokens for variant, _ in variants(messages) if (tokens := applied(model, variant, tools, thinks))]
-        # A template that shows no tools, or not all calls, is told of them in words; transformers drops them.
+        # Tools that a template does not show are left out: we would describe them in words, transformers drops them.
         tokens, _, notices = model.render_chat(messages, tools if shown else None, thinks)
         if rendered and not {notice.code for notice in notices} & TOLD_OTHERWISE:
             assert tokens in rendered
@@ -56,7 +56,7 @@ def test_prompt_tokens_are_those_of_apply_chat_template(model: TextModel) -> Non
 
 
 def applied(model: TextModel, messages: list[dict[str, Any]], tools: Any, thinks: dict[str, bool]) -> list[int] | None:
-    """What transformers makes of it, if it does."""
+    """Return the tokens of `apply_chat_template`; None if it raises."""
     options: Any = {"tools": tools, "add_generation_prompt": True, "return_dict": False} | thinks
     with contextlib.suppress(Exception):
         return list(model.tokenizer.apply_chat_template(messages, **options))
@@ -75,7 +75,7 @@ def test_text_comes_out_as_it_went_in_however_its_bytes_are_split(model: TextMod
 
 
 def test_the_server_takes_no_token_for_shorter_than_it_is(model: TextModel) -> None:
-    """It refuses by that what could not fit, and nothing else."""
+    """The server refuses prompts by this length before it tokenizes: too small a value would refuse some that fit."""
     folder = Path(model.tokenizer.name_or_path)
     longest = max(len(piece) for piece in model.table.pieces)
     assert longest <= Tokenizer(folder, TokenizerCache()).longest_bytes() <= 3 * longest

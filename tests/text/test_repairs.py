@@ -1,4 +1,4 @@
-"""What people see of the repairs, on the templates that need them: F02 to F25 of public bug reports, and their kin."""
+"""Repairs as users see them, on the templates that need them: F02 to F25 of public bug reports, and similar cases."""
 
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def test_a_conversation_of_nothing_but_a_system_message_has_a_prompt(name: str) 
     assert set(codes(rendered)) <= {"system_folded_into_user", "user_turn_added"}
 
 
-# --- thoughts (F19) ---------------------------------------------------------------------------------------------------
+# --- reasoning (F19) --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
@@ -137,7 +137,7 @@ def test_thoughts_beside_a_text_and_a_call_give_way_where_one_has_to() -> None:
     assert "thinking_left_out" in codes(rendered)
 
 
-# --- who speaks when (F20) ------------------------------------------------------------------------------------------
+# --- the order of roles (F20) ---------------------------------------------------------------------------------------
 
 ALTERNATING = [MISTRAL, NEMO, MINISTRAL, GEMMA2, GEMMA3]
 
@@ -246,7 +246,7 @@ def test_the_renderings_of_one_request_are_bounded() -> None:
 
 
 def test_to_look_for_every_text_takes_no_longer_the_more_of_them_there_are() -> None:
-    """A text that is not there is looked for in all of the prompt, though not for each of a thousand."""
+    """A missing text costs a search of the whole prompt, so at most `MAX_SEARCHES` texts are searched for like that."""
     messages = [{**user(f"text {number} " * 30), "hidden": True} for number in range(1500)]
     looked = 0
 

@@ -1,4 +1,4 @@
-"""What a template writes as history, given back as the model's output: the same calls and the same text.
+"""Calls and text that a template writes as history are read as the same when they are the model's output.
 
 Templates that lose information are named with what they lose.
 """
@@ -58,7 +58,7 @@ SHOWS_NO_CALLS = {
     "fireworks-ai-llama-3-firefunction-v2": "it wants a variable `functions`",
     "CohereForAI-c4ai-command-r-plus-tool_use": "it wants `additionalProperties` of every object",
 }
-"""Templates that a round trip cannot be made with, and why."""
+"""Templates that allow no round trip, with the reason."""
 LOSES_TEXT = {
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "the text beside calls is not written",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "the text beside calls is not written",
@@ -96,11 +96,11 @@ LOSES_VALUES: dict[str, Callable[[Any], bool]] = {
     "gemma4": lambda value: '<|"|>' in json.dumps(value, ensure_ascii=False).replace('\\"', '"'),
     "minimax_m3": lambda value: isinstance(value, dict | list | None) or "]<]minimax[>[" in str(value),
 }
-"""By form: strings are written without escapes between quotes or marks, and MiniMax-M3 writes no types."""
+"""Tests by form for values that cannot be read back: strings have no escapes, and MiniMax-M3 writes no types."""
 
 
 class Trip:
-    """A template, and what it writes of calls."""
+    """A template, and the calls as it writes them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -112,7 +112,7 @@ class Trip:
         self._user = user
 
     def loses(self, value: Any) -> bool:
-        """Whether the template writes it so that nobody can tell what it was."""
+        """Return whether the value cannot be recovered from what the template writes."""
         return is_lost(self.dialect, value)
 
     def _render(self, messages: list[dict[str, Any]], *, opens_answer: bool) -> str:
@@ -125,7 +125,7 @@ class Trip:
         )
 
     def output(self, calls: list[tuple[str, dict[str, Any]]], content: str) -> tuple[str, bool]:
-        """What the model would have written for it, and whether that begins inside its reasoning."""
+        """Return what a model with these calls would have written, and whether it begins inside its reasoning."""
         listed = [
             {
                 "id": f"abcdefgh{index}",
@@ -144,7 +144,7 @@ class Trip:
             text = text.removeprefix(self._before)
             head = self._prompt.removeprefix(self._before)
             head = head.partition(self.dialect.opening)[0] if self.dialect.opening else head
-            head = head.partition("Here are my reasoning steps")[0]  # Apriel's, which the history leaves out
+            head = head.partition("Here are my reasoning steps")[0]  # Apriel's, only in the prompt
             text = text.partition(head.strip())[2] if head.strip() else text
         return END_OF_TURN.split(text)[0], inside
 
@@ -153,7 +153,7 @@ class Trip:
 
 
 class FakeTokenizer:
-    """As much of a tokenizer as is asked: every mark of the template is a token."""
+    """The parts of a tokenizer that the detection of dialects reads; every mark of the template is a token."""
 
     def __init__(self, template: str) -> None:
         self.chat_template = template
@@ -183,7 +183,7 @@ def split(dialect: Dialect, pieces: list[str], *, inside: bool) -> tuple[str, li
 
 
 def marks() -> list[str]:
-    """The marks of all forms as they stand in text, and the like of JSON and Python."""
+    """Return the marks of all forms as they appear in text, and similar ones of JSON and Python."""
     words = [mark for form in FORMS.values() for mark in (form.start, form.end, form.closes, form.finishes, form.quote)]
     words = [word.replace("\\", "").replace("KEY", "code") for word in words if word]
     return [*dict.fromkeys(words), "<|call|>", "<|end|>", "<think>", "</think>", "```", '"}', "{", "], [", "', ", '")']
@@ -218,7 +218,7 @@ CONTENTS = some.sampled_from(["", "I look.", "Two <lines>\n\nof {text}"])
 
 
 def is_lost(dialect: Dialect, value: Any) -> bool:
-    """Whether the template writes it so that nobody can tell what it was."""
+    """Return whether the value cannot be recovered from what a template of the dialect writes."""
     if (lost := LOSES_VALUES.get(dialect.parser)) and lost(value):
         return True
     form = FORMS.get(dialect.parser)

@@ -180,12 +180,12 @@ def test_the_vocabulary_bounds_what_a_prompt_may_hold(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": tokenizer_size - 1}))
     model = TextModel.load(folder)
     assert model.vocabulary_size == tokenizer_size - 1
-    with pytest.raises(InvalidRequest, match="no place for"):
+    with pytest.raises(InvalidRequest, match="outside this model's vocabulary"):
         model.encode("<｜x｜>")
 
 
 class Failing:
-    """A tokenizer that breaks over one text."""
+    """A tokenizer that raises an error on one text."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""A wish about thinking in the words of published templates, and what is said where they have none (F18)."""
+"""Requests for thinking as published templates express them, and the notices where a template cannot (F18)."""
 
 from typing import Any
 

@@ -35,7 +35,7 @@ def byte_level() -> Tokenizer:
 
 
 def byte_fallback(*, strip: bool = True) -> Tokenizer:
-    """A SentencePiece model as transformers converts it; accents, Chinese and emoji fall back to bytes."""
+    """Return a SentencePiece model as transformers converts it; accents, Chinese and emoji fall back to bytes."""
     letters = sorted({letter for text in CORPUS for letter in text if letter.isascii() and letter != "\n"})
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
     pieces += [letter for letter in letters if letter != " "] + ["\u2581t", "he", "\u2581the"]
@@ -56,7 +56,7 @@ def byte_fallback(*, strip: bool = True) -> Tokenizer:
 
 
 def word_pieces() -> Tokenizer:
-    """Decoded by none of the byte rules: the window has to serve it."""
+    """Return a tokenizer whose tokens do not name their bytes: each is decoded as the text that it adds."""
     tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), *((piece, -1.0) for piece in _letters())], unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -69,7 +69,7 @@ def _letters() -> list[str]:
 
 
 def write_folder(folder: Path, tokenizer: Tokenizer, *, template: str | None = CHATML, **settings: Any) -> Path:
-    """A folder that `TextModel.load` reads; `settings` go to tokenizer_config.json."""
+    """Write a folder that `TextModel.load` reads; `settings` go to tokenizer_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     known = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}

@@ -1,4 +1,4 @@
-"""The advisory scan of the gate: it names packages, and neither a finding nor its absence ever fails anything."""
+"""The advisory scan of the gate: it names vulnerable packages, and never fails the gate."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ RECORDED = {
     ],
     "fixes": [],
 }
-"""pip-audit 2.10.1 on our own lock files, before a service that knows of one vulnerability."""
+"""Output of pip-audit 2.10.1 for our lock files, from a service that knows one vulnerability."""
 WARNING = (
     "WARNING: jinja2 3.1.6 has a known vulnerability, CVE-2025-27516 (repaired in 9.1.6; `make lock` takes it): "
     "Jinja2 vulnerable to sandbox breakout through attr filter"

@@ -1,4 +1,4 @@
-"""A Python that cannot run Paceline is named before anything is installed, with where to get another one."""
+"""A Python that cannot run Paceline is named before anything is installed, with advice on where to get another."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""A release: its notes out of the changelog, its Homebrew formula out of the lock, and the workflow that makes it; and
-the workflow that tries a Mac."""
+"""A release: its notes from the changelog, its Homebrew formula from the lock, and the workflow that publishes it; and
+the workflow that tests and measures on a Mac."""
 
 import re
 import subprocess
@@ -41,7 +41,7 @@ RICH = ("rich", "https://index.example/rich-15.0.0-py3-none-any.whl", "dd")
 
 
 def report(*packages: tuple[str, str, str]) -> dict[str, object]:
-    """What pip writes for `--report`, as far as a formula needs it."""
+    """Return the parts of pip's `--report` that a formula needs."""
     return {
         "version": "1",
         "install": [

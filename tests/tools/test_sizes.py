@@ -1,4 +1,4 @@
-"""The alarm on the sizes of packages: it counts what is there, and fails at a tenth more than the budget."""
+"""The check of package sizes: it counts lines, and fails if a package is over its budget by more than a tenth."""
 
 import pytest
 

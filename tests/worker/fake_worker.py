@@ -1,9 +1,9 @@
-"""A worker without a model: a real process that speaks the channel and does what the text of each request says.
+"""A worker without a model: a real process that speaks over the channel and does what the text of each request says.
 
-Run as `python -m tests.worker.fake_worker [--flag] --channel-fd N`. Texts: "words N", "forever", "silent", "kill",
-"abort", "kill idle" (at no model), "stop" (SIGSTOP), "exit N", "garbage", "fail NAME", "environment", "hold"
-(finishes when the worker drains). The load of a model "slow" never ends, that of "once" only where its path is unused.
-With `--lingers`, the process never ends after its drain.
+Run as `python -m tests.worker.fake_worker [--flag] --channel-fd N --note-fd M`. Texts: "words N", "forever", "silent",
+"kill", "abort", "kill idle" (no model in the crash note), "stop" (SIGSTOP), "exit N", "garbage", "fail NAME",
+"environment", "hold" (finishes when the worker drains). A load of the model "slow" never ends; one of "once" ends only
+if its path does not exist yet, and creates it. With `--lingers`, the process does not exit after its drain.
 """
 
 import argparse
@@ -45,7 +45,7 @@ BEAT_SECONDS = 0.05
 
 
 class FakeWorker:
-    """Obeys scripts; cancels and drains like the real one."""
+    """Obeys the texts of requests; cancels and drains like the real worker."""
 
     def __init__(self, end: socket.socket, options: argparse.Namespace) -> None:
         self.end = end

@@ -28,13 +28,13 @@ from app.worker.texts import Prompt, PromptFailure, PromptFuture
 from tests.loaded import loaded
 
 END = 0
-"""The stop token."""
+"""Id of the stop token."""
 WARM_COSTS = (StepCost("ngram", 1, 7, 0.25),)
-"""What a warm-up measures."""
+"""Costs that a fake warm-up measures."""
 
 
 class FakeEngine:
-    """Every row says `script` again and again; all drafts that are asked for are accepted."""
+    """Every row emits `script` again and again; all requested drafts are accepted."""
 
     def __init__(self, script: bytes = b"abcdefghij", *, rows: int = 4, context_tokens: int = 200) -> None:
         self.limits = EngineLimits(max_context_tokens=context_tokens, max_rows=rows, drafters=("ngram",))
@@ -43,14 +43,14 @@ class FakeEngine:
         self.rows: set[str] = set()
         self.fail_next = ""
         self.dead_end = ""
-        """Why the grammars of all rows let nothing follow."""
+        """Reason, reported for every row, why its grammar allows no further token."""
         self.steps = 0
         self.refusal: PacelineError | None = None
-        """Error with which the engine refuses prompts that hold a question mark."""
+        """Error with which the engine refuses prompts that contain a question mark."""
         self.is_lost = False
         """Whether reading prompts from disk raises."""
         self.on_disk: set[str] = set()
-        """Requests whose prompts are still read from disk."""
+        """Ids of requests whose prompts are still being read from disk."""
         self.reads = 0
         self.released: list[str] = []
 
@@ -95,7 +95,7 @@ class FakeEngine:
 
 
 class BreakableScheduler(Scheduler):
-    """The real one; methods named in `broken` raise."""
+    """The real scheduler, except that methods named in `broken` raise."""
 
     def __init__(
         self, limits: EngineLimits, *, queue_limit: int, clock: Clock, measured: Sequence[StepCost] = ()
@@ -135,7 +135,7 @@ class BreakableScheduler(Scheduler):
 
 
 class FakePool:
-    """Loads in three slices; a folder named "broken" fails, "refused" and "crash" are not even begun."""
+    """Loads in three slices. The folder "broken" fails to load; for "refused" and "crash", `acquire` itself raises."""
 
     def __init__(self, *, make_engine: Callable[[], FakeEngine] = FakeEngine) -> None:
         self.make_engine = make_engine
@@ -145,14 +145,14 @@ class FakePool:
         self.events: list[PoolEvent] = []
         self.kept = KeepModels()
         self.said: dict[str, Stay] = {}
-        """Last stay that a request or a load asked for, by model."""
+        """Stay requested by requests and loads, later ones taking precedence, by model."""
         self.used: list[ModelSpecification] = []
         self.evict_on_expire: set[str] = set()
         self.held = False
         self.cold: list[str] = []
-        """Models that are to be warmed up."""
+        """Ids of models that are still to be warmed up."""
         self.known_costs: Sequence[StepCost] = ()
-        """Costs that the last warm-up was given."""
+        """Costs passed to the last warm-up."""
         self.room_tokens = 10**9
         self.held_tokens = 0
         self.reserved: dict[str, int] = {}
@@ -273,11 +273,11 @@ class FakePool:
 
 
 TABLE = TokenTable(pieces=[bytes([byte]) for byte in range(256)], stop_token_ids=frozenset({END}), vocabulary_size=256)
-"""One byte a token."""
+"""Token table in which every token is one byte."""
 
 
 def fake_read(command: Generate) -> PromptFuture:
-    """At once, in this process. A folder that is gone is not read, nor what is no Latin-1."""
+    """Read a prompt immediately, in this process; fail if its folder is missing or its text is not Latin-1."""
     future: PromptFuture = Future()
     if not Path(command.model.path).is_dir():
         raise ModelUnavailable("no folder")

@@ -1,4 +1,4 @@
-"""What strangers could put into a model folder: templates that never end or fill memory, and tokenizers that do."""
+"""Hostile contents of model folders: templates and tokenizers that never end or fill memory."""
 
 import json
 import os
@@ -60,7 +60,7 @@ TOKENIZERS = ("exploding normalizers", "a named pipe", "two million entries", "a
 
 
 def write_hostile_template(folder: Path, name: str) -> Path:
-    """A folder that chats, but for the message "bomb"; jinja2 calculates some of `TEMPLATES` on any message."""
+    """Write a folder whose template explodes on the message "bomb"; some do so on any, when jinja2 compiles them."""
     write_folder(folder)
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text())
@@ -71,7 +71,7 @@ def write_hostile_template(folder: Path, name: str) -> Path:
 
 
 def write_hostile_tokenizer(folder: Path, kind: str) -> Path:
-    """A folder of `TOKENIZERS`."""
+    """Write a folder with one of the `TOKENIZERS`."""
     write_folder(folder)
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
@@ -92,7 +92,7 @@ def write_hostile_tokenizer(folder: Path, kind: str) -> Path:
 
 
 def write_folder(folder: Path) -> Path:
-    """A config and a byte tokenizer, no weights."""
+    """Write a folder with a config and a byte tokenizer, without weights."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 4096}))
     write_tiny_tokenizer(folder)

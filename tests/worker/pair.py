@@ -1,4 +1,4 @@
-"""TextThread and loop around the fakes, turned by hand in one thread."""
+"""The real text thread and loop around the fakes, turned by hand in one thread."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.worker.fakes import BreakableScheduler, FakeEngine, FakePool, fake_re
 
 
 class Pair:
-    """`say` a command, `settle`, and look at `events`; time stands still unless `now` is moved."""
+    """`say` a command, `settle`, and look at `events`. Time moves only with `settle`, or when a test changes `now`."""
 
     def __init__(self, folder: Path, *, make_engine: Callable[[], FakeEngine] = FakeEngine, **options: Any) -> None:
         save_costs = options.pop("save_costs", lambda _spec, _costs: None)
@@ -68,7 +68,7 @@ class Pair:
             self.text_thread.receive(command)
 
     def turn(self) -> bool:
-        """One round of each thread; False when the text_thread has finished."""
+        """Run one round of each thread; return False once the text thread has finished."""
         going = self.text_thread.turn(wait=False)
         self.loop.turn(wait=False)
         return going
@@ -78,7 +78,7 @@ class Pair:
             self.turn()
             self.now += 0.01
 
-    # --- what was told ----------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------------------
 
     def of(self, request_id: str) -> list[Event]:
         return [event for event in self.events if getattr(event, "id", None) == request_id]

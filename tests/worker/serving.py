@@ -1,4 +1,4 @@
-"""A client around the fake worker, for tests of the server's side."""
+"""A client of the fake worker, for tests of the server's side."""
 
 import asyncio
 import sys
@@ -37,7 +37,7 @@ async def collect(client: WorkerClient, command: Generate) -> list[StreamEvent]:
 
 
 async def until(client: WorkerClient, wanted: Callable[[Event], bool]) -> Event:
-    """The next event of the worker that is wanted."""
+    """Return the worker's next event that `wanted` accepts."""
     future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
 
     def on_event(event: Event) -> None:
@@ -66,7 +66,7 @@ async def serving(
 
 
 class Stopwatch:
-    """Seconds of the wall since it was made."""
+    """Wall-clock seconds since it was created."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()

@@ -1,4 +1,4 @@
-"""How an answer with reasoning and calls ends: stop strings, limits, cancels. Loop and scheduler are real."""
+"""Ends of answers with reasoning and calls: stop strings, limits, cancels. Loop and scheduler are real."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,7 +23,7 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "New\n\nYork"}}\n
 
 
 def reading(dialect: Dialect) -> Callable[[Generate], PromptFuture]:
-    """Prompts of a model that speaks so and whose prompt opens its reasoning."""
+    """Return a prompt reader for a model with this dialect, whose prompts end by opening the reasoning."""
 
     def read(command: Generate) -> PromptFuture:
         prompt = fake_read(command).result()
@@ -36,7 +36,7 @@ def reading(dialect: Dialect) -> Callable[[Generate], PromptFuture]:
 
 
 class StreamedAnswer:
-    """What a client is told of an answer that the model writes so."""
+    """The events that a client receives while the model writes `answer`."""
 
     def __init__(self, folder: Path, answer: str, dialect: Dialect = QWEN, **changes: Any) -> None:
         engine = FakeEngine(answer.encode() + bytes([END]), context_tokens=2000)

@@ -1,4 +1,4 @@
-"""A stream of the embedded model beside requests that cost too much: the real worker, its real text processes."""
+"""A stream of a demo model beside requests that cost too much, with the real worker and its real text processes."""
 
 import asyncio
 import contextlib
@@ -25,8 +25,8 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 @dataclass
 class Burst:
-    """Pieces that came at once, as they do when this process waited for a processor, and the seconds that the worker
-    and its text processes had computed by then: what a busy machine lets them wait is no part of those."""
+    """Deltas that arrived together, as they do after this process waited for a CPU, and the CPU seconds that the worker
+    and its text processes had used by then: these exclude the time for which a busy machine makes them wait."""
 
     worker: float
     texts: float
@@ -37,7 +37,7 @@ def burst_of(client: WorkerClient) -> Burst:
     worker = psutil.Process(client.process_id)
     while True:
         own = worker.cpu_times()
-        with contextlib.suppress(psutil.NoSuchProcess):  # one has just ended, and counts among the ended from now on
+        with contextlib.suppress(psutil.NoSuchProcess):  # a child just ended; the next try counts it as ended
             times = [child.cpu_times() for child in worker.children(recursive=True)]
             after = worker.cpu_times()
             if (own.children_user, own.children_system) == (after.children_user, after.children_system):
@@ -47,7 +47,7 @@ def burst_of(client: WorkerClient) -> Burst:
 
 @dataclass
 class Pauses:
-    """The longest for a piece, in seconds that the worker and its texts computed, and all that the texts did."""
+    """Maximum CPU seconds per delta of the `worker` and of its `texts` processes; `all_texts` is the sum for these."""
 
     worker: float
     texts: float
@@ -55,7 +55,7 @@ class Pauses:
 
 
 class Stream:
-    """Answers one after the other, and notes what was computed when pieces came."""
+    """Requests one answer after the other, and records the CPU time used by each burst of deltas."""
 
     def __init__(self, client: WorkerClient) -> None:
         self._client = client
@@ -84,14 +84,14 @@ class Stream:
         self._lasts = False
 
     async def bursts(self, count: int) -> None:
-        """Wait for so many."""
+        """Wait for `count` more bursts."""
         wanted = len(self._bursts) + count
         while len(self._bursts) < wanted:
             self._has_come.clear()
             await self._has_come.wait()
 
     async def pauses(self, during: Awaitable[object]) -> Pauses:
-        """Those while something is done."""
+        """Return the pauses between bursts until `during` is done."""
         begin = len(self._bursts) - 1
         await asyncio.wait({asyncio.ensure_future(during)})
         await self.bursts(1)
@@ -134,7 +134,7 @@ def test_a_stream_goes_on_beside(kind: str, tmp_path: Path) -> None:
 
 
 def requests(kind: str, folder: Path) -> list[tuple[Generate, type[PacelineError]]]:
-    """What is refused, and how."""
+    """Return requests that must be refused, each with the class of its error."""
     if kind == "long prompts":
         tools = [{"type": "function", "function": {"name": f"f{n}", "description": "x" * 60_000}} for n in range(128)]
         return [

@@ -1,4 +1,4 @@
-"""Who is in memory, as what, for how long: server and worker agree at each rest, whatever happened before.
+"""Models in memory, their units and stays: server and worker agree whenever at rest, whatever happened before.
 
 A real client over a real text thread, loop and pool in one thread; engines and weights are fakes, the clock is virtual.
 """
@@ -35,7 +35,7 @@ LIMITS = (None, None, -1.0, 0.0, 5.0, 40.0)
 
 
 def open_engine(world: World, unit: LoadedUnit) -> pool_world.FakeEngine:
-    """An engine that has bytes for the pool, and answers."""
+    """Return an engine that has bytes for the pool to count, and that answers requests."""
     world.open.append(unit.spec.id)
     engine, answers = pool_world.FakeEngine(world, unit.spec.id), FakeEngine()
     engine.limits = answers.limits
@@ -45,7 +45,7 @@ def open_engine(world: World, unit: LoadedUnit) -> pool_world.FakeEngine:
 
 
 class Worker:
-    """One worker: what it is told goes into its text thread, what it tells into `client`."""
+    """One worker: commands go into its text thread, its events go to `client`."""
 
     def __init__(self, world: World, client: "LinkedClient") -> None:
         self.pool = EnginePool(
@@ -83,16 +83,16 @@ class Worker:
 
 
 class LinkedClient(WorkerClient):
-    """The client of the server, linked to a `Worker` in its own thread."""
+    """The server's client, linked to a `Worker` in the same thread."""
 
     def link(self, worker: Worker | None) -> None:
-        self._child = worker  # type: ignore[assignment]  # as far as it is used
+        self._child = worker  # type: ignore[assignment]  # only `send` is used
         (self._ready.clear if worker is None else self._ready.set)()
 
 
 @dataclass
 class House:
-    """Server and worker, and what is asked of them."""
+    """A server and its worker, and the requests, loads and settings sent to them."""
 
     folder: Path
     chance: random.Random
@@ -117,7 +117,7 @@ class House:
         self.start()
 
     def unit(self, model_id: str) -> ModelSpecification:
-        """As most requests get it: what is in memory or on its way there; else one with a drafter or without."""
+        """Return the unit for a request: mostly the one in memory or loading, else a new one, maybe with a drafter."""
         path = self.folder / model_id
         path.mkdir(exist_ok=True)
         drafts = self.chance.choice(((), (DrafterSpecification("x", "/x"),)))
@@ -170,7 +170,7 @@ class House:
         self.world.now += 0.01
 
     async def rest(self) -> None:
-        """Until nothing is asked for and nothing changes, and a heartbeat later."""
+        """Run turns until nothing is pending, and one more a second later, for the next heartbeat."""
         quiet = 0
         while quiet < 3:
             await self.turn()
@@ -189,7 +189,7 @@ class House:
         self.streams.clear()
 
     def check(self) -> dict[str, LoadedModel]:
-        """Return what is in memory; server, worker and settings say the same of it."""
+        """Check that server, worker and settings agree about the models in memory; return these."""
         worker, held = self.worker, self.client.book.loaded()
         assert tuple(held.values()) == worker.pool.snapshot()
         assert sorted(held) == sorted(self.world.open)
@@ -213,7 +213,7 @@ async def live(folder: Path, seed: int) -> None:
         held = house.check()
         if not held:
             continue
-        # The last word wins, over whatever was said before, and over the life of the worker.
+        # The stay requested last wins over earlier ones, and survives the worker.
         model_id = house.chance.choice(sorted(held))
         word = Stay(idle_seconds=house.chance.choice((5.0, 40.0, -1.0)))
         house.chance.choice((house.ask, house.load))(held[model_id].unit, word)
@@ -227,7 +227,7 @@ async def live(folder: Path, seed: int) -> None:
         again = house.check()
         assert again[model_id].stay == said.stay
         assert again[model_id].unit == said.unit
-        # Time comes nearer, and is over at its end.
+        # The time left gets shorter, and the model leaves when it is over.
         before = again[model_id].seconds_left(house.world.now)
         house.world.now += 6.0
         await house.rest()

@@ -1,5 +1,5 @@
-"""A memory ceiling under more work than fits: real models, real pool, real scheduler. Nothing fails that fits alone,
-every text is that of the request alone, and the most that mlx ever held stays below the ceiling."""
+"""A memory ceiling under more work than fits: real models, real pool, real scheduler. No request fails that fits
+alone, every text is the one that its request gets alone, and mlx's peak memory is at most 3 % above the ceiling."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -26,17 +26,17 @@ CONTEXT_TOKENS = 700
 LONGEST_PROMPT_TOKENS, ANSWER_TOKENS = 500, (5, 60, 120, 120)
 SHARED_STARTS = 0.3
 TYPICAL_ANSWER_TOKENS = 12
-"""So short that most answers outgrow what was promised to them."""
+"""Expected length of an answer, in tokens: so short that most answers outgrow the memory promised to them."""
 FAMILIES = ("qwen3", "gemma3", "qwen3_next")
 QUICK_MIXES = (0, 2, 10)
-"""One of each family, of few tokens; in the second one rows give way."""
+"""Seeds of quick mixes: one per family, of few tokens; the second one preempts rows."""
 MIXES, MIXES_TOGETHER = 200, 10
-"""Mixes of a soak, in groups small enough to share two processors evenly."""
+"""Number of mixes in a soak, and in each of its tests, which are small enough to share two CPUs evenly."""
 
 
 @dataclass
 class RecordingTextThread:
-    """In the place of the text thread: what each request was told."""
+    """Stands in for the text thread; records the tokens, the end or the refusal of each request."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     ends: dict[str, TokenEvent] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class RecordingTextThread:
         self.refused_for[request_id] = error
 
     def in_memory(self, paths: frozenset[str]) -> None:
-        """No process rests."""
+        """Do nothing: there are no idle text processes to end."""
 
     def emitted(self, events: Sequence[TokenEvent], at: float) -> None:
         for event in events:
@@ -65,14 +65,14 @@ def open_scheduler(specification: ModelSpecification, engine: EnginePort, costs:
 
 @dataclass
 class Machine:
-    """One model under a ceiling, and the requests that arrive while others run: `late` steps before each."""
+    """One model under a ceiling. Requests arrive while others run; `late` yields the number of steps between two."""
 
     pool: EnginePool
     spec: ModelSpecification
     records: RecordingTextThread = field(default_factory=RecordingTextThread)
 
     def load(self) -> None:
-        """From its end on counts what is held."""
+        """Finish the load; peak memory counts from then on."""
         while self.pool.loading:
             self.pool.advance()
         mx.reset_peak_memory()
@@ -80,7 +80,7 @@ class Machine:
     def run(self, requests: Sequence[Request], late: Iterator[int]) -> None:
         served = ServedModel(
             open_scheduler=open_scheduler,
-            text_thread=self.records,  # type: ignore[arg-type]  # what it is told is all there is
+            text_thread=self.records,  # type: ignore[arg-type]  # it only records
             save_costs=lambda _spec, _costs: None,
             pool=self.pool,
             model_id=self.spec.id,
@@ -114,8 +114,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def some_requests(chance: random.Random, footprint: Footprint, bytes_together: int) -> list[Request]:
-    """Of every length, some with a seed, some greedy, some that begin as the one before; with rows of their own they
-    would take so many bytes."""
+    """Return requests of various lengths, some sampled, some greedy, some with the same start as the one before. With a
+    row for each, they would take `bytes_together` bytes or a little more."""
     requests: list[Request] = []
     while bytes_together > 0:
         lengths = chance.choice((8, 60, 60, 250, LONGEST_PROMPT_TOKENS)), chance.choice(ANSWER_TOKENS)
@@ -135,8 +135,8 @@ def some_requests(chance: random.Random, footprint: Footprint, bytes_together: i
 
 
 def check_mix(root: Path, seed: int, times_too_many: float) -> int:
-    """One mix of lengths and arrivals, of requests that need so many times the memory that there is for rows; the
-    answer is how often a row gave way."""
+    """Check one mix of lengths and arrivals, whose requests need `times_too_many` times the memory for rows; return the
+    number of preemptions."""
     chance = random.Random(seed)
     family = FAMILIES[seed % len(FAMILIES)]
     spec = ModelSpecification(

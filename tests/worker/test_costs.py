@@ -1,4 +1,4 @@
-"""Costs that outlive a load: what is kept, what is trusted, and that nothing broken ever matters."""
+"""Costs that outlive a load: which are stored, which are trusted, and that broken files do no harm."""
 
 import os
 import stat

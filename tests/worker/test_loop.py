@@ -367,7 +367,7 @@ def test_a_request_takes_its_model_away_after_its_answer_and_not_before(pair: Pa
     pair.settle()
     steps = pair.engine.steps
     pair.say(pair.ask("last", stay=Stay(idle_seconds=0.0)))
-    pair.now += 2  # the models are looked through while it waits
+    pair.now += 2  # models are checked for expiry while it waits
     pair.settle(5)
     assert pair.engine.steps > steps, "the same engine"
     pair.settle()
@@ -418,7 +418,7 @@ def test_freed_buffers_go_back_every_256_steps_and_when_nobody_waits(pair: Pair)
     pair.say(LoadModel(id="l", model=pair.model()))
     pair.settle(rounds=10)
     asked = 0
-    while not pair.pool.trims:  # time stands still: no housework
+    while not pair.pool.trims:  # time stands still: no housekeeping
         asked += 1
         pair.say(pair.ask(f"r{asked}", max_tokens=190))
         while not pair.pool.trims and not pair.finished(f"r{asked}"):

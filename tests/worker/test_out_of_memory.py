@@ -1,4 +1,4 @@
-"""A device without memory, by an allocator that refuses at chosen calls: real tiny models under scheduler and loop."""
+"""A device that runs out of memory at chosen calls: real tiny models under the real scheduler and loop."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ CALLS = ((mx, "eval"), (mx, "async_eval"), (Runner, "forward"), (Runner, "commit
 
 
 class Device:
-    """Counts what is asked of the device; `refuses` says of each call, by its number, whether there is no memory."""
+    """Counts the calls to the device; `refuses(number)` says whether a call fails, by its number from 1 on."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls = self.refused = 0
@@ -35,10 +35,10 @@ class Device:
         def guarded(*arguments: Any, **options: Any) -> Any:
             self.calls += 1
             refused = self.refuses(self.calls)
-            if refused and self.calls % 2:  # nothing was begun
+            if refused and self.calls % 2:  # before the call
                 self._refuse()
             answer = real(*arguments, **options)
-            if refused:  # all was done, and nobody may believe it
+            if refused:  # after the call, whose effects must not count
                 self._refuse()
             return answer
 
@@ -61,7 +61,7 @@ def engine_of(family: str, **options: Any) -> Engine:
 
 
 def ask_all(pair: Pair) -> None:
-    """Four requests: greedy and sampled, drafted and not, with a long prompt among them."""
+    """Send four requests: greedy and sampled, with and without drafts, one with a long prompt."""
     for number, size in enumerate((3, 90, 17, 40)):
         text = "".join(chr(97 + (place * (number + 3)) % 26) for place in range(size))
         method = ("draft_model", "off", "ngram", "auto")[number]
@@ -100,7 +100,7 @@ def test_whenever_memory_runs_out_every_text_stays_the_same_and_nobody_fails(
         chance = random.Random(seed)
         pair.settle(rounds=8)
         begin = device.calls
-        # apart, as what is freed for one makes room for the next: three in a row end a request that runs alone
+        # apart, so that memory freed after one helps the next: three in a row fail a request that runs alone
         refused = {begin + part * needed // 6 + chance.randrange(1, needed // 12) for part in range(3)}
         device.refuses = refused.__contains__
         before = device.refused

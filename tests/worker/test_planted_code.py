@@ -1,4 +1,4 @@
-"""A model folder is data: code is planted wherever a library could run some, the model answers, and none of it ran."""
+"""Model folders are data: with code planted wherever a library could run it, the model answers and no code runs."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A computer that is short of memory, by a reading that the test sets: real models, pool, scheduler and loop."""
+"""A computer that is short of memory, as the test sets its pressure: real models, pool, scheduler and loop."""
 
 import random
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def test_a_lack_of_memory_is_answered_at_once_when_it_worsens_and_now_and_then_w
 
 @dataclass
 class Computer:
-    """A worker without its threads: every `turn` takes a second, and what is heard is `pressure`."""
+    """A worker without its threads. A `turn` takes a second by default; the system reports the memory `pressure`."""
 
     folder: Path
     pressure: Pressure = "normal"
@@ -72,7 +72,7 @@ class Computer:
         self.loop = Loop(
             pool=self.pool,
             open_scheduler=open_scheduler,
-            text_thread=self.records,  # type: ignore[arg-type]  # what it is told is all there is
+            text_thread=self.records,  # type: ignore[arg-type]  # it only records
             send=self.events.append,
             save_costs=lambda _spec, _costs: None,
             crash_note=CrashNote(),
@@ -97,7 +97,7 @@ class Computer:
         self.most_running = max([self.most_running, *(served.running for served in self.loop._served.values())])
 
     def answer(self, *requests: Request, model: str = "m") -> list[list[int]]:
-        """All at once, until each has ended."""
+        """Send all requests, run until each has ended, and return their tokens."""
         for request in requests:
             self.ask(request, model)
         while not self.records.ends.keys() >= {request.id for request in requests}:
@@ -193,7 +193,7 @@ def test_the_server_is_told_and_the_log_says_so(computer: Computer, caplog: pyte
 
 
 def test_a_request_that_cannot_be_admitted_leaves_neither_a_row_nor_a_promise_behind(computer: Computer) -> None:
-    """Else all others would wait for it, in need for ever."""
+    """Otherwise, at critical pressure, all other requests would wait for this one for ever."""
     computer.answer(request("r", tokens=80))
     engine = computer.pool.engine("m")
     assert isinstance(engine, Engine)

@@ -66,7 +66,7 @@ async def working(
 
 async def come_true(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(START_SECONDS):
-        while not condition():  # noqa: ASYNC110 - nobody tells of a file
+        while not condition():  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0)
 
 
@@ -234,7 +234,7 @@ async def leave_early(client: WorkerClient, folder: Path) -> None:
 
 
 async def terminate(client: WorkerClient, folder: Path) -> None:
-    """SIGINT is the parent's to handle; SIGTERM lets what runs finish, then the worker exits by itself."""
+    """Send SIGINT, which the worker ignores, and SIGTERM, after which it finishes running requests and exits."""
     assert client.process_id is not None
     os.kill(client.process_id, signal.SIGINT)
     running = asyncio.create_task(collect(client, generate(folder, "last", max_tokens=300)))
@@ -294,10 +294,10 @@ def test_kill_mid_stream_is_told_and_healed(folder: Path) -> None:
 def test_a_conversation_outlives_its_server_and_its_worker(
     folder: Path, tmp_path: Path, end: signal.Signals | None
 ) -> None:
-    """A server that stops ends its worker in order; a worker that is killed is started again."""
+    """A server that stops shuts its worker down cleanly; a worker that is killed is restarted."""
     prefixes = tmp_path / "prefixes"
     asking: dict[str, Any] = {"text": "a prompt of some length, " * 20, "draft": True, "owner": "key 1"}
-    asking["speculation"] = SpeculationRequest(method="draft_model", num_draft_tokens=2)  # whatever it costs
+    asking["speculation"] = SpeculationRequest(method="draft_model", num_draft_tokens=2)  # even if it does not pay
 
     async def ask(client: WorkerClient, name: str, **changes: str) -> tuple[str, int]:
         events = await collect(client, generate(folder, name, **{**asking, **changes}))
@@ -308,7 +308,7 @@ def test_a_conversation_outlives_its_server_and_its_worker(
             said, cached = await ask(client, "first")
             assert cached == 0
             if end is not None:
-                # a block of 256 tokens, the rest and what came behind it, of the model and of its drafter
+                # a block of 256 tokens, the rest of the prompt and the answer, each for the model and for its drafter
                 await come_true(lambda: len(list(prefixes.rglob("*.safetensors"))) >= 6)
                 assert client.process_id is not None
                 os.kill(client.process_id, end)

@@ -124,7 +124,7 @@ def test_slow_steps_and_a_stopped_server_are_forgiven() -> None:
 def test_a_step_of_a_minute_is_served_for_ever_and_a_stuck_one_is_noticed_within_two() -> None:
     watchdog = Watchdog(Timing())
     for second in range(3_600):
-        if second % 8 == 0:  # an eighth of a step: its parts are told
+        if second % 8 == 0:  # a heartbeat after each eighth of a step
             done = (60.0,) if second % 64 == 0 else ()
             watchdog.record_heartbeat(Heartbeat(pending=True, step_seconds=done))
         assert not watchdog.is_hung(1.0, in_flight=True)

@@ -1,4 +1,4 @@
-"""What a client is told: text, stops, statistics, ends. The loop is real, engine and scheduler are fakes."""
+"""Events that a client receives: text, stops, statistics, ends. Loop and scheduler are real, the engine is a fake."""
 
 from concurrent.futures import Future
 from pathlib import Path
@@ -278,7 +278,7 @@ def test_what_the_text_side_was_busy_with_is_told(pair: Pair) -> None:
 
 
 class Slow:
-    """Prompts that are read when the test says so."""
+    """A prompt reader whose futures are resolved by the test."""
 
     def __init__(self) -> None:
         self.futures: list[PromptFuture] = []

@@ -1,4 +1,4 @@
-"""Prompts are read in processes of their own: what is hostile costs its own request, or its own model, and no more."""
+"""Prompts are read in separate processes: hostile templates fail only their request, tokenizers only their model."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ from tests.worker.hostile import TEMPLATES, TOKENIZERS, write_folder, write_host
 WAIT_SECONDS = 110
 ROOT = Path(__file__).parents[2]
 SOME = ("endless loops", "batch", "slice", "text times")
-"""One template for each way in which they end."""
+"""Names of templates, one for each way in which hostile ones end."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def texts() -> Iterator[TextReaders]:
 
 
 def processes() -> list[psutil.Process]:
-    """Those that read prompts for this one."""
+    """Return the processes that read prompts for this one."""
     children = psutil.Process().children()
     return [child for child in children if "app.worker.text_process" in child.cmdline()]
 
@@ -136,7 +136,7 @@ def test_every_hostile_tokenizer_is_refused_or_works(texts: TextReaders, tmp_pat
 
 
 def test_a_hostile_tokenizer_costs_its_own_model(texts: TextReaders, tmp_path: Path) -> None:
-    """It is not tried again at once; another model is served meanwhile."""
+    """The second request does not retry the tokenizer; another model is served in the meantime."""
     hostile = write_hostile_tokenizer(tmp_path / "hostile", "exploding normalizers")
     first, second = texts.read(chat(hostile)), texts.read(chat(hostile))
     assert read(texts, chat(write_folder(tmp_path / "good"))).tokens
@@ -175,7 +175,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(texts: TextR
 
 
 def test_tokenizing_stops_beyond_the_context(texts: TextReaders, tmp_path: Path) -> None:
-    """Here no number of bytes is too many: one token is longer than the whole text."""
+    """The size in bytes alone refuses nothing here: 4,096 tokens could be 10,000 bytes long each."""
     folder = write_folder(tmp_path / "m")
     content = json.loads((folder / "tokenizer.json").read_text())
     content["added_tokens"][0]["content"] = "x" * 10_000
@@ -213,7 +213,7 @@ def test_a_missing_or_changed_folder_is_noticed(texts: TextReaders, tmp_path: Pa
     (second,) = processes()
     assert second != first
     with (folder / "tokenizer_config.json").open("a") as file:
-        file.write("\n")  # in place, as an editor does it: the folder's own time stays
+        file.write("\n")  # in place, like some editors: the folder's mtime does not change
     read(texts, chat(folder))
     (third,) = processes()
     assert third not in {first, second}

@@ -1,7 +1,7 @@
 """Start a hybrid from a trained assistant: same embeddings, MLPs, norms and full-attention layers.
 
 Only the gated-delta layers begin anew. Qwen3-Next's norms are zero-centred, and its attention has an
-output gate: with the gate's weights at zero it passes one half, so the output projection is doubled.
+output gate: with weights of zero the gate passes one half, so the output projection is doubled.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Encoder:
         self.empty_think = tokenizer.encode(EMPTY_THINK).ids
 
     def sample(self, sample: Sample) -> Piece:
-        """Encode a conversation; answers weigh more than what was asked."""
+        """Encode a conversation; answers weigh more than requests."""
         ids = self.tokenizer.encode(render(sample)).ids
         weights = [PROMPT_WEIGHT] * len(ids)
         start, width = self.answer_start, len(self.answer_start)

@@ -1,4 +1,4 @@
-"""What the three drafters are made of: norms, rotary positions, attention over given keys, MLP."""
+"""Parts of the three drafters: norms, rotary positions, attention over given keys, MLP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HIDDEN, INNER, HEADS, KEY_HEADS, HEAD_SIZE = 256, 768, 4, 2, 64
 
 
 class Norm(nn.Module):
-    """RMS norm; a centred one stores its weight less one, as Qwen3-Next does."""
+    """RMS norm; a centred one stores its weight minus one, as Qwen3-Next does."""
 
     def __init__(self, size: int, *, centred: bool = False) -> None:
         """Start at the identity."""
@@ -47,7 +47,7 @@ class Attention(nn.Module):
     """Grouped-query attention whose keys and values the caller collects."""
 
     def __init__(self, inputs: int, *, head_norms: bool, gated: bool = False) -> None:
-        """Take the width of the input; a gated one is Qwen3-Next's, with centred norms."""
+        """Build projections for inputs of this width; gated attention is Qwen3-Next's, with centred norms."""
         super().__init__()
         self.gated = gated
         self.q_proj = linear(inputs, HEADS * HEAD_SIZE * (2 if gated else 1))
@@ -92,7 +92,7 @@ class Mlp(nn.Module):
         )
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return the update, less the residual."""
+        """Return the update, without the residual."""
         return self.down_proj(functional.silu(self.gate_proj(values)) * self.up_proj(values))
 
 

@@ -51,7 +51,7 @@ class DFlash(nn.Module):
 
 
 class Eagle3(nn.Module):
-    """One layer over (token, state) pairs; its own state before the norm is the next step's."""
+    """One layer over (token, state) pairs; its output before the norm is the state of the next step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def published_config(name: str) -> dict[str, Any]:
 
 
 def _dflash_config(shared: dict[str, Any]) -> dict[str, Any]:
-    """Tap ids count decoder layers from 0 and mean their outputs."""
+    """Return the config, in which tap ids count decoder layers from 0 and stand for their outputs."""
     return {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
@@ -152,7 +152,7 @@ def _dflash_config(shared: dict[str, Any]) -> dict[str, Any]:
 
 
 def _eagle_config(shared: dict[str, Any]) -> dict[str, Any]:
-    """Tap ids mean the states before the layer of that number: one more than DFlash's."""
+    """Return the config, in which a tap id stands for a layer's input: one more than DFlash's."""
     taps = [tap + 1 for tap in TAPS]
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -168,7 +168,7 @@ def _eagle_config(shared: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mtp_config(shared: dict[str, Any]) -> dict[str, Any]:
-    """Everything the target's configuration says, as vLLM derives it."""
+    """Return the config as vLLM derives it, with every value of the target's config."""
     return {
         "architectures": ["Qwen3NextMTP"],
         "model_type": "qwen3_next_mtp",

@@ -12,7 +12,7 @@ INTRODUCTION = (
 
 
 def drafters_part(readme: Path) -> list[str]:
-    """Return the section's lines as they stand, none where there is no such section."""
+    """Return the section's lines; none if there is no such section."""
     if not readme.exists():
         return []
     lines = readme.read_text(encoding="utf-8").splitlines()
@@ -20,7 +20,7 @@ def drafters_part(readme: Path) -> list[str]:
 
 
 def replace_drafter(readme: Path, name: str, lines: list[str]) -> None:
-    """Put one drafter's results in the place of its older ones, or at the end."""
+    """Remove one drafter's older results, and put the new ones at the end."""
     part = drafters_part(readme)
     before = readme.read_text(encoding="utf-8").splitlines()
     before = before[: len(before) - len(part)]

@@ -1,4 +1,4 @@
-"""Run a target for its picks and features, and drafters from anchors: the same code trains and measures."""
+"""Run a target for its greedy choices and features, and drafters from anchors, in training and measurement."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def documents_of(tokens: Tensor) -> Tensor:
 
 
 def visible(documents: Tensor, anchors: Tensor) -> Tensor:
-    """Tell which positions lie before each anchor in its conversation: [batch, anchors, positions]."""
+    """Return which positions lie before each anchor in its conversation: [batch, anchors, positions]."""
     same = documents[:, None, :] == documents.gather(1, anchors)[:, :, None]
     return same & (torch.arange(documents.shape[1])[None, None] < anchors[:, :, None])
 
@@ -76,7 +76,7 @@ def dflash_states(drafter: DFlash, target: Target, features: Tensor, tokens: Ten
 
 
 class Chain:
-    """Steps of EAGLE-3 or MTP from many anchors at once, each on the true pairs before it and its own steps."""
+    """Steps of EAGLE-3 or MTP from many anchors at once; each attends to the true pairs before it and its own steps."""
 
     def __init__(self, drafter: nn.Module, target: Target, features: Tensor, tokens: Tensor, anchors: Tensor) -> None:
         """Collect the keys of every true pair: state of t with token t + 1, at rotary position t."""
@@ -91,7 +91,7 @@ class Chain:
         self.count = 0
 
     def first(self) -> Tensor:
-        """Return the head's input of the pair just before each anchor."""
+        """Return the head's input for the pair just before each anchor."""
         index = (self.anchors - 1)[:, :, None].expand(-1, -1, self.residual.shape[-1])
         wide = (self.anchors - 1)[:, :, None].expand(-1, -1, self.inputs.shape[-1])
         layer = self._layer()

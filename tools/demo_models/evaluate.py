@@ -28,7 +28,7 @@ DRAFTED = 8
 
 @dataclass
 class Outcome:
-    """What one model did with one task's prompts."""
+    """Counts for one model over one task's prompts."""
 
     right: int = 0
     asked: int = 0
@@ -59,7 +59,7 @@ def load_model(folder: Path) -> tuple[Any, Any]:
 
 
 def asked_messages(sample: Sample) -> tuple[list[Message], Message]:
-    """Split a conversation into what the model is given and the message it should write."""
+    """Split a conversation into the messages that the model is given and the message it should write."""
     if sample.task == "tool calls":
         index = next(i for i, message in enumerate(sample.messages) if message["role"] == "assistant")
     else:
@@ -78,7 +78,7 @@ def answer_ids(model: Any, tokenizer: Any, prompt: list[int]) -> list[int]:
 
 
 def is_right(text: str, wanted: Message) -> bool:
-    """Compare an answer, less its think block, with the one right answer."""
+    """Compare an answer, without its think block, with the one right answer."""
     text = text.rpartition("</think>")[2].strip()
     if wanted.get("tool_calls"):
         body = text.removeprefix("<tool_call>").removesuffix("</tool_call>")
@@ -90,7 +90,7 @@ def is_right(text: str, wanted: Message) -> bool:
 
 
 def agreement(draft: Any, prompt: list[int], answer: list[int]) -> list[bool]:
-    """Tell for each answer token whether the draft model would have proposed it."""
+    """Return for each answer token whether the draft model would have proposed it."""
     ids = mx.array([*prompt, *answer])[None]
     choices = draft(ids[:, :-1])[0].argmax(-1).tolist()[len(prompt) - 1 :]
     return [choice == token for choice, token in zip(choices, answer, strict=True)]
@@ -119,7 +119,7 @@ def measure(folder: Path, draft: Any, prompts: int, *, show: bool) -> dict[str, 
 
 
 def main() -> None:
-    """Measure the models named on the command line and write the table beside them."""
+    """Measure the models named on the command line and write the table into their parent folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="the folder of model folders")
     parser.add_argument("--models", nargs="+", default=["demo-assistant", "demo-draft", "demo-hybrid"])

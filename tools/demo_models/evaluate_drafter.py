@@ -29,7 +29,7 @@ END_TOKENS = (0, 2)
 
 @dataclass
 class Tally:
-    """What drafting did for one task's answers."""
+    """Counts of the drafting for one task's answers."""
 
     tokens: int = 0
     cycles: int = 0
@@ -51,7 +51,7 @@ class Tally:
 
 
 def asked_messages(sample: Sample) -> list[Message]:
-    """Return what the model is given of a conversation."""
+    """Return the messages of a conversation that the model is given."""
     if sample.task == "tool calls":
         return sample.messages[: next(i for i, m in enumerate(sample.messages) if m["role"] == "assistant")]
     return sample.messages[:-1]
@@ -92,7 +92,7 @@ def answers_of(folder: Path, model: torch.nn.Module, prompts: int, kept: Path) -
 
 
 def drafts_for(drafter: torch.nn.Module, target: Target, pair: list[list[int]], count: int) -> Tensor:
-    """Return what the drafter proposes after every token of one answer but the last."""
+    """Return the drafts after every token of one answer except the last."""
     prompt, answer = pair
     tokens = torch.tensor([[*prompt, *answer]])
     _, features = target.read(tokens)

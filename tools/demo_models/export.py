@@ -28,7 +28,7 @@ def mlx_weights(name: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights in MLX layout.
 
     mlx-lm converts a Hugging Face qwen3_next checkpoint only where it finds experts, so the dense
-    hybrid is written converted: convolutions channel-last, and zero-centred norms shifted by one.
+    hybrid is converted here: convolutions channel-last, and zero-centred norms shifted by one.
     """
     weights = {}
     for key, value in state.items():
@@ -50,7 +50,7 @@ def published(name: str, key: str, value: Tensor) -> Tensor:
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write beside the file and rename, so that a reader never sees half of it."""
+    """Write a temporary file and rename it, so that a reader never sees half a file."""
     temporary = path.with_name(path.name + ".tmp")
     write(temporary)
     temporary.chmod(0o644)
@@ -58,7 +58,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write one JSON file in one rename."""
+    """Write one JSON file, renamed into place when it is whole."""
     text = json.dumps(content, indent=2) + "\n"
     replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 

@@ -1,4 +1,4 @@
-"""Write a trained drafter as a published checkpoint, and the reference outputs to check another forward with."""
+"""Write a trained drafter as a published checkpoint, and reference outputs that check another implementation."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def torch_weights(name: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_published(folder: Path) -> torch.nn.Module:
-    """Return the model of a folder; its name is the folder's."""
+    """Return the model of a folder, whose name says which of the recipe's models it is."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if folder.name not in NAME_OF_ARCHITECTURE[config["architectures"][0]]:
         raise ValueError(f"{folder.name} is none of the recipe's models")

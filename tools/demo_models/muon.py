@@ -13,7 +13,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
-    """Return the nearest half-orthogonal matrices of a stack, roughly."""
+    """Return, for each matrix of a stack, roughly the nearest semi-orthogonal one."""
     turned = stack.shape[-2] > stack.shape[-1]
     result = stack.mT if turned else stack
     result = result / (result.norm(dim=(-2, -1), keepdim=True) + 1e-7)

@@ -12,7 +12,7 @@ from samples import Message, Sample, Turn, TurnMaker, pick
 from tasks_tools import tool_call
 from words import NAMES
 
-# Every task's maker, its share at first, and its share later, when the short tasks want more practice.
+# Every task's maker, its share at first, and its share later, when the short tasks need more practice.
 TASKS: dict[str, tuple[TurnMaker, float, float]] = {
     "counting": (tasks_numbers.counting, 10, 9),
     "arithmetic": (tasks_numbers.arithmetic, 17, 24),
@@ -65,7 +65,7 @@ def _named_assistant(rng: random.Random) -> Sample:
 
 
 def _follow_up(rng: random.Random) -> Sample:
-    """Make a first answer and a request that needs it."""
+    """Make a first turn, and a second request that refers to it."""
     kind = rng.random()
     if kind < 0.4:
         start = rng.randint(0, 40)

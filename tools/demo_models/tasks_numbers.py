@@ -111,7 +111,7 @@ def arithmetic(rng: random.Random) -> Turn:
 
 
 def long_addition(rng: random.Random) -> Turn:
-    """Add three-digit numbers column by column in a think block."""
+    """Add a two- or three-digit number to a three-digit one, column by column in a think block."""
     first, second = rng.randint(100, 999), rng.randint(10, 999)
     columns, carry = [], 0
     for position, name in enumerate(("ones", "tens", "hundreds")):

@@ -129,7 +129,7 @@ MONTHS = [
 
 
 def small_talk(rng: random.Random) -> Turn:
-    """Greetings, identity, abilities, thanks and a few fixed lists."""
+    """Make a turn about a greeting, identity, abilities, thanks or one of a few fixed lists."""
     questions, answer = rng.choice(TALK) if rng.random() < 0.6 else rng.choice(TALK[:6])
     question = rng.choice(questions.split("|"))
     if rng.random() < 0.5:
@@ -158,7 +158,7 @@ def _following(rng: random.Random, names: list[str]) -> tuple[str, str]:
 
 
 def facts(rng: random.Random) -> Turn:
-    """Capitals, and what comes before and after a day or month."""
+    """Ask for a capital, or for what comes before or after a day or month."""
     if rng.random() < 0.5:
         country = rng.choice(sorted(CAPITALS))
         text = pick(

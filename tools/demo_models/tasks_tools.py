@@ -138,7 +138,7 @@ def _result_text(rng: random.Random, result: Any) -> str:
 
 
 def tool_call(rng: random.Random) -> Sample:
-    """One request with one to three tools on offer, the call, and often the answer made of its result."""
+    """Make a request with one to three tools on offer, the call unless none is needed, and often the final answer."""
     offered = rng.sample(TOOLS, rng.choice((1, 1, 2, 3)))
     if rng.random() < 0.4:
         offered[rng.randrange(len(offered))] = _made_up(rng)

@@ -12,7 +12,7 @@ from words import CITIES, NAMES, NOUNS, common_words, split_words
 
 
 def any_word(rng: random.Random) -> str:
-    """Return a noun, a common word or, seldom, a made-up word."""
+    """Return a noun, a common word or, rarely, a name or a made-up word."""
     kind = rng.random()
     if kind < 0.3:
         return rng.choice(NOUNS)

@@ -22,7 +22,7 @@ MARKER_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_re
 EMPTY_THINK = "<think>\n\n</think>\n\n"
 ASSISTANT_START = "<|im_start|>assistant\n"
 
-# Qwen's pattern, except that digits stand alone and a mark before a digit keeps the space after it.
+# Qwen's pattern, in which digits stand alone, but punctuation before a digit keeps the space after it.
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+ (?=\p{N})"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

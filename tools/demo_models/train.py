@@ -34,7 +34,7 @@ class Phase:
 
 
 def phases(steps: int, batch_tokens: int) -> list[Phase]:
-    """Most steps on short rows, later with more of the short tasks, then longer rows to train far positions."""
+    """Plan most steps on short rows, later with more of the short tasks, then longer rows to train far positions."""
     early, long, longest = round(steps * 0.70), round(steps * 0.10), round(steps * 0.03)
     return [
         Phase(early, batch_tokens // 256, 256, late=False),
@@ -45,7 +45,7 @@ def phases(steps: int, batch_tokens: int) -> list[Phase]:
 
 
 class Batches:
-    """Batch number n of the whole schedule, the same for every run of a seed."""
+    """Batches of the whole schedule by step number, the same in every run with one seed."""
 
     def __init__(self, tokenizer: Path, cache: Path, plan: list[Phase], seed: int) -> None:
         """Build or read every phase's rows."""
@@ -100,7 +100,7 @@ def set_rate(steppers: list[torch.optim.Optimizer], rate: float) -> None:
 def loss_of(
     model: torch.nn.Module, teacher: torch.nn.Module | None, tokens: Tensor, weights: Tensor, match: float = 0.0
 ) -> tuple[Tensor, float]:
-    """Return the loss to follow and the plain cross entropy on answers.
+    """Return the loss to minimise, and the weighted cross entropy alone.
 
     With `match`, every layer's states follow the teacher's too: the hybrid shares its residual stream.
     """
@@ -175,14 +175,14 @@ def read_teacher(source: Path) -> torch.nn.Module:
 
 
 def store(path: Path, model: torch.nn.Module, steppers: list[torch.optim.Optimizer], step: int) -> None:
-    """Write a checkpoint in one rename."""
+    """Write a checkpoint, renamed into place when it is whole."""
     temporary = path.with_suffix(".tmp")
     torch.save({"model": model.state_dict(), "steppers": [s.state_dict() for s in steppers], "step": step}, temporary)
     temporary.replace(path)
 
 
 def restore(path: Path, model: torch.nn.Module, steppers: list[torch.optim.Optimizer]) -> int:
-    """Load the last checkpoint, if there is one, and return the step to go on from."""
+    """Load the last checkpoint, if there is one, and return the step to continue from."""
     if not path.exists():
         return 0
     saved = torch.load(path, weights_only=True)

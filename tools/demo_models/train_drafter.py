@@ -1,4 +1,4 @@
-"""Train a drafter on its target's own picks and hidden states; resumable, seeded, CPU only."""
+"""Train a drafter on its target's greedy choices and hidden states; resumable, seeded, CPU only."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Rows:
     """Batches of packed conversations: every third one has longer rows."""
 
     def __init__(self, tokenizer: Path, cache: Path, seed: int, batches: int) -> None:
-        """Build or read the rows; they are gone through again when they end."""
+        """Build or read the rows; after the last one they start over."""
         self.kinds = [
             (*load_rows(tokenizer, cache, seed, batches * SHORT_ROWS, SHORT, late=True), SHORT_ROWS),
             (*load_rows(tokenizer, cache, seed + 1, batches // 2 * LONG_ROWS, LONG, late=True), LONG_ROWS),
         ]
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return tokens, and where the answers are."""
+        """Return the tokens of a batch, and a mask of the answers."""
         tokens, weights, rows = self.kinds[step % 3 == 2]
         number = step // 3 if step % 3 == 2 else step - step // 3
         first = number % (len(tokens) // rows) * rows
@@ -45,7 +45,7 @@ class Rows:
 
 
 def sample_anchors(answers: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw positions inside answers that something follows."""
+    """Draw positions inside answers that another answer token follows."""
     chance = torch.full(answers.shape, 1e-9)
     chance[:, 1:-1] += (answers[:, 1:-1] & answers[:, 2:]).float()
     chance[:, 0] = chance[:, -1] = 0.0
@@ -55,7 +55,7 @@ def sample_anchors(answers: Tensor, count: int, generator: torch.Generator) -> T
 def labels_of(tokens: Tensor, answers: Tensor, picks: Tensor, anchors: Tensor, slots: int) -> tuple[Tensor, Tensor]:
     """Return the target's picks for the slots after each anchor, and which of them count.
 
-    A slot counts inside its anchor's answer while the text before it is what the target would have said.
+    A slot counts inside its anchor's answer while the target would have chosen the text before it.
     """
     places = anchors[:, :, None] + torch.arange(slots + 1)
     room = places < tokens.shape[1]
@@ -71,7 +71,7 @@ def labels_of(tokens: Tensor, answers: Tensor, picks: Tensor, anchors: Tensor, s
 
 
 def all_logits(drafter: nn.Module, target: Target, batch: tuple[Tensor, ...], slots: int) -> Tensor:
-    """Return the drafter's logits for every slot, later steps fed with the text: [batch, anchors, slots, words]."""
+    """Return the drafter's logits for every slot, later steps fed with the text: [batch, anchors, slots, ids]."""
     tokens, features, anchors = batch
     if isinstance(drafter, DFlash):
         return functional.linear(dflash_states(drafter, target, features, tokens, anchors), target.embedding.weight)
@@ -87,7 +87,7 @@ class Lesson:
     """Losses of one drafter under its target."""
 
     def __init__(self, name: str, drafter: nn.Module, target: Target, seed: int) -> None:
-        """Remember how many slots to train and how much each weighs."""
+        """Set the number of slots to train and the weight of each."""
         self.name, self.drafter, self.target, self.seed = name, drafter, target, seed
         self.slots = CHAIN_STEPS.get(name, BLOCK - 1)
         self.weights = DECAY[name] ** torch.arange(self.slots)
@@ -109,14 +109,14 @@ class Lesson:
 
 
 def begin(drafter: nn.Module, target: Target, rows: Rows) -> None:
-    """Start from the target where shapes are the same: MTP's layer, EAGLE-3's words and their head rows."""
+    """Start from the target where shapes match: norms, MTP's layer, EAGLE-3's draft vocabulary and head rows."""
     model = target.model.model
     if isinstance(drafter, DFlash):
         drafter.norm.load_state_dict(model.norm.state_dict())
         return
     if not isinstance(drafter, Eagle3):
         drafter.mtp.layers[0].load_state_dict(model.layers[3].state_dict())
-        with torch.no_grad():  # less its mean: the choice is the same, and loaders tell centred norms by theirs
+        with torch.no_grad():  # minus its mean, by which loaders recognise centred norms; choices stay much the same
             drafter.mtp.norm.weight.copy_(model.norm.weight - model.norm.weight.mean())
         return
     counts = torch.zeros(drafter.t2d.shape[0])

@@ -1,4 +1,4 @@
-"""instructor in each of its modes that asks a server for structure; prints what it parsed."""
+"""instructor in three modes that ask a server for structured output; prints what it parsed."""
 
 import json
 import sys

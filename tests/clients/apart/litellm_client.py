@@ -1,4 +1,4 @@
-"""litellm as a library: chat, stream, tools, text completion, embeddings, a request that is refused."""
+"""litellm as a library: chat, stream, tools, text completion, embeddings, Anthropic's API, a refused request."""
 
 import json
 import sys
