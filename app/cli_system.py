@@ -40,7 +40,7 @@ def start(
     context: typer.Context,
     *,
     browser: Annotated[
-        bool, typer.Option("--open/--no-open", help="Open the dashboard if the server runs already.")
+        bool, typer.Option("--open/--no-open", help="Open the dashboard if the server is already running.")
     ] = True,
 ) -> None:
     """Start the server in the background, where it outlives this terminal. Takes the options of `serve`."""
@@ -52,7 +52,7 @@ def start(
     with reported_errors(), console().status("") as line:
         server, is_new = start_server(explicit_settings(), arguments, line.update)
         setup = setup_address(explicit_settings())
-    verb = "runs" if is_new else "runs already"
+    verb = "is running" if is_new else "is already running"
     print_text(f"Paceline {verb} at {server.address} (process {server.pid}). `paceline stop` ends it.")
     if setup:
         print_text(f"Choose a password for the dashboard here (valid once, for 30 minutes):\n{setup}")
@@ -84,7 +84,7 @@ def restart(context: typer.Context) -> None:
     arguments = serve_arguments(context)
     with reported_errors(), console().status("") as line:
         server = restart_server(explicit_settings(), arguments, line.update)
-    print_text(f"Paceline runs at {server.address} (process {server.pid}).")
+    print_text(f"Paceline is running at {server.address} (process {server.pid}).")
 
 
 @application.command(rich_help_panel=SERVER)
@@ -132,7 +132,7 @@ def service(
         settings = explicit_settings()
         if action == "install":
             server, agent = install(settings, arguments, line.update)
-            message = f"Paceline runs at {server.address} and starts at login ({agent.path})."
+            message = f"Paceline is running at {server.address} and starts at login ({agent.path})."
         elif action == "uninstall":
             was_there = autostart.uninstall(settings)
             message = "Paceline stopped and no longer starts at login." if was_there else "It does not start at login."
@@ -267,14 +267,14 @@ def cache(
 
 @application.command(rich_help_panel=COMPUTER)
 def menubar() -> None:
-    """Show the server in the menu bar (tray of Linux) until it is quit there; the server runs on (extra desktop)."""
+    """Show the server in the menu bar (Linux: tray); quitting it leaves the server running (extra `desktop`)."""
     from app.command.server import explicit_settings
     from app.command.service import open_page
     from app.desktop.menubar import show_menu_bar
 
     with reported_errors():
         if not show_menu_bar(explicit_settings(), open_page):
-            print_text("The menu bar of this state folder runs already.")
+            print_text("The menu bar of this state folder is already running.")
 
 
 @application.command(
@@ -282,7 +282,7 @@ def menubar() -> None:
     epilog="Example: `paceline desktop chat`. Without pywebview (extra window) the browser opens.",
 )
 def desktop(page: Annotated[DesktopPage, typer.Argument(help="dashboard or chat.")] = "dashboard") -> None:
-    """Open the dashboard or the chat in a window of its own; starts the server if none runs."""
+    """Open the dashboard or the chat in a separate window; starts the server if none runs."""
     from app.command.server import explicit_settings
     from app.desktop.window import open_window, web_view
 

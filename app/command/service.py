@@ -112,7 +112,7 @@ def _find_running(settings: Settings, show_progress: ShowProgress) -> RunningSer
             deadline = time.monotonic() + HANG_SECONDS
         elif time.monotonic() > deadline:
             pid = lock_holder(settings.home)
-            raise CommandError(f"Paceline runs, but process {pid} does not answer: `paceline stop --force` ends it")
+            raise CommandError(f"Paceline is running, but process {pid} does not answer: `paceline stop --force` ends it")
         time.sleep(POLL_SECONDS)
     return None
 
@@ -326,7 +326,7 @@ def status_lines(report: Mapping[str, Any]) -> list[str]:
     """Format the status for a person."""
     login = f"Starts at login: {'yes' if report['login'] else 'no (`paceline service install`)'}"
     if not report["running"]:
-        state = "Paceline is starting." if report["starting"] else "Paceline does not run: `paceline start` starts it."
+        state = "Paceline is starting." if report["starting"] else "Paceline is not running: try `paceline start`."
         return [state, f"State folder: {report['home']}", login]
     since = datetime.fromtimestamp(report["started_at"]).astimezone()
     memory = f"In memory: {', '.join(report['models']) or 'no model'}"

@@ -22,7 +22,7 @@ from typing import cast
 
 from app.command import autostart
 from app.command.port import port_conflict
-from app.command.server import Server, running_server
+from app.command.server import Server, peek_settings, running_server
 from app.command.service import ANSWER_SECONDS
 from app.core.errors import CommandError
 from app.desktop.menu import ServiceState, notifications, tray_content, tray_state
@@ -231,7 +231,7 @@ def show_menu_bar(settings: Settings, open_page: OpenPage) -> bool:
             _, module, name = TRAYS[sys.platform]
             tray = cast("Tray", getattr(importlib.import_module(module), name)())
             catalogs = Catalogs(settings.home / "languages")
-            words = catalogs.words(settings.language or catalogs.choose(tray.languages()))
+            words = catalogs.words((peek_settings(settings) or settings).language or catalogs.choose(tray.languages()))
             MenuBar(settings, tray, words, open_page).run()
         return is_only_one
 

@@ -78,7 +78,7 @@ def test_starts_at_once_make_one_server(environment: Mapping[str, str], home: Pa
     assert {process.returncode for process in starts} == {0}, answers
     server = running(home)
     assert all(f"{server.address} (process {server.pid})" in out for out, _ in answers)
-    assert sum("runs already" in out for out, _ in answers) == count - 1
+    assert sum("is already running" in out for out, _ in answers) == count - 1
     refused = said(environment, "serve", "--port", "0", code=1)
     assert (
         refused
@@ -97,7 +97,7 @@ def test_what_a_killed_server_left_is_in_nobodys_way(environment: Mapping[str, s
     while is_served(home):
         pass
     (home / FILE_NAME).write_bytes(left)
-    assert "does not run" in said(environment, "status", code=3)
+    assert "is not running" in said(environment, "status", code=3)
     stranger = msgspec.structs.replace(killed, pid=os.getpid(), port=9)
     (home / FILE_NAME).write_bytes(msgspec.json.encode(stranger))
     assert said(environment, "stop") == "Paceline is not running."
@@ -145,7 +145,7 @@ def test_a_start_while_it_stops_waits_for_the_end_and_starts_another(
     out, complaint = starting.communicate(timeout=60)
     assert starting.returncode == 0, complaint
     assert running(home).pid != server.pid
-    assert f"Paceline runs at {running(home).address}" in out
+    assert f"Paceline is running at {running(home).address}" in out
 
 
 def test_a_stop_is_over_although_another_server_comes_at_once(environment: Mapping[str, str], home: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_start_beside_a_server_that_does_not_come_up_starts_one(environment: M
         starting = begin(environment, "start", "--port", "0")
         while not (home / START_LOCK).exists():
             pass
-    assert "Paceline runs at" in starting.communicate(timeout=60)[0]
+    assert "Paceline is running at" in starting.communicate(timeout=60)[0]
     assert is_served(home)
 
 

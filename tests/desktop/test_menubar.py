@@ -16,9 +16,11 @@ from app.core.errors import CommandError
 from app.desktop.menubar import MenuBar, only_one, read_service_state, show_menu_bar
 from app.desktop.tray import MenuEntry, TrayContent
 from app.desktop.window import address_of
-from app.i18n.catalogs import read_words
+from app.i18n.catalogs import Words, read_words
 from app.machine.server_file import RunningServer, lock_home
 from app.settings import Settings
+from app.store.rows import StoredSettings
+from app.store.store import FILE_NAME, Store
 from tests.cli.fake_server import FakeServer, running_server
 from tests.desktop.test_menu import STOPPED, actions, menu, state
 
@@ -360,6 +362,26 @@ def test_a_home_has_one_menu_bar(settings: Settings) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="there it is drawn")
+def test_the_menu_speaks_the_language_that_is_stored(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    class ShownMenuBar:
+        def __init__(self, _settings: Settings, _tray: FakeTray, words: Words, _open_page: object) -> None:
+            shown.append(words.language)
+
+        def run(self) -> None:
+            """Quit at once."""
+
+    monkeypatch.setattr("app.desktop.menubar.has_tray", lambda: True)
+    monkeypatch.setattr("app.desktop.menubar.TRAYS", {sys.platform: ("", "tests.desktop.test_menubar", "FakeTray")})
+    monkeypatch.setattr("app.desktop.menubar.MenuBar", ShownMenuBar)
+    store = Store(settings.home / FILE_NAME)
+    for language in ("ko", "ja"):
+        StoredSettings(store).change_settings({"language": language}, source="a person")
+        assert show_menu_bar(settings, lambda _server, _to: None)
+    assert shown == ["ko", "ja"]
+
+
 def test_where_no_menu_bar_can_be_drawn_the_next_action_is_told(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

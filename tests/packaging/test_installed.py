@@ -63,7 +63,7 @@ def test_a_person_installs_starts_chats_and_uninstalls_and_nothing_is_left(
     update = f"update: {installed.python} -m pip install --upgrade paceline"
     assert found_installation(installed, **with_release(tmp_path, "999.0")) == ("pip", "999.0 is available", update)
     try:
-        assert "Paceline runs at" in installed.run("start", "--port", "0", "--no-open")
+        assert "Paceline is running at" in installed.run("start", "--port", "0", "--no-open")
         assert "8, 9, 10" in installed.run("chat", "demo-assistant", "--once", "Count from 1 to 10.")
     finally:
         installed.run("stop")
