@@ -112,7 +112,7 @@ def _find_running(settings: Settings, show_progress: ShowProgress) -> RunningSer
             deadline = time.monotonic() + HANG_SECONDS
         elif time.monotonic() > deadline:
             pid = lock_holder(settings.home)
-            raise CommandError(f"Paceline is running, but process {pid} does not answer: `paceline stop --force` ends it")
+            raise CommandError(f"process {pid} of Paceline does not answer: `paceline stop --force` ends it")
         time.sleep(POLL_SECONDS)
     return None
 
