@@ -34,7 +34,7 @@ def quoted(names: Iterable[str]) -> str:
 def endpoints_tables() -> str:
     """Return a table of endpoints with the fields that each reads, and a table of statuses with their meanings."""
     openapi = document(make_site().app)
-    rows = ["| Endpoint | What it does | Fields | Ends besides with |\n|---|---|---|---|\n"]
+    rows = ["| Endpoint | What it does | Fields | Other statuses |\n|---|---|---|---|\n"]
     for path, operations in openapi["paths"].items():
         for method, operation in operations.items():
             if path == "/" or path.startswith(DASHBOARD):
