@@ -1,5 +1,6 @@
 """The disk tier returns what was written or nothing, whatever happened to the process, the file or the disk."""
 
+import gc
 import os
 import random
 import resource
@@ -7,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import mlx.core as mx
@@ -71,6 +73,16 @@ def test_what_was_written_is_found_by_the_next_process_and_by_nobody_but_the_use
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert {stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "model")} == {0o700}
     assert set(mx.load(str(next(path for path in files if "rows" in path.name)))) == {"0 0", "0 1"}, "a standard file"
+
+
+def test_a_disk_that_is_no_longer_used_leaves_no_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    for number in range(8):
+        written(Disk(tmp_path / str(number), 1 << 20), chain(1))
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+    assert set(threading.enumerate()) <= before
 
 
 def test_backups_leave_out_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

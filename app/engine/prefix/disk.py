@@ -10,14 +10,12 @@ import contextlib
 import logging
 import math
 import os
-import queue
 import re
 import shutil
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -114,9 +112,8 @@ class Disk:
         """Files to be written and their memory: the writer thread drops it first, so that the MLX thread frees it."""
         self._pending_bytes = 0
         self._cleared: set[Name] = set()
-        self._work: queue.SimpleQueue[Callable[[], _Written | None]] = queue.SimpleQueue()
         self._done: deque[_Written] = deque()
-        self._thread: threading.Thread | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="prefix-writer")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="prefix-reader")
         if folder is not None:
             self._open(folder)
@@ -217,11 +214,8 @@ class Disk:
 
     def flush(self, seconds: float) -> None:
         """Wait for pending writes, at most `seconds`."""
-        if self._thread is not None:
-            written = threading.Event()
-            self._enqueue(written.set)
-            written.wait(seconds)
-            self.collect()
+        wait([self._writer.submit(int)], seconds)
+        self.collect()
 
     def clear(self) -> None:
         """Remove everything, including other models' blocks."""
@@ -256,21 +250,18 @@ class Disk:
 
     def _enqueue(self, work: Callable[[], _Written | None]) -> None:
         """Queue work for the writer thread, which runs it in order."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="prefixes", daemon=True)
-            self._thread.start()
-        self._work.put(work)
+        self._writer.submit(_run, [work], self._done)
 
-    def _run(self) -> None:
-        while True:
-            work, written = self._work.get(), None
-            try:
-                written = work()
-            except OSError as error:
-                logger.info("a prefix cache file cannot be touched or deleted: %s", error.strerror)
-            del work  # release the memory it wrote before the MLX thread collects the result
-            if written is not None:
-                self._done.append(written)
+
+def _run(works: list[Callable[[], _Written | None]], done: deque[_Written]) -> None:
+    """Run the one item of `works`, and release the memory that it writes before its result can be collected."""
+    written = None
+    try:
+        written = works.pop()()
+    except OSError as error:
+        logger.info("a prefix cache file cannot be touched or deleted: %s", error.strerror)
+    if written is not None:
+        done.append(written)
 
 
 NO_DISK = Disk(None, 0)
