@@ -106,7 +106,7 @@ class Settings(BaseModel):
         "Require an API key for every request, including those from this computer.", "network", "now"
     )
     max_requests: int = _setting(
-        512, "Limit on open generation requests; further ones get 429.", "network", "now", unit="requests", ge=1, le=10_000
+        512, "Limit on open generation requests; more get 429.", "network", "now", unit="requests", ge=1, le=10_000
     )
     drain_seconds: float = _setting(
         30.0, "Shutdown grace period for running requests.", "network", unit="seconds", ge=0, le=3600

@@ -133,7 +133,7 @@ async def get_repository(admin: Admin, id: str, revision: str = "") -> dict[str,
     return {
         **asdict(details),
         "files": [{"name": name, "size_bytes": size} for name, size in details.files],
-        "free_bytes": await asyncio.to_thread(admin.downloads.free_bytes) - admin.downloads.pending_bytes,
+        "free_bytes": await asyncio.to_thread(admin.downloads.free_bytes) - admin.downloads.claimed_bytes,
         "memory_ceiling_bytes": ceiling,
         "fits_memory": details.weights_bytes * MEMORY_PER_WEIGHT_BYTE <= ceiling if ceiling else None,
         "is_here": await asyncio.to_thread(_downloaded_commit, admin, repository) == details.commit,

@@ -190,11 +190,10 @@ class Downloads:
         return download_id in self._downloads
 
     @property
-    def pending_bytes(self) -> int:
-        """Number of bytes that all queued and running downloads have yet to receive."""
-        return sum(
-            download.missing_bytes for download in self._downloads.values() if download.state in {"queued", "running"}
-        )
+    def claimed_bytes(self) -> int:
+        """Disk space that another download cannot use: what queued and running ones still lack, and the reserve."""
+        unfinished = (other for other in self._downloads.values() if other.state in {"queued", "running"})
+        return self._reserve_bytes + sum(other.missing_bytes for other in unfinished)
 
     async def changed(self) -> None:
         """Wait for the next change of any download."""
@@ -311,7 +310,8 @@ class Downloads:
             downloads_folder=str(self.folder),
             token=await asyncio.to_thread(self.token.read, self.endpoint),
             endpoint=self.endpoint,
-            reserve_bytes=self._reserve_bytes + other_pending_bytes,
+            reserve_bytes=self._reserve_bytes,
+            pending_bytes=other_pending_bytes,
             **self._job_fields,
         )
 

@@ -153,8 +153,11 @@ async def get_ready(request: Request) -> dict[str, str]:
     if context.activity.draining:
         raise ModelUnavailable("Paceline is shutting down.", code="shutting_down", retry_after_seconds=5)
     if not context.worker.ready:
-        restarts = context.worker.restarts
-        reason = "The model worker is starting." if restarts == 0 else "The model worker ended and is being restarted."
+        reason = "The model worker ended and is being restarted."
+        if context.worker.draining:
+            reason = "The model worker finishes its requests, and is then restarted."
+        elif not context.worker.last_exit:
+            reason = "The model worker is starting."
         raise ModelUnavailable(reason, code="worker_not_ready", retry_after_seconds=context.worker.retry_after_seconds)
     return {"status": "ready"}
 

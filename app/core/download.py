@@ -100,6 +100,8 @@ class DownloadJob(msgspec.Struct, frozen=True, kw_only=True):
     """Smallest file, in bytes, that is worth the handshake with the chunk store (Xet)."""
     reserve_bytes: int = RESERVE_BYTES
     """Disk space that must remain free, in bytes."""
+    pending_bytes: int = 0
+    """Bytes that other running downloads lack at the start of this one."""
     streams: int = 3
     """Number of files fetched at the same time."""
     attempts: int = 5

@@ -108,7 +108,7 @@ class Fetch:
                 self._folder.create()
                 self._done_bytes = sum(self._folder.received_bytes(file) for file in files)
                 self._report(revision=contents.commit, total_bytes=total)
-                self._check_disk_space(total - self._done_bytes)
+                self._check_disk_space(total - self._done_bytes + self._job.pending_bytes)
                 self._fetch_all([file for file in files if not self._folder.is_verified(file)])
                 self._folder.publish(files)
             self._done_bytes = total

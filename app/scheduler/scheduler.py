@@ -160,7 +160,7 @@ class Scheduler:
         self._clock = clock
         self._queue = WaitingQueue(queue_limit)
         self._active: dict[str, LiveSequence] = {}
-        self._rows, self._chunk_tokens, self._answers = limits.max_rows, limits.prefill_chunk_tokens, 0
+        self._rows, self._chunk_tokens, self._answers_since_shrink = limits.max_rows, limits.prefill_chunk_tokens, 0
         self._chunks = ChunkSizes(limits)
         self._released: dict[str, tuple[int, ...]] = {}
         self._speculation = Speculation(
@@ -261,13 +261,13 @@ class Scheduler:
     def shrink(self, message: str) -> list[TokenEvent]:
         """Requeue all rows after a step ran out of device memory and the engine dropped them.
 
-        Emitted tokens are kept; all are prefilled again. Half as many rows run, in chunks of half the size, until idle;
-        both grow again after each `RECOVERY_ANSWERS` answers. A request that ran alone fails the second time unless it
-        got further and chunks can shrink.
+        Emitted tokens are kept; all are prefilled again. Half as many rows run, in chunks of half the size. After every
+        `RECOVERY_ANSWERS` answers one more row may run and chunks double; once idle, all limits are lifted. A request
+        that ran alone fails the second time unless it got further and chunks can shrink.
         """
         rows = list(self._active.values())
         is_smallest_chunk = self._chunk_tokens <= SMALLEST_CHUNK_TOKENS
-        self._rows = max(1, len(rows) // 2)
+        self._rows, self._answers_since_shrink = max(1, len(rows) // 2), 0
         self._chunk_tokens = max(min(SMALLEST_CHUNK_TOKENS, self._chunk_tokens), self._chunk_tokens // 2)
         if len(rows) == 1:
             (only_row,) = rows
@@ -418,8 +418,8 @@ class Scheduler:
             self._released[request_id] = cached_prefix
         if reason in {FinishReason.STOP, FinishReason.LENGTH} and sequence.admitted_at is not None:
             self._queue.record_service_time(now - sequence.admitted_at)
-            self._answers += 1
-            if self._answers % RECOVERY_ANSWERS == 0:
+            self._answers_since_shrink += 1
+            if self._answers_since_shrink % RECOVERY_ANSWERS == 0:
                 self._rows = min(self._limits.max_rows, self._rows + 1)
                 self._chunk_tokens = min(self._limits.prefill_chunk_tokens, self._chunk_tokens * 2)
         self._speculation.forget(request_id)

@@ -124,7 +124,7 @@ class Gate:
             return
         app = self._app
         if is_allowed_page:
-            methods = ("GET", "POST")
+            methods = ("GET", "POST", "DELETE")
             app = CORSMiddleware(
                 app, self._allowed_origins(), methods, allow_headers=("*",), allow_private_network=True
             )

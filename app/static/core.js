@@ -73,7 +73,7 @@ export function ago(unixSeconds) {
   const past = Math.max(0, Date.now() / 1000 - unixSeconds); // clocks may differ
   const steps = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
   const [size, name] = steps.find(([stepSeconds]) => past >= stepSeconds) ?? steps[3];
-  return relative.format(-Math.round(past / size), name);
+  return relative.format(-Math.floor(past / size), name);
 }
 const time = new Intl.DateTimeFormat(language, { timeStyle: "medium" });
 const day = new Intl.DateTimeFormat(language, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });

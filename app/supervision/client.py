@@ -182,7 +182,8 @@ class WorkerClient(Supervisor):
             self.book.request(model)
         if not self.ready and not await self.wait_ready(self._ready_seconds):
             seconds = self.retry_after_seconds
-            message = f"The model worker is not running ({self.last_exit or 'starting'}); try again in {seconds} s."
+            state = "restarting" if self.draining else self.last_exit or "starting"
+            message = f"The model worker is not running ({state}); try again in {seconds} s."
             raise WorkerGone(message, retry_after_seconds=seconds)
         reason = self.quarantined.get(model.id) if model is not None else None
         if model is not None and reason is not None:

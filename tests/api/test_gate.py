@@ -130,6 +130,7 @@ async def test_pages_of_allowed_origins_may_call_the_endpoint_and_nothing_else()
     preflight = await site.client.options("/v1/chat/completions", headers=page | wish)
     assert preflight.status_code == 200
     assert preflight.headers["access-control-allow-origin"] == "https://chat.example"
+    assert "DELETE" in preflight.headers["access-control-allow-methods"]
     assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
     refused = await site.client.post("/v1/chat/completions", json=chat_body(), headers=page)
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://chat.example")

@@ -10,7 +10,7 @@ import pytest
 
 from app.core.errors import InvalidRequest, ModelInUse, WorkerGone
 from app.core.messages import Accepted, Generate, Heartbeat, KeepModels, LoadProgress, Snapshot, TextWork
-from app.core.reason import Reason
+from app.core.reason import NO_REASON, Reason
 from app.core.unit import UNSPECIFIED_STAY, DrafterSpecification, PrefixState, Stay
 from tests.api.fakes import DRAFTERS, FOLDERS, Site, chat_body, failing, make_site
 from tests.loaded import loaded
@@ -84,8 +84,9 @@ async def test_an_unknown_model_is_404(site: Site, name: str) -> None:
 async def test_live_does_not_depend_on_the_worker_but_ready_does(site: Site) -> None:
     assert (await site.client.get("/health/ready")).json() == {"status": "ready"}
     site.worker.ready = False
-    for restarts, word in ((0, "starting"), (1, "restarted")):
-        site.worker.restarts = restarts
+    states = ((False, NO_REASON, "starting"), (False, Reason("exit_killed"), "ended"), (True, NO_REASON, "finishes"))
+    for draining, last_exit, word in states:
+        site.worker.draining, site.worker.last_exit = draining, last_exit
         response = await site.client.get("/health/ready")
         assert response.status_code == 503
         assert word in response.json()["error"]["message"]

@@ -251,6 +251,16 @@ def test_any_other_setting_reloads_an_idle_model_and_is_told_to_wait_for_one_in_
     assert world.loads == ["a", "a"]
 
 
+def test_a_model_that_a_request_pinned_stays_pinned_with_another_draft(world: World) -> None:
+    pool = world.pool()
+    pool.acquire(specification("d"), Stay(pinned=True))
+    drain(pool)
+    pool.release("d")
+    pool.acquire(specification("d", drafters=(DrafterSpecification("x", "/models/x"),)))
+    drain(pool)
+    assert pool.snapshot()[0].stay.pinned
+
+
 def test_a_pinned_model_may_reload_with_another_draft(world: World) -> None:
     pool = world.pool()
     pool.set_stays(kept("d"))

@@ -54,7 +54,7 @@ class PoolMachine(RuleBasedStateMachine):
         except (InsufficientMemory, ModelInUse):
             assert (sorted(self.world.open), sorted(self.world.loading)) == before
         else:
-            if self.pool._entries[model] is not resident:
+            if resident is None:  # a unit that replaces another one of its id stays as long as that
                 self.said[model] = self.settings.of(model)
             self.said[model] = stay.over(self.said[model])
             self.leases[model] += 1

@@ -253,6 +253,37 @@ async def test_a_disk_that_cannot_be_read_for_a_moment_ends_no_download(
     assert (reports[-1].state, reports[-1].problem) == ("done", "")
 
 
+async def test_space_that_other_downloads_fill_meanwhile_ends_no_download(
+    environment: DownloadEnvironment, hub: StandInHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage, checks, several = shutil.disk_usage(environment.folder), count(), threading.Event()
+    chunks = Hub.chunks
+
+    def filling(_folder: Path) -> object:
+        check = next(checks)
+        if check > 2:
+            several.set()
+        return usage._replace(free=10**13 if check == 0 else 10**9)
+
+    def held_back(*arguments: Any) -> Iterator[tuple[int, bytes]]:
+        assert several.wait(WAIT_SECONDS)
+        return chunks(*arguments)
+
+    monkeypatch.setattr(download_child, "REPORT_SECONDS", 0.001)
+    monkeypatch.setattr(download_child.shutil, "disk_usage", filling)
+    monkeypatch.setattr(Hub, "chunks", held_back)
+    reports: list[Download] = []
+    job = DownloadJob(
+        download=Download(repository=ID),
+        downloads_folder=str(environment.folder),
+        endpoint=hub.address,
+        reserve_bytes=10**6,
+        pending_bytes=10**12,
+    )
+    await asyncio.to_thread(download_child.download, job, reports.append)
+    assert (reports[-1].state, reports[-1].problem) == ("done", "")
+
+
 async def test_a_process_that_hangs_is_restarted_without_the_chunk_store(
     environment: DownloadEnvironment, hub: StandInHub
 ) -> None:

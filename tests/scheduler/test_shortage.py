@@ -90,6 +90,10 @@ def test_once_nothing_is_left_to_do_everything_is_as_before() -> None:
 def test_under_steady_load_rows_come_back_one_by_one() -> None:
     loop = build(engine=ScriptedEngine(EngineLimits(4_096, 4, prefill_chunk_tokens=16)))
     scheduler, names, running = loop.scheduler, [f"r{number}" for number in range(4 * RECOVERY_ANSWERS)], []
+    for number in range(RECOVERY_ANSWERS - 1):  # they end before the shortage, and do not count
+        scheduler.submit(some_request(f"early{number}", max_tokens=4))
+    while scheduler.has_work:
+        loop.turn()
     for name in names:
         scheduler.submit(some_request(name, max_tokens=4))
     while scheduler.running < 4:

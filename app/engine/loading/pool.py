@@ -96,6 +96,7 @@ class EnginePool:
         is taken and nothing is evicted.
         """
         entry = self._entries.get(spec.id)
+        requested_stay = UNSPECIFIED_STAY if entry is None else entry.requested_stay
         if entry is not None and not entry.spec.same_unit(spec):
             if entry.leases:
                 message = f"{spec.id} is in use with other drafters or settings: retry when its requests have finished"
@@ -106,7 +107,7 @@ class EnginePool:
         entry.interrupt_warm_up()
         entry.leases += 1
         entry.last_used = self._clock()
-        entry.requested_stay = stay.over(entry.requested_stay)
+        entry.requested_stay = stay.over(requested_stay)
 
     def release(self, model_id: str) -> None:
         """Give back a lease; do nothing if the model is no longer loaded. The unit stays until its idle limit."""
