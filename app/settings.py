@@ -100,7 +100,7 @@ class Settings(BaseModel):
         "now",
     )
     api_key: SecretStr | None = _setting(
-        None, "Environment key: every request must carry it; empty: no key required.", "network", stored=False
+        None, "Environment key: requests must carry it or another key; empty: none required.", "network", stored=False
     )
     require_key: bool = _switch(
         "Require an API key for every request, including those from this computer.", "network", "now"
@@ -170,7 +170,7 @@ class Settings(BaseModel):
     )
     hub_endpoint: str = _setting(
         "",
-        "Hugging Face endpoint to download from; empty: https://huggingface.co.",
+        "Hugging Face endpoint to download from; empty: HF_ENDPOINT, else the Hub.",
         "folders",
         "now",
         pattern=ADDRESS,
@@ -184,8 +184,8 @@ class Settings(BaseModel):
     )
     acceptance: AcceptanceRule = _setting(
         "coupled",
-        "Acceptance rule: `coupled` (exact: same seed, same text), `strict` (exact on any device, slower) or "
-        "`rejection` (sampling: same distribution).",
+        "Acceptance rule: `coupled` (exact: same seed, same text), `strict` (exact on any device if a request runs "
+        "alone; slower) or `rejection` (sampling: same distribution).",
         "speculation",
         "reload",
     )

@@ -41,13 +41,13 @@ def pull_model(settings: Settings, repository: str, revision: str, screen: Conso
     try:
         with _bar(repository, screen) as show:
             try:
-                _pull_on_server(settings, repository, revision, show)
+                folder = _pull_on_server(settings, repository, revision, show)
             except (NoServer, NoKey):
-                _pull_in_process(settings, repository, revision, show)
+                folder = _pull_in_process(settings, repository, revision, show)
     except KeyboardInterrupt:
         screen.print("Paused. Run the command again to resume.", highlight=False)
         raise
-    screen.print(f"{repository} is in {settings.downloads_path}.", highlight=False, markup=False)
+    screen.print(f"{repository} is in {folder}.", highlight=False, markup=False)
 
 
 @contextmanager
@@ -64,8 +64,8 @@ def _bar(repository: str, screen: Console) -> Iterator[Show]:
         yield show
 
 
-def _pull_on_server(settings: Settings, repository: str, revision: str, show: Show) -> None:
-    """Download in the server's queue."""
+def _pull_on_server(settings: Settings, repository: str, revision: str, show: Show) -> str:
+    """Download in the server's queue, and return the server's downloads folder."""
     server = target_server(settings)
     view = server.call("POST", DOWNLOADS, {"repository": repository, "revision": revision})
     number = int(view["id"])
@@ -84,10 +84,11 @@ def _pull_on_server(settings: Settings, repository: str, revision: str, show: Sh
     if state != "done":
         raise CommandError(f"The download is {state}: changed on the dashboard. Run the command again to resume.")
     show(msgspec.convert(view, Download))
+    return str(server.call("GET", DOWNLOADS)["folder"])
 
 
-def _pull_in_process(settings: Settings, repository: str, revision: str, show: Show) -> None:
-    """Download in a child process of this command."""
+def _pull_in_process(settings: Settings, repository: str, revision: str, show: Show) -> str:
+    """Download in a child process of this command, and return the downloads folder."""
 
     def report(download: Download) -> None:
         if download.problem_code == "offline" and not download.total_bytes:
@@ -110,6 +111,7 @@ def _pull_in_process(settings: Settings, repository: str, revision: str, show: S
     if end.state == "failed":
         raise CommandError(_sentence(end.problem_text))
     show(end)
+    return str(settings.downloads_path)
 
 
 def _sentence(text: str) -> str:

@@ -92,9 +92,13 @@ def test_a_server_that_does_not_let_it_in_is_no_obstacle(alone: Mapping[str, str
 
 
 def test_a_server_gets_it_into_its_queue(environment: Mapping[str, str], fake: FakeServer) -> None:
-    fake.answers["/admin/api/downloads"] = (200, view("running") | {"downloads": [view("done")]})
+    fake.answers["/admin/api/downloads"] = (
+        200,
+        view("running") | {"downloads": [view("done")], "folder": "/its/folder"},
+    )
     result = pull(environment, ID, "--revision", "v1")
     assert result.exit_code == 0, result.output
+    assert f"{ID} is in /its/folder." in result.stdout, "the server's folder, not the command's"
     assert fake.requests[0][:3] == ("POST", "/admin/api/downloads", {"repository": ID, "revision": "v1"})
 
 
