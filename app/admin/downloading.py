@@ -336,8 +336,8 @@ class Downloads:
         self.start_queued()
 
     def _report(self, download: Download) -> None:
-        """Report a completed download, and if it is a main model the drafters that arrived before it. A drafter whose
-        main model is not complete yet is reported without `drafts_for`."""
+        """Report a completed download. If it is a main model, also report its drafters that finished earlier. A drafter
+        whose main model is not complete yet is reported without `drafts_for`."""
         downloads = list(self._downloads.values())
         missing = {other.repository for other in downloads if other.state not in {"done", "cancelled"}}
         drafters = [other for other in downloads if other.state == "done" and other.drafts_for == download.repository]

@@ -12,7 +12,7 @@ PacelineError
 ├── ModelUnavailable          503  the model cannot be loaded or is quarantined
 │   ├── InsufficientMemory
 │   └── DiskUnavailable            files cannot be read at present; the model may be sound
-├── HubProblem                502  the hub of models: offline, gated, not found …; `HUB_STATUS` has other codes
+├── HubProblem                502  the hub of models: offline, gated, not found …; others in `HUB_STATUS`
 ├── StoreUnavailable          503  the file of settings and measurements cannot be used
 ├── WorkerGone                503  the worker process ended while the request ran
 ├── ServerRuns                     another server uses the same home folder; never sent to clients

@@ -98,10 +98,10 @@ class Constraint(Protocol):
         """Maximum number of drafts in a step, judged by the time that masks have taken."""
 
     def failure(self, output: Sequence[int]) -> str:
-        """Return why nothing can follow `output`, or why `output` may not end here; empty if neither is so."""
+        """Return an error if no token can follow `output`, or if it must not end here; otherwise an empty string."""
 
     def opening(self, output: Sequence[int]) -> int | None:
-        """Return the token that opens reasoning, if it may come next; a draw from all tokens decides if it does."""
+        """Return the token that opens reasoning, if it is allowed next. It is then drawn for without a mask."""
 
     def allow(self, output: Sequence[int], drafts: Sequence[int], masks: Any) -> int:
         """Write the masks of what may follow `output` and each draft after it; return how many of `drafts` are allowed.

@@ -44,7 +44,7 @@ class DecodeRow:
     """Feed `tokens[computed:]` (one token, or more after a carry-over) and up to `num_draft_tokens` drafts.
 
     `tokens` is a read-only view of prompt and output. `remaining` is how many tokens may still be emitted (>= 1).
-    `max_draft_tokens` limits the sum of drafts and the tokens that a grammar forces after them. The engine fills in
+    `max_draft_tokens` limits drafts plus the forced tokens that are appended to them. The engine fills in
     `forced`, the first drafts where a grammar allows nothing else (in the form of `Constraint.forced`), and `refusal`,
     the reason why the row drafts nothing after all.
     """
@@ -128,7 +128,7 @@ class StepResult:
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """Log probabilities by sequence id, if requested: of the prompt token after each token that a prefill step fed."""
     offers: Mapping[str, Mapping[str, Offer]] = field(default_factory=dict)
-    """Offers by sequence id and method, for methods whose lookup costs nothing; without tokens if nothing matched."""
+    """Offers by sequence id and method, for methods whose lookup is free. An offer without tokens means no match."""
     forced: Mapping[str, int] = field(default_factory=dict)
     """Number of next tokens that a grammar forces, by sequence id, whatever the method. Offers follow these tokens."""
     seconds: float = 0.0

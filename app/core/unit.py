@@ -78,7 +78,7 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stay(msgspec.Struct, frozen=True, kw_only=True):
-    """Time that a model stays in memory; None leaves a value to a less specific `Stay`."""
+    """Time that a model stays in memory; None inherits a value: of the request, else the model, else the server."""
 
     pinned: bool | None = None
     """Whether only `UnloadModel` takes it out of memory."""

@@ -91,8 +91,8 @@ class Constraints:
     ) -> tuple[mx.array, Sequence[int]]:
         """Return `logits` float32 [rows, slots, vocabulary] with -inf for forbidden tokens; also count allowed drafts.
 
-        `drafts` are int32 [rows, slots - 1]; the first `counts[row]` are real. A draw from all tokens decides whether
-        an answer begins with reasoning: among the few that a grammar allows, the opening marker would be too likely.
+        `drafts` are int32 [rows, slots - 1]; the first `counts[row]` are real. An unmasked draw decides
+        whether an answer begins with reasoning: masking first would inflate the probability of the opening marker.
         """
         slots, vocabulary = logits.shape[1:]
         binding = self._binding(rows, slots)

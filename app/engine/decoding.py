@@ -39,8 +39,8 @@ class EngineRow:
 
 
 class Acceptance(NamedTuple):
-    """Decisions after a verify forward: by row, the `results`, the number of drafts verified and the scores of the
-    drawn tokens; for the whole step, the number of tokens that `strict` reread."""
+    """Outcome of a verify forward. Per row: `results`, the number of drafts verified and the scores of drawn tokens.
+    Per step: `replayed`, the number of tokens that `strict` reread."""
 
     results: list[Verified]
     drafted: Sequence[int]

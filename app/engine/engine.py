@@ -159,7 +159,7 @@ class Engine:
 
     def _store_row(self, request: Request, tokens: Sequence[int], length: int, *, ended: bool) -> None:
         """Store the row's first `length` tokens for later requests.
-        Later prompts diverge at a checkpoint: so drafters must not have read the next token, and all catch up first."""
+        Another prompt may continue differently: so each drafter catches up to exactly this position, and no further."""
         length = min(length, len(tokens))
         if not self.prefixes.keeps(length):
             return

@@ -61,8 +61,8 @@ class Forward:
 
 @dataclass(frozen=True)
 class RewindPoint:
-    """The `length` of a row, and copies of what cannot be cut back to it: base, keys and values of each layer with a
-    window, and recurrent states."""
+    """The `length` of a row, and copies of the state that truncation cannot restore: base, keys and values of each
+    layer with a window, and recurrent states."""
 
     length: int
     windows: Mapping[int, tuple[int, mx.array, mx.array]]

@@ -255,8 +255,8 @@ class CostTable:
 
     def _extra(self, doublings: int, width: int) -> float:
         """Return the seconds that a context adds per row.
-        If unknown: those of another width class, preferring narrower ones and scaling these by the ratio in half the
-        context; else those in half the context, doubled if they were measured."""
+        If unknown, in this order: the nearest narrower width class, scaled by the ratio of both in half the context; a
+        wider one, unscaled; the same one in half the context, doubled if that was measured."""
         if not doublings:
             return 0.0
         if (doublings, width) in self._context_costs:

@@ -25,11 +25,11 @@ PLAIN_STEPS = 3
 PLAIN_PAUSE_STEPS, CLEAR_SPEEDUP = 192, 1.5
 """Number of steps between measurements of plain decoding, unless drafting is `CLEAR_SPEEDUP` times as fast."""
 CREDIT_STEPS, TRIAL_SHARE = 2.0, 0.01
-"""Loss, in plain steps, that trials may cause when a request starts (what is learnt early pays longest), and the share
-of the time that they may lose after that."""
+"""Budget of trials: plain steps granted to each new request, then a share of its decoding time. Most is granted at the
+start, because early knowledge pays longest."""
 TRIAL_GAIN = 0.2
-"""Relative gain that a trial must promise. Also the share of a plain step that the first step of a new text may waste
-beyond the credit."""
+"""Relative gain that a trial must promise. It also bounds waste: with no credit left, the first step of a new text may
+waste this share of one plain step."""
 
 
 class Option(NamedTuple):

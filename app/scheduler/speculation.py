@@ -192,8 +192,8 @@ def _observed(
     if sequence is None or not drafts_or_says_why:
         # It delivered an earlier plain forward. If drafts were planned, nothing was launched and the step took no time.
         return DraftObservation(), not reads and not row.num_draft_tokens
-    # Forced drafts say nothing about the drafter, and a rejected one (a text can be spelled differently) says nothing
-    # about the drafts after it.
+    # Forced drafts are no evidence about the drafter. If one is rejected, the text was merely tokenized differently, so
+    # the drafts after it are not counted either.
     by_drafter = outcome.drafted - outcome.appended
     forced = min(by_drafter, sequence.forced)
     requested, accepted = row.num_draft_tokens - forced, min(by_drafter, outcome.accepted) - forced

@@ -55,7 +55,7 @@ class ModelBook:
         self._requested[unit.id] = unit
 
     def with_former_stay(self, command: Generate | LoadModel) -> Generate | LoadModel:
-        """Return `command`; if it gives no stay, a model that an earlier worker had keeps its former stay."""
+        """Return `command`, with unset values of its stay filled in from those of its model in an earlier worker."""
         former = self._former.get(command.model.id)
         if former is None:
             return command

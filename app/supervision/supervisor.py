@@ -244,7 +244,7 @@ class Supervisor:
             self._task = asyncio.create_task(self._run(), name="worker supervisor")
 
     async def wait_ready(self, seconds: float) -> bool:
-        """Return whether a worker is ready within `seconds`; False immediately after `stop`."""
+        """Wait up to `seconds` for a worker; return whether one is ready. After `stop`, return False at once."""
         if not self._stopping:
             self._waiting_callers += 1
             self._wake.set()  # a waiting caller shortens a long pause

@@ -93,7 +93,7 @@ class Drafter:
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
         """Propose up to `row.num_draft_tokens` tokens that continue each row, `row.forced` first.
-        A draft in the place of a forced token must be one that the grammar allows, or the forced token replaces it."""
+        Where a token is forced, propose an alternative that the grammar allows; anything else is overwritten."""
         raise NotImplementedError
 
     def offer(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int], limit: int) -> Offer | None:  # noqa: ARG002

@@ -39,7 +39,7 @@ class Verified:
     accepted: int
     """Number of drafts that are kept."""
     certain: int
-    """Number of leading slots whose token plain decoding draws too; all, unless the row is `strict`."""
+    """Number of leading slots where plain decoding surely draws the same token; all, unless the row is `strict`."""
 
     @property
     def emitted(self) -> Sequence[int]:
