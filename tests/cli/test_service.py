@@ -171,7 +171,7 @@ def test_a_server_that_hangs_is_told_and_ended_by_force(
     server, settings = running(home), read_settings(home=home)
     os.kill(server.pid, signal.SIGSTOP)
     assert "It does not answer: `paceline stop --force` ends it." in status_lines(status(settings))
-    with pytest.raises(CommandError, match=f"process {server.pid} does not answer"):
+    with pytest.raises(CommandError, match=f"process {server.pid} of Paceline does not answer"):
         start(settings, (), lambda _text: None)
     assert stop(settings, lambda _text: None, force=True) == server
     assert not is_served(home)
@@ -192,7 +192,9 @@ def test_a_server_that_never_listens_is_named_and_ended_by_force(
         assert hanging.stdout is not None
         hanging.stdout.readline()
         assert status(settings)["starting"]
-        with pytest.raises(CommandError, match=f"process {hanging.pid} does not answer: `paceline stop --force`"):
+        with pytest.raises(
+            CommandError, match=f"process {hanging.pid} of Paceline does not answer: `paceline stop --force`"
+        ):
             start(settings, (), lambda _text: None)
         with pytest.raises(CommandError, match=f"process {hanging.pid} neither starts nor ends"):
             stop(settings, lambda _text: None)

@@ -200,13 +200,13 @@ def test_a_device_without_memory_is_told_and_the_next_text_is_read(
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [
-        ("bert", {"hidden_size": 96}, "lack"),
+        ("bert", {"hidden_size": 96}, "are missing or of another shape"),
         ("bert", {"num_attention_heads": 5}, "no multiple"),
         ("bert", {"hidden_act": "swish"}, "activation"),
         ("bert", {"intermediate_size": -1}, "intermediate_size"),
         ("bert", {"position_embedding_type": "relative_key"}, "relative"),
-        ("bert", {"is_decoder": True}, "something else"),
-        ("bert", {"architectures": ["BertForSequenceClassification"]}, "something else"),
+        ("bert", {"is_decoder": True}, "not made for embeddings"),
+        ("bert", {"architectures": ["BertForSequenceClassification"]}, "not made for embeddings"),
         ("modernbert", {"rope_scaling": {"rope_type": "yarn"}}, "scaled"),
     ],
 )

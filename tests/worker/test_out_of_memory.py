@@ -218,4 +218,4 @@ def test_a_prompt_that_there_is_no_memory_to_keep_frees_its_row_and_says_so(
     driver.leave("r")
     assert device.refused
     assert (dict(engine.runner.rows), engine.prefixes.nbytes) == ({}, 0)
-    assert "not kept" in caplog.text
+    assert "not cached" in caplog.text
