@@ -54,7 +54,7 @@ BLOCK_BYTES = 1 << 16
 NEW_LOG_FLAGS = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 ENTRY = "/admin/api/entry"
-OPTIONS_OF_AGENT = "`paceline service install` with options changes them, `paceline service uninstall` removes it"
+OPTIONS_OF_AGENT = "give options to `paceline service install`, or remove it by `paceline service uninstall`"
 
 ShowProgress = Callable[[str], None]
 """Callback that shows one line of progress."""

@@ -172,7 +172,7 @@ def test_a_server_of_the_systems_gets_its_options_by_the_command_that_made_it_so
     autostart.install(settings, autostart.agent_file_content(settings, ()))
     calls = system()
     for begin in (service.start, service.restart):
-        with pytest.raises(CommandError, match="`paceline service install` with options changes them"):
+        with pytest.raises(CommandError, match="give options to `paceline service install`"):
             begin(settings, ("--port=9",), lambda _text: None)
     assert system() == calls
 

@@ -75,6 +75,18 @@ def test_what_was_written_is_found_by_the_next_process_and_by_nobody_but_the_use
     assert set(mx.load(str(next(path for path in files if "rows" in path.name)))) == {"0 0", "0 1"}, "a standard file"
 
 
+def test_an_unexpected_failure_of_the_writer_is_logged_and_later_files_are_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk(tmp_path / "prefixes", 1 << 20)
+    disk._enqueue(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    written(disk, chain(1))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the prefix cache's writer failed; it continues with the next file"
+    ]
+    assert len(disk.blocks) == 1
+
+
 def test_a_disk_that_is_no_longer_used_leaves_no_thread(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     for number in range(8):

@@ -5,12 +5,13 @@ import shutil
 import sqlite3
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from app.core.download import Download, DownloadJob
@@ -224,64 +225,62 @@ async def test_a_full_disk_is_told_before_the_first_byte(environment: DownloadEn
     assert hub.gets("model.safetensors") == []
 
 
-async def test_a_disk_that_cannot_be_read_for_a_moment_ends_no_download(
-    environment: DownloadEnvironment, hub: StandInHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ticks, several = count(), threading.Event()
-    usage, chunks = shutil.disk_usage(environment.folder), Hub.chunks
+async def download_while_disk_is(
+    usage_at: Callable[[int], object], hub: StandInHub, monkeypatch: pytest.MonkeyPatch, job: DownloadJob
+) -> Download:
+    """Download with `usage_at(check)` as the disk's usage; no byte arrives before the third check. Return the last
+    report."""
+    checks, several, chunks = count(), threading.Event(), Hub.chunks
 
-    def unreadable(folder: Path) -> object:
-        tick = next(ticks)
-        if tick == 0:  # the check before the first byte
-            return usage
-        if tick > 2:
+    def usage(_folder: Path) -> object:
+        check = next(checks)
+        if check > 2:
             several.set()
-        raise OSError(5, "Input/output error")
+        return usage_at(check)
 
     def held_back(*arguments: Any) -> Iterator[tuple[int, bytes]]:
         assert several.wait(WAIT_SECONDS)
         return chunks(*arguments)
 
     monkeypatch.setattr(download_child, "REPORT_SECONDS", 0.001)
-    monkeypatch.setattr(download_child.shutil, "disk_usage", unreadable)
+    monkeypatch.setattr(download_child.shutil, "disk_usage", usage)
     monkeypatch.setattr(Hub, "chunks", held_back)
     reports: list[Download] = []
-    download = Download(repository=ID)
-    folder = str(environment.folder)
-    job = DownloadJob(download=download, downloads_folder=folder, endpoint=hub.address, reserve_bytes=0)
-    await asyncio.to_thread(download_child.download, job, reports.append)
-    assert (reports[-1].state, reports[-1].problem) == ("done", "")
+    await asyncio.to_thread(download_child.download, msgspec.structs.replace(job, endpoint=hub.address), reports.append)
+    return reports[-1]
+
+
+async def test_a_disk_that_cannot_be_read_for_a_moment_ends_no_download(
+    environment: DownloadEnvironment, hub: StandInHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(environment.folder)
+
+    def unreadable(check: int) -> object:
+        if check == 0:  # before the first byte
+            return usage
+        raise OSError(5, "Input/output error")
+
+    job = DownloadJob(download=Download(repository=ID), downloads_folder=str(environment.folder), reserve_bytes=0)
+    last = await download_while_disk_is(unreadable, hub, monkeypatch, job)
+    assert (last.state, last.problem) == ("done", "")
 
 
 async def test_space_that_other_downloads_fill_meanwhile_ends_no_download(
     environment: DownloadEnvironment, hub: StandInHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage, checks, several = shutil.disk_usage(environment.folder), count(), threading.Event()
-    chunks = Hub.chunks
+    usage = shutil.disk_usage(environment.folder)
 
-    def filling(_folder: Path) -> object:
-        check = next(checks)
-        if check > 2:
-            several.set()
+    def filling(check: int) -> object:
         return usage._replace(free=10**13 if check == 0 else 10**9)
 
-    def held_back(*arguments: Any) -> Iterator[tuple[int, bytes]]:
-        assert several.wait(WAIT_SECONDS)
-        return chunks(*arguments)
-
-    monkeypatch.setattr(download_child, "REPORT_SECONDS", 0.001)
-    monkeypatch.setattr(download_child.shutil, "disk_usage", filling)
-    monkeypatch.setattr(Hub, "chunks", held_back)
-    reports: list[Download] = []
     job = DownloadJob(
         download=Download(repository=ID),
         downloads_folder=str(environment.folder),
-        endpoint=hub.address,
         reserve_bytes=10**6,
         pending_bytes=10**12,
     )
-    await asyncio.to_thread(download_child.download, job, reports.append)
-    assert (reports[-1].state, reports[-1].problem) == ("done", "")
+    last = await download_while_disk_is(filling, hub, monkeypatch, job)
+    assert (last.state, last.problem) == ("done", "")
 
 
 async def test_a_process_that_hangs_is_restarted_without_the_chunk_store(

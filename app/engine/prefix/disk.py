@@ -260,6 +260,8 @@ def _run(works: list[Callable[[], _Written | None]], done: deque[_Written]) -> N
         written = works.pop()()
     except OSError as error:
         logger.info("a prefix cache file cannot be touched or deleted: %s", error.strerror)
+    except Exception:  # nobody reads the future of this call
+        logger.exception("the prefix cache's writer failed; it continues with the next file")
     if written is not None:
         done.append(written)
 
