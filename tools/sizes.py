@@ -18,7 +18,7 @@ BUDGETS = {
     "engine": 6_900,
     "scheduler": 1_750,
     "text": 4_200,
-    "supervision": 1_050,
+    "supervision": 1_100,
     "worker": 2_050,
     "hub": 1_250,
     "store": 1_850,

@@ -234,7 +234,7 @@ class WorkerClient(Supervisor):
         for unit in self.book.to_restore(self.quarantined):
             self.send(_load(unit, UNSPECIFIED_STAY))
 
-    def _on_exit(self, cause: Reason) -> None:
+    def _on_exit(self, cause: Reason, pause_seconds: float) -> None:
         message = (
             f"The model worker ended while the request ran: {cause}. It is being restarted; send the request again."
         )
@@ -243,7 +243,7 @@ class WorkerClient(Supervisor):
             if self._fail(request_id, error):
                 self._publish(failed_frame(request_id, error))
         # Nothing is restored after crashes in quick succession: a loaded model may be their cause.
-        self.book.handle_exit(may_restore=not self._pause_seconds)
+        self.book.handle_exit(may_restore=not pause_seconds)
         self.ready_info = None
 
     def _route(self, event: StreamEvent) -> None:

@@ -14,7 +14,7 @@ from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError, Wor
 from app.core.messages import Accepted, Delta, Failed, Finished, Heartbeat, Ready
 from app.supervision.child import PACKAGE_PARENT, worker_environment
 from app.supervision.client import WorkerClient
-from app.supervision.supervisor import Timing
+from app.supervision.recovery import Timing
 from tests.worker.serving import DEADLINE_SECONDS, QUICK, Stopwatch, ask, collect, serving, until
 
 IMPATIENT = dataclasses.replace(QUICK, silence_seconds=3.0)

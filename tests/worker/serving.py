@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from app.core.messages import Event, Generate
 from app.core.unit import ModelSpecification
 from app.supervision.client import WorkerClient
+from app.supervision.recovery import Timing
 from app.supervision.stream import StreamEvent
-from app.supervision.supervisor import Timing
 
 DEADLINE_SECONDS = 60.0
 QUICK = Timing(

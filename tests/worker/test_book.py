@@ -22,6 +22,7 @@ from app.engine.loading.pool import EnginePool
 from app.machine.channel import CrashNote
 from app.supervision.client import WorkerClient
 from app.supervision.stream import RequestStream
+from app.supervision.supervisor import Phase
 from app.worker.loop import Loop
 from app.worker.text_thread import TextThread
 from app.worker.thread_commands import LoopCommand
@@ -87,7 +88,7 @@ class LinkedClient(WorkerClient):
 
     def link(self, worker: Worker | None) -> None:
         self._child = worker  # type: ignore[assignment]  # only `send` is used
-        (self._ready.clear if worker is None else self._ready.set)()
+        self._enter(Phase.PAUSING if worker is None else Phase.RUNNING)
 
 
 @dataclass
@@ -113,7 +114,7 @@ class House:
 
     def crash(self) -> None:
         self.client.link(None)
-        self.client._on_exit(Reason("exit_killed"))
+        self.client._on_exit(Reason("exit_killed"), pause_seconds=0.0)
         self.start()
 
     def unit(self, model_id: str) -> ModelSpecification:

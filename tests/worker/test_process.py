@@ -241,8 +241,7 @@ async def terminate(client: WorkerClient, folder: Path) -> None:
     await until(client, lambda event: isinstance(event, Delta))
     os.kill(client.process_id, signal.SIGTERM)
     assert finished(await running).finish_reason in {"length", "stop"}
-    while client.restarts == 0:
-        await client.wait_ready(0.05)
+    await come_true(lambda: client.restarts == 1)
     assert "code 0" in str(client.last_exit)
 
 

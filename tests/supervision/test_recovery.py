@@ -14,7 +14,7 @@ from app.core.messages import Heartbeat
 from app.core.reason import Reason
 from app.machine.channel import NOTE_BYTES, CrashNote
 from app.supervision.child import describe_exit
-from app.supervision.supervisor import Backoff, CrashLog, Timing, Watchdog, model_to_blame
+from app.supervision.recovery import Backoff, CrashLog, Timing, Watchdog, model_to_blame
 
 CRASH = Reason("exit_aborted")
 QUARANTINE = Timing(crash_limit=3, crash_window_seconds=300.0, quarantine_seconds=600.0)
