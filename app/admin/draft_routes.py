@@ -157,7 +157,7 @@ async def put_drafts(admin: Admin, body: JsonBody[ChoiceBody], model_id: str) ->
 def _drafters_in_use(admin: AdminContext, main: CatalogModel, loaded: LoadedModel | None) -> set[tuple[str, str]]:
     """Return method and id of each drafter that is in use, or would be if the model were loaded."""
     unit = loaded.unit if loaded is not None else admin.serving.resolver.planned(main)
-    if unit.policy == "off":
+    if unit.live.policy == "off":
         return set()
     allowed_methods = loaded.methods if loaded is not None and loaded.state == "ready" else unit.methods
     in_use = {(drafter.method, drafter.id) for drafter in unit.drafters} | {(name, "") for name in TEXT_METHODS}

@@ -231,14 +231,14 @@ class Measuring:
                 continue
             footprint = footprint and footprint + candidate.footprint
             chosen.append(candidate)
+        planned, drafters = self._resolver.planned(main), (candidate.draft for candidate in chosen)
         return msgspec.structs.replace(
-            self._resolver.planned(main),
-            drafters=tuple(candidate.draft.as_draft for candidate in chosen if candidate.draft is not None),
-            draft_unavailable="",
-            missing_drafters=(),
-            policy="auto",
+            planned,
+            drafters=tuple(draft.as_draft for draft in drafters if draft is not None),
             methods=(),
-            num_draft_tokens=None,
+            live=msgspec.structs.replace(
+                planned.live, policy="auto", num_draft_tokens=None, draft_unavailable="", missing_drafters=()
+            ),
         )
 
     def _candidates_to_measure(self, main: CatalogModel, drafts: Sequence[str] | None) -> list[Candidate]:

@@ -334,7 +334,7 @@ def _streamed(
 
 def _check_choices(command: Generate) -> None:
     """Raise InvalidRequest if one prompt asks for more choices than the queue can hold: a retry would not help."""
-    choices, limit = command.n, command.model.queue_limit
+    choices, limit = command.n, command.model.live.queue_limit
     if choices > limit:
         message = f"The request asks for {choices} choices, but a model's queue holds {limit}: ask for fewer at a time."
         raise InvalidRequest(message, code="too_many_choices", parameter="n")

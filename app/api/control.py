@@ -71,7 +71,7 @@ async def load_model(request: Request, body: JsonBody[LoadBody]) -> dict[str, An
         "model": model.id,
         "draft": drafts[0].id if drafts else None,
         "drafts": drafters_object(drafts),
-        "draft_unavailable": "; ".join([*reasons, *filter(None, [model.draft_unavailable])]),
+        "draft_unavailable": "; ".join([*reasons, *filter(None, [model.live.draft_unavailable])]),
         "seconds": round(loaded.seconds, 3),
     }
 

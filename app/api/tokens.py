@@ -67,7 +67,7 @@ async def tokenize(request: Request, body: JsonBody[AnyBody]) -> JSONResponse:
         command = await _command(request, text_body, text=text_body.content or text_body.prompt or "")
     prompt = await _read(request, command)
     return JSONResponse(
-        {"tokens": prompt.tokens, "count": len(prompt.tokens), "max_model_len": command.model.context_tokens}
+        {"tokens": prompt.tokens, "count": len(prompt.tokens), "max_model_len": command.model.live.context_tokens}
         | warnings_object(prompt.notices)
     )
 

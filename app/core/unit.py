@@ -17,18 +17,19 @@ class DrafterSpecification(msgspec.Struct, frozen=True):
     method: str = "draft_model"
 
 
-NON_UNIT_FIELDS = frozenset(
-    {
-        "policy",
-        "num_draft_tokens",
-        "queue_limit",
-        "draft_unavailable",
-        "missing_drafters",
-        "context_tokens",
-        "longest_token_bytes",
-    }
-)
-"""Fields of a specification that an open engine does not depend on; all others belong to the unit."""
+class LiveValues(msgspec.Struct, frozen=True, kw_only=True):
+    """Values of a unit that may change while it is in memory: an open engine does not depend on them."""
+
+    policy: DraftingPolicy = "auto"
+    num_draft_tokens: int | None = None
+    queue_limit: int = 128
+    draft_unavailable: str = ""
+    """Why a chosen drafter is not used; empty when there is nothing to explain."""
+    missing_drafters: tuple[str, ...] = ()
+    """Chosen drafters that are not on this computer."""
+    context_tokens: int = 0
+    longest_token_bytes: int = 0
+    """Context length and longest token as the model's files state them, to check a prompt's length; 0: unknown."""
 
 
 class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,15 +39,9 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     drafters: tuple[DrafterSpecification, ...] = ()
     """At most one per method, best first."""
-    draft_unavailable: str = ""
-    """Why a chosen drafter is not used; empty when there is nothing to explain."""
-    missing_drafters: tuple[str, ...] = ()
-    """Chosen drafters that are not on this computer."""
-    policy: DraftingPolicy = "auto"
     acceptance: AcceptanceRule = "coupled"
     methods: tuple[str, ...] = ()
     """Methods that may run; empty: all that can."""
-    num_draft_tokens: int | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     """Shortest and longest n-gram, in tokens, that is looked up in earlier text to draft what followed it."""
@@ -56,25 +51,22 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk_tokens: int = 2048
     max_context_tokens: int | None = None
     quantisation: Quantisation = UNQUANTISED
-    context_tokens: int = 0
-    longest_token_bytes: int = 0
-    """Context length and longest token as the model's files state them, to check a prompt's length; 0: unknown."""
     prefix_cache_bytes: int | None = None
     """Memory for the prefix cache, in bytes; None: a share of the memory that the models leave free."""
-    queue_limit: int = 128
+    live: LiveValues = LiveValues()
 
     def same_unit(self, other: "ModelSpecification") -> bool:
-        """Return whether an engine opened for this unit can serve `other`: only `NON_UNIT_FIELDS` may differ."""
-        names = set(self.__struct_fields__) - NON_UNIT_FIELDS
-        return all(getattr(self, name) == getattr(other, name) for name in names)
+        """Return whether an engine opened for this unit can serve `other`: only the live values may differ."""
+        return msgspec.structs.replace(self, live=other.live) == other
 
     @property
     def no_drafter(self) -> Reason:
         """Reason why a chosen drafter was not loaded with the model; `NO_REASON` where none is stated."""
-        if self.missing_drafters:
+        if self.live.missing_drafters:
             code = "missing_some" if self.drafters else "missing_all"
-            return Reason(code, {"names": ", ".join(self.missing_drafters)})
-        return Reason("drafters", {"detail": self.draft_unavailable}) if self.draft_unavailable else NO_REASON
+            return Reason(code, {"names": ", ".join(self.live.missing_drafters)})
+        detail = self.live.draft_unavailable
+        return Reason("drafters", {"detail": detail}) if detail else NO_REASON
 
 
 class Stay(msgspec.Struct, frozen=True, kw_only=True):

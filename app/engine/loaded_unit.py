@@ -69,6 +69,6 @@ class LoadedUnit:
                 return drafter
         if method in self.load_failures:
             raise ModelUnavailable(self.load_failures[method])
-        if self.spec.draft_unavailable:
-            raise ModelUnavailable(self.spec.draft_unavailable)
+        if self.spec.live.draft_unavailable:
+            raise ModelUnavailable(self.spec.live.draft_unavailable)
         raise NoDrafter("draft model" if method == DRAFT_MODEL.name else f"{method} drafter")

@@ -33,7 +33,7 @@ def check_bytes(size: int, context_tokens: int, longest_token_bytes: int) -> Non
 
 def check_prompt(command: Generate) -> None:
     """Raise `InvalidRequest` for a prompt that cannot fit its model's context; unknown limits are not checked."""
-    context_tokens, longest_token_bytes = command.model.context_tokens, command.model.longest_token_bytes
+    context_tokens, longest_token_bytes = command.model.live.context_tokens, command.model.live.longest_token_bytes
     if command.tokens is not None and len(command.tokens) + (not command.embeds) > context_tokens > 0:
         raise context_overflow(len(command.tokens), context_tokens)
     if longest_token_bytes:

@@ -272,7 +272,7 @@ class Record:
                 "streamed": self.is_streamed,
                 "max_tokens": command.max_tokens,
                 "method": command.speculation.method,
-                "num_draft_tokens": command.speculation.num_draft_tokens or command.model.num_draft_tokens,
+                "num_draft_tokens": command.speculation.num_draft_tokens or command.model.live.num_draft_tokens,
                 "sampling": {name: getattr(command.sampling, name) for name in SAMPLING},
                 "drafters": [drafter.id for drafter in command.model.drafters],
             },

@@ -15,7 +15,15 @@ import msgspec
 from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
 from app.core.messages import KeepModels, LoadProgress
 from app.core.request import OFF, SpeculationRequest
-from app.core.unit import DEFAULT_STAY, UNSPECIFIED_STAY, DrafterSpecification, LoadedModel, ModelSpecification, Stay
+from app.core.unit import (
+    DEFAULT_STAY,
+    UNSPECIFIED_STAY,
+    DrafterSpecification,
+    LiveValues,
+    LoadedModel,
+    ModelSpecification,
+    Stay,
+)
 from app.model_settings import ModelSettings, split_profile
 from app.models.catalog import CatalogModel, FolderCatalog
 from app.models.config_values import context_tokens
@@ -73,12 +81,8 @@ class ModelEntry:
         if self.model.kind == "encoder":
             return ("embeddings",)
         chats = ("chat", "tools") if self.model.has_chat_template else ()
-        more = (
-            ("reasoning", self.model.supports_reasoning),
-            ("drafts", bool(self.drafters)),
-            ("rerank", self.model.reranks),
-        )
-        return (*chats, "json", "embeddings", *(name for name, can in more if can))
+        more = {"reasoning": self.model.supports_reasoning, "drafts": self.drafters, "rerank": self.model.reranks}
+        return (*chats, "json", "embeddings", *(name for name, can in more.items() if can))
 
     def as_object(self) -> dict[str, Any]:
         """Return the JSON object that API and pages share."""
@@ -254,14 +258,14 @@ class Resolver:
         measured, usual = units
         if not loaded.unit.same_unit(measured):
             return request
-        request = msgspec.structs.replace(request, policy=usual.policy)
+        request = msgspec.structs.replace(request, policy=usual.live.policy)
         if request.method != "auto" or request.methods:
             return request
         allowed = usual.methods or (*(drafter.method for drafter in usual.drafters), *TEXT_METHODS)
         methods = tuple(method for method in loaded.methods if method in allowed)
-        if usual.policy == OFF or not methods:
+        if usual.live.policy == OFF or not methods:
             return msgspec.structs.replace(request, method=OFF)
-        length = usual.num_draft_tokens if request.num_draft_tokens is None else request.num_draft_tokens
+        length = usual.live.num_draft_tokens if request.num_draft_tokens is None else request.num_draft_tokens
         return msgspec.structs.replace(request, methods=methods, num_draft_tokens=length)
 
     def planned(
@@ -281,21 +285,23 @@ class Resolver:
             id=main.id,
             path=str(main.path),
             drafters=selected.drafters,
-            draft_unavailable=selected.reason,
-            missing_drafters=selected.missing,
-            policy=model_settings.policy or settings.policy,
             acceptance=model_settings.acceptance or settings.acceptance,
             methods=methods,
-            num_draft_tokens=model_settings.num_draft_tokens or settings.num_draft_tokens,
             prompt_lookup_min=model_settings.prompt_lookup_min,
             prompt_lookup_max=model_settings.prompt_lookup_max,
             ngram_across_requests=settings.ngram_across_requests,
             quantisation=self._live.model(main.id).quantisation,
-            context_tokens=context_tokens(main.config),
-            longest_token_bytes=main.tokenizer.longest_bytes(),
             max_rows=settings.max_rows,
             prefix_cache_bytes=settings.prefix_cache_memory,
-            queue_limit=settings.queue_limit,
+            live=LiveValues(
+                policy=model_settings.policy or settings.policy,
+                num_draft_tokens=model_settings.num_draft_tokens or settings.num_draft_tokens,
+                queue_limit=settings.queue_limit,
+                draft_unavailable=selected.reason,
+                missing_drafters=selected.missing,
+                context_tokens=context_tokens(main.config),
+                longest_token_bytes=main.tokenizer.longest_bytes(),
+            ),
         )
 
     def entry(self, model: CatalogModel, *, looking: bool = False) -> ModelEntry:
@@ -342,14 +348,13 @@ class Resolver:
         if requested is None:
             return True
         names = () if requested == OFF else self._chooser.names(requested)
-        return {drafter.id for drafter in specification.drafters}.issuperset(names) and bool(
-            names or not specification.drafters
-        )
+        loaded = {drafter.id for drafter in specification.drafters}
+        return loaded.issuperset(names) and bool(names or not loaded)
 
     def _with_method(self, main: CatalogModel, specification: ModelSpecification, method: str) -> ModelSpecification:
         """Return the unit plus the best drafter of `method`. Raises if settings exclude it or no drafter fits."""
         chosen = self._chooser.choose(main)
-        reason = specification.draft_unavailable
+        reason = specification.live.draft_unavailable
         if chosen.methods and method not in chosen.methods:
             reason = f"only {' and '.join(chosen.methods)} may draft for {main.id}, not {method}"
         elif chosen.is_explicit or reason == TURNED_OFF:

@@ -1,4 +1,4 @@
-"""What the end of a worker leads to: how long a silence may last, the pause before the next start, the model to blame.
+"""Consequences of a worker's silence and end: the longest silence, the pause before a restart, the model to blame.
 
 Nothing here reads the clock: times are passed in.
 """

@@ -47,7 +47,7 @@ class RequestStream:
         self._changed = asyncio.Event()
         self._in_flight = 0
         """Number of choices that are in the worker."""
-        self._max_in_flight = min(MAX_IN_FLIGHT, max(1, commands[0].model.queue_limit // 2))
+        self._max_in_flight = min(MAX_IN_FLIGHT, max(1, commands[0].model.live.queue_limit // 2))
         self._slot_freed = asyncio.Event()
         """Event that is set when a choice leaves the worker, or when nothing more will be sent."""
         self._alarm = Alarm(self._on_timeout)

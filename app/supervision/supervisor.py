@@ -23,8 +23,8 @@ from app.supervision.recovery import DEFAULT_TIMING, Backoff, CrashLog, Timing, 
 logger = logging.getLogger("paceline.supervisor")
 
 
-class Phase(StrEnum):
-    """What the worker does, or what happens while there is none."""
+class WorkerPhase(StrEnum):
+    """Phases of a worker, and of the time without one."""
 
     STARTING = "starting"  # it is being spawned, or has not sent `Ready`
     RUNNING = "running"  # it takes requests
@@ -35,10 +35,10 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class WorkerState:
     """A phase, with the monotonic times, in seconds, of its begin and of the end that it has without any event."""
 
-    phase: Phase
+    phase: WorkerPhase
     since: float
     until: float
 
@@ -63,9 +63,9 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._child: Child | None = None
         now = time.monotonic()
-        self._state = State(Phase.PAUSING, now, now)
+        self._state = WorkerState(WorkerPhase.PAUSING, now, now)
         self._change = asyncio.Event()
-        """Set for a moment at each change that anything here waits for; whoever waits looks at the state again."""
+        """Event that is set for a moment at each change; what waits for it then looks at the state again."""
         self._last_start_seconds = 2.0
         self.restarts = 0
         """Number of times the worker was restarted."""
@@ -91,17 +91,17 @@ class Supervisor:
     @property
     def ready(self) -> bool:
         """Whether a worker takes requests."""
-        return self._state.phase is Phase.RUNNING
+        return self._state.phase is WorkerPhase.RUNNING
 
     @property
     def draining(self) -> bool:
         """Whether the worker finishes running requests before another one replaces it."""
-        return self._state.phase is Phase.RENEWING
+        return self._state.phase is WorkerPhase.RENEWING
 
     @property
     def _is_ending(self) -> bool:
         """Whether `stop` was called."""
-        return self._state.phase in (Phase.STOPPING, Phase.STOPPED)
+        return self._state.phase in (WorkerPhase.STOPPING, WorkerPhase.STOPPED)
 
     @property
     def process_id(self) -> int | None:
@@ -118,9 +118,9 @@ class Supervisor:
         """Seconds until a worker should be ready: the rest of the pause, plus a start as long as the last one. How
         long a drain takes is not known and counts as 0."""
         seconds = self._last_start_seconds
-        if self._state.phase is Phase.STARTING:
+        if self._state.phase is WorkerPhase.STARTING:
             seconds -= time.monotonic() - self._state.since
-        elif self._state.phase is Phase.PAUSING:
+        elif self._state.phase is WorkerPhase.PAUSING:
             until = min(self._state.until, self._state.since + self._timing.awaited_pause_seconds)
             seconds += max(0.0, until - time.monotonic())
         return math.ceil(max(1.0, seconds))
@@ -150,7 +150,7 @@ class Supervisor:
     def _limit_pause(self) -> None:
         """Shorten a long pause, because a caller waits."""
         until = self._state.since + self._timing.awaited_pause_seconds
-        if self._state.phase is Phase.PAUSING and self._state.until > until:
+        if self._state.phase is WorkerPhase.PAUSING and self._state.until > until:
             self._state = replace(self._state, until=until)
             self._notify()
 
@@ -159,36 +159,40 @@ class Supervisor:
 
         New requests wait for the new worker. A second call ends a drain that is under way.
         """
-        self._drain(Phase.RENEWING, drain_seconds)
+        self._drain(WorkerPhase.RENEWING, drain_seconds)
 
     async def stop(self, drain_seconds: float = 0.0) -> None:
         """Let running requests finish for `drain_seconds`, then end the worker for certain. Safe to call twice."""
-        self._drain(Phase.STOPPING, drain_seconds)
+        self._drain(WorkerPhase.STOPPING, drain_seconds)
         if self._task is not None:
             await asyncio.shield(self._task)
 
     def send(self, command: Command) -> None:
         """Queue a command. Raises WorkerGone without a ready or draining worker, and errors of `ServerChannel.send`."""
-        if self._child is None or self._state.phase not in (Phase.RUNNING, Phase.RENEWING, Phase.STOPPING):
+        if self._child is None or self._state.phase not in (
+            WorkerPhase.RUNNING,
+            WorkerPhase.RENEWING,
+            WorkerPhase.STOPPING,
+        ):
             message = "The model worker is not running; try again in a moment."
             raise WorkerGone(message, retry_after_seconds=self.retry_after_seconds)
         self._child.send(command)
 
-    def _drain(self, phase: Phase, seconds: float) -> None:
+    def _drain(self, phase: WorkerPhase, seconds: float) -> None:
         """Begin a drain, which `_end_drained` ends; or cut short the one that is under way, or a pause."""
         now, until = time.monotonic(), self._state.until
         match self._state.phase:
-            case Phase.STARTING:
+            case WorkerPhase.STARTING:
                 self._enter(phase)
-            case Phase.RUNNING:
+            case WorkerPhase.RUNNING:
                 self.send(Shutdown(drain_seconds=seconds))
                 self._enter(phase, seconds + self._timing.stop_seconds)
-            case Phase.RENEWING:
+            case WorkerPhase.RENEWING:
                 if now < until:
                     self.send(Shutdown())
                 self._enter(phase, min(until - now, self._timing.stop_seconds))
-            case Phase.PAUSING:
-                self._enter(Phase.PAUSING if phase is Phase.RENEWING else Phase.STOPPED)
+            case WorkerPhase.PAUSING:
+                self._enter(WorkerPhase.PAUSING if phase is WorkerPhase.RENEWING else WorkerPhase.STOPPED)
 
     # --- the one task -----------------------------------------------------------------------------------------
 
@@ -201,7 +205,7 @@ class Supervisor:
                 self._lose(Reason("exit_unwatched", {"detail": str(error)}), "")
             if not self._is_ending:
                 self.restarts += 1
-            while self._state.phase is Phase.PAUSING and (seconds := self._state.until - time.monotonic()) > 0:
+            while self._state.phase is WorkerPhase.PAUSING and (seconds := self._state.until - time.monotonic()) > 0:
                 await self._wait(seconds)
 
     async def _run_worker(self) -> None:
@@ -212,7 +216,7 @@ class Supervisor:
             closed.set_result(reason)
             self._notify()
 
-        self._enter(Phase.STARTING, self._timing.start_seconds)
+        self._enter(WorkerPhase.STARTING, self._timing.start_seconds)
         self._watchdog = Watchdog(self._timing)
         try:
             self._child = child = await Child.spawn(
@@ -223,7 +227,7 @@ class Supervisor:
             return
         try:
             hang_reason = await self._watch(closed)
-            if self._state.phase is Phase.STOPPING or (self.draining and not closed.done()):
+            if self._state.phase is WorkerPhase.STOPPING or (self.draining and not closed.done()):
                 await self._end_drained(child)
             elif hang_reason:
                 self._lose(hang_reason, child.active_model)
@@ -241,7 +245,7 @@ class Supervisor:
     async def _watch(self, closed: asyncio.Future[str]) -> Reason:
         """Watch until the channel closes or a drain begins; return the reason if the worker hangs, else `NO_REASON`."""
         checked_at = time.monotonic()
-        while not closed.done() and self._state.phase in (Phase.STARTING, Phase.RUNNING):
+        while not closed.done() and self._state.phase in (WorkerPhase.STARTING, WorkerPhase.RUNNING):
             now = time.monotonic()
             if not self.ready:
                 if now > self._state.until:
@@ -285,23 +289,23 @@ class Supervisor:
     def _end(self, cause: Reason, pause_seconds: float) -> None:
         """Handle the end of the worker; the next one, if any, starts after the pause."""
         self.last_exit = cause
-        self._enter(Phase.STOPPED if self._is_ending else Phase.PAUSING, pause_seconds)
+        self._enter(WorkerPhase.STOPPED if self._is_ending else WorkerPhase.PAUSING, pause_seconds)
         self._on_exit(cause, pause_seconds)
 
     def _handle(self, event: Event) -> None:
-        if self._state.phase in (Phase.PAUSING, Phase.STOPPED):
+        if self._state.phase in (WorkerPhase.PAUSING, WorkerPhase.STOPPED):
             return  # late events of an abandoned worker
         if isinstance(event, Heartbeat):
             self._watchdog.record_heartbeat(event)
-        if isinstance(event, Ready) and self._state.phase is Phase.STARTING:
+        if isinstance(event, Ready) and self._state.phase is WorkerPhase.STARTING:
             self._last_start_seconds = time.monotonic() - self._state.since
-            self._enter(Phase.RUNNING, math.inf)
+            self._enter(WorkerPhase.RUNNING, math.inf)
         self._on_event(event)
 
-    def _enter(self, phase: Phase, seconds: float = 0.0) -> None:
+    def _enter(self, phase: WorkerPhase, seconds: float = 0.0) -> None:
         """Enter a phase that lasts for `seconds` unless an event ends it."""
         now = time.monotonic()
-        self._state = State(phase, now, now + seconds)
+        self._state = WorkerState(phase, now, now + seconds)
         self._notify()
 
     def _notify(self) -> None:

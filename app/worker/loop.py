@@ -203,7 +203,7 @@ class Loop:
             served = self._served.get(model_id)
             waiting_count = served.waiting_for(command.requests[0].owner) if served is not None else 0
             # The scheduler refuses a submission that is over the limit by itself.
-            if waiting_count and waiting_count + leases > command.model.queue_limit:
+            if waiting_count and waiting_count + leases > command.model.live.queue_limit:
                 message = f"{waiting_count} requests wait for {model_id} to be loaded; try again in a moment"
                 raise QueueFull(message, retry_after_seconds=LOADING_RETRY_SECONDS)
         for _ in range(leases):

@@ -345,8 +345,9 @@ class ServedModel:
 def configure(scheduler: Scheduler, specification: ModelSpecification) -> None:
     """Apply to a scheduler the settings of its model that do not concern the engine."""
     method = specification.methods[0] if len(specification.methods) == 1 else "auto"
+    live = specification.live
     scheduler.configure(
-        policy=specification.policy,
-        default_speculation=SpeculationRequest(method=method, num_draft_tokens=specification.num_draft_tokens),
-        queue_limit=specification.queue_limit,
+        policy=live.policy,
+        default_speculation=SpeculationRequest(method=method, num_draft_tokens=live.num_draft_tokens),
+        queue_limit=live.queue_limit,
     )

@@ -70,7 +70,7 @@ class LoadedModel:
             DrafterSpecification(draft, str(DEMO_MODELS / draft), method) for method, draft in DRAFTERS[name].items()
         )
         self._fixed = OurSide(
-            ModelSpecification(id=name, path=str(folder), drafters=tuple(drafts), policy="auto", prefix_cache_bytes=0)
+            ModelSpecification(id=name, path=str(folder), drafters=tuple(drafts), prefix_cache_bytes=0)
         )
         self._governor = self._fixed.with_new_scheduler()
         self.text = TextModel.load(folder)

@@ -13,7 +13,7 @@ import mlx.core as mx
 from app.core.request import DraftingPolicy, Request, SamplingParameters, SpeculationRequest
 from app.core.statistics import Statistics
 from app.core.step import DecodeStep, StepCost, StepResult
-from app.core.unit import DrafterSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, LiveValues, ModelSpecification
 from app.engine.engine import Engine
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
@@ -117,7 +117,7 @@ class OurSide:
         return run
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self.engine.limits, policy=self._specification.policy, measured=self._measured)
+        return Scheduler(self.engine.limits, policy=self._specification.live.policy, measured=self._measured)
 
     def _step(self, run: Run) -> None:
         """Run one turn of the worker's loop: admit, plan, step, commit, free rows."""
@@ -155,8 +155,8 @@ def specification_of(folders: PairFolders, *, policy: DraftingPolicy = "single")
         id=folders.target.name,
         path=str(folders.target),
         drafters=(DrafterSpecification(folders.draft.name, str(folders.draft)),) if folders.draft else (),
-        policy=policy,
         prefix_cache_bytes=0,
+        live=LiveValues(policy=policy),
     )
 
 

@@ -200,7 +200,7 @@ async def test_a_choice_is_stored_as_the_same_settings_that_everybody_sees(site:
     assert {name: value for name, value in view["choice"].items() if value is not None} == body
     assert {entry["method"] for entry in view["candidates"] if entry["in_use"]} == {"draft_model", "ngram"}
     unit = again.admin.serving.resolver.resolve(DEMO)
-    assert ([drafter.id for drafter in unit.drafters], unit.num_draft_tokens, unit.policy) == (
+    assert ([drafter.id for drafter in unit.drafters], unit.live.num_draft_tokens, unit.live.policy) == (
         ["demo-draft"],
         5,
         "auto",

@@ -254,8 +254,8 @@ async def test_a_reload_is_offered_done_or_too_early(site: SignInSite, client: h
     worker.unload = refuse  # type: ignore[method-assign]
     assert (await client.patch(MODEL, json={"num_draft_tokens": 5, "reload": True})).json()["reload"] == "busy"
     resolver = site.site.context.resolver
-    assert resolver.resolve("demo-main").num_draft_tokens is None, "as it is in memory"
-    assert resolver.planned(resolver.main("demo-main")).num_draft_tokens == 5
+    assert resolver.resolve("demo-main").live.num_draft_tokens is None, "as it is in memory"
+    assert resolver.planned(resolver.main("demo-main")).live.num_draft_tokens == 5
 
 
 async def test_usual_values_are_used_where_the_request_says_nothing(

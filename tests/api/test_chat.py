@@ -161,7 +161,7 @@ async def test_the_command_carries_what_was_asked(site: Site) -> None:
     assert (command.stop, command.max_tokens) == (("END",), 6)
     assert command.template_arguments == {"enable_thinking": False}
     assert (command.speculation.method, command.speculation.num_draft_tokens) == ("draft_model", 4)
-    assert (names_of(command.model), command.model.policy) == (["demo-draft"], "auto")
+    assert (names_of(command.model), command.model.live.policy) == (["demo-draft"], "auto")
 
 
 async def test_defaults(site: Site) -> None:

@@ -35,8 +35,13 @@ def test_a_stored_choice_decides_where_settings_say_nothing() -> None:
     )
     made = site.context.resolver.resolve("demo-main")
     assert names_of(made) == ["demo-main-eagle3", "demo-draft"]
-    assert (made.methods, made.num_draft_tokens) == (("eagle3", "draft_model", "ngram"), 3)
-    assert (made.policy, made.acceptance, made.prompt_lookup_min, made.prompt_lookup_max) == ("auto", "rejection", 2, 4)
+    assert (made.methods, made.live.num_draft_tokens) == (("eagle3", "draft_model", "ngram"), 3)
+    assert (made.live.policy, made.acceptance, made.prompt_lookup_min, made.prompt_lookup_max) == (
+        "auto",
+        "rejection",
+        2,
+        4,
+    )
     assert names_of(site.context.resolver.resolve("demo-main", "demo-main-dflash")) == ["demo-main-dflash"]
 
 
@@ -62,18 +67,18 @@ def test_settings_go_before_a_stored_choice() -> None:
     )
     made = site.context.resolver.resolve("demo-main")
     assert (names_of(made), made.methods) == (["demo-draft"], ())
-    assert (made.num_draft_tokens, made.policy, made.acceptance) == (9, "single", "coupled")
+    assert (made.live.num_draft_tokens, made.live.policy, made.acceptance) == (9, "single", "coupled")
 
 
 def test_a_stored_choice_may_turn_drafters_off_or_allow_methods_only() -> None:
     site = make_site(models=DRAFTERS)
     keep(site, drafts=())
     made = site.context.resolver.resolve("demo-main")
-    assert (made.drafters, made.draft_unavailable) == ((), "drafters are turned off for demo-main")
+    assert (made.drafters, made.live.draft_unavailable) == ((), "drafters are turned off for demo-main")
     keep(site, methods=("ngram",))
     made = site.context.resolver.resolve("demo-main")
     assert (made.drafters, made.methods) == ((), ("ngram",))
-    assert made.draft_unavailable == "only ngram may draft for demo-main"
+    assert made.live.draft_unavailable == "only ngram may draft for demo-main"
     with pytest.raises(SpeculationUnavailable, match="only ngram may draft for demo-main, not dflash"):
         site.context.resolver.resolve("demo-main", method="dflash")
     keep(site, methods=("draft_model", "dflash"))
@@ -85,12 +90,12 @@ def test_a_stored_drafter_that_is_gone_is_left_out_with_its_reason() -> None:
     keep(site, drafts=("gone", "demo-main-dflash"), methods=("dflash",))
     made = site.context.resolver.resolve("demo-main")
     assert names_of(made) == ["demo-main-dflash"]
-    assert "the choice for this model names gone" in made.draft_unavailable
+    assert "the choice for this model names gone" in made.live.draft_unavailable
     assert made.no_drafter == Reason("missing_some", {"names": "gone"})
     keep(site, drafts=("gone", "lost"))
     assert site.context.resolver.resolve("demo-main").no_drafter == Reason("missing_all", {"names": "gone, lost"})
     keep(site, drafts=("demo-draft",), methods=("dflash",))
-    assert site.context.resolver.resolve("demo-main").draft_unavailable == (
+    assert site.context.resolver.resolve("demo-main").live.draft_unavailable == (
         "demo-draft drafts by draft_model, chosen is dflash"
     )
 
@@ -102,9 +107,9 @@ def test_a_speculative_config_chooses_for_its_target() -> None:
     config = '{"method": "dflash", "model": "demo-main-dflash", "num_speculative_tokens": 7, "target": "demo-main"}'
     site = make_site(models=DRAFTERS, speculative_config=config, drafts="demo-main=demo-draft", num_draft_tokens=2)
     made = site.context.resolver.resolve("demo-main")
-    assert (names_of(made), made.methods, made.num_draft_tokens) == (["demo-main-dflash"], ("dflash",), 7)
+    assert (names_of(made), made.methods, made.live.num_draft_tokens) == (["demo-main-dflash"], ("dflash",), 7)
     other = site.context.resolver.resolve("org/other")
-    assert (other.methods, other.num_draft_tokens) == ((), 2)
+    assert (other.methods, other.live.num_draft_tokens) == ((), 2)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +131,7 @@ def test_without_a_default_model_the_drafter_of_a_speculative_config_finds_its_m
     made = make_resolver(speculative_config=config)
     assert names_of(made.resolve("demo-main")) == ["demo-main-eagle3"]
     assert made.resolve("demo-main").methods == ("eagle3",)
-    assert "no draft model" in made.resolve("org/other").draft_unavailable
+    assert "no draft model" in made.resolve("org/other").live.draft_unavailable
 
 
 @pytest.mark.parametrize(
@@ -140,9 +145,9 @@ def test_without_a_default_model_the_drafter_of_a_speculative_config_finds_its_m
 def test_a_speculative_config_that_cannot_be_had_says_why(config: str, reason: str) -> None:
     made = make_resolver(speculative_config=config, default_model="demo-main").resolve(None)
     assert made.drafters == ()
-    assert reason in made.draft_unavailable
+    assert reason in made.live.draft_unavailable
 
 
 def test_a_speculative_config_without_a_model_takes_the_best_drafter_of_its_method() -> None:
     made = make_resolver(speculative_config='{"method": "eagle3"}', default_model="demo-main").resolve(None)
-    assert (names_of(made), made.methods, made.draft_unavailable) == (["demo-main-eagle3"], ("eagle3",), "")
+    assert (names_of(made), made.methods, made.live.draft_unavailable) == (["demo-main-eagle3"], ("eagle3",), "")

@@ -21,9 +21,9 @@ def test_the_settings_reach_the_specification() -> None:
     made = resolver(policy="auto", max_rows=3, queue_limit=9, num_draft_tokens=5, acceptance="rejection").resolve(
         "demo-main"
     )
-    assert (made.id, made.path, made.draft_unavailable) == ("demo-main", str(FOLDERS / "demo-main"), "")
+    assert (made.id, made.path, made.live.draft_unavailable) == ("demo-main", str(FOLDERS / "demo-main"), "")
     assert made.drafters == (DrafterSpecification("demo-draft", str(FOLDERS / "demo-draft"), "draft_model"),)
-    assert (made.policy, made.max_rows, made.queue_limit, made.num_draft_tokens) == ("auto", 3, 9, 5)
+    assert (made.live.policy, made.max_rows, made.live.queue_limit, made.live.num_draft_tokens) == ("auto", 3, 9, 5)
     assert (made.acceptance, made.methods, made.prompt_lookup_min) == ("rejection", (), None)
 
 
@@ -53,7 +53,7 @@ def test_no_model_named(absent: str | None) -> None:
 def test_without_a_draft_the_reason_is_told() -> None:
     made = resolver().resolve("org/other")
     assert made.drafters == ()
-    assert "no draft model" in made.draft_unavailable
+    assert "no draft model" in made.live.draft_unavailable
     with pytest.raises(SpeculationUnavailable, match="no draft model"):
         resolver().resolve("org/other", method="draft_model")
 
@@ -77,7 +77,7 @@ def test_a_draft_that_was_asked_for_fits_or_is_refused() -> None:
 def test_a_configured_draft_that_cannot_be_used_is_left_out_with_its_reason(drafts: str, reason: str) -> None:
     made = resolver(drafts=drafts).resolve("demo-main")
     assert made.drafters == ()
-    assert reason in made.draft_unavailable
+    assert reason in made.live.draft_unavailable
     with pytest.raises(SpeculationUnavailable, match=reason):
         resolver(drafts=drafts).resolve("demo-main", method="draft_model")
 
@@ -143,7 +143,7 @@ def test_two_drafters_of_one_method_are_refused() -> None:
         resolver(models).resolve("demo-main", "demo-main-dflash+demo-main-other")
     made = resolver(models, drafts="demo-main=demo-main-dflash+demo-main-other").resolve("demo-main")
     assert names_of(made) == ["demo-main-dflash"]
-    assert "already" in made.draft_unavailable
+    assert "already" in made.live.draft_unavailable
 
 
 def test_one_misfit_of_several_chosen_drafters_is_left_out_with_its_reason() -> None:
@@ -151,9 +151,9 @@ def test_one_misfit_of_several_chosen_drafters_is_left_out_with_its_reason() -> 
     assert names_of(made) == ["demo-main-dflash"]
     assert (
         "eagle cannot draft for demo-main: it was made for a hidden size of 8, the main model has 4"
-        in made.draft_unavailable
+        in made.live.draft_unavailable
     )
-    assert "gone" in made.draft_unavailable
+    assert "gone" in made.live.draft_unavailable
 
 
 def test_an_id_may_hold_a_plus_sign() -> None:

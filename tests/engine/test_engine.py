@@ -11,7 +11,7 @@ from mlx_lm.models.cache import ConcatenateKVCache
 from app.core.reason import Reason
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeRow, DecodeStep, EngineLimits, Offer, PrefillRow, PrefillStep
-from app.core.unit import ModelSpecification
+from app.core.unit import LiveValues, ModelSpecification
 from app.engine.caches.rollback import UnknownCacheError, make_caches
 from app.engine.drafters.ngram import Ngram
 from app.engine.drafters.registry import Drafters, open_drafters
@@ -210,7 +210,7 @@ def test_without_a_draft_model_the_registry_says_why() -> None:
 @pytest.mark.parametrize("method", ["draft_model", "dflash", "mtp", "eagle3"])
 def test_why_a_chosen_drafter_was_refused_is_told_by_every_method_that_needs_one(method: str) -> None:
     target, _ = models("qwen3", False)
-    spec = ModelSpecification(id="a", path="", draft_unavailable="x cannot draft for a: other tokens")
+    spec = ModelSpecification(id="a", path="", live=LiveValues(draft_unavailable="x cannot draft for a: other tokens"))
     unit = LoadedUnit(spec, target, {}, weights_bytes=0, max_context_tokens=64, vocabulary_size=97)
     assert str(open_drafters(unit).unavailable[method]) == "x cannot draft for a: other tokens"
 

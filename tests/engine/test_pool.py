@@ -7,7 +7,7 @@ from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, Mode
 from app.core.messages import LoadProgress
 from app.core.pool_events import Evicted, Loaded, LoadFailed
 from app.core.request import Quantisation
-from app.core.unit import DrafterSpecification, LoadedModel, ModelSpecification, Stay
+from app.core.unit import DrafterSpecification, LiveValues, LoadedModel, ModelSpecification, Stay
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.pool import EnginePool
 from app.models.footprint import RowSize
@@ -206,8 +206,15 @@ def test_another_draft_reloads_an_idle_model_and_waits_for_a_busy_one(world: Wor
     assert pool.snapshot()[0].leases == 2
 
 
-SCHEDULERS = {"policy": "off", "queue_limit": 1, "num_draft_tokens": 2, "draft_unavailable": "none"}
-SERVERS = {"context_tokens": 64, "longest_token_bytes": 9, "missing_drafters": ("gone",)}
+LIVE = LiveValues(
+    policy="off",
+    queue_limit=1,
+    num_draft_tokens=2,
+    draft_unavailable="none",
+    context_tokens=64,
+    longest_token_bytes=9,
+    missing_drafters=("gone",),
+)
 UNITS = {
     "path": "/models/elsewhere",
     "drafters": (DrafterSpecification("b", "/models/b"),),
@@ -224,15 +231,16 @@ UNITS = {
 }
 
 
-def test_whatever_is_in_a_specification_is_the_schedulers_the_servers_or_the_units() -> None:
-    assert {"id", *SCHEDULERS, *SERVERS, *UNITS} == set(ModelSpecification.__struct_fields__)
+def test_every_value_of_a_unit_is_tried_here() -> None:
+    assert {"id", "live", *UNITS} == set(ModelSpecification.__struct_fields__)
+    assert not any(getattr(LIVE, name) == value for name, value in msgspec.structs.asdict(LiveValues()).items())
 
 
-def test_settings_of_the_scheduler_and_what_the_server_looks_at_need_no_reload(world: World) -> None:
+def test_live_values_need_no_reload(world: World) -> None:
     pool = world.pool()
     pool.acquire(specification("a"))
     drain(pool)
-    pool.acquire(specification("a", **SCHEDULERS, **SERVERS))
+    pool.acquire(specification("a", live=LIVE))
     assert (world.loads, pool.snapshot()[0].leases) == (["a"], 2)
 
 
@@ -403,8 +411,8 @@ def test_settings_of_another_model_leave_what_a_request_said(world: World) -> No
 def test_values_that_no_engine_depends_on_change_without_a_reload(world: World) -> None:
     pool = world.pool()
     ready(pool, "a")
-    pool.update_specification(specification("a", policy="off"))
-    assert pool.snapshot()[0].unit.policy == "off"
+    pool.update_specification(specification("a", live=LiveValues(policy="off")))
+    assert pool.snapshot()[0].unit.live.policy == "off"
     pool.update_specification(specification("a", max_rows=3))
     assert pool.snapshot()[0].unit.max_rows == specification("a").max_rows
     assert world.loads == ["a"]

@@ -14,7 +14,7 @@ from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
 from app.core.reason import NO_REASON, Reason
 from app.core.request import FinishedRequest, SamplingParameters
 from app.core.statistics import MethodStatistics, Statistics
-from app.core.unit import ModelSpecification
+from app.core.unit import LiveValues, ModelSpecification
 from app.serving.journal import Journal
 from app.serving.metrics import Metrics
 from app.serving.record import Record
@@ -81,7 +81,7 @@ def opened(
     created_at: float = 1.0,
     metrics: Metrics | None = None,
 ) -> Record:
-    model = ModelSpecification(id="m", path="/m", draft_unavailable="no drafter fits")
+    model = ModelSpecification(id="m", path="/m", live=LiveValues(draft_unavailable="no drafter fits"))
     commands = [
         Generate(
             id=f"{name}-{at}",

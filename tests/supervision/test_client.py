@@ -21,7 +21,7 @@ from app.core.messages import (
     Ready,
     Snapshot,
 )
-from app.core.unit import LoadedModel, ModelSpecification, Stay
+from app.core.unit import LiveValues, LoadedModel, ModelSpecification, Stay
 from app.supervision.client import WorkerClient
 from app.supervision.stream import MAX_IN_FLIGHT, RequestStream
 from tests.worker.serving import DEADLINE_SECONDS, QUICK, ask, collect, serving, until
@@ -121,7 +121,7 @@ def test_a_worker_that_ends_while_it_loads_again_forgets_neither_the_model_nor_i
 def test_a_request_of_many_prompts_goes_on_in_the_next_worker_where_one_is_renewed() -> None:
     async def scenario() -> None:
         async with serving() as client:
-            model = ModelSpecification(id="m", path="/models/m", queue_limit=2)
+            model = ModelSpecification(id="m", path="/models/m", live=LiveValues(queue_limit=2))
             texts = ("hold", "words 1", "words 1")
             stream = client.open(
                 [Generate(id=f"r{number}", model=model, text=text) for number, text in enumerate(texts)]
@@ -412,7 +412,7 @@ def test_of_thousands_of_prompts_the_worker_has_a_few_and_others_go_in_between()
 def test_a_request_of_many_prompts_leaves_half_of_the_queue_to_others(limit: int, most: int) -> None:
     async def scenario() -> None:
         async with serving() as client:
-            model = ModelSpecification(id="fake", path="/models/fake", queue_limit=limit)
+            model = ModelSpecification(id="fake", path="/models/fake", live=LiveValues(queue_limit=limit))
             commands = [
                 msgspec.structs.replace(ask("forever"), id=f"many-{index}", model=model) for index in range(300)
             ]

@@ -49,7 +49,9 @@ class Pair:
         self, specification: ModelSpecification, engine: EnginePort, costs: Sequence[StepCost]
     ) -> BreakableScheduler:
         self.schedulers.append(
-            BreakableScheduler(engine.limits, queue_limit=specification.queue_limit, measured=costs, clock=self.clock)
+            BreakableScheduler(
+                engine.limits, queue_limit=specification.live.queue_limit, measured=costs, clock=self.clock
+            )
         )
         self.known_costs = costs
         return self.schedulers[-1]

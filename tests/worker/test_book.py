@@ -22,7 +22,7 @@ from app.engine.loading.pool import EnginePool
 from app.machine.channel import CrashNote
 from app.supervision.client import WorkerClient
 from app.supervision.stream import RequestStream
-from app.supervision.supervisor import Phase
+from app.supervision.supervisor import WorkerPhase
 from app.worker.loop import Loop
 from app.worker.text_thread import TextThread
 from app.worker.thread_commands import LoopCommand
@@ -62,7 +62,7 @@ class Worker:
         self.loop = Loop(
             pool=self.pool,
             open_scheduler=lambda spec, engine, _costs: BreakableScheduler(
-                engine.limits, queue_limit=spec.queue_limit, clock=world.clock
+                engine.limits, queue_limit=spec.live.queue_limit, clock=world.clock
             ),
             text_thread=self.text_thread,
             send=client._on_event,
@@ -88,7 +88,7 @@ class LinkedClient(WorkerClient):
 
     def link(self, worker: Worker | None) -> None:
         self._child = worker  # type: ignore[assignment]  # only `send` is used
-        self._enter(Phase.PAUSING if worker is None else Phase.RUNNING)
+        self._enter(WorkerPhase.PAUSING if worker is None else WorkerPhase.RUNNING)
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 
 from app.core.messages import LoadModel, UnloadModel
 from app.core.step import StepCost
-from app.core.unit import DrafterSpecification, ModelSpecification
+from app.core.unit import DrafterSpecification, LiveValues, ModelSpecification
 from app.models.machine_files import CostFiles
 from tests.worker.fakes import WARM_COSTS
 from tests.worker.pair import Pair
@@ -55,7 +55,7 @@ def test_costs_of_another_machine_library_model_or_drafter_are_others(
 
 def test_settings_of_the_scheduler_do_not_change_what_steps_cost(files: CostFiles) -> None:
     files.save(SPEC, COSTS)
-    assert files.load(msgspec.structs.replace(SPEC, policy="auto", queue_limit=1)) == COSTS
+    assert files.load(msgspec.structs.replace(SPEC, live=LiveValues(policy="single", queue_limit=1))) == COSTS
 
 
 def test_what_an_older_version_measured_is_measured_anew(files: CostFiles, tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ class WarmUps(CostFiles):
 
     def warm_up(self, engine: EnginePort, spec: ModelSpecification, costs: dict[Key, StepCost]) -> Generator[None]:
         """Warm up an engine of the pool and store what it measured; the known `costs` are updated in place."""
-        rows = min(BATCH_ROWS, engine.limits.max_rows) if spec.policy == "auto" else 1
+        rows = min(BATCH_ROWS, engine.limits.max_rows) if spec.live.policy == "auto" else 1
         self.save(spec, (yield from warm_up(engine, costs, rows=rows)))
 
 

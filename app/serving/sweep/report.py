@@ -285,7 +285,7 @@ def drafting_of(given: Mapping[str, Any], unit: ModelSpecification | None) -> di
     """Return how a model drafts now, as input for `changes_to`: its settings, policy and planned drafters."""
     return {
         **given,
-        "policy": unit.policy if unit is not None else "off",
+        "policy": unit.live.policy if unit is not None else "off",
         "planned": [drafter.id for drafter in unit.drafters] if unit is not None else [],
     }
 
