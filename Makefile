@@ -6,7 +6,8 @@ endif
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-PROCESSES ?= 2
+# One more than two cores: the tests wait for other processes for a fifth of their time.
+PROCESSES ?= 3
 MINUTES ?= 60
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal --durations 20 --durations-min 1
 
@@ -72,7 +73,7 @@ desktop: $(VENV)/installed-desktop ## Install what the menu bar needs
 app: desktop ## Install Paceline.app: the server in the menu bar, by a double click (macOS)
 	@$(BIN)/paceline app install $(ARGS)
 
-test: $(VENV)/published ## Run the test suite: ten minutes, and nothing but Python (PROCESSES=2)
+test: $(VENV)/published ## Run the test suite: ten minutes, and nothing but Python (PROCESSES=3)
 	@$(PYTEST) -m "not system and not soak and not agents" $(ARGS)
 
 QUICK = architecture core models scheduler store text api benchmark tools \
@@ -83,8 +84,7 @@ quick: $(VENV)/published ## Run what only computes and is fast: two minutes, bet
 	@$(PYTEST) -m "not system and not soak and not agents" $(addprefix tests/,$(QUICK)) $(ARGS)
 
 test-all: test $(VENV)/published-npm $(VENV)/clients/installed ## Run what needs chromium, npm or a screen of X11 too
-	@# One process more: a test with a browser waits for half of its time.
-	@$(PYTEST) --numprocesses $$(($(PROCESSES) + 1)) -m "system and not soak and not agents" $(ARGS)
+	@$(PYTEST) -m "system and not soak and not agents" $(ARGS)
 
 landing: $(VENV)/published-npm ## Run the share of the soak that runs before each merge: three minutes
 	@$(PYTEST) -m "soak and landing" $(ARGS)

@@ -105,9 +105,8 @@ class Gate:
             await self._app(scope, receive, send)
             return
         scope = _normalized(scope)
-        path, headers = scope["path"], _headers_of(scope)
+        path, headers, has_begun = scope["path"], _headers_of(scope), False
         is_allowed_page = self._is_allowed_page(path, headers[b"origin"])
-        has_begun = False
 
         async def send_with_defaults(message: Message) -> None:
             nonlocal has_begun
@@ -117,24 +116,25 @@ class Gate:
                 self._count(scope, message["status"])
             await send(message)
 
-        try:
-            self._check(scope, headers, is_allowed_page=is_allowed_page)
-        except PacelineError as error:
-            await error_response(error, path=scope["path"])(scope, receive, send_with_defaults)
-            return
-        app = self._app
-        if is_allowed_page:
-            methods = ("GET", "POST", "DELETE")
-            app = CORSMiddleware(
-                app, self._allowed_origins(), methods, allow_headers=("*",), allow_private_network=True
-            )
-        try:
-            await app(scope, receive, send_with_defaults)
-        except Exception:
-            if has_begun:
-                raise
-            logger.exception("%s %s failed", scope["method"], path)
-            await internal_error(Request(scope))(scope, receive, send_with_defaults)
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                self._check(scope, headers, is_allowed_page=is_allowed_page)
+            except PacelineError as error:
+                await error_response(error, path=path)(scope, receive, send)
+                return
+            try:
+                await self._app(scope, receive, send)
+            except Exception:
+                if has_begun:
+                    raise
+                logger.exception("%s %s failed", scope["method"], path)
+                await internal_error(Request(scope))(scope, receive, send)
+
+        app: ASGIApp = answer
+        if is_allowed_page:  # outside of `answer`, so that the page can read errors too
+            origins, methods = self._allowed_origins(), ("GET", "POST", "DELETE")
+            app = CORSMiddleware(answer, origins, methods, allow_headers=("*",), allow_private_network=True)
+        await app(scope, receive, send_with_defaults)
 
     def _is_allowed_page(self, path: str, origins: Sequence[bytes]) -> bool:
         """Return whether a page of an allowed origin sends the request, to a path that such pages may use."""

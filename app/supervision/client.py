@@ -190,6 +190,7 @@ class WorkerClient(Supervisor):
             raise ModelUnavailable(
                 f"{model.id} is quarantined: {reason}, or at once after `paceline release {model.id}`.",
                 code="model_quarantined",
+                retry_after_seconds=60 * int(reason.values["again"]),
             )
 
     async def _request(self, command: LoadModel | UnloadModel | ReadPrompt, model_id: str) -> Any:

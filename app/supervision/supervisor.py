@@ -36,7 +36,7 @@ class WorkerPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A phase, with the monotonic times, in seconds, of its begin and of the end that it has without any event."""
+    """A phase, and the monotonic times, in seconds, at which it began and ends if no event ends it first."""
 
     phase: WorkerPhase
     since: float

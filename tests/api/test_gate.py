@@ -134,6 +134,9 @@ async def test_pages_of_allowed_origins_may_call_the_endpoint_and_nothing_else()
     assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
     refused = await site.client.post("/v1/chat/completions", json=chat_body(), headers=page)
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://chat.example")
+    for kind, body, status in (("text/plain", b"{}", 415), ("application/json", b"{" * 40_000_000, 413)):
+        refused = await site.client.post("/v1/embeddings", content=body, headers=page | {"content-type": kind})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (status, "https://chat.example")
     for path in ("/v1/models", "/v1/models/"):
         answer = await site.client.get(path, headers=page | {"authorization": "Bearer sk-test"})
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://chat.example")

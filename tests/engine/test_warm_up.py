@@ -53,6 +53,10 @@ class TimedEngine:
     fed: list[int] = field(default_factory=list)
     cheap_tokens: tuple[int, ...] = ()
     shapes: list[tuple[str, int] | tuple[str, int, int]] = field(default_factory=list)
+    is_sampling: bool = False
+    sampled_shapes: list[tuple[str, int]] = field(default_factory=list)
+    lengths: set[tuple[int, ...]] = field(default_factory=set)
+    """Lengths of the rows of each decode step of several rows, less the shortest."""
 
     @property
     def limits(self) -> EngineLimits:
@@ -75,6 +79,7 @@ class TimedEngine:
         assert request.id.startswith(REQUEST_ID)
         assert request.id not in self.cached
         self.cached[request.id] = 0
+        self.is_sampling = request.sampling.temperature > 0
         return 0
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -103,6 +108,11 @@ class TimedEngine:
         self.shapes.append(
             (row.method, row.num_draft_tokens) if rows == 1 else (row.method, row.num_draft_tokens, rows)
         )
+        if self.is_sampling:
+            self.sampled_shapes.append((row.method, row.num_draft_tokens))
+        if rows > 1:
+            shortest = min(len(planned.tokens) for planned in plan.rows)
+            self.lengths.add(tuple(len(planned.tokens) - shortest for planned in plan.rows))
         first = self.shapes.count(self.shapes[-1]) == 1
         drafting = drafted * self.drafters.get(row.method, 0.0)
         columns = rows * (1 + drafted) - 1
@@ -153,7 +163,15 @@ def test_every_shape_is_measured_after_it_ran_once() -> None:
     assert costs["draft_model", 15].draft_seconds == pytest.approx(0.030)
     assert sorted(drafts for method, drafts in costs if method == "ngram") == list(DRAFT_LENGTHS)
     assert all(cost.seconds == pytest.approx(0.02 + 0.001 * drafts) for (_, drafts), cost in costs.items())
+    del engine.shapes[engine.shapes.index(("draft_model", 1))]  # the sampled one
     assert {engine.shapes.count(shape) for shape in engine.shapes if shape != ("off", 0)} == {4}
+
+
+def test_the_operations_of_sampled_tokens_and_of_rows_of_different_lengths_are_compiled_too() -> None:
+    engine = TimedEngine()
+    run(engine, rows=4)
+    assert dict.fromkeys(engine.sampled_shapes) == dict.fromkeys([("off", 0), ("draft_model", 1)])
+    assert engine.lengths == {(3, 2, 1, 0)}
 
 
 def test_carried_tokens_are_read_before_the_next_shape() -> None:
@@ -182,7 +200,7 @@ def test_known_costs_are_not_measured_again_but_the_shapes_run() -> None:
     engine = TimedEngine()
     known = (StepCost("off", 1, 0, 0.02), StepCost("draft_model", 1, 1, 0.02, 0.002))
     assert run(engine, known)[:2] == known
-    assert engine.shapes.count(("draft_model", 1)) == ROUNDS
+    assert engine.shapes.count(("draft_model", 1)) == ROUNDS + 1, "the sampled one too"
     assert engine.shapes.count(("draft_model", 15)) == 4, "what is not known is measured"
 
 
@@ -357,6 +375,7 @@ def test_an_interrupted_warm_up_goes_on_with_what_it_has_measured() -> None:
     assert list(costs)[:5] == measured
     assert len(costs) > 8
     again = engine.shapes[before:]
+    again.remove(("draft_model", 1))  # the sampled one
     assert [again.count((method, drafts)) for method, _, drafts, _ in measured if drafts] == [ROUNDS] * 4
 
 

@@ -121,8 +121,9 @@ def test_three_crashes_quarantine_the_model_and_only_it() -> None:
                 assert client.quarantined == {}
                 await failure_of(client, "kill", request_id=f"r{number}", model_id="bad")
             assert "3 times" in str(client.quarantined["bad"])
-            with pytest.raises(ModelUnavailable, match="quarantined"):
+            with pytest.raises(ModelUnavailable, match="quarantined") as caught:
                 await collect(client, ask("words 1", model_id="bad"))
+            assert caught.value.retry_after_seconds == QUICK.quarantine_seconds
             assert await collect(client, ask("words 1", model_id="good"))
             client.release_quarantine("bad")
             with pytest.raises(InvalidRequest, match="bad is not quarantined"):

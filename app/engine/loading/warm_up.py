@@ -5,6 +5,7 @@ find matches too. The governor relies on its measurements for shapes that no req
 empty as before, even if it ends early, and adds nothing to the prefix cache.
 """
 
+import contextlib
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -31,6 +32,8 @@ Key = tuple[str, int, int, int]
 WarmUpSteps = Generator[None, None, tuple[StepCost, ...]]
 
 REQUEST_ID = "warm-up"
+GREEDY, SAMPLED = SamplingParameters(temperature=0.0), SamplingParameters(top_p=0.9, repetition_penalty=1.1)
+"""Parameters of the requests that are measured, and of one that only has its operations compiled."""
 BUDGET_SECONDS, MAX_SECONDS, BUDGET_CHUNKS = 3.0, 12.0, 40
 """Budget: the time of 40 first prefill chunks, at least 3 s and at most 12 s: large models have as many shapes as small
 ones. A shape that would overrun the budget is skipped; the governor learns its cost from requests."""
@@ -70,11 +73,11 @@ def warm_up(
     known_shapes = {shape for shape, cost in costs.items() if cost.seconds > 0 and not cost.is_learnt}
     started = ends = clock()
     pace = 1.0
-    for index, row_count in enumerate(list(dict.fromkeys((1, rows))) * ROUNDS):
+    measured = [(row_count, GREEDY) for row_count in dict.fromkeys((1, rows))] * ROUNDS
+    for index, (row_count, sampling) in enumerate([measured[0], (1, SAMPLED), *measured[1:]]):
         if index and clock() >= ends:
             break
-        batch = _Batch(engine, clock, row_count)
-        try:
+        with contextlib.closing(_Batch(engine, clock, row_count, sampling)) as batch:
             seconds = batch.begin()
             yield
             if not index:
@@ -82,16 +85,15 @@ def warm_up(
             if seconds > PROMPT_SHARE * (ends - started):
                 batch.shorten()
             yield from batch.catch_up()
-            for done, (method, drafts) in enumerate(_shapes(engine.limits, row_count)):
-                runs = 1 if (method, row_count, drafts, 0) in known_shapes else 2
+            shapes = _shapes(engine.limits, row_count)
+            for done, (method, drafts) in enumerate(shapes if sampling is GREEDY else shapes[:2]):
+                runs = 1 if sampling is SAMPLED or (method, row_count, drafts, 0) in known_shapes else 2
                 late = clock() + runs * _expected_seconds(costs, method, row_count, drafts) > ends
                 if not batch.has_room(drafts) or (late and (index or done > 1)):
                     continue
                 for cost in batch.run(method, drafts, runs):
-                    pace = _learn(costs, cost, pace) if cost is not None else pace
+                    pace = _learn(costs, cost, pace) if cost is not None and sampling is GREEDY else pace
                     yield
-        finally:
-            batch.release()
     return tuple(costs.values())
 
 
@@ -149,17 +151,20 @@ def _expected_seconds(costs: Mapping[Key, StepCost], method: str, rows: int, dra
 
 
 class _Batch:
-    """Requests of a warm-up. Their periodic texts replace the drawn tokens: the engine only checks lengths."""
+    """Requests of a warm-up, of unequal lengths. Periodic texts replace the drawn tokens: only lengths are checked."""
 
-    def __init__(self, engine: EnginePort, clock: Clock, rows: int) -> None:
+    def __init__(self, engine: EnginePort, clock: Clock, rows: int, sampling: SamplingParameters) -> None:
         self._engine = engine
         self.clock = clock
         self.rows = rows
+        self._sampling = sampling
         self.limits = engine.limits
-        length = max(2, min(PROMPT_TOKENS, self.limits.max_context_tokens // 2))
-        names = [REQUEST_ID, *(f"{REQUEST_ID} {number}" for number in range(1, rows))]
-        self._tokens = {name: [_token(position + row) for position in range(length)] for row, name in enumerate(names)}
-        self._computed = dict.fromkeys(names, 0)
+        length = min(PROMPT_TOKENS, self.limits.max_context_tokens // 2)
+        self._tokens = {
+            f"{REQUEST_ID} {row}": [_token(position + 2 * row) for position in range(max(2, length - row))]
+            for row in range(rows)
+        }
+        self._computed = dict.fromkeys(self._tokens, 0)
 
     def has_room(self, drafts: int) -> bool:
         """Return whether a shape with that many `drafts` still fits into the context."""
@@ -173,7 +178,7 @@ class _Batch:
                 id=name,
                 prompt_tokens=tuple(tokens[:1]),
                 max_tokens=self.limits.max_context_tokens,
-                sampling=SamplingParameters(temperature=0.0),
+                sampling=self._sampling,
             )
             self._computed[name] = self._engine.admit(request)
         started = self.clock()
@@ -185,7 +190,7 @@ class _Batch:
         for name, tokens in self._tokens.items():
             del tokens[self._computed[name] + 1 :]
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Leave the engine as empty as before."""
         for name in self._tokens:
             self._engine.release(name, ())
@@ -242,7 +247,7 @@ class _Batch:
         result = self._engine.step(DecodeStep(rows, timed=True))
         for row, outcome in enumerate(result.outcomes):
             tokens = self._tokens[outcome.sequence_id]
-            tokens += [_token(len(tokens) + row + position) for position in range(len(outcome.emitted))]
+            tokens += [_token(len(tokens) + 2 * row + position) for position in range(len(outcome.emitted))]
             self._computed[outcome.sequence_id] = outcome.computed
         return result
 
