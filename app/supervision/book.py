@@ -25,6 +25,8 @@ class ModelBook:
         """Most recently requested unit of each model id, in order of the last request."""
         self._former: dict[str, LoadedModel] = {}
         """Models that earlier workers had in memory, by id, until a new load of them ends."""
+        self._arrived: set[str] = set()
+        """Ids of models whose load has ended since the last snapshot, which does not show that yet."""
         self._restored: set[str] = set()
         """Ids of former models that the next worker loads as soon as it is ready; the others wait for a request."""
 
@@ -83,11 +85,13 @@ class ModelBook:
         if isinstance(event, LoadProgress):
             self.progress.pop(event.model_id, None)
             if event.phase in LOAD_ENDED:
-                self.forget(event.model_id)
+                self._arrived.add(event.model_id)
             else:
                 self.progress[event.model_id] = event
         elif event.snapshot is not None:
             self.snapshot = event.snapshot
+            while self._arrived:
+                self.forget(self._arrived.pop())
 
     def handle_exit(self, *, may_restore: bool) -> None:
         """Record that the worker ended. With `may_restore`, the next worker loads the models that were ready in it."""
@@ -95,6 +99,7 @@ class ModelBook:
         self._former |= ready
         self._restored = self._restored | ready.keys() if may_restore else set()
         self.progress.clear()
+        self._arrived.clear()
         self.snapshot = Snapshot()
 
     def to_restore(self, quarantined: Container[str]) -> list[ModelSpecification]:

@@ -22,6 +22,7 @@ from app.core.messages import (
     Snapshot,
 )
 from app.core.unit import LiveValues, LoadedModel, ModelSpecification, Stay
+from app.supervision.book import ModelBook
 from app.supervision.client import WorkerClient
 from app.supervision.stream import MAX_IN_FLIGHT, RequestStream
 from tests.worker.serving import DEADLINE_SECONDS, QUICK, ask, collect, serving, until
@@ -197,6 +198,18 @@ def test_between_two_workers_a_model_is_still_the_unit_that_somebody_loaded() ->
             assert client.unit("fast") == changed
 
     asyncio.run(scenario())
+
+
+def test_a_restored_model_is_known_between_the_end_of_its_load_and_the_next_snapshot() -> None:
+    book = ModelBook()
+    book.request(FAST)
+    book.handle(Heartbeat(pending=False, snapshot=Snapshot(models=(LoadedModel(unit=FAST, state="ready"),))))
+    book.handle_exit(may_restore=True)
+    assert book.to_restore(()) == [FAST]
+    book.handle(LoadProgress(model_id="fast", phase="ready", fraction=1.0))
+    assert book.unit("fast", in_flight=False) == FAST
+    book.handle(Heartbeat(pending=False, snapshot=Snapshot()))
+    assert book.unit("fast", in_flight=False) is None, "it was evicted at once"
 
 
 def test_where_workers_end_one_after_the_other_nothing_is_loaded_until_it_is_asked_for() -> None:
