@@ -25,7 +25,7 @@ from app.core.messages import (
 )
 from app.core.request import Grammar
 from app.core.step import StepPlan, StepResult
-from app.core.unit import Stay
+from app.core.unit import LiveValues, Stay
 from app.worker.thread_commands import Halt
 from tests.worker.fakes import FakeEngine
 from tests.worker.pair import Pair
@@ -47,7 +47,7 @@ def test_a_load_reports_its_progress_keeps_its_settings_and_gives_its_lease_back
     assert phases(pair) == ["weights", "weights", "ready"]
     assert pair.of("l") == [ModelLoaded(id="l", model_id="m", seconds=0.3)]
     assert (pair.pool.said, pair.leases) == ({"m": stay}, 0)
-    other = pair.model(policy="off")
+    other = pair.model(live=LiveValues(policy="off"))
     pair.say(LoadModel(id="again", model=other, stay=Stay(idle_seconds=-1.0)))
     pair.settle()
     assert pair.of("again") == [ModelLoaded(id="again", model_id="m", seconds=0.0)]
@@ -230,7 +230,7 @@ def test_a_scheduler_that_cannot_queue_or_cancel_is_survived(pair: Pair) -> None
 
 
 def test_the_line_before_a_load_is_bounded_too(pair: Pair) -> None:
-    model = pair.model("m", queue_limit=2)
+    model = pair.model("m", live=LiveValues(queue_limit=2))
     owners = ("alice", "alice", "alice", "bob")
     commands = [
         Generate(id=f"r{number}", owner=owner, model=model, text="x", max_tokens=3)
@@ -247,7 +247,7 @@ def test_the_line_before_a_load_is_bounded_too(pair: Pair) -> None:
 
 
 def test_choices_that_find_no_room_in_the_line_are_refused_before_the_load(pair: Pair) -> None:
-    model = pair.model("m", queue_limit=2)
+    model = pair.model("m", live=LiveValues(queue_limit=2))
     pair.pool.held = True
     pair.say(Generate(id="first", model=model, text="x", max_tokens=3), Generate(id="two", model=model, text="x", n=2))
     pair.settle(6)
@@ -279,7 +279,7 @@ def test_a_prompt_that_is_read_from_disk_holds_up_no_stream(pair: Pair) -> None:
 def test_another_policy_counts_at_once_for_requests_that_run(pair: Pair, by: str) -> None:
     pair.say(pair.ask("running", max_tokens=100))
     pair.settle(12)
-    model = pair.model("m", policy="off")
+    model = pair.model("m", live=LiveValues(policy="off"))
     other = LoadModel(id="next", model=model)
     pair.say(Generate(id="next", model=model, text="x", max_tokens=30) if by == "a request" else other)
     pair.settle(150)

@@ -21,6 +21,7 @@ from app.core.messages import (
     failed_frame,
 )
 from app.core.request import SamplingParameters, SpeculationRequest
+from app.core.unit import LiveValues
 from app.engine.loaded_unit import NoDrafter
 from app.worker.answer import Answer, describe
 from app.worker.texts import PromptFuture
@@ -174,7 +175,7 @@ def test_an_error_that_is_made_in_another_way_crosses_too(error: PacelineError) 
 
 
 def test_a_full_queue_refuses_all_choices_together(pair: Pair) -> None:
-    model = pair.model("m", queue_limit=2)
+    model = pair.model("m", live=LiveValues(queue_limit=2))
     pair.say(Generate(id="r", model=model, text="x", n=3, max_tokens=5))
     pair.settle()
     (failed,) = pair.of("r")
