@@ -26,7 +26,7 @@ class ModelBook:
         self._former: dict[str, LoadedModel] = {}
         """Models that earlier workers had in memory, by id, until a new load of them ends."""
         self._arrived: set[str] = set()
-        """Ids of models whose load has ended since the last snapshot, which does not show that yet."""
+        """Ids of models that are ready since the last snapshot, which does not show that yet."""
         self._restored: set[str] = set()
         """Ids of former models that the next worker loads as soon as it is ready; the others wait for a request."""
 
@@ -84,8 +84,10 @@ class ModelBook:
         """Record what the worker reports about its models."""
         if isinstance(event, LoadProgress):
             self.progress.pop(event.model_id, None)
-            if event.phase in LOAD_ENDED:
+            if event.phase == "ready":
                 self._arrived.add(event.model_id)
+            elif event.phase in LOAD_ENDED:
+                self.forget(event.model_id)
             else:
                 self.progress[event.model_id] = event
         elif event.snapshot is not None:
