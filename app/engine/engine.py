@@ -85,7 +85,7 @@ class Engine:
 
     @property
     def prefix_cache_bytes(self) -> int:
-        return self.prefixes.nbytes
+        return self.prefixes.memory.nbytes
 
     @property
     def prefix_state(self) -> PrefixState:

@@ -38,6 +38,12 @@ def ceiling_bytes(environment: Mapping[str, str] = os.environ) -> int:
     return ceiling_from(psutil.virtual_memory().total, int(recommended) if recommended else None)
 
 
+def buffer_share_bytes() -> int:
+    """Return the bytes of the ceiling for each of the buffers that Metal allows at most; 0 on other devices."""
+    limit = mx.device_info().get("resource_limit")
+    return ceiling_bytes() // int(limit) if limit else 0
+
+
 def device_name() -> str:
     """Return a readable name of the compute device, for example "Apple M3 Max (gpu)"."""
     kind = "cpu" if on_cpu() else "gpu"

@@ -1,7 +1,6 @@
 """Reports the size of the prefix cache on disk by model, and clears it, without loading a model.
 
-Each model has a folder, named after the model with a dash and a suffix; the worker writes its files
-(`app/engine/prefix/disk.py`).
+Each model has a folder; the worker writes its files (`app/engine/prefix/disk.py`).
 """
 
 import contextlib
@@ -9,8 +8,10 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from app.machine.own_files import ANY, own_files, own_folders
 
@@ -18,6 +19,8 @@ PREFIX_FILE_NAME = r"(?:rows|state)-[0-9a-f]{64}\.safetensors"
 """Pattern of the name of a cache file: its kind, and a hash that identifies the cached text."""
 PREFIX_PARTIAL_NAME = r"(?:rows|state)-[0-9a-f]{64}\.[0-9]+\.part"
 """Pattern of the name of a file being written, which includes the id of the writing process."""
+QUOTED_LENGTH = 200
+"""Maximum number of characters that a folder's name takes from the quoted id of its model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,12 @@ class CachedPrompts:
     files: int
     size_bytes: int
     used_at: float
+
+
+def model_folder_name(model_id: str, identity: str) -> str:
+    """Return the folder name of a model's files: its id, quoted, and a hash that changes with `identity`."""
+    quoted = quote(model_id, safe="", errors="replace")
+    return f"{quoted[:QUOTED_LENGTH]}-{sha256(identity.encode()).hexdigest()[:16]}"
 
 
 def prefix_files(folder: Path, name: str) -> Iterator[tuple[Path, os.stat_result]]:
@@ -43,7 +52,7 @@ def cached_prompts(folder: Path) -> list[CachedPrompts]:
     for model, files in groupby(prefix_files(folder, PREFIX_FILE_NAME), lambda file: file[0].parent.name):
         stats = [status for _, status in files]
         size, used_at = sum(status.st_size for status in stats), max(status.st_mtime for status in stats)
-        prompts.append(CachedPrompts(model.rpartition("-")[0], len(stats), size, used_at))
+        prompts.append(CachedPrompts(unquote(model.rpartition("-")[0]), len(stats), size, used_at))
     return sorted(prompts, key=lambda prompts: -prompts.used_at)
 
 

@@ -115,6 +115,10 @@ def test_a_paste_that_is_too_long_is_refused_in_words(chat: Page) -> None:
     )
     expect(chat.locator(".toast")).to_have_text(words("chat.paste_large", count="400,000"))
     expect(chat.locator("#draft")).to_have_value("")
+    notice, field = chat.locator(".toast").bounding_box(), chat.locator("#draft").bounding_box()
+    assert notice is not None
+    assert field is not None
+    assert notice["y"] + notice["height"] < field["y"], "a notice must not cover what is typed and sent next"
 
 
 def test_the_model_that_was_asked_last_is_chosen_again(server: Server, visitor: Visitor) -> None:

@@ -181,3 +181,24 @@ def test_a_drafter_that_does_not_fit_says_why(server: Server, visitor: Visitor) 
     expect(refused.first).to_be_visible()
     for entry in refused.all():
         assert len(entry.locator("p.small").last.inner_text()) > 20
+
+
+def test_the_save_button_that_stays_on_screen_hides_no_text_of_its_card(server: Server, visitor: Visitor) -> None:
+    page = visitor(server, viewport={"width": 1280, "height": 800}).open(f"/admin/drafts/{MODEL}")
+    is_scrolled, colours, gap_pixels = page.locator(".follows").evaluate(
+        """(card) => {
+          const bar = card.querySelector(".sticky");
+          const colours = [bar, card].map((part) => getComputedStyle(part).backgroundColor);
+          const gap = card.getBoundingClientRect().bottom - bar.getBoundingClientRect().bottom;
+          return [card.scrollHeight > card.clientHeight, colours, gap];
+        }"""
+    )
+    assert is_scrolled, "in a window of this height, the card is higher than what shows of it"
+    assert colours[0] == colours[1], "text would show through"
+    assert gap_pixels <= 2, "text would show below the button"
+
+
+def test_the_memory_in_the_head_of_a_model_says_that_drafters_are_not_in_it(own: Server, visitor: Visitor) -> None:
+    own.call("POST", "/admin/api/models/unload", {"model": MODEL})
+    page = visitor(own).open(f"/admin/models/{MODEL}")
+    expect(page.locator(".head")).to_contain_text(words("model.memory_alone"))

@@ -10,6 +10,7 @@ import pytest
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeStep, PrefillRow, PrefillStep, StepPlan
 from app.engine.engine import Engine
+from app.engine.prefix.cache import PrefixCache
 from app.engine.prefix.index import BLOCK_TOKENS, SHORTEST_TOKENS
 from app.scheduler.scheduler import Scheduler
 from tests.engine.driving import build
@@ -118,6 +119,22 @@ def test_what_is_kept_of_prompts_holds_no_more_memory_than_it_counts(family: str
     counted, before = engine.prefix_cache_bytes, mx.get_active_memory()
     engine.drop_prefix_cache()
     assert before - mx.get_active_memory() <= 1.02 * counted
+
+
+def test_kept_prompts_take_no_more_than_their_share_of_the_buffers_that_a_device_has() -> None:
+    """On a Mac of 512 GB, prompts would meet Metal's limit on buffers long before their share of the memory is full."""
+    target, _ = models("qwen3", False)
+    share_bytes, limit_bytes = 1 << 20, 50 << 20
+    for least_array_bytes, is_bounded in ((0, False), (share_bytes, True)):
+        engine = build(target, prefix_bytes=limit_bytes)
+        engine.prefixes = PrefixCache(limit_bytes, least_array_bytes=least_array_bytes, model_id="tiny")
+        for number in range(40):
+            read_prompt(engine, str(number), [(7 + number) * place % 97 for place in range(60)])
+        memory = engine.prefixes.memory
+        buffers = sum(len(memory.get(block.name) or ()) for block in memory)
+        assert buffers
+        assert (buffers <= limit_bytes // share_bytes) == is_bounded
+        assert memory.nbytes <= limit_bytes
 
 
 def test_a_crowded_cache_is_not_searched_entry_by_entry() -> None:

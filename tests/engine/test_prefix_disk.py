@@ -15,9 +15,9 @@ import mlx.core as mx
 import pytest
 
 from app.engine.prefix import disk as prefix_disk
-from app.engine.prefix.disk import DAY_SECONDS, Disk, identity_of, model_folder_name
+from app.engine.prefix.disk import DAY_SECONDS, Disk, identity_of
 from app.engine.prefix.index import ROWS, STATE, CacheBlock, root_key
-from app.machine.prefix_files import cached_prompts, clear_cached_prompts
+from app.machine.prefix_files import cached_prompts, clear_cached_prompts, model_folder_name
 
 PATIENCE_SECONDS = 60.0
 
@@ -368,10 +368,15 @@ def test_a_kill_at_any_moment_loses_at_most_the_last_block_and_never_serves_a_wr
     print(f"{kills} kills: {sum(lost)} lost the block under way, none any other")
 
 
-def test_other_files_of_a_model_make_another_folder() -> None:
-    assert model_folder_name("a/b c", "1") != model_folder_name("a/b c", "2")
-    assert model_folder_name("../..", "1").strip(".-0123456789abcdef") in {"_", ""}
-    assert "/" not in model_folder_name("../../x", "1")
+@pytest.mark.parametrize("model", ["org/sym-main", "café model", "../..", "猫" * 99, "50%", "byte \udce9"])
+def test_a_folder_of_kept_prompts_names_its_model_and_changes_with_the_files(tmp_path: Path, model: str) -> None:
+    name = model_folder_name(model, "1")
+    assert name != model_folder_name(model, "2")
+    (tmp_path / "prefixes" / name).mkdir(parents=True)
+    (tmp_path / "prefixes" / name / f"rows-{'1' * 64}.safetensors").touch()
+    (kept,) = cached_prompts(tmp_path / "prefixes")
+    readable = model.replace("\udce9", "?")
+    assert kept.model == readable or (len(model) > 50 and readable.startswith(kept.model[:20]))
 
 
 def test_what_another_version_of_a_library_computed_is_never_restored(

@@ -217,5 +217,5 @@ def test_a_prompt_that_there_is_no_memory_to_keep_frees_its_row_and_says_so(
     device.refuses = lambda _call: True
     driver.leave("r")
     assert device.refused
-    assert (dict(engine.runner.rows), engine.prefixes.nbytes) == ({}, 0)
+    assert (dict(engine.runner.rows), engine.prefixes.memory.nbytes) == ({}, 0)
     assert "not cached" in caplog.text

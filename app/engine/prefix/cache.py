@@ -21,8 +21,8 @@ from app.core.unit import ModelSpecification, PrefixState
 from app.engine.caches.lanes import reservation
 from app.engine.caches.rollback import copied
 from app.engine.drafters.drafter import Drafter
-from app.engine.memory import on_cpu
-from app.engine.prefix.disk import NO_DISK, Disk, DiskFile, FileContent, identity_of, model_folder_name
+from app.engine.memory import buffer_share_bytes, on_cpu
+from app.engine.prefix.disk import NO_DISK, Disk, DiskFile, FileContent, identity_of
 from app.engine.prefix.index import (
     BLOCK_OVERHEAD_BYTES,
     BLOCK_TOKENS,
@@ -39,13 +39,12 @@ from app.engine.prefix.index import (
     states_in,
 )
 from app.engine.runner import Runner
+from app.machine.prefix_files import model_folder_name
 
 MEMORY_SHARE = 0.5
 """Share of the memory that models leave, used by the cache if no size was set; the rest is for future rows."""
 NEAR_TOKENS = 16
 """Distance from the last checkpoint, in tokens, within which a prompt's end is not copied: rereading is cheaper."""
-DEFAULT_LIMIT_BYTES = 1 << 30
-"""Limit in bytes until `bound` is called."""
 FETCH_SECONDS = 0.005
 """Longest wait of a `fetch`, in seconds, for files that are read ahead; other requests step between two calls."""
 CLOSE_SECONDS = 0.2
@@ -66,34 +65,32 @@ class Chain:
 class PrefixCache:
     """Prefix cache of one model. A hit yields the same tokens as a miss, and its drafts are accepted as often.
 
-    `max_bytes` None means a share of the memory that models leave. `identity` identifies the model's files and all else
-    that its caches depend on; `drafters` has such an identity for each drafter, by method. Blocks stored under another
-    identity never match.
+    `max_bytes` None means a share of the memory that models leave; nothing is kept in memory before `bound`. An array
+    counts at least `least_array_bytes`. `identity` identifies the model's files and all else that its caches depend on;
+    `drafters` has such an identity for each drafter, by method. Blocks stored under another identity never match.
     """
 
     def __init__(
         self,
         max_bytes: int | None,
         *,
+        least_array_bytes: int = 0,
         disk: Disk = NO_DISK,
         model_id: str = "",
         identity: str = "",
         drafters: Mapping[str, str] | None = None,
     ) -> None:
         self.max_bytes = max_bytes
+        self.memory: BlockStore[BlockArrays] = BlockStore(max_bytes or 0)
         self.disk = disk
         self.restored_tokens = {"memory": 0, "disk": 0}
         """Tokens restored so far, by tier."""
         self._folder = model_folder_name(model_id, identity)
         self._identity = identity
         self._drafters = drafters or {}
-        self._memory: BlockStore[BlockArrays] = BlockStore(DEFAULT_LIMIT_BYTES if max_bytes is None else max_bytes)
+        self._least_array_bytes = least_array_bytes
         self._fetched_for, self._fetched = "", dict[Name, FileContent]()
         """Id of the request whose files are read ahead, and the files' contents by block."""
-
-    @property
-    def nbytes(self) -> int:
-        return self._memory.nbytes
 
     @property
     def state(self) -> PrefixState:
@@ -101,12 +98,8 @@ class PrefixCache:
         return PrefixState(self.disk.bytes_of(self._folder), dict(self.restored_tokens), self.disk.write_error)
 
     @property
-    def limit_bytes(self) -> int:
-        return self._memory.limit_bytes
-
-    @property
     def _stores(self) -> tuple[BlockStore[BlockArrays], BlockStore[DiskFile]]:
-        return self._memory, self.disk.blocks
+        return self.memory, self.disk.blocks
 
     # --- restoring --------------------------------------------------------------------------------------------
 
@@ -115,7 +108,7 @@ class PrefixCache:
 
         A prefix is usable only if every feature drafter can restore it too: without features, drafts would be bad.
         """
-        if not self.limit_bytes:
+        if not self.memory.limit_bytes:
             return 0
         contents = None
         while contents is None:  # a file may vanish in between: retry without it
@@ -136,12 +129,12 @@ class PrefixCache:
     def fetch(self, request: Request, target: Runner, drafters: Mapping[str, Drafter]) -> bool:
         """Start reading the files that `restore` would use, in other threads; return whether all are read.
         Waits for at most `FETCH_SECONDS`."""
-        if not self.limit_bytes:
+        if not self.memory.limit_bytes:
             return True
         if self._fetched_for != request.id:
             chains, length = self._reusable(request, target, drafters)
             blocks = [block for name in chains for block in self._blocks_of(chains, name, length)[1]] if length else []
-            reads = {block.name: self.disk.read_ahead(block) for block in blocks if block.name not in self._memory}
+            reads = {block.name: self.disk.read_ahead(block) for block in blocks if block.name not in self.memory}
             self._fetched_for = request.id
             self._fetched = {name: content for name, content in reads.items() if content is not None}
         return not wait(self._fetched.values(), FETCH_SECONDS).not_done
@@ -213,8 +206,8 @@ class PrefixCache:
             arrays: list[BlockArrays] = []
             remaining = 0 if name else count  # only the target's rows are counted
             for block in blocks:
-                tier = "memory" if block.name in self._memory else "disk"
-                content = self._memory.get(block.name) if tier == "memory" else self._load(block)
+                tier = "memory" if block.name in self.memory else "disk"
+                content = self.memory.get(block.name) if tier == "memory" else self._load(block)
                 if content is None:
                     return None
                 arrays.append(content)
@@ -222,7 +215,7 @@ class PrefixCache:
                 tokens[tier], remaining = tokens[tier] + restored, remaining - restored
             contents[name] = count, arrays
             for block in reversed(blocks):
-                self._memory.touch(block.name)
+                self.memory.touch(block.name)
             self.disk.used([block.name for block in reversed(blocks)])
         for tier, total in tokens.items():
             self.restored_tokens[tier] += total
@@ -248,7 +241,7 @@ class PrefixCache:
 
     def keeps(self, length: int) -> bool:
         """Return whether a prefix of `length` tokens is worth storing, and having drafters catch up for it."""
-        return length >= SHORTEST_TOKENS and self.limit_bytes > 0
+        return length >= SHORTEST_TOKENS and self.memory.limit_bytes > 0
 
     def store(
         self, request: Request, tokens: Sequence[int], length: int, target: Runner, drafters: Mapping[str, Drafter]
@@ -311,22 +304,22 @@ class PrefixCache:
                 copy = partial(_copy_state, runner, sequence_id, len(tokens), extra_state or {})
                 self._add(state, copy, chain_bytes, added)
         for block in reversed(blocks):
-            self._memory.touch(block.name)
+            self.memory.touch(block.name)
 
     def _add(
         self, block: CacheBlock, copy: Callable[[], BlockArrays], chain_bytes: int, added: dict[CacheBlock, BlockArrays]
     ) -> int | None:
         """Store a block unless present; return its bytes, or None if the chain, `chain_bytes` so far, would not fit."""
-        stored = self._memory.get(block.name)
+        stored = self.memory.get(block.name)
         if stored is None and self._covered(block):
             return 0
         arrays = copy() if stored is None else stored
-        nbytes = BLOCK_OVERHEAD_BYTES + sum(array.nbytes for array in arrays.values())
-        if chain_bytes + nbytes > self.limit_bytes:
+        nbytes = self._counted_bytes(arrays)
+        if chain_bytes + nbytes > self.memory.limit_bytes:
             return None
         if stored is None:
             self._insert(block, arrays)
-        self._memory.touch(block.name)
+        self.memory.touch(block.name)
         added[block] = arrays
         return nbytes
 
@@ -334,32 +327,36 @@ class PrefixCache:
         """Return whether a longer block in memory begins with the tokens of this one."""
         if block.kind != ROWS or len(block.tokens) == BLOCK_TOKENS:
             return False
-        others = self._memory.children(ROWS, block.parent, block.tokens[0])
+        others = self.memory.children(ROWS, block.parent, block.tokens[0])
         return any(other.tokens[: len(block.tokens)] == block.tokens for other in others)
 
     def _insert(self, block: CacheBlock, arrays: BlockArrays) -> None:
-        nbytes = BLOCK_OVERHEAD_BYTES + sum(array.nbytes for array in arrays.values())
-        self._memory.make_room(nbytes)
-        if nbytes <= self.limit_bytes:
-            self._memory.add(block, arrays, nbytes)
+        nbytes = self._counted_bytes(arrays)
+        self.memory.make_room(nbytes)
+        if nbytes <= self.memory.limit_bytes:
+            self.memory.add(block, arrays, nbytes)
+
+    def _counted_bytes(self, arrays: BlockArrays) -> int:
+        return BLOCK_OVERHEAD_BYTES + sum(max(array.nbytes, self._least_array_bytes) for array in arrays.values())
 
     # --- limits -----------------------------------------------------------------------------------------------
 
     def bound(self, available_bytes: int) -> None:
         """Limit memory to the configured size, or else a share of `available_bytes`; never exceed `available_bytes`."""
         self.disk.collect()  # releases buffers of finished writes, of unloaded models too
-        self._memory.limit_bytes = min(
+        self.memory.limit_bytes = min(
             available_bytes, int(available_bytes * MEMORY_SHARE) if self.max_bytes is None else self.max_bytes
         )
-        self._memory.make_room(0)
+        self.memory.make_room(0)
 
     def trim(self, retained_share: float) -> None:
         """Evict down to `retained_share` of the memory tier's bytes, or of a quarter of its limit if that is more."""
-        self._memory.make_room(self.limit_bytes - int(max(self.nbytes, self.limit_bytes / 4) * retained_share))
+        memory = self.memory
+        memory.make_room(memory.limit_bytes - int(max(memory.nbytes, memory.limit_bytes / 4) * retained_share))
 
     def clear(self) -> None:
         """Clear the memory tier; the disk tier is untouched."""
-        self._memory.clear()
+        self.memory.clear()
         self._fetched_for, self._fetched = "", {}
 
     def close(self) -> None:
@@ -377,10 +374,9 @@ def checkpoints_of(request: Request) -> set[int]:
 
 def open_prefix_cache(spec: ModelSpecification, disk: Disk) -> PrefixCache:
     """Open the prefix cache of a loaded unit."""
-    if disk is NO_DISK:
-        return PrefixCache(spec.prefix_cache_bytes)
     return PrefixCache(
         spec.prefix_cache_bytes,
+        least_array_bytes=buffer_share_bytes(),
         disk=disk,
         model_id=spec.id,
         identity=identity_of(Path(spec.path), f"float32={on_cpu()}"),

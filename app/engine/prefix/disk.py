@@ -10,7 +10,6 @@ import contextlib
 import logging
 import math
 import os
-import re
 import shutil
 import time
 from collections import Counter, deque
@@ -267,11 +266,6 @@ def _run(works: list[Callable[[], _Written | None]], done: deque[_Written]) -> N
 
 
 NO_DISK = Disk(None, 0)
-
-
-def model_folder_name(model_id: str, identity: str) -> str:
-    """Return the folder name of a model's blocks: a readable id and a hash that changes with its files."""
-    return f"{re.sub(r'[^A-Za-z0-9.-]+', '_', model_id)[:80]}-{sha256(identity.encode()).hexdigest()[:16]}"
 
 
 def identity_of(folder: Path, *more: str) -> str:
