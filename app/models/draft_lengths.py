@@ -29,7 +29,8 @@ def cheap_tokens(architecture: str, *, mode: str, experts_per_token: int = 0) ->
     """Return, in ascending order, the token counts just before a forward gets more expensive.
 
     Empty where they are unknown: the chip is not Apple's, or the weights are not quantised. `architecture` is the
-    device's name for its GPU ("applegpu_g16s"), `mode` the mode of the quantisation ("affine", "mxfp4", ...).
+    device's name for its GPU ("applegpu_g16s"), `mode` the mode of the quantisation ("affine", "mxfp4", ...). Products
+    with sides of up to 4,096 get dearer later; the longest, of MLPs and head, take most of the time and decide here.
     Source: the thresholds of mlx's quantised matrix products (mlx/backend/metal/quantized.cpp).
     """
     match = re.match(r"applegpu_g(\d+)(d?)", architecture)
