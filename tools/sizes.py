@@ -17,7 +17,7 @@ BUDGETS = {
     "models": 2_900,
     "engine": 6_900,
     "scheduler": 1_750,
-    "text": 4_200,
+    "text": 4_250,
     "supervision": 1_100,
     "worker": 2_050,
     "hub": 1_250,

@@ -7,6 +7,7 @@ the chat page has a grace period to reconnect.
 
 import asyncio
 import json
+import math
 import time
 from array import array
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
@@ -94,13 +95,25 @@ class FinishedChoice:
 def call_arguments(call: ToolCallDelta) -> dict[str, Any]:
     """Parse a complete call's arguments. Raises PacelineError if they are not a JSON object, rather than guess them."""
     try:
-        arguments = json.loads(call.arguments or "{}", strict=False)
+        arguments = json.loads(call.arguments or "{}", strict=False, parse_int=_integer, parse_float=_finite)
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
         message = f"The model called {call.name} with arguments that are not a JSON object: send the request again."
         raise PacelineError(message, code="unreadable_call")
     return arguments
+
+
+def _finite(text: str) -> float:
+    """Parse a number. Raises ValueError for one that is infinite as a float, which JSON cannot express."""
+    if math.isinf(value := float(text)):
+        raise ValueError(text)
+    return value
+
+
+def _integer(text: str) -> float:
+    """Parse an integer; one of more than 64 bits becomes a float, as in JavaScript, since requests allow no other."""
+    return value if -(2**63) <= (value := int(text)) < 2**64 else _finite(text)
 
 
 class Renderer:

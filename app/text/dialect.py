@@ -32,7 +32,7 @@ REASONING_MARKERS = (
 """Marker pairs around reasoning. A model uses a pair if both are tokens, or if both are in its template."""
 MAX_WHITESPACE = 256
 """Limit on white space, in characters, between two markers that belong together."""
-_NAME = r"""(?P<name>[^\s"'<>{}()\[\]|]{1,128}?)"""
+_NAME = r"""(?P<name>[^\s"'<>{}()\[\]|]{1,300}?)"""
 
 
 class CallForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,11 +87,11 @@ _QWEN = CallForm(
     sign=r"<tool_call>(?:\\n|\n)<function=",
     start=r"<tool_call>",
     end=r"</tool_call>",
-    json_head=rf"<function=\s*{_NAME}\s*>\s*(?=\{{)",
+    json_head=rf"<function=\s*[\"']?{_NAME}[\"']?\s*>\s*(?=\{{)",
     tail=r"</function>",
-    head=rf"<function=\s*{_NAME}\s*>",
+    head=rf"<function=\s*[\"']?{_NAME}[\"']?\s*>",
     opens=r"<parameter=",
-    key=r"(?P<key>[^>\n]*)>",
+    key=r"\s*[\"']?(?P<key>[^>\n]*?)[\"']?[ \t]*(?:>|(?=\n))",
     closes=r"</parameter>",
     finishes=r"</function>",
     padded=True,
@@ -126,14 +126,14 @@ FORMS: dict[str, CallForm] = {
         sign=r"<\|tool_call>",
         start=r"<\|tool_call>",
         end=r"<tool_call\|>",
-        head=rf"call:\s*{_NAME}\s*(?=\{{)",
+        head=rf"call:\s*{_NAME}\s*(?=[{{(])",
         quote='<|"|>',
     ),
     "function_gemma": CallForm(
         sign=r"<start_function_call>",
         start=r"<start_function_call>",
         end=r"<end_function_call>",
-        head=rf"call:\s*{_NAME}\s*(?=\{{)",
+        head=rf"call:\s*{_NAME}\s*(?=[{{(])",
         quote="<escape>",
     ),
     "longcat": _variant(
@@ -392,7 +392,9 @@ class CallPatterns:
         """Pattern of the markers at which a call may start."""
         self.matches_bare_head = compiled(form.bare_head or r"(?!)").match
         self.tail = compiled(rf"\s*(?:{form.tail})") if form.tail else None
-        self.end = compiled(rf"\s*(?:{form.end})") if form.end else None
+        self._surplus = rf"(?:{form.finishes}\s*|</function_\w+>\s*)*" if form.finishes not in {"", form.end} else ""
+        """Pattern of markers after the last parameter that the model wrote once more."""
+        self.end = compiled(rf"\s*{self._surplus}(?:{form.end})") if form.end else None
         self.end_after_json = compiled(rf"\s*(?:[}}\]]\s*){{0,3}}(?:{form.end})") if form.end else None
         """Pattern of the end marker, after any surplus closing brackets that the model wrote."""
         self.opens = compiled(rf"\s*{form.opens}{form.key}")
@@ -410,7 +412,7 @@ class CallPatterns:
         if form.finishes == form.end or final:
             finish_pattern = form.finishes
         elif has_start_marker and form.end:
-            finish_pattern = rf"{form.finishes}\s*(?:{form.end}|{form.start}|{form.head})"
+            finish_pattern = rf"{form.finishes}\s*{self._surplus}(?:{form.end}|{form.start}|{form.head})"
         else:
             finish_pattern = rf"{form.finishes}(?!\s*{form.closes})"
         return compiled(rf"{form.closes.replace('KEY', key)}(?=\s*(?:{form.opens}|{finish_pattern}))")

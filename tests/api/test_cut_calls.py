@@ -125,7 +125,7 @@ async def test_a_conversation_goes_on_without_the_call_that_was_cut(site: Site) 
 UNREADABLE = ("look", ['{"city": "Paris",}'])
 
 
-@pytest.mark.parametrize("arguments", ['{"city": "Paris",}', "5", '"x"', "[1]"])
+@pytest.mark.parametrize("arguments", ['{"city": "Paris",}', "5", '"x"', "[1]", '{"x": 1e999}'])
 @pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
 async def test_what_is_no_object_is_an_error_and_never_an_empty_one(site: Site, path: str, arguments: str) -> None:
     site.worker.script = calling(("look", [arguments]))
@@ -134,6 +134,17 @@ async def test_what_is_no_object_is_an_error_and_never_an_empty_one(site: Site, 
     assert "not a JSON object" in answer.text
     text = json.dumps(await events(site, path))
     assert ("not a JSON object" in text, "tool_use" in text, '"done": true' in text) == (True, False, False)
+
+
+async def test_a_number_that_a_client_is_given_may_be_sent_back(site: Site) -> None:
+    site.worker.script = calling(("look", ['{"n": 123456789012345678901234567890, "m": 18446744073709551615}']))
+    answer = await whole(site, "/v1/messages")
+    (used,) = (block for block in answer["content"] if block["type"] == "tool_use")
+    assert used["input"] == {"n": 123456789012345678901234567890.0, "m": 18446744073709551615}
+    turns = [{"role": "assistant", "content": [used]}]
+    turns.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": used["id"], "content": "rain"}]})
+    again = BODY | {"messages": [*BODY["messages"], *turns]}
+    assert (await site.client.post("/v1/messages", json=again)).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])

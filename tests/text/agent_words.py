@@ -23,7 +23,7 @@ def system(text: str, role: str = "system") -> Message:
     return {"role": role, "content": text}
 
 
-def called(*calls: tuple[str | None, str | None], **more: Any) -> Message:
+def called(*calls: tuple[str | None, Any], **more: Any) -> Message:
     """Return an assistant message with calls, each given by its id and arguments; None leaves the field out."""
     listed = []
     for identifier, arguments in calls:
@@ -36,7 +36,7 @@ def result(text: str, identifier: str | None = None) -> Message:
     return {"role": "tool", "content": text} | ({} if identifier is None else {"tool_call_id": identifier})
 
 
-def once(identifier: str | None = "abcdefgh1", arguments: str | None = PARIS, **more: Any) -> list[Message]:
+def once(identifier: str | None = "abcdefgh1", arguments: Any = PARIS, **more: Any) -> list[Message]:
     return [user("Weather?"), called((identifier, arguments), **more), result("sunny", identifier)]
 
 

@@ -190,6 +190,20 @@ def test_calls_that_a_template_never_shows_are_told_as_its_model_writes_them(nam
     assert "tool_calls_in_words" in codes(rendered)
 
 
+@pytest.mark.parametrize("name", [LLAMA, HARMONY, MISTRAL, NEMO, MINIMAX, QWEN35])
+def test_an_empty_list_of_calls_is_no_call(name: str) -> None:
+    rendered = prompt(name, [user("Hi"), {**said("Hello"), "tool_calls": []}, user("Bye")])
+    assert rendered.text == prompt(name, [user("Hi"), said("Hello"), user("Bye")]).text
+
+
+@pytest.mark.parametrize("name", ["deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "meetkai-functionary-medium-v3.2", LLAMA])
+def test_arguments_that_a_client_sends_as_an_object_are_those_of_their_text(name: str) -> None:
+    texts = [
+        prompt(name, once(arguments=arguments), TOOLS).text for arguments in ('{"city": "Zürich"}', {"city": "Zürich"})
+    ]
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("name", ["deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "tokenizer deepseek_v3"])
 @pytest.mark.parametrize("content", [None, "", "I look."])
 def test_a_call_is_shown_whatever_stands_beside_it(name: str, content: str | None) -> None:

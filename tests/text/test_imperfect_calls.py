@@ -208,6 +208,13 @@ def test_brackets_too_many_behind_a_call_belong_to_it(stray: str) -> None:
         ('{city:{"a": ["x, y", 1, true]}}', {"city": {"a": ["x, y", 1, True]}}),
         ('{city:<|"|>"quoted"<|"|>,days:2}', {"city": '"quoted"', "days": 2}),
         ("{city:it's}", {"city": "it's"}),
+        ('{city:Paris<|"|>}', {"city": "Paris"}),
+        ('{city:Paris, France<|"|>,days:2}', {"city": "Paris, France", "days": 2}),
+        ('{days:2,city:Paris<|"|>}', {"days": 2, "city": "Paris"}),
+        ('{a:x,city:<|"|>Paris<|"|>}', {"a": "x", "city": "Paris"}),
+        ("{city='Paris',days:2}", {"city": "Paris", "days": 2}),
+        ("{city='Paris'}", {"city": "Paris"}),
+        ('(city:<|"|>Paris (France)<|"|>,days:2)', {"city": "Paris (France)", "days": 2}),
     ],
 )
 def test_ordinary_quotes_of_gemma_are_quotes(written: str, arguments: Any) -> None:
@@ -238,6 +245,53 @@ def test_a_parameter_of_qwen_that_is_not_closed_ends_where_the_next_one_begins(w
     assert (answer.calls, answer.text) == ([("write_file", arguments)], "")
     if "</parameter>" not in written:
         assert read(CODER, f"{call}\n{call}").calls == [("write_file", arguments)] * 2
+
+
+@pytest.mark.parametrize("surplus", ["</function>", "</function_invocation>", "</function>\n</function>"])
+def test_a_second_end_of_a_function_of_qwen_swallows_no_later_call(surplus: str) -> None:
+    written = "<function=write_file>\n<parameter=code>\nx\n</parameter>\n</function>"
+    calls = f"<tool_call>\n{written}\n{surplus}\n</tool_call>\n<tool_call>\n{PARIS_CODER}\n</tool_call>"
+    answer = read(CODER, calls)
+    assert (answer.calls, answer.text) == ([("write_file", {"code": "x"}), PARIS], "")
+    alone = read(CODER, f"<tool_call>\n{PARIS_CODER}\n{surplus}\n</tool_call>")
+    assert (alone.calls, alone.text) == ([PARIS], "")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '<function=get_weather>\n<parameter="city">\nParis\n</parameter>\n</function>',
+        "<function=get_weather>\n<parameter= 'city' >\nParis\n</parameter>\n</function>",
+        '<function="get_weather">\n<parameter=city>\nParis\n</parameter>\n</function>',
+        '<function="get_weather">\n{"city": "Paris"}\n</function>',
+        "<function=get_weather>\n<parameter=city\nParis\n</parameter>\n</function>",
+        "<function=get_weather>\n<parameter=city>\nParis\n</parameter/>\n</function>",
+        "<function=get_weather>\n<parameter=city>\nParis\n</parameter_city>\n</function>",
+    ],
+)
+def test_marks_of_qwen_that_are_slightly_off_are_marks(written: str) -> None:
+    answer = read(CODER, f"<tool_call>\n{written}\n</tool_call>")
+    assert (answer.calls, answer.text) == ([PARIS], "")
+
+
+@pytest.mark.parametrize("space", ["\u00a0", "\u202f", "\u3000", "\x0b", "\x1f", "\u2028"])
+def test_white_space_that_json_does_not_know_is_told_as_a_space(space: str) -> None:
+    answer = read(JSON, PARIS_CALL.replace(": ", f":{space}").replace('"}}', f'",{space}"days":{space}2}}}}'))
+    assert answer.calls == [("get_weather", {"city": "Paris", "days": 2})]
+
+
+@pytest.mark.parametrize("more", ['"id": "call_1"', '"id": null, "type": "function"', '"index": 0'])
+def test_members_behind_the_arguments_of_a_call_belong_to_it(more: str) -> None:
+    for dialect, start, end in ((JSON, "<tool_call>\n", "\n</tool_call>"), (MISTRAL, "[TOOL_CALLS]", "")):
+        answer = read(dialect, f"{start}{PARIS_JSON[:-1]}, {more}}}{end}")
+        assert (answer.calls, answer.text) == ([PARIS], "")
+
+
+def test_a_tool_may_have_the_longest_name_that_a_request_may_give_it() -> None:
+    name = "n" * 300
+    tool = {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    written = f"<tool_call>\n<function={name}>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    assert read(CODER, written, tools=[tool]).calls == [(name, {"a": 1})]
 
 
 def test_a_value_of_glm_without_its_opening_mark_is_a_value() -> None:
@@ -473,6 +527,26 @@ def test_messages_of_gpt_oss_to_nobody_are_text() -> None:
         assert (answer.text, answer.calls) == (f"{body}\n\nHello", [])
         thought = read(GPT_OSS, f"<|channel|>analysis to={recipient}<|message|>{body}<|call|>{final}")
         assert (thought.reasoning, thought.text, thought.calls) == (body, "Hello", [])
+
+
+def test_a_header_of_gpt_oss_that_no_message_follows_is_dropped() -> None:
+    thought = "<|start|>assistant<|channel|>analysis<|message|>Hm<|end|>"
+    final = "<|start|>assistant<|channel|>final<|message|>Hello<|return|>"
+    answer = read(GPT_OSS, f"<|channel|>commentary?commentary?<|end|>{thought}{final}")
+    assert (answer.reasoning, answer.text) == ("Hm", "Hello")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.get_weather<|channel|>commentary json",
+        "<|channel|>commentary<|channel|>commentary to=functions.get_weather <|constrain|>json",
+        "<|channel|>commentary to=functions.get_weatherjson",
+    ],
+)
+def test_a_header_of_gpt_oss_that_is_written_twice_or_glued_names_its_tool(header: str) -> None:
+    answer = read(GPT_OSS, f'{header}<|message|>{{"city": "Paris"}}<|call|>')
+    assert (answer.calls, answer.text) == ([PARIS], "")
 
 
 def test_the_recipient_of_gpt_oss_may_stand_before_its_channel() -> None:

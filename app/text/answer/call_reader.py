@@ -26,7 +26,9 @@ MAX_END_MARKERS = 64
 MAX_FAILED = 16
 """Limit on the number of false call starts in one answer; beyond it nothing is parsed as a call."""
 _OBJECT = compiled(r'\s*\{\s*["}]')
-_AFTER_MEMBER = compiled(r"\s*\}")
+_AFTER_MEMBER = compiled(r'\s*(?:,\s*"[^"\\]*"\s*:\s*(?:"[^"\\]*"|[\w.+-]+)\s*)*\}')
+"""Pattern of the end of an object after its arguments, with simple members in between, such as an id."""
+_MANGLED_CLOSE = compiled(r"\n</parameter[^>\s]+>\n?\Z")
 _FENCE = compiled(r"\s*```")
 
 logger = logging.getLogger("paceline.dialect")
@@ -236,7 +238,7 @@ class CallReader:
             for head in [*(head for head in heads if head["key"] in missing), None]:
                 text = whole[start : head.start() if head else None]
                 if form.padded:
-                    text = text.removeprefix("\n").removesuffix("\n")
+                    text = _MANGLED_CLOSE.sub("", text).removeprefix("\n").removesuffix("\n")
                 schema = self._tools[name].get(key)
                 values[key] = (
                     parse_nested_value(text, form.nested, schema)

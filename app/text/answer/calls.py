@@ -254,12 +254,19 @@ def _parse_python_string(written: str) -> str:
 # --- as Gemma writes arguments -------------------------------------------------------------------------------------
 
 _BARE = re.compile(r"[^,\]}]*")
+_GEMMA_KEY = re.compile(r"""([^:=,{}\[\]<>'"]+)[:=]""")
+_UNOPENED = re.compile(
+    r"""((?:(?!<\|"\|>|<escape>|,\s*[^\s:=,]+\s*[:=]).)*[^\s:=,\[{])(?:<\|"\|>|<escape>)(?=\s*[,\]}])""", re.DOTALL
+)
+"""String whose first special quote the model left out."""
+_IN_ROUND_BRACKETS = re.compile(r"\A\s*\((.*)\)\s*\Z", re.DOTALL)
 _QUOTED = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\s*(?=[,\]}:])""", re.DOTALL)
 """String in ordinary quotes, which some models write instead of their special ones."""
 
 
 def parse_gemma_arguments(text: str, quote: str) -> dict[str, Any]:
     """Parse `{key:value,…}` with strings between two `quote`. Raises ValueError for anything else."""
+    text = _IN_ROUND_BRACKETS.sub(r"{\1}", text)
     value, position = _parse_gemma_value(text, 0, quote)
     if not isinstance(value, dict) or text[position:].strip():
         raise ValueError("no object")
@@ -280,7 +287,8 @@ def _parse_gemma_value(text: str, position: int, quote: str) -> tuple[Any, int]:
     try:
         return parse_literal(written), position + len(written)
     except ValueError:
-        return written, position + len(written)
+        unopened = _UNOPENED.match(text, position)
+        return (unopened[1], unopened.end()) if unopened else (written, position + len(written))
 
 
 def _parse_gemma_container(text: str, position: int, quote: str) -> tuple[Any, int]:
@@ -290,11 +298,12 @@ def _parse_gemma_container(text: str, position: int, quote: str) -> tuple[Any, i
         if closer == "}":
             if text.startswith(quote, position) or _QUOTED.match(text, position):
                 key, position = _parse_gemma_value(text, position, quote)
-                end = text.index(":", position)
+                end = text.index(":", position) + 1
+            elif head := _GEMMA_KEY.match(text, position):
+                key, end = head[1].strip(), head.end()
             else:
-                end = text.index(":", position)
-                key = text[position:end].strip()
-            members[key], position = _parse_gemma_value(text, end + 1, quote)
+                raise ValueError("no key")
+            members[key], position = _parse_gemma_value(text, end, quote)
         else:
             item, position = _parse_gemma_value(text, position, quote)
             items.append(item)

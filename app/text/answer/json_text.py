@@ -13,6 +13,7 @@ import regex
 
 _PLAIN_CHARACTERS = re.compile(r'[^"\\\x00-\x1f]+')
 _SPACE = re.compile(r"\s+")
+_OTHER_SPACE = re.compile(r"[^ \t\r\n]")
 _SCALAR = regex.compile(r"(?:-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null|True|False|None)(?=[\s,\]}])")
 _SURROGATE_PAIR = regex.compile(r"\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}")
 _ESCAPE = regex.compile(r'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})')
@@ -77,10 +78,11 @@ class JsonReader:
 
     def _read_structure(self, text: str, position: int) -> tuple[int, str] | None:
         if space := _SPACE.match(text, position):
+            written = _OTHER_SPACE.sub(" ", space.group())
             if self._comma:
-                self._comma += space.group()
-                return len(space.group()), ""
-            return len(space.group()), space.group()
+                self._comma += written
+                return len(written), ""
+            return len(written), written
         letter = text[position]
         if letter in "}]":
             return self._read_closer(letter)

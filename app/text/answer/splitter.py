@@ -31,11 +31,13 @@ from app.text.dialect import (
 
 _HEADER = compiled(
     r"(?=\s*(?:<\||to=))\s*(?:<\|(?:end|call|return)\|>\s*)*(?:<\|start\|>\s*assistant)?"
-    r"\s*(?:to=(?:functions\.)?(?P<to>[^\s<]+)\s*)?(?:<\|channel\|>\s*(?P<channel>\w+))?"
-    r"\s*(?:to=(?:functions\.)?(?P<name>[^\s<]+))?[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
+    r"\s*(?:to=(?:functions\.)?(?P<to>[^\s<]+))?"
+    r"(?:\s*<\|channel\|>\s*(?P<channel>\w+)?(?:[^<]*?\bto=(?:functions\.)?(?P<name>[^\s<]+))?[^<]*)*"
+    r"[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
 )
-"""Header of a harmony message."""
+"""Header of a harmony message. A model may write the channel twice."""
 _ENDS = "|".join(map(regex.escape, HARMONY_ENDS))
+_BROKEN_HEADER = compiled(r"\s*<\|channel\|>[^<]{0,256}(?=<\|(?:end|start|call|return)\|>)")
 _MARKER = compiled(rf"\s*(?:{_ENDS}|<\|message\|>)")
 _EMPTY = compiled(rf"\s*(?:{_ENDS})")
 _BARE = (
@@ -309,6 +311,8 @@ class AnswerSplitter:
             if header is not None:
                 self._unread.take(header.end())
                 yield from self._scan_message(header["channel"], (header["name"] or header["to"] or "").strip())
+            elif broken := (yield from self._unread.match(_BROKEN_HEADER)):
+                self._unread.take(broken.end())
             elif marker := (yield from self._unread.match(_MARKER)):
                 self._unread.take(marker.end())
             elif self._unread.text:  # text outside of any message
@@ -320,6 +324,7 @@ class AnswerSplitter:
     def _scan_message(self, channel: str | None, recipient: str) -> Generator[None, None, None]:
         """Scan the body of a message: arguments of an offered tool, reasoning, or text."""
         ends = _compiled({"until": _ENDS})
+        recipient = recipient if recipient in self._tools else recipient.removesuffix("json")
         if recipient in self._tools and not self._by_grammar and (yield from self._scan_harmony_call(recipient)):
             yield from self._until(ends, lambda _: None)
         elif channel == "analysis":

@@ -92,8 +92,8 @@ def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     reasoning = next((message[name] for name in REASONING_NAMES if isinstance(message.get(name), str)), None)
     if reasoning is not None:
         plain |= {"reasoning_content": reasoning}
-    calls = message.get("tool_calls")
-    if isinstance(calls, list):
+    calls = plain.pop("tool_calls", None)
+    if isinstance(calls, list) and calls:  # some templates fail on an empty list
         plain["tool_calls"] = [_plain_call(call) for call in calls]
     return plain
 
@@ -112,9 +112,10 @@ def _is_text(part: Any) -> bool:
 
 def _plain_call(call: Any) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, Mapping) or not isinstance(arguments := function.get("arguments"), str | dict):
         return call
-    text = function["arguments"] if function["arguments"].strip() else "{}"
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    text = text if text.strip() else "{}"
     values = _read_object(text)
     if values is None:
         return call
