@@ -45,8 +45,8 @@ class Loading:
             self._reload_idle(event.snapshot)
 
     def _reload_idle(self, snapshot: Snapshot) -> None:
-        in_use = {model.id for model in snapshot.models if model.leases}
-        for model_id in self._pending_reloads - in_use:
+        idle = {model.id for model in snapshot.models if not model.leases}
+        for model_id in self._pending_reloads & idle:
             self._pending_reloads.discard(model_id)
             failure_message = f"what changed for {model_id} could not be loaded"
             self._run_in_background(self._reload_unmeasured(model_id), failure_message)
@@ -103,7 +103,7 @@ class Loading:
         Until then requests use the unit that is in memory.
         """
         self._pending_reloads.discard(model_id)
-        if model_id not in self._resolver.loaded():
+        if self._worker.unit(model_id) is None:  # also one that a new worker is about to load
             return "not_loaded"
         unit = await asyncio.to_thread(lambda: self._resolver.planned(self._resolver.usable(model_id)))
         before = self._worker.book.snapshot

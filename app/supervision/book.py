@@ -75,6 +75,10 @@ class ModelBook:
         self.settings = settings
         return True
 
+    def not_restored(self, model_id: str) -> None:
+        """Record that a model could not be loaded again; only its stay is still known."""
+        self._restored.discard(model_id)
+
     def forget(self, model_id: str) -> None:
         """Forget that an earlier worker had a model."""
         self._former.pop(model_id, None)
@@ -107,5 +111,6 @@ class ModelBook:
     def to_restore(self, quarantined: Container[str]) -> list[ModelSpecification]:
         """Return the units that a new worker loads, most recently requested first, without quarantined models."""
         ids = [name for name in reversed(self._requested) if name in self._restored and name not in quarantined]
+        self._restored = set(ids)
         self._requested |= {model_id: self._former[model_id].unit for model_id in ids}
         return [self._requested[model_id] for model_id in ids]

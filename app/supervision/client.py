@@ -62,6 +62,8 @@ class WorkerClient(Supervisor):
         self._pending: dict[str, tuple[str, asyncio.Future[Any]]] = {}
         """Model id and future of each load, unload and `ReadPrompt`, by command id."""
         self._listeners: dict[type[Event], list[Callable[[Any], None]]] = {kind: [] for kind in get_args(Event)}
+        self._restoring: dict[str, str] = {}
+        """Model id of each load with which a new worker restores a model, by command id."""
         self.book = ModelBook()
         self.ready_info: Ready | None = None
 
@@ -218,6 +220,9 @@ class WorkerClient(Supervisor):
                 self._route(event)
             case Failed():
                 self._fail(event.id, error_of(event))
+                if model_id := self._restoring.pop(event.id, ""):
+                    logger.warning("%s could not be loaded again: %s", model_id, error_of(event).message)
+                    self.book.not_restored(model_id)
             case ModelLoaded() | ModelUnloaded() | PromptTokens():
                 _, future = self._pending.get(event.id, ("", None))
                 if future is not None and not future.done():
@@ -232,8 +237,10 @@ class WorkerClient(Supervisor):
     def _restore(self) -> None:
         """Send a new worker the settings for stays, and have it load the models that the last worker had."""
         self.send(self.book.settings)
-        for unit in self.book.to_restore(self.quarantined):
-            self.send(_load(unit, UNSPECIFIED_STAY))
+        loads = [_load(unit, UNSPECIFIED_STAY) for unit in self.book.to_restore(self.quarantined)]
+        self._restoring = {load.id: load.model.id for load in loads}
+        for load in loads:
+            self.send(load)
 
     def _on_exit(self, cause: Reason, pause_seconds: float) -> None:
         message = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.core.messages import MEASUREMENT, Heartbeat
+from app.core.messages import MEASUREMENT, Heartbeat, Snapshot
 from app.core.request import SpeculationRequest
 from app.core.statistics import Statistics
 from app.serving.sweep.grid import TASKS
@@ -305,6 +305,19 @@ async def test_what_is_chosen_while_requests_run_is_in_memory_after_the_measurem
     assert ended is not None
     assert ended.outcome == "done"
     await site.worker.wait_for(lambda: "demo-draft" in site.worker.book.snapshot.models[0].draft_ids)
+
+
+async def test_what_waits_to_be_loaded_is_not_forgotten_where_the_worker_is_replaced(site: ModelSite) -> None:
+    await site.call("POST", "/admin/api/models/load", {"model": DEMO})
+    site.worker.in_use = True
+    assert await site.admin.loading.reload(DEMO) == "in_use"
+    site.worker.in_use, held, loads = False, site.worker.book.snapshot, len(site.worker.loads)
+    site.worker.book.snapshot = Snapshot()
+    site.admin.loading.on_event(Heartbeat(pending=False, snapshot=Snapshot()))  # a new worker, before it loads again
+    await site.call("GET", "/admin/api/models")
+    site.worker.book.snapshot = held
+    site.admin.loading.on_event(Heartbeat(pending=False, snapshot=held))
+    await site.worker.wait_for(lambda: len(site.worker.loads) == loads + 1)
 
 
 async def test_one_that_is_stopped_before_it_began_leaves_in_memory_what_came_meanwhile(

@@ -212,6 +212,22 @@ def test_a_restored_model_is_known_between_the_end_of_its_load_and_the_next_snap
     assert book.unit("fast", in_flight=False) is None, "it was evicted at once"
 
 
+def test_a_model_that_the_next_worker_does_not_load_is_no_longer_expected_as_it_was() -> None:
+    book = ModelBook()
+    book.request(FAST)
+    book.handle(Heartbeat(pending=False, snapshot=Snapshot(models=(LoadedModel(unit=FAST, state="ready"),))))
+    book.handle_exit(may_restore=True)
+    assert book.unit("fast", in_flight=False) == FAST
+    assert book.to_restore(("fast",)) == []
+    assert book.unit("fast", in_flight=False) is None, "it is in quarantine"
+    book.handle_exit(may_restore=True)
+    book.handle(Heartbeat(pending=False, snapshot=Snapshot(models=(LoadedModel(unit=FAST, state="ready"),))))
+    book.handle_exit(may_restore=True)
+    assert book.to_restore(()) == [FAST]
+    book.not_restored("fast")
+    assert book.unit("fast", in_flight=False) is None, "its load was refused"
+
+
 def test_where_workers_end_one_after_the_other_nothing_is_loaded_until_it_is_asked_for() -> None:
     async def scenario() -> None:
         async with serving() as client:

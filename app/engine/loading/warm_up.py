@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from app.core.clock import Clock
-from app.core.request import OFF, Request, SamplingParameters
+from app.core.request import OFF, Request, SamplingParameters, SpeculationRequest
 from app.core.step import (
     DecodeRow,
     DecodeStep,
@@ -179,6 +179,7 @@ class _Batch:
                 prompt_tokens=tuple(tokens[:1]),
                 max_tokens=self.limits.max_context_tokens,
                 sampling=self._sampling,
+                speculation=SpeculationRequest(acceptance="coupled"),  # `strict` measures a request's own text
             )
             self._computed[name] = self._engine.admit(request)
         started = self.clock()
