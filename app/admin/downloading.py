@@ -272,7 +272,7 @@ class Downloads:
         async with self._change_lock:
             download = self._find(download_id, *FINISHED)
             if download.state == "failed":
-                await asyncio.to_thread(delete_partials, self.folder, download.repository)
+                await asyncio.to_thread(delete_partials, self._settings().model_folders, download.repository)
             async with self._write_lock:
                 await asyncio.to_thread(self._rows.delete, download_id)
                 del self._downloads[download_id]
@@ -358,7 +358,7 @@ class Downloads:
         """Delete the partial files of a stopped download and mark it cancelled; if they cannot be deleted, mark it
         failed, so that it can be cancelled again."""
         try:
-            await asyncio.to_thread(delete_partials, self.folder, download.repository)
+            await asyncio.to_thread(delete_partials, self._settings().model_folders, download.repository)
         except HubProblem as problem:
             self._update(download, state="failed", problem=problem.problem)
         else:

@@ -7,6 +7,7 @@ access to the file; a running server reads them from the store at the next reque
 
 import getpass
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -39,6 +40,7 @@ EFFECT_TEXTS = {
 }
 EFFECTS = {"now": "now", "reload": "on next load", "restart": "after a restart"}
 SHOWN_CHARACTERS = 60
+FOLDER_SETTINGS = frozenset({"model_dirs", "downloads_folder"})
 
 
 @contextmanager
@@ -85,6 +87,8 @@ def change(settings: Settings, name: str, value: str | None, model: str = "") ->
     """Store a value, or unset it with None; return when it takes effect. Raises `CommandError` and `InvalidSetting`."""
     current = row(settings, name, model)
     new_value = _as_list(value) if model and value is not None and current["kind"] == "list" else value
+    if current["name"] in FOLDER_SETTINGS and value:  # the server has another working folder
+        new_value = os.pathsep.join(map(os.path.abspath, map(os.path.expanduser, value.split(os.pathsep))))
     server = running_server(settings)
     if server is not None:
         path = f"/admin/api/models/{quote(model)}/settings" if model else "/admin/api/settings"

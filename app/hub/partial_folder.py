@@ -155,11 +155,13 @@ def remove_partials(downloads: Path, repository: str, *, except_commit: str = ""
             shutil.rmtree(path, ignore_errors=True)
 
 
-def delete_partials(downloads: Path, repository: str, wait_seconds: float = 5.0) -> None:
-    """Remove all partial folders of a repository under its lock. Raises `in_use` or `unwritable`."""
+def delete_partials(roots: Iterable[Path], repository: str, wait_seconds: float = 5.0) -> None:
+    """Remove all partial folders of a repository in `roots`, under its locks. Raises `in_use` or `unwritable`."""
     try:
-        with repository_lock(downloads, repository, wait_seconds):
-            remove_partials(downloads, repository)
+        for downloads in roots:
+            if (downloads / PARTIAL).is_dir():  # else nothing may be made there: its drive may be unmounted
+                with repository_lock(downloads, repository, wait_seconds):
+                    remove_partials(downloads, repository)
     except OSError as error:
         raise HubProblem("unwritable", repository, error.strerror or type(error).__name__) from None
 

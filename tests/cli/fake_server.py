@@ -35,7 +35,7 @@ def handler_of(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(payload)
 
-        do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the names that http.server calls
+        do_GET = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815 - the names that http.server calls
 
         def log_message(self, *arguments: Any) -> None:
             """Stay quiet."""

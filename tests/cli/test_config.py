@@ -1,10 +1,13 @@
 """`paceline config`: the same settings as on the page, for people and for programs; each error is one line."""
 
 import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+from app.machine.server_file import RunningServer, lock_home
 from app.settings import Settings
 from tests.cli.fake_server import FakeServer
 from tests.cli.test_commands import LOADED, run
@@ -50,6 +53,23 @@ def test_set_says_when_it_is_felt_and_get_prints_it(
     assert json.loads(run(environment, "config", "get", name, "--json").stdout)["origin"] == "store"
     assert run(environment, "config", "unset", name).exit_code == 0
     assert json.loads(run(environment, "config", "get", name, "--json").stdout)["origin"] == "default"
+
+
+def test_a_relative_folder_is_one_of_the_terminal_and_not_of_the_running_server(
+    environment: Mapping[str, str], fake: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fake.answers["/admin/api/settings"] = 200, {}
+    home = Path(environment["PACELINE_HOME"])
+    home.mkdir()
+    with lock_home(home) as write:
+        write(RunningServer("127.0.0.1", fake.port, "own-key"))
+        assert run(environment, "config", "set", "downloads_folder", "models").exit_code == 0
+        assert run(environment, "config", "set", "model_dirs", f"one{os.pathsep}/two").exit_code == 0
+    assert [body for method, _, body, _ in fake.requests if method == "PATCH"] == [
+        {"downloads_folder": str(tmp_path / "models")},
+        {"model_dirs": f"{tmp_path / 'one'}{os.pathsep}/two"},
+    ]
 
 
 def test_a_variable_goes_first_and_that_is_told(environment: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ from app.core.errors import InvalidRequest
 from app.hub import download_child, partial_folder
 from app.hub.download_run import DownloadTimeouts, Wait, spawn_child
 from app.hub.hub_files import Hub
-from app.hub.partial_folder import PARTIAL, PartialFolder
+from app.hub.partial_folder import PARTIAL, PartialFolder, delete_partials
 from tests.hub.queue import WAIT_SECONDS, DownloadEnvironment, model_files, until, until_state
 from tests.hub.stand_in import StandInHub, stand_in_hub
 
@@ -424,6 +424,16 @@ async def test_a_store_that_cannot_be_written_at_the_end_is_no_crash(environment
     async with environment.open() as downloads:
         await downloads.add("no/such")
         environment.store_file.write_bytes(b"no database")
+
+
+async def test_partial_files_are_deleted_in_earlier_folders_too_and_no_folder_is_made(tmp_path: Path) -> None:
+    roots = [tmp_path / name for name in ("earlier", "now", "unmounted/models")]
+    partials = [root / PARTIAL / f"{ID.replace('/', '--')}@{'0' * 40}" for root in roots[:2]]
+    for partial in partials:
+        partial.mkdir(parents=True)
+    delete_partials(roots, ID)
+    assert not any(partial.exists() for partial in partials)
+    assert not (tmp_path / "unmounted").exists()
 
 
 async def test_a_download_can_be_paused_and_cancelled_while_nothing_can_be_written(
