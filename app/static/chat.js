@@ -1,6 +1,6 @@
 // The chat page: combines its parts, keeps the unsent message, and handles the keyboard and scrolling.
 
-import { attempt, component, isEnter, live, number, t, toast } from "./core.js";
+import { attempt, component, isEnter, isEscape, live, number, t, toast } from "./core.js";
 import { keeping } from "./chat_keeping.js";
 import { list } from "./chat_list.js";
 import { byId, panel } from "./chat_options.js";
@@ -119,7 +119,7 @@ const page = {
     return this.send();
   },
   press(event) {
-    if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
+    if (!isEscape(event) || event.defaultPrevented || document.querySelector("dialog[open]")) return;
     if (this.isListOpen || (this.isPanelOpen && !wide.matches)) {
       byId(this.isListOpen ? "chat-menu" : "chat-more").focus();
       this.closeDrawers();
@@ -137,11 +137,13 @@ const page = {
     await this.attach(files);
   },
   async paste(event) {
-    const { files } = event.clipboardData;
-    const isTooLong = event.clipboardData.getData("text").length + this.draft.length > MAX_FILE_CHARACTERS;
+    const text = event.clipboardData.getData("text");
+    // Office programs add a picture of the text.
+    const files = [...event.clipboardData.files].filter(({ type }) => !text || !type.startsWith("image/"));
+    const isTooLong = text.length + this.draft.length > MAX_FILE_CHARACTERS;
     if (!files.length && !isTooLong) return;
     event.preventDefault(); // the field would truncate it silently
-    if (files.length) await this.attach([...files]);
+    if (files.length) await this.attach(files);
     else toast(t("chat.paste_large", { count: number(MAX_FILE_CHARACTERS) }), "bad");
   },
   drag(event) {

@@ -1,6 +1,6 @@
 // The saved conversations: open, search, rename, delete, export, import.
 
-import { ago, api, confirm, isEnter, latestOnly, t } from "./core.js";
+import { ago, api, confirm, isEnter, isEscape, latestOnly, t } from "./core.js";
 import { ADDRESS, mayOutlivePage } from "./chat_keeping.js";
 import { byId, formOf } from "./chat_options.js";
 import { entries } from "./chat_outbox.js";
@@ -185,6 +185,9 @@ export const list = {
   },
   typeTitle(conversation, event) {
     if (isEnter(event)) this.saveTitle(conversation);
+    if (!isEscape(event)) return;
+    event.preventDefault(); // else it would also stop a reply
+    this.keepTitle();
   },
   async saveTitle(conversation) {
     const title = this.newTitle.trim().slice(0, 200);

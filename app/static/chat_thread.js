@@ -1,6 +1,6 @@
 // Messages and replies: sends, streams, stops, edits and regenerates. An edit or a regenerated reply becomes a branch.
 
-import { api, copy, number, percent, seconds, t } from "./core.js";
+import { api, copy, isEscape, number, percent, seconds, t } from "./core.js";
 import { byId, LAST_MODEL, optionsOf, requestOf, whenShown } from "./chat_options.js";
 import { Painter, paint, paintMessage, paintResult } from "./chat_paint.js";
 import { resume, stream } from "./chat_stream.js";
@@ -306,6 +306,11 @@ export const thread = {
   },
   endEdit(message) {
     message.isEditing = false;
+  },
+  typeEdit(message, event) {
+    if (!isEscape(event)) return;
+    event.preventDefault(); // else it would also stop a reply
+    this.endEdit(message);
   },
 
   // The versions of a turn; an empty reply counts only while it is on screen or being streamed.

@@ -260,9 +260,11 @@ export async function copy(text) {
   }
 }
 
-// Whether a key is a plain Enter, not one that ends an IME conversion (Japanese, Chinese, Korean), which Safari marks
-// only by key code 229 (WebKit 165004).
-export const isEnter = (event) => event.key === "Enter" && !event.isComposing && event.keyCode !== 229;
+// Whether a key is a plain Enter or Escape, not one that ends an IME conversion (Japanese, Chinese, Korean), which
+// Safari marks only by key code 229 (WebKit 165004).
+const isPlain = (event) => !event.isComposing && event.keyCode !== 229;
+export const isEnter = (event) => event.key === "Enter" && isPlain(event);
+export const isEscape = (event) => event.key === "Escape" && isPlain(event);
 
 // --- components ----------------------------------------------------------------------------------------------------
 

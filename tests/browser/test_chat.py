@@ -102,7 +102,17 @@ def test_enter_that_ends_a_conversion_sends_and_saves_nothing(chat: Page, is_com
     title = chat.locator("#chat-list li input")
     title.fill("日本")
     title.evaluate(convert)
+    title.evaluate(convert.replace("Enter", "Escape"))
     expect(title).to_be_focused()
+    title.press("Escape")
+    expect(title).to_have_count(0)
+    chat.locator('.message[data-role="user"]').get_by_title("Edit this message").click()
+    edited = chat.locator(".editing textarea").first
+    edited.fill("日本")
+    edited.evaluate(convert.replace("Enter", "Escape"))
+    expect(edited).to_have_value("日本")
+    edited.press("Escape")
+    expect(edited).to_be_hidden()
 
 
 def test_a_paste_that_is_too_long_is_refused_in_words(chat: Page) -> None:

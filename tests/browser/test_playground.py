@@ -242,6 +242,21 @@ def test_files_go_along_as_text_and_stay_with_the_message(server: Server, chat: 
     assert asked[1]["messages"][-1]["content"] == content.replace("Read this.", "Read it once more.")
 
 
+def test_a_text_that_an_office_program_copies_with_a_picture_of_it_is_pasted_as_text(chat: Page) -> None:
+    is_left_to_the_browser = chat.locator("#draft").evaluate(
+        """(node) => {
+          const data = new DataTransfer();
+          data.setData("text", "a cell");
+          data.items.add(new File(["x"], "image.png", { type: "image/png" }));
+          const paste = new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true });
+          return node.dispatchEvent(paste);
+        }"""
+    )
+    assert is_left_to_the_browser
+    expect(chat.locator(".files li")).to_have_count(0)
+    expect(chat.locator(".toast")).to_have_count(0)
+
+
 def test_a_file_is_pasted_and_belongs_to_its_conversation(chat: Page) -> None:
     chat.locator("#draft").evaluate(PASTE, ["pasted.txt", "one"])
     expect(chat.locator(".files li")).to_have_text(["pasted.txt"])
