@@ -9,8 +9,10 @@ import mlx.core as mx
 import pytest
 
 from app.core.request import UNQUANTISED, Quantisation, Request, SamplingParameters, SpeculationRequest
-from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
+from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep, StepCost
 from app.engine.engine import Engine
+from app.engine.loading.warm_up import Key, warm_up
+from app.engine.prefix.cache import PrefixCache
 from app.engine.sampling.acceptance import doubtful
 from app.engine.sampling.drawing import SampledRow, draw
 from tests.engine.driving import build
@@ -144,6 +146,17 @@ def test_where_no_width_moves_a_logit_nothing_is_read_again() -> None:
     answer = decode(engine, request, "draft_model", lambda: 4)
     assert engine.strict_rows.max_shift == 0.0
     assert answer.close_calls == 0 < answer.accepted
+
+
+def test_a_warm_up_leaves_the_measure_to_the_first_request() -> None:
+    target, draft = models("qwen3", False)
+    parts = build(target, draft=draft)
+    engine = Engine(parts.runner, parts.drafters, parts.limits, PrefixCache(0), acceptance="strict")
+    costs: dict[Key, StepCost] = {}
+    for _ in warm_up(engine, costs):
+        pass
+    assert costs
+    assert engine.strict_rows.max_shift is None
 
 
 def replayed(engine: Engine, texts: dict[str, list[int]], computed: dict[str, int], tokens: int) -> int:
