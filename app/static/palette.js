@@ -41,15 +41,17 @@ component("palette", () => ({
   entries: [],
 
   init() {
+    const isMac = /Mac|iP/.test(navigator.platform); // there, Ctrl-K deletes to the end of the line
     document.addEventListener("keydown", (event) => {
-      if (event.key.toLowerCase() !== "k" || !(event.metaKey || event.ctrlKey) || event.altKey || event.shiftKey) return;
+      const isHeld = isMac ? event.metaKey : event.ctrlKey;
+      if (event.key.toLowerCase() !== "k" || !isHeld || event.altKey || event.shiftKey) return;
       event.preventDefault();
       if (this.$root.open) this.close();
       else if (!document.querySelector("dialog[open]")) this.show();
     });
     const button = document.querySelector("[data-palette]");
     button.addEventListener("click", () => this.show());
-    if (!/Mac|iP/.test(navigator.platform)) button.querySelector("kbd").textContent = "Ctrl K";
+    if (!isMac) button.querySelector("kbd").textContent = "Ctrl K";
   },
 
   async show() {
