@@ -92,9 +92,11 @@ def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     reasoning = next((message[name] for name in REASONING_NAMES if isinstance(message.get(name), str)), None)
     if reasoning is not None:
         plain |= {"reasoning_content": reasoning}
-    calls = plain.pop("tool_calls", None)
-    if isinstance(calls, list) and calls:  # some templates fail on an empty list
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
         plain["tool_calls"] = [_plain_call(call) for call in calls]
+    if not calls:  # some templates fail on an empty list
+        plain.pop("tool_calls", None)
     return plain
 
 
