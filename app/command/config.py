@@ -22,7 +22,7 @@ from rich.text import Text
 from app.admin.setting_rows import model_setting_rows, setting_rows
 from app.command.server import running_server
 from app.core.errors import CommandError, ModelNotFound
-from app.core.setting_texts import size_text
+from app.core.setting_texts import absolute_path, size_text
 from app.model_settings import split_profile
 from app.models.catalog import default_catalog
 from app.serving.live_settings import LiveSettings
@@ -40,7 +40,6 @@ EFFECT_TEXTS = {
 }
 EFFECTS = {"now": "now", "reload": "on next load", "restart": "after a restart"}
 SHOWN_CHARACTERS = 60
-FOLDER_SETTINGS = frozenset({"model_dirs", "downloads_folder"})
 
 
 @contextmanager
@@ -87,8 +86,10 @@ def change(settings: Settings, name: str, value: str | None, model: str = "") ->
     """Store a value, or unset it with None; return when it takes effect. Raises `CommandError` and `InvalidSetting`."""
     current = row(settings, name, model)
     new_value = _as_list(value) if model and value is not None and current["kind"] == "list" else value
-    if current["name"] in FOLDER_SETTINGS and value:  # the server has another working folder
-        new_value = os.pathsep.join(map(os.path.abspath, map(os.path.expanduser, value.split(os.pathsep))))
+    if value and current["name"] in {"model_dirs", "downloads_folder"}:  # the server has another working folder
+        is_one = current["name"] == "downloads_folder"
+        folders = [value] if is_one else [folder for folder in value.split(os.pathsep) if folder]
+        new_value = os.pathsep.join(str(absolute_path(folder)) for folder in folders)
     server = running_server(settings)
     if server is not None:
         path = f"/admin/api/models/{quote(model)}/settings" if model else "/admin/api/settings"

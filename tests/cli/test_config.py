@@ -65,7 +65,7 @@ def test_a_relative_folder_is_one_of_the_terminal_and_not_of_the_running_server(
     with lock_home(home) as write:
         write(RunningServer("127.0.0.1", fake.port, "own-key"))
         assert run(environment, "config", "set", "downloads_folder", "models").exit_code == 0
-        assert run(environment, "config", "set", "model_dirs", f"one{os.pathsep}/two").exit_code == 0
+        assert run(environment, "config", "set", "model_dirs", f"one{os.pathsep}/two{os.pathsep}").exit_code == 0
     assert [body for method, _, body, _ in fake.requests if method == "PATCH"] == [
         {"downloads_folder": str(tmp_path / "models")},
         {"model_dirs": f"{tmp_path / 'one'}{os.pathsep}/two"},

@@ -114,7 +114,7 @@ def _is_text(part: Any) -> bool:
 
 def _plain_call(call: Any) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(arguments := function.get("arguments"), str | dict):
+    if not isinstance(function, Mapping) or type(arguments := function.get("arguments")) not in {str, dict}:
         return call
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     text = text if text.strip() else "{}"
