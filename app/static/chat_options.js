@@ -172,7 +172,7 @@ export const panel = {
     const measured = gainRow(this.gains[this.model]);
     const methods = methodWords(this.drafts.map((draft) => draft.method).join("+"));
     if (measured?.method) return measured;
-    return { method: "", short: methods || t("model.tab_drafts"), tone: "", words: measured?.words ?? t("drafts.unmeasured") };
+    return { short: methods || t("model.tab_drafts"), tone: "", words: measured?.words ?? t("drafts.unmeasured") };
   },
   get draftsPage() {
     return draftsAddress(this.model);

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from app.admin.connect import AGENT_SNIPPETS, SNIPPETS
 from app.engine.memory import device_name
@@ -13,7 +13,7 @@ from tests.browser.conftest import Visitor
 from tests.browser.folders import HUGE
 from tests.browser.places import PLACES, Place
 from tests.browser.scene import QUESTION, REPOSITORY
-from tests.browser.server import Server
+from tests.browser.server import MODEL, Server
 from tests.browser.test_pages import LAYOUT_CALLS, NEXT_FRAMES, check, look
 from tests.browser.visit import PHONE, TABLET
 from tests.browser.witness import is_settled
@@ -54,6 +54,28 @@ BARE = """(marks) => {
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
 def test_nothing_is_untranslated_and_longer_words_find_room(server: Server, visitor: Visitor, place: Place) -> None:
     page = visitor(server, signed_in=place.signed_in, locale=CODE).open(place.address(server))
+    check_words(page)
+
+
+def test_a_model_at_rest_finds_room_for_longer_words(server: Server, visitor: Visitor) -> None:
+    server.call("POST", "/admin/api/models/unload", {"model": MODEL})
+    try:
+        check_words(visitor(server, locale=CODE).open(f"/admin/models/{MODEL}"))
+    finally:
+        server.call("POST", "/admin/api/models/load", {"model": MODEL})
+
+
+def test_the_chats_head_finds_room_for_a_gain_in_longer_words(server: Server, visitor: Visitor) -> None:
+    page = visitor(server, locale=CODE).open("/admin/chat")
+    gain = page.locator(".picker a.badge")
+    gain.locator("span").last.evaluate(
+        "(span, words) => { span.textContent = words; }", f"{OPEN}åƀöûţ 12.8×~~~~{CLOSE}"
+    )
+    check_words(page)
+
+
+def check_words(page: Page) -> None:
+    """Assert that a page in the pseudo-locale is translated and fits windows of three sizes."""
     expect(page.locator("html")).to_have_attribute("lang", CODE)
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     check([text for text in look(page, "texts") if not is_translated(text)])
