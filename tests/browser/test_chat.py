@@ -136,6 +136,7 @@ def test_a_paste_that_is_too_long_is_refused_in_words(chat: Page) -> None:
 
 def test_the_model_that_was_asked_last_is_chosen_again(server: Server, visitor: Visitor) -> None:
     server.call("DELETE", "/admin/api/conversations")
+    server.call("POST", "/admin/api/models/load", {"model": "demo-hybrid"})
     page = visitor(server).open("/admin/chat")
     page.locator("#option-model").select_option("demo-hybrid")
     ask(page)
