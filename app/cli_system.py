@@ -144,13 +144,16 @@ def service(
 
 @application.command(
     rich_help_panel=COMPUTER,
+    context_settings={"ignore_unknown_options": True},  # a value may be negative
     epilog="Examples: `paceline config set theme dark`, `paceline config set --model demo-assistant temperature 0.2`, "
     "`paceline config unset port`. Options override PACELINE_* variables, which override stored settings.",
 )
 def config(
     action: Annotated[ConfigAction, typer.Argument(help="list, get, set or unset.")] = "list",
     name: Annotated[str, typer.Argument(help="Setting, as named by `paceline config list`.")] = "",
-    value: Annotated[str | None, typer.Argument(help="New value; separate lists with commas.")] = None,
+    value: Annotated[
+        str | None, typer.Argument(help="New value; separate lists with commas, and folders with colons.")
+    ] = None,
     *,
     model: Annotated[str, typer.Option(help="Model id: its own settings instead of the server's.")] = "",
     as_json: Json = False,
@@ -167,7 +170,7 @@ def config(
             console().print(change(settings, name, value, model), highlight=False, markup=False)
         elif action == "get":
             setting = row(settings, name, model)
-            show(setting) if as_json else typer.echo(text_of(setting["value"], setting["unit"]))
+            show(setting) if as_json else typer.echo(text_of(setting, setting["value"]))
         else:
             all_rows = rows(settings, model)
             show(all_rows if as_json else table(all_rows))

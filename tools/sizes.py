@@ -12,24 +12,24 @@ from pathlib import Path
 APP = Path(__file__).resolve().parents[1] / "app"
 BUDGETS = {
     "(app)": 1_800,
-    "core": 1_700,
-    "machine": 850,
-    "models": 2_900,
-    "engine": 6_900,
-    "scheduler": 1_750,
-    "text": 4_250,
+    "core": 1_750,
+    "machine": 870,
+    "models": 2_980,
+    "engine": 6_980,
+    "scheduler": 1_780,
+    "text": 4_320,
     "supervision": 1_100,
     "worker": 2_050,
     "hub": 1_250,
     "store": 1_850,
-    "serving": 4_500,
+    "serving": 4_540,
     "api": 3_800,
-    "admin": 3_500,
+    "admin": 3_540,
     "i18n": 150,
     "command": 2_600,
     "desktop": 1_400,
 }
-"""Lines of each package, set on 2026-11-28."""
+"""Lines of each package, set on 2026-11-30."""
 ALARM = 1.10
 """Ratio of lines to budget at which the check fails."""
 

@@ -175,7 +175,7 @@ class Downloads:
             raise HubProblem("offline") from None
 
     def free_bytes(self) -> int:
-        """Return the free bytes on the disk of the downloads folder; 0 while its drive is unmounted. May block."""
+        """Return the free bytes on the disk of the downloads folder; 0 while its drive is unmounted."""
         return (free_bytes(self.folder) or 0) if is_reachable(self.folder) else 0
 
     def views(self) -> list[dict[str, Any]]:

@@ -74,6 +74,7 @@ class LiveFeed:
         self._reads: dict[str, Read] = {}
         self._last: dict[str, bytes] = {}
         self._listeners: set[Listener] = set()
+        self._updates: dict[str, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
     def topic(self, name: str, read: Read) -> None:
@@ -105,23 +106,31 @@ class LiveFeed:
         """Remove a tab; once the last tab has left, nothing is read."""
         self._listeners.discard(listener)
         if not self._listeners and self._task is not None:
-            self._task.cancel()
+            for task in (self._task, *self._updates.values()):
+                task.cancel()
             self._task = None
+            self._updates.clear()
             self._last.clear()
 
     async def tick(self) -> None:
-        """Read each topic that has listeners, and queue values that have changed."""
+        """Read each topic that has listeners, and queue values that have changed; leave slow reads to a later tick."""
         for topic in sorted({topic for listener in self._listeners for topic in listener.topics}):
-            try:
-                encoded = await self._encoded(topic)
-            except Exception:  # one broken topic must not silence the others
-                logger.exception("the topic %s cannot be read", topic)
-                continue
-            if encoded != self._last.get(topic):
-                self._last[topic] = encoded
-                for listener in self._listeners:
-                    if topic in listener.topics:
-                        listener.put(topic, encoded)
+            if topic not in self._updates or self._updates[topic].done():
+                self._updates[topic] = asyncio.create_task(self._update(topic))
+        if self._updates:
+            await asyncio.wait(self._updates.values(), timeout=self._period_seconds)
+
+    async def _update(self, topic: str) -> None:
+        try:
+            encoded = await self._encoded(topic)
+        except Exception:  # one broken topic must not silence the others
+            logger.exception("the topic %s cannot be read", topic)
+            return
+        if encoded != self._last.get(topic):
+            self._last[topic] = encoded
+            for listener in self._listeners:
+                if topic in listener.topics:
+                    listener.put(topic, encoded)
 
     async def _encoded(self, topic: str) -> bytes:
         value = self._reads[topic]()

@@ -243,8 +243,9 @@ async def download_log(admin: Admin, level: Level = "debug", logger: Text = "", 
 
 
 def log_lines(admin: AdminContext, **wanted: Any) -> dict[str, Any]:
-    """Return the matching lines, and the number of the log's last line."""
-    return {"last": admin.logs.last, "lines": [asdict(line) for line in admin.logs.lines(**wanted)]}
+    """Return the matching lines, the number of the log's last line, and the server's start, which numbers begin at."""
+    lines = [asdict(line) for line in admin.logs.lines(**wanted)]
+    return {"last": admin.logs.last, "began": admin.serving.started_at, "lines": lines}
 
 
 TOPICS = {

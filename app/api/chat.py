@@ -39,6 +39,9 @@ TEXT_ONLY = "this model reads text only, no images, sound or files"
 PART_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Name of the field with the text of a part, by type of part."""
 
+THOUGHTS = ("thinking", "redacted_thinking")
+"""Types of parts with a model's thoughts, as gateways pass them on from Anthropic's format; only one is legible."""
+
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 CallId = Annotated[str, Field(max_length=4096)]
 """Id of a tool call, made by any server: some gateways put a signature into it, some servers leave it empty."""
@@ -71,6 +74,19 @@ class Message(Body):
     partial: bool | None = None
     """Alias of `prefix`, used by Moonshot and Qwen."""
     images: Images = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _separate_thoughts(cls, message: Any) -> Any:
+        parts = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(parts, list):
+            return message
+        thoughts = [part for part in parts if isinstance(part, dict) and part.get("type") in THOUGHTS]
+        if not thoughts:
+            return message
+        texts = [thought["thinking"] for thought in thoughts if isinstance(thought.get("thinking"), str)]
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or "\n".join(texts) or None
+        return {**message, "content": [part for part in parts if part not in thoughts], "reasoning_content": reasoning}
 
     @field_validator("content", mode="before")
     @classmethod

@@ -34,7 +34,7 @@ from app.serving.context import Context, context_of
 from app.serving.errors import Rejected
 from app.serving.gate import Body, DraftTokens
 
-MAX_STOPS = 16
+MAX_STOPS = 32
 MAX_STOP_CHARACTERS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_TOKEN_ID = (1 << 31) - 1
@@ -194,9 +194,9 @@ class GenerationBody(StayBody):
         stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
         if not isinstance(stops, list) or len(stops) > MAX_STOPS:
             raise ValueError(f"give a string or at most {MAX_STOPS} strings")
-        if not all(isinstance(entry, str) and 0 < len(entry) <= MAX_STOP_CHARACTERS for entry in stops):
-            raise ValueError(f"each stop must be a string of 1 to {MAX_STOP_CHARACTERS} characters")
-        return tuple(stops)
+        if not all(isinstance(entry, str) and len(entry) <= MAX_STOP_CHARACTERS for entry in stops):
+            raise ValueError(f"each stop must be a string of at most {MAX_STOP_CHARACTERS} characters")
+        return tuple(filter(None, stops))
 
     @field_validator("logit_bias")
     @classmethod

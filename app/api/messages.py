@@ -59,10 +59,14 @@ class Block(Body):
     tool_use_id: str | None = None
     tool_name: str | None = None
     content: "str | list[Block] | Block | None" = None
+    is_error: bool | None = None
     source: Source | str | None = None
     title: str | None = None
 
 
+SIGNATURE = "paceline"
+"""Signature of every thinking block. It proves nothing, but clients send unsigned thoughts back as text, or not at all.
+"""
 Blocks = str | list[Block]
 UNREADABLE = frozenset({"image", "document"})
 """Types of blocks that the user wants the model to read: refused unless they hold text, never left out silently."""
@@ -139,6 +143,8 @@ class CountBody(ThinkingBody):
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicChoice | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """Alias of `output_config.format`, from the beta of structured outputs."""
 
     def as_chat(self) -> dict[str, Any]:
         """Convert the body to OpenAI's chat format. Raises InvalidRequest for content other than text."""
@@ -155,8 +161,8 @@ class CountBody(ThinkingBody):
         output = self.output_config or OutputConfig()
         if output.effort is not None:
             chat.setdefault("reasoning_effort", output.effort)
-        if output.format is not None:
-            schema = {"name": "answer", "schema": output.format.json_schema}
+        if (output_format := output.format or self.output_format) is not None:
+            schema = {"name": "answer", "schema": output_format.json_schema}
             chat["response_format"] = {"type": "json_schema", "json_schema": schema}
         return chat
 
@@ -210,7 +216,7 @@ def system_messages(system: Blocks | None) -> list[dict[str, Any]]:
     """Return the system message without Claude Code's billing header: that line differs in each session, so nothing
     after it would ever hit the prefix cache."""
     blocks = [Block(text=system)] if isinstance(system, str) else system or []
-    texts = [_text([block]) for block in blocks]
+    texts = [text for block in blocks if (text := _text([block]))]
     if texts and texts[0].startswith(BILLING_HEADER):
         rest = texts.pop(0).partition("\n")[2]
         texts = [rest, *texts] if rest else texts
@@ -241,6 +247,14 @@ def _block_text(block: Block) -> str:
     raise InvalidRequest(f"messages: {TEXT_ONLY}: leave out {block.type[:60]}", parameter="messages")
 
 
+def _result_text(block: Block) -> str:
+    """Return the text of a tool's result; where only the block says that the call failed, its text says so, too."""
+    text = _text([block.content] if isinstance(block.content, Block) else block.content or "")
+    if not block.is_error or "error" in text.lower():
+        return text
+    return f"Error: {text}" if text else "Error"
+
+
 def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
     """Convert a turn to OpenAI's messages; each tool result becomes a separate message, before the others."""
     blocks = [Block(text=turn.content)] if isinstance(turn.content, str) else turn.content
@@ -248,8 +262,7 @@ def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
     for block in blocks:
         match block.type:
             case "tool_result":
-                content = [block.content] if isinstance(block.content, Block) else block.content or ""
-                yield {"role": "tool", "tool_call_id": block.tool_use_id or "-", "content": _text(content)}
+                yield {"role": "tool", "tool_call_id": block.tool_use_id or "-", "content": _result_text(block)}
             case "tool_use":
                 function = {"name": block.name or "", "arguments": json.dumps(block.input or {}, ensure_ascii=False)}
                 calls.append({"id": block.id or "-", "type": "function", "function": function})
@@ -345,7 +358,7 @@ class MessageRenderer(Renderer):
         [choice] = finished
         content: list[dict[str, Any]] = []
         if choice.reasoning:
-            content.append({"type": "thinking", "thinking": choice.reasoning, "signature": ""})
+            content.append({"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE})
         if choice.text or not (content or choice.tool_calls):
             content.append({"type": "text", "text": choice.text})
         content += [
@@ -366,6 +379,8 @@ class MessageRenderer(Renderer):
         yield {"type": "content_block_start", "index": self._index, "content_block": block}
 
     def _close(self) -> Iterable[dict[str, Any]]:
+        if self._block == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": SIGNATURE})
         if self._block:
             self._block = ""
             yield {"type": "content_block_stop", "index": self._index}

@@ -83,7 +83,11 @@ async def ollama_show(request: Request, body: JsonBody[NamedBody]) -> dict[str, 
         "modelfile": f"FROM {model.id}",
         "parameters": "",
         "template": "",
-        "model_info": {"general.architecture": family, f"{family}.context_length": entry.context_tokens},
+        "model_info": {
+            "general.architecture": family,
+            "general.basename": model.id,
+            f"{family}.context_length": entry.context_tokens,
+        },
         "capabilities": [*(() if model.kind == "encoder" else ("completion",)), "embedding", *more],
     }
 

@@ -29,7 +29,7 @@ from app.core.statistics import Statistics
 from app.i18n.catalogs import Words
 from app.serving.auth import identity_of
 from app.serving.document import ANSWERED, EVENTS, success
-from app.serving.errors import error_object
+from app.serving.errors import Rejected, error_object
 from app.serving.gate import Body, JsonBody, validated
 from app.serving.speed import speculation_object, timings_object
 
@@ -106,6 +106,17 @@ def response_store(request: Request) -> ResponseStore:
     return store
 
 
+def _messages_before(store: ResponseStore, owner: str, previous_id: str) -> list[Item]:
+    """Return the messages up to an earlier response. Raises InvalidRequest, with the code at which clients send the
+    whole conversation again, if it is not stored."""
+    try:
+        messages: list[Item] = msgspec.json.decode(store.find(owner, previous_id).messages)
+    except Rejected as error:
+        code, parameter = "previous_response_not_found", "previous_response_id"
+        raise InvalidRequest(error.message, parameter=parameter, code=code) from None
+    return messages
+
+
 @router.post("/v1/responses", responses=success(ResponseObject, EVENTS) | ANSWERED)
 async def create_response(request: Request, body: JsonBody[ResponsesBody]) -> Response:
     """Answer input items with output items."""
@@ -113,7 +124,7 @@ async def create_response(request: Request, body: JsonBody[ResponsesBody]) -> Re
         raise InvalidRequest("background responses are not available: leave `background` out", parameter="background")
     owner, store = identity_of(request).owner, response_store(request)
     previous_id = body.previous_response_id
-    before: list[Item] = msgspec.json.decode(store.find(owner, previous_id).messages) if previous_id else []
+    before = _messages_before(store, owner, previous_id) if previous_id else []
 
     def read(items: Iterable[Item]) -> ItemReader:
         return ItemReader(lambda item_id: store.item(owner, item_id)).read(items)

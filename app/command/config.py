@@ -33,6 +33,8 @@ from app.store.store import FILE_NAME, Store
 from app.store.tables import KeyRow
 
 SOURCE = "paceline config"
+FOLDERS = "model_dirs"
+"""Name of the setting that is a list of folders."""
 EFFECT_TEXTS = {
     "now": "takes effect now, in a running server within a second",
     "reload": "applies on next load (`paceline unload MODEL`)",
@@ -86,7 +88,7 @@ def change(settings: Settings, name: str, value: str | None, model: str = "") ->
     """Store a value, or unset it with None; return when it takes effect. Raises `CommandError` and `InvalidSetting`."""
     current = row(settings, name, model)
     new_value = _as_list(value) if model and value is not None and current["kind"] == "list" else value
-    if value and current["name"] in {"model_dirs", "downloads_folder"}:  # the server has another working folder
+    if value and current["name"] in {FOLDERS, "downloads_folder"}:  # the server has another working folder
         is_one = current["name"] == "downloads_folder"
         folders = [value] if is_one else [folder for folder in value.split(os.pathsep) if folder]
         new_value = os.pathsep.join(str(absolute_path(folder)) for folder in folders)
@@ -97,9 +99,7 @@ def change(settings: Settings, name: str, value: str | None, model: str = "") ->
     else:
         _change_stored(settings, current["name"], new_value, model)
     current = row(settings, name, model)
-    message = (
-        f"{current['name']} is {'unset' if current['value'] is None else text_of(current['value'], current['unit'])}"
-    )
+    message = f"{current['name']} is {'unset' if current['value'] is None else text_of(current, current['value'])}"
     if current["origin"] in {"command line", "environment"}:
         return f"{message}: the new value is stored, but {current['variable']} in the environment overrides it"
     return f"{message}: {EFFECT_TEXTS[current['takes_effect']]}"
@@ -122,23 +122,24 @@ def table(setting_rows: Sequence[Mapping[str, Any]]) -> Table:
     for setting in setting_rows:
         value = setting["value"] if setting["value"] is not None else setting.get("inherited")
         facts = f"  {setting['origin']} · takes effect {EFFECTS[setting['takes_effect']]}"
-        text = text_of(value, setting["unit"])[:SHOWN_CHARACTERS]
+        text = text_of(setting, value)[:SHOWN_CHARACTERS]
         shown.add_row(Text.assemble((setting["name"], "bold"), f"  {text}", (facts, "dim")))
         unit = f" ({setting['unit']})" if setting["unit"] else ""
         shown.add_row(Padding(Text(f"{setting['description']}{unit}", style="dim"), (0, 0, 0, 4)))
     return shown
 
 
-def text_of(value: Any, unit: str = "") -> str:
-    """Format a value in the form that `paceline config set` accepts; an unset or empty one as a dash."""
-    if unit == "bytes" and value is not None:
+def text_of(setting: Mapping[str, Any], value: Any) -> str:
+    """Format a value of a setting in the form that `paceline config set` accepts; an unset or empty one as a dash."""
+    if setting["unit"] == "bytes" and value is not None:
         return size_text(value)
     if value is None or value in ("", {}):
         return "–"
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list):
-        return ", ".join(str(entry) for entry in value) or "none"
+        separator = os.pathsep if setting["name"] == FOLDERS else ", "
+        return separator.join(str(entry) for entry in value) or "none"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
 
 

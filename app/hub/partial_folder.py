@@ -19,6 +19,7 @@ import msgspec
 
 from app.core.download import MARKER, PARTIAL, PARTIAL_NAME
 from app.core.errors import HubProblem
+from app.core.patience import patient
 from app.hub.hub_files import COMMIT, RepositoryFile
 from app.machine.own_files import (
     flush_to_disk,
@@ -137,6 +138,7 @@ def repository_lock(downloads: Path, repository: str, wait_seconds: float) -> It
         os.close(descriptor)
 
 
+@patient(otherwise=False)
 def is_reachable(downloads: Path) -> bool:
     """Return whether a downloads folder or its parent exists; below an unmounted drive, neither does."""
     return downloads.is_dir() or downloads.parent.is_dir()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.core.messages import Pressure
+from app.core.patience import patient
 from app.machine.own_files import nearest_folder
 
 ReadSetting = Callable[[str], bytes]
@@ -97,8 +98,9 @@ def wired_limit_mb(total_bytes: int, recommended_bytes: int, needs_bytes: Iterab
     return limit if any(now < needed <= then for needed in needs_bytes) else 0
 
 
+@patient(otherwise=None)
 def free_bytes(path: Path) -> int | None:
-    """Return the free bytes on the disk of `path`, which may not exist yet; None where it cannot be read. May block."""
+    """Return the free bytes on the disk of `path`, which may not exist yet; None where it cannot be read."""
     try:
         return shutil.disk_usage(nearest_folder(path)).free
     except OSError:

@@ -24,7 +24,7 @@ from app.core.errors import DiskUnavailable, ModelNotFound, ModelUnavailable
 from app.core.unit import DrafterSpecification
 from app.models.drafters.formats import head_tensors
 from app.models.drafters.methods import DRAFT_MODEL, MTP, drafter_method
-from app.models.folder import Signature, read_folder, signature_of
+from app.models.folder import Signature, missing_shards, read_folder, signature_of
 from app.models.safe_files import MOMENTARY, RETRY_SECONDS, TensorInfo, printable, read_file, read_object
 from app.models.tokenizer_file import Tokenizer, TokenizerCache
 
@@ -74,8 +74,8 @@ class _Search:
             yield FolderCandidate(name or folder.name, folder)
 
     def _snapshot(self, repository: Path) -> Iterator[FolderCandidate]:
-        """Yield the snapshot that `refs/main` of a `models--organisation--name` folder names; if that has no weights,
-        the newest one with weights: downloading only the tokenizer of a newer commit moves `refs/main`."""
+        """Yield the snapshot that `refs/main` of a `models--organisation--name` folder names; if that lacks weights,
+        the newest one that has all, else any: an interrupted download of a newer commit moves `refs/main`."""
         snapshots = repository / "snapshots"
         try:
             revision = (repository / "refs" / "main").read_text("ascii").strip()
@@ -83,13 +83,17 @@ class _Search:
             revision = ""
         main, folders = snapshots / revision, sorted(self._folders(snapshots), key=_modified, reverse=True)
         ordered = [main, *folders] if main in folders else folders
-        folder = next(filter(self._has_weights, ordered), next(filter(self._looks_like_model, ordered), None))
+        tests = (self._is_whole, self._has_weights, self._looks_like_model)
+        folder = next((folder for test in tests for folder in ordered if test(folder)), None)
         if folder is not None:
             yield FolderCandidate("/".join(repository.name.split("--")[1:]), folder)
 
     def _looks_like_model(self, folder: Path) -> bool:
         """Return whether a folder has a config, or only safetensors weights (listed as broken); GGUF does not count."""
         return os.path.lexists(folder / "config.json") or self._has_weights(folder)
+
+    def _is_whole(self, folder: Path) -> bool:
+        return self._has_weights(folder) and not missing_shards(name for name, _ in self._entries(folder))
 
     def _has_weights(self, folder: Path) -> bool:
         return any(name.endswith(".safetensors") and not name.startswith(".") for name, _ in self._entries(folder))
@@ -241,7 +245,7 @@ class CatalogModel:
 
 
 class FolderCatalog:
-    """All models below the given folders, then below `roots`; of models with the same id, the first one is listed.
+    """All models below the given folders, then below `roots`; of models with the same id, the first sound one.
 
     A thread scans the folders. After the first scan, a call waits at most twice `patience_seconds` for a disk that does
     not answer, and then returns the models of the last scan.
@@ -302,15 +306,15 @@ class FolderCatalog:
 
     def find(self, id: str) -> CatalogModel:  # noqa: A002 - the name in the API
         """Return the model `id`, broken or not. Raises `ModelNotFound` with the nearest ids, or `DiskUnavailable`."""
-        models = {model.id: model for model in self.models()}
+        models, id = {model.id: model for model in self.models()}, printable(id)  # noqa: A001
         if id in models:
             return models[id]
         if not self._is_complete:
             message = "some model folders cannot be read at the moment: try again soon"
             raise DiskUnavailable(message, parameter="model", retry_after_seconds=RETRY_SECONDS)
-        nearest = difflib.get_close_matches(id[:200], models, n=3, cutoff=0.4)
+        nearest = difflib.get_close_matches(id, models, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(nearest)}?" if nearest else "`paceline ls` shows the models that are here"
-        raise ModelNotFound(f'no model "{printable(id)}" on this computer; {hint}', parameter="model")
+        raise ModelNotFound(f'no model "{id}" on this computer; {hint}', parameter="model")
 
     def is_reading_tokenizers(self) -> bool:
         """Return whether tokenizers are still being read, without which drafters cannot be chosen.
@@ -335,15 +339,16 @@ class FolderCatalog:
         unreadable: list[Path] = []
         given_folders: list[tuple[Source, Path]] = [("folder", folder) for folder in self._folders]
         for source, root in (*given_folders, *self._roots):
-            listed = candidates(root, unreadable)
-            for candidate in [*listed, *self._previously_found(source, unreadable)]:
+            for candidate in [*candidates(root, unreadable), *self._previously_found(source, unreadable)]:
                 identity = _folder_identity(candidate.path)
-                if printable(candidate.id) in models or identity in identities:
+                listed_model = models.get(printable(candidate.id))
+                if (listed_model is not None and not listed_model.reason) or identity in identities:
                     continue
                 identities.add(identity)
                 inspected[source, candidate.path] = self._inspect_if_changed(candidate, source)
                 model = inspected[source, candidate.path][1]
-                models[model.id] = model
+                if listed_model is None or not model.reason:
+                    models[model.id] = model
         self._inspected, self._is_complete = inspected, not unreadable
         self._models = dict(sorted(models.items()))
 

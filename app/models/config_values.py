@@ -21,6 +21,19 @@ HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 EXPERTS_KEYS = (
     "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_topk", "moe_top_k",
 )  # fmt: skip
+HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads")
+KEY_VALUE_HEADS_KEYS = ("num_key_value_heads", "n_kv_heads")
+TEXT_DEFAULTS: Mapping[str, Config] = {
+    "gemma3": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window_pattern": 6,
+        "max_position_embeddings": 131_072,
+        "vocab_size": 262_208,
+    }
+}
+"""Values that configs with a `text_config` leave out, by family (`Gemma3TextConfig` in transformers)."""
 DEFAULT_CONTEXT_TOKENS = 32_768
 """Context length, in tokens, assumed for a model whose config states none."""
 
@@ -93,7 +106,11 @@ class TargetFacts:
 def text_part(config: Config) -> Config:
     """Return the settings of the language model, which multimodal configs nest under `text_config`."""
     nested = config.get("text_config")
-    return {**config, **nested} if isinstance(nested, dict) else config
+    return (
+        {**TEXT_DEFAULTS.get(str(config.get("model_type")), {}), **config, **nested}
+        if isinstance(nested, dict)
+        else config
+    )
 
 
 def text_number(config: Config, *keys: str) -> int:

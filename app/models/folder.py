@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.core.errors import DiskUnavailable, ModelUnavailable
-from app.models.config_values import VOCABULARY_KEYS, stated_context, text_number
+from app.models.config_values import VOCABULARY_KEYS, stated_context, text_number, text_part
 from app.models.drafters.formats import template_text
 from app.models.drafters.methods import drafter_method
 from app.models.encoders import ENCODERS, check_direction, declared_pooling
@@ -145,7 +145,7 @@ def _inspect(root: Path) -> ModelFolder:
         size_bytes=sum(tensor.size_bytes for tensor in tensors.values()),
         parameter_count=_parameter_count(config, tensors),
         bits=_bits(config, tensors),
-        context=stated_context(config),
+        context=stated_context(text_part(config)),
         has_chat_template=bool(template) or _renders_natively(root, files),
         supports_reasoning=any(mark in template for mark in REASONING_MARKERS),
         pooling="" if drafter else declared_pooling(root, files),
@@ -260,12 +260,15 @@ def _read_tensors(root: Path, names: Iterable[str]) -> dict[str, TensorInfo]:
     return tensors
 
 
+def missing_shards(names: Iterable[str]) -> int:
+    """Return how many shards are missing beside these, by their names."""
+    shards = [match for name in names if (match := SHARD.fullmatch(name))]
+    return sum(count for _, count in {(match["stem"], int(match["count"])) for match in shards}) - len(shards)
+
+
 def _check_shards(names: Sequence[str]) -> None:
     """Raise ModelUnavailable if the names show missing shards; an index file often describes a different sharding."""
-    shards = [match for name in names if (match := SHARD.fullmatch(name))]
-    counts = {(match["stem"], int(match["count"])) for match in shards}
-    missing = sum(count for _, count in counts) - len(shards)
-    if missing > 0:
+    if (missing := missing_shards(names)) > 0:
         raise ModelUnavailable(f"{missing} weight files are missing beside {printable(names[0])}; {DOWNLOAD_AGAIN}")
 
 
@@ -354,4 +357,4 @@ def _file_stamp(entry: os.DirEntry[str]) -> tuple[str, bool, int, int]:
         status = entry.stat()
     except OSError:
         return (entry.name, True, -1, -1)
-    return (entry.name, entry.is_symlink(), status.st_size, status.st_mtime_ns)
+    return (entry.name, entry.is_symlink(), status.st_size, status.st_ctime_ns)  # rights may change, too

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 
 from app.core.request import UNQUANTISED, Quantisation
 from app.core.unit import DrafterSpecification, ModelSpecification
-from app.models.config_values import HIDDEN_KEYS, LAYER_KEYS, VOCABULARY_KEYS, context_tokens, text_number, text_part
+from app.models.config_values import (
+    HEADS_KEYS,
+    HIDDEN_KEYS,
+    KEY_VALUE_HEADS_KEYS,
+    LAYER_KEYS,
+    VOCABULARY_KEYS,
+    context_tokens,
+    text_number,
+    text_part,
+)
 from app.models.draft_lengths import longest_draft
 from app.models.drafters.methods import FEATURE_METHODS, MTP
 from app.models.encoders import BATCH_TOKENS
@@ -284,7 +293,7 @@ class _Shape:
             head_size=_head_size(config),
             state_size=_state_size(config),
             channels=_channels(config),
-            heads=text_number(config, "num_attention_heads"),
+            heads=text_number(config, *HEADS_KEYS),
             hidden=text_number(config, *HIDDEN_KEYS),
             intermediate=max(text_number(config, "intermediate_size"), text_number(config, "moe_intermediate_size")),
             vocabulary=text_number(config, *VOCABULARY_KEYS),
@@ -351,7 +360,7 @@ def _layer_kinds(config: Mapping[str, Any]) -> tuple[int, int, int]:
         return layers // interval, 0, layers - layers // interval
     if pattern := text_number(config, "sliding_window_pattern"):
         return layers // pattern, layers - layers // pattern, 0
-    attention = layers if text_number(config, "num_attention_heads") else 0
+    attention = layers if text_number(config, *HEADS_KEYS) else 0
     return attention, 0, layers if _state_size(config) else 0
 
 
@@ -359,13 +368,13 @@ def _position_width(config: Mapping[str, Any]) -> int:
     """Return the numbers per token and layer: one vector in latent attention, else a key and a value per KV head."""
     if rank := text_number(config, "kv_lora_rank"):
         return rank + text_number(config, "qk_rope_head_dim")
-    heads = text_number(config, "num_key_value_heads") or text_number(config, "num_attention_heads")
+    heads = text_number(config, *KEY_VALUE_HEADS_KEYS, *HEADS_KEYS)
     return 2 * heads * _head_size(config)
 
 
 def _head_size(config: Mapping[str, Any]) -> int:
-    heads = text_number(config, "num_attention_heads")
-    return text_number(config, "head_dim") or (text_number(config, "hidden_size") // heads if heads else 0)
+    heads = text_number(config, *HEADS_KEYS)
+    return text_number(config, "head_dim") or (text_number(config, *HIDDEN_KEYS) // heads if heads else 0)
 
 
 def _attention_sizes(config: Mapping[str, Any]) -> set[int]:

@@ -11,6 +11,7 @@ import math
 import os
 import stat
 import sys
+import unicodedata
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,17 @@ from typing import Any, BinaryIO
 import msgspec
 
 from app.core.errors import DiskUnavailable, ModelUnavailable
+from app.core.patience import patient
 
 MAX_JSON_BYTES = 8 * 1024 * 1024
 MAX_HEADER_BYTES = 100_000_000
 MAX_TENSORS = 200_000
-MOMENTARY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
-"""Error numbers of temporary failures, which say nothing about the file."""
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EDEADLK)
+_ABSENCES = (errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ESTALE)
+MOMENTARY = frozenset((*_SHORTAGES, *_ABSENCES))
+"""Error numbers of temporary failures, which say nothing about the file: of this computer, or of a network drive."""
+SF_DATALESS = 0x4000_0000
+"""Flag of a file on a Mac whose content is in iCloud only (sys/stat.h)."""
 RETRY_SECONDS = 2
 DOWNLOAD_AGAIN = "download the model again"
 
@@ -59,8 +65,10 @@ class _Entry(msgspec.Struct):
 
 
 def printable(name: str) -> str:
-    """Return `name` as one short line that is safe in JSON and on a terminal, whatever bytes it contains."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name[:200])
+    """Return `name` as one short line that is safe in JSON and on a terminal, whatever bytes it contains, and composed
+    as people type it: Finder writes accents and Hangul as separate characters."""
+    composed = unicodedata.normalize("NFC", name[:200])
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in composed)
 
 
 def escaped(text: str) -> str:
@@ -75,6 +83,7 @@ def check_momentary(error: OSError) -> None:
         raise DiskUnavailable(message, retry_after_seconds=RETRY_SECONDS) from error
 
 
+@patient(otherwise="missing")
 def folder_problem(folder: Path) -> str:
     """Return why a folder cannot be listed: `missing` or `forbidden` (also by macOS's privacy settings); "" if it can.
 
@@ -92,7 +101,10 @@ def folder_problem(folder: Path) -> str:
 def _open_regular(path: Path) -> BinaryIO:
     """Open a regular file without blocking; refuse a FIFO, socket or device without opening it."""
     try:
-        is_regular = stat.S_ISREG(path.stat().st_mode)
+        status = path.stat()
+        is_regular = stat.S_ISREG(status.st_mode)
+        if getattr(status, "st_flags", 0) & SF_DATALESS:  # reading it would download all of it first
+            raise ModelUnavailable(f"{printable(path.name)} is in iCloud only; in Finder, choose Download Now")
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if is_regular else -1
     except OSError as error:
         check_momentary(error)

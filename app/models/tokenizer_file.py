@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ DIGEST_BATCH_TOKENS = 8192
 Stamp = tuple[int, int, int, int]
 """Inode, size and times of a file; at least one of them differs after a change."""
 
+MEDIA = re.compile(r"image|audio|video|vision")
+"""Pattern of special tokens that stand for pictures and sound, for which a small model of the family may lack rows."""
 Value = TypeVar("Value")
 logger = logging.getLogger("paceline.tokenizers")
 
@@ -56,8 +59,6 @@ class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True):
     ordinary: tuple[tuple[int, int], ...] = ()
     """The ids that stand for text, as half-open ranges."""
     special: dict[int, str] = {}
-    highest: int = -1
-    """The highest id; -1 where it is unknown."""
     longest_bytes: int = 0
     """Bytes of the longest piece of text; 0 where unknown."""
     problem: str = ""
@@ -218,7 +219,9 @@ class Tokenizer:
         """
         if not self.shares_tokens(draft):
             return self.difference(draft)
-        highest = draft.facts().highest
+        facts = draft.facts()
+        words = [token for token, content in facts.special.items() if not MEDIA.search(content)]
+        highest = max([*words, *(end - 1 for _, end in facts.ordinary)], default=-1)
         return f"its embedding of {rows} rows lacks token {highest}; {DOWNLOAD_AGAIN}" if 0 < rows <= highest else ""
 
     def difference(self, draft: "Tokenizer") -> str:
@@ -300,7 +303,6 @@ def _facts(name: str, digest: str, content: bytes) -> TokenizerFacts:
         words=_digest(vocabulary.pieces, [token for token in ids if token not in vocabulary.added]),
         ordinary=tuple(_ranges(token for token in ids if token not in special)),
         special=special,
-        highest=ids[-1] if ids else -1,
         longest_bytes=max((len(piece.encode()) for piece in vocabulary.pieces.values()), default=0),
     )
 

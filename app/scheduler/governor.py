@@ -143,6 +143,8 @@ class Governor:
         self._lookup_methods: set[str] = set()
         self._catch_up_costs = defaultdict[str, tuple[Average, Average]](lambda: (Average(0.0), Average(0.0)))
         """Average catch-up in plain steps, and in tokens, by method: their ratio gives long catch-ups more weight."""
+        self._caught_up = set[str]()
+        """Methods that have caught up once; the first time also reads weights from disk and compiles kernels."""
         self._memo: tuple[object, _Judgement] | None = None
         self._known_requests: set[str] = set()
         self._current: dict[tuple[str, ...], Option] = {}
@@ -195,8 +197,10 @@ class Governor:
         if unread and step.seconds and step.typical:
             curves = self.costs.curves(step.widest.method, step.rows, step.context_tokens)
             steps = step.seconds / curves.plain - curves.cycle(step.width - 1)[0]
-            for average, sample in zip(self._catch_up_costs[step.widest.method], (steps, float(unread)), strict=True):
+            known = self._catch_up_costs[step.widest.method] if step.widest.method in self._caught_up else ()
+            for average, sample in zip(known, (steps, float(unread)), strict=False):
                 average.learn(sample, MAX_WEIGHT)
+            self._caught_up.add(step.widest.method)
         accepted = sum(draft.accepted for draft in step.drafts)
         self._history.tokens += 1 + accepted // step.rows
         self.observe_drafts(draft for draft in step.drafts if draft.requested and draft.method not in draft.row.offered)

@@ -36,7 +36,8 @@ STATUSES = {
     499: "It was cancelled on the dashboard.",
     500: "An internal error; the log of the server has the details.",
     502: "The model hub returned an error.",
-    503: "Not now: the worker, the model, its memory, the store or the hub is unavailable; `code` says which.",
+    503: "Not now: the worker, the model, its memory, the store or the hub is unavailable; `code` says which, "
+    "`Retry-After` when to come back, if known.",
     505: "Only HTTP/1.1 and HTTP/1.0 are spoken.",
 }
 ALWAYS = (400, 403, 408, 413, 414, 431, 500, 503, 505)

@@ -16,6 +16,11 @@ const NEAR_START = 600;
 const MAX_FILE_CHARACTERS = 400_000; // in all files of a message; a character takes at most four bytes
 const wide = matchMedia("(min-width: 1440px)"); // the settings are next to the conversation, not over it
 
+// Makes a field as high as its text, for browsers that lack `field-sizing` (Safari before 26.2).
+function grow(field) {
+  field.style.height = "auto";
+  field.style.height = `${field.scrollHeight}px`;
+}
 const described = (part) => Object.getOwnPropertyDescriptors(part);
 const readDrafts = () => JSON.parse(tab.read(DRAFTS) ?? "{}");
 
@@ -38,6 +43,7 @@ const page = {
     const fit = () => (this.isPanelOpen = wide.matches && browser.read(PANEL) !== "closed");
     fit();
     wide.addEventListener("change", fit);
+    if (!CSS.supports("field-sizing", "content")) this.$watch("draft", () => this.$nextTick(() => grow(byId("draft"))));
     this.restoreDraft();
     addEventListener("pagehide", () => this.leave());
     addEventListener("keydown", (event) => this.press(event));
@@ -120,6 +126,7 @@ const page = {
   },
   press(event) {
     if (!isEscape(event) || event.defaultPrevented || document.querySelector("dialog[open]")) return;
+    if (event.target.id === "chat-search" && this.search) return; // Escape empties the field
     if (this.isListOpen || (this.isPanelOpen && !wide.matches)) {
       byId(this.isListOpen ? "chat-menu" : "chat-more").focus();
       this.closeDrawers();

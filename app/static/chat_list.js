@@ -169,7 +169,7 @@ export const list = {
     if (last) tab.write(SHOWN, JSON.stringify({ ...readShown(), [this.current.id]: last.id }));
   },
   enterOptions({ options, model }) {
-    if (options) this.form = formOf(options);
+    this.form = formOf(options ?? {});
     if (this.models.some((listed) => listed.id === model)) this.model = model;
   },
   // The address names the open conversation, so that a reload finds it.

@@ -204,7 +204,7 @@ export const thread = {
     if (message.figures?.problem?.code !== "cut") noteBegun(message);
     if (message.figures?.problem?.code === "not_signed_in") return remove(conversation, message.id);
     message.version += 1;
-    this.announcement = { done: t("chat.finished"), stopped: t("reply.stopped") }[message.status] ?? message.problem;
+    this.announce({ done: t("chat.finished"), stopped: t("reply.stopped") }[message.status] ?? message.problem);
     this.toResult();
     this.keep(conversation, message);
     const { load } = (await run.spent) ?? {};
@@ -337,13 +337,18 @@ export const thread = {
   isLastVersion(message) {
     return this.versionsOf(message).at(-1)?.id === message.id;
   },
+  // Screen readers stay silent about a text that is the same as before.
+  announce(words) {
+    this.announcement = "";
+    whenShown(() => (this.announcement = words));
+  },
   // Shows the previous or next version; the focus stays on the pressed button while that is enabled.
   turnTo(message, step) {
     const versions = this.versionsOf(message);
     const next = versions[versions.findIndex((turn) => turn.id === message.id) + step];
     if (!next) return;
     choose(this.current, next.id);
-    this.announcement = this.versionWords(next);
+    this.announce(this.versionWords(next));
     this.$nextTick(() => {
       const sides = step < 0 ? ["before", "after"] : ["after", "before"];
       sides.map((side) => byId(`${side}-${next.id}`)).find((button) => !button.disabled).focus();

@@ -103,6 +103,9 @@ export class ApiError extends Error {
   }
 }
 
+// Safari shows a page from its back/forward cache as it was left: out of date, and perhaps signed out.
+addEventListener("pageshow", (event) => event.persisted && location.reload());
+
 let isLeaving = false;
 // Leaves for the sign-in page, which leads back here. If several calls find the session ended, only the first leaves.
 export function signInAgain() {

@@ -66,6 +66,7 @@ component("drafts", () => ({
   downloads: [],
   changes: null,
   saved: {},
+  opensRefused: false, // only a new view opens or closes the fold: a person may be reading in it
 
   init() {
     live("measuring", (measuring) => {
@@ -180,6 +181,7 @@ component("drafts", () => ({
     const saved = savedFields(view);
     const own = this.view ? changesOf(this.fields, this.saved) : {};
     Object.assign(this, saved, own, { saved, view, measuring: view.measuring });
+    this.opensRefused = !this.fitsAny;
   },
   takeDownloads(value) {
     const done = (list) => list.filter((download) => download.state === "done").length;

@@ -30,6 +30,7 @@ const lineOf = (line) => {
 component("logs", () => ({
   lines: data.lines.map(lineOf),
   last: data.last,
+  began: data.began,
   loggers: data.loggers,
   level: LEVELS.includes(address("level")) ? address("level") : "debug",
   logger: address("logger"),
@@ -88,12 +89,13 @@ component("logs", () => ({
 
   // Fetches lines that a slow tab missed; after a restart of the server, line numbers start again.
   async hear(news) {
-    const isNewServer = news.last < this.last;
+    const isNewServer = news.began !== this.began;
     const first = news.lines.length ? news.lines[0].number : news.last + 1;
     const from = isNewServer ? 0 : this.last;
     const lines = first > from + 1 ? (await this.missed(from)) ?? news.lines : news.lines;
     const fresh = lines.filter((line) => line.number > from && line.number <= news.last);
     this.last = news.last;
+    this.began = news.began;
     if (isNewServer) this.lines = this.waiting = [];
     this.waiting = [...this.waiting, ...fresh.map(lineOf)].slice(-KEPT);
     if (!this.isPaused) this.show();

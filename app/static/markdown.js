@@ -169,7 +169,7 @@ function readParagraph(lines, at) {
     const [, mark] = UNDERLINE.exec(lines[end]) ?? [];
     const text = () => inline(lines.slice(at, end).map((line) => line.trim()).join("\n"));
     if (mark) return [make(mark[0] === "=" ? "h1" : "h2", text()), end + 1];
-    if (startsBlock(lines[end])) break;
+    if (startsBlock(lines[end]) || readTable(lines, end)) break;
   }
   return [make("p", inline(lines.slice(at, end).map((line) => line.trimStart()).join("\n").trimEnd())), end];
 }

@@ -30,6 +30,8 @@ REASONING_MARKERS = (
     ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
 """Marker pairs around reasoning. A model uses a pair if both are tokens, or if both are in its template."""
+WRAPPERS = ("answer", "response")
+"""Tags around the answer that follows the reasoning (Hunyuan; ERNIE 4.5, Granite 3.3), if the template has them."""
 MAX_WHITESPACE = 256
 """Limit on white space, in characters, between two markers that belong together."""
 _NAME = r"""(?P<name>[^\s"'<>{}()\[\]|]{1,300}?)"""
@@ -51,7 +53,7 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True):
     head: str = ""
     """Head of a call with arguments in any other shape."""
     opens: str = ""
-    """Literal start of a parameter's opening marker; `key` matches the rest of the marker."""
+    """Start of a parameter's opening marker; `key` matches the rest of the marker."""
     key: str = ""
     closes: str = ""
     """Closing marker of a parameter; KEY stands for its name."""
@@ -77,8 +79,8 @@ _GLM = CallForm(
     sign="<arg_key>",
     start=r"<tool_call>",
     end=r"</tool_call>",
-    head=rf"{_NAME}\s*(?=<arg_key>|</tool_call>)",
-    opens=r"<arg_key>",
+    head=rf"{_NAME}\s*(?:</arg_value>\s*)?(?=<arg_key>|</tool_call>|<tool_call>[^<]*</arg_key>)",
+    opens=r"(?:<arg_key>|<tool_call>(?=[^<]*</arg_key>))",
     key=r"(?P<key>[^<]*)</arg_key>(?:\\n|\s)*(?:<arg_value>|(?=[^<\s\\]))",
     closes=r"</arg_value>",
     finishes=r"</tool_call>",
@@ -124,9 +126,9 @@ FORMS: dict[str, CallForm] = {
     "minimax_m2": _INVOKE,
     "gemma4": CallForm(
         sign=r"<\|tool_call>",
-        start=r"<\|tool_call>",
+        start=r"<\|tool_call>|<tool_call(?=:)",
         end=r"<tool_call\|>",
-        head=rf"call:\s*{_NAME}\s*(?=[{{(])",
+        head=rf"(?:call)?:\s*{_NAME}\s*(?=[{{(])",
         quote='<|"|>',
     ),
     "function_gemma": CallForm(
@@ -309,6 +311,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Markers around reasoning."""
     parser: str = ""
     """Name of the call form; empty if the model was not trained to call tools."""
+    wrapper: str = ""
+    """Tag around the answer after reasoning."""
 
 
 NO_DIALECT = Dialect()
@@ -347,7 +351,8 @@ def read_dialect(tokenizer: Any) -> Dialect:
     kind = str(tokenizer.init_kwargs.get("tool_parser_type") or "")
     parser = kind if kind in FORMS else _find_form(template, vocabulary)
     opening, closing = _find_reasoning_markers(template, vocabulary) or (FORMS[parser].thinking if parser else ("", ""))
-    return Dialect(opening=opening, closing=closing, parser=parser)
+    wrapper = next((tag for tag in WRAPPERS if f"</{tag}>" in template), "")
+    return Dialect(opening=opening, closing=closing, parser=parser, wrapper=wrapper)
 
 
 def _find_form(template: str, vocabulary: dict[str, int]) -> str:
@@ -398,7 +403,9 @@ class CallPatterns:
         self.end_after_json = compiled(rf"\s*(?:[}}\]]\s*){{0,3}}(?:{form.end})") if form.end else None
         """Pattern of the end marker, after any surplus closing brackets that the model wrote."""
         self.opens = compiled(rf"\s*{form.opens}{form.key}")
-        self.finishes = compiled(rf"\s*{form.finishes}")
+        left_out = rf"|(?={form.end})" if form.finishes != form.end and form.end else ""
+        self.finishes = compiled(rf"\s*(?:{form.finishes}{left_out})")
+        """Pattern of the marker after the last parameter, which a model may leave out before the end marker."""
         self.inner_opens = compiled(rf"(?<=\n){form.opens}{form.key}(?=\n)")
         """Pattern of a parameter's beginning on a line of its own."""
         self.last_finish = compiled(rf"(?<=\n)(?={form.finishes}\s*(?:{form.end})?\s*(?:{form.start}|\Z))")
@@ -410,9 +417,12 @@ class CallPatterns:
         form = self.form
         key = regex.escape(key) if "KEY" in form.closes else ""
         if form.finishes == form.end or final:
-            finish_pattern = form.finishes
+            finish_pattern = rf"{form.finishes}|(?:{form.end or '(?!)'})\s*\Z"
         elif has_start_marker and form.end:
-            finish_pattern = rf"{form.finishes}\s*{self._surplus}(?:{form.end}|{form.start}|{form.head})"
+            finish_pattern = (
+                rf"{form.finishes}\s*{self._surplus}(?:{form.end}|{form.start}|{form.head})"
+                rf"|(?:{form.end})\s*(?:{form.start})"
+            )
         else:
             finish_pattern = rf"{form.finishes}(?!\s*{form.closes})"
         return compiled(rf"{form.closes.replace('KEY', key)}(?=\s*(?:{form.opens}|{finish_pattern}))")

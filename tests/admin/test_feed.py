@@ -173,3 +173,25 @@ async def test_topics_must_be_known_and_the_stream_needs_a_session() -> None:
     assert (await site.client.get("/admin/api/live?topics=worker")).status_code == 401
     listed = await site.client.get("/admin/api/live/topics", headers=own)
     assert set(listed.json()["topics"]) >= {"worker", "state", "pace"}
+
+
+async def test_a_topic_that_does_not_answer_delays_no_other_and_is_read_once() -> None:
+    feed, answers, quick = LiveFeed(period_seconds=0.01), asyncio.Event(), Source(1)
+    reads = []
+
+    async def slow() -> str:
+        reads.append(1)
+        await answers.wait()
+        return "late"
+
+    feed.topic("slow", slow)
+    feed.topic("quick", quick)
+    tab = feed.join(["slow", "quick"])
+    for quick.value in range(1, 4):
+        await feed.tick()
+        assert pending(tab) == {"quick": quick.value}
+    assert reads == [1]
+    answers.set()
+    await feed.tick()
+    assert pending(tab) == {"slow": "late"}
+    feed.leave(tab)

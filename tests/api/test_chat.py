@@ -307,6 +307,19 @@ async def test_the_body_of_a_good_request_is_all_that_is_needed(site: Site) -> N
     assert response.status_code == 200
 
 
+async def test_thoughts_that_a_gateway_sends_as_parts_are_reasoning(site: Site) -> None:
+    thought = {"type": "thinking", "thinking": "Read it first.", "signature": "x"}
+    parts = [thought, {"type": "redacted_thinking", "data": "y"}, {"type": "text", "text": "I read it."}]
+    said = [{"role": "assistant", "content": parts}, {"role": "assistant", "content": [thought]}]
+    response = await site.chat(
+        messages=[{"role": "user", "content": "Hi"}, *said, {"role": "user", "content": "Go on."}]
+    )
+    assert response.status_code == 200, response.text
+    (_, beside, alone, _) = site.worker.commands[-1].messages or ()
+    assert (beside["reasoning_content"], beside["content"]) == ("Read it first.", "I read it.")
+    assert (alone["reasoning_content"], alone["content"]) == ("Read it first.", "")
+
+
 CALLED: dict[str, Any] = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
 CALLED_BY: dict[str, Any] = {"role": "assistant", "content": None}
 

@@ -26,7 +26,7 @@ def system_of(system: object) -> list[str]:
         ("You help.", ["You help."]),
         (f"Explain {HEADER}", [f"Explain {HEADER}"]),
         ([{"type": "text", "text": "You help."}, {"type": "text", "text": HEADER}], [f"You help.\n\n{HEADER}"]),
-        ("", [""]),
+        ("", []),
         ([], []),
         (None, []),
     ],

@@ -225,6 +225,55 @@ def test_a_reply_that_breaks_off_says_why_keeps_its_beginning_and_can_be_tried_a
     expect(chat.locator(REPLIES)).to_have_count(1)
 
 
+def test_escape_in_the_search_of_conversations_stops_no_reply(chat: Page) -> None:
+    chat.get_by_label("Speculative decoding", exact=True).select_option("off")
+    chat.locator("#draft").fill("Count from 1 to 400.")
+    chat.locator("#draft").press("Enter")
+    expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2")
+    chat.locator("#chat-search").fill("x")
+    chat.locator("#chat-search").press("Escape")
+    expect(chat.locator(WRITING)).to_have_count(1)
+    chat.locator("#chat-search").press("Escape")
+    expect(chat.locator(WRITING)).to_have_count(0)
+
+
+def test_a_new_chat_has_no_options_of_the_one_before(chat: Page) -> None:
+    chat.get_by_label("Seed").fill("7")
+    ask(chat)
+    chat.get_by_role("button", name="New chat").click()
+    expect(chat.get_by_label("Seed")).to_have_value("")
+    chat.locator(".conversations li .open").click()
+    expect(chat.get_by_label("Seed")).to_have_value("7")
+
+
+def test_a_screen_reader_is_told_of_every_reply(chat: Page) -> None:
+    watch = """() => {
+      const status = document.querySelector(".talk > [role=status]");
+      globalThis.announced = [];
+      new MutationObserver(() => announced.push(status.textContent)).observe(status, { childList: true });
+    }"""
+    chat.evaluate(watch)
+    for count in (1, 2):
+        ask(chat)
+        chat.wait_for_function("(count) => announced.filter(Boolean).length === count", arg=count)
+
+
+def test_the_field_grows_with_its_text_in_a_browser_that_does_not_grow_fields(server: Server, visitor: Visitor) -> None:
+    visit = visitor(server)
+    visit.context.add_init_script(
+        "const has = CSS.supports.bind(CSS);"
+        "CSS.supports = (name, ...values) => name !== 'field-sizing' && has(name, ...values);"
+    )
+    page = visit.open("/admin/chat")
+    draft = page.locator("#draft")
+    draft.evaluate("(field) => { field.style.fieldSizing = 'fixed'; }")
+    low = draft.evaluate("(field) => field.offsetHeight")
+    draft.fill("one\ntwo\nthree\nfour")
+    page.wait_for_function("(low) => document.querySelector('#draft').offsetHeight > 2 * low - 20", arg=low)
+    draft.fill("one")
+    page.wait_for_function("(low) => document.querySelector('#draft').offsetHeight === low", arg=low)
+
+
 def test_conversations_are_found_renamed_and_deleted(chat: Page) -> None:
     entries = chat.locator(".conversations li")
     for question in ("Count from 1 to 5.", "Spell the word river."):

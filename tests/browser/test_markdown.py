@@ -46,6 +46,11 @@ ORDINARY = {
         '<table><thead><tr><th align="">a</th><th align="center">b</th></tr></thead>'
         '<tbody><tr><td align="">1</td><td align="center">2</td></tr></tbody></table>'
     ),
+    "Here it is:\n| a |\n|---|\n| 1 |": (
+        '<p>Here it is:</p><table><thead><tr><th align="">a</th></tr></thead>'
+        '<tbody><tr><td align="">1</td></tr></tbody></table>'
+    ),
+    "a | b\nc | d": "<p>a | b<br>c | d</p>",
     "> quote\n> - list": "<blockquote><p>quote</p><ul><li>list</li></ul></blockquote>",
     "a\n\n---\n\nb": "<p>a</p><hr><p>b</p>",
     "one  \ntwo\\\nthree": "<p>one<br>two<br>three</p>",

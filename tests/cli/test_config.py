@@ -41,6 +41,8 @@ def test_in_80_columns_a_setting_is_a_line_of_its_value_and_below_it_what_it_mea
         ("drain_seconds", "5", "after a restart"),
         ("PACELINE_MAX_ROWS", "4", "on next load"),
         ("keep-texts", "on", "takes effect now"),
+        ("model_dirs", f"/usr{os.pathsep}/tmp", "takes effect"),
+        ("allowed_hosts", "studio.local, attic.local", "takes effect"),
     ],
 )
 def test_set_says_when_it_is_felt_and_get_prints_it(
@@ -99,6 +101,8 @@ def test_a_model_has_settings_of_its_own(environment: Mapping[str, str]) -> None
     assert "temperature 0.2" in run(environment, "ls").stdout
     assert run(environment, "config", "set", *own, "alias", "helper").exit_code == 0
     assert run(environment, "config", "get", "--model", "helper", "temperature").stdout.strip() == "0.2"
+    assert run(environment, "config", "set", *own, "presence_penalty", "-0.5").exit_code == 0
+    assert run(environment, "config", "get", *own, "presence_penalty").stdout.strip() == "-0.5"
     assert run(environment, "config", "unset", *own, "temperature").exit_code == 0
     assert run(environment, "config", "get", *own, "temperature").stdout.strip() == "–"
 

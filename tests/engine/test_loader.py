@@ -8,6 +8,7 @@ import shutil
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,14 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
 from app.core.errors import ModelUnavailable
+from app.core.request import SamplingParameters
+from app.core.step import DecodeRow
 from app.core.unit import DrafterSpecification, ModelSpecification
 from app.engine import memory
+from app.engine.drafters.draft_model import DraftModel
 from app.engine.loaded_unit import LoadedUnit
 from app.engine.loading.loader import load_unit
+from app.engine.sampling.drawing import SampledRow
 from tests.tiny import FAMILIES, tiny_model, write_tiny_model
 
 SMALL_SLICE_BYTES = 4096
@@ -147,6 +152,29 @@ def test_a_draft_without_rows_for_every_token_is_left_out(tmp_path: Path) -> Non
     target, draft = pair(tmp_path)
     write_tiny_model(draft, "qwen3", vocabulary_size=258)
     left_out(specification(target, draft), "its embedding of 258 rows lacks token 259")
+
+
+def test_a_draft_without_a_row_for_pictures_reads_its_last_one_instead(tmp_path: Path) -> None:
+    target, draft = pair(tmp_path)
+    write_tiny_model(draft, "qwen3", vocabulary_size=259)
+    for folder in (target, draft):
+        path = folder / "tokenizer.json"
+        path.write_text(path.read_text().replace("<|pad|>", "<|image_pad|>"))
+    unit = run(specification(target, draft))[1]
+    drafter, tokens = DraftModel.open(unit), [65, 259, 66, 259]
+    row = DecodeRow("a", tokens, 4, 3, 50, method="draft_model", num_draft_tokens=2)
+    proposal = drafter.propose([row], [SampledRow(SamplingParameters(seed=1), tokens, 4)])
+    known = [65, 258, 66, 258]
+    same = replace(row, sequence_id="b", tokens=known)
+    assert (
+        proposal.tokens.tolist()
+        == drafter.propose([same], [SampledRow(SamplingParameters(seed=1), tokens, 4)]).tokens.tolist()
+    )
+
+
+@pytest.mark.parametrize("name", ["Qwen3 [4bit]", "what?", "a*b"])
+def test_a_folder_may_have_a_name_that_looks_like_a_pattern(tmp_path: Path, name: str) -> None:
+    assert run(specification(write_tiny_model(tmp_path / name, "qwen3")))[1].weights_bytes > 0
 
 
 def test_without_tokenizer_json_equal_files_are_equal_tokens(tmp_path: Path) -> None:

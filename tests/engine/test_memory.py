@@ -18,7 +18,7 @@ from app.engine.caches.lanes import reservation
 from app.engine.probe import open_runner
 from app.machine import host
 from app.models import footprint
-from app.models.config_values import DEFAULT_CONTEXT_TOKENS, context_tokens
+from app.models.config_values import DEFAULT_CONTEXT_TOKENS, context_tokens, text_part
 from app.models.folder import inspect_folder
 from tests.shares import one_in
 from tests.tiny import FAMILIES, tiny_model, write_tiny_model
@@ -164,6 +164,7 @@ def test_the_estimate_grows_with_draft_context_rows_and_dtype(tmp_path: Path) ->
     ("config", "layers"),
     [
         ({"num_hidden_layers": 6, "num_attention_heads": 4}, (6, 0, 0)),
+        ({"n_layer": 6, "n_head": 4}, (6, 0, 0)),  # GPT-2
         ({"num_hidden_layers": 6, "sliding_window_pattern": 3, "sliding_window": 8}, (2, 4, 0)),
         ({"num_hidden_layers": 8, "full_attention_interval": 4, "num_attention_heads": 4}, (2, 0, 6)),
         ({"layer_types": ["full_attention", "sliding_attention", "conv", "conv"]}, (1, 1, 2)),
@@ -178,6 +179,15 @@ def test_layers_are_told_apart_by_what_they_keep(config: dict[str, Any], layers:
 def test_latent_attention_keeps_one_compressed_vector() -> None:
     assert footprint._position_width({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_attention_heads": 128}) == 576
     assert footprint._position_width({"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}) == 64
+
+
+def test_what_gemma_3_leaves_out_of_its_config_is_known() -> None:
+    text = {"hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34, "sliding_window": 1024}
+    published = {"model_type": "gemma3", "text_config": text | {"model_type": "gemma3_text"}}
+    assert footprint._layer_kinds(text_part(published)) == (5, 29, 0)
+    assert footprint._position_width(text_part(published)) == 2 * 4 * 256
+    assert not footprint.is_fused(published, "applegpu_g16s")
+    assert (context_tokens(published), footprint.kv_refusal(published)) == (131_072, "")
 
 
 def test_the_context_comes_from_the_config_also_from_a_nested_one() -> None:

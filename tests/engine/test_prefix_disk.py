@@ -14,6 +14,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from app.engine.loading.pool import open_pool
 from app.engine.prefix import disk as prefix_disk
 from app.engine.prefix.disk import DAY_SECONDS, Disk, identity_of
 from app.engine.prefix.index import ROWS, STATE, CacheBlock, root_key
@@ -95,6 +96,17 @@ def test_a_disk_that_is_no_longer_used_leaves_no_thread(tmp_path: Path) -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
     assert set(threading.enumerate()) <= before
+
+
+def test_what_is_on_disk_leaves_memory_while_nobody_asks(tmp_path: Path) -> None:
+    disk, block = Disk(tmp_path, 1 << 30), chain(1)[0]
+    pool, arrays = open_pool(10**9, disk=disk), arrays_of(block)
+    mx.eval(arrays)
+    disk.write("model", block, arrays)
+    disk._writer.submit(int).result(PATIENCE_SECONDS)
+    assert disk.pending == 1
+    pool.expire()
+    assert disk.pending == 0
 
 
 def test_backups_leave_out_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def random_parameters(chance: np.random.Generator, vocabulary: int) -> SamplingP
         seed=int(chance.integers(1 << 40)),
         temperature=1.0,
         top_k=int(chance.choice([0, 0, 1, 5, 40, vocabulary // 2, vocabulary, 2 * vocabulary])),
-        top_p=float(chance.choice([1.0, 0.999, 0.95, 0.9, 0.5, 0.1, 0.02, 0.003, 1e-6])),
+        top_p=float(chance.choice([1.0, 0.999, 0.95, 0.9, 0.5, 0.1, 0.02, 0.003, 1e-310])),
         min_p=float(chance.choice([0.0, 0.0, 0.05, 0.9])),
     )
 

@@ -69,13 +69,13 @@ def tensors_of(rows: int, config: Mapping[str, Any]) -> dict[str, tuple[str, tup
     return {"model.embed_tokens.weight": ("F16", (rows, 4)), **layers}
 
 
-def write_published(folder: Path, name: str, *, width: int) -> Path:
+def write_published(folder: Path, name: str, *, width: int, rows: int | None = None) -> Path:
     """Write a model with the published tokenizer `name`; its weights have full size but take no disk space."""
     source = tokenizer_folder(name)
     folder.mkdir(parents=True)
     for file in source.iterdir():
         shutil.copyfile(file, folder / file.name)
-    rows = PUBLISHED_ROWS[name]
+    rows = rows or PUBLISHED_ROWS[name]
     config = {**CONFIG, "vocab_size": rows, "hidden_size": width, "num_hidden_layers": 1}
     (folder / "config.json").write_text(json.dumps(config))
     size = 2 * rows * width

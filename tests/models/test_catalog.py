@@ -2,6 +2,7 @@ import json
 import os
 import resource
 import threading
+import unicodedata
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path, PosixPath
 import pytest
 
 from app.core.errors import DiskUnavailable, ModelNotFound
-from app.models.catalog import MAX_FOLDER_ENTRIES, CatalogModel, FolderCatalog, default_catalog
+from app.models.catalog import MAX_FOLDER_ENTRIES, CatalogModel, FolderCatalog, Source, default_catalog
 from app.models.folder import MAX_FILES
 from tests.models.folders import write_model
 
@@ -127,6 +128,29 @@ def test_the_first_folder_wins(tmp_path: Path) -> None:
     assert [(model.path, model.source) for model in catalog.models()] == [(first, "folder")]
 
 
+def test_a_broken_copy_hides_no_whole_one(tmp_path: Path) -> None:
+    (snapshot(tmp_path / "hub", "models--org--same", "abc", main="abc") / "model.safetensors").write_bytes(b"cut")
+    whole = write_model(tmp_path / "studio" / "org" / "same")
+    roots: list[tuple[Source, Path]] = [("hugging_face", tmp_path / "hub"), ("lm_studio", tmp_path / "studio")]
+    assert FolderCatalog([], roots).find("org/same").path == whole
+    broken = FolderCatalog([], roots[:1]).find("org/same")
+    assert broken.problem
+
+
+def test_an_interrupted_update_hides_no_whole_snapshot(tmp_path: Path) -> None:
+    whole = snapshot(tmp_path, "models--org--two", "old")
+    newer = snapshot(tmp_path, "models--org--two", "new", main="new")
+    (newer / "model.safetensors").rename(newer / "model-00001-of-00002.safetensors")
+    assert FolderCatalog([], [("hugging_face", tmp_path)]).find("org/two").path == whole
+
+
+def test_a_folder_named_in_finder_is_found_as_people_type_its_name(tmp_path: Path) -> None:
+    path = write_model(tmp_path / unicodedata.normalize("NFD", "모델-é"))
+    model = FolderCatalog([tmp_path]).find("모델-é")
+    assert (model.id, model.path) == ("모델-é", path)
+    assert FolderCatalog([tmp_path]).find(unicodedata.normalize("NFD", "모델-é")).id == "모델-é"
+
+
 def test_an_unknown_id_gets_the_nearest_ones(tmp_path: Path) -> None:
     write_model(tmp_path / "demo-assistant")
     catalog = FolderCatalog([tmp_path])
@@ -234,6 +258,9 @@ def test_a_folder_is_inspected_again_only_when_it_changed(tmp_path: Path) -> Non
     assert "corrupt" in catalog.find("model").problem
     write_model(folder, max_position_embeddings=128_000)
     assert catalog.find("model").context == 128_000
+    before = catalog.find("model")
+    (folder / "config.json").chmod(0o600)  # it may have been unreadable until now
+    assert catalog.find("model") is not before
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from app.models import pairing
 from app.models.catalog import CatalogModel, FolderCatalog
 from app.models.pairing import default_draft, refusal
-from tests.models.folders import write_model
+from tests.models.folders import write_model, write_published
 
 
 def model(root: Path, name: str, *, size: int = 0, **options: Any) -> CatalogModel:
@@ -57,6 +57,17 @@ def test_special_tokens_count(tmp_path: Path) -> None:
     assert not refusal(main, model(tmp_path, "same", rows=9, vocab_size=9, added={"<eos>": 8}))
     assert "8 rows lacks token 8" in refusal(main, model(tmp_path, "short", added={"<eos>": 8}))
     assert "'<eos>'" in refusal(main, model(tmp_path, "other", added={"<end>": 8}))
+
+
+def test_a_small_gemma_without_rows_for_pictures_drafts_for_a_larger_one(tmp_path: Path) -> None:
+    write_published(tmp_path / "gemma-3-4b", "gemma3", width=64)
+    write_published(tmp_path / "gemma-3-1b", "gemma3", width=8, rows=262_144)
+    catalog = FolderCatalog([tmp_path])
+    main, draft = catalog.find("gemma-3-4b"), catalog.find("gemma-3-1b")
+    assert refusal(main, draft) == ""
+    assert default_draft(main, catalog.models()) == draft
+    write_published(tmp_path / "cut", "gemma3", width=32, rows=262_000)
+    assert "262000 rows lacks token 262143" in refusal(main, FolderCatalog([tmp_path]).find("cut"))
 
 
 def test_a_draft_larger_than_its_main_model_is_refused(tmp_path: Path) -> None:

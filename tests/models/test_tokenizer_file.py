@@ -106,7 +106,7 @@ def test_a_damaged_or_older_file_of_what_is_known_is_made_anew(tmp_path: Path, c
     cache_file.write_bytes(content)
     for expected in (["main/tokenizer.json"], []):
         tokenizers, reader = cache(cache_file)
-        assert Tokenizer(folder, tokenizers).facts().highest == 7
+        assert Tokenizer(folder, tokenizers).facts().ordinary == ((0, 8),)
         assert reader.read == expected
     assert cache_file.stat().st_mode & 0o777 == 0o600
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_kept_is_known_while_it_runs(tmp_path: Path) -> None:
     tokenizers, reader = cache(tmp_path / "a file" / "kept.json")
     (tmp_path / "a file").touch()
     folder = write(tmp_path / "main")
-    assert [Tokenizer(folder, tokenizers).facts().highest for _ in range(2)] == [7, 7]
+    assert [Tokenizer(folder, tokenizers).facts().ordinary for _ in range(2)] == [((0, 8),)] * 2
     assert reader.read == ["main/tokenizer.json"]
 
 
@@ -162,7 +162,7 @@ def test_too_many_open_files_are_no_fault_of_the_tokenizer(tmp_path: Path) -> No
     with pytest.raises(DiskUnavailable):
         Tokenizer(folder, exhausted).facts()
     assert not Tokenizer(folder, exhausted).is_cached
-    assert Tokenizer(folder, cache(tmp_path / "kept.json")[0]).facts().highest == 7
+    assert Tokenizer(folder, cache(tmp_path / "kept.json")[0]).facts().ordinary == ((0, 8),)
 
 
 def test_who_only_lists_models_is_told_that_drafters_are_looked_for(tmp_path: Path) -> None:

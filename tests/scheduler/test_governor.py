@@ -362,6 +362,16 @@ def test_one_slow_step_does_not_change_the_mind() -> None:
     assert governor.choose(1, (ROW,), ("draft_model",)).num_draft_tokens > 0
 
 
+def test_a_pause_while_a_drafter_first_reads_a_prompt_does_not_end_drafting() -> None:
+    governor, machine = Governor(), Machine(COSTS["slow growth"], {"draft_model": Drafter(0.9)})
+    governed_rate(machine, 600, governor=governor)
+    stalled = (DraftObservation("draft_model", 4, 4, 3, DraftingRow("0", 600)),)
+    governor.observe(StepObservation(1, 5, 100 * PLAIN_SECONDS, 0.0, stalled))
+    for _ in range(2):
+        choice = governor.choose(1, (DraftingRow("next", 600),), ("draft_model",))
+    assert choice.num_draft_tokens > 0
+
+
 def test_a_step_in_which_the_drafter_read_a_prompt_says_nothing_about_costs() -> None:
     taught, spared = Governor(), Governor()
     machine = Machine(COSTS["linear"], {"draft_model": Drafter(0.7, 0.001)})

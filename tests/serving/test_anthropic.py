@@ -105,6 +105,7 @@ def test_thinking_comes_in_blocks_of_its_own(client: anthropic.Anthropic) -> Non
     )
     assert [block.type for block in answer.content][-1] == "text"
     assert all(block.type in {"thinking", "text"} for block in answer.content)
+    assert all(block.signature for block in answer.content if block.type == "thinking")
 
 
 def test_tokens_are_counted_as_they_are_read(client: anthropic.Anthropic) -> None:

@@ -95,8 +95,9 @@ def test_what_is_kept_can_be_read_and_forgotten(client: openai.OpenAI) -> None:
     client.responses.delete(made.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(made.id)
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError) as refused:  # VS Code sends the whole conversation at this code
         client.responses.create(model=MODEL, input="x", previous_response_id=made.id)
+    assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
     unkept = client.responses.create(model=MODEL, input="Hello", max_output_tokens=3, store=False)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(unkept.id)

@@ -343,6 +343,8 @@ def test_the_template_says_the_dialect() -> None:
     assert read_dialect(FakeTokenizer("{% if tools %}")).parser == BARE_JSON
     assert read_dialect(FakeTokenizer("{{ messages }}")).parser == ""
     assert read_dialect(FakeTokenizer("<|channel|>final<|message|>")).parser == HARMONY
+    assert read_dialect(FakeTokenizer("<think>{{ content.split('</answer>') }}</think>")).wrapper == "answer"
+    assert read_dialect(FakeTokenizer("<think></think><tool_response>{{ x }}</tool_response>")).wrapper == ""
 
 
 def test_an_answer_reasons_no_more_where_its_prompt_ended_the_reasoning() -> None:

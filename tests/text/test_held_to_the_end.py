@@ -145,6 +145,7 @@ PATTERNED = {
         "$defs": {"scored": scored({"^score$": INTEGER})},
     },
     "two patterns, of which one is spent": scored({"^score$": INTEGER, "^x[ab]$": INTEGER}),
+    "names that are said to be strings": scored({}, propertyNames={"type": "string"}),
     "other names besides": scored({"^score$": INTEGER}, additionalProperties=INTEGER),
     "a name with marks of JSON": {
         **CLOSED,
@@ -247,6 +248,20 @@ CALLING = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"
     ],
 )
 def test_only_a_call_of_gpt_oss_may_end_what_stands_before_the_answer(choice: str, written: str, ends: bool) -> None:
+    allowed = allowed_after(written, choice)
+    assert ["<|call|>" in allowed, "(end)" in allowed] == [ends, ends]
+
+
+@pytest.mark.parametrize("header", ["final", "final <|constrain|>json", "final json", "final<|constrain|>answer"])
+def test_the_grammar_holds_whatever_format_the_header_of_gpt_oss_names(header: str) -> None:
+    thought = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant"
+    allowed = allowed_after(f"{thought}<|channel|>{header}<|message|>", "auto")
+    assert "{" in allowed
+    assert "H" not in allowed
+
+
+def allowed_after(written: str, choice: str) -> set[str]:
+    """Return the pieces that gpt-oss may write after `written`, held to any JSON object, with a tool `f`."""
     marks = [mark.encode() for mark in (*HARMONY_MARKERS, "<|return|>")]
     pieces = [*PIECES, *dict.fromkeys(marks)]
     stops = frozenset({END, pieces.index(b"<|call|>")})
@@ -273,8 +288,9 @@ def test_only_a_call_of_gpt_oss_may_end_what_stands_before_the_answer(choice: st
     ]
     masks = full((1, (len(pieces) + 31) // 32), -1, int32)
     constraint.allow(output, [], masks)
-    allowed = unpackbits(masks.view("uint8"), bitorder="little")
-    assert [bool(allowed[token]) for token in sorted(stops)] == [ends, ends]
+    bits = unpackbits(masks.view("uint8"), bitorder="little")
+    names = {END: "(end)"}
+    return {names.get(token, piece.decode("latin-1")) for token, piece in enumerate(pieces) if bits[token]}
 
 
 names = some.sampled_from(["a", "ab", "b", "x_1", "é"])

@@ -82,6 +82,15 @@ def read(dialect: Dialect, written: str, **options: Any) -> StreamedAnswer:
     return whole
 
 
+@pytest.mark.parametrize("tag", ["answer", "response"])
+def test_tags_around_an_answer_are_no_part_of_it(tag: str) -> None:
+    dialect = Dialect(opening="<think>", closing="</think>", wrapper=tag)
+    answer = read(dialect, f"<think>\nHm\n</think>\n<{tag}>\nHello <{tag}>\n</{tag}>")
+    assert (answer.reasoning, answer.text) == ("Hm", f"Hello <{tag}>")
+    plain = f"Use <{tag}>x</{tag}>."
+    assert read(dialect, plain).text == read(dialect, f"<think>Hm</think>{plain}").text == plain
+
+
 # --- stop strings ------------------------------------------------------------------------------------------------
 
 
@@ -274,6 +283,60 @@ def test_marks_of_qwen_that_are_slightly_off_are_marks(written: str) -> None:
     assert (answer.calls, answer.text) == ([PARIS], "")
 
 
+def test_a_parameter_of_qwen_that_is_closed_twice_does_not_end_in_a_mark() -> None:
+    written = (
+        "<function=write_file>\n<parameter=code>\nls /mnt\n</parameter>\n</parameter>\n"
+        "<parameter=tags>\n[1]\n</parameter>\n</parameter>\n</function>"
+    )
+    answer = read(CODER, f"<tool_call>\n{written}\n</tool_call>")
+    assert (answer.calls, answer.text) == ([("write_file", {"code": "ls /mnt", "tags": [1]})], "")
+    example = "<parameter=a>\n1\n</parameter>"
+    written = f"<function=write_file>\n<parameter=code>\n{example}\n</parameter>\n</function>"
+    assert read(CODER, f"<tool_call>\n{written}\n</tool_call>").calls == [("write_file", {"code": example})]
+
+
+def test_a_call_of_qwen_without_the_end_of_its_function_is_a_call() -> None:
+    call = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</tool_call>"
+    for written in (call, f"{call}\n{call}", f"{call}\n<tool_call>\n{PARIS_CODER}\n</tool_call>"):
+        answer = read(CODER, written)
+        assert (answer.calls, answer.text) == ([PARIS] * written.count("Paris"), "")
+    nothing = read(CODER, "<tool_call>\n<function=get_weather>\n</tool_call>")
+    assert (nothing.calls, nothing.text) == ([("get_weather", {})], "")
+
+
+@pytest.mark.parametrize("start", ["<|tool_call>:", "<tool_call:", "<|tool_call>call:"])
+def test_a_call_of_gemma_with_an_imperfect_beginning_is_a_call(start: str) -> None:
+    answer = read(GEMMA, f'{start}get_weather{{city:<|"|>Paris<|"|>}}<tool_call|>')
+    assert (answer.calls, answer.text) == ([PARIS], "")
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("get_weather</arg_value>", {}),
+        ("get_weather<tool_call>city</arg_key><arg_value>Paris</arg_value>", {"city": "Paris"}),
+        ("get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n", {"city": "Paris"}),
+    ],
+)
+def test_a_wrong_mark_in_a_call_of_glm_is_read_as_the_right_one(written: str, arguments: Any) -> None:
+    answer = read(GLM, f"<tool_call>{written}</tool_call>")
+    assert (answer.calls, answer.text) == ([("get_weather", arguments)], "")
+
+
+@pytest.mark.parametrize(
+    ("written", "code"),
+    [
+        (r"'plt.plot(x, \'red\', label=\'sin\')'", "plt.plot(x, 'red', label='sin')"),
+        ('"plt.plot(x, "red", label="sin")"', 'plt.plot(x, "red", label="sin")'),
+        ("'f(a=1, b=2)', tags=['x']", "f(a=1, b=2)"),
+    ],
+)
+def test_a_string_of_python_does_not_end_at_what_looks_like_a_parameter(written: str, code: str) -> None:
+    answer = read(speaking("pythonic"), f"<|tool_call_start|>[write_file(code={written})]<|tool_call_end|>")
+    (call,) = answer.calls
+    assert (call[0], call[1]["code"], call[1].keys() - {"code", "tags"}) == ("write_file", code, set())
+
+
 @pytest.mark.parametrize("space", ["\u00a0", "\u202f", "\u3000", "\x0b", "\x1f", "\u2028"])
 def test_white_space_that_json_does_not_know_is_told_as_a_space(space: str) -> None:
     answer = read(JSON, PARIS_CALL.replace(": ", f":{space}").replace('"}}', f'",{space}"days":{space}2}}}}'))
@@ -318,6 +381,19 @@ def test_a_bracket_that_is_missing_before_the_mark_is_added() -> None:
     assert answer.calls == [("write_file", {"tags": ["a", "b"]})]
     cut = read(JSON, '<tool_call>\n{"name": "write_file", "arguments": {"tags": ["a", "b"')
     assert (cut.calls, cut.unfinished) == ([], '{"tags": ["a", "b"')
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"type": "function", "function": {"name": "get_weather", "parameters": {"city": "Paris"}}',
+        '[{"name": "get_weather", "arguments": {"city": "Paris"}}',
+        '{"type": "function", "function": {"name": "get_weather", "parameters": {"city": "Paris"',
+    ],
+)
+def test_brackets_that_are_missing_around_a_whole_call_are_added(written: str) -> None:
+    answer = read(JSON, f"<tool_call>\n{written}\n</tool_call>")
+    assert (answer.calls, answer.text) == ([PARIS], "")
 
 
 def test_a_call_of_gpt_oss_without_a_body_has_no_arguments() -> None:
@@ -443,8 +519,17 @@ def test_json_that_is_the_whole_answer_is_a_call(written: str) -> None:
         assert read(dialect, written).calls == [PARIS]
         assert read(dialect, f"<think>hm</think>\n\n{written}").calls == [PARIS]
         for text in (f"Like so: {written}", f"{written}\nThat is it."):
-            assert (read(dialect, text).calls, read(dialect, text).text) == ([], text)
+            if not (dialect is LLAMA and text[0] in "[{"):
+                assert (read(dialect, text).calls, read(dialect, text).text) == ([], text)
         assert read(dialect, written, by_grammar=True).text == written
+
+
+@pytest.mark.parametrize("written", [PARIS_JSON, f"[{PARIS_JSON}]", f"{PARIS_JSON}; {PARIS_JSON}"])
+def test_a_sentence_behind_a_call_of_llama_is_text(written: str) -> None:
+    answer = read(LLAMA, f"{written} \n\nWould you like to know more?")
+    assert (answer.calls, answer.text) == ([PARIS] * written.count("Paris"), "Would you like to know more?")
+    cut = f'{PARIS_JSON}; {{"name": "get_wea'
+    assert (read(LLAMA, cut).calls, read(LLAMA, cut).text) == ([], cut)
 
 
 def test_json_that_names_no_tool_is_streamed_as_text() -> None:
@@ -534,6 +619,20 @@ def test_a_header_of_gpt_oss_that_no_message_follows_is_dropped() -> None:
     final = "<|start|>assistant<|channel|>final<|message|>Hello<|return|>"
     answer = read(GPT_OSS, f"<|channel|>commentary?commentary?<|end|>{thought}{final}")
     assert (answer.reasoning, answer.text) == ("Hm", "Hello")
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [
+        ("<|constrain|>", "<DAFNY_CODE>\nfunction Sum()"),
+        ("<|constrain|>answer<|constrain|>", '{"joke": "x"}'),
+        ("<|constrain|>json", '\n{"joke": "x"}'),
+    ],
+)
+def test_a_header_of_gpt_oss_whose_last_mark_is_missing_begins_the_answer(header: str, body: str) -> None:
+    thought = "<|channel|>analysis<|message|>Hm<|end|>"
+    answer = read(GPT_OSS, f"{thought}<|start|>assistant<|channel|>final {header}{body}<|return|>")
+    assert (answer.reasoning, answer.text) == ("Hm", body.strip())
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,12 @@ def test_a_base_model_has_no_chat(tmp_path: Path) -> None:
     assert refused(model) == NO_TEMPLATE
 
 
+def test_a_template_in_a_json_file_of_its_own_is_the_template(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, byte_level(), template=None)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "plain"}))
+    assert TextModel.load(folder).render_text(USER) == "plain"
+
+
 def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
     model = TextModel.load(write_folder(tmp_path, byte_level(), template=None, chat_template=named))

@@ -54,7 +54,8 @@ def draw_after(
 class DraftModel(Drafter):
     """Drafts with the model of `runner` (its method `extend` if it has one), in rows of up to `max_context_tokens`.
 
-    `target_vocabulary` is the width of the target's logits.
+    `target_vocabulary` is the width of the target's logits, `rows` the number of embeddings of the draft model, which
+    may lack those of pictures: such a token is read as the last one it knows.
     """
 
     name = "draft_model"
@@ -66,9 +67,11 @@ class DraftModel(Drafter):
         *,
         target_vocabulary: int,
         max_context_tokens: int,
+        rows: int = 1 << 31,
         clock: Clock = time.perf_counter,
     ) -> None:
         self.runner = runner
+        self._last_row = rows - 1
         self._clock = clock
         self._chunk_tokens = CATCH_UP_CHUNK_TOKENS[0] * 4
         self._target_vocabulary = target_vocabulary
@@ -89,7 +92,12 @@ class DraftModel(Drafter):
             )
         except UnknownCacheError as error:
             raise ModelUnavailable(f"the draft model's cache cannot be rolled back: {error}") from error
-        return cls(runner, target_vocabulary=unit.vocabulary_size, max_context_tokens=draft.max_context_tokens)
+        return cls(
+            runner,
+            target_vocabulary=unit.vocabulary_size,
+            max_context_tokens=draft.max_context_tokens,
+            rows=draft.vocabulary_size,
+        )
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
         limits = [min(row.num_draft_tokens, self.longest or row.num_draft_tokens) for row in rows]
@@ -138,14 +146,14 @@ class DraftModel(Drafter):
             if len(tokens) - self.runner.length(name) > CATCH_UP_WIDTH_TOKENS:
                 self._prefill(name, tokens[:-1])
         unread = [tokens[self.runner.length(name) :] for name, tokens in tokens_by_id.items()]
-        return self._feed(list(tokens_by_id), padded(unread), [len(tokens) for tokens in unread])
+        return self._feed(list(tokens_by_id), self._padded(unread), [len(tokens) for tokens in unread])
 
     def _prefill(self, name: str, tokens: Sequence[int]) -> None:
         """Feed all of `tokens` that the row has not read yet."""
         min_tokens, max_tokens = CATCH_UP_CHUNK_TOKENS
         while (start := self.runner.length(name)) < len(tokens):
             started, chunk = self._clock(), tokens[start : start + self._chunk_tokens]
-            self._feed([name], padded([chunk]), [len(chunk)])
+            self._feed([name], self._padded([chunk]), [len(chunk)])
             mx.eval(self.runner.caches.arrays())
             self.runner.on_progress()
             seconds = self._clock() - started
@@ -159,6 +167,9 @@ class DraftModel(Drafter):
         if self.runner.needs_snapshots:
             self.runner.claim_once(sequence_id)
             self._prefill(sequence_id, tokens)
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> mx.array:
+        return padded([[min(token, self._last_row) for token in tokens] for tokens in rows])
 
     def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:  # noqa: ARG002
         """Return the model's inputs for int32 `tokens` [rows, width]; `output` [rows, width, …] precedes each token."""

@@ -5,6 +5,7 @@ and frees what was read. A folder is data: it is inspected before mlx-lm reads i
 any fault in it raises ModelUnavailable with a one-line reason.
 """
 
+import glob
 import logging
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import mlx.core as mx
@@ -138,11 +140,24 @@ def _build_model(folder: ModelFolder) -> _BuiltModel:
         encoder = build_encoder(folder)
         rows = _embedding_rows(encoder, folder.config)
         return _BuiltModel(folder.path, encoder, folder.config, rows, context_tokens(folder.config))
-    model, config = load_model(
-        folder.path, lazy=True, strict=True, trust_remote_code=False, get_model_classes=_headless_classes
-    )
+    with _plain_path(folder.path) as path:
+        model, config = load_model(
+            path, lazy=True, strict=True, trust_remote_code=False, get_model_classes=_headless_classes
+        )
     model.__class__ = type(model).__base__
     return _BuiltModel(folder.path, model, config, _embedding_rows(model, config), context_tokens(config))
+
+
+@contextmanager
+def _plain_path(folder: Path) -> Iterator[Path]:
+    """Yield a path of `folder` without `[`, `*` and `?`: mlx-lm would take them for a pattern and find no weights."""
+    if glob.escape(str(folder)) == str(folder):
+        yield folder
+        return
+    with TemporaryDirectory() as parent:
+        link = Path(parent) / "model"
+        link.symlink_to(folder)
+        yield link
 
 
 def _headless_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:

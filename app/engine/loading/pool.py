@@ -258,6 +258,9 @@ class EnginePool:
         """Evict models past their idle limit and make room where caches outgrew the ceiling. Call it periodically."""
         if not self._events:
             self._reclaim_evicted()
+        with Dispensable("the prefix cache on disk", logger).guarded():
+            if self._disk.collect():  # also the arrays of models that have left memory
+                self.trim()
         before, self._events = self._events, []
         now = self._clock()
         for entry in self._evictable():

@@ -195,8 +195,9 @@ class Disk:
         self._pending_bytes += nbytes
         self._enqueue(partial(_write, block, path, header, buffers))
 
-    def collect(self) -> None:
-        """Index the files written since the last call."""
+    def collect(self) -> bool:
+        """Index the files written since the last call, and release their arrays; return whether there were any."""
+        has_written = bool(self._done)
         while self._done:
             written = self._done.popleft()
             name = written.block.name
@@ -210,6 +211,7 @@ class Disk:
                 self.write_error = ""
                 self._add(written.block, DiskFile(written.path, self._clock(), written.nbytes))
         self._evict()
+        return has_written
 
     def flush(self, seconds: float) -> None:
         """Wait for pending writes, at most `seconds`."""

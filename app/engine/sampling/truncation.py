@@ -60,7 +60,7 @@ def _candidates(parameters: SamplingParameters, vocabulary: int) -> tuple[int, b
     if top_k := _top_k(parameters, vocabulary):
         return top_k, True
     likeliest = ceil(max(parameters.top_p, 0.0) * vocabulary) + 1
-    drawn = ceil(NEGLIGIBLE_NATS / -log1p(-parameters.top_p)) if parameters.top_p > 0.0 else vocabulary
+    drawn = ceil(NEGLIGIBLE_NATS / -log1p(-max(parameters.top_p, 1e-30)))
     return min((likeliest, True), (drawn, False))
 
 

@@ -28,7 +28,8 @@ MAX_FAILED = 16
 _OBJECT = compiled(r'\s*\{\s*["}]')
 _AFTER_MEMBER = compiled(r'\s*(?:,\s*"[^"\\]*"\s*:\s*(?:"[^"\\]*"|[\w.+-]+)\s*)*\}')
 """Pattern of the end of an object after its arguments, with simple members in between, such as an id."""
-_MANGLED_CLOSE = compiled(r"\n</parameter[^>\s]+>\n?\Z")
+_SURPLUS_CLOSE = compiled(r"\n</parameter[^>\s]*>\n?\Z")
+"""Pattern of a closing marker, mangled or not, that the model wrote before the right one."""
 _FENCE = compiled(r"\s*```")
 
 logger = logging.getLogger("paceline.dialect")
@@ -206,7 +207,10 @@ class CallReader:
             position += reader.read(self._unread.text[position:])[0]
             if reader.complete or reader.broken or not (yield from self._unread.wait_for_more()):
                 break
-        calls = parse_json_calls(self._unread.text[head.end() : position], self._tools) if reader.complete else []
+        written, is_whole, end = self._unread.text[head.end() : position], reader.complete, self._patterns.end
+        if reader.broken and reader.missing and end and (yield from self._unread.match(end, position)) is not None:
+            written, is_whole = written + reader.missing, True
+        calls = parse_json_calls(written, self._tools) if is_whole else []
         fence = (yield from self._unread.match(_FENCE, position)) if calls and "```" in head.group() else None
         return fence.end() if fence else position, calls
 
@@ -238,7 +242,8 @@ class CallReader:
             for head in [*(head for head in heads if head["key"] in missing), None]:
                 text = whole[start : head.start() if head else None]
                 if form.padded:
-                    text = _MANGLED_CLOSE.sub("", text).removeprefix("\n").removesuffix("\n")
+                    text = text if form.opens in text else _SURPLUS_CLOSE.sub("", text)
+                    text = text.removeprefix("\n").removesuffix("\n")
                 schema = self._tools[name].get(key)
                 values[key] = (
                     parse_nested_value(text, form.nested, schema)

@@ -88,17 +88,25 @@ def call_ids(messages: Sequence[Mapping[str, Any]]) -> set[str]:
 
 def parse_json_calls(text: str, tools: Tools) -> list[Call]:
     """Parse objects one after another, or lists of them, as calls; empty unless each calls an offered tool."""
-    calls: list[Call | None] = []
+    calls, rest = first_json_calls(text, tools)
+    return [] if rest else calls
+
+
+def first_json_calls(text: str, tools: Tools) -> tuple[list[Call], str]:
+    """Parse objects, or lists of them, up to the first that calls no offered tool; return them and the rest."""
+    calls: list[Call] = []
     while text := text.strip(" \t\r\n;,"):
-        reader = JsonReader()
-        count, _ = reader.read(text)
+        count, _ = JsonReader().read(text)
         try:
             value = parse_literal(text[:count])
         except ValueError:
-            return []
-        calls += [_call_from_object(entry, tools) for entry in (value if isinstance(value, list) else [value])]
+            break
+        read = [_call_from_object(entry, tools) for entry in (value if isinstance(value, list) else [value])]
+        if not all(read):
+            break
+        calls += [call for call in read if call]
         text = text[count:]
-    return [call for call in calls if call] if all(calls) else []
+    return calls, text
 
 
 def _call_from_object(value: Any, tools: Tools) -> Call | None:
@@ -202,10 +210,10 @@ def parse_nested_value(text: str, marker: str, schema: Any) -> Any:
 
 # --- as Python writes calls ----------------------------------------------------------------------------------------
 
-_PYTHON_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_PYTHON_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 _PYTHON_CALL = re.compile(r"\s*(?P<name>[\w.:/-]+)\s*\(\s*")
 _PYTHON_KEY = re.compile(r"\s*(?P<key>[\w-]+)\s*=\s*")
-_VALUE_END = re.compile(r"\s*(?:,\s*[\w-]+\s*=(?!=)|\)\s*(?:,\s*[\w.:/-]+\s*\(|\]?\s*\Z))")
+_VALUE_END = re.compile(r"\s*(?:,\s*(?P<key>[\w-]+)\s*=(?!=)|\)\s*(?:,\s*[\w.:/-]+\s*\(|\]?\s*\Z))")
 
 
 def parse_python_calls(text: str, tools: Tools) -> list[Call]:
@@ -215,7 +223,7 @@ def parse_python_calls(text: str, tools: Tools) -> list[Call]:
     while head := _PYTHON_CALL.match(text, position):
         position, values = head.end(), {}
         while key := _PYTHON_KEY.match(text, position):
-            value = _parse_python_value(text, key.end())
+            value = _parse_python_value(text, key.end(), tools.get(head["name"]) or {})
             if value is None:
                 return []
             values[key["key"]], position = value
@@ -227,9 +235,16 @@ def parse_python_calls(text: str, tools: Tools) -> list[Call]:
     return calls if position == len(text) else []
 
 
-def _parse_python_value(text: str, position: int) -> tuple[Any, int] | None:
-    """Return the shortest value at `position` and its end position; None if there is none."""
+def _parse_python_value(text: str, position: int, parameters: Container[str]) -> tuple[Any, int] | None:
+    """Return the shortest value at `position` and its end position; None if there is none. The value of a tool with
+    `parameters` ends before the name of one of them: `, x=` may also be part of a string whose quotes are not escaped.
+    """
+    whole = _PYTHON_STRING.match(text, position)
+    if whole is not None and _VALUE_END.match(text, whole.end()):
+        return _parse_python_string(whole.group()), whole.end()
     for end in _VALUE_END.finditer(text, position):
+        if end["key"] and parameters and end["key"] not in parameters:
+            continue
         written = text[position : end.start()].strip()
         if written[:1] in {"'", '"'}:
             if len(written) > 1 and written[-1] == written[0]:

@@ -13,11 +13,12 @@ import regex
 
 from app.core.messages import ToolCallDelta
 from app.text.answer.call_reader import CallReader, CallsEnded, CallSender
-from app.text.answer.calls import Call, parameter_schemas, parse_json_calls, parse_python_calls
+from app.text.answer.calls import Call, first_json_calls, parameter_schemas, parse_python_calls
 from app.text.answer.stops import FlaggedText, OutgoingText, spans_of
 from app.text.answer.unread_text import UnreadText
 from app.text.detokenizer import TextStream
 from app.text.dialect import (
+    BARE_JSON,
     FORMS,
     HARMONY,
     HARMONY_ENDS,
@@ -38,6 +39,11 @@ _HEADER = compiled(
 """Header of a harmony message. A model may write the channel twice."""
 _ENDS = "|".join(map(regex.escape, HARMONY_ENDS))
 _BROKEN_HEADER = compiled(r"\s*<\|channel\|>[^<]{0,256}(?=<\|(?:end|start|call|return)\|>)")
+_UNENDED_HEADER = compiled(
+    r"\s*(?:<\|(?:end|call|return)\|>\s*)*(?:<\|start\|>\s*assistant)?\s*<\|channel\|>\s*final"
+    r"(?:\s*<\|constrain\|>\w*)+\s*(?=[^\s\w<]|<[^|])"
+)
+"""Header of an answer whose last marker the model left out."""
 _MARKER = compiled(rf"\s*(?:{_ENDS}|<\|message\|>)")
 _EMPTY = compiled(rf"\s*(?:{_ENDS})")
 _BARE = (
@@ -106,6 +112,7 @@ class AnswerSplitter:
             AnswerSplitter, msgspec.structs.replace(dialect, opening="", closing=""), tools=tools
         )
         """Constructor of the splitter that scans possible calls at the end of the reasoning."""
+        self._wrapper, self._silent = dialect.wrapper, self._form.silent
         self._by_grammar = by_grammar
         self._tools = parameter_schemas(tools)
         self._unread = UnreadText()
@@ -198,6 +205,7 @@ class AnswerSplitter:
     def _scan_answer(self, inside: bool) -> Generator[None, None, None]:  # noqa: FBT001
         if inside or (yield from self._opens_reasoning()):
             yield from self._scan_reasoning()
+            yield from self._skip_wrapper()
         if not (yield from self._is_all_calls()):
             yield from self._scan_content()
         self._append_text(self._outgoing.end())
@@ -238,6 +246,13 @@ class AnswerSplitter:
             if (yield from self._ends_with_calls()):
                 return
             self._emit_reasoning(self._unread.take(1))
+
+    def _skip_wrapper(self) -> Generator[None, None, None]:
+        """Skip the tag that begins an answer after reasoning; its end will be skipped, too."""
+        tag = rf"\s*<{self._wrapper}>" if self._wrapper else "(?!)"
+        if (begun := (yield from self._unread.match(compiled(tag)))) is not None:
+            self._unread.take(begun.end())
+            self._silent = "|".join(filter(None, (self._silent, rf"\s*</{self._wrapper}>")))
 
     def _ends_with_calls(self) -> PacedCheck:
         """Return whether the rest of the answer, still inside its reasoning, is nothing but complete calls, with or
@@ -280,18 +295,20 @@ class AnswerSplitter:
         if not self._unread.final:  # too long for a call
             return False
         body = _WRAPPED.fullmatch(self._unread.text)["body"]
-        calls = parse_json_calls(body, self._tools) or parse_python_calls(body, self._tools)
+        calls, rest = first_json_calls(body, self._tools)
+        if rest and not (self._form is FORMS[BARE_JSON] and rest[0].isalnum()):
+            calls, rest = parse_python_calls(body, self._tools), ""
         if not calls:
             return False
-        self._unread.take(len(self._unread.text))
+        self._unread.take(self._unread.text.rindex(rest) if rest else len(self._unread.text))
         self._calls.send(calls)
-        return True
+        return not rest
 
     def _scan_content(self, until: str = "") -> Generator[None, None, None]:
         """Scan text and calls up to a marker that matches `until`."""
         calls = self._patterns.start_markers if self._tools else ""
-        silent = _compiled({"silent": self._form.silent})
-        markers = _compiled({"until": until, "silent": self._form.silent, "call": calls})
+        silent = _compiled({"silent": self._silent})
+        markers = _compiled({"until": until, "silent": self._silent, "call": calls})
         while marker := (yield from self._until(markers, self._emit_text)):
             if marker == "until":
                 return
@@ -311,6 +328,9 @@ class AnswerSplitter:
             if header is not None:
                 self._unread.take(header.end())
                 yield from self._scan_message(header["channel"], (header["name"] or header["to"] or "").strip())
+            elif unended := (yield from self._unread.match(_UNENDED_HEADER)):
+                self._unread.take(unended.end())
+                yield from self._scan_message("final", "")
             elif broken := (yield from self._unread.match(_BROKEN_HEADER)):
                 self._unread.take(broken.end())
             elif marker := (yield from self._unread.match(_MARKER)):

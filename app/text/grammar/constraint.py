@@ -33,6 +33,8 @@ optional property of an object."""
 MESSAGE_EDGES = frozenset({b"<|start|>", b"<|end|>"})
 CALLED = re.compile(rb"to=(?:functions\.)?([^\s<]+)")
 """Pattern of the function that the header of a gpt-oss message calls."""
+FINAL_HEADER = re.compile(rb"<\|channel\|>\s*final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
+"""Pattern of the header of gpt-oss's answer, which may name a format, such as `final <|constrain|>json`."""
 HEADER_BYTES = 512
 """Number of bytes, from the start of a message, that are searched for its header."""
 DEAD_END = "the grammar allows no next token here: simplify the schema or the grammar"
@@ -287,7 +289,7 @@ class AnswerConstraint:
             ending = self._tail + piece
             self._tail = ending[-len(closing) :]
             self._message = b"" if piece in MESSAGE_EDGES else (self._message + piece)[:HEADER_BYTES]
-            if closing in ending:
+            if closing in ending or (closing.endswith(b"<|message|>") and FINAL_HEADER.search(self._message)):
                 self._phase = Phase.GAP
             return False
         is_gap = self._phase is Phase.GAP and token in self._gaps

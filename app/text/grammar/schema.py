@@ -79,11 +79,14 @@ def without_broken_patterns(schema: Schema) -> tuple[Schema, Sequence[Unsupporte
 
 def with_patterns_as_properties(schema: Schema) -> Schema:
     """Replace name patterns that match only listed or required names with properties of these names. Otherwise,
-    llguidance would begin another property after them, for which no name is left."""
+    llguidance would begin another property after them, for which no name is left. It also refuses the statement that
+    names are strings, which Zod makes for every record: that is dropped."""
     return _transformed(schema, _patterns_as_properties)
 
 
 def _patterns_as_properties(part: Schema, _: str) -> Schema:
+    if part.get("propertyNames") == {"type": "string"}:
+        part = {name: value for name, value in part.items() if name != "propertyNames"}
     patterns, listed, required = (part.get(name) for name in ("patternProperties", "properties", "required"))
     if not isinstance(patterns, dict):
         return part

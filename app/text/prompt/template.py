@@ -208,6 +208,8 @@ class TextModel:
             _check_files(path)
             config = read_object(path / "config.json")
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+            if tokenizer.chat_template is None:
+                tokenizer.chat_template = _separate_template(path)
             stops = {tokenizer.eos_token_id} - {None} | _stop_tokens(path, config)
             return cls(
                 tokenizer,
@@ -381,6 +383,13 @@ def _check_files(path: Path) -> None:
             raise ModelUnavailable(f"{printable(file.name)} is not a regular file; {DOWNLOAD_AGAIN}")
         if "tokenizer" in file.name and file.stat().st_size > MAX_FILE_BYTES:
             raise ModelUnavailable(f"{printable(file.name)} is over {MAX_FILE_BYTES >> 20} MiB; {DOWNLOAD_AGAIN}")
+
+
+def _separate_template(path: Path) -> str | None:
+    """Return the template of a folder whose tokenizer has none, as models that read pictures store it."""
+    file = path / "chat_template.json"
+    template = read_object(file).get("chat_template") if file.is_file() else None
+    return template if isinstance(template, str) else None
 
 
 def _templates(tokenizer: Any, dialect: Dialect) -> dict[str, Template]:
