@@ -41,7 +41,7 @@ def test_in_80_columns_a_setting_is_a_line_of_its_value_and_below_it_what_it_mea
         ("drain_seconds", "5", "after a restart"),
         ("PACELINE_MAX_ROWS", "4", "on next load"),
         ("keep-texts", "on", "takes effect now"),
-        ("model_dirs", f"/usr{os.pathsep}/tmp", "takes effect"),
+        ("model_dirs", f"/usr{os.pathsep}/var", "takes effect"),
         ("allowed_hosts", "studio.local, attic.local", "takes effect"),
     ],
 )
