@@ -83,12 +83,23 @@ def bare_mlx_lm(*, tokenizers: bool) -> None:
     """Let `import mlx_lm.…` find its modules without running its `__init__`, which imports mlx, tokenizers and
     transformers and takes half of a worker's start. Call it before anything imports mlx-lm.
 
-    Without `tokenizers`, mlx-lm's tokenizer module is a stub: the names that mlx-lm imports from it are `object`.
+    Without `tokenizers`, mlx-lm's tokenizer module is a stub: the names that mlx-lm imports from it are `object`. With
+    them, the `__init__` of transformers' models is left out too: it reads thousands of files, a third of the start.
     """
-    package = ModuleType("mlx_lm")
-    package.__path__ = list(importlib.util.find_spec("mlx_lm").submodule_search_locations or ())  # type: ignore[union-attr]
-    sys.modules["mlx_lm"] = package
-    if not tokenizers:
+    _add_package("mlx_lm", _folders("mlx_lm"))
+    if tokenizers:
+        _add_package("transformers.models", [f"{folder}/models" for folder in _folders("transformers")])
+    else:
         module = ModuleType(TOKENIZER_MODULE)
         module.TokenizerWrapper = module.load = object  # type: ignore[attr-defined]
         sys.modules[TOKENIZER_MODULE] = module
+
+
+def _folders(package: str) -> list[str]:
+    return list(importlib.util.find_spec(package).submodule_search_locations or ())  # type: ignore[union-attr]
+
+
+def _add_package(name: str, folders: list[str]) -> None:
+    package = ModuleType(name)
+    package.__path__ = folders
+    sys.modules[name] = package

@@ -59,6 +59,7 @@ def test_special_tokens_count(tmp_path: Path) -> None:
     assert "'<eos>'" in refusal(main, model(tmp_path, "other", added={"<end>": 8}))
 
 
+@pytest.mark.system("npm")
 def test_a_small_gemma_without_rows_for_pictures_drafts_for_a_larger_one(tmp_path: Path) -> None:
     write_published(tmp_path / "gemma-3-4b", "gemma3", width=64)
     write_published(tmp_path / "gemma-3-1b", "gemma3", width=8, rows=262_144)
