@@ -2,11 +2,14 @@
 
 import contextlib
 import json
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from app.core.errors import InvalidRequest
 from app.models.tokenizer_file import Tokenizer, TokenizerCache
@@ -34,6 +37,30 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if request.param == "gptoss":
         (folder / "chat_template.jinja").write_text(chat_templates()["openai-gpt-oss-120b"].read_text())
     return TextModel.load(folder)
+
+
+TEXT_PROCESS = """
+import sys, app.worker.text_process
+from pathlib import Path
+from app.text.prompt.template import TextModel
+for folder in sys.argv[1:]:
+    tokenizer = TextModel.load(Path(folder)).tokenizer
+    print(type(tokenizer).__name__, tokenizer.encode("Grüße, 你好 x = 1"))
+"""
+
+
+def test_a_process_that_reads_texts_has_the_tokenizers_of_transformers(tmp_path: Path) -> None:
+    folders = []
+    for package in TOKENIZERS:
+        folder = tmp_path / package.name
+        folder.mkdir()
+        for file in tokenizer_folder(package.name).iterdir():
+            (folder / file.name).symlink_to(file)
+        (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+        folders.append(folder)
+    run = subprocess.run([sys.executable, "-c", TEXT_PROCESS, *folders], capture_output=True, text=True, check=True)
+    loaded = [AutoTokenizer.from_pretrained(folder) for folder in folders]
+    assert run.stdout.splitlines() == [f"{type(each).__name__} {each.encode('Grüße, 你好 x = 1')}" for each in loaded]
 
 
 def test_prompt_tokens_are_those_of_apply_chat_template(model: TextModel) -> None:
