@@ -11,9 +11,10 @@ import ctypes
 import importlib.util
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.machinery import ModuleSpec, PathFinder
 from platform import python_version
 from types import ModuleType
 
@@ -84,15 +85,35 @@ def bare_mlx_lm(*, tokenizers: bool) -> None:
     transformers and takes half of a worker's start. Call it before anything imports mlx-lm.
 
     Without `tokenizers`, mlx-lm's tokenizer module is a stub: the names that mlx-lm imports from it are `object`. With
-    them, the `__init__` of transformers' models is left out too: it reads thousands of files, a third of the start.
+    them, transformers reads the names in thousands of its files once instead of twice, and faster: half of the start.
     """
     _add_package("mlx_lm", _folders("mlx_lm"))
     if tokenizers:
         _add_package("transformers.models", [f"{folder}/models" for folder in _folders("transformers")])
+        sys.meta_path.insert(0, _NameFinder())
     else:
         module = ModuleType(TOKENIZER_MODULE)
         module.TokenizerWrapper = module.load = object  # type: ignore[attr-defined]
         sys.modules[TOKENIZER_MODULE] = module
+
+
+class _NameFinder:
+    """Finder of the module with which transformers searches the lines of a file for `__all__`: it gets the last ones."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "transformers.utils.import_utils":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_patch(module: ModuleType) -> None:
+                run(module)
+                if names_in := getattr(module, "fetch__all__", None):
+                    vars(module)["fetch__all__"] = lambda text: names_in(text[text.rfind("\n__all__") + 1 :])
+
+            spec.loader.exec_module = run_and_patch  # type: ignore[method-assign]
+        return spec
 
 
 def _folders(package: str) -> list[str]:
