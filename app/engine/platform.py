@@ -98,7 +98,7 @@ def bare_mlx_lm(*, tokenizers: bool) -> None:
 
 
 class _NameFinder:
-    """Finder of the module with which transformers searches the lines of a file for `__all__`: it gets the last ones."""
+    """Finder of the module with which transformers searches a file for `__all__`: it gets the lines from there only."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "transformers.utils.import_utils":
