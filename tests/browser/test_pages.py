@@ -113,9 +113,34 @@ def test_a_narrowed_list_stays_narrowed_on_the_way_back(server: Server, visitor:
     expect(page.locator("#level")).to_have_value("error")
 
 
+LOGGED = "(({ last, began }) => [last, began])(JSON.parse(document.getElementById('data').textContent))"
+
+
+def test_the_log_of_a_server_that_was_restarted_begins_with_its_first_line(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/logs")
+    last, began = page.evaluate(LOGGED)
+
+    def line(number: int) -> dict[str, Any]:
+        words = {"level": "info", "logger": "x", "text": f"anew {number}.", "trace": "", "request": ""}
+        return {"number": number, "at": 1.0, **words}
+
+    count = last + 5
+    event = json.dumps({"last": count, "began": began + 60, "lines": [line(count)]})
+    page.route(
+        re.compile("/admin/api/live[?]"),
+        lambda route: route.fulfill(content_type="text/event-stream", body=f"event: logs\ndata: {event}\n\n"),
+    )
+    all_lines = json.dumps({"lines": [line(number) for number in range(1, count + 1)]})
+    page.route(
+        re.compile("/admin/api/logs[?]"), lambda route: route.fulfill(content_type="application/json", body=all_lines)
+    )
+    page.goto("/admin/logs")
+    expect(page.get_by_text(re.compile(rf"^{count} "))).to_be_visible()
+
+
 def test_a_long_log_draws_its_last_lines_and_the_earlier_ones_when_asked(server: Server, visitor: Visitor) -> None:
     page = visitor(server).open("/admin/logs")
-    last = page.evaluate("JSON.parse(document.getElementById('data').textContent).last")
+    last, began = page.evaluate(LOGGED)
     lines = [
         {
             "number": last + 1 + at,
@@ -128,7 +153,7 @@ def test_a_long_log_draws_its_last_lines_and_the_earlier_ones_when_asked(server:
         }
         for at in range(900)
     ]
-    body = json.dumps({"last": last + 900, "lines": lines})
+    body = json.dumps({"last": last + 900, "began": began, "lines": lines})
     page.route(
         re.compile("/admin/api/live[?]"),
         lambda route: route.fulfill(content_type="text/event-stream", body=f"event: logs\ndata: {body}\n\n"),
@@ -143,13 +168,14 @@ def test_a_long_log_draws_its_last_lines_and_the_earlier_ones_when_asked(server:
 
 def test_lines_that_come_while_missed_ones_are_asked_for_stand_there_once(server: Server, visitor: Visitor) -> None:
     page = visitor(server).open("/admin/logs")
-    last = page.evaluate("JSON.parse(document.getElementById('data').textContent).last")
+    last, began = page.evaluate(LOGGED)
 
     def line(number: int) -> dict[str, Any]:
         words = {"level": "info", "logger": "x", "text": f"line {number}.", "trace": "", "request": ""}
         return {"number": last + number, "at": 1.0, **words}
 
-    events = [{"last": last + number, "lines": [line(number)]} for number in (3, 4)]  # 1 and 2 were missed
+    # Lines 1 and 2 were missed.
+    events = [{"last": last + number, "began": began, "lines": [line(number)]} for number in (3, 4)]
     body = "".join(f"event: logs\ndata: {json.dumps(event)}\n\n" for event in events)
     page.route(
         re.compile("/admin/api/live[?]"),
