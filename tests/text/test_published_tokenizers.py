@@ -60,7 +60,9 @@ def test_a_process_that_reads_texts_has_the_tokenizers_of_transformers(tmp_path:
         folders.append(folder)
     run = subprocess.run([sys.executable, "-c", TEXT_PROCESS, *folders], capture_output=True, text=True, check=True)
     loaded = [AutoTokenizer.from_pretrained(folder) for folder in folders]
-    assert run.stdout.splitlines() == [f"{type(each).__name__} {each.encode('Grüße, 你好 x = 1')}" for each in loaded]
+    assert run.stdout.splitlines() == [
+        f"{type(tokenizer).__name__} {tokenizer.encode('Grüße, 你好 x = 1')}" for tokenizer in loaded
+    ]
 
 
 def test_prompt_tokens_are_those_of_apply_chat_template(model: TextModel) -> None:
