@@ -114,11 +114,12 @@ class LiveFeed:
 
     async def tick(self) -> None:
         """Read each topic that has listeners, and queue values that have changed; leave slow reads to a later tick."""
-        for topic in sorted({topic for listener in self._listeners for topic in listener.topics}):
+        topics = sorted({topic for listener in self._listeners for topic in listener.topics})
+        for topic in topics:
             if topic not in self._updates or self._updates[topic].done():
                 self._updates[topic] = asyncio.create_task(self._update(topic))
-        if self._updates:
-            await asyncio.wait(self._updates.values(), timeout=self._period_seconds)
+        if topics:
+            await asyncio.wait([self._updates[topic] for topic in topics], timeout=self._period_seconds)
 
     async def _update(self, topic: str) -> None:
         try:

@@ -6,6 +6,7 @@ Additions to OpenAI's format: `seed` is always returned; the finish chunk and th
 
 import secrets
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -81,12 +82,14 @@ class Message(Body):
         parts = message.get("content") if isinstance(message, dict) else None
         if not isinstance(parts, list):
             return message
-        thoughts = [part for part in parts if isinstance(part, dict) and part.get("type") in THOUGHTS]
-        if not thoughts:
+        is_thought = [isinstance(part, dict) and part.get("type") in THOUGHTS for part in parts]
+        if not any(is_thought):
             return message
-        texts = [thought["thinking"] for thought in thoughts if isinstance(thought.get("thinking"), str)]
-        reasoning = message.get("reasoning_content") or message.get("reasoning") or "\n".join(texts) or None
-        return {**message, "content": [part for part in parts if part not in thoughts], "reasoning_content": reasoning}
+        texts = [part.get("thinking") for part in compress(parts, is_thought)]
+        thought = "\n".join(text for text in texts if isinstance(text, str))
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or thought or None
+        content = [part for part, is_one in zip(parts, is_thought, strict=True) if not is_one]
+        return {**message, "content": content, "reasoning_content": reasoning}
 
     @field_validator("content", mode="before")
     @classmethod

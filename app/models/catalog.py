@@ -83,20 +83,21 @@ class _Search:
             revision = ""
         main, folders = snapshots / revision, sorted(self._folders(snapshots), key=_modified, reverse=True)
         ordered = [main, *folders] if main in folders else folders
-        tests = (self._is_whole, self._has_weights, self._looks_like_model)
+        tests = (self._is_whole, self._weights, self._looks_like_model)
         folder = next((folder for test in tests for folder in ordered if test(folder)), None)
         if folder is not None:
             yield FolderCandidate("/".join(repository.name.split("--")[1:]), folder)
 
     def _looks_like_model(self, folder: Path) -> bool:
         """Return whether a folder has a config, or only safetensors weights (listed as broken); GGUF does not count."""
-        return os.path.lexists(folder / "config.json") or self._has_weights(folder)
+        return os.path.lexists(folder / "config.json") or bool(self._weights(folder))
 
     def _is_whole(self, folder: Path) -> bool:
-        return self._has_weights(folder) and not missing_shards(name for name, _ in self._entries(folder))
+        return bool(weights := self._weights(folder)) and not missing_shards(weights)
 
-    def _has_weights(self, folder: Path) -> bool:
-        return any(name.endswith(".safetensors") and not name.startswith(".") for name, _ in self._entries(folder))
+    def _weights(self, folder: Path) -> list[str]:
+        names = (name for name, _ in self._entries(folder))
+        return [name for name in names if name.endswith(".safetensors") and not name.startswith(".")]
 
     def _folders(self, folder: Path) -> list[Path]:
         names = (name for name, is_folder in self._entries(folder) if is_folder and not name.startswith("."))

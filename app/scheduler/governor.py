@@ -197,10 +197,10 @@ class Governor:
         if unread and step.seconds and step.typical:
             curves = self.costs.curves(step.widest.method, step.rows, step.context_tokens)
             steps = step.seconds / curves.plain - curves.cycle(step.width - 1)[0]
-            known = self._catch_up_costs[step.widest.method] if step.widest.method in self._caught_up else ()
-            for average, sample in zip(known, (steps, float(unread)), strict=False):
-                average.learn(sample, MAX_WEIGHT)
-            self._caught_up.add(step.widest.method)
+            if (method := step.widest.method) in self._caught_up:
+                for average, sample in zip(self._catch_up_costs[method], (steps, float(unread)), strict=True):
+                    average.learn(sample, MAX_WEIGHT)
+            self._caught_up.add(method)
         accepted = sum(draft.accepted for draft in step.drafts)
         self._history.tokens += 1 + accepted // step.rows
         self.observe_drafts(draft for draft in step.drafts if draft.requested and draft.method not in draft.row.offered)
