@@ -96,8 +96,7 @@ class _Search:
         return bool(weights := self._weights(folder)) and not missing_shards(weights)
 
     def _weights(self, folder: Path) -> list[str]:
-        names = (name for name, _ in self._entries(folder))
-        return [name for name in names if name.endswith(".safetensors") and not name.startswith(".")]
+        return [name for name, _ in self._entries(folder) if name.endswith(".safetensors") and not name.startswith(".")]
 
     def _folders(self, folder: Path) -> list[Path]:
         names = (name for name, is_folder in self._entries(folder) if is_folder and not name.startswith("."))
