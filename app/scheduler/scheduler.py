@@ -182,6 +182,12 @@ class Scheduler:
         return len(self._queue)
 
     @property
+    def rowless_since(self) -> float:
+        """Time at which the next request was submitted, if no request has a row; infinite otherwise."""
+        head = None if self._active else self._queue.head()
+        return head.submitted_at if head else math.inf
+
+    @property
     def prefill_progress(self) -> dict[str, int]:
         """Number of cached prompt tokens of each request that has a row but no output token yet."""
         return {name: sequence.computed for name, sequence in self._active.items() if not sequence.counters.generated}

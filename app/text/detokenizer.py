@@ -9,7 +9,7 @@ The text process builds the table of those bytes; no other process ever calls a 
 
 import codecs
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,10 @@ class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Return one token as `logprobs` show it: its text (U+FFFD for part of a character) and its bytes."""
         piece = self.pieces[token] if 0 <= token < len(self.pieces) else b""
         return piece.decode("utf-8", "replace"), piece
+
+    def prompt_text(self, tokens: Iterable[int]) -> str:
+        """Return the text of prompt tokens, special tokens and leading spaces included."""
+        return b"".join(self.token_text(token)[1] for token in tokens).decode("utf-8", "replace")
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of an answer, exactly as its stream returns it token by token."""

@@ -363,8 +363,7 @@ class Answer:
     def _prompt_text(self) -> str:
         if self._command.text is not None:
             return self._command.text
-        table, tokens = self._prompt.table, self._prompt.tokens
-        return b"".join(table.token_text(token)[1] for token in tokens).decode("utf-8", "replace")
+        return self._prompt.table.prompt_text(self._prompt.tokens)
 
 
 def _log(command: Generate, message: str, *values: str) -> None:

@@ -10,6 +10,7 @@ import math
 import queue
 import time
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 
 from app.core.clock import Clock
 from app.core.errors import PacelineError, QueueFull
@@ -48,6 +49,8 @@ SAVE_COSTS_SECONDS = 30.0
 TRIM_STEPS = 256
 """Number of steps after which freed buffers are returned to the system; an idle loop does this sooner."""
 LOADING_RETRY_SECONDS = 5
+PATIENCE_SECONDS = 10.0
+"""Longest time, in seconds, for which a model without a row waits while other models admit requests."""
 TEXT_ROUNDING_BYTES = 16 << 20
 """Granularity, in bytes, of the reported memory of text processes: each reported change sends a new snapshot."""
 RELIEF_SECONDS: Mapping[Pressure, float] = {"normal": math.inf, "warning": 60.0, "critical": 10.0}
@@ -113,11 +116,12 @@ class Loop:
                 self._on_event(event)
             self._send_heartbeat_if_due()
         self._made_progress = False
+        first = self._first_to_admit
         for model_id, served in tuple(self._served.items()):
             if served.has_work:
                 began = self._clock()
                 with self._crash_note.on(model_id):
-                    self._made_progress |= served.step()
+                    self._made_progress |= served.step(may_admit=first in (None, served))
                 self._steps.append(self._clock() - began)
                 self._count_step()
                 self._send_heartbeat_if_due()
@@ -239,6 +243,12 @@ class Loop:
                 clock=self._clock,
             )
         return self._served[model_id]
+
+    @property
+    def _first_to_admit(self) -> ServedModel | None:
+        """Model that has had no row for too long, because others fill the memory; they admit nobody before it does."""
+        first = min(self._served.values(), key=attrgetter("rowless_since"), default=None)
+        return first if first and self._clock() - first.rowless_since >= PATIENCE_SECONDS else None
 
     def _on_event(self, event: PoolEvent) -> None:
         """Handle a pool event of one model."""

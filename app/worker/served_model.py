@@ -5,6 +5,7 @@ Whatever the scheduler or the engine does, each choice ends exactly once and rel
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -81,6 +82,11 @@ class ServedModel:
     def running(self) -> int:
         """Number of choices with a row."""
         return self._scheduler.running if self._scheduler else 0
+
+    @property
+    def rowless_since(self) -> float:
+        """Time since which choices wait although none has a row; infinite if none does."""
+        return self._scheduler.rowless_since if self._scheduler else math.inf
 
     @property
     def has_work(self) -> bool:
@@ -183,7 +189,7 @@ class ServedModel:
             if self._engine is not None:
                 self._free_row(self._engine, request_id, ())  # if it had no row yet: drops the prefix that was fetched
 
-    def step(self) -> bool:
+    def step(self, *, may_admit: bool = True) -> bool:
         """Admit requests, then plan, run, commit and report one step. Returns False if there was nothing to do."""
         scheduler, engine = self._scheduler, self._engine
         if scheduler is None or engine is None:
@@ -193,7 +199,9 @@ class ServedModel:
         failure: Exception | None = None
         try:
             self._keep_within_memory(scheduler)
-            self._admit(scheduler, engine, events)
+            self._is_fetching_prefix = False
+            if may_admit:
+                self._admit(scheduler, engine, events)
             plan = scheduler.plan()
             if plan is not None:
                 events += scheduler.commit(engine.step(plan))
@@ -279,7 +287,6 @@ class ServedModel:
     def _admit(self, scheduler: Scheduler, engine: EnginePort, events: list[TokenEvent]) -> None:
         """Give free rows to waiting requests. A request that the engine cannot admit fails alone: its terminal event is
         added to `events` immediately, because admitting the next request may raise."""
-        self._is_fetching_prefix = False
         while not self._pool.must_wait and (request := scheduler.next_admission()) is not None:
             if not self._reserve([*scheduler.expected, scheduler.expected_of(request)]):
                 self._free_row(engine, request.id, ())  # its fetched prefix would occupy memory while it waits

@@ -209,7 +209,7 @@ class TextThread:
             if isinstance(prompt, PromptFailure):
                 raise prompt.error
             check_tokens(command.prompt, prompt)
-            text = b"".join(prompt.table.token_text(token)[1] for token in prompt.tokens).decode("utf-8", "replace")
+            text = prompt.table.prompt_text(prompt.tokens)
             notices = command.prompt.notices + prompt.notices
             self._send(PromptTokens(id=command.id, tokens=list(prompt.tokens), text=text, notices=notices))
 

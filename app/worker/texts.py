@@ -197,9 +197,7 @@ class TextReader:
             return PromptFailure(error_of(answer.error), answer.seconds)
         self._log(answer.notices)
         tokens = tuple(answer.tokens if command.tokens is None else command.tokens)
-        end = b"".join(process.table.token_text(token)[1] for token in tokens[-PROMPT_END_TOKENS:]).decode(
-            "utf-8", "replace"
-        )
+        end = process.table.prompt_text(tokens[-PROMPT_END_TOKENS:])
         constraint = process.constraint(command, answer.grammar, end)
         return Prompt(tokens, process.table, answer.seconds, constraint, end, answer.checkpoints, answer.notices)
 

@@ -3,7 +3,7 @@
 import gc
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 import pytest
@@ -110,6 +110,16 @@ def usable_tokens(family: str, known: Sequence[int], prompt: Sequence[int]) -> i
     return shared if family == "qwen3" or shared == len(known) else 0
 
 
+@pytest.fixture
+def fresh_buffers() -> Iterator[None]:
+    """Let MLX reuse no buffer: one that it reuses is up to two pages larger than what it then holds."""
+    usual = mx.set_cache_limit(0)
+    mx.clear_cache()
+    yield
+    mx.set_cache_limit(usual)
+
+
+@pytest.mark.usefixtures("fresh_buffers")
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_next"])
 def test_what_is_kept_of_prompts_holds_no_more_memory_than_it_counts(family: str) -> None:
     target, _ = models(family, False)
@@ -121,7 +131,7 @@ def test_what_is_kept_of_prompts_holds_no_more_memory_than_it_counts(family: str
     mx.synchronize()
     counted, before = engine.prefix_cache_bytes, mx.get_active_memory()
     engine.drop_prefix_cache()
-    assert before - mx.get_active_memory() <= 1.02 * counted
+    assert before - mx.get_active_memory() <= counted
 
 
 def test_kept_prompts_take_no_more_than_their_share_of_the_buffers_that_a_device_has() -> None:

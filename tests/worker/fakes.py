@@ -200,7 +200,8 @@ class FakePool:
 
     def reserve(self, model_id: str, rows: Sequence[RowSize]) -> bool:
         tokens = sum(row.tokens for row in rows)
-        fits = tokens <= self.room_tokens - self.held_tokens
+        others = sum(reserved for other, reserved in self.reserved.items() if other != model_id)
+        fits = tokens <= self.room_tokens - self.held_tokens - others
         if fits:
             self.reserved[model_id] = tokens
         return fits

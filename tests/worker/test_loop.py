@@ -26,6 +26,7 @@ from app.core.messages import (
 from app.core.request import Grammar
 from app.core.step import StepPlan, StepResult
 from app.core.unit import LiveValues, Stay
+from app.worker.loop import PATIENCE_SECONDS
 from app.worker.thread_commands import Halt
 from tests.worker.fakes import FakeEngine
 from tests.worker.pair import Pair
@@ -346,6 +347,23 @@ def test_while_rows_wait_for_memory_of_another_model_nobody_turns_in_circles(pai
     pair.pool.held_tokens = 0
     pair.settle()
     assert pair.text("second") == "abcdefghij"
+
+
+def test_a_model_gets_its_turn_although_another_one_is_never_without_requests(pair: Pair) -> None:
+    pair.pool.room_tokens = 35
+    waited_seconds = 0.0
+    for number in range(400):
+        if number % 4 == 0:  # two rows of 15 tokens fit, and take more than ten turns
+            pair.say(pair.ask(f"m{number}"))
+        if number == 50:
+            pair.say(pair.ask("rare", model="n", max_tokens=20))  # 25 tokens: fits beside no row of "m"
+        pair.turn()
+        pair.now += 0.1
+        waited_seconds += 0.1 if number >= 50 and not pair.text("rare") else 0.0
+    assert PATIENCE_SECONDS <= waited_seconds < PATIENCE_SECONDS + 3
+    pair.settle(4000)
+    assert pair.text("rare") == "abcdefghij" * 2
+    assert all(pair.text(f"m{number}") == "abcdefghij" for number in range(0, 400, 4))
 
 
 def test_an_evicted_model_is_forgotten_and_loaded_again_on_demand(pair: Pair) -> None:
