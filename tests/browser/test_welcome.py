@@ -113,15 +113,19 @@ def test_the_whole_way_by_keyboard(
             fits(page)
             press(page, words("welcome.use_embedded"))
             ask_by_keyboard(page)
+            assert left(fresh) == ["folders"]
+            page.goto("/admin/")
+            expect(page.locator("#recent-title")).to_be_visible()
+            expect(page.get_by_text(words("welcome.unfinished"))).to_have_count(0)
         else:
             download_a_pair(page, words)
             fits(page)
             page.locator("h1").focus()
             press(page, words("welcome.chat"))
             expect(page).to_have_url(re.compile("/admin/chat"))
-        assert left(fresh) == ["folders"]
-        go_on_where_it_was_left(page, words)
-        assert left(fresh) == []
+            assert left(fresh) == ["folders"]
+            go_on_where_it_was_left(page, words)
+            assert left(fresh) == []
         page.close()
 
 
