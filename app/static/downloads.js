@@ -96,13 +96,29 @@ component("pairs", () => ({
   problem: "",
   isRead: false,
   isBusy: false,
+  complete: null,
+  underWay: [],
 
   // A worker that is still starting reports the memory ceiling later, so the pairs are read again then.
   init() {
     live("worker", ({ ready }) => {
       if (ready && this.isRead && !this.ceiling) this.read();
     });
+    live("downloads", ({ downloads }) => this.follow(downloads));
     return this.read();
+  },
+
+  // Shows what is on its way, and reads the pairs again when a download is complete or was deleted.
+  follow(downloads) {
+    const inState = (...states) => downloads.filter(({ state }) => states.includes(state)).map(({ repository }) => repository);
+    this.underWay = inState("queued", "running", "paused");
+    const complete = inState("done").join();
+    if (this.complete !== null && complete !== this.complete) this.read();
+    this.complete = complete;
+  },
+
+  isUnderWay(pair) {
+    return !pair.isHere && pair.missing.every((repository) => this.underWay.includes(repository));
   },
 
   read: reader(

@@ -155,14 +155,17 @@ def choose_language(page: Page, language: str) -> None:
 
 
 def download_a_pair(page: Page, words: Words) -> None:
-    pair = page.get_by_role("button", name=re.compile(words("downloads.pair_get_named", name=".*"))).first
-    expect(pair).to_be_visible()
-    reach(page, pair)
+    download = page.get_by_role("button", name=re.compile(words("downloads.pair_get_named", name=".*")))
+    main = page.locator(".tiles > .card", has=download).first.get_by_role("heading").inner_text()
+    reach(page, download.first)
     page.keyboard.press("Enter")
     reach(page, page.locator("#confirm-yes"))
     page.keyboard.press("Enter")
     queue = page.locator("section[aria-labelledby=queue-title]")
     expect(queue.get_by_text(words("downloads.state_done"), exact=True)).to_have_count(2)
+    card = page.locator(".tiles > .card", has=page.get_by_role("heading", name=main))
+    expect(card.get_by_text(words("downloads.here"))).to_be_visible()
+    expect(card.get_by_role("button")).to_have_count(0)
 
 
 def ask_by_keyboard(page: Page) -> None:

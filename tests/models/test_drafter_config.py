@@ -130,10 +130,12 @@ def test_numbers_that_are_none_are_refused(value: object) -> None:
         dflash(num_attention_heads=value)
 
 
-def test_eagle3_ids_name_the_layer_after_the_state() -> None:
+def test_eagle3_ids_name_the_layer_after_the_state_and_in_its_section_the_layer_itself() -> None:
     assert eagle3().taps == (1, 17, 32), "of [2, N / 2, N - 3]"
     assert eagle3(eagle_aux_hidden_state_layer_ids=[3, 19, 34]).taps == (2, 18, 33)
-    assert eagle3(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 36]}).taps == (0, 35)
+    assert eagle3(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 17, 32]}).taps == (1, 17, 32)
+    both = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 18, 33]}}
+    assert eagle3(eagle_aux_hidden_state_layer_ids=[3, 19, 34], **both).taps == (2, 18, 33)
 
 
 def test_eagle3_flags_and_sizes() -> None:

@@ -152,8 +152,7 @@ def _dflash_config(shared: dict[str, Any]) -> dict[str, Any]:
 
 
 def _eagle_config(shared: dict[str, Any]) -> dict[str, Any]:
-    """Return the config, in which a tap id stands for a layer's input: one more than DFlash's."""
-    taps = [tap + 1 for tap in TAPS]
+    """Return the config: a tap's id is that of a layer's output in the section, as in DFlash's, else of its input."""
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -162,8 +161,8 @@ def _eagle_config(shared: dict[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "draft_vocab_size": DRAFT_VOCABULARY,
         "target_hidden_size": HIDDEN,
-        "eagle_aux_hidden_state_layer_ids": taps,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": taps, "use_aux_hidden_state": True},
+        "eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in TAPS],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(TAPS), "use_aux_hidden_state": True},
     }
 
 

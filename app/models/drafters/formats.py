@@ -225,7 +225,7 @@ class Eagle3Config(DrafterConfig):
             raise ModelUnavailable(f"its config.json sets both norm_before_fc and fc_norm; {DOWNLOAD_AGAIN}")
         return cls(
             **fields,
-            taps=_eagle_taps(values, target),
+            taps=_eagle_taps(config, values, target),
             norm_before_residual=values.flag("norm_before_residual"),
             norm_before_fc=before_fc,
             fc_norm=each_tap,
@@ -264,11 +264,13 @@ class Eagle3Config(DrafterConfig):
         return own_tensors, expected | {name: shape for name, shape in optional.items() if name in own_tensors}
 
 
-def _eagle_taps(values: ConfigValues, target: TargetFacts) -> tuple[int, ...]:
-    """Return the taps: an id in a config names the layer that reads the state, the tap is the layer before it."""
-    declared = values.layer_ids("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
-    layer_inputs = [2, target.layers // 2, target.layers - 3] if declared is None else declared
-    return checked_taps([tap - 1 for tap in layer_inputs], target)
+def _eagle_taps(config: Config, values: ConfigValues, target: TargetFacts) -> tuple[int, ...]:
+    """Return the taps. An id at the top level (`speculators`) names the layer that reads the state, so the tap is the
+    layer before it; an id in `eagle_config` (SpecForge, SGLang) names the layer whose output it is."""
+    keys = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"
+    inputs = ConfigValues(config).layer_ids(*keys)
+    outputs = values.layer_ids(*keys) if inputs is None else [layer - 1 for layer in inputs]
+    return checked_taps(outputs or (1, target.layers // 2 - 1, target.layers - 4), target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
