@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from app.api.answer import FinishedChoice, OpenAIRenderer, answer
 from app.api.commands import (
@@ -35,8 +35,10 @@ from app.serving.context import context_of
 from app.serving.document import ANSWERED, EVENTS, success
 from app.serving.gate import Body, JsonBody
 
-MAX_MESSAGES = 2048
+MAX_MESSAGES = 16_384
 TEXT_ONLY = "this model reads text only, no images, sound or files"
+LEFT_OUT = f"[left out: {TEXT_ONLY}]"
+"""Text in place of a picture, a sound or a file in the result of a tool: an agent cannot take a result back."""
 PART_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Name of the field with the text of a part, by type of part."""
 
@@ -93,17 +95,12 @@ class Message(Body):
 
     @field_validator("content", mode="before")
     @classmethod
-    def _join_parts(cls, content: Any) -> Any:
+    def _join_parts(cls, content: Any, others: ValidationInfo) -> Any:
         if not isinstance(content, list):
             return content
-        kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
-        if any(kind is not None and not (isinstance(kind, str) and kind in PART_TEXTS) for kind in kinds):
-            raise ValueError(f"{TEXT_ONLY}: send parts of type text")
-        texts = [part.get(PART_TEXTS[kind]) if kind else None for part, kind in zip(content, kinds, strict=True)]
-        strings = [text for text in texts if isinstance(text, str)]
-        if len(strings) < len(content):
-            raise ValueError("give a string, or parts of type text with their text")
-        return "".join(strings)
+        is_result = others.data.get("role") == "tool"
+        texts = [_part_text(part, is_result=is_result) for part in content]
+        return ("" if others.data.get("role") == "assistant" else "\n").join(texts)
 
     @model_validator(mode="after")
     def _check_content(self) -> "Message":
@@ -131,6 +128,19 @@ class Message(Body):
         content = self.content if self.content is not None or self.tool_calls else ""
         message: dict[str, Any] = {"role": role, "content": content}
         return message | {name: value for name, value in optional.items() if value is not None}
+
+
+def _part_text(part: Any, *, is_result: bool) -> str:
+    """Return the text of a part of a message, `LEFT_OUT` for other parts of a tool's result. Raises ValueError."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind not in PART_TEXTS:
+        if is_result:
+            return LEFT_OUT
+        raise ValueError(f"{TEXT_ONLY}: send parts of type text")
+    text = part.get(PART_TEXTS[kind]) if isinstance(kind, str) else None
+    if isinstance(text, str):
+        return text
+    raise ValueError("give a string, or parts of type text with their text")
 
 
 def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
@@ -178,6 +188,9 @@ class ChatBody(ToolsBody, ThinkingBody, GenerationBody):
         notices = self.tool_notices()
         if self.add_generation_prompt is False and not self.continues:
             notices.append(ignored_notice("add_generation_prompt", "an answer begins a turn of its own"))
+        if any(message.role == "tool" and LEFT_OUT in (message.content or "") for message in self.messages):
+            text = f"what is not text is left out of the results of tools: {TEXT_ONLY}"
+            notices.append(Notice(code="left_out_part", message=text, parameter="messages"))
         return notices
 
 
@@ -304,8 +317,8 @@ def _choice(index: int, delta: dict[str, Any], finish_reason: str | None = None)
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    """Return the reasoning under both names that clients read."""
-    return {"reasoning_content": text, "reasoning": text}
+    """Return the reasoning under one name: clients that know `reasoning`, too, would show it twice, or refuse both."""
+    return {"reasoning_content": text}
 
 
 def _chat_token(token: TokenText) -> dict[str, Any]:

@@ -297,7 +297,8 @@ def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification
 
 
 def sampling_parameters(body: GenerationBody, defaults: ModelSettings, top_logprobs: int | None) -> SamplingParameters:
-    """Build the sampling parameters: seeds are taken modulo 2^64, `top_k` -1 is off as in vLLM, `top_p` 0 is greedy."""
+    """Build the sampling parameters: seed -1 is random and `top_k` -1 is off, as in vLLM; `top_p` 0 is greedy. Other
+    seeds are taken modulo 2^64."""
     neutral = SamplingParameters(temperature=DEFAULT_TEMPERATURE)
 
     def value(name: str) -> Any:
@@ -307,7 +308,7 @@ def sampling_parameters(body: GenerationBody, defaults: ModelSettings, top_logpr
 
     top_p = value("top_p")
     return SamplingParameters(
-        seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed % (1 << 64),
+        seed=secrets.randbits(SEED_BITS) if body.seed in {None, -1} else body.seed % (1 << 64),
         temperature=value("temperature") if top_p else 0.0,
         top_p=top_p or neutral.top_p,
         top_k=max(value("top_k"), 0),

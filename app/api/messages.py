@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import ConfigDict, Field, model_validator
 
 from app.api.answer import FinishedChoice, Renderer, answer, call_arguments, cancel_on_disconnect, warnings_object
-from app.api.chat import MAX_MESSAGES, TEXT_ONLY, ChatBody, chat_command
+from app.api.chat import LEFT_OUT, MAX_MESSAGES, TEXT_ONLY, ChatBody, chat_command
 from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions, StayBody
 from app.api.ignored import ignored_fields
 from app.api.shapes import AnthropicMessage, TokenCount
@@ -247,12 +247,22 @@ def _block_text(block: Block) -> str:
     raise InvalidRequest(f"messages: {TEXT_ONLY}: leave out {block.type[:60]}", parameter="messages")
 
 
+def _readable(block: Block) -> str:
+    """Return the text of a block in a tool's result; an agent could not take back a picture that is refused."""
+    try:
+        return _block_text(block)
+    except InvalidRequest:
+        return LEFT_OUT
+
+
 def _result_text(block: Block) -> str:
     """Return the text of a tool's result; where only the block says that the call failed, its text says so, too."""
-    text = _text([block.content] if isinstance(block.content, Block) else block.content or "")
-    if not block.is_error or "error" in text.lower():
-        return text
-    return f"Error: {text}" if text else "Error"
+    content = [block.content] if isinstance(block.content, Block) else block.content or ""
+    if not isinstance(content, str):
+        content = "\n\n".join(_readable(part) for part in content if not _is_left_out(part))
+    if not block.is_error or "error" in content.lower():
+        return content
+    return f"Error: {content}" if content else "Error"
 
 
 def _messages(turn: Turn) -> Iterable[dict[str, Any]]:

@@ -82,7 +82,7 @@ class OllamaOptions(Body):
         limit = self.num_predict or None
         # Negative: no limit; -2 means up to the end of the context, which is a limit anyway.
         fields["max_tokens"] = NO_LIMIT if type(limit) is int and limit < 0 else limit
-        return fields | {"repetition_penalty": self.repeat_penalty}
+        return fields | {"repetition_penalty": self.repeat_penalty or None}
 
 
 SENT_AS = {name: f"options.{name}" for name in OllamaOptions.model_fields} | {

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from app.api.chat import PART_TEXTS, TEXT_ONLY
+from app.api.chat import LEFT_OUT, PART_TEXTS, TEXT_ONLY
 from app.api.tools import CUSTOM, FUNCTION, custom_arguments
 from app.core.errors import InvalidRequest
 from app.core.request import Notice
@@ -171,7 +171,7 @@ class ItemReader:
         known = (*TEXTS, ENCRYPTED)
         has_parts = isinstance(output, list) and all(isinstance(part, dict) for part in output)
         if has_parts and any(part.get("type") in known or _is_media(part) for part in output):
-            return self._text(output)
+            return "\n".join(self._text(part if part.get("type") in known else LEFT_OUT) for part in output)
         return _json(output)
 
     def _text(self, content: Any) -> str:

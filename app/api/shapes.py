@@ -27,11 +27,11 @@ Usage = shape("Usage", {"prompt_tokens": int, "completion_tokens": int, "total_t
 ANSWER: Fields = {"id": str, "created": int, "model": str, "usage": Usage, "seed": int, **NUMBERS, **WARNED}
 FINISH_REASONS = Literal["stop", "length", "tool_calls", "cancelled"]
 CHOICE: Fields = {"index": int, "finish_reason": FINISH_REASONS, "logprobs": Object | None}
-TEXTS: Fields = dict.fromkeys(("content", "reasoning_content", "reasoning"), str | None)
+TEXTS: Fields = dict.fromkeys(("content", "reasoning_content"), str | None)
 Message = shape(
     "ChatMessage",
     {"role": Literal["assistant"], **TEXTS, "tool_calls": list[Object] | None},
-    "`reasoning` is the same as `reasoning_content`. Arguments of calls are JSON as text.",
+    "Arguments of calls are JSON as text.",
 )
 ChatChoice = shape("ChatChoice", {"message": Message, **CHOICE})
 ChatCompletion = shape(

@@ -21,7 +21,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 class Thinking(Body):
     """Reasoning options in the format of Anthropic, DeepSeek and others."""
 
-    type: Literal["enabled", "disabled", "adaptive", "auto"] | None = None
+    type: Literal["enabled", "disabled", "adaptive", "auto", "between_tools"] | None = None
     budget_tokens: int | None = Field(None, ge=0, le=MAX_BUDGET_TOKENS)
 
 

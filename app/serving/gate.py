@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.request import MAX_DRAFT_TOKENS
 from app.serving.context import context_of
-from app.serving.errors import Rejected, error_response, internal_error, invalid_request
+from app.serving.errors import OLLAMA, Rejected, error_response, internal_error, invalid_request
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 MAX_HEADER_BYTES = 32 * 1024
@@ -156,7 +156,7 @@ class Gate:
             _check_origin(headers)
         has_body = headers[b"transfer-encoding"] or headers[b"content-length"] not in ([], [b"0"])
         if method in WRITING_METHODS and (method != "DELETE" or has_body):
-            _check_content_type(headers)
+            _check_content_type(headers, may_be_any=scope["path"] in OLLAMA and not headers[b"origin"])
 
     def _check_host(self, headers: Headers) -> None:
         values = headers[b"host"]
@@ -227,10 +227,13 @@ def _check_origin(headers: Headers) -> None:
         raise Rejected(403, "Requests from other web pages are refused.", "cross_origin", close=True)
 
 
-def _check_content_type(headers: Headers) -> None:
+def _check_content_type(headers: Headers, *, may_be_any: bool) -> None:
+    """Refuse bodies that say that they are not JSON. Ollama reads JSON of any type, and its clients rely on it; a page,
+    which could send a form, names its origin."""
     values = headers[b"content-type"]
     kind, _, parameters = (values[0] if len(values) == 1 else b"").lower().partition(b";")
-    if kind.strip() != b"application/json" or parameters.strip() not in {b"", b"charset=utf-8", b'charset="utf-8"'}:
+    is_json = kind.strip() == b"application/json" and parameters.strip() in {b"", b"charset=utf-8", b'charset="utf-8"'}
+    if not (is_json or may_be_any):
         raise Rejected(415, "Content-Type must be application/json.", "unsupported_media_type", close=True)
     if not {encoding.strip().lower() for encoding in headers[b"content-encoding"]} <= {b"", b"identity"}:
         raise Rejected(415, "Send the body without a Content-Encoding.", "unsupported_media_type", close=True)

@@ -134,7 +134,7 @@ async def test_the_command_carries_what_was_asked(site: Site) -> None:
         repetition_penalty=1.1,
         presence_penalty=-1,
         frequency_penalty=1,
-        seed=-1,
+        seed=-2,
         stop="END",
         max_tokens=5,
         max_completion_tokens=6,
@@ -149,13 +149,13 @@ async def test_the_command_carries_what_was_asked(site: Site) -> None:
     (command,) = site.worker.commands
     assert command.messages == [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "ab", "name": "Ann"},
+        {"role": "user", "content": "a\nb", "name": "Ann"},
     ]
     sampling = command.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 0, 0.1)
     penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
     assert penalties == (1.1, -1, 1)
-    assert sampling.seed == 2**64 - 1
+    assert sampling.seed == 2**64 - 2
     assert sampling.logit_bias == {12: -100.0}
     assert sampling.top_logprobs is None
     assert (command.stop, command.max_tokens) == (("END",), 6)

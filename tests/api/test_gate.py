@@ -1,6 +1,7 @@
 """The gate before every route: checks of Host and Origin, and limits on headers."""
 
 import asyncio
+import json
 
 import pytest
 from fastapi.routing import iter_route_contexts
@@ -109,6 +110,17 @@ async def test_a_foreign_page_cannot_post_even_without_a_body(site: Site) -> Non
     for kind in ("text/plain", "application/json", "application/x-www-form-urlencoded"):
         headers = {"origin": "https://evil.com", "content-type": kind}
         assert (await site.client.post("/api/unload", headers=headers)).status_code == 403
+
+
+@pytest.mark.parametrize("kind", [None, "application/octet-stream", "application/x-www-form-urlencoded"])
+async def test_a_client_of_ollama_need_not_say_that_it_sends_json(site: Site, kind: str | None) -> None:
+    """LiteLLM says nothing or octet-stream, `curl -d` says that it sends a form; Ollama takes them all."""
+    headers = {"content-type": kind} if kind else {}
+    body = json.dumps(chat_body(stream=False)).encode()
+    assert (await site.client.post("/api/chat", content=body, headers=headers)).status_code == 200
+    page = headers | {"origin": "http://localhost"}
+    assert (await site.client.post("/api/chat", content=body, headers=page)).status_code == 415
+    assert (await site.client.post("/v1/chat/completions", content=body, headers=headers)).status_code == 415
 
 
 async def test_preflight_gets_no_permission(site: Site) -> None:
