@@ -410,6 +410,8 @@ class CallPatterns:
         """Pattern of a parameter's beginning on a line of its own."""
         self.last_finish = compiled(rf"(?<=\n)(?={form.finishes}\s*(?:{form.end})?\s*(?:{form.start}|\Z))")
         """Pattern of the place where a call ends, followed by another call or the end of the answer."""
+        self.edges = compiled(rf"{form.head}|{form.finishes}")
+        """Pattern of the beginning and the end of a call that has parameters."""
         self.closes_quoted = compiled(rf"\]\]>\s*{form.closes}")
 
     def closes(self, key: str, *, has_start_marker: bool, final: bool) -> "regex.Pattern[str]":
@@ -428,7 +430,7 @@ class CallPatterns:
         return compiled(rf"{form.closes.replace('KEY', key)}(?=\s*(?:{form.opens}|{finish_pattern}))")
 
 
-_OBJECT_HEAD = rf'\{{\s*"name"\s*:\s*"{_NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)'
+_OBJECT_HEAD = rf'\{{\s*"name"\s*:\s*"{_NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{\s*[^\s}}])'
 _VALUE = r"(?:```\w*\s*)?(?=[\[{])"
 
 

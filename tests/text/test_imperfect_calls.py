@@ -44,12 +44,13 @@ PARIS_CODER = "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</
 class StreamedAnswer:
     """A streamed answer as a client puts it together: text, reasoning and calls."""
 
-    def __init__(self, dialect: Dialect, pieces: Sequence[str], **options: Any) -> None:
+    def __init__(self, dialect: Dialect, pieces: Sequence[str], *, truncated: bool = True, **options: Any) -> None:
         self.splitter = AnswerSplitter(dialect, **{"tools": TOOLS} | options)
         self.text = self.reasoning = ""
         self._calls: dict[int, list[str]] = {}
         for index in range(len(pieces) + 1):
-            self.splitter.feed(pieces[index] if index < len(pieces) else "", final=index == len(pieces), truncated=True)
+            is_last = index == len(pieces)
+            self.splitter.feed("" if is_last else pieces[index], final=is_last, truncated=truncated)
             for part in self.splitter.take():
                 self.text, self.reasoning = self.text + part.text, self.reasoning + part.reasoning
                 for piece in part.calls:
@@ -256,6 +257,25 @@ def test_a_parameter_of_qwen_that_is_not_closed_ends_where_the_next_one_begins(w
         assert read(CODER, f"{call}\n{call}").calls == [("write_file", arguments)] * 2
 
 
+@pytest.mark.parametrize("closing", ["\n", "\n</parameter1>\n"])
+def test_a_parameter_of_qwen_that_is_not_closed_swallows_no_later_call(closing: str) -> None:
+    broken = f"<tool_call>\n<function=write_file>\n<parameter=code>\nls{closing}</function>\n</tool_call>\n"
+    answer = read(CODER, f"{broken}<tool_call>\n{PARIS_CODER}\n</tool_call>")
+    assert answer.calls == [("write_file", {"code": "ls"}), PARIS]
+
+
+@pytest.mark.parametrize("examples", [1, 2])
+def test_calls_that_qwen_writes_into_a_file_stay_in_the_file(examples: int) -> None:
+    code = "Use:" + f"\n<tool_call>\n{PARIS_CODER}\n</tool_call>" * examples
+    written = f"<function=write_file>\n<parameter=code>\n{code}\n</parameter>\n</function>"
+    answer = read(CODER, f"<tool_call>\n{written}\n</tool_call>\n<tool_call>\n{PARIS_CODER}\n</tool_call>")
+    assert answer.calls == [("write_file", {"code": code}), PARIS]
+    open_end = "<function=bash>\n<parameter=x>"
+    assert read(CODER, f"<tool_call>\n{written.replace(code, open_end)}\n</tool_call>").calls == [
+        ("write_file", {"code": open_end})
+    ]
+
+
 @pytest.mark.parametrize("surplus", ["</function>", "</function_invocation>", "</function>\n</function>"])
 def test_a_second_end_of_a_function_of_qwen_swallows_no_later_call(surplus: str) -> None:
     written = "<function=write_file>\n<parameter=code>\nx\n</parameter>\n</function>"
@@ -290,9 +310,9 @@ def test_a_parameter_of_qwen_that_is_closed_twice_does_not_end_in_a_mark() -> No
     )
     answer = read(CODER, f"<tool_call>\n{written}\n</tool_call>")
     assert (answer.calls, answer.text) == ([("write_file", {"code": "ls /mnt", "tags": [1]})], "")
-    example = "<parameter=a>\n1\n</parameter>"
-    written = f"<function=write_file>\n<parameter=code>\n{example}\n</parameter>\n</function>"
-    assert read(CODER, f"<tool_call>\n{written}\n</tool_call>").calls == [("write_file", {"code": example})]
+    for code in ("<parameter=a>\n1\n</parameter>", "</parameter>"):
+        written = f"<function=write_file>\n<parameter=code>\n{code}\n</parameter>\n</function>"
+        assert read(CODER, f"<tool_call>\n{written}\n</tool_call>").calls == [("write_file", {"code": code})]
 
 
 def test_a_call_of_qwen_without_the_end_of_its_function_is_a_call() -> None:
@@ -394,6 +414,59 @@ def test_a_bracket_that_is_missing_before_the_mark_is_added() -> None:
 def test_brackets_that_are_missing_around_a_whole_call_are_added(written: str) -> None:
     answer = read(JSON, f"<tool_call>\n{written}\n</tool_call>")
     assert (answer.calls, answer.text) == ([PARIS], "")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "written"),
+    [
+        (JSON, f"<tool_call>\n{PARIS_JSON[:-2]}"),
+        (LLAMA, PARIS_JSON[:-1]),
+        (LLAMA, f"[{PARIS_JSON}"),
+        (MISTRAL, '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"'),
+        (MISTRAL, f"[TOOL_CALLS][{PARIS_JSON[:-1]}"),
+        (GPT_OSS, '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"'),
+    ],
+)
+def test_brackets_that_a_model_forgets_at_the_end_of_its_answer_are_added_and_where_it_is_cut_they_are_not(
+    dialect: Dialect, written: str
+) -> None:
+    assert read(dialect, written, truncated=False).calls == [PARIS]
+    assert not read(dialect, written).calls
+    assert not read(dialect, written.rpartition("is")[0], truncated=False).calls
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        *(f'"{name}": {{"city": "Paris"}}' for name in ("args", "params", "input", "tool_input", "kwargs")),
+        '"city": "Paris"',
+        '"arguments": {}, "city": "Paris"',
+    ],
+)
+def test_arguments_under_another_name_or_beside_the_name_of_the_tool_are_its_arguments(members: str) -> None:
+    written = f'{{"name": "get_weather", {members}}}'
+    for dialect, text in ((JSON, f"<tool_call>\n{written}\n</tool_call>"), (LLAMA, written)):
+        assert read(dialect, text).calls == [PARIS]
+    unknown = written.replace('"city"', '"town"').replace('"arg', '"gra').replace('"p', '"q').replace("input", "put")
+    assert not [arguments for _, arguments in read(LLAMA, unknown.replace("kw", "wk")).calls if arguments]
+
+
+@pytest.mark.parametrize(
+    "wrap", ["%s", "[%s]", "```json\n%s\n```", '<tools>{"type": "function", "function": %s}</tools>']
+)
+def test_the_definition_of_a_tool_is_no_call_of_it(wrap: str) -> None:
+    definition = {"name": "get_weather", "description": "Tells it.", "parameters": TOOLS[0]["function"]["parameters"]}
+    for dialect in (JSON, LLAMA):
+        answer = read(dialect, wrap % json.dumps(definition))
+        assert (answer.calls, answer.unfinished) == ([], None)
+
+
+def test_the_quotes_of_a_text_that_may_be_null_are_part_of_it() -> None:
+    properties = {"query": {"type": ["string", "null"]}}
+    tools = [{"type": "function", "function": {"name": "search", "parameters": {"properties": properties}}}]
+    for written, query in (('"exact phrase"', '"exact phrase"'), ("null", None), ("plain", "plain")):
+        call = f"<tool_call>\n<function=search>\n<parameter=query>\n{written}\n</parameter>\n</function>\n</tool_call>"
+        assert read(CODER, call, tools=tools).calls == [("search", {"query": query})]
 
 
 def test_a_call_of_gpt_oss_without_a_body_has_no_arguments() -> None:

@@ -28,8 +28,8 @@ MAX_FAILED = 16
 _OBJECT = compiled(r'\s*\{\s*["}]')
 _AFTER_MEMBER = compiled(r'\s*(?:,\s*"[^"\\]*"\s*:\s*(?:"[^"\\]*"|[\w.+-]+)\s*)*\}')
 """Pattern of the end of an object after its arguments, with simple members in between, such as an id."""
-_SURPLUS_CLOSE = compiled(r"\n</parameter[^>\s]*>\n?\Z")
-"""Pattern of a closing marker, mangled or not, that the model wrote before the right one."""
+_SURPLUS_CLOSE = compiled(r"(?<=.)\n</parameter[^>\s]*>\n?\Z")
+"""Pattern of a closing marker, mangled or not, that the model wrote before the right one, after a value."""
 _FENCE = compiled(r"\s*```")
 
 logger = logging.getLogger("paceline.dialect")
@@ -152,7 +152,10 @@ class CallReader:
                 self._calls.add_arguments(reader.missing)
                 break
             if not (yield from self._unread.wait_for_more()):
-                raise CallsEnded
+                if not (reader.missing and self._unread.ended):
+                    raise CallsEnded
+                self._calls.add_arguments(reader.missing)
+                break
         self._calls.end()
         return True
 
@@ -208,7 +211,10 @@ class CallReader:
             if reader.complete or reader.broken or not (yield from self._unread.wait_for_more()):
                 break
         written, is_whole, end = self._unread.text[head.end() : position], reader.complete, self._patterns.end
-        if reader.broken and reader.missing and end and (yield from self._unread.match(end, position)) is not None:
+        is_at_end = self._unread.ended and position == len(self._unread.text)
+        if reader.broken and reader.missing and end:
+            is_at_end = (yield from self._unread.match(end, position)) is not None
+        if reader.missing and is_at_end:
             written, is_whole = written + reader.missing, True
         calls = parse_json_calls(written, self._tools) if is_whole else []
         fence = (yield from self._unread.match(_FENCE, position)) if calls and "```" in head.group() else None
@@ -258,13 +264,29 @@ class CallReader:
         closing_pattern = self._patterns.closes(opened["key"], has_start_marker=self._has_start_marker, final=False)
         if opened.groupdict().get("quoted"):
             closing_pattern = self._patterns.closes_quoted
-        closed = yield from self._unread.search(closing_pattern, opened.end())
+        first = closed = yield from self._unread.search(closing_pattern, opened.end())
+        while closed is not None and self._quotes_call(opened.end(), closed.start()):
+            unclosed = self._patterns.last_finish.search(self._unread.text, opened.end(), closed.start())
+            if unclosed and not compiled(self._patterns.form.closes).search(
+                self._unread.text, opened.end(), unclosed.start()
+            ):
+                return unclosed  # what follows is no quoted call but the next one
+            closed = yield from self._unread.search(closing_pattern, closed.end())
+        closed = closed or first
         if closed is None and self._unread.final:
             closing_pattern = self._patterns.closes(opened["key"], has_start_marker=self._has_start_marker, final=True)
             closed = closing_pattern.search(self._unread.text, opened.end())
             if closed is None and self._patterns.form.padded:
                 closed = self._patterns.last_finish.search(self._unread.text, opened.end())
         return closed
+
+    def _quotes_call(self, start: int, end: int) -> bool:
+        """Return whether a call begins between these positions and does not end there."""
+        depth = 0
+        edges = self._patterns.edges.finditer(self._unread.text, start, end) if self._patterns.form.padded else ()
+        for edge in edges:
+            depth = depth + 1 if edge["name"] else max(0, depth - 1)
+        return depth > 0
 
     def _read_literal_call(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
         """Parse up to the first end marker that completes a call."""

@@ -23,6 +23,11 @@ _MODEL_CALL_ID = re.compile(r"[A-Za-z0-9]{9}|[\w.:-]+:\d+")
 
 MAX_REFERENCES = 8
 """Maximum number of references in a schema that are followed one after another."""
+NAMES = ("name", "tool_name", "function")
+"""Members with the name of the tool."""
+ARGUMENTS = ("arguments", "parameters", "args", "params", "input", "tool_input", "kwargs")
+"""Members with the arguments: templates teach the first two, models write the others, too, or the bare arguments."""
+MEMBERS = {*NAMES, *ARGUMENTS, "type", "id", "index", "call_id", "tool_call_id"}
 Tools = Mapping[str, Mapping[str, Any]]
 """Schemas of the parameters of each offered tool, by its name."""
 
@@ -92,13 +97,16 @@ def parse_json_calls(text: str, tools: Tools) -> list[Call]:
     return [] if rest else calls
 
 
-def first_json_calls(text: str, tools: Tools) -> tuple[list[Call], str]:
-    """Parse objects, or lists of them, up to the first that calls no offered tool; return them and the rest."""
+def first_json_calls(text: str, tools: Tools, *, ended: bool = False) -> tuple[list[Call], str]:
+    """Parse objects, or lists of them, up to the first that calls no offered tool; return them and the rest. `ended`:
+    the model has ended the text, so brackets that are missing at its end are added."""
     calls: list[Call] = []
     while text := text.strip(" \t\r\n;,"):
-        count, _ = JsonReader().read(text)
+        reader = JsonReader()
+        count, _ = reader.read(text)
+        missing = (reader.missing or "") if ended and count == len(text) else ""
         try:
-            value = parse_literal(text[:count])
+            value = parse_literal(text[:count] + missing)
         except ValueError:
             break
         read = [_call_from_object(entry, tools) for entry in (value if isinstance(value, list) else [value])]
@@ -117,9 +125,16 @@ def _call_from_object(value: Any, tools: Tools) -> Call | None:
     inner = value.get("function")
     if isinstance(inner, dict):
         return _call_from_object({"id": value.get("id")} | inner, tools)
-    name = next((value[key] for key in ("name", "tool_name", "function") if isinstance(value.get(key), str)), "")
-    arguments = next((value[key] for key in ("arguments", "parameters") if key in value), None)
-    return _call_from_parts(name, arguments, value.get("id")) if name in tools else None
+    name = next((value[key] for key in NAMES if isinstance(value.get(key), str)), "")
+    if name not in tools or ("description" in value and "description" not in tools[name]):
+        return None  # of no offered tool, or the definition of one
+    arguments = next((value[key] for key in ARGUMENTS if key in value), None)
+    others = {key: member for key, member in value.items() if key not in MEMBERS}
+    if others and not arguments and others.keys() <= tools[name].keys():
+        arguments = others
+    elif others and arguments is None:
+        return None
+    return _call_from_parts(name, arguments, value.get("id"))
 
 
 def _call_from_parts(name: str, arguments: Any, model_id: Any = "") -> Call | None:
@@ -164,6 +179,8 @@ def parse_parameter(text: str, schema: Any, type_name: str | None = None) -> Any
     except ValueError:
         return text
     value_type = _JSON_TYPES[type(value)]
+    if value_type == "string" and "string" in types:
+        return text  # its quotes are part of it
     if not types or value_type in types or (value_type == "null" and "string" not in types):
         return value
     if value_type == "integer" and "number" in types:

@@ -119,7 +119,6 @@ class AnswerSplitter:
         self._outgoing = OutgoingText(stop, calls=bool(tools))
         self._reasoning_whitespace: str | None = None
         """Trailing white space of the reasoning, withheld until more reasoning follows; None before any reasoning."""
-        self._truncated = False
         self._deltas: list[AnswerDelta] = []
         self._calls = CallSender(self._begin_call, self._append_call, one_call=one_call, used_ids=used_ids)
         self._reader = CallReader(self._unread, self._tools, self._patterns, self._calls)
@@ -156,7 +155,7 @@ class AnswerSplitter:
         if self.ended:
             return
         self._unread.add(FlaggedText(text, bytes([drafted]) * len(text)))
-        self._unread.final, self._truncated = final, truncated
+        self._unread.final, self._unread.truncated = final, truncated
         try:
             next(self._scan, None)
         except (_StopStringMet, CallsEnded):
@@ -266,7 +265,7 @@ class AnswerSplitter:
             if rest.strip():  # an answer follows: the calls were only thoughts
                 break
             end = len(body) if final else len(body) - _begun(self._closing, body)
-            inner_splitter.feed(body[fed_characters:end], final=final, truncated=self._truncated)
+            inner_splitter.feed(body[fed_characters:end], final=final, truncated=self._unread.truncated)
             if inner_splitter.has_text:
                 break
             if final and inner_splitter.complete_calls and inner_splitter.unfinished_call is None:
@@ -295,7 +294,7 @@ class AnswerSplitter:
         if not self._unread.final:  # too long for a call
             return False
         body = _WRAPPED.fullmatch(self._unread.text)["body"]
-        calls, rest = first_json_calls(body, self._tools)
+        calls, rest = first_json_calls(body, self._tools, ended=self._unread.ended)
         if rest and not (self._form is FORMS[BARE_JSON] and rest[0].isalnum()):
             calls, rest = parse_python_calls(body, self._tools), ""
         if not calls:
@@ -359,7 +358,7 @@ class AnswerSplitter:
         empty = yield from self._unread.match(_EMPTY)
         if empty is None and (yield from self._reader.stream_arguments(name, "", _EMPTY)):
             return True
-        is_empty = empty is not None or (not self._unread.text.strip() and not self._truncated)
+        is_empty = empty is not None or (not self._unread.text.strip() and not self._unread.truncated)
         if is_empty:
             self._calls.send([Call(name, "{}")])
         return is_empty

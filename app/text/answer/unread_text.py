@@ -23,6 +23,13 @@ class UnreadText(FlaggedText):
         super().__init__()
         self.final = False
         """Whether the text is complete: nothing more will be appended."""
+        self.truncated = False
+        """Whether it ends because the answer was cut off, not because the model ended it."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the model has ended the text: brackets that are missing then were forgotten."""
+        return self.final and not self.truncated
 
     def wait_for_more(self) -> Generator[None, None, bool]:
         """Wait for more text; return False, without waiting, if no more is expected or the buffer is full."""
