@@ -19,7 +19,7 @@ BUDGETS = {
     "scheduler": 1_780,
     "text": 4_320,
     "supervision": 1_100,
-    "worker": 2_060,
+    "worker": 2_070,
     "hub": 1_250,
     "store": 1_850,
     "serving": 4_540,

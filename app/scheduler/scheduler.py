@@ -305,8 +305,9 @@ class Scheduler:
 
     # --- planning -------------------------------------------------------------------------------------------------
 
-    def plan(self) -> StepPlan | None:
-        """Plan the next step; None if nothing runs. The oldest prompt is finished first.
+    def plan(self, *, beside_others: bool = False) -> StepPlan | None:
+        """Plan the next step; None if nothing runs. The oldest prompt is finished first. `beside_others`: requests of
+        other models wait for this step, too.
 
         Short prompts skip prefill if no stream is running: one forward reads them all and draws their first tokens.
         Requests whose prompts were just read wait for one more chunk if it completes all others: they start together.
@@ -318,7 +319,8 @@ class Scheduler:
         just_read = {row.sequence_id for row in self._plan.rows} if isinstance(self._plan, PrefillStep) else set()
         streams = [row for row in decoding if row.counters.generated or row.request.id not in just_read]
         if prefilling and not (streams and just_read):
-            size = self._chunks.size(prefilling[0].computed, alone=len(self._active) == 1, streams=bool(streams))
+            alone = len(self._active) == 1 and not beside_others
+            size = self._chunks.size(prefilling[0].computed, alone=alone, streams=bool(streams) or beside_others)
             step = plan_prefill(prefilling, min(size, self._chunk_tokens))
             if not (decoding and just_read) or sum(row.is_last for row in step.rows) == len(prefilling):
                 self._plan = step

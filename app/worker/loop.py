@@ -116,12 +116,13 @@ class Loop:
                 self._on_event(event)
             self._send_heartbeat_if_due()
         self._made_progress = False
-        first = self._first_to_admit
+        first, running = self._first_to_admit, {name for name, served in self._served.items() if served.running}
         for model_id, served in tuple(self._served.items()):
             if served.has_work:
                 began = self._clock()
                 with self._crash_note.on(model_id):
-                    self._made_progress |= served.step(may_admit=first in (None, served))
+                    beside_others = bool(running - {model_id})
+                    self._made_progress |= served.step(may_admit=first in (None, served), beside_others=beside_others)
                 self._steps.append(self._clock() - began)
                 self._count_step()
                 self._send_heartbeat_if_due()

@@ -189,8 +189,9 @@ class ServedModel:
             if self._engine is not None:
                 self._free_row(self._engine, request_id, ())  # if it had no row yet: drops the prefix that was fetched
 
-    def step(self, *, may_admit: bool = True) -> bool:
-        """Admit requests, then plan, run, commit and report one step. Returns False if there was nothing to do."""
+    def step(self, *, may_admit: bool = True, beside_others: bool = False) -> bool:
+        """Admit requests, then plan, run, commit and report one step. `beside_others`: other models have rows. Returns
+        False if there was nothing to do."""
         scheduler, engine = self._scheduler, self._engine
         if scheduler is None or engine is None:
             return False
@@ -202,7 +203,7 @@ class ServedModel:
             self._is_fetching_prefix = False
             if may_admit:
                 self._admit(scheduler, engine, events)
-            plan = scheduler.plan()
+            plan = scheduler.plan(beside_others=beside_others)
             if plan is not None:
                 events += scheduler.commit(engine.step(plan))
                 self._timeouts = 0

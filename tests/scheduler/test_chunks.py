@@ -63,3 +63,17 @@ def test_the_scheduler_learns_from_its_steps_and_follows() -> None:
         sizes.append(row.end - row.start)
         scheduler.commit(StepResult(prefilled=(("a", row.end),), seconds=sizes[-1] / 4_000, width=sizes[-1]))
     assert sizes == [512, 2048, 2048, 2048]
+
+
+def test_streams_of_another_model_wait_no_longer_than_those_of_the_same_one() -> None:
+    scheduler = Scheduler(LIMITS)
+    scheduler.submit(some_request("a", prompt=9_000))
+    scheduler.admitted("a", 0)
+    sizes = []
+    for beside_others in (False, True, False):
+        plan = scheduler.plan(beside_others=beside_others)
+        assert isinstance(plan, PrefillStep)
+        (row,) = plan.rows
+        sizes.append(row.end - row.start)
+        scheduler.commit(StepResult(prefilled=(("a", row.end),), seconds=sizes[-1] / 1_000, width=sizes[-1]))
+    assert sizes == [512, 256, 1024]

@@ -108,6 +108,8 @@ class BreakableScheduler(Scheduler):
             clock=clock,
         )
         self.broken: set[str] = set()
+        self.beside_others: list[bool] = []
+        """Whether other models had rows, by step planned."""
 
     def _check(self, name: str) -> None:
         if name in self.broken:
@@ -121,9 +123,10 @@ class BreakableScheduler(Scheduler):
         self._check("cancel")
         return super().cancel(request_id)
 
-    def plan(self) -> StepPlan | None:
+    def plan(self, *, beside_others: bool = False) -> StepPlan | None:
         self._check("plan")
-        return super().plan()
+        self.beside_others.append(beside_others)
+        return super().plan(beside_others=beside_others)
 
     def commit(self, result: StepResult) -> list[TokenEvent]:
         self._check("commit")

@@ -366,6 +366,16 @@ def test_a_model_gets_its_turn_although_another_one_is_never_without_requests(pa
     assert all(pair.text(f"m{number}") == "abcdefghij" for number in range(0, 400, 4))
 
 
+def test_a_model_plans_its_steps_as_beside_streams_while_another_one_streams(pair: Pair) -> None:
+    pair.say(pair.ask("short", max_tokens=60), pair.ask("long", model="n", max_tokens=120))
+    pair.settle(200)
+    assert (pair.text("short"), pair.text("long")) == ("abcdefghij" * 6, "abcdefghij" * 12)
+    first, second = (scheduler.beside_others for scheduler in pair.schedulers)
+    assert any(first)
+    assert any(second)
+    assert second[-10:] == [False] * 10, "it is alone once the other has ended"
+
+
 def test_an_evicted_model_is_forgotten_and_loaded_again_on_demand(pair: Pair) -> None:
     pair.say(pair.ask())
     pair.settle()
