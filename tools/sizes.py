@@ -17,7 +17,7 @@ BUDGETS = {
     "models": 2_980,
     "engine": 6_980,
     "scheduler": 1_780,
-    "text": 4_320,
+    "text": 4_340,
     "supervision": 1_100,
     "worker": 2_070,
     "hub": 1_250,

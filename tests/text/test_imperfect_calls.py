@@ -4,6 +4,7 @@ Each test is named after what its user sees; the outputs come from public bug re
 """
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from app.text.answer.call_reader import MAX_FAILED
-from app.text.answer.calls import call_ids, usable_call_id
+from app.text.answer.calls import call_ids, parameter_schemas, usable_call_id
 from app.text.answer.json_text import JsonReader
 from app.text.answer.splitter import AnswerSplitter
 from app.text.dialect import BARE_JSON, HARMONY, JSON_CALLS, NO_DIALECT, Dialect
@@ -394,6 +395,20 @@ def test_a_parameter_has_the_type_that_its_reference_names() -> None:
         )
         (call,) = read(CODER, f"<tool_call>\n{written}\n</function>\n</tool_call>", tools=[tool]).calls
         assert call == ("find", {"zip": "0123", "others": "0123", "self": "0123"})
+
+
+def test_a_small_schema_that_refers_to_large_ones_is_read_in_no_time() -> None:
+    def tool(size: int) -> dict[str, Any]:
+        parts = {"d": {"anyOf": [{"$ref": "#/t", "title": "x"}] * size}, "t": dict.fromkeys(map(str, range(size)), 0)}
+        properties = {f"a{number}": {"$ref": "#/d", "title": "x"} for number in range(size)}
+        return {"function": {"name": "f", "parameters": {"properties": properties, **parts}}}
+
+    def seconds(size: int) -> float:
+        tools, began = [tool(size)], time.process_time()
+        assert len(parameter_schemas(tools)["f"]) == size
+        return time.process_time() - began
+
+    assert min(seconds(800) for _ in range(3)) < 20 * min(seconds(100) for _ in range(3)), "grows with its size alone"
 
 
 def test_a_bracket_that_is_missing_before_the_mark_is_added() -> None:

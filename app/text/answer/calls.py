@@ -28,6 +28,8 @@ NAMES = ("name", "tool_name", "function")
 ARGUMENTS = ("arguments", "parameters", "args", "params", "input", "tool_input", "kwargs")
 """Members with the arguments: templates teach the first two, models write the others, too, or the bare arguments."""
 MEMBERS = {*NAMES, *ARGUMENTS, "type", "id", "index", "call_id", "tool_call_id"}
+READ_MEMBERS = ("type", "enum", "anyOf", "oneOf", "allOf", "nullable", "properties", "items")
+"""Members of a schema that say how a value is read."""
 Tools = Mapping[str, Mapping[str, Any]]
 """Schemas of the parameters of each offered tool, by its name."""
 
@@ -47,33 +49,53 @@ def parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[s
     schemas: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         function = tool.get("function") or tool
-        parameters = function.get("parameters") or {}
-        properties = _resolved(parameters, parameters).get("properties")
+        references = _References(function.get("parameters") or {})
+        properties = references.resolved(references.root).get("properties")
         schemas[str(function.get("name"))] = (
-            {name: _with_alternatives(_resolved(schema, parameters), parameters) for name, schema in properties.items()}
+            {name: references.with_alternatives(schema) for name, schema in properties.items()}
             if isinstance(properties, Mapping)
             else {}
         )
     return schemas
 
 
-def _with_alternatives(schema: Mapping[str, Any], root: Any) -> Mapping[str, Any]:
-    """Return a schema whose alternatives are resolved."""
-    kinds = [key for key in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(key), list)]
-    return {**schema, **{key: [_resolved(part, root) for part in schema[key]] for key in kinds}}
+class _References:
+    """Resolves references to parts of `root`, each once: a small schema may refer to a large one thousands of times."""
 
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self._targets: dict[str, Any] = {}
+        self._alternatives: dict[int, list[Mapping[str, Any]]] = {}
+        """Resolved alternatives by the identity of their list in `root`."""
 
-def _resolved(schema: Any, root: Any) -> Mapping[str, Any]:
-    """Return a schema with its chain of references to parts of `root` resolved, up to `MAX_REFERENCES` of them."""
-    for _ in range(MAX_REFERENCES):
-        if not isinstance(schema, Mapping) or not isinstance(reference := schema.get("$ref"), str):
-            break
-        target = root
+    def with_alternatives(self, schema: Any) -> Mapping[str, Any]:
+        """Return a schema with its references and those of its alternatives resolved."""
+        schema = self.resolved(schema)
+        lists = {key: schema[key] for key in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(key), list)}
+        for parts in lists.values():
+            if id(parts) not in self._alternatives:
+                self._alternatives[id(parts)] = [self.resolved(part) for part in parts]
+        return {**schema, **{key: self._alternatives[id(parts)] for key, parts in lists.items()}}
+
+    def resolved(self, schema: Any) -> Mapping[str, Any]:
+        """Return the members of a schema that say how a value is read, after up to `MAX_REFERENCES` references."""
+        own: dict[str, Any] = {}
+        for _ in range(MAX_REFERENCES):
+            if not isinstance(schema, Mapping):
+                break
+            own = {name: schema[name] for name in READ_MEMBERS if name in schema} | own
+            if not isinstance(reference := schema.get("$ref"), str):
+                break
+            if reference not in self._targets:
+                self._targets[reference] = self._target(reference)
+            schema = self._targets[reference]
+        return own
+
+    def _target(self, reference: str) -> Any:
+        target = self.root
         for part in reference.removeprefix("#").split("/")[1:]:
             target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
-        rest = {name: value for name, value in schema.items() if name != "$ref"}
-        schema = {**target, **rest} if isinstance(target, Mapping) else rest
-    return schema if isinstance(schema, Mapping) else {}
+        return target
 
 
 def usable_call_id(written: str | None, used_ids: Container[str] = ()) -> str:
