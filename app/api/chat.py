@@ -35,7 +35,7 @@ from app.serving.context import context_of
 from app.serving.document import ANSWERED, EVENTS, success
 from app.serving.gate import Body, JsonBody
 
-MAX_MESSAGES = 16_384
+MAX_MESSAGES = 8192
 TEXT_ONLY = "this model reads text only, no images, sound or files"
 LEFT_OUT = f"[left out: {TEXT_ONLY}]"
 """Text in place of a picture, a sound or a file in the result of a tool: an agent cannot take a result back."""

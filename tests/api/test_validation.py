@@ -154,7 +154,7 @@ MESSAGES: list[Any] = [
     [USER, {}],
     [{"role": "user", "content": "x", "images": ["AAAA"]}],
     [{"role": "system", "content": "x", "images": {}}, USER],
-    [USER] * 16_385,
+    [USER] * 8193,
 ]
 
 
