@@ -118,8 +118,9 @@ async def test_a_client_of_ollama_need_not_say_that_it_sends_json(site: Site, ki
     headers = {"content-type": kind} if kind else {}
     body = json.dumps(chat_body(stream=False)).encode()
     assert (await site.client.post("/api/chat", content=body, headers=headers)).status_code == 200
-    page = headers | {"origin": "http://localhost"}
-    assert (await site.client.post("/api/chat", content=body, headers=page)).status_code == 415
+    for origin, status in (("https://evil.com", 403), (str(site.client.base_url).rstrip("/"), 415)):
+        page = headers | {"origin": origin}
+        assert (await site.client.post("/api/chat", content=body, headers=page)).status_code == status
     assert (await site.client.post("/v1/chat/completions", content=body, headers=headers)).status_code == 415
 
 
