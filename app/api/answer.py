@@ -177,7 +177,7 @@ class OpenAIRenderer(Renderer):
         self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
         """Whether a stream ends with the usage of all choices."""
         self._no_drafter = command.model.no_drafter
-        self._seed = command.sampling.seed if body.seed in {None, -1} else body.seed
+        self._seed = command.sampling.seed if body.seed is None else body.seed
         self._base = {"id": request_id, "created": int(time.time()), "model": command.model.id}
         self._extra = {"usage": None} if self._include_usage else {}
 

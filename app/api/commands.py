@@ -174,7 +174,10 @@ class GenerationBody(StayBody):
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 64) - 1)
+    seed: Annotated[int | None, AfterValidator(lambda seed: None if seed == -1 else seed)] = Field(
+        None, ge=-(1 << 63), le=(1 << 64) - 1
+    )
+    """Seed of the draws; -1 is none, as in vLLM."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_LOGIT_BIASES)
     response_format: Annotated[
         Any, json_schema_as(object_of(type={"enum": ["text", "json_object", "json_schema"]}))
@@ -297,8 +300,7 @@ def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification
 
 
 def sampling_parameters(body: GenerationBody, defaults: ModelSettings, top_logprobs: int | None) -> SamplingParameters:
-    """Build the sampling parameters: seed -1 is random and `top_k` -1 is off, as in vLLM; `top_p` 0 is greedy. Other
-    seeds are taken modulo 2^64."""
+    """Build the sampling parameters: seeds are taken modulo 2^64, `top_k` -1 is off as in vLLM, `top_p` 0 is greedy."""
     neutral = SamplingParameters(temperature=DEFAULT_TEMPERATURE)
 
     def value(name: str) -> Any:
@@ -308,7 +310,7 @@ def sampling_parameters(body: GenerationBody, defaults: ModelSettings, top_logpr
 
     top_p = value("top_p")
     return SamplingParameters(
-        seed=secrets.randbits(SEED_BITS) if body.seed in {None, -1} else body.seed % (1 << 64),
+        seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed % (1 << 64),
         temperature=value("temperature") if top_p else 0.0,
         top_p=top_p or neutral.top_p,
         top_k=max(value("top_k"), 0),

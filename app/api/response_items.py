@@ -171,7 +171,8 @@ class ItemReader:
         known = (*TEXTS, ENCRYPTED)
         has_parts = isinstance(output, list) and all(isinstance(part, dict) for part in output)
         if has_parts and any(part.get("type") in known or _is_media(part) for part in output):
-            return "\n".join(self._text(part if part.get("type") in known else LEFT_OUT) for part in output)
+            texts = (self._text(part if part.get("type") in known else LEFT_OUT) for part in output)
+            return "\n".join(filter(None, texts))
         return _json(output)
 
     def _text(self, content: Any) -> str:

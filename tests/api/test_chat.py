@@ -340,3 +340,13 @@ async def test_what_other_servers_left_in_a_history_is_taken(site: Site, history
     assert response.status_code == 200, response.text
     (_, *sent, _) = site.worker.commands[-1].messages or ()
     assert {message["content"] for message in sent if not message.get("tool_calls")} == {""}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+async def test_a_seed_of_minus_one_is_another_one_each_time(site: Site, path: str) -> None:
+    seed = {"options": {"seed": -1}} if path == "/api/chat" else {"seed": -1}
+    for _ in range(2):
+        answer = await site.client.post(path, json=chat_body(stream=False, max_tokens=5) | seed)
+        assert answer.status_code == 200
+    first, second = (command.sampling.seed for command in site.worker.commands)
+    assert first != second

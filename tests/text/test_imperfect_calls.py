@@ -277,6 +277,19 @@ def test_calls_that_qwen_writes_into_a_file_stay_in_the_file(examples: int) -> N
     ]
 
 
+def test_a_file_full_of_calls_costs_no_more_than_its_length() -> None:
+    def seconds(examples: int) -> float:
+        code = "Use:" + f"\n{PARIS_CODER}" * examples
+        written = (
+            f"<tool_call>\n<function=write_file>\n<parameter=code>\n{code}\n</parameter>\n</function>\n</tool_call>"
+        )
+        began = time.process_time()
+        assert StreamedAnswer(CODER, [written]).calls == [("write_file", {"code": code})]
+        return time.process_time() - began
+
+    assert min(seconds(1600) for _ in range(3)) < 20 * min(seconds(200) for _ in range(3))
+
+
 @pytest.mark.parametrize("surplus", ["</function>", "</function_invocation>", "</function>\n</function>"])
 def test_a_second_end_of_a_function_of_qwen_swallows_no_later_call(surplus: str) -> None:
     written = "<function=write_file>\n<parameter=code>\nx\n</parameter>\n</function>"

@@ -265,13 +265,16 @@ class CallReader:
         if opened.groupdict().get("quoted"):
             closing_pattern = self._patterns.closes_quoted
         first = closed = yield from self._unread.search(closing_pattern, opened.end())
-        while closed is not None and self._quotes_call(opened.end(), closed.start()):
-            unclosed = self._patterns.last_finish.search(self._unread.text, opened.end(), closed.start())
-            if unclosed and not compiled(self._patterns.form.closes).search(
-                self._unread.text, opened.end(), unclosed.start()
-            ):
-                return unclosed  # what follows is no quoted call but the next one
-            closed = yield from self._unread.search(closing_pattern, closed.end())
+        depth, position = 0, opened.end()
+        while closed is not None and self._patterns.form.padded:
+            for edge in self._patterns.edges.finditer(self._unread.text, position, closed.start()):
+                depth = depth + 1 if edge["name"] else max(0, depth - 1)
+            if not depth:
+                break
+            if position == opened.end() and (unclosed := self._unclosed_end(opened.end(), closed.start())):
+                return unclosed  # what follows is the next call, not one that the value quotes
+            position = closed.end()
+            closed = yield from self._unread.search(closing_pattern, position)
         closed = closed or first
         if closed is None and self._unread.final:
             closing_pattern = self._patterns.closes(opened["key"], has_start_marker=self._has_start_marker, final=True)
@@ -280,13 +283,11 @@ class CallReader:
                 closed = self._patterns.last_finish.search(self._unread.text, opened.end())
         return closed
 
-    def _quotes_call(self, start: int, end: int) -> bool:
-        """Return whether a call begins between these positions and does not end there."""
-        depth = 0
-        edges = self._patterns.edges.finditer(self._unread.text, start, end) if self._patterns.form.padded else ()
-        for edge in edges:
-            depth = depth + 1 if edge["name"] else max(0, depth - 1)
-        return depth > 0
+    def _unclosed_end(self, start: int, end: int) -> Match | None:
+        """Return where a call ends between these positions although its parameter is not closed."""
+        text, closes = self._unread.text, compiled(self._patterns.form.closes)
+        unclosed = self._patterns.last_finish.search(text, start, end)
+        return unclosed if unclosed is not None and not closes.search(text, start, unclosed.start()) else None
 
     def _read_literal_call(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
         """Parse up to the first end marker that completes a call."""
