@@ -1,6 +1,6 @@
 // Messages and replies: sends, streams, stops, edits and regenerates. An edit or a regenerated reply becomes a branch.
 
-import { api, copy, isEscape, number, percent, seconds, t } from "./core.js";
+import { api, copy, isEscape, isSigningInAgain, number, percent, seconds, t } from "./core.js";
 import { byId, LAST_MODEL, optionsOf, requestOf, whenShown } from "./chat_options.js";
 import { Painter, paint, paintMessage, paintResult } from "./chat_paint.js";
 import { resume, stream } from "./chat_stream.js";
@@ -202,7 +202,8 @@ export const thread = {
     conversation.writing -= 1;
     runs.delete(message.id);
     if (message.figures?.problem?.code !== "cut") noteBegun(message);
-    if (message.figures?.problem?.code === "not_signed_in") return remove(conversation, message.id);
+    // Nothing was written, and the page leaves: the error depends on how much of the refusal the browser still read.
+    if (isSigningInAgain() && !run.id) return remove(conversation, message.id);
     message.version += 1;
     this.announce({ done: t("chat.finished"), stopped: t("reply.stopped") }[message.status] ?? message.problem);
     this.toResult();

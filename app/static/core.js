@@ -107,6 +107,7 @@ export class ApiError extends Error {
 addEventListener("pageshow", (event) => event.persisted && location.reload());
 
 let isLeaving = false;
+export const isSigningInAgain = () => isLeaving;
 // Leaves for the sign-in page, which leads back here. If several calls find the session ended, only the first leaves.
 export function signInAgain() {
   if (isLeaving || !document.body.dataset.area) return;
