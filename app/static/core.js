@@ -274,7 +274,10 @@ export const isEscape = (event) => event.key === "Escape" && isPlain(event);
 
 // Registers a component for x-data="name"; call it while the module runs, before boot.js starts Alpine.
 export const component = (name, factory) => Alpine.data(name, factory);
-export const start = () => Alpine.start();
+export function start() {
+  Alpine.start();
+  delete document.body.dataset.starting; // from here on buttons work
+}
 
 for (const [name, help] of Object.entries({ number, percent, bytes, seconds, ago, moment, when, t })) {
   Alpine.magic(name, () => help);

@@ -63,6 +63,7 @@ def is_settled(page: Page) -> None:
 SETTLED = """() => {
   const visible = (node) => node.checkVisibility({ visibilityProperty: true });
   return document.readyState === "complete"
+    && !document.body.hasAttribute("data-starting")
     && document.querySelector("[x-cloak]:not([hidden])") === null
     && ![...document.querySelectorAll(".skeleton, [aria-busy=true]")].some(visible);
 }"""
