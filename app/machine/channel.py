@@ -177,13 +177,14 @@ class WorkerChannel:
         except OSError as error:
             logger.debug("dropped an event: %s", error)
 
-    def start(self, on_command: Callable[[Command], None], on_close: Callable[[], None]) -> threading.Thread:
-        """Read commands on a daemon thread until the server's end closes, then call `on_close`."""
+    def start(self, on_command: Callable[[Command, int], None], on_close: Callable[[], None]) -> threading.Thread:
+        """Read commands, with their size in bytes, on a daemon thread until the server's end closes; then call
+        `on_close`."""
         thread = threading.Thread(target=self._read, args=(on_command, on_close), name="reader", daemon=True)
         thread.start()
         return thread
 
-    def _read(self, on_command: Callable[[Command], None], on_close: Callable[[], None]) -> None:
+    def _read(self, on_command: Callable[[Command, int], None], on_close: Callable[[], None]) -> None:
         decoder = FrameDecoder()
         try:
             while data := self._end.recv(READ_BYTES):
@@ -193,7 +194,7 @@ class WorkerChannel:
             logger.warning("the channel to the server ended: %s", error)
         on_close()
 
-    def _dispatch(self, payload: bytes, on_command: Callable[[Command], None]) -> None:
+    def _dispatch(self, payload: bytes, on_command: Callable[[Command, int], None]) -> None:
         """Pass on a command. A malformed one fails its request, or raises FrameError if its id cannot be read."""
         try:
             command = unpack_command(payload)
@@ -204,7 +205,7 @@ class WorkerChannel:
                 raise error from None
             self.send(Failed(id=request_id, error="InvalidRequest", message=str(error), code="invalid_request"))
         else:
-            on_command(command)
+            on_command(command, len(payload))
 
 
 class CrashNote:

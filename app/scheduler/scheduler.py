@@ -30,6 +30,7 @@ from app.core.step import (
     TokenEvent,
     TokenLogprobs,
 )
+from app.core.turns import Turns
 from app.models.footprint import SMALLEST_CHUNK_TOKENS, RowSize
 from app.scheduler.governor import DraftChoice
 from app.scheduler.prefill import ChunkSizes, plan_prefill
@@ -39,63 +40,27 @@ from app.scheduler.speculation import Speculation
 LONGEST_RETRY_SECONDS = 60
 
 
-class WaitingQueue:
-    """FIFO queue per owner, round-robin between owners, so that a busy owner only delays its own requests.
-
-    At most `limit` sequences of each owner wait. Cancelling one never reorders the others.
-    """
+class WaitingQueue(Turns[str, LiveSequence]):
+    """Waiting sequences by request id; owners take turns, and at most `limit` sequences of each wait."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
             raise ValueError(f"a queue holds at least one request, not {limit}")
+        super().__init__()
         self.limit = limit
-        self._queues: dict[str, dict[str, LiveSequence]] = {}
-        """Non-empty queues by owner, in the order of their turns."""
         self._service_seconds = 0.0
-
-    def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
-
-    def __contains__(self, request_id: str) -> bool:
-        return any(request_id in queue for queue in self._queues.values())
 
     def push(self, sequence: LiveSequence, *, rows: int) -> None:
         """Append to the owner's queue; `rows` rows serve all queues. Raises `QueueFull` if `limit` wait there."""
-        owner = sequence.request.owner
-        if len(self._queues.get(owner, ())) >= self.limit:
+        request = sequence.request
+        if self.waiting(request.owner) >= self.limit:
             # While the queue is full all rows are busy, so a row becomes free every (service time / rows) seconds.
             seconds = min(LONGEST_RETRY_SECONDS, max(1, math.ceil(self._service_seconds / rows)))
             raise QueueFull(
                 f"{self.limit} requests are waiting already; try again in {seconds} s",
                 retry_after_seconds=seconds,
             )
-        self._queues.setdefault(owner, {})[sequence.request.id] = sequence
-
-    def put_back(self, sequence: LiveSequence) -> None:
-        """Put a sequence back at the head of the queue, before all others: it has been served before."""
-        owner, name = sequence.request.owner, sequence.request.id
-        self._queues = {owner: {name: sequence, **self._queues.pop(owner, {})}, **self._queues}
-
-    def head(self) -> LiveSequence | None:
-        """Return the next sequence, without removing it."""
-        return next((sequence for queue in self._queues.values() for sequence in queue.values()), None)
-
-    def remove(self, request_id: str) -> LiveSequence | None:
-        """Remove and return one sequence, wherever it is in the queue; None if it is not waiting."""
-        for owner, queue in self._queues.items():
-            if request_id in queue:
-                sequence = queue.pop(request_id)
-                if not queue:
-                    del self._queues[owner]
-                return sequence
-        return None
-
-    def serve(self, sequence: LiveSequence) -> None:
-        """Remove `sequence`, the head; its owner's next turn is after those of all other owners."""
-        owner = sequence.request.owner
-        self.remove(sequence.request.id)
-        if owner in self._queues:
-            self._queues[owner] = self._queues.pop(owner)
+        self.append(request.owner, request.id, sequence)
 
     def record_service_time(self, seconds: float) -> None:
         """Record the `seconds` from admission to the natural end of a request, on which retry hints are based."""
@@ -243,7 +208,7 @@ class Scheduler:
             raise KeyError(f"{request_id} is not the next to be admitted")
         if not 0 <= cached_tokens < sequence.prompt_length:
             raise ValueError(f"{cached_tokens} cached tokens of a prompt of {sequence.prompt_length}")
-        self._queue.serve(sequence)
+        self._queue.take()
         sequence.admit(cached_tokens, self._clock())
         self._active[request_id] = sequence
 
@@ -262,7 +227,7 @@ class Scheduler:
         self._released[name] = sequence.cached_prefix()
         del self._active[name]
         sequence.preempt()
-        self._queue.put_back(sequence)
+        self._queue.put_back(sequence.request.owner, name, sequence)
 
     def shrink(self, message: str) -> list[TokenEvent]:
         """Requeue all rows after a step ran out of device memory and the engine dropped them.

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -11,6 +10,7 @@ from fastapi import Request
 
 from app.core.clock import Clock
 from app.core.errors import ModelUnavailable, QueueFull
+from app.core.turns import SharedThread
 from app.serving.journal import Journal
 from app.serving.live_settings import LiveSettings
 from app.serving.metrics import Metrics
@@ -85,25 +85,11 @@ class PacedThread:
     """
 
     def __init__(self, rest: Callable[[float], None] = time.sleep) -> None:
-        self._sleep = rest
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="paced")
-        self._last_seconds = 0.0
+        self._thread = SharedThread("paced", after=lambda seconds: rest(min(MAX_REST_SECONDS, seconds)))
 
-    async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Return the result of `function`, or raise its error, as soon as it is known."""
-        running = asyncio.get_running_loop().run_in_executor(self._thread, self._timed, function, *arguments)
-        self._thread.submit(self._rest)
-        return await running
-
-    def _timed(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        began = time.perf_counter()
-        try:
-            return function(*arguments)
-        finally:
-            self._last_seconds = time.perf_counter() - began
-
-    def _rest(self) -> None:
-        self._sleep(min(MAX_REST_SECONDS, self._last_seconds))
+    async def run(self, owner: str, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Return the result of `function`, or raise its error, as soon as it is known. Owners take turns."""
+        return await asyncio.wrap_future(self._thread.submit(owner, function, *arguments))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

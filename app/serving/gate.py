@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.request import MAX_DRAFT_TOKENS
+from app.serving.auth import identity_of
 from app.serving.context import context_of
 from app.serving.errors import OLLAMA, Rejected, error_response, internal_error, invalid_request
 
@@ -251,7 +252,7 @@ class BodyReader:
         raw = await _read(request, context_of(request).body_timeout_seconds, max_bytes)
         if len(raw) < THREAD_THRESHOLD_BYTES:
             return parse(raw, self.schema)
-        return await context_of(request).parser.run(parse, raw, self.schema)
+        return await context_of(request).parser.run(identity_of(request).owner, parse, raw, self.schema)
 
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from app.core.clock import Clock
-from app.core.errors import PacelineError, QueueFull, WorkerGone
+from app.core.errors import PacelineError, WorkerGone
 from app.core.messages import (
     Cancel,
     ClearPrefixes,
@@ -32,6 +32,7 @@ from app.core.messages import (
     short_text,
 )
 from app.core.step import TokenEvent
+from app.core.turns import Backlog
 from app.worker.answer import Answer, check_command, check_tokens
 from app.worker.texts import PromptFailure, PromptFuture
 from app.worker.thread_commands import (
@@ -48,7 +49,8 @@ from app.worker.thread_commands import (
 )
 
 BACKLOG_LIMIT = 1024
-"""Limit on the number of unprocessed prompts; once it is reached, new requests are refused."""
+BACKLOG_BYTES = 64 * 1024**2
+"""Limits on the unprocessed prompts of one owner; once one is reached, further requests of this owner are refused."""
 DELIVERY_LIMIT = 4096
 
 logger = logging.getLogger("paceline.text")
@@ -74,7 +76,7 @@ class TextThread:
         self._read = read
         self._send = send
         self._clock = clock
-        self._backlog_limit = backlog_limit
+        self._backlog = Backlog(backlog_limit, BACKLOG_BYTES)
         self._post = post
         self._close_idle = close_idle
         self._inbox: queue.SimpleQueue[TextMessage] = queue.SimpleQueue()
@@ -87,9 +89,9 @@ class TextThread:
 
     # --- called by other threads ------------------------------------------------------------------------------
 
-    def receive(self, command: Command) -> None:
-        """Queue one command; never blocks, also safe in a signal handler (Shutdown)."""
-        self._inbox.put(Received(command, self._clock()))
+    def receive(self, command: Command, nbytes: int = 0) -> None:
+        """Queue one command of `nbytes` bytes; never blocks, also safe in a signal handler (Shutdown)."""
+        self._inbox.put(Received(command, self._clock(), nbytes))
 
     def queued(self, request_id: str, at: float) -> None:
         """Report a submission as queued; `at` is in seconds of the worker's monotonic clock."""
@@ -134,7 +136,7 @@ class TextThread:
     def _handle(self, message: TextMessage) -> None:
         match message:
             case Received():
-                self._execute(message.command, message.at)
+                self._execute(message)
             case PromptDone():
                 self._on_prompt_done(message)
             case InMemory():
@@ -147,6 +149,7 @@ class TextThread:
 
     def _on_prompt_done(self, message: PromptDone) -> None:
         command = message.command
+        self._backlog.leave(_prompt_of(command).owner, message.nbytes)
         if isinstance(command, Generate):
             self._with_answer(command.id, self._begin)
         else:
@@ -163,12 +166,11 @@ class TextThread:
             case Refused():
                 self._with_answer(message.request_id, Answer.fail, message.error)
 
-    def _execute(self, command: Command, received_at: float) -> None:
-        match command:
-            case Generate():
-                self._generate(command, received_at)
-            case ReadPrompt():
-                self._read_prompt(command)
+    def _execute(self, message: Received) -> None:
+        match command := message.command:
+            case Generate() | ReadPrompt():
+                with _errors_reported_to(command.id, self._send_failure(command.id)):
+                    self._open(command, message)
             case Cancel() if command.id in self._answers:
                 self._with_answer(command.id, Answer.cancel)
             case Cancel() if command.id in self._prompt_reads:
@@ -179,26 +181,20 @@ class TextThread:
                 is_second = self._drain_until is not None  # a second Shutdown ends the drain now
                 self._drain_until = self._clock() + (0.0 if is_second else command.drain_seconds)
 
-    def _generate(self, command: Generate, received_at: float) -> None:
-        with _errors_reported_to(command.id, self._send_failure(command.id)):
-            self._check_open()
-            check_command(command)
-            prompt = self._read(command)
-            self._answers[command.id] = Answer(command, prompt, received_at, send=self._send, post=self._post)
-            prompt.add_done_callback(lambda future: self._inbox.put(PromptDone(command, future)))
-
-    def _read_prompt(self, command: ReadPrompt) -> None:
-        with _errors_reported_to(command.id, self._send_failure(command.id)):
-            self._check_open()
-            future = self._prompt_reads[command.id] = self._read(command.prompt)
-            future.add_done_callback(lambda future: self._inbox.put(PromptDone(command, future)))
-
-    def _check_open(self) -> None:
-        """Raise WorkerGone once the worker is shutting down, QueueFull if too many prompts wait."""
+    def _open(self, command: Generate | ReadPrompt, message: Received) -> None:
+        """Start reading a prompt. Raises WorkerGone once the worker is shutting down, QueueFull if too many wait."""
         if self._drain_until is not None:
             raise _stopping()
-        if len(self._prompt_reads) + sum(not answer.begun for answer in self._answers.values()) >= self._backlog_limit:
-            raise QueueFull("Too many prompts are waiting to be tokenized; try again.", retry_after_seconds=1)
+        if isinstance(command, Generate):
+            check_command(command)
+        prompt = _prompt_of(command)
+        self._backlog.enter(prompt.owner, message.nbytes)
+        future = self._read(prompt)
+        if isinstance(command, Generate):
+            self._answers[command.id] = Answer(command, future, message.at, send=self._send, post=self._post)
+        else:
+            self._prompt_reads[command.id] = future
+        future.add_done_callback(lambda future: self._inbox.put(PromptDone(command, message.nbytes, future)))
 
     def _send_prompt_tokens(self, command: ReadPrompt, future: PromptFuture) -> None:
         if self._prompt_reads.pop(command.id, None) is None:
@@ -250,6 +246,10 @@ class TextThread:
         self._answers.clear()
         self._prompt_reads.clear()
         return True
+
+
+def _prompt_of(command: Generate | ReadPrompt) -> Generate:
+    return command if isinstance(command, Generate) else command.prompt
 
 
 def _stopping() -> WorkerGone:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -24,6 +24,7 @@ from app.core.clock import Clock
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
 from app.core.messages import MAX_FRAME_BYTES, Failed, Generate, PromptRead, error_of
 from app.core.request import Constraint, Notice
+from app.core.turns import SharedThread
 from app.models.folder import Signature, signature_of
 from app.models.safe_files import printable
 from app.text.detokenizer import TokenTable
@@ -133,13 +134,13 @@ class TextReaders:
 
 
 class TextReader:
-    """Reads the prompts of one folder in order, in a thread that only waits for the disk and the process. A change to
-    the files starts a new process; `process` was started in advance and has loaded nothing yet."""
+    """Reads the prompts of one folder, in a thread that only waits for the disk and the process. Owners take turns. A
+    change to the files starts a new process; `process` was started in advance and has loaded nothing yet."""
 
     def __init__(self, folder: Path, process: "TextProcess | None" = None) -> None:
         self._folder = folder
         self._name = printable(folder.name)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
+        self._thread = SharedThread("prompts")
         self._pending_prompts: set[PromptFuture] = set()
         self._process = process
         self.used_at = 0.0
@@ -163,7 +164,7 @@ class TextReader:
 
     def read(self, command: Generate) -> PromptFuture:
         """Queue the prompt of `command`; cancelling the future has an effect only before processing begins."""
-        future = self._thread.submit(self._read, command)
+        future = self._thread.submit(command.owner, self._read, command)
         self._pending_prompts.add(future)
         future.add_done_callback(self._pending_prompts.discard)
         return future
@@ -171,7 +172,7 @@ class TextReader:
     def close(self) -> None:
         """Kill the process; a prompt in progress fails."""
         self._closed = True
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
         if self._process is not None:
             self._process.kill()
 

@@ -37,6 +37,8 @@ class Received:
 
     command: Command
     at: float
+    nbytes: int
+    """Size of the command, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class PromptDone:
     """The prompt of `command` has been processed, or could not be."""
 
     command: Generate | ReadPrompt
+    nbytes: int
     prompt_future: Future[Any]
     """A finished `PromptFuture` of `app.worker.texts`."""
 

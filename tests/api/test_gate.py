@@ -238,7 +238,8 @@ async def test_what_needs_the_interpreter_rests_after_each_piece_and_what_fails_
         raise KeyError("x")
 
     ended = await asyncio.gather(
-        thread.run(done.append, "first"), thread.run(fails), thread.run(done.append, "last"), return_exceptions=True
+        *(thread.run("k", done.append, "first"), thread.run("k", fails), thread.run("k", done.append, "last")),
+        return_exceptions=True,
     )
     assert [type(end) for end in ended] == [type(None), KeyError, type(None)]
     assert done[:5] == ["first", True, "fails", True, "last"]

@@ -105,7 +105,8 @@ class Peer:
         self.heard = threading.Event()
         self.thread = self.channel.start(self.obey, self.closed.set)
 
-    def obey(self, command: Command) -> None:
+    def obey(self, command: Command, nbytes: int) -> None:
+        assert nbytes
         self.commands.append(command)
         self.heard.set()
 

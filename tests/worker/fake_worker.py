@@ -76,7 +76,7 @@ class FakeWorker:
             self.channel.send(Heartbeat(pending=bool(self.open), step_seconds=(0.001,), snapshot=snapshot))
         return 0
 
-    def obey(self, command: Command) -> None:
+    def obey(self, command: Command, _nbytes: int) -> None:
         match command:
             case Generate():
                 self.generate(command)

@@ -24,6 +24,7 @@ from app.core.request import SamplingParameters, SpeculationRequest
 from app.core.unit import LiveValues
 from app.engine.loaded_unit import NoDrafter
 from app.worker.answer import Answer, describe
+from app.worker.text_thread import BACKLOG_BYTES
 from app.worker.texts import PromptFuture
 from app.worker.thread_commands import LoopCommand, Submission
 from tests.worker import fakes
@@ -240,6 +241,29 @@ def test_a_backlog_is_refused_at_the_door(tmp_path: Path) -> None:
         future.set_result(fake_read(pair.ask()).result())
     pair.settle()
     assert [pair.text(f"r{number}") for number in range(3)] == ["abcdefghij"] * 3
+
+
+def test_a_full_backlog_is_its_owners_own(tmp_path: Path) -> None:
+    slow = Slow()
+    pair = Pair(tmp_path, backlog_limit=2, read=slow)
+    pair.say(*(pair.ask(f"r{number}", owner="busy") for number in range(3)), pair.ask("other", owner="calm"))
+    pair.settle()
+    assert [event.error for event in pair.failed("r2")] == ["QueueFull"]
+    assert pair.failed("other") == []
+
+
+def test_prompts_that_wait_are_limited_in_bytes_and_one_alone_is_not(tmp_path: Path) -> None:
+    slow = Slow()
+    pair = Pair(tmp_path, read=slow)
+    pair.text_thread.receive(pair.ask("huge", owner="busy"), BACKLOG_BYTES + 1)
+    pair.text_thread.receive(pair.ask("more", owner="busy"), 1)
+    pair.settle()
+    assert [bool(pair.failed(name)) for name in ("huge", "more")] == [False, True]
+    slow.futures[0].set_result(fake_read(pair.ask()).result())
+    pair.settle()
+    pair.text_thread.receive(pair.ask("later", owner="busy"), 1)
+    pair.settle()
+    assert len(slow.futures) == 2
 
 
 def test_times_count_from_the_moment_of_receipt(pair: Pair) -> None:

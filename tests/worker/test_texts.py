@@ -194,6 +194,14 @@ def test_a_request_that_is_forgotten_before_its_turn_is_not_read(texts: TextRead
     assert all(isinstance(reading.result(WAIT_SECONDS), Prompt) for reading in (first, third))
 
 
+def test_an_owner_of_many_prompts_keeps_no_other_waiting(texts: TextReaders, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    many = [texts.read(ask(folder, text="busy " * 20_000, owner="busy")) for _ in range(40)]
+    other = texts.read(ask(folder, text="hello", owner="calm"))
+    assert isinstance(other.result(WAIT_SECONDS), Prompt | PromptFailure)
+    assert not all(reading.done() for reading in many[2:])
+
+
 def test_a_process_that_was_killed_is_started_again(texts: TextReaders, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m")
     tokens = read(texts, chat(folder)).tokens
