@@ -57,6 +57,19 @@ def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     return allowed | _FIXED_VARIABLES
 
 
+def open_note_file() -> BinaryIO | None:
+    """Return a file for a crash note; None if there is no disk for it: the note is then private to each process.
+
+    It is written, not just extended: writing to a hole in a mapped file is a SIGBUS if the disk is full by then.
+    """
+    with contextlib.suppress(OSError), contextlib.ExitStack() as cleanup:
+        file = cleanup.enter_context(tempfile.TemporaryFile(buffering=0))
+        if file.write(bytes(NOTE_BYTES)) == NOTE_BYTES:
+            cleanup.pop_all()
+            return file
+    return None
+
+
 class Child:
     """The process, its channel and its crash note. `end` leaves neither the process nor its group behind."""
 
@@ -93,8 +106,8 @@ class Child:
             ours, theirs = socket_pair()
             cleanup.callback(ours.close)
             child_ends.enter_context(theirs)
-            note = child_ends.enter_context(tempfile.TemporaryFile())
-            note.truncate(NOTE_BYTES)
+            note = open_note_file()
+            note_fd = -1 if note is None else child_ends.enter_context(note).fileno()
             stdin, write_end = os.pipe()
             child_ends.callback(os.close, stdin)
             lifeline = os.fdopen(write_end, "wb")
@@ -106,19 +119,19 @@ class Child:
                 stderr_task = asyncio.create_task(_forward_lines(read_end, on_line), name="stderr of the worker")
             process = await asyncio.create_subprocess_exec(
                 *command,
-                *("--channel-fd", str(theirs.fileno()), "--note-fd", str(note.fileno())),
+                *("--channel-fd", str(theirs.fileno()), "--note-fd", str(note_fd)),
                 stdin=stdin,
                 stdout=DEVNULL,
                 stderr=stderr,
                 cwd=PACKAGE_PARENT,
                 env=worker_environment(os.environ),
-                pass_fds=(theirs.fileno(), note.fileno()),
+                pass_fds={theirs.fileno(), note_fd} - {-1},
                 start_new_session=True,
             )
             cleanup.callback(process.kill)
             channel = await ServerChannel.open(ours, on_event, on_close)
             cleanup.pop_all()
-            return cls(process, lifeline, channel, CrashNote(note.fileno()), stderr_task)
+            return cls(process, lifeline, channel, CrashNote(note_fd), stderr_task)
 
     @property
     def active_model(self) -> str:

@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
     versions = platform.versions()
     libraries = [f"{name} {versions.get(name)}" for name in ("mlx", "mlx-lm", "paceline")]
     costs = WarmUps(options.costs_folder, (memory.device_name(), *libraries, PREPARATION.reason))
-    for descriptor in (options.channel_fd, options.note_fd):
+    for descriptor in {options.channel_fd, options.note_fd} - {-1}:
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - a child that outlived this process would hold them open
     channel = WorkerChannel(socket.socket(fileno=options.channel_fd))
     memory.bound_buffer_cache()

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import errno
 import os
 import signal
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError, WorkerGone
 from app.core.messages import Accepted, Delta, Failed, Finished, Heartbeat, Ready
-from app.supervision.child import PACKAGE_PARENT, worker_environment
+from app.machine.channel import NOTE_BYTES
+from app.supervision.child import PACKAGE_PARENT, open_note_file, worker_environment
 from app.supervision.client import WorkerClient
 from app.supervision.recovery import Timing
 from tests.worker.serving import DEADLINE_SECONDS, QUICK, Stopwatch, ask, collect, serving, until
@@ -40,6 +42,27 @@ def test_a_worker_serves_in_its_own_session_offline_and_without_secrets() -> Non
             assert client.ready_info.process_id == client.process_id
 
     asyncio.run(scenario())
+
+
+def test_a_worker_starts_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("app.supervision.child.tempfile.TemporaryFile", full)
+
+    async def scenario() -> None:
+        async with serving() as client:
+            assert isinstance((await collect(client, ask("words 3")))[-1], Finished)
+            assert "SIGKILL" in (await failure_of(client, "kill")).message
+
+    asyncio.run(scenario())
+
+
+def test_the_disk_that_a_crash_note_takes_is_taken_before_a_worker_writes_it() -> None:
+    note = open_note_file()
+    assert note is not None
+    with note:
+        assert os.fstat(note.fileno()).st_blocks * 512 >= NOTE_BYTES
 
 
 def test_secrets_do_not_reach_the_worker() -> None:
