@@ -5,6 +5,7 @@ There are no phases, only counters: `computed` counts the tokens of a sequence t
 prefill, a prefix hit, rejected drafts and carried-over tokens are all states with `computed` below `len(tokens)`.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -208,6 +209,8 @@ class EngineLimits:
     """Token counts just before a forward gets more expensive on this chip; empty if they are unknown."""
     stops_at_checkpoints: bool = False
     """Whether prefill stops at the checkpoints of a request, where caches that cannot be trimmed are copied."""
+    vocabulary_size: int = sys.maxsize
+    """Number of rows of the embedding; looking up another token would read foreign memory."""
 
     @property
     def available(self) -> tuple[str, ...]:

@@ -37,6 +37,8 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     path: str
+    size_bytes: int = 0
+    """Bytes of the main model's tensors on disk: with other weights in its folder, it is another unit."""
     drafters: tuple[DrafterSpecification, ...] = ()
     """At most one per method, best first."""
     acceptance: AcceptanceRule = "coupled"

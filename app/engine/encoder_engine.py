@@ -51,6 +51,7 @@ class EncoderEngine:
             max_context_tokens=unit.max_context_tokens,
             max_rows=BATCH_ROWS,
             prefill_chunk_tokens=BATCH_TOKENS,
+            vocabulary_size=unit.vocabulary_size,
         )
 
     def fetch(self, request: Request) -> bool:  # noqa: ARG002 - texts are not cached

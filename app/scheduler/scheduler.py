@@ -13,7 +13,14 @@ from dataclasses import replace
 import msgspec
 
 from app.core.clock import Clock
-from app.core.errors import InvalidRequest, PacelineError, QueueFull, SpeculationUnavailable, context_overflow
+from app.core.errors import (
+    InvalidRequest,
+    ModelUnavailable,
+    PacelineError,
+    QueueFull,
+    SpeculationUnavailable,
+    context_overflow,
+)
 from app.core.reason import Reason
 from app.core.request import AUTO, OFF, DraftingPolicy, Request, SpeculationRequest
 from app.core.statistics import PhaseSeconds
@@ -69,7 +76,8 @@ class WaitingQueue(Turns[str, LiveSequence]):
 
 
 def check_request(request: Request, *, limits: EngineLimits, policy: DraftingPolicy) -> None:
-    """Raise `InvalidRequest` when the request cannot run here, `SpeculationUnavailable` when its method cannot."""
+    """Raise `InvalidRequest` when the request cannot run here, `SpeculationUnavailable` when its method cannot, and
+    `ModelUnavailable` when its tokens are of another model."""
     length, room = len(request.prompt_tokens), limits.max_context_tokens
     if not length:
         raise InvalidRequest("the prompt is empty; send at least one token", code="empty_prompt")
@@ -77,6 +85,9 @@ def check_request(request: Request, *, limits: EngineLimits, policy: DraftingPol
         raise InvalidRequest("max_tokens must be at least 1", parameter="max_tokens")
     if length + (not request.embeds) > room:
         raise context_overflow(length, room)
+    if max(request.prompt_tokens) >= limits.vocabulary_size:
+        message = "the model's files were replaced after it was loaded; it is loaded again once its requests have ended"
+        raise ModelUnavailable(message, retry_after_seconds=2)
     _check_speculation(request, limits=limits, policy=policy)
 
 
@@ -181,7 +192,7 @@ class Scheduler:
     # --- requests and rows ------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises `InvalidRequest`, `SpeculationUnavailable` or `QueueFull` without side effects."""
+        """Queue a request. Raises `QueueFull`, or as `check_request` does, without side effects."""
         check_request(request, limits=self._limits, policy=self._speculation.policy)
         if request.id in self._queue or request.id in self._active or request.id in self._released:
             raise InvalidRequest(f"a request with the id {request.id} is running already", code="duplicate_request")

@@ -152,9 +152,8 @@ class Resolver:
         """
         main = self.usable(model_id)
         loaded = self._worker.unit(main.id)
-        specification = (
-            loaded if loaded is not None and self._has_drafters(loaded, drafts) else self.planned(main, drafts)
-        )
+        serves = loaded is not None and loaded.size_bytes == main.size_bytes and self._has_drafters(loaded, drafts)
+        specification = loaded if loaded is not None and serves else self.planned(main, drafts)
         if drafts not in {None, OFF}:
             if method not in {"auto", OFF, *self.named_methods(specification, drafts)}:
                 reason = f"{drafts} does not draft by {method}: name a {method} drafter, or leave draft_model out"
@@ -284,6 +283,7 @@ class Resolver:
         return ModelSpecification(
             id=main.id,
             path=str(main.path),
+            size_bytes=main.size_bytes,
             drafters=selected.drafters,
             acceptance=model_settings.acceptance or settings.acceptance,
             methods=methods,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
@@ -95,6 +96,16 @@ def test_a_loaded_unit_keeps_its_drafters() -> None:
     assert names_of(site.context.resolver.resolve("demo-main", "demo-draft")) == ["demo-draft"]
     site.worker.book.snapshot = Snapshot()
     assert names_of(site.context.resolver.resolve("demo-main")) == ["demo-draft"], "unloaded: the usual one again"
+
+
+def test_a_loaded_unit_does_not_serve_other_weights_that_were_put_in_its_folder() -> None:
+    site = make_site()
+    before = site.context.resolver.resolve("demo-main")
+    load(site, msgspec.structs.replace(before, size_bytes=before.size_bytes + 1))
+    after = site.context.resolver.resolve("demo-main")
+    assert after == before
+    load(site, after)
+    assert site.context.resolver.resolve("demo-main") is after
 
 
 def test_a_unit_that_loads_keeps_its_drafters() -> None:

@@ -1,12 +1,21 @@
 """Submit, queue, admit, cancel, fail, release: every request has one terminal event, and every row is freed once."""
 
+import msgspec
 import pytest
 
-from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable
+from app.core.errors import InvalidRequest, ModelUnavailable, QueueFull, SpeculationUnavailable
 from app.core.reason import Reason
 from app.core.step import EngineLimits, FinishReason
 from app.scheduler.scheduler import Scheduler
-from tests.scheduler.scripted import Loop, ManualClock, ScriptedEngine, build, check_against_naive, some_request
+from tests.scheduler.scripted import (
+    VOCABULARY,
+    Loop,
+    ManualClock,
+    ScriptedEngine,
+    build,
+    check_against_naive,
+    some_request,
+)
 
 
 def test_a_request_runs_to_its_end_and_leaves_nothing_behind() -> None:
@@ -183,6 +192,14 @@ def test_impossible_requests_are_refused_before_they_wait(request_: object, code
         scheduler.submit(request_)  # type: ignore[arg-type]
     assert refused.value.code == code
     assert not scheduler.has_work
+
+
+def test_tokens_that_the_loaded_model_does_not_have_never_reach_it() -> None:
+    scheduler = Scheduler(EngineLimits(4_096, 1, vocabulary_size=VOCABULARY))
+    scheduler.submit(some_request("fits"))
+    with pytest.raises(ModelUnavailable, match="replaced"):
+        scheduler.submit(msgspec.structs.replace(some_request("wide"), prompt_tokens=(1, VOCABULARY, 2)))
+    assert scheduler.waiting == 1
 
 
 def test_a_prompt_that_leaves_one_token_free_is_answered_with_one_token() -> None:

@@ -122,5 +122,6 @@ def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
         drafters=tuple(drafters.available),
         longest_drafts=drafters.longest,
         cheap_tokens=cheap_tokens_of(unit.target, unit.config, gpu_architecture()),
+        vocabulary_size=unit.vocabulary_size,
     )
     return Engine(runner, drafters, limits, prefixes, acceptance=spec.acceptance)
