@@ -217,6 +217,7 @@ LIVE = LiveValues(
 )
 UNITS = {
     "path": "/models/elsewhere",
+    "size_bytes": 1,
     "drafters": (DrafterSpecification("b", "/models/b"),),
     "acceptance": "rejection",
     "methods": ("ngram",),

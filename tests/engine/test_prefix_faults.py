@@ -42,13 +42,19 @@ def answer(engine: Engine, name: str) -> tuple[int, ...]:
     return tuple(output)
 
 
-def test_what_is_on_disk_is_read_by_other_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def stored(folder: Path) -> tuple[Engine, tuple[int, ...]]:
+    """Return an engine whose prefix cache has the prompt on disk only, and its answer."""
     target, draft = models("qwen3", quantised=False)
-    disk = Disk(tmp_path / "prefixes", 1 << 30)
+    disk = Disk(folder / "prefixes", 1 << 30)
     engine = build(target, draft=draft, prefix_bytes=1 << 30, disk=disk)
     wanted = answer(engine, "first")
     disk.flush(60)
     engine.prefixes.clear()
+    return engine, wanted
+
+
+def test_what_is_on_disk_is_read_by_other_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engine, wanted = stored(tmp_path)
     real, may_read, readers = prefix_disk._whole, threading.Event(), set[threading.Thread]()
 
     def read(path: Path) -> bytes:
@@ -59,13 +65,50 @@ def test_what_is_on_disk_is_read_by_other_threads(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(prefix_disk, "_whole", read)
     assert not engine.fetch(Request(id="cancelled", prompt_tokens=PROMPT, max_tokens=12))
     engine.release("cancelled", ())
-    assert not engine.prefixes._fetched, "nothing is held for who has left"
+    assert not engine.prefixes._ahead.contents, "nothing is held for who has left"
     assert not engine.fetch(Request(id="again", prompt_tokens=PROMPT, max_tokens=12))
     may_read.set()
     assert answer(engine, "again") == wanted
     assert sum(engine.prefixes.restored_tokens.values()) > 0
     assert readers
     assert threading.current_thread() not in readers
+
+
+def test_what_nobody_waits_for_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engine, _ = stored(tmp_path)
+    real, may_read, files = prefix_disk._whole, threading.Event(), list[Path]()
+
+    def read(path: Path) -> bytes:
+        files.append(path)
+        may_read.wait(60)
+        return real(path)
+
+    monkeypatch.setattr(prefix_disk, "_whole", read)
+    assert not engine.fetch(Request(id="cancelled", prompt_tokens=PROMPT, max_tokens=12))
+    engine.release("cancelled", ())
+    may_read.set()
+    engine.prefixes.disk._readers.shutdown()
+    assert len(files) == prefix_disk.READERS
+
+
+def test_a_disk_that_is_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engine, wanted = stored(tmp_path)
+    real, may_read, files = prefix_disk._whole, threading.Event(), list[Path]()
+
+    def read(path: Path) -> bytes:
+        files.append(path)
+        if path != files[0]:
+            may_read.wait(60)
+        return real(path)
+
+    monkeypatch.setattr(prefix_disk, "_whole", read)
+    monkeypatch.setattr(prefix_disk, "STALL_SECONDS", 0.3)
+    assert answer(engine, "again") == wanted
+    assert engine.prefixes.restored_tokens == {"memory": 256, "disk": 0}, "what was read is used"
+    may_read.set()
+    engine.prefixes.clear()
+    assert answer(engine, "later") == wanted
+    assert engine.prefixes.restored_tokens["disk"] > 256, "nothing was forgotten"
 
 
 def fails(*_arguments: Any, **_options: Any) -> Any:

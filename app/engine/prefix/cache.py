@@ -9,10 +9,10 @@ Owners never share entries: the number of cached tokens and the response time wo
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -22,7 +22,7 @@ from app.engine.caches.lanes import reservation
 from app.engine.caches.rollback import copied
 from app.engine.drafters.drafter import Drafter
 from app.engine.memory import buffer_share_bytes, on_cpu
-from app.engine.prefix.disk import NO_DISK, Disk, DiskFile, FileContent, identity_of
+from app.engine.prefix.disk import NO_DISK, Disk, FileContent, ReadAhead, identity_of
 from app.engine.prefix.index import (
     BLOCK_OVERHEAD_BYTES,
     BLOCK_TOKENS,
@@ -31,7 +31,6 @@ from app.engine.prefix.index import (
     STATE,
     BlockStore,
     CacheBlock,
-    Name,
     PrefixMatch,
     chain_key,
     match_prefix,
@@ -89,17 +88,14 @@ class PrefixCache:
         self._identity = identity
         self._drafters = drafters or {}
         self._least_array_bytes = least_array_bytes
-        self._fetched_for, self._fetched = "", dict[Name, FileContent]()
-        """Id of the request whose files are read ahead, and the files' contents by block."""
+        self._ahead = ReadAhead("", {})
+        self._stores: tuple[BlockStore[Any], ...] = (self.memory, disk.blocks)
+        """Where prefixes are looked for; without the disk for a request for which it is too slow."""
 
     @property
     def state(self) -> PrefixState:
         """Bytes on disk for this model, tokens restored by tier, and why nothing is being written."""
         return PrefixState(self.disk.bytes_of(self._folder), dict(self.restored_tokens), self.disk.write_error)
-
-    @property
-    def _stores(self) -> tuple[BlockStore[BlockArrays], BlockStore[DiskFile]]:
-        return self.memory, self.disk.blocks
 
     # --- restoring --------------------------------------------------------------------------------------------
 
@@ -113,10 +109,10 @@ class PrefixCache:
         contents = None
         while contents is None:  # a file may vanish in between: retry without it
             chains, length = self._reusable(request, target, drafters)
-            if not length:
-                return 0
-            contents = self._contents(chains, length)
+            contents = self._contents(chains, length) if length else {}
         self.drop_fetched(request.id)
+        if not length:
+            return 0
         for name, (count, arrays) in contents.items():
             if count:
                 chains[name].runner.claim_once(request.id, reservation(len(request.prompt_tokens), request.max_tokens))
@@ -127,22 +123,30 @@ class PrefixCache:
         return length
 
     def fetch(self, request: Request, target: Runner, drafters: Mapping[str, Drafter]) -> bool:
-        """Start reading the files that `restore` would use, in other threads; return whether all are read.
-        Waits for at most `FETCH_SECONDS`."""
+        """Start reading the files that `restore` would use, in other threads; return whether it need not wait for more:
+        if the disk is too slow, `restore` uses what was read. Waits for at most `FETCH_SECONDS`."""
         if not self.memory.limit_bytes:
             return True
-        if self._fetched_for != request.id:
+        if self._ahead.request_id != request.id:
+            self.drop_fetched(self._ahead.request_id)
             chains, length = self._reusable(request, target, drafters)
             blocks = [block for name in chains for block in self._blocks_of(chains, name, length)[1]] if length else []
-            reads = {block.name: self.disk.read_ahead(block) for block in blocks if block.name not in self.memory}
-            self._fetched_for = request.id
-            self._fetched = {name: content for name, content in reads.items() if content is not None}
-        return not wait(self._fetched.values(), FETCH_SECONDS).not_done
+            reads = {block: self.disk.read_ahead(block) for block in blocks if block.name not in self.memory}
+            contents = {block: content for block, content in reads.items() if content is not None}
+            self._ahead = ReadAhead(request.id, contents)
+        if not self._ahead.wait(FETCH_SECONDS):
+            return False
+        if self._ahead.unread:
+            for block, content in self._ahead.take_read().items():
+                self._load(block, content)
+            self._stores = (self.memory,)
+        return True
 
     def drop_fetched(self, sequence_id: str) -> None:
-        """Drop what was read ahead for a request."""
-        if self._fetched_for == sequence_id:
-            self._fetched_for, self._fetched = "", {}
+        """Drop what was read ahead for a request, and stop reading it."""
+        if self._ahead.request_id == sequence_id:
+            self._ahead.take_read()
+            self._ahead, self._stores = ReadAhead("", {}), (self.memory, self.disk.blocks)
 
     def _reusable(
         self, request: Request, target: Runner, drafters: Mapping[str, Drafter]
@@ -207,7 +211,11 @@ class PrefixCache:
             remaining = 0 if name else count  # only the target's rows are counted
             for block in blocks:
                 tier = "memory" if block.name in self.memory else "disk"
-                content = self.memory.get(block.name) if tier == "memory" else self._load(block)
+                content = (
+                    self.memory.get(block.name)
+                    if tier == "memory"
+                    else self._load(block, self._ahead.contents.pop(block, None))
+                )
                 if content is None:
                     return None
                 arrays.append(content)
@@ -230,9 +238,9 @@ class PrefixCache:
             blocks.append(next(states_in(self._stores, chain.match, chain.root, count))[1])
         return count, blocks
 
-    def _load(self, block: CacheBlock) -> BlockArrays | None:
-        """Load a block from disk into memory."""
-        arrays = self.disk.read(block, self._fetched.pop(block.name, None))
+    def _load(self, block: CacheBlock, content: FileContent | None) -> BlockArrays | None:
+        """Load a block from disk into memory; `content` is its file, if that was read ahead."""
+        arrays = self.disk.read(block, content)
         if arrays is not None:
             self._insert(block, arrays)
         return arrays
@@ -357,7 +365,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Clear the memory tier; the disk tier is untouched."""
         self.memory.clear()
-        self._fetched_for, self._fetched = "", {}
+        self.drop_fetched(self._ahead.request_id)
 
     def close(self) -> None:
         """Clear the memory tier once pending writes to disk are done, or after `CLOSE_SECONDS`."""

@@ -46,6 +46,8 @@ MAX_HEADER_BYTES = 1 << 20
 
 READERS = 2
 """Number of threads that read files ahead."""
+STALL_SECONDS = 2.0
+"""Longest wait, in seconds, for the next file that is read ahead: to prefill its few tokens would be quicker."""
 
 Arrays = Mapping[str, mx.array]
 FileContent = Future[bytes]
@@ -87,6 +89,30 @@ class _Written:
     path: Path
     nbytes: int
     error: str = ""
+
+
+class ReadAhead:
+    """The files of a request's prefix, which are being read."""
+
+    def __init__(self, request_id: str, contents: dict[CacheBlock, FileContent]) -> None:
+        self.request_id = request_id
+        self.contents = contents
+        self.unread = len(contents)
+        """Number of files that were not read at the end of the last `wait`."""
+        self._progressed_at = time.monotonic()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to `seconds`; return whether the wait is over: all is read, or the disk is too slow."""
+        unread = len(wait(self.contents.values(), seconds).not_done)
+        if unread < self.unread:
+            self.unread, self._progressed_at = unread, time.monotonic()
+        return not unread or time.monotonic() - self._progressed_at >= STALL_SECONDS
+
+    def take_read(self) -> dict[CacheBlock, FileContent]:
+        """Return what has been read and stop reading the rest."""
+        read = {block: content for block, content in self.contents.items() if not content.cancel() and content.done()}
+        self.contents = {}
+        return read
 
 
 class Disk:
