@@ -1,10 +1,17 @@
 """A clock type, and a timer that is cheap enough to set again for every token."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 Clock = Callable[[], float]
 """Monotonic clock, in seconds."""
+
+
+def steady_unix_time() -> Clock:
+    """Return a clock that is right now, in Unix seconds, and does not follow when the computer's clock is set."""
+    offset = time.time() - time.monotonic()
+    return lambda: offset + time.monotonic()
 
 
 class Alarm:

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import mlx.core as mx
@@ -189,6 +190,16 @@ def test_what_was_not_used_for_longest_goes_when_there_is_too_much_or_it_is_too_
     again.clear()
     again.flush(PATIENCE_SECONDS)
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_setting_the_computers_clock_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, blocks = Disk(tmp_path, 1 << 20, max_days=2), chain(3)
+    written(disk, blocks[:1])
+    real = time.time
+    for days in (30, -30):
+        monkeypatch.setattr(time, "time", lambda days=days: real() + days * DAY_SECONDS)
+        written(disk, blocks[:2])
+        assert all(disk.read(block) for block in blocks[:2])
 
 
 @pytest.mark.parametrize("full", ["nearly", "quite"])

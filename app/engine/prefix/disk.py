@@ -25,7 +25,7 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from app.core.clock import Clock
+from app.core.clock import Clock, steady_unix_time
 from app.engine.platform import versions
 from app.engine.prefix.index import BLOCK_OVERHEAD_BYTES, BlockStore, CacheBlock, Name
 from app.machine.own_files import make_cache_folder, open_regular_file
@@ -122,11 +122,11 @@ class Disk:
     """
 
     def __init__(
-        self, folder: Path | None, limit_bytes: int, *, max_days: float = math.inf, clock: Clock = time.time
+        self, folder: Path | None, limit_bytes: int, *, max_days: float = math.inf, clock: Clock | None = None
     ) -> None:
         self._folder = folder
         self._max_age_seconds = max_days * DAY_SECONDS
-        self._clock = clock
+        self._clock = clock or steady_unix_time()
         self._bytes_by_model: Counter[str] = Counter()
         """Bytes by model folder."""
         self.blocks: BlockStore[DiskFile] = BlockStore(limit_bytes if folder else 0, self._delete)
