@@ -19,7 +19,7 @@ BUDGETS = {
     "scheduler": 1_780,
     "text": 4_340,
     "supervision": 1_115,
-    "worker": 2_070,
+    "worker": 2_090,
     "hub": 1_250,
     "store": 1_850,
     "serving": 4_540,

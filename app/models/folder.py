@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.core.errors import DiskUnavailable, ModelUnavailable
+from app.core.patience import patient
 from app.models.config_values import VOCABULARY_KEYS, stated_context, text_number, text_part
 from app.models.drafters.formats import template_text
 from app.models.drafters.methods import drafter_method
@@ -345,6 +346,7 @@ def _renders_natively(root: Path, files: tuple[str, ...]) -> bool:
     )
 
 
+@patient(otherwise=())
 def signature_of(folder: Path) -> Signature:
     """Return the stamps of a folder's files (at most `MAX_FILES`), which differ after a change. Raises OSError for a
     folder that cannot be read."""

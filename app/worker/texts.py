@@ -39,6 +39,8 @@ UNLOADED_IDLE_SECONDS = 20.0
 POLL_SECONDS = 0.02
 MAX_SILENCE_SECONDS = 60.0
 EXIT_SECONDS = 1.0
+SIGKILL_SECONDS = 10.0
+"""Seconds to wait for a process to end after SIGKILL; longer means that a disk blocks it."""
 LOAD_MEMORY_BYTES = 2 * 1024**3
 PROMPT_MEMORY_BYTES = 1024**3
 """Memory, in bytes, that prompts may add to the loaded process; `LOAD_MEMORY_BYTES` limits the load itself."""
@@ -116,7 +118,9 @@ class TextReaders:
         for folder, reader in tuple(self._readers.items()):
             if not reader.idle:
                 reader.used_at = now
-            elif now - reader.used_at > (IDLE_SECONDS if folder in in_memory else UNLOADED_IDLE_SECONDS):
+            elif folder in in_memory and now - reader.used_at > IDLE_SECONDS:
+                reader.kill()
+            elif folder not in in_memory and now - reader.used_at > UNLOADED_IDLE_SECONDS:
                 self._readers.pop(folder).close()
         if self._spare is not None and now - self._started_at > IDLE_SECONDS:
             self._spare.kill()
@@ -143,6 +147,7 @@ class TextReader:
         self._thread = SharedThread("prompts")
         self._pending_prompts: set[PromptFuture] = set()
         self._process = process
+        self._vocabulary: Vocabulary | None = None
         self.used_at = 0.0
         """Monotonic time, in seconds, at which a prompt was last queued or in progress."""
         self._signature: Signature = ()
@@ -170,11 +175,16 @@ class TextReader:
         return future
 
     def close(self) -> None:
-        """Kill the process; a prompt in progress fails."""
+        """Kill the process for good; a prompt in progress fails."""
         self._closed = True
         self._thread.close()
-        if self._process is not None:
-            self._process.kill()
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the process; the next prompt starts another one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
 
     def _read(self, command: Generate) -> Prompt | PromptFailure:
         began = time.monotonic()
@@ -199,8 +209,21 @@ class TextReader:
         self._log(answer.notices)
         tokens = tuple(answer.tokens if command.tokens is None else command.tokens)
         end = process.table.prompt_text(tokens[-PROMPT_END_TOKENS:])
-        constraint = process.constraint(command, answer.grammar, end)
+        constraint = self._constraint(command, answer.grammar, process, end)
         return Prompt(tokens, process.table, answer.seconds, constraint, end, answer.checkpoints, answer.notices)
+
+    def _constraint(
+        self, command: Generate, grammar: str, process: "TextProcess", prompt_end: str
+    ) -> Constraint | None:
+        """Return the constraint on the answer to a prompt; the process has checked that `grammar` compiles."""
+        reasoning = reasoning_of(command, process.table.dialect, prompt_end)
+        if not grammar and (reasoning is None or reasoning.most_tokens is None):
+            return None
+        vocabulary = self._vocabulary
+        if vocabulary is None or vocabulary.table != process.table:  # kept: building it holds up all threads
+            vocabulary = self._vocabulary = Vocabulary(process.table)
+        process.table = vocabulary.table
+        return AnswerConstraint(vocabulary, vocabulary.compile_grammar(grammar) if grammar else None, reasoning)
 
     def _log(self, notices: tuple[Notice, ...]) -> None:
         for notice in notices:
@@ -213,16 +236,17 @@ class TextReader:
         if self._closed:
             raise ModelUnavailable("The model's tokenizer process was closed; send the request again.")
         self._follow_changes()
-        if self._process is None or not self._process.alive:
+        process = self._process  # `kill` may forget it meanwhile
+        if process is None or not process.alive:
             if self._load_failure is not None and time.monotonic() < self._load_failure[1]:
                 raise self._load_failure[0]
-            self._process = TextProcess(launch_text_process())
+            process = self._process = TextProcess(launch_text_process())
             if self._closed:
-                self._process.kill()
+                process.kill()
         failure: PacelineError | None = None
-        if not self._process.is_loaded:
+        if not process.is_loaded:
             try:
-                self._process.load(self._folder)
+                process.load(self._folder)
             except ProcessEnded as process_ended:
                 failure = ModelUnavailable(f'the tokenizer of "{self._name}" {process_ended}')
             except PacelineError as error:
@@ -230,7 +254,7 @@ class TextReader:
         if failure is not None:  # not in `except`: the frames of its cause would keep the prompt
             self._load_failure = failure, time.monotonic() + LOAD_RETRY_SECONDS
             raise failure
-        return self._process
+        return process
 
     def _follow_changes(self) -> None:
         """Kill the loaded process if a file of the folder has changed. Raises ModelUnavailable for a missing folder."""
@@ -239,8 +263,9 @@ class TextReader:
         except OSError as error:
             raise ModelUnavailable(f"The folder of {self._name} cannot be read: {error.strerror}") from None
         if signature != self._signature:
-            if self._process is not None and self._process.is_loaded:
-                self._process.kill()
+            process = self._process
+            if process is not None and process.is_loaded:
+                process.kill()
             self._signature, self._load_failure = signature, None
 
 
@@ -260,7 +285,6 @@ class TextProcess:
         self._limit_bytes = LOAD_MEMORY_BYTES
         self.is_loaded = False
         self.table = TokenTable(pieces=[], vocabulary_size=0)
-        self._vocabulary: Vocabulary | None = None
 
     def load(self, folder: Path) -> None:
         """Load the tokenizer of a folder. Raises ProcessEnded, or the error of the folder."""
@@ -272,17 +296,6 @@ class TextProcess:
         self.table, self.is_loaded = table, True
         self._limit_bytes = self.nbytes + PROMPT_MEMORY_BYTES
 
-    def constraint(self, command: Generate, grammar: str, prompt_end: str) -> Constraint | None:
-        """Return the constraint on the answer to a prompt; the process has checked that `grammar` compiles."""
-        reasoning = reasoning_of(command, self.table.dialect, prompt_end)
-        if not grammar and (reasoning is None or reasoning.most_tokens is None):
-            return None
-        if self._vocabulary is None:
-            self._vocabulary = Vocabulary(self.table)
-        return AnswerConstraint(
-            self._vocabulary, self._vocabulary.compile_grammar(grammar) if grammar else None, reasoning
-        )
-
     @property
     def alive(self) -> bool:
         """Whether the process is running."""
@@ -290,9 +303,9 @@ class TextProcess:
 
     @property
     def nbytes(self) -> int:
-        """Resident memory, in bytes."""
+        """Resident memory, in bytes; 0 once it has ended."""
         try:
-            return int(psutil.Process(self._process.pid).memory_info().rss)
+            return int(psutil.Process(self._process.pid).memory_info().rss) if self.alive else 0
         except psutil.Error:
             return 0
 
@@ -302,10 +315,11 @@ class TextProcess:
         return cast("PromptRead", self._receive(PromptRead))
 
     def kill(self) -> None:
-        """Kill the process; safe to call twice and from any thread."""
+        """Kill the process; safe to call twice and from any thread. One that the kernel blocks is left behind."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(SIGKILL_SECONDS)
 
     def _send(self, message: Generate | str) -> None:
         try:

@@ -1,11 +1,13 @@
 """Prompts are read in separate processes: hostile templates fail only their request, tokenizers only their model."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 
 import psutil
@@ -13,10 +15,21 @@ import pytest
 
 from app.core.errors import InvalidRequest, ModelUnavailable
 from app.core.messages import Generate
+from app.core.request import Grammar
 from app.core.unit import ModelSpecification
-from app.models.folder import Signature, signature_of
-from app.worker.text_launch import launch_text_process
-from app.worker.texts import IDLE_SECONDS, UNLOADED_IDLE_SECONDS, Prompt, PromptFailure, PromptFuture, TextReaders
+from app.models.folder import Signature, _file_stamp, signature_of
+from app.text.detokenizer import TokenTable
+from app.text.grammar.constraint import Vocabulary
+from app.worker.text_launch import Launched, launch_text_process
+from app.worker.texts import (
+    IDLE_SECONDS,
+    UNLOADED_IDLE_SECONDS,
+    Prompt,
+    PromptFailure,
+    PromptFuture,
+    TextProcess,
+    TextReaders,
+)
 from tests.worker.hostile import TEMPLATES, TOKENIZERS, write_folder, write_hostile_template, write_hostile_tokenizer
 
 WAIT_SECONDS = 110
@@ -245,6 +258,39 @@ def test_a_disk_that_does_not_answer_holds_up_the_prompts_of_its_own_folders_onl
     assert isinstance(held.result(WAIT_SECONDS), Prompt)
 
 
+def test_a_disk_that_stops_answering_holds_up_no_prompts_of_a_tokenizer_that_was_read_from_it(
+    texts: TextReaders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_folder(tmp_path / "m")
+    read(texts, chat(folder))
+    answers, real = threading.Event(), _file_stamp
+
+    def wait(entry: os.DirEntry[str]) -> tuple[str, bool, int, int]:
+        answers.wait(WAIT_SECONDS)
+        return real(entry)
+
+    monkeypatch.setattr("app.models.folder._file_stamp", wait)
+    try:
+        assert isinstance(texts.read(chat(folder)).result(20), Prompt)
+    finally:
+        answers.set()
+
+
+def test_a_process_that_the_system_cannot_end_is_left_behind() -> None:
+    class Stuck:
+        pid = 2**22 + 1
+        returncode = None
+
+        def kill(self) -> None: ...
+
+        def wait(self, seconds: float) -> int:
+            raise subprocess.TimeoutExpired("stuck", seconds)
+
+    ours, theirs = Pipe()
+    with ours, theirs:
+        TextProcess(Launched(Stuck(), ours)).kill()  # type: ignore[arg-type]
+
+
 def test_the_least_recently_used_process_is_ended(tmp_path: Path) -> None:
     texts = TextReaders(max_processes=1)
     try:
@@ -285,6 +331,40 @@ def test_a_process_ends_when_it_rests_and_soon_after_its_model_has_left_memory(t
         texts.close_idle(in_memory)
         assert (processes(), texts.nbytes) == ([], 0)
         assert isinstance(read(texts, chat(tmp_path / "loaded")), Prompt), "the next prompt starts another one"
+    finally:
+        texts.close()
+
+
+def test_a_vocabulary_is_built_once_for_a_model_in_memory_whatever_becomes_of_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[TokenTable] = []
+
+    class Counted(Vocabulary):
+        def __init__(self, table: TokenTable) -> None:
+            built.append(table)
+            super().__init__(table)
+
+    monkeypatch.setattr("app.worker.texts.Vocabulary", Counted)
+    now, folder = 0.0, write_folder(tmp_path / "m")
+    command = ask(folder, text="hello", grammar=Grammar(kind="regex", text="[ab]+"))
+    texts = TextReaders(clock=lambda: now)
+    try:
+        assert read(texts, command).constraint is not None
+        (process,) = processes()
+        process.kill()
+        process.wait()
+        read(texts, command)
+        now = IDLE_SECONDS + 1.0
+        texts.close_idle(frozenset({str(folder)}))
+        assert (processes(), texts.nbytes) == ([], 0)
+        read(texts, command)
+        assert len(built) == 1
+        content = json.loads((folder / "tokenizer.json").read_text())
+        content["added_tokens"][0]["content"] = "another"
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+        read(texts, command)
+        assert len(built) == 2
     finally:
         texts.close()
 

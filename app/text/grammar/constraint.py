@@ -44,6 +44,7 @@ class Vocabulary:
     """A model's tokens, prepared for llguidance; built once, in a few tenths of a second for 150,000 tokens."""
 
     def __init__(self, table: TokenTable) -> None:
+        self.table = table
         self.pieces = table.pieces
         self.approximate_tokenizer = ApproximateTokenizer(table.pieces, table.spelling)
         self.stops = sorted(token for token in table.stop_token_ids if token < len(table.pieces))
