@@ -23,6 +23,7 @@ REASONS = {
     "slow_masks": "the grammar's masks take too long for drafts",
     "drafter_full": "the drafter's context is full",
     "drafter_unread": "the drafter has not read the prompt",
+    "drafter_reads": "the drafter was still reading the text",
     "drafter_waits": "the hidden states of the last tokens are not available yet",
     # a method that cannot draft for a model
     "not_chosen": "this model's settings allow only {methods} to draft",
@@ -68,6 +69,8 @@ class Reason:
 
 
 NO_REASON = Reason()
+DRAFTER_READS = Reason("drafter_reads")
+"""Reason for drafts that are still to come: it says nothing about the drafter."""
 
 
 def reason_object(reason: Reason) -> dict[str, object]:

@@ -158,8 +158,9 @@ class Engine:
             self._store_row(request, tokens, length, ended=ended)
 
     def _store_row(self, request: Request, tokens: Sequence[int], length: int, *, ended: bool) -> None:
-        """Store the row's first `length` tokens for later requests.
-        Another prompt may continue differently: so each drafter catches up to exactly this position, and no further."""
+        """Store the row's first `length` tokens for later requests, if it has ended or this is one of its checkpoints.
+        Another prompt may continue differently: so each drafter catches up to exactly this position, and no further.
+        Drafters begin with the first chunk: at the checkpoint, one slice would not suffice."""
         length = min(length, len(tokens))
         if not self.prefixes.keeps(length):
             return
@@ -168,7 +169,8 @@ class Engine:
         for drafter in drafters.values():
             if drafter.taps or not ended:
                 drafter.commit(request.id, known_tokens)
-        self.prefixes.store(request, known_tokens, length, self.runner, drafters)
+        if ended or length in checkpoints_of(request):
+            self.prefixes.store(request, known_tokens, length, self.runner, drafters)
 
     def close(self) -> None:
         """Drop every row, cache and drafter state."""
@@ -233,7 +235,7 @@ class Engine:
         self._writes.evaluate(in_parts=max(widths) >= LONG_TOKENS)
         mx.eval(self.runner.arrays(), to_evaluate)
         for row in rows if self.limits.stops_at_checkpoints else ():
-            if row.end in checkpoints_of(request := self._rows[row.sequence_id].request):
+            if row.end <= max(checkpoints_of(request := self._rows[row.sequence_id].request)):
                 self._cache_row(request, row.tokens, row.end, ended=False)
         del forward, logits
         mx.clear_cache()

@@ -66,7 +66,8 @@ class DraftingRow:
 
 
 class DraftObservation(NamedTuple):
-    """One row of a step: number of drafts requested from `method` (0: not used), verified (`drafted`) and accepted.
+    """One row of a step: number of drafts requested from `method`, verified (`drafted`) and accepted. None is requested
+    if the method is `off`, or its drafter is still reading the text.
 
     A draft requested and not verified counts as missed. `match` is the class of an offer's match; `offset` counts the
     drafts of the same proposal that were observed earlier.

@@ -145,6 +145,8 @@ class Governor:
         """Average catch-up in plain steps, and in tokens, by method: their ratio gives long catch-ups more weight."""
         self._caught_up = set[str]()
         """Methods that have caught up once; the first time also reads weights from disk and compiles kernels."""
+        self._reading_steps = defaultdict[str, float](float)
+        """Time, in plain steps, for which a drafter has read each request's text without having drafted yet."""
         self._memo: tuple[object, _Judgement] | None = None
         self._known_requests: set[str] = set()
         self._current: dict[tuple[str, ...], Option] = {}
@@ -193,14 +195,7 @@ class Governor:
 
     def observe(self, step: StepObservation) -> None:
         """Learn from a finished decode step, whether or not the governor chose it."""
-        unread = sum(self._history.unread(draft.method, draft.row) for draft in step.drafts if draft.drafted)
-        if unread and step.seconds and step.typical:
-            curves = self.costs.curves(step.widest.method, step.rows, step.context_tokens)
-            steps = step.seconds / curves.plain - curves.cycle(step.width - 1)[0]
-            if (method := step.widest.method) in self._caught_up:
-                for average, sample in zip(self._catch_up_costs[method], (steps, float(unread)), strict=True):
-                    average.learn(sample, MAX_WEIGHT)
-            self._caught_up.add(method)
+        unread = self._observe_reading(step)
         accepted = sum(draft.accepted for draft in step.drafts)
         self._history.tokens += 1 + accepted // step.rows
         self.observe_drafts(draft for draft in step.drafts if draft.requested and draft.method not in draft.row.offered)
@@ -221,6 +216,26 @@ class Governor:
             context=step.context_tokens,
         )
 
+    def _observe_reading(self, step: StepObservation) -> int:
+        """Learn how long drafters take to catch up. Return how many tokens were read for the drafts of this step."""
+        drafted = [draft for draft in step.drafts if draft.drafted]
+        unread = sum(self._history.unread(draft.method, draft.row) for draft in drafted)
+        reading = [draft for draft in step.drafts if draft.method != OFF and not draft.requested]
+        if not (step.seconds and (reading or (unread and step.typical))):
+            return unread
+        method = step.widest.method
+        curves = self.costs.curves(method, step.rows, step.context_tokens)
+        steps = step.seconds / curves.plain - curves.cycle(step.width - 1)[0]
+        for draft in reading:
+            self._reading_steps[draft.row.request_id] += steps / len(reading)
+        if not reading:
+            steps += sum(self._reading_steps.pop(draft.row.request_id, 0.0) for draft in drafted)
+            if method in self._caught_up:
+                for average, sample in zip(self._catch_up_costs[method], (steps, float(unread)), strict=True):
+                    average.learn(sample, MAX_WEIGHT)
+            self._caught_up.add(method)
+        return unread
+
     def observe_drafts(self, drafts: Iterable[DraftObservation]) -> None:
         """Learn how many drafts were accepted, or would have been accepted of offers."""
         for draft in drafts:
@@ -231,6 +246,7 @@ class Governor:
         """Forget a finished request."""
         self._history.forget(request_id)
         self._known_requests.discard(request_id)
+        self._reading_steps.pop(request_id, None)
 
     def _credit_new_requests(self, rows: int, drafting: Sequence[DraftingRow]) -> None:
         """Give new requests credit for trials, and have plain decoding measured if it is unknown."""

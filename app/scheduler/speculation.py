@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from app.core.reason import Reason
+from app.core.reason import DRAFTER_READS, Reason
 from app.core.request import OFF, DraftingPolicy, Request, SpeculationRequest
 from app.core.statistics import PhaseSeconds
 from app.core.step import DecodeRow, EngineLimits, RowOutcome, StepCost, StepResult
@@ -188,6 +188,8 @@ def _observed(
     if row is None:
         return DraftObservation(), True
     reads = row.computed < row.prompt_length - 1  # it fed the whole prompt, and its drafter had no features yet
+    if sequence is not None and outcome.why_not_drafted == DRAFTER_READS:
+        return DraftObservation(row.method, row=_drafting_row(sequence)), False
     drafts_or_says_why = outcome.drafted or (outcome.why_not_drafted and not reads)
     if sequence is None or not drafts_or_says_why:
         # It delivered an earlier plain forward. If drafts were planned, nothing was launched and the step took no time.

@@ -388,6 +388,24 @@ def test_a_step_in_which_the_drafter_read_a_prompt_says_nothing_about_costs() ->
         assert taught.choose(1, (DraftingRow("next", context),), ("draft_model",)).num_draft_tokens != 4
 
 
+def test_reading_a_text_in_slices_costs_as_much_as_reading_it_at_once() -> None:
+    at_once, in_slices = Governor(), Governor()
+    for governor in (at_once, in_slices):
+        governed_rate(Machine(COSTS["flat"], {"draft_model": Drafter(0.8, 0.001)}), 300, governor=governor)
+    for number in range(5):
+        row = DraftingRow(f"{number}", 2_000)
+        drafts = (DraftObservation("draft_model", 4, 4, 3, row),)
+        at_once.observe(StepObservation(1, 5, 1.024, 1.004, drafts))
+        for _ in range(4):
+            reading = (DraftObservation("draft_model", row=row),)
+            in_slices.observe(StepObservation(1, 1, 0.22, None, reading, typical=False))
+        in_slices.observe(StepObservation(1, 5, 0.224, 0.204, drafts))
+    new = DraftingRow("new", 2_000)
+    costs = [governor._catch_up_steps("draft_model", [new]) for governor in (at_once, in_slices)]
+    assert costs[1] == pytest.approx(costs[0], rel=0.1)
+    assert costs[0] > 30
+
+
 def test_lengths_still_compare_on_an_engine_that_measures_no_time() -> None:
     governor, choices = Governor(), []
     for _ in range(80):

@@ -2,10 +2,11 @@
 
 import pytest
 
-from app.core.reason import Reason
+from app.core.reason import DRAFTER_READS, Reason
 from app.core.request import Request
 from app.core.statistics import PhaseSeconds
 from app.core.step import DecodeStep, EngineLimits, FinishReason, PrefillStep, RowOutcome, StepResult, TokenLogprobs
+from app.scheduler.governor import StepObservation
 from app.scheduler.scheduler import Scheduler
 from app.scheduler.sequence import LiveSequence
 from tests.scheduler.scripted import (
@@ -56,6 +57,17 @@ def test_the_step_that_reads_a_short_prompt_teaches_nothing_about_drafts() -> No
     unread = RowOutcome("a", (3,), 16, why_not_drafted=Reason("drafter_unread"))
     scheduler.commit(StepResult((unread,), seconds=0.5, width=16))
     assert scheduler.costs.export() == (), "neither a forward of sixteen nor a drafting that took no time"
+
+
+def test_the_steps_in_which_a_drafter_reads_the_prompt_teach_nothing_about_its_drafts() -> None:
+    scheduler = running()
+    seen = list[StepObservation]()
+    scheduler._speculation._governor.observe = seen.append  # type: ignore[method-assign]
+    assert isinstance(scheduler.plan(), DecodeStep)
+    scheduler.commit(StepResult((RowOutcome("a", (3,), 3, why_not_drafted=DRAFTER_READS),), seconds=0.5))
+    (step,) = seen
+    assert not step.typical
+    assert [(draft.method, draft.requested) for draft in step.drafts] == [("draft_model", 0)]
 
 
 def test_a_short_prompt_does_not_widen_the_step_of_a_running_stream() -> None:

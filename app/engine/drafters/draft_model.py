@@ -1,8 +1,8 @@
 """Drafters with a model of their own, such as a smaller model with the same tokenizer, that draft token by token.
 
 Each draft continues the drafts before it, and all K forwards form one lazy graph. The cache catches up lazily: after
-steps without drafts (several requests in a batch, say) the first proposal feeds the missed tokens, and after full
-acceptance the next proposal begins with a forward of two tokens.
+steps without drafts (several requests in a batch, say) the next proposals feed the missed tokens, a slice in each step
+until none are left, and after full acceptance the next proposal begins with a forward of two tokens.
 """
 
 import time
@@ -12,7 +12,8 @@ import mlx.core as mx
 
 from app.core.clock import Clock
 from app.core.errors import ModelUnavailable
-from app.core.reason import NO_REASON, Reason
+from app.core.reason import DRAFTER_READS, NO_REASON, Reason
+from app.core.slices import SLICE_SECONDS
 from app.core.step import DecodeRow
 from app.engine.caches.lanes import reservation
 from app.engine.caches.rollback import UnknownCacheError
@@ -26,8 +27,8 @@ from app.engine.sampling.drawing import SampledRow, adjust, draw, noise_ahead
 
 CATCH_UP_CHUNK_TOKENS = (16, 512)
 """Shortest and longest chunk, in tokens, in which missed tokens are prefilled."""
-CATCH_UP_SECONDS = (0.25, 1.0)
-"""Duration of a chunk, in seconds, below which the next chunk is twice as long, and above which it is half as long."""
+QUICK_CHUNK_SECONDS = SLICE_SECONDS / 4
+"""Duration of a chunk, in seconds, below which the next one is twice as long. After more than a slice it is halved."""
 CATCH_UP_WIDTH_TOKENS = 16
 """Maximum number of missed tokens that the first draft forward feeds; more are prefilled row by row, in chunks."""
 
@@ -74,6 +75,8 @@ class DraftModel(Drafter):
         self._last_row = rows - 1
         self._clock = clock
         self._chunk_tokens = CATCH_UP_CHUNK_TOKENS[0] * 4
+        self._seconds_left = SLICE_SECONDS
+        """Time for reading missed tokens that is left in this step, in seconds."""
         self._target_vocabulary = target_vocabulary
         self._max_context_tokens = max_context_tokens
         self._extend = getattr(runner.model, "extend", None)
@@ -100,14 +103,16 @@ class DraftModel(Drafter):
         )
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
+        self._seconds_left = SLICE_SECONDS
         limits = [min(row.num_draft_tokens, self.longest or row.num_draft_tokens) for row in rows]
-        reasons = tuple(self._refusal(row, limit) for row, limit in zip(rows, limits, strict=True))
+        reasons = tuple(
+            Reason("drafter_full") if len(row.tokens) + limit > self._max_context_tokens else self._refusal(row)
+            for row, limit in zip(rows, limits, strict=True)
+        )
         counts = tuple(0 if reason else limit for reason, limit in zip(reasons, limits, strict=True))
         indices = {row.sequence_id: index for index, row in enumerate(rows) if counts[index]}
         if not indices:
             return Proposal.none(reasons)
-        for name, index in indices.items():
-            self.runner.claim_once(name, reservation(len(rows[index].tokens), rows[index].remaining))
         order = [indices[name] for name in self.runner.ordered(list(indices))]
         tokens, logits = self._draft([rows[index] for index in order], [sampled[index] for index in order], max(counts))
         if order != list(range(len(rows))):  # back to the order of `rows`; rows without drafts get arbitrary ones
@@ -115,9 +120,14 @@ class DraftModel(Drafter):
             tokens, logits = tokens[restore_order], logits[restore_order]
         return Proposal(tokens, counts, reasons, logits)
 
-    def _refusal(self, row: DecodeRow, limit: int) -> Reason:
-        """Return why a row gets no drafts now; `NO_REASON` if it gets up to `limit` of them."""
-        return Reason("drafter_full") if len(row.tokens) + limit > self._max_context_tokens else NO_REASON
+    def _refusal(self, row: DecodeRow) -> Reason:
+        """Read what the row has missed, while the step has time; return why it gets no drafts, or `NO_REASON`."""
+        name, tokens = row.sequence_id, row.tokens
+        self.runner.claim_once(name, reservation(len(tokens), row.remaining))
+        if len(tokens) - self.runner.length(name) > CATCH_UP_WIDTH_TOKENS:
+            self._prefill(name, tokens[:-1])
+        is_behind = len(tokens) - self.runner.length(name) > CATCH_UP_WIDTH_TOKENS
+        return DRAFTER_READS if is_behind else NO_REASON
 
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
         """Draft int32 [rows, width] for `rows` in slot order; return the drafts and their logits, all lazy."""
@@ -142,28 +152,25 @@ class DraftModel(Drafter):
 
     def _catch_up(self, tokens_by_id: Mapping[str, Sequence[int]]) -> mx.array:
         """Feed the tokens in `tokens_by_id` that a row has not read yet; return each row's last output [rows, 1, …]."""
-        for name, tokens in tokens_by_id.items():
-            if len(tokens) - self.runner.length(name) > CATCH_UP_WIDTH_TOKENS:
-                self._prefill(name, tokens[:-1])
         unread = [tokens[self.runner.length(name) :] for name, tokens in tokens_by_id.items()]
         return self._feed(list(tokens_by_id), self._padded(unread), [len(tokens) for tokens in unread])
 
     def _prefill(self, name: str, tokens: Sequence[int]) -> None:
-        """Feed all of `tokens` that the row has not read yet."""
+        """Feed those of `tokens` that the row has not read yet, in chunks, while the step has time."""
         min_tokens, max_tokens = CATCH_UP_CHUNK_TOKENS
-        while (start := self.runner.length(name)) < len(tokens):
+        while (start := self.runner.length(name)) < len(tokens) and self._seconds_left > 0:
             started, chunk = self._clock(), tokens[start : start + self._chunk_tokens]
             self._feed([name], self._padded([chunk]), [len(chunk)])
             mx.eval(self.runner.caches.arrays())
-            self.runner.on_progress()
             seconds = self._clock() - started
-            if seconds > CATCH_UP_SECONDS[1]:
+            self._seconds_left -= seconds
+            if seconds > SLICE_SECONDS:
                 self._chunk_tokens = max(min_tokens, self._chunk_tokens // 2)
-            elif seconds < CATCH_UP_SECONDS[0]:
+            elif seconds < QUICK_CHUNK_SECONDS:
                 self._chunk_tokens = min(max_tokens, self._chunk_tokens * 2)
 
     def commit(self, sequence_id: str, tokens: Sequence[int]) -> None:
-        """Feed `tokens` now, unless the model's rows can be cut at any position."""
+        """Feed `tokens` while the step has time, unless the model's rows can be cut at any position."""
         if self.runner.needs_snapshots:
             self.runner.claim_once(sequence_id)
             self._prefill(sequence_id, tokens)
@@ -186,6 +193,7 @@ class DraftModel(Drafter):
 
     def observe(self, observation: Observation) -> None:
         """Rewind rejected drafts. Accepted ones are kept in the cache, so that they need not be fed again."""
+        self._seconds_left = SLICE_SECONDS
         slots, rejected = self.runner.caches.table.slots, {}
         for name, tokens, accepted in zip(
             observation.forward.sequence_ids, observation.tokens, observation.accepted, strict=False

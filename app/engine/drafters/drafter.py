@@ -68,7 +68,7 @@ class Observation(NamedTuple):
 
 
 class Drafter:
-    """Proposes tokens ahead of the target. All calls come from the MLX thread; only long catch-ups block."""
+    """Proposes tokens ahead of the target. All calls come from the MLX thread; none blocks for longer than a slice."""
 
     name: ClassVar[str]
     taps: tuple[int, ...] = ()
@@ -104,7 +104,8 @@ class Drafter:
         """Observe a forward of the target: its hidden states, and which drafts were accepted."""
 
     def commit(self, sequence_id: str, tokens: Sequence[int]) -> None:
-        """Catch up on the sequence's first `tokens` if necessary: they are about to enter the prefix cache."""
+        """Catch up on the sequence's first `tokens` if necessary, as far as a slice allows: they are about to enter the
+        prefix cache, now or a few steps later."""
 
     def pending_features(self, sequence_id: str, length: int) -> mx.array | None:  # noqa: ARG002
         """Return the target's features at position `length` - 1 if the drafter has not read them yet; else None."""

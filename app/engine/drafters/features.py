@@ -15,7 +15,7 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
 from app.core.errors import ModelUnavailable
-from app.core.reason import Reason
+from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.caches.lanes import reservation
@@ -189,13 +189,13 @@ class FeatureDrafter(DraftModel):
             pending.start = pending.stop = length - 1
             pending.add(length - 1, [features], 0, 1)
 
-    def _refusal(self, row: DecodeRow, limit: int) -> Reason:
+    def _refusal(self, row: DecodeRow) -> Reason:
         pending = self._pending.get(row.sequence_id)
         if pending is None:
             return Reason("drafter_unread")
         if pending.stop != len(row.tokens) - 1 or pending.start == pending.stop:
             return Reason("drafter_waits")
-        return super()._refusal(row, limit)
+        return NO_REASON
 
     def _catch_up(self, tokens_by_id: Mapping[str, Sequence[int]]) -> mx.array:
         """Extend the context by all pending features whose next token is known, each together with that token."""
