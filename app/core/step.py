@@ -225,7 +225,8 @@ class EnginePort(Protocol):
     def limits(self) -> EngineLimits: ...
 
     def fetch(self, request: Request) -> bool:
-        """Start reading from disk the prefix to restore; return whether it is in memory. Never waits for long."""
+        """Do a slice of what precedes the admission: read from disk the prefix to restore, and measure what `strict`
+        needs to know. Return whether all is done."""
 
     def admit(self, request: Request) -> int:
         """Claim a row; return how many prompt tokens were restored from the prefix cache (< prompt length)."""

@@ -1,10 +1,11 @@
-"""The decode step, from top to bottom: draft → verify → accept → rewind (→ replay, under `strict`).
+"""The decode step, from top to bottom: draft → verify → accept → rewind (→ replay, under `strict`, in slices).
 
 Plain decoding is a decode step with zero drafts, plus one forward launched ahead, so that the device never waits for
 the host. Tokens of a launched forward are delivered first, whatever is planned next for its rows.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import sub
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import mlx.core as mx
 
 from app.core.reason import NO_REASON, Reason
 from app.core.request import OFF, Request
+from app.core.slices import run_slice
 from app.core.step import DecodeRow, DecodeStep, RowOutcome, StepResult
 from app.engine.constraints import Constraints
 from app.engine.drafters.drafter import Observation, Proposal
@@ -59,6 +61,19 @@ class Acceptance(NamedTuple):
         ]
 
 
+@dataclass(slots=True)
+class UnfinishedStep:
+    """A step of one `strict` row whose replay takes several slices. `seconds` is the time of those that are over."""
+
+    sequence_id: str
+    width: int
+    timer: StepTimer
+    work: Generator[None, None, tuple[RowOutcome, ...]]
+    seconds: float = 0.0
+    waits: bool = False
+    """Whether it is the other rows' turn."""
+
+
 class Decoder:
     """Decodes the rows of one engine. `by_rejection`: a draft is accepted with probability min(1, p/q); otherwise only
     if the target draws the same token."""
@@ -84,23 +99,32 @@ class Decoder:
         self._writes = writes
         self._by_rejection = by_rejection
         self._in_flight: LaunchedForward | None = None
+        self._unfinished: UnfinishedStep | None = None
 
     def release(self, sequence_id: str) -> None:
         """Drop the row's token in flight and keep those of other rows. Unknown ids are fine."""
+        if self._unfinished is not None and self._unfinished.sequence_id == sequence_id:
+            self._unfinished = None
         if self._in_flight is not None:
             others = [name for name in self._in_flight.sequence_ids if name != sequence_id]
             self._in_flight = self._in_flight.only(others)
 
     def clear(self) -> None:
-        """Drop the forward in flight."""
-        self._in_flight = None
+        """Drop the forward in flight and the unfinished step."""
+        self._in_flight = self._unfinished = None
 
     # --- the step ---------------------------------------------------------------------------------------------
 
     def step(self, plan: DecodeStep) -> StepResult:
-        """Run a step for the rows of `plan`, or deliver the forward in flight for them."""
+        """Run a step for the rows of `plan`, or deliver the forward in flight for them. While the step of one of them
+        is unfinished, its slices alternate with steps of the others."""
         timer = StepTimer(is_timed=plan.timed)
         by_id = {row.sequence_id: row for row in plan.rows}
+        if (unfinished := self._unfinished) is not None and unfinished.sequence_id in by_id:
+            unfinished.waits = len(by_id) > 1 and not unfinished.waits
+            if not unfinished.waits:
+                return self._run_slice(unfinished)
+            del by_id[unfinished.sequence_id]
         rows = [by_id[name] for name in self._runner.ordered(list(by_id))]
         self._strict_rows.untrack_shared(list(by_id))
         if self._in_flight is not None and any(row.sequence_id in self._in_flight.sequence_ids for row in rows):
@@ -108,25 +132,41 @@ class Decoder:
         for row in rows:
             self._runner.caches.table.check(row.sequence_id, row.computed)
         proposal = self._draft(rows)
-        if proposal.width:
-            outcomes = self._decode_drafts(rows, proposal, timer)
-            return StepResult(outcomes, width=1 + max(proposal.counts), phase_seconds=timer.phase_seconds())
-        if self._strict_rows.has_diverged(rows):
-            outcomes = self._decode_drafts(rows, proposal, timer)  # no draft, but the next token may be in doubt
-        else:
-            outcomes = self._decode_plain(rows, proposal.reasons)
-        return StepResult(outcomes, width=max(len(row.tokens) - row.computed for row in rows))
+        width = 1 + max(proposal.counts) if proposal.width else max(len(row.tokens) - row.computed for row in rows)
+        if proposal.width or self._strict_rows.has_diverged(rows):  # without a draft, its next token may be in doubt
+            work = self._decode_drafts(rows, proposal, timer)
+            return self._run_slice(UnfinishedStep(rows[0].sequence_id, width, timer, work))
+        return StepResult(self._decode_plain(rows, proposal.reasons), width=width)
 
-    def _decode_drafts(self, rows: Sequence[DecodeRow], proposal: Proposal, timer: StepTimer) -> tuple[RowOutcome, ...]:
-        """Verify, accept and rewind in one lazy graph; unless rows are constrained or replayed, the host waits once."""
+    def _run_slice(self, step: UnfinishedStep) -> StepResult:
+        """Run a slice of a step: its rows have no outcomes before the last one, which counts the time of all."""
+        began = time.perf_counter()
+        outcomes = run_slice(step.work)
+        if outcomes is None:
+            step.seconds += time.perf_counter() - began
+            self._unfinished = step
+            return StepResult()
+        if self._unfinished is step:
+            self._unfinished = None
+        phase_seconds = None if step.seconds else step.timer.phase_seconds()
+        return StepResult(outcomes, width=step.width, seconds=step.seconds, phase_seconds=phase_seconds)
+
+    def _decode_drafts(
+        self, rows: Sequence[DecodeRow], proposal: Proposal, timer: StepTimer
+    ) -> Generator[None, None, tuple[RowOutcome, ...]]:
+        """Verify, accept and rewind in one lazy graph; unless rows are constrained or replayed, the host waits once.
+        Yields after each token that is replayed."""
         mx.async_eval(proposal.tokens)  # the device drafts while the host builds the verify forward
         timer.end("drafted", lambda: [proposal.tokens])
         logits, forward = self._verify(rows, proposal)
         acceptance = self._accept(rows, proposal, logits, timer)
         committed = self._rewind(rows, forward, acceptance)
-        if acceptance.is_doubtful:
-            acceptance, committed = self._replay(rows, logits, acceptance)
-        self._inform_drafters(rows, proposal, forward, acceptance, committed)
+        if acceptance.is_doubtful:  # drafters are informed first: they may draft for other rows meanwhile
+            committed = acceptance.committed(rows)
+            self._inform_drafters(rows, proposal, forward, acceptance, committed)
+            acceptance = yield from self._replay(rows, logits, acceptance)
+        else:
+            self._inform_drafters(rows, proposal, forward, acceptance, committed)
         timer.end("rewound", lambda: [model.arrays() for model in (self._runner, *self._drafters.runners.values())])
         drafts_by_row = zip(proposal.reasons, acceptance.drafted, proposal.appended_counts, strict=True)
         columns = zip(rows, acceptance.results, committed, drafts_by_row, strict=True)
@@ -189,18 +229,18 @@ class Decoder:
 
     def _replay(
         self, rows: Sequence[DecodeRow], logits: mx.array, acceptance: Acceptance
-    ) -> tuple[Acceptance, Sequence[int]]:
+    ) -> Generator[None, None, Acceptance]:
         """Draw the doubtful token of a `strict` row, the only row of its step, as plain decoding would. The logits it
         is drawn from replace those of its slot in `logits` float32 [1, slots, vocabulary]."""
-        (asked,), (result,), committed = rows, acceptance.results, acceptance.committed(rows)
+        (asked,), (result,) = rows, acceptance.results
         accepted_tokens, slot = result.drawn[: result.accepted], slice(result.accepted, result.accepted + 1)
         row = replace(asked, tokens=[*asked.tokens, *accepted_tokens])
-        alone, replayed = self._strict_rows.replay(row, logits[:, slot], self._runner.on_progress)
+        alone, replayed = yield from self._strict_rows.replay(row, logits[:, slot])
         logits[:, slot] = alone
         drawn: Any = self._draw(logits[:, slot], [row]).tolist()
         result = replace(result, drawn=[*accepted_tokens, *drawn[0], *result.drawn[slot.stop :]])
         scores = self._scores(logits, mx.array([result.drawn]), [row])
-        return Acceptance([result], acceptance.drafted, scores, replayed), committed
+        return Acceptance([result], acceptance.drafted, scores, replayed)
 
     def _inform_drafters(
         self,

@@ -101,16 +101,16 @@ class Engine:
             self.prefixes.bound(limit_bytes)
 
     def fetch(self, request: Request) -> bool:
-        is_there = True
-        if not (request.scores_prompt or request.embeds):
+        is_there = not self._is_strict(request) or self.strict_rows.prepare(request.id, request.prompt_tokens)
+        if is_there and not (request.scores_prompt or request.embeds):
             with self._prefix_use.guarded():
                 is_there = self.prefixes.fetch(request, self.runner, self._drafters_with_rows(request))
         return is_there
 
     def admit(self, request: Request) -> int:
         self._rows[request.id] = EngineRow(request)  # first, so that `release` frees it if anything below fails
-        if (request.speculation.acceptance or self._acceptance) == "strict":
-            self.strict_rows.admit(request.id, request.prompt_tokens, self.runner.on_progress)
+        if self._is_strict(request):
+            self.strict_rows.admit(request.id, request.prompt_tokens)
         self._claim(request)
         for component in (self._constraints, self.drafters, self._pooling):
             component.admit(request)
@@ -125,6 +125,9 @@ class Engine:
             self._claim(request)
             self.drafters.admit(request)
         return restored or 0
+
+    def _is_strict(self, request: Request) -> bool:
+        return (request.speculation.acceptance or self._acceptance) == "strict"
 
     def _claim(self, request: Request) -> None:
         length = len(request.prompt_tokens)
@@ -141,6 +144,7 @@ class Engine:
         row = self._rows.pop(sequence_id, None)
         if row is None:
             self.prefixes.drop_fetched(sequence_id)
+            self.strict_rows.release(sequence_id)
             return
         self._decoder.release(sequence_id)
         try:
@@ -179,6 +183,7 @@ class Engine:
 
     def _reset(self) -> None:
         self._decoder.clear()
+        self.strict_rows.stop_measuring()
         for name in self._rows:
             self._forget(name)
         self._rows.clear()
@@ -199,7 +204,7 @@ class Engine:
             forced, offers = self._forced_and_offers(plan, result.outcomes)
         seconds = time.perf_counter() - started
         self._writes.record_step(seconds)
-        return replace(result, forced=forced, offers=offers, seconds=seconds)
+        return replace(result, forced=forced, offers=offers, seconds=seconds + result.seconds)
 
     def _forced_and_offers(
         self, plan: StepPlan, outcomes: Sequence[RowOutcome]

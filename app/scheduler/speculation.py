@@ -190,6 +190,8 @@ def _observed(
     reads = row.computed < row.prompt_length - 1  # it fed the whole prompt, and its drafter had no features yet
     if sequence is not None and outcome.why_not_drafted == DRAFTER_READS:
         return DraftObservation(row.method, row=_drafting_row(sequence)), False
+    if outcome.method not in {OFF, row.method}:  # its step took several slices: it was planned earlier, and otherwise
+        return DraftObservation(), False
     drafts_or_says_why = outcome.drafted or (outcome.why_not_drafted and not reads)
     if sequence is None or not drafts_or_says_why:
         # It delivered an earlier plain forward. If drafts were planned, nothing was launched and the step took no time.

@@ -66,7 +66,7 @@ class ServedModel:
         self._timeouts = 0
         """Number of consecutive steps that were aborted because the GPU took too long."""
         self._is_fetching_prefix = False
-        """Whether the next request waits for its cached prefix, which is being read from disk."""
+        """Whether the next request waits for its cached prefix or for a measurement (`EnginePort.fetch`)."""
 
     def waiting_for(self, owner: str) -> int:
         """Return the number of choices of one owner that wait for the engine."""

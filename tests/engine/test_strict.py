@@ -4,10 +4,13 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from app.core import slices
 from app.core.request import UNQUANTISED, Quantisation, Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep, StepCost
 from app.engine.engine import Engine
@@ -157,6 +160,111 @@ def test_a_warm_up_leaves_the_measure_to_the_first_request() -> None:
         pass
     assert costs
     assert engine.strict_rows.max_shift is None
+
+
+def widths_of(engine: Engine) -> list[int]:
+    """Return a list that gets the width of each of the target's forwards."""
+    widths: list[int] = []
+    forward = engine.runner.forward
+
+    def counted(names: Sequence[str], tokens: mx.array, fed: Sequence[int], **options: Any) -> Any:
+        widths.append(max(fed))
+        return forward(names, tokens, fed, **options)
+
+    engine.runner.forward = counted  # type: ignore[assignment,method-assign]
+    return widths
+
+
+def test_the_shift_is_measured_in_slices_before_the_first_request_gets_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
+    target, draft = models("mamba2", False)
+    at_once, engine = build(target, draft=draft), build(target, draft=draft)
+    request = asked(tuple(range(30)), 9, SamplingParameters(), "a", "strict")
+    at_once.admit(request)
+    widths = widths_of(engine)
+    while not engine.fetch(request):
+        assert len(widths) <= 2, "the sample's prompt, and the first forward after it"
+        widths.clear()
+    assert engine.strict_rows.max_shift == at_once.strict_rows.max_shift
+    assert not engine.runner.rows
+    engine.admit(request)
+    assert set(engine.runner.rows) == {"a"}
+
+
+def test_a_request_that_goes_while_the_shift_is_measured_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
+    target, _ = models("qwen3", False)
+    engine = build(target)
+    assert not engine.fetch(asked((1, 2, 3), 9, SamplingParameters(), "a", "strict"))
+    assert engine.runner.rows
+    engine.release("a", ())
+    assert not engine.runner.rows
+    engine.admit(asked((1, 2, 3), 9, SamplingParameters(), "b", "coupled"))
+    assert engine.fetch(asked((1, 2, 3), 9, SamplingParameters(), "c", "strict")), "it will not be alone"
+
+
+def test_a_measurement_that_fails_fails_its_request_and_the_next_one_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, _ = models("qwen3", False)
+    engine, request = build(target), asked((1, 2, 3), 9, SamplingParameters(), "a", "strict")
+
+    def exhausted(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("[metal::malloc] no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "forward", exhausted)
+        assert engine.fetch(request), "its admission reports the error"
+        with pytest.raises(RuntimeError):
+            engine.admit(request)
+    engine.release("a", ())
+    engine.admit(request)
+    assert engine.strict_rows.max_shift == 0.0
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mamba2"])
+def test_a_row_is_read_again_in_slices_while_another_goes_on(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
+    engine = vague_engine(family)
+    prompt, sampling = tuple(range(9)), SamplingParameters(temperature=0.0)
+    plain = decode(engine, asked(prompt, 60, sampling, "plain", "coupled"), "draft_model", lambda: 0)
+    widths = widths_of(engine)
+    texts, computed = {"first": list(prompt)}, {"first": 0, "second": 0}
+    engine.admit(asked(prompt, 60, sampling, "first", "strict"))
+    slices_alone = slices_beside = read_again = 0
+    while len(texts["first"]) < 60:
+        rows = [DecodeRow(name, text, 9, computed[name], 99, "draft_model", 4) for name, text in texts.items()]
+        widths.clear()
+        outcomes = engine.step(DecodeStep(tuple(rows))).outcomes
+        assert len(widths) <= 2, "verification, and one token that is read again"
+        slices_alone += not outcomes
+        slices_beside += [outcome.sequence_id for outcome in outcomes] == ["second"]
+        for outcome in outcomes:
+            texts[outcome.sequence_id] += outcome.emitted
+            computed[outcome.sequence_id] = outcome.computed
+            read_again += outcome.replayed
+        if "second" in texts and read_again:
+            break
+        if not outcomes and len(texts["first"]) > 20 and len(texts) == 1:
+            texts["second"] = list(prompt)
+            engine.admit(asked(prompt, 60, sampling, "second", "coupled"))
+            read_again = 0
+    assert slices_alone > 2
+    assert slices_beside > 2, "they take turns"
+    assert read_again > 0
+    assert texts["first"][9:] == plain.tokens[: len(texts["first"]) - 9]
+
+
+def test_a_row_that_is_released_while_it_is_read_again_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
+    engine = vague_engine("qwen3")
+    engine.strict_rows.max_shift = 1.0
+    for name in ("a", "b"):
+        text, computed = [1, 2, 3], 0
+        engine.admit(Request(id=name, prompt_tokens=(1, 2, 3), max_tokens=99, speculation=STRICT))
+        while outcomes := engine.step(DecodeStep((DecodeRow(name, text, 3, computed, 99, "draft_model", 4),))).outcomes:
+            text += outcomes[0].emitted
+            computed = outcomes[0].computed
+        engine.release(name, text[:computed])
+        assert not engine.runner.rows
 
 
 def replayed(engine: Engine, texts: dict[str, list[int]], computed: dict[str, int], tokens: int) -> int:

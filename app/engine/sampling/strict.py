@@ -6,14 +6,17 @@ plain decoding's, and its tokens since then are fed again one by one: then cache
 
 A row is tracked while it has the engine to itself: its prompt is read and its first token drawn without drafts.
 A forward with other rows ends the tracking, because plain decoding of the row alone would not have run it.
+
+Measuring and feeding again take many forwards: both run in slices, between the steps of other rows and models.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
 
 from app.core.reason import Reason
+from app.core.slices import run_slice
 from app.core.step import DecodeRow
 from app.engine.runner import RewindPoint, Runner, padded
 from app.engine.sampling.acceptance import doubtful
@@ -36,32 +39,66 @@ class StrictRows:
         """Points where the other tracked rows' caches last matched plain decoding's; None while a cache matches."""
         self.max_shift: float | None = None
         """Largest measured logit shift caused by the width of a forward; None until measured."""
+        self._measuring_for, self._measuring = "", self._measure(())
+        """Id of the request whose admission waits for the measurement, and its rest."""
 
     @property
     def tolerance(self) -> float:
         """Largest logit shift that the width of a forward may cause; 0 means none."""
         return MARGIN * (self.max_shift or 0.0)
 
-    def admit(self, sequence_id: str, prompt: Sequence[int], on_progress: Callable[[], None]) -> None:
-        """Track a row about to be claimed if it will be the only one. The first such row measures the logit shift."""
-        if self._runner.rows:
+    def prepare(self, sequence_id: str, prompt: Sequence[int]) -> bool:
+        """Measure a slice of the logit shift for a row that will be the only one; return whether it can be admitted."""
+        try:
+            return self._is_shared or self._measure_slice(sequence_id, prompt)
+        except (RuntimeError, MemoryError):  # `admit` measures again: an error there fails this request alone
+            self.stop_measuring()
+            return True
+
+    def admit(self, sequence_id: str, prompt: Sequence[int]) -> None:
+        """Track a row about to be claimed if it will be the only one; what is not measured yet is measured now."""
+        if self._is_shared:
             return
-        if self.max_shift is None:
-            tokens = (list(prompt) * SAMPLE_TOKENS)[: SAMPLE_PROMPT + SAMPLE_TOKENS]
-            alone = self._sample_logits(tokens, 1, on_progress)
-            self.max_shift = max(
-                distance(self._sample_logits(tokens, width, on_progress), alone) for width in SAMPLE_WIDTHS
-            )
+        while not self._measure_slice(sequence_id, prompt):
+            pass
         self._fresh.add(sequence_id)
 
-    def _sample_logits(self, tokens: Sequence[int], width: int, on_progress: Callable[[], None]) -> mx.array:
+    def stop_measuring(self) -> None:
+        """Give up a measurement in progress: the request that waits for it has gone."""
+        self._measuring.close()
+        self._measuring_for = ""
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether other rows run."""
+        return bool(self._runner.rows.keys() - {_SAMPLE})
+
+    def _measure_slice(self, sequence_id: str, prompt: Sequence[int]) -> bool:
+        """Measure a slice of the logit shift unless it is known; return whether it is known now."""
+        if self.max_shift is None:
+            if self._measuring_for != sequence_id:
+                self.stop_measuring()
+                self._measuring_for, self._measuring = sequence_id, self._measure(prompt)
+            self.max_shift = run_slice(self._measuring)
+        return self.max_shift is not None
+
+    def _measure(self, prompt: Sequence[int]) -> Generator[None, None, float]:
+        """Return the largest logit shift in a sample, yielding after each forward."""
+        tokens = (list(prompt) * SAMPLE_TOKENS)[: SAMPLE_PROMPT + SAMPLE_TOKENS]
+        alone = yield from self._sample_logits(tokens, 1)
+        max_shift = 0.0
+        for width in SAMPLE_WIDTHS:
+            max_shift = max(max_shift, distance((yield from self._sample_logits(tokens, width)), alone))
+        return max_shift
+
+    def _sample_logits(self, tokens: Sequence[int], width: int) -> Generator[None, None, mx.array]:
         """Return logits float32 [tokens, vocabulary] after each sample token past the prompt, `width` at a time."""
         self._runner.claim(_SAMPLE, bits=self._runner.quantisation.bits)
         try:
             read = [self._feed(_SAMPLE, tokens[:SAMPLE_PROMPT])[:0]]
             for begin in range(SAMPLE_PROMPT, len(tokens), width):
                 read.append(self._feed(_SAMPLE, tokens[begin : begin + width]))
-                on_progress()
+                yield
             return mx.concatenate(read)
         finally:
             self._runner.release(_SAMPLE)
@@ -75,6 +112,8 @@ class StrictRows:
         return logits
 
     def release(self, sequence_id: str) -> None:
+        if self._measuring_for == sequence_id:
+            self.stop_measuring()
         self._fresh.discard(sequence_id)
         self._rewind_points.pop(sequence_id, None)
 
@@ -114,9 +153,10 @@ class StrictRows:
         doubts = doubtful(logits[0], drawn[0], sampled[0], self.tolerance)
         return mx.sum(mx.cumprod((~doubts).astype(mx.int32)), keepdims=True)
 
-    def replay(self, row: DecodeRow, wide: mx.array, on_progress: Callable[[], None]) -> tuple[mx.array, int]:
-        """Rewind the row and feed its tokens from there one by one. Raises KeyError unless it has diverged.
-        Returns the last logits float32 [1, 1, vocabulary] (`wide`: those of a wide forward) and the token count."""
+    def replay(self, row: DecodeRow, wide: mx.array) -> Generator[None, None, tuple[mx.array, int]]:
+        """Rewind the row and feed its tokens from there one by one, yielding after each. Raises KeyError unless it has
+        diverged. Returns the last logits float32 [1, 1, vocabulary] (`wide`: those of a wide forward) and the token
+        count."""
         name = row.sequence_id
         point = self._rewind_points[name]
         if point is None:
@@ -126,7 +166,7 @@ class StrictRows:
         alone = wide
         for token in row.tokens[point.length :]:
             alone = self._feed(name, [token])[None]
-            on_progress()
+            yield
         self.max_shift = max(self.max_shift or 0.0, distance(wide, alone))
         return alone, len(row.tokens) - point.length
 
