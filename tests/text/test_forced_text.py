@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from typing import Any
 
 import llguidance
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from app.text.grammar.constraint import FORCED_BYTES, LIMITS
-from app.text.grammar.forced_text import ForcedText, byte_tokenizer
+from app.text.grammar.forced_text import FORCED_SECONDS, ForcedText, byte_tokenizer
 from app.text.grammar.request_grammar import ANY_SPELLING
 from app.text.grammar.schema import ONE_LINE
 from tests.text.test_held_to_the_end import objects
@@ -51,6 +52,35 @@ class CountingMatcher:
 
     def consume_tokens(self, tokens: list[int]) -> bool:
         return self.matcher.consume_tokens(tokens)
+
+
+AMBIGUOUS = {
+    "lark_grammar": "start: r0\n"
+    + "\n".join(f'r{n}: "x" r{n} "y" | "x" r{(n + 1) % 150} "y" | "x" r{(n + 7) % 150}' for n in range(150))
+}
+
+
+def test_an_ambiguous_grammar_takes_a_few_milliseconds_once_and_forces_nothing_more() -> None:
+    matcher: Any = CountingMatcher(AMBIGUOUS)
+    text = ForcedText(matcher)
+    began = time.thread_time()
+    assert text.next(FORCED_BYTES) == b""
+    assert time.thread_time() - began < 10 * FORCED_SECONDS, "it would take half a second"
+    assert text.is_slow
+    masks = matcher.masks
+    text.consume(b"xx")
+    assert text.next(FORCED_BYTES) == b""
+    assert matcher.masks == masks
+
+
+def test_a_copy_repeats_no_work() -> None:
+    matcher: Any = CountingMatcher({"lark_grammar": 'start: "abc" ("d" | "e")'})
+    matcher.deep_copy = lambda: matcher
+    text = ForcedText(matcher)
+    assert text.next(FORCED_BYTES) == b"abc"
+    masks = matcher.masks
+    assert text.copy().next(FORCED_BYTES) == b"abc"
+    assert matcher.masks == masks
 
 
 @pytest.mark.parametrize("kind", LONG)

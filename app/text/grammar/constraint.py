@@ -107,6 +107,8 @@ class AnswerConstraint:
         self._error = ""
         self._vocabulary = vocabulary
         self._initial_state = initial_state
+        if initial_state:
+            initial_state.text.next(FORCED_BYTES)  # found once for all choices, on the thread that makes the first one
         grammar_state = initial_state.copy() if initial_state else None
         self._matcher = grammar_state.matcher if grammar_state else None
         self._text = grammar_state.text if grammar_state else None
@@ -171,7 +173,9 @@ class AnswerConstraint:
             return len(drafts), ()
         for token in known_drafts[:valid_drafts]:
             text.consume(self._vocabulary.pieces[token])
-        return valid_drafts, tuple(self._vocabulary(text.next(FORCED_BYTES))[:-1])
+        forced = text.next(FORCED_BYTES)
+        self._text.is_slow |= text.is_slow
+        return valid_drafts, tuple(self._vocabulary(forced)[:-1])
 
     @property
     def affordable_drafts(self) -> int:
