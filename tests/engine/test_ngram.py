@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.errors import ModelUnavailable
-from app.core.reason import NO_REASON, Reason
+from app.core.reason import DRAFTER_READS, NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.core.unit import ModelSpecification
-from app.engine.drafters.ngram import ACROSS_TOKENS, END, MAX_MATCHES, OWNERS, Ngram, Text
+from app.engine.drafters.ngram import ACROSS_TOKENS, END, EXTEND_TOKENS, MAX_MATCHES, OWNERS, Ngram, Text
 from app.engine.drafters.registry import open_drafters
 from app.engine.loaded_unit import LoadedUnit
 from tests.tiny import tiny_model
@@ -121,6 +121,17 @@ def test_an_offer_knows_what_was_just_said_and_how_much_of_it_matches() -> None:
 
 def test_of_a_request_that_it_does_not_follow_it_can_tell_nothing() -> None:
     assert Ngram().offer("a", [1, 2, 3, 1, 2], (), 3) is None
+
+
+def test_a_long_prompt_is_indexed_in_parts_and_then_drafts_as_if_it_had_been_indexed_at_once() -> None:
+    drafter = Ngram()
+    tokens = [*range(2 * EXTEND_TOKENS + 100), 7, 8]
+    start(drafter, "a")
+    for part in (1, 2):
+        proposal = drafter.propose([row("a", tokens)], [])
+        assert (proposal.counts, proposal.reasons) == ((0,), (DRAFTER_READS,))
+        assert len(drafter._texts["a"][1].tokens) == part * EXTEND_TOKENS
+    assert drafts_of(drafter, "a", tokens) == [9, 10, 11, 12, 13, 14]
 
 
 def test_two_rows_never_see_each_other() -> None:

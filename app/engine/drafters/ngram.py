@@ -8,7 +8,7 @@ each draft extends the context of the next one (SuffixDecoding, arXiv 2411.04975
 from collections.abc import Iterable, Sequence
 
 from app.core.errors import ModelUnavailable
-from app.core.reason import NO_REASON, Reason
+from app.core.reason import DRAFTER_READS, NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.engine.drafters.drafter import Drafter, Proposal
@@ -20,6 +20,8 @@ SHORTEST_MATCH_TOKENS = 2
 LONGEST_MATCH_TOKENS = 32
 MAX_MATCHES = 32
 """Maximum number of matches to consider for a context, latest first."""
+EXTEND_TOKENS = 4_096
+"""Maximum number of tokens of a text that are indexed at a time: some 10 ms. A prompt is indexed while it is read."""
 ACROSS_TOKENS = 32_768
 OWNERS = 8
 """Maximum number of owners whose earlier requests are stored; the owner idle longest is dropped."""
@@ -120,14 +122,28 @@ class Ngram(Drafter):
             offer = self.offer(row.sequence_id, row.tokens, forced, row.num_draft_tokens - len(forced))
             drafts.append((*forced, *(offer.tokens if offer else ())))
         counts = tuple(len(tokens) for tokens in drafts)
-        reasons = tuple(NO_REASON if count else Reason("no_match") for count in counts)
+        reasons = tuple(
+            NO_REASON
+            if count
+            else DRAFTER_READS
+            if self._is_behind(row.sequence_id, row.tokens)
+            else Reason("no_match")
+            for count, row in zip(counts, rows, strict=True)
+        )
         return Proposal(padded(drafts), counts, reasons)
+
+    def _is_behind(self, sequence_id: str, tokens: Sequence[int]) -> bool:
+        """Return whether some of the text is not indexed yet."""
+        return sequence_id in self._texts and len(self._texts[sequence_id][1].tokens) < len(tokens)
 
     def offer(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int], limit: int) -> Offer | None:
         if sequence_id not in self._texts:
             return None
         owner, history = self._texts[sequence_id]
-        history.extend(tokens[len(history.tokens) :])
+        indexed = len(history.tokens)
+        history.extend(tokens[indexed : indexed + EXTEND_TOKENS])
+        if self._is_behind(sequence_id, tokens):
+            return Offer()
         history.extend(emitted)
         context = history.tokens[-self._longest :]
         own_offer = history.continuation(context, limit, self._longest)
