@@ -253,6 +253,8 @@ _PYTHON_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTA
 _PYTHON_CALL = re.compile(r"\s*(?P<name>[\w.:/-]+)\s*\(\s*")
 _PYTHON_KEY = re.compile(r"\s*(?P<key>[\w-]+)\s*=\s*")
 _VALUE_END = re.compile(r"\s*(?:,\s*(?P<key>[\w-]+)\s*=(?!=)|\)\s*(?:,\s*[\w.:/-]+\s*\(|\]?\s*\Z))")
+MOST_TRIES = 64
+"""Maximum number of places where a value may seem to end: each is parsed from the beginning of the value."""
 
 
 def parse_python_calls(text: str, tools: Tools) -> list[Call]:
@@ -281,6 +283,7 @@ def _parse_python_value(text: str, position: int, parameters: Container[str]) ->
     whole = _PYTHON_STRING.match(text, position)
     if whole is not None and _VALUE_END.match(text, whole.end()):
         return _parse_python_string(whole.group()), whole.end()
+    tries = 0
     for end in _VALUE_END.finditer(text, position):
         if end["key"] and parameters and end["key"] not in parameters:
             continue
@@ -292,7 +295,9 @@ def _parse_python_value(text: str, position: int, parameters: Container[str]) ->
         try:
             return parse_python(written), end.start()
         except ValueError:
-            continue
+            tries += 1
+            if tries == MOST_TRIES:
+                break
     return None
 
 

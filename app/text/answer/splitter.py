@@ -32,11 +32,11 @@ from app.text.dialect import (
 
 _HEADER = compiled(
     r"(?=\s*(?:<\||to=))\s*(?:<\|(?:end|call|return)\|>\s*)*(?:<\|start\|>\s*assistant)?"
-    r"\s*(?:to=(?:functions\.)?(?P<to>[^\s<]+))?"
-    r"(?:\s*<\|channel\|>\s*(?P<channel>\w+)?(?:[^<]*?\bto=(?:functions\.)?(?P<name>[^\s<]+))?[^<]*)*"
-    r"[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
+    r"\s*(?:to=(?:functions\.)?(?P<to>[^\s<]{1,256}))?"
+    r"(?:\s*<\|channel\|>\s*(?P<channel>\w+)?(?:[^<]{0,256}?\bto=(?:functions\.)?(?P<name>[^\s<]{1,256}))?[^<]{0,256})*"
+    r"[^<]{0,256}(?:<\|constrain\|>[^<]{0,256})?<\|message\|>"
 )
-"""Header of a harmony message. A model may write the channel twice."""
+"""Header of a harmony message. A model may write the channel twice. Without limits, time grows with the square."""
 _ENDS = "|".join(map(regex.escape, HARMONY_ENDS))
 _BROKEN_HEADER = compiled(r"\s*<\|channel\|>[^<]{0,256}(?=<\|(?:end|start|call|return)\|>)")
 _UNENDED_HEADER = compiled(
