@@ -1,5 +1,6 @@
 """The chat's markdown, in a real browser under the real policy: its output for ordinary, odd and hostile texts."""
 
+import re
 from typing import Any
 
 from playwright.sync_api import Page
@@ -192,6 +193,18 @@ def test_addresses_become_links_and_end_before_the_punctuation(page: Page) -> No
         ["https://a.example/x_y", "https://b.example/q"],
         ["https://c.example/a_(b)", "https://d.example/"],
     ]
+
+
+def test_an_address_ends_where_text_without_spaces_goes_on(page: Page) -> None:
+    texts = {
+        "官网是https://example.com。你可以下载": "https://example.com",
+        "見てください（https://example.com/a）とのこと": "https://example.com/a",
+        "자세한 내용은 https://example.com에서 확인하세요": "https://example.com",
+        "见“https://example.com:8080/docs?q=1#top”，谢谢": "https://example.com:8080/docs?q=1#top",
+        "https://ja.wikipedia.org/wiki/東京 と http://[::1]:8642": "https://ja.wikipedia.org/wiki/東京",
+    }
+    shown = [re.findall(r"<a [^>]*>([^<]+)</a>", result["html"])[0] for result in render(page, list(texts))]
+    assert shown == list(texts.values())
 
 
 def test_hostile_texts_become_text_or_harmless_links(page: Page) -> None:
