@@ -8,13 +8,15 @@ import {
   notesOf, phaseWords, settingRow, settingWords, telling,
 } from "./pays_words.js";
 
+const keyOf = ({ rows, context }) => `${rows}/${context}`;
+
 component("pays", () => ({
   kept: [],
   elsewhere: [],
   drafterBytes: {},
   active: null,
   opened: 0,
-  shownRows: 1,
+  shownKey: "", // else the first cell
   isRead: false,
   isBusy: false,
   problem: "",
@@ -52,10 +54,10 @@ component("pays", () => ({
     return this.report.cells;
   },
   get cell() {
-    return this.shownCells.find((cell) => cell.rows === this.shownRows) ?? this.shownCells[0] ?? null;
+    return this.shownCells.find((cell) => keyOf(cell) === this.shownKey) ?? this.shownCells[0] ?? null;
   },
   get cells() {
-    return this.shownCells.map((cell) => ({ ...cell, words: cellWords(cell), isShown: cell === this.cell }));
+    return this.shownCells.map((cell) => ({ ...cell, key: keyOf(cell), words: cellWords(cell), isShown: cell === this.cell }));
   },
   get hasCells() {
     return this.shownCells.length > 0;
@@ -169,10 +171,14 @@ component("pays", () => ({
     if (hasEnded) this.end(last);
     else if (this.isOurs) this.paint();
   },
-  end(last) {
-    if (last?.outcome === "failed") this.refusal = last.problem;
-    else toast(last?.outcome === "stopped" ? t("pays.stopped") : t("pays.done"), "good");
-    return this.read(last?.number);
+  // A restarted server knows of no last measurement, and another model's may have ended while the page was hidden.
+  async end(last) {
+    const before = this.kept[0]?.id;
+    const { outcome, number, problem } = last?.model_id === data.model.id ? last : {};
+    await this.read(number);
+    if (outcome === "failed") this.refusal = problem;
+    else if (outcome || this.kept[0]?.id !== before) toast(outcome === "stopped" ? t("pays.stopped") : t("pays.done"), "good");
+    else this.refusal = t("pays.lost");
   },
 
   read: reader(
@@ -192,7 +198,7 @@ component("pays", () => ({
     this.$nextTick(() => this.cell && this.draw(this.cell));
   },
   show(cell) {
-    this.shownRows = cell.rows;
+    this.shownKey = cell.key;
     this.paint();
   },
   showWhole() {

@@ -162,6 +162,48 @@ def test_figures_of_another_benchmark_are_not_ranked_with_the_latest(server: Ser
     expect(page.get_by_text(re.compile("not comparable"))).to_be_visible()
 
 
+def test_a_benchmark_with_short_and_long_prompts_shows_the_figures_of_the_chosen_one(
+    server: Server, visitor: Visitor
+) -> None:
+    def with_long_prompts(route: Route) -> None:
+        answer = route.fetch().json()
+        for row in answer["measurements"]:
+            cells = row["report"]["cells"]
+            cells.append(json.loads(json.dumps(cells[0])) | {"context": 1024})
+            for setting in cells[-1]["settings"]:
+                setting["tokens_per_second"] *= 3
+        route.fulfill(json=answer)
+
+    page = visitor(server).open("/admin/")
+    page.route("**/admin/api/measurements?model=*", with_long_prompts)
+    page.goto(f"/admin/pays/{MODEL}")
+    is_settled(page)
+    radios = page.get_by_role("radiogroup", name=words("pays.rows")).get_by_role("radio")
+    expect(radios).to_have_count(2)
+    expect(radios.first).to_be_checked()
+    speed = page.locator("tbody tr td").first
+    short = speed.inner_text()
+    radios.last.check()
+    expect(speed).not_to_have_text(short)
+    expect(radios.first).not_to_be_checked()
+    radios.first.check()
+    expect(speed).to_have_text(short)
+
+
+def test_a_benchmark_that_a_killed_server_took_along_is_not_called_measured(own: Server, visitor: Visitor) -> None:
+    visit = visitor(own)
+    visit.witness.is_offline = True
+    visit.witness.expects(500, 503)
+    page = visit.open(f"/admin/pays/{MODEL}")
+    own.call("POST", "/admin/api/measurements", {"model": MODEL, "minutes": 2, "rounds": 3, "grid": "several"})
+    expect(page.locator("#result-title")).to_have_text(words("pays.so_far"))
+    expect(page.locator("button[aria-pressed]:enabled")).to_have_count(0)  # the figures so far are on screen
+    own.kill()
+    own.restart()
+    expect(page.get_by_role("alert").filter(has_text=words("pays.lost"))).to_be_visible(timeout=MEASURING_MS)
+    expect(page.locator(".toast")).to_have_count(0)
+
+
 def test_a_model_that_does_not_fit_says_why_and_cannot_be_loaded(server: Server, visitor: Visitor) -> None:
     page = visitor(server).open("/admin/models")
     row = page.locator("tbody tr", has=page.get_by_role("link", name=HUGE))
