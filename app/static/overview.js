@@ -118,8 +118,12 @@ component("overview", () => ({
   get measuringAddress() {
     return this.measuring ? paysAddress(this.measuring.model_id) : "";
   },
+  // The worker does not know of a request whose model is still loading.
+  get waiting() {
+    return Math.max(this.state.waiting, this.state.open_requests - this.state.running);
+  },
   get runningWords() {
-    return t("overview.open", { running: number(this.state.running), waiting: number(this.state.waiting) });
+    return t("overview.open", { running: number(this.state.running), waiting: number(this.waiting) });
   },
   get memoryWords() {
     return percent(this.memoryShare, this.memoryShare < 0.1 ? 1 : 0);
@@ -154,7 +158,7 @@ component("overview", () => ({
   },
 
   async restart() {
-    const count = this.state.running + this.state.waiting;
+    const count = this.state.running + this.waiting;
     const text = count ? t.n("overview.restart_busy", count) : t("overview.restart_idle");
     const action = t("overview.restart");
     if (!(await confirm({ title: t("overview.restart_title"), text, action, tone: count ? "bad" : "" }))) return;

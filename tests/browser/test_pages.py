@@ -14,6 +14,8 @@ from tests.admin.test_route_matrix import ROUTES
 from tests.browser.conftest import Visitor
 from tests.browser.places import ENTER, PLACES, SET_UP, Place
 from tests.browser.server import MODEL, Server
+from tests.browser.visit import sends
+from tests.browser.witness import is_settled
 
 words = read_words()
 LAYOUT = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
@@ -302,6 +304,19 @@ def test_narrowed_models_stay_narrowed_on_the_way_back(server: Server, visitor: 
     page.go_back()
     expect(page.locator("#filter")).to_have_value(MODEL)
     expect(page.locator("#kind")).to_have_value("all")
+
+
+def test_a_request_that_waits_for_its_model_counts_as_waiting(server: Server, visitor: Visitor) -> None:
+    state = server.call("GET", "/admin/api/state")["state"] | {"running": 0, "waiting": 0, "open_requests": 1}
+    page = visitor(server).context.new_page()
+    page.route("**/admin/api/live?*", sends(state=state))
+    page.goto("/admin/")
+    is_settled(page)
+    figure = page.locator(".figures div", has=page.get_by_text(words("overview.waiting"), exact=True)).locator("dd")
+    expect(figure).to_have_text("1")
+    page.get_by_role("button", name=words("overview.restart"), exact=True).click()
+    expect(page.locator("#confirm-text")).to_contain_text("1 open request")
+    page.keyboard.press("Escape")
 
 
 def test_the_overview_names_the_loaded_model_and_shows_an_hour_or_a_day(server: Server, visitor: Visitor) -> None:

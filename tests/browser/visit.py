@@ -1,10 +1,11 @@
 """Pages in a separate browser context, signed in and watched for problems."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import Browser, BrowserContext, Page, Route
 
 from app.serving.auth import COOKIE
 from tests.browser.server import Server
@@ -50,6 +51,12 @@ def visiting(
         yield visit
     finally:
         context.close()
+
+
+def sends(**topics: Any) -> Callable[[Route], None]:
+    """Return a handler for `page.route`: a live feed that sends these values once each time the page connects."""
+    events = "".join(f"event: {topic}\ndata: {json.dumps(value)}\n\n" for topic, value in topics.items())
+    return lambda route: route.fulfill(status=200, content_type="text/event-stream", body=events)
 
 
 def session_cookie(server: Server) -> Any:
