@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 CANCELLED = "cancelled"
 MAX_TEXT_CHARACTERS = 200_000
 MAX_PROBLEM_CHARACTERS = 300
-SAMPLING = ("seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
+SAMPLING = (
+    "seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
 
 
 class Record:

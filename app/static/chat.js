@@ -1,6 +1,6 @@
 // The chat page: combines its parts, keeps the unsent message, and handles the keyboard and scrolling.
 
-import { attempt, component, isEnter, isEscape, live, number, t, toast } from "./core.js";
+import { attempt, component, isEnter, isEscape, live, modelsChange, number, t, toast } from "./core.js";
 import { keeping } from "./chat_keeping.js";
 import { list } from "./chat_list.js";
 import { byId, panel } from "./chat_options.js";
@@ -40,6 +40,7 @@ const page = {
   async init() {
     live("state", (state) => (this.state = state));
     live("measuring", ({ gains }) => (this.gains = gains));
+    modelsChange(() => this.readModels().catch(() => null));
     const fit = () => (this.isPanelOpen = wide.matches && browser.read(PANEL) !== "closed");
     fit();
     wide.addEventListener("change", fit);

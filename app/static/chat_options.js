@@ -137,7 +137,7 @@ export const panel = {
     const named = usable.map((model) => ({ ...model, words: model.chats ? model.id : `${model.id} · ${t("models.base")}` }));
     this.models = named.sort((left, right) => right.chats - left.chats);
     this.areModelsRead = true;
-    const inMemory = (this.state?.models ?? []).map(({ id }) => id);
+    const inMemory = this.models.filter(({ state }) => state === "loaded").map(({ id }) => id);
     const wanted = [this.model, this.preferred, browser.read(LAST_MODEL), ...inMemory, data.model];
     const matches = wanted.map((name) => this.models.find((model) => name && [model.id, model.alias].includes(name)));
     this.model = (matches.find(Boolean) ?? this.models[0])?.id ?? "";

@@ -69,7 +69,14 @@ export function seconds(value) {
 }
 
 const relative = new Intl.RelativeTimeFormat(language, { numeric: "auto" });
+const CLOCK_MS = 30_000;
+const clock = Alpine.reactive({ ticks: 0 });
+const tick = () => (clock.ticks += 1);
+setInterval(tick, CLOCK_MS);
+document.addEventListener("visibilitychange", tick);
+// What shows an age is drawn again as the clock ticks.
 export function ago(unixSeconds) {
+  void clock.ticks;
   const past = Math.max(0, Date.now() / 1000 - unixSeconds); // clocks may differ
   const steps = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
   const [size, name] = steps.find(([stepSeconds]) => past >= stepSeconds) ?? steps[3];
@@ -186,6 +193,25 @@ export function live(topics, handler) {
   plan();
 }
 
+// Calls handler() when what `part` takes from a topic's value has changed since the page was opened.
+export function liveChange(topic, part, handler) {
+  let known = null;
+  live(topic, (value) => {
+    const present = JSON.stringify(part(value));
+    if (known !== null && present !== known) handler();
+    known = present;
+  });
+}
+
+// Calls handler() when a setting has changed.
+export const settingsChange = (handler) => liveChange("settings", (count) => count, handler);
+
+// Calls handler() when other models, or other settings of a model, may be there.
+export function modelsChange(handler) {
+  settingsChange(handler);
+  liveChange("downloads", ({ downloads }) => downloads.filter(({ state }) => state === "done").map(({ id }) => id), handler);
+}
+
 function plan() {
   if (isPlanned) return;
   isPlanned = true;
@@ -256,13 +282,32 @@ export function confirm({ title, text = "", action, tone = "" }) {
 }
 
 export async function copy(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    toast(t("core.copied"), "good");
-  } catch {
-    toast(t("core.uncopied"), "bad");
-  }
+  const isCopied = await (navigator.clipboard?.writeText(text).then(() => true, () => false) ?? copySelected(text));
+  toast(isCopied ? t("core.copied") : t("core.uncopied"), isCopied ? "good" : "bad");
 }
+
+// Copies from a field: over http from another computer, browsers have no `navigator.clipboard`.
+function copySelected(text) {
+  const focused = document.activeElement;
+  const field = Object.assign(document.createElement("textarea"), { value: text, readOnly: true, className: "hidden" });
+  (document.querySelector("dialog[open]") ?? document.body).append(field);
+  field.focus({ preventScroll: true });
+  field.select();
+  const isCopied = document.execCommand("copy");
+  field.remove();
+  focused.focus({ preventScroll: true });
+  return isCopied;
+}
+
+// When a pressed button hides itself, another one of its group takes the focus, such as Resume that of Pause.
+const isHidden = (node) => !node.getClientRects().length;
+new MutationObserver(() => {
+  const pressed = document.activeElement;
+  const group = isHidden(pressed) ? pressed.closest(".actions") : null;
+  if (!group) return;
+  const find = () => [...group.querySelectorAll("button:enabled")].find((button) => !isHidden(button));
+  setTimeout(() => [pressed, document.body].includes(document.activeElement) && find()?.focus()); // `x-show` shows late
+}).observe(document.body, { subtree: true, attributeFilter: ["style"] });
 
 // Whether a key is a plain Enter or Escape, not one that ends an IME conversion (Japanese, Chinese, Korean), which
 // Safari marks only by key code 229 (WebKit 165004).

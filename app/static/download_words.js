@@ -56,7 +56,9 @@ export function downloadRow(download) {
     silentWords: silentWords(download),
     problemWords: download.problem ? problemWords(download.problem, repository, download.problem_text) : "",
     draftsForWords: download.drafts_for ? t("downloads.drafts_for", { model: download.drafts_for }) : "",
-    whenWords: state === "done" || state === "failed" ? ago(download.changed_at) : "",
+    get whenWords() {
+      return state === "done" || state === "failed" ? ago(download.changed_at) : "";
+    },
     address: modelAddress(repository),
     barWords: t("downloads.bar", { repository }),
     canPause: state === "queued" || state === "running",

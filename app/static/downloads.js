@@ -1,6 +1,6 @@
 // The queue of downloads and the recommended pairs.
 
-import { api, attempt, bytes, component, confirm, live, number, reader, t, toast } from "./core.js";
+import { api, attempt, bytes, component, confirm, live, modelsChange, number, reader, t, toast } from "./core.js";
 import { downloadRow, sizeWords } from "./download_words.js";
 import { filesCall, methodWords } from "./model_words.js";
 
@@ -8,6 +8,7 @@ const DOWNLOADS = "/admin/api/downloads";
 
 component("downloads", () => ({
   rows: [],
+  changing: 0, // the id of the download that is being changed: a double click changes it once
   free: 0,
   folder: "",
   problem: "",
@@ -42,8 +43,11 @@ component("downloads", () => ({
   },
 
   async change(row, verb) {
+    if (this.changing === row.id) return;
+    this.changing = row.id;
     await attempt(() => api("POST", `${DOWNLOADS}/${row.id}/${verb}`));
     await this.read();
+    this.changing = 0;
   },
 
   pause(row) {
@@ -76,7 +80,11 @@ component("downloads", () => ({
     if (!row.done_bytes || (await confirm(wording))) await this.change(row, "cancel");
   },
 
+  // What a failed download has fetched would serve another try, but goes with its row.
   async forget(row) {
+    const title = t("downloads.forget_title", row.named);
+    const wording = { title, text: t("downloads.forget_text", { size: bytes(row.done_bytes) }), action: t("downloads.forget"), tone: "bad" };
+    if (row.state === "failed" && row.done_bytes && !(await confirm(wording))) return;
     await attempt(() => api("DELETE", `${DOWNLOADS}/${row.id}`));
     await this.read();
   },
@@ -90,13 +98,14 @@ component("downloads", () => ({
   },
 }));
 
+const UNDER_WAY = ["queued", "running", "paused"];
+
 component("pairs", () => ({
   pairs: [],
   ceiling: 0,
   problem: "",
   isRead: false,
   isBusy: false,
-  complete: null,
   underWay: [],
 
   // A worker that is still starting reports the memory ceiling later, so the pairs are read again then.
@@ -104,17 +113,11 @@ component("pairs", () => ({
     live("worker", ({ ready }) => {
       if (ready && this.isRead && !this.ceiling) this.read();
     });
-    live("downloads", ({ downloads }) => this.follow(downloads));
+    live("downloads", ({ downloads }) => {
+      this.underWay = downloads.filter(({ state }) => UNDER_WAY.includes(state)).map(({ repository }) => repository);
+    });
+    modelsChange(() => this.read());
     return this.read();
-  },
-
-  // Shows what is on its way, and reads the pairs again when a download is complete or was deleted.
-  follow(downloads) {
-    const inState = (...states) => downloads.filter(({ state }) => states.includes(state)).map(({ repository }) => repository);
-    this.underWay = inState("queued", "running", "paused");
-    const complete = inState("done").join();
-    if (this.complete !== null && complete !== this.complete) this.read();
-    this.complete = complete;
   },
 
   isUnderWay(pair) {

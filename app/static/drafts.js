@@ -1,6 +1,6 @@
 // The draft picker: candidates ranked, one choice for the model, and one click from download to measurement.
 
-import { api, attempt, bytes, component, data, live, reader, readNumber, t, toast } from "./core.js";
+import { api, attempt, bytes, component, data, live, liveChange, modelsChange, reader, readNumber, t, toast } from "./core.js";
 import { candidateRow, offerRow } from "./draft_words.js";
 import { becameWords, draftsCall, memoryWords, paysAddress } from "./model_words.js";
 import { gainRow, MEASUREMENTS } from "./pays_words.js";
@@ -62,9 +62,7 @@ component("drafts", () => ({
   policy: "",
   acceptance: "",
   measuring: "",
-  units: "",
   downloads: [],
-  changes: null,
   saved: {},
   opensRefused: false, // only a new view opens or closes the fold: a person may be reading in it
 
@@ -74,20 +72,13 @@ component("drafts", () => ({
       this.measuring = measuring.active?.model_id ?? "";
       if (ended) this.read();
     });
-    live("state", (state) => {
-      const models = state.models.filter((model) => model.id === data.model.id);
-      const unit = JSON.stringify(models.map((model) => [model.state, model.draft_ids, model.methods]));
-      if (this.units && unit !== this.units) this.read();
-      this.units = unit;
-    });
+    const unitOf = ({ models }) => models.filter(({ id }) => id === data.model.id).map((unit) => [unit.state, unit.draft_ids, unit.methods]);
+    liveChange("state", unitOf, () => this.read());
     live("drafting", (counts) => {
       if (this.view) this.view.counts = counts[data.model.id] ?? this.view.counts;
     });
-    live("settings", (count) => {
-      if (this.changes !== null && count !== this.changes) this.read();
-      this.changes = count;
-    });
-    live("downloads", (value) => this.takeDownloads(value));
+    modelsChange(() => this.read());
+    live("downloads", ({ downloads }) => (this.downloads = downloads));
     return this.read();
   },
 
@@ -182,12 +173,6 @@ component("drafts", () => ({
     const own = this.view ? changesOf(this.fields, this.saved) : {};
     Object.assign(this, saved, own, { saved, view, measuring: view.measuring });
     this.opensRefused = !this.fitsAny;
-  },
-  takeDownloads(value) {
-    const done = (list) => list.filter((download) => download.state === "done").length;
-    const had = this.downloads;
-    this.downloads = value.downloads;
-    if (done(value.downloads) > done(had) && had.length) this.read();
   },
 
   choose(candidate, event) {

@@ -9,10 +9,10 @@ const keyRow = (key) => ({
   ...key,
   scopeWords: SCOPES[key.scope](),
   revokeWords: t("keys.revoke_named", { name: key.name }),
-  usedWords: [
-    t("keys.created", { moment: moment(key.created_at) }),
-    key.used_at ? t("keys.used", { ago: ago(key.used_at) }) : t("keys.unused"),
-  ].join(" · "),
+  get usedWords() {
+    const used = key.used_at ? t("keys.used", { ago: ago(key.used_at) }) : t("keys.unused");
+    return `${t("keys.created", { moment: moment(key.created_at) })} · ${used}`;
+  },
 });
 
 component("keys", () => ({
@@ -98,7 +98,9 @@ component("sessions", () => ({
       this.rows = sessions.map((session) => ({
         ...session,
         browserWords: session.browser || t("sessions.unknown"),
-        seenWords: t("sessions.seen", { ago: ago(session.seen_at) }),
+        get seenWords() {
+          return t("sessions.seen", { ago: ago(session.seen_at) });
+        },
       }));
       this.problem = "";
     } catch (error) {

@@ -1,8 +1,8 @@
 // The head of a page about one model: state, memory, load, unload, pin, default. Other components share its live state.
 
-import { api, attempt, bytes, component, confirm, data, live, t } from "./core.js";
+import { api, attempt, bytes, component, confirm, data, live, settingsChange, t } from "./core.js";
 import {
-  bitWords, contextWords, drafterWords, filesCall, liveStateOf, parameterWords, stateOf, tooLargeWords, usedBytes,
+  bitWords, contextWords, drafterWords, draftsCall, filesCall, liveStateOf, parameterWords, stateOf, tooLargeWords, usedBytes,
 } from "./model_words.js";
 
 const REST = ["loaded", "loading"];
@@ -16,6 +16,9 @@ component("modelHead", () => ({
     live("state", (state) => {
       this.now = liveStateOf(state, this.model.id);
       this.isKnown = true;
+    });
+    settingsChange(async () => {
+      this.model = (await api("GET", draftsCall(this.model.id)).catch(() => this)).model;
     });
   },
 

@@ -1,6 +1,6 @@
 // The list of models: filtered, with live states; loads and unloads.
 
-import { address, api, attempt, bytes, component, keepInAddress, live, number, reader, t } from "./core.js";
+import { address, api, attempt, bytes, component, keepInAddress, live, liveChange, modelsChange, number, reader, t } from "./core.js";
 import {
   bitWords, contextWords, draftsAddress, folderWords, liveStateOf, methodWords, nameAddress, parameterWords,
   stateOf, tooLargeWords,
@@ -58,16 +58,13 @@ component("models", () => ({
   kind: Object.hasOwn(KINDS, address("kind")) ? address("kind") : USUAL,
   problem: "",
   isRead: false,
-  units: "",
 
   init() {
     for (const name of ["filter", "kind"]) this.$watch(name, () => this.keep());
-    live("state", (state) => {
-      this.state = state;
-      const units = JSON.stringify([state.models.map((model) => [model.id, model.state, model.drafts]), state.quarantined]);
-      if (units !== this.units && this.units) this.read();
-      this.units = units;
-    });
+    live("state", (state) => (this.state = state));
+    const unitsOf = ({ models, quarantined }) => [models.map(({ id, state, drafts }) => [id, state, drafts]), quarantined];
+    liveChange("state", unitsOf, () => this.read());
+    modelsChange(() => this.read());
     return this.read();
   },
 
@@ -95,8 +92,9 @@ component("models", () => ({
   },
   get summary() {
     if (!this.isRead) return "";
-    const size = this.models.reduce((sum, model) => sum + model.size_bytes, 0);
-    return t.n("models.count", this.models.length, { size: bytes(size) });
+    const models = this.rows.filter(KINDS[this.kind]);
+    const size = models.reduce((sum, model) => sum + model.size_bytes, 0);
+    return t.n("models.count", models.length, { size: bytes(size) });
   },
 
   folderWords,

@@ -18,7 +18,7 @@ const PARTS = {
   other: () => t("requests.part_host"),
 };
 
-const SAMPLING = ["seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"];
+const SAMPLING = ["seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"];
 
 // Pieces of a bar, ordered as `words`, in proportion to their seconds; flex-grow fills the bar if its sum reaches 1.
 function pieces(words, lengths) {

@@ -1,6 +1,6 @@
 // Requests: running ones, live, above a list of ended ones, which can be filtered, extended into the past, and cleared.
 
-import { address, api, attempt, component, confirm, data, keepInAddress, latestOnly, live, number, t } from "./core.js";
+import { address, api, attempt, component, confirm, data, keepInAddress, latestOnly, live, liveChange, number, t } from "./core.js";
 import { callerWords, isFine, requestWords } from "./running.js";
 
 const ADDRESS = "/admin/api/requests";
@@ -30,6 +30,7 @@ component("requests", () => ({
 
   init() {
     live("requests", (now) => this.take(now));
+    liveChange("requests", ({ recent }) => !recent.length, () => this.read()); // the history was cleared elsewhere
   },
 
   get summary() {

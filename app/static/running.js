@@ -38,7 +38,7 @@ export const requestWords = {
       prompt: number(request.prompt_tokens),
       tokens: number(request.completion_tokens),
       speed: number(request.tokens_per_second, 1),
-      time: seconds(Math.max(0, Date.now() / 1000 - request.started_at)),
+      time: seconds(request.seconds),
     }),
   speedOf: (request) => (request.tokens_per_second ? number(request.tokens_per_second, 1) : t("core.none")),
   share: (acceptance) => (acceptance === null ? t("core.none") : percent(acceptance)),

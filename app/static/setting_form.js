@@ -2,7 +2,7 @@
 // below; typed text stays, but a switch, a choice or a list returns to its old value. Each page adds functions that
 // show, read and send a value, and its own words.
 
-import { api, data, isEnter, latestOnly, live, t } from "./core.js";
+import { api, data, isEnter, latestOnly, settingsChange, t } from "./core.js";
 import { folderWords } from "./model_words.js";
 
 const rows = new Map(data.settings.map((row) => [row.name, row]));
@@ -11,11 +11,7 @@ const shown = new Map();
 // Reads changes by other tabs, browsers or the terminal from this address; a value that the user is editing here stays.
 export function follow(address) {
   const begin = latestOnly();
-  let changes = null;
-  live("settings", async (count) => {
-    const isChanged = changes !== null && count !== changes;
-    changes = count;
-    if (!isChanged) return;
+  settingsChange(async () => {
     const isLatest = begin();
     const answer = await api("GET", address).catch(() => null);
     if (isLatest()) for (const row of answer?.settings ?? []) shown.get(row.name)?.see(row);

@@ -1,16 +1,18 @@
 """A download from the stand-in hub: found, cut, resumed, paused, finished, and then a model among the others."""
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from app.i18n.catalogs import read_words
 from tests.browser.conftest import Visitor
 from tests.browser.server import Server, serving
 from tests.browser.test_pages import check_shifts
+from tests.browser.witness import is_settled
 from tests.hub.queue import model_files
 from tests.hub.stand_in import StandInHub, stand_in_hub
 
@@ -72,6 +74,54 @@ def test_a_cut_download_goes_on_where_it_was_and_becomes_a_model(
     expect(page.get_by_role("heading", level=1)).to_have_text(REPOSITORY)
     page.goto("/admin/models")
     expect(page.get_by_role("rowheader").filter(has_text=REPOSITORY)).to_be_visible()
+
+
+def test_a_failed_download_goes_only_when_asked_twice_and_a_double_click_resumes_once(
+    own: Server, visitor: Visitor
+) -> None:
+    visit = visitor(own)
+    visit.witness.expects(400, 404, 409)
+    page = visit.context.new_page()
+    asked: list[str] = []
+    own.until("worker", lambda worker: worker["ready"])
+    view = own.call("GET", "/admin/api/downloads")
+    row = {
+        "id": 7, "repository": REPOSITORY, "state": "failed", "phase": "", "problem": "offline", "problem_text": "",
+        "done_bytes": 30_000_000_000, "total_bytes": 40_000_000_000, "bytes_per_second": 0, "seconds_left": None,
+        "silent_seconds": 0, "reconnect_seconds": 0, "drafts_for": "", "changed_at": time.time(), "position": 1,
+    }  # fmt: skip
+
+    def queue(route: Route) -> None:
+        if route.request.method != "GET":
+            asked.append(f"{route.request.method} {route.request.url.rpartition('/')[2]}")
+            time.sleep(0.3)
+        route.fulfill(json=view | {"downloads": [row]})
+
+    page.route("**/admin/api/live?*", lambda route: route.abort())
+    page.route(re.compile(r"/admin/api/downloads"), queue)
+    visit.witness.is_offline = True
+    page.goto("/admin/downloads")
+    is_settled(page)
+    forget = page.get_by_role("button", name=words("downloads.forget"), exact=True)
+    forget.click()
+    expect(page.locator("#confirm-text")).to_contain_text("30 GB")
+    page.keyboard.press("Escape")
+    expect(forget).to_be_focused()
+    assert asked == []
+    forget.click()
+    page.locator("#confirm-yes").click()
+    page.wait_for_function("() => !document.querySelector('#confirm').open")
+    row |= {"state": "paused", "problem": ""}
+    resume = page.get_by_role("button", name=words("downloads.resume"), exact=True)
+    page.reload()
+    is_settled(page)
+    expect(resume).to_be_visible()
+    row |= {"state": "running", "phase": "downloading"}
+    resume.focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name=words("downloads.pause"), exact=True)).to_be_focused()
+    assert asked == ["DELETE 7", "POST resume"]
 
 
 def test_a_silent_download_says_so_and_reconnects_when_asked(tmp_path: Path, visitor: Visitor) -> None:
