@@ -3,7 +3,7 @@
 import { attempt, component, isEnter, isEscape, live, modelsChange, number, t, toast } from "./core.js";
 import { keeping } from "./chat_keeping.js";
 import { list } from "./chat_list.js";
-import { byId, panel } from "./chat_options.js";
+import { byId, focusDraft, panel } from "./chat_options.js";
 import { messageOf, readFile, withFiles } from "./chat_text.js";
 import { thread } from "./chat_thread.js";
 import { browser, tab } from "./storage.js";
@@ -15,6 +15,8 @@ const NEAR_END = 60;
 const NEAR_START = 600;
 const MAX_FILE_CHARACTERS = 400_000; // in all files of a message; a character takes at most four bytes
 const wide = matchMedia("(min-width: 1440px)"); // the settings are next to the conversation, not over it
+
+const isTouched = matchMedia("(pointer: coarse)");
 
 // Makes a field as high as its text, for browsers that lack `field-sizing` (Safari before 26.2).
 function grow(field) {
@@ -29,6 +31,7 @@ const page = {
   draft: "",
   files: [], // attached to the unsent message
   isDropping: false,
+  helpId: isTouched.matches ? null : "draft-help", // about keys
   result: "", // typed for the tool call that a reply waits for
   view: browser.read(VIEW) ?? "markdown",
   announcement: "",
@@ -53,9 +56,10 @@ const page = {
     new ResizeObserver(measure).observe(navigation);
     this.opening = this.read().then(() => this.openNamed());
     addEventListener("hashchange", () => this.openNamed());
+    addEventListener("storage", () => this.noteOthers());
     live("conversations", () => this.opening.then(() => this.followOthers()).catch(() => null));
     const isNew = !(await this.opening);
-    if (isNew && matchMedia("(pointer: fine)").matches && document.activeElement === document.body) byId("draft").focus();
+    if (isNew && document.activeElement === document.body) focusDraft();
   },
   async read() {
     try {
@@ -113,8 +117,9 @@ const page = {
   typeResult(event) {
     if (this.isSent(event)) this.sendResult();
   },
+  // On a phone, the key starts a new line: its keyboard has no Shift + Enter, and the button to send is beside the field.
   isSent(event) {
-    if (!isEnter(event) || event.shiftKey) return false;
+    if (!isEnter(event) || event.shiftKey || isTouched.matches) return false;
     event.preventDefault();
     return true;
   },
@@ -148,11 +153,17 @@ const page = {
     const text = event.clipboardData.getData("text");
     // Office programs add a picture of the text.
     const files = [...event.clipboardData.files].filter(({ type }) => !text || !type.startsWith("image/"));
-    const isTooLong = text.length + this.draft.length > MAX_FILE_CHARACTERS;
-    if (!files.length && !isTooLong) return;
-    event.preventDefault(); // the field would truncate it silently
-    if (files.length) await this.attach(files);
-    else toast(t("chat.paste_large", { count: number(MAX_FILE_CHARACTERS) }), "bad");
+    if (!files.length) return this.pasteText(event);
+    event.preventDefault();
+    return this.attach(files);
+  },
+  // Refuses a text that the field would truncate silently.
+  pasteText(event) {
+    const { value, selectionStart, selectionEnd } = event.target;
+    const kept = value.length - (selectionEnd - selectionStart);
+    if (kept + event.clipboardData.getData("text").length <= MAX_FILE_CHARACTERS) return;
+    event.preventDefault();
+    toast(t("chat.paste_large", { count: number(MAX_FILE_CHARACTERS) }), "bad");
   },
   drag(event) {
     this.isDropping = event.dataTransfer.types.includes("Files");
@@ -169,20 +180,21 @@ const page = {
   },
   async attach(files) {
     const { key } = this.current;
-    const [problems, all] = [[], [...this.files]];
+    const problems = [];
     for (const file of files) {
-      const room = MAX_FILE_CHARACTERS - all.reduce((sum, attached) => sum + attached.text.length, 0);
-      const read = file.size > 4 * room ? null : await readFile(file).catch(() => ({ text: null }));
-      if (read === null || read.text?.length > room) {
+      const read = file.size > 4 * this.fileRoom ? null : await readFile(file).catch(() => ({ text: null }));
+      if (this.current.key !== key) return; // another conversation is on screen by now
+      if (read === null || read.text?.length > this.fileRoom) {
         problems.push(t("chat.file_large", { name: file.name, count: number(MAX_FILE_CHARACTERS) }));
       } else if (read.text === null) problems.push(t("chat.file_binary", { name: file.name }));
-      else all.push(read);
+      else this.files = [...this.files, read];
     }
-    if (this.current.key !== key) return; // another conversation is on screen by now
-    this.files = all;
     if (problems.length) toast(problems.join(" "), "bad");
     this.keepDraft();
     byId("draft").focus();
+  },
+  get fileRoom() {
+    return MAX_FILE_CHARACTERS - this.files.reduce((sum, attached) => sum + attached.text.length, 0);
   },
   detach(file) {
     this.files = this.files.filter((attached) => attached !== file);

@@ -2,7 +2,7 @@
 
 import { ago, api, confirm, isEnter, isEscape, latestOnly, t } from "./core.js";
 import { ADDRESS, mayOutlivePage } from "./chat_keeping.js";
-import { byId, formOf } from "./chat_options.js";
+import { byId, focusDraft, formOf, whenShown } from "./chat_options.js";
 import { entries } from "./chat_outbox.js";
 import { stored, textOf } from "./chat_thread.js";
 import { choose, newNumber } from "./chat_tree.js";
@@ -80,12 +80,19 @@ export const list = {
     const { conversations } = await api("GET", `${ADDRESS}?search=${search}`);
     if (number < read) return conversations;
     read = number;
-    Object.assign(this, { conversations, isRead: true });
+    this.arrangeList(conversations);
+    this.isRead = true;
     return conversations;
   },
   // Puts a changed conversation at the top of the list.
   noteHeading(heading) {
-    this.conversations = [heading, ...this.conversations.filter((listed) => listed.id !== heading.id)];
+    this.arrangeList([heading, ...this.conversations.filter((listed) => listed.id !== heading.id)]);
+  },
+  // While a title is being typed, the order stays: a field that moves loses the focus.
+  arrangeList(conversations) {
+    const places = new Map(this.renamed ? this.conversations.map(({ id }, at) => [id, at]) : []);
+    const placeOf = ({ id }) => places.get(id) ?? places.size;
+    this.conversations = conversations.toSorted((one, other) => placeOf(one) - placeOf(other));
   },
   find() {
     clearTimeout(this.finding);
@@ -161,7 +168,8 @@ export const list = {
     this.restoreDraft();
     this.$nextTick(() => {
       this.follow(true);
-      if (matchMedia("(pointer: fine)").matches) byId("draft").focus();
+      this.noteOthers();
+      focusDraft();
     });
   },
   keepShown() {
@@ -183,19 +191,25 @@ export const list = {
     Object.assign(this, { renamed: conversation.id, newTitle: conversation.title });
     this.$nextTick(() => byId(`title-${conversation.id}`)?.select());
   },
-  typeTitle(conversation, event) {
-    if (isEnter(event)) this.saveTitle(conversation);
-    if (!isEscape(event)) return;
-    event.preventDefault(); // else it would also stop a reply
-    this.keepTitle();
+  async typeTitle(conversation, event) {
+    if (!isEnter(event) && !isEscape(event)) return;
+    event.preventDefault(); // else Escape would also stop a reply
+    if (isEscape(event)) this.newTitle = conversation.title;
+    await this.saveTitle(conversation);
+    this.focusEntry(conversation.id);
+  },
+  // Focuses an entry, or the search if it is gone, unless the user has gone on to something else.
+  focusEntry(id) {
+    whenShown(() => document.activeElement === document.body && (byId(`open-${id}`) ?? byId("chat-search")).focus());
   },
   async saveTitle(conversation) {
     const title = this.newTitle.trim().slice(0, 200);
     if (this.renamed !== conversation.id) return;
     this.renamed = 0;
-    if (!title || title === conversation.title) return;
-    if (this.isCurrent(conversation)) this.current.title = title;
-    await this.attempt(() => this.change(conversation, { title }));
+    if (title && title !== conversation.title) {
+      if (this.isCurrent(conversation)) this.current.title = title;
+      await this.attempt(() => this.change(conversation, { title }));
+    }
     await this.attempt(() => this.readList());
   },
   async change(conversation, values) {
@@ -203,13 +217,12 @@ export const list = {
     const known = this.known(conversation.id);
     if (known?.version === version - 1) known.version = version;
   },
-  keepTitle() {
-    this.renamed = 0;
-  },
   async remove(conversation) {
     const title = t("chat.delete_title", { title: conversation.title });
     if (!(await confirm({ title, text: t("chat.delete_text"), action: t("chat.delete"), tone: "bad" }))) return;
+    const at = this.conversations.findIndex(({ id }) => id === conversation.id);
     await this.attempt(() => this.deleteKept(this.path(conversation), conversation.id));
+    this.focusEntry((this.conversations[at] ?? this.conversations[at - 1])?.id);
   },
   async removeAll() {
     const title = t("chat.delete_all_title");

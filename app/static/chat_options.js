@@ -6,6 +6,9 @@ import { gainRow } from "./pays_words.js";
 import { browser } from "./storage.js";
 
 export const byId = (id) => document.getElementById(id);
+// Whether there is a mouse, and thus most likely a keyboard; on a phone, a focused field opens one on the screen.
+export const hasMouse = () => matchMedia("(pointer: fine)").matches;
+export const focusDraft = () => hasMouse() && byId("draft").focus();
 // Runs `work` after the next frame, once `x-show` has revealed its elements.
 export const whenShown = (work) => requestAnimationFrame(() => setTimeout(work));
 

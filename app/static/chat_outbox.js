@@ -4,7 +4,7 @@
 import { browser } from "./storage.js";
 
 const PREFIX = "paceline.chat.unsaved.";
-const WRITING_MS = 3000; // a tab that streams a reply renews its entry each second; meanwhile no tab sends it
+export const WRITING_MS = 3000; // a tab that streams a reply renews its entry each second; meanwhile no tab sends it
 
 const nameOf = (number, id) => `${PREFIX}${number}.${id}`;
 
@@ -27,6 +27,10 @@ export function entries(number = "") {
   const unsaved = wanted.map((name) => ({ ...JSON.parse(browser.read(name)), text: browser.read(name) }));
   return unsaved.filter((entry) => entry.until < Date.now());
 }
+
+// Returns the ids of the messages that a tab is answering now.
+export const answering = () =>
+  names().map((name) => JSON.parse(browser.read(name))).filter((entry) => entry?.until > Date.now()).map(({ turn }) => turn.parent);
 
 export const isLeftToOthers = () => names().length > entries().length;
 

@@ -1,12 +1,13 @@
 // Messages and replies: sends, streams, stops, edits and regenerates. An edit or a regenerated reply becomes a branch.
 
 import { api, copy, isEscape, isSigningInAgain, number, percent, seconds, t } from "./core.js";
-import { byId, LAST_MODEL, optionsOf, requestOf, whenShown } from "./chat_options.js";
+import { byId, focusDraft, hasMouse, LAST_MODEL, optionsOf, requestOf, whenShown } from "./chat_options.js";
+import { answering, WRITING_MS } from "./chat_outbox.js";
 import { Painter, paint, paintMessage, paintResult } from "./chat_paint.js";
 import { resume, stream } from "./chat_stream.js";
 import { messageOf, readable, Reply, sizeOf, withFiles } from "./chat_text.js";
 import { add, choose, lineTo, newTurnId, remove } from "./chat_tree.js";
-import { methodWords } from "./model_words.js";
+import { liveStateOf, methodWords } from "./model_words.js";
 import { reasonWords } from "./reason_words.js";
 import { browser, tab } from "./storage.js";
 
@@ -18,7 +19,7 @@ const FIGURES_TRIES = 10;
 const BEGUN = "paceline.chat.begun"; // by message id: request id of a reply whose end this tab has not seen
 const readBegun = () => JSON.parse(tab.read(BEGUN) ?? "{}");
 const noteBegun = (message, id) => tab.write(BEGUN, JSON.stringify({ ...readBegun(), [message.id]: id }));
-const runs = new Map(); // by message id: {conversation, controller, painter, reply, began, isLoading, spent}
+const runs = new Map(); // by message id: {conversation, controller, painter, reply, began, model, isLoading, spent}
 const replies = new Map(); // by message id: its content, a `Reply`
 
 const PROBLEMS = {
@@ -89,9 +90,22 @@ export const thread = {
   get isBusy() {
     return this.current.writing > 0;
   },
+  answeredElsewhere: [], // ids of the messages that other tabs are answering, or were until a moment ago
   get isUnanswered() {
     const last = this.current.messages.at(-1);
     return !this.isBusy && last && last.role !== "assistant" && !this.openCall;
+  },
+  get isAnsweredElsewhere() {
+    return this.isUnanswered && this.answeredElsewhere.includes(this.current.messages.at(-1).id);
+  },
+  get unansweredWords() {
+    return this.isAnsweredElsewhere ? t("chat.elsewhere") : t("chat.unanswered");
+  },
+  // The end of a reply reaches this tab through the server, a moment after its entry is gone.
+  noteOthers() {
+    this.answeredElsewhere = [...new Set([...this.answeredElsewhere, ...answering()])];
+    clearTimeout(this.noting);
+    this.noting = setTimeout(() => (this.answeredElsewhere = answering()), WRITING_MS + KEEP_MS);
   },
   // The first tool call without a result at the end of the line on screen, or null.
   get openCall() {
@@ -159,7 +173,7 @@ export const thread = {
     whenShown(() => {
       this.follow();
       const isFree = [document.body, byId("draft")].includes(document.activeElement) && !this.draft;
-      if (this.openCall && isFree && matchMedia("(pointer: fine)").matches) byId("result").focus();
+      if (this.openCall && isFree && hasMouse()) byId("result").focus();
     });
   },
 
@@ -194,7 +208,7 @@ export const thread = {
     const now = performance.now();
     const reply = replyOf(message);
     const isLoading = this.stateName !== "loaded";
-    const run = { conversation, controller, painter: new Painter(reply), reply, began: now, keptAt: now, isLoading };
+    const run = { conversation, controller, painter: new Painter(reply), reply, began: now, keptAt: now, model: this.model, isLoading };
     runs.set(message.id, run);
     conversation.writing += 1;
     this.follow(true);
@@ -292,6 +306,7 @@ export const thread = {
   // Generates a reply: a sibling of an earlier one, or the first for a message that has none.
   async again(message = this.current.messages.at(-1)) {
     if (this.isBusy) return;
+    focusDraft(); // the pressed button goes
     await this.answer(this.current, message.role === "assistant" ? message.parent : message.id);
   },
   edit(message) {
@@ -303,10 +318,12 @@ export const thread = {
     const content = withFiles(text, messageOf(replyOf(message).content).files);
     if (!content || this.isBusy) return;
     message.isEditing = false;
+    focusDraft();
     await this.say(this.current, content, message.parent, message.role);
   },
   endEdit(message) {
     message.isEditing = false;
+    whenShown(() => byId(`change-${message.id}`)?.focus());
   },
   typeEdit(message, event) {
     if (!isEscape(event)) return;
@@ -352,7 +369,8 @@ export const thread = {
     this.announce(this.versionWords(next));
     this.$nextTick(() => {
       const sides = step < 0 ? ["before", "after"] : ["after", "before"];
-      sides.map((side) => byId(`${side}-${next.id}`)).find((button) => !button.disabled).focus();
+      const buttons = sides.map((side) => byId(`${side}-${next.id}`)); // null if an empty reply was the only other version
+      (buttons.find((button) => button?.disabled === false) ?? byId("draft")).focus();
     });
   },
   copyText: (message) => copy(textOf(message)),
@@ -384,9 +402,16 @@ export const thread = {
     if (message.status === "stopped" && !message.problem) return t("reply.stopped");
     return message.figures?.finish === "length" ? t("chat.length") : "";
   },
-  get waitingWords() {
-    if (this.isLoading) return t("reply.loading", { model: this.model, percent: percent(this.fraction) });
-    return t("reply.waiting");
+  // How far the model of a reply is loaded; null if that is no reason to wait.
+  loadedShare(message) {
+    const model = runs.get(message.id)?.model;
+    const now = this.state && model && liveStateOf(this.state, model);
+    return now?.state === "loading" ? now.fraction : null;
+  },
+  waitingWords(message) {
+    const share = this.loadedShare(message);
+    if (share === null) return t("reply.waiting");
+    return t("reply.loading", { model: runs.get(message.id).model, percent: percent(share) });
   },
   isWaiting: (message) => message.status === "writing" && !message.figures,
 };

@@ -115,7 +115,7 @@ async def test_a_running_request_tells_its_phase_and_how_far_it_is(site: Site) -
 
 async def test_what_ran_is_listed_with_its_numbers_and_told_in_full(site: Site) -> None:
     reply = (await chat(site)).json()
-    await chat(site, stream=True, seed=7, temperature=0.25)
+    await chat(site, stream=True, seed=7, temperature=0.25, frequency_penalty=0.5)
     listed = await ask(site, "requests")
     assert (listed["total"], listed["next"], listed["models"]) == (2, "", ["demo-main"])
     second, first = listed["requests"]
@@ -128,7 +128,8 @@ async def test_what_ran_is_listed_with_its_numbers_and_told_in_full(site: Site) 
     full = (await ask(site, f"requests/{second['id']}"))["request"]
     assert full["figures"]["timings"] == reply["timings"]
     assert full["figures"]["speculation"] == reply["speculation"]
-    assert full["figures"]["asked"]["sampling"]["temperature"] == 0.25
+    asked = full["figures"]["asked"]["sampling"]
+    assert (asked["temperature"], asked["frequency_penalty"]) == (0.25, 0.5)
     assert full["figures"]["asked"]["streamed"] is True
     assert full["figures"]["seconds"]["decode"] == 0.06
     assert (full["prompt"], full["reply"]) == (None, None)
