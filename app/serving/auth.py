@@ -98,8 +98,9 @@ async def authorize(request: Request) -> None:
         return
     is_admin = path == ADMIN or path.startswith(ADMIN + "/")
     cookie = request.cookies.get(COOKIE, "") if is_admin and not keys else ""
+    address = f"{quote(path)}?{request.scope['query_string'].decode('latin-1')}".removesuffix("?")
     request.state.identity = await asyncio.to_thread(
-        _authenticate, access_policy, path, keys, cookie, is_admin=is_admin
+        _authenticate, access_policy, address, keys, cookie, is_admin=is_admin
     )
 
 
@@ -139,37 +140,39 @@ def identity_of(request: Request) -> Identity:
 
 
 def _authenticate(
-    access_policy: AccessPolicy, path: str, keys: list[bytes], cookie: str, *, is_admin: bool
+    access_policy: AccessPolicy, address: str, keys: list[bytes], cookie: str, *, is_admin: bool
 ) -> Identity:
     """Return the caller, looked up in the store. Raises unless the caller may use the route."""
     identity = _key_owner(access_policy, keys)
     if is_admin:
         if cookie and not access_policy.accounts.is_locked_down and access_policy.accounts.sessions.is_open(cookie):
             return SESSION
-        return _require_admin(access_policy, identity, path, has_ended=bool(cookie))
+        return _require_admin(access_policy, identity, address, has_ended=bool(cookie))
     if identity is None and access_policy.is_key_required:
         advice = "A valid API key is required: send `Authorization: Bearer <key>`."
         raise Rejected(401, advice, "invalid_api_key", close=True)
     return identity or ANONYMOUS
 
 
-def _require_admin(access_policy: AccessPolicy, identity: Identity | None, path: str, *, has_ended: bool) -> Identity:
+def _require_admin(
+    access_policy: AccessPolicy, identity: Identity | None, address: str, *, has_ended: bool
+) -> Identity:
     if identity is not None and identity.scope == "admin":
         return identity
     if identity is not None:
         raise Rejected(403, "This key is for inference only: use one of scope admin.", "insufficient_scope", close=True)
-    if path.startswith(ADMIN_JSON):
+    if address.startswith(ADMIN_JSON):
         advice = "Sign in at /admin/login, or send an API key of scope admin."
         raise Rejected(401, advice, "not_signed_in", close=True)
-    raise HTTPException(303, headers={"location": _sign_in_url(access_policy, path, has_ended=has_ended)})
+    raise HTTPException(303, headers={"location": _sign_in_url(access_policy, address, has_ended=has_ended)})
 
 
-def _sign_in_url(access_policy: AccessPolicy, path: str, *, has_ended: bool) -> str:
-    """Return the sign-in address, which leads back to `path`; `has_ended`: the browser was signed in before."""
+def _sign_in_url(access_policy: AccessPolicy, address: str, *, has_ended: bool) -> str:
+    """Return the sign-in address, which leads back to `address`; `has_ended`: the browser was signed in before."""
     if not access_policy.accounts.has_account:
         return "/admin/setup"
     reason = ["ended=1"] if has_ended else []
-    next_page = [] if path in {ADMIN, ADMIN + "/"} else [f"next={quote(path)}"]
+    next_page = [] if address in {ADMIN, ADMIN + "/"} else [f"next={quote(address)}"]
     return "?".join(part for part in ("/admin/login", "&".join([*reason, *next_page])) if part)
 
 

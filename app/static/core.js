@@ -119,7 +119,7 @@ export const isSigningInAgain = () => isLeaving;
 export function signInAgain() {
   if (isLeaving || !document.body.dataset.area) return;
   isLeaving = true;
-  location.assign(`/admin/login?ended=1&next=${encodeURIComponent(location.pathname)}${location.hash}`);
+  location.assign(`/admin/login?ended=1&next=${encodeURIComponent(location.pathname + location.search)}${location.hash}`);
 }
 
 // JSON in, JSON out. Throws ApiError; a session that has ended leads to the sign-in page.

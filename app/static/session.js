@@ -12,7 +12,7 @@ if (code && !place) history.replaceState(null, "", location.pathname + location.
 // Returns the page that was requested before signing in, or the home page if the address is not one of the dashboard's.
 function wanted() {
   const next = new URLSearchParams(location.search).get("next") ?? HOME;
-  return /^\/admin\/[\w\-./%@+ ]*$/.test(next) && !next.startsWith("/admin/api/") ? next + place : HOME;
+  return /^\/admin\/(?!api\/)[\w\-.~/%@+:!$&'()*,;=?]*$/.test(next) ? next + place : HOME;
 }
 
 // Shared by both forms: one call at a time; a problem is shown next to its field.

@@ -96,6 +96,7 @@ const RETURN_SECONDS = 120; // time for the server to start, after the time for 
 component("restart", () => ({
   isBusy: false,
   words: "",
+  address: "",
 
   async restart() {
     const rows = data.settings;
@@ -105,7 +106,7 @@ component("restart", () => ({
     this.isBusy = true;
     try {
       const { new_port: port } = await api("POST", "/admin/api/restart");
-      if (port !== null) this.words = t("settings.restart_elsewhere", { address: `${location.protocol}//${location.hostname}:${port}` });
+      if (port !== null) this.leave(`${location.protocol}//${location.hostname}:${port}`);
       else await this.wait(grace + RETURN_SECONDS);
     } catch (error) {
       this.words = error.message;
@@ -113,9 +114,14 @@ component("restart", () => ({
     this.isBusy = false;
   },
 
+  leave(address) {
+    Object.assign(this, { words: t("settings.restart_elsewhere"), address });
+    link.isRestarting = true;
+  },
+
   async wait(patience) {
     const began = Date.now();
-    this.words = t("settings.restarting");
+    Object.assign(this, { words: t("settings.restarting"), address: "" });
     link.isRestarting = true;
     while (Date.now() - began < patience * 1000) {
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));
@@ -145,11 +151,18 @@ component("updates", () => ({
 
 // Shows only settings whose text, or section title, contains all of the typed words.
 component("find", () => ({
+  words: "",
+
   narrow(event) {
     const wanted = event.target.value.toLowerCase().split(/\s+/);
     const fits = (node) => wanted.every((word) => node.textContent.toLowerCase().includes(word));
-    for (const row of document.querySelectorAll(".setting")) row.hidden = !fits(row) && !fits(row.closest("section").querySelector("h2"));
-    for (const section of document.querySelectorAll("section:has(.setting)")) section.hidden = !section.querySelector(".setting:not([hidden])");
+    const sections = [...document.querySelectorAll("section.card")];
+    for (const section of sections) {
+      const rows = [...section.querySelectorAll(".setting")];
+      for (const row of rows) row.hidden = !fits(row) && !fits(section.querySelector("h2"));
+      section.hidden = rows.length ? rows.every((row) => row.hidden) : !fits(section);
+    }
+    this.words = sections.every((section) => section.hidden) ? t("settings.no_match") : "";
   },
 }));
 

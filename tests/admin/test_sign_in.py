@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
@@ -193,8 +194,9 @@ async def test_signing_in_again_rotates_the_session() -> None:
 
 
 async def test_a_page_that_was_wanted_is_remembered() -> None:
-    response = await make_sign_in_site().browser().get("/admin/connect?x=1")
-    assert response.headers["location"] == "/admin/login?next=/admin/connect"
+    response = await make_sign_in_site().browser().get("/admin/drafts/caf%C3%A9:fast?x=1&y=%2F")
+    (wanted,) = parse_qs(urlsplit(response.headers["location"]).query)["next"]
+    assert wanted == "/admin/drafts/caf%C3%A9%3Afast?x=1&y=%2F"
 
 
 async def test_whose_session_has_ended_is_told_so_where_it_signs_in() -> None:

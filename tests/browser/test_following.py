@@ -3,18 +3,19 @@
 import shutil
 from pathlib import Path
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 import app
 from app.i18n.catalogs import read_words
 from tests.browser.conftest import Visitor
-from tests.browser.server import MODEL, Server
+from tests.browser.server import MODEL, PASSWORD, Server
 from tests.browser.visit import sends
 from tests.browser.witness import is_settled
 
 words = read_words()
 OTHER = "demo-hybrid"
 LATE = "late-model"
+EMPTY = {"requests": [], "next": "", "total": 0, "models": [], "running": []}
 
 
 def test_open_pages_offer_a_model_that_has_come_since(server: Server, visitor: Visitor) -> None:
@@ -53,19 +54,20 @@ def test_the_head_of_a_model_follows_its_settings(server: Server, visitor: Visit
 def test_a_history_that_was_cleared_elsewhere_leaves_no_rows(server: Server, visitor: Visitor) -> None:
     server.reply("Count to three.", max_tokens=3)
     recent = server.until("requests", lambda now: now["recent"])["recent"]
-    feeds = [{"running": [], "recent": recent, "open": 0}, {"running": [], "recent": [], "open": 0}]
+    now = {"running": [], "recent": recent, "open": 0}
+
+    def feed(route: Route) -> None:
+        sends(requests=now)(route)
+
     page = visitor(server).open("/admin/requests")
     rows = page.locator("[aria-labelledby=past-title] tbody tr")
     expect(rows.first).to_be_visible()
-    page.route("**/admin/api/live?*", lambda route: sends(requests=feeds[0] if len(feeds) > 1 else feeds[-1])(route))
+    page.route("**/admin/api/live?*", feed)
     page.route("**/admin/api/requests?*", lambda route: route.fulfill(json=EMPTY))
     page.reload()
     expect(rows.first).to_be_visible()
-    feeds.pop(0)
+    now["recent"] = []
     expect(rows).to_have_count(0)
-
-
-EMPTY = {"requests": [], "next": "", "total": 0, "models": [], "running": []}
 
 
 def test_ages_grow_while_a_page_is_open(server: Server, visitor: Visitor) -> None:
@@ -84,6 +86,16 @@ def test_ages_grow_while_a_page_is_open(server: Server, visitor: Visitor) -> Non
     page.clock.install()
     aged(page, "/admin/", "[aria-labelledby=recent-title] tbody tr td")
     aged(page, "/admin/settings", "#sessions li .small")
+
+
+def test_signing_in_leads_back_to_the_same_filter_and_name(server: Server, visitor: Visitor) -> None:
+    for path in ("/admin/requests?outcome=failed", "/admin/drafts/caf%C3%A9", "/admin/models/demo-assistant%3Afast"):
+        visit = visitor(server, signed_in=False)
+        visit.witness.expects(401, 404)
+        page = visit.open(path)
+        page.locator("#password").fill(PASSWORD)
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(server.url(path))
 
 
 def test_a_text_is_copied_where_the_browser_has_no_clipboard(server: Server, visitor: Visitor) -> None:
