@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 
+from app.text.answer.call_patterns import patterns
 from app.text.answer.splitter import AnswerSplitter
-from app.text.dialect import FORMS, Dialect, patterns, read_dialect
+from app.text.dialect import FORMS, Dialect, read_dialect
 from tests.text.published_models import TEMPLATES, rendering
 
 PROPERTIES: dict[str, Any] = {

@@ -7,6 +7,7 @@ from typing import Any
 import regex
 
 from app.core.messages import ToolCallDelta
+from app.text.answer.call_patterns import CallPatterns
 from app.text.answer.calls import (
     Call,
     Tools,
@@ -19,7 +20,7 @@ from app.text.answer.calls import (
 )
 from app.text.answer.json_text import JsonReader, to_json
 from app.text.answer.unread_text import UnreadText
-from app.text.dialect import CallPatterns, compiled
+from app.text.dialect import compiled
 
 MAX_END_MARKERS = 64
 """Limit on the number of end markers that are tried, in order, as the end of one call."""

@@ -12,6 +12,7 @@ import msgspec
 import regex
 
 from app.core.messages import ToolCallDelta
+from app.text.answer.call_patterns import patterns
 from app.text.answer.call_reader import CallReader, CallsEnded, CallSender
 from app.text.answer.calls import Call, first_json_calls, parameter_schemas, parse_python_calls
 from app.text.answer.stops import FlaggedText, OutgoingText, spans_of
@@ -26,7 +27,6 @@ from app.text.dialect import (
     MAX_WHITESPACE,
     Dialect,
     compiled,
-    patterns,
     with_json_calls,
 )
 

@@ -1,0 +1,68 @@
+"""Compiled expressions of each form of tool calls."""
+
+from functools import cache
+
+import regex
+
+from app.text.dialect import FORMS, OBJECT_HEAD, VALUE_HEAD, CallForm, compiled
+
+
+class CallPatterns:
+    """Compiled expressions of one form. Each start of a call is paired with the kind of its arguments: `json` (after a
+    head), `member` (of an object), `value` (a whole one, with the name) or `head` (any other shape after a head)."""
+
+    def __init__(self, form: CallForm) -> None:
+        self.form = form
+        start = rf"(?:{form.start})\s*"
+        optional = rf"(?:{start})?" if form.start else ""
+        prefix = optional if form.bare_head else start
+        heads = [(head, kind) for head, kind in ((form.json_head, "json"), (form.head, "head")) if head]
+        values = [(OBJECT_HEAD, "member"), (VALUE_HEAD, "value")] if form.start else []
+        self.call_starts = [(compiled(prefix + head), kind) for head, kind in heads]
+        """Patterns of a call's start after text, in the order in which they are tried."""
+        self.call_starts += [(compiled(start + value), kind) for value, kind in values]
+        self.following_starts = [
+            (compiled(rf"\s*(?:[,;]\s*)?{optional}{pattern}"), kind) for pattern, kind in (*heads, *values)
+        ]
+        """Patterns of a call's start after another call."""
+        self.start_markers = "|".join(f"(?:{marker})" for marker in (form.start, form.bare_head) if marker)
+        """Pattern of the markers at which a call may start."""
+        self.matches_bare_head = compiled(form.bare_head or r"(?!)").match
+        self.tail = compiled(rf"\s*(?:{form.tail})") if form.tail else None
+        self._surplus = rf"(?:{form.finishes}\s*|</function_\w+>\s*)*" if form.finishes not in {"", form.end} else ""
+        """Pattern of markers after the last parameter that the model wrote once more."""
+        self.end = compiled(rf"\s*{self._surplus}(?:{form.end})") if form.end else None
+        self.end_after_json = compiled(rf"\s*(?:[}}\]]\s*){{0,3}}(?:{form.end})") if form.end else None
+        """Pattern of the end marker, after any surplus closing brackets that the model wrote."""
+        self.opens = compiled(rf"\s*{form.opens}{form.key}")
+        left_out = rf"|(?={form.end})" if form.finishes != form.end and form.end else ""
+        self.finishes = compiled(rf"\s*(?:{form.finishes}{left_out})")
+        """Pattern of the marker after the last parameter, which a model may leave out before the end marker."""
+        self.inner_opens = compiled(rf"(?<=\n){form.opens}{form.key}(?=\n)")
+        """Pattern of a parameter's beginning on a line of its own."""
+        self.last_finish = compiled(rf"(?<=\n)(?={form.finishes}\s*(?:{form.end})?\s*(?:{form.start}|\Z))")
+        """Pattern of the place where a call ends, followed by another call or the end of the answer."""
+        self.edges = compiled(rf"{form.head}|{form.finishes}")
+        """Pattern of the beginning and the end of a call that has parameters."""
+        self.closes_quoted = compiled(rf"\]\]>\s*{form.closes}")
+
+    def closes(self, key: str, *, has_start_marker: bool, final: bool) -> "regex.Pattern[str]":
+        """Return the pattern that ends the parameter `key` but does not match the same markers inside its value."""
+        form = self.form
+        key = regex.escape(key) if "KEY" in form.closes else ""
+        if form.finishes == form.end or final:
+            finish_pattern = rf"{form.finishes}|(?:{form.end or '(?!)'})\s*\Z"
+        elif has_start_marker and form.end:
+            finish_pattern = (
+                rf"{form.finishes}\s*{self._surplus}(?:{form.end}|{form.start}|{form.head})"
+                rf"|(?:{form.end})\s*(?:{form.start})"
+            )
+        else:
+            finish_pattern = rf"{form.finishes}(?!\s*{form.closes})"
+        return compiled(rf"{form.closes.replace('KEY', key)}(?=\s*(?:{form.opens}|{finish_pattern}))")
+
+
+@cache
+def patterns(name: str) -> CallPatterns:
+    """Return the compiled expressions of the form `name`."""
+    return CallPatterns(FORMS[name])
