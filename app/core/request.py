@@ -100,8 +100,8 @@ class Constraint(Protocol):
     def failure(self, output: Sequence[int]) -> str:
         """Return an error if no token can follow `output`, or if it must not end here; otherwise an empty string."""
 
-    def opening(self, output: Sequence[int]) -> int | None:
-        """Return the token that opens reasoning, if it is allowed next. It is then drawn for without a mask."""
+    def openings(self, output: Sequence[int]) -> Sequence[int]:
+        """Return the tokens that may open reasoning next. One of them follows if it is drawn without a mask."""
 
     def allow(self, output: Sequence[int], drafts: Sequence[int], masks: Any) -> int:
         """Write the masks of what may follow `output` and each draft after it; return how many of `drafts` are allowed.

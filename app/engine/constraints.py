@@ -107,9 +107,10 @@ class Constraints:
         bits = np.unpackbits(masks.view(np.uint8), axis=-1, count=vocabulary, bitorder="little")
         allowed = mx.array(bits.view(np.bool_))
         for mask_row, (index, (constraint, output)) in enumerate(binding.items()):
-            if (opening := constraint.opening(output)) is not None:
-                is_drawn = draw(logits[index : index + 1, :1], [sampled[index]._replace(salt=OPENING_SALT)]) == opening
-                allowed[mask_row, 0] = mx.where(is_drawn[0], mx.arange(vocabulary) == opening, allowed[mask_row, 0])
+            if openings := constraint.openings(output):
+                drawn = draw(logits[index : index + 1, :1], [sampled[index]._replace(salt=OPENING_SALT)])[0]
+                opens = (mx.array(list(openings)) == drawn).any()
+                allowed[mask_row, 0] = mx.where(opens, mx.arange(vocabulary) == drawn, allowed[mask_row, 0])
         if len(binding) == len(rows):
             return mx.where(allowed, logits, -mx.inf), allowed_counts
         masked, indices = mx.array(logits), mx.array(list(binding))  # a copy: scores are read from the raw logits

@@ -117,22 +117,25 @@ class AnswerConstraint:
         """Forced text at the last call of `forced`, and its tokens with their alternatives."""
         self._mask_seconds = 0.0
         """Time per mask in the last step, in seconds."""
-        self._opening: int | None = None
         self._closing_tokens: list[int] = []
         self._message = b""
         """Beginning of gpt-oss's current message inside the reasoning."""
         self._gaps: set[int] = set()
+        self._openings: set[int] = set()
+        """Tokens with which reasoning may begin: the first of its marker, or white space before it."""
         self._phase = Phase.ANSWER
         if reasoning is not None:
-            spelled = vocabulary(reasoning.opening.encode())
-            self._opening = spelled[0] if len(spelled) == 1 else None
             self._closing_tokens = vocabulary(reasoning.closing.encode())
             self._gaps = {token for gap in GAPS for token in vocabulary(gap) if vocabulary.pieces[token] == gap}
+            marker_start = vocabulary(self._opening)[:1]
+            self._openings = {
+                token for token in (*marker_start, *self._gaps) if self._is_whole(token) or not self._in_grammar(token)
+            }
             self._phase = Phase.REASONING if reasoning.inside else Phase.START
         self._reasoning_tokens = 0
         """Number of reasoning tokens so far."""
         self._tail = b""
-        """Last bytes of the reasoning."""
+        """Last bytes of the reasoning, or of its opening marker."""
         self._consumed_tokens = 0
         """Number of output tokens consumed so far."""
 
@@ -148,8 +151,8 @@ class AnswerConstraint:
 
     def forced(self, output: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         self._consume(output)
-        if self._phase is Phase.REASONING:
-            return tuple((token,) for token in self._forced_closing())
+        if self._in_reasoning:
+            return tuple((token,) for token in self._forced_marker())
         if self._phase is not Phase.ANSWER or self._text is None or self._error:
             return ()
         if (text := self._text.next(FORCED_BYTES)) != self._forced_tokens[0]:  # asked after a step and before the next
@@ -181,9 +184,10 @@ class AnswerConstraint:
     def affordable_drafts(self) -> int:
         return int(MASKS_SECONDS / self._mask_seconds) if self._mask_seconds else FORCED_BYTES
 
-    def opening(self, output: Sequence[int]) -> int | None:
+    def openings(self, output: Sequence[int]) -> Sequence[int]:
         self._consume(output)
-        return self._opening if self._phase is Phase.START and self._matcher is not None else None
+        may_open = self._phase is Phase.START and self._matcher is not None and not self._tail
+        return sorted(self._openings) if may_open else ()
 
     def allow(self, output: Sequence[int], drafts: Sequence[int], masks: Any) -> int:
         self._consume(output)
@@ -205,8 +209,8 @@ class AnswerConstraint:
     def _allow(self, drafts: Sequence[int], masks: Any) -> int:
         slot = 0
         while True:
-            if self._phase is Phase.REASONING:
-                forced_tokens = self._forced_closing()[:1]
+            if self._in_reasoning:
+                forced_tokens = self._forced_marker()[:1]
                 if forced_tokens:
                     masks[slot] = 0
                     _allow_tokens(masks[slot], forced_tokens)
@@ -214,7 +218,7 @@ class AnswerConstraint:
                     _forbid_tokens(masks[slot], [] if self._is_in_call() else self._vocabulary.stops)
                 is_valid = slot < len(drafts) and (not forced_tokens or drafts[slot] == forced_tokens[0])
             else:
-                opens = self._phase is Phase.START and slot < len(drafts) and drafts[slot] == self._opening
+                opens = self._phase is Phase.START and slot < len(drafts) and self._may_open(drafts[slot])
                 also_allowed = self._gaps if self._phase is Phase.GAP else ()
                 is_valid = opens or (slot < len(drafts) and drafts[slot] in also_allowed)
                 if not is_valid:
@@ -284,13 +288,18 @@ class AnswerConstraint:
 
     def _advance(self, token: int) -> bool:
         """Advance past `token`, and return whether it belongs to the answer."""
-        if self._phase is Phase.START and token == self._opening:
-            self._phase = Phase.REASONING
-            return False
+        piece = self._vocabulary.pieces[token] if token < len(self._vocabulary.pieces) else b""
+        if self._phase is Phase.START and self._may_open(token):
+            begun, opening = (self._tail + piece).lstrip(), self._opening
+            if begun.startswith(opening):
+                self._phase, self._tail = Phase.REASONING, b""
+                return False
+            if opening.startswith(begun):
+                self._tail += piece
+                return False
         if self._phase is Phase.REASONING:
             closing = self._reasoning.closing.encode() if self._reasoning else b""
             self._reasoning_tokens += 1
-            piece = self._vocabulary.pieces[token] if token < len(self._vocabulary.pieces) else b""
             ending = self._tail + piece
             self._tail = ending[-len(closing) :]
             self._message = b"" if piece in MESSAGE_EDGES else (self._message + piece)[:HEADER_BYTES]
@@ -308,8 +317,38 @@ class AnswerConstraint:
         names = self._reasoning.call_names if self._reasoning else ()
         return called is not None and called[1].decode("utf-8", "replace") in names
 
-    def _forced_closing(self) -> list[int]:
-        """Return the remaining tokens of the closing marker once the reasoning has reached its limit."""
+    @property
+    def _opening(self) -> bytes:
+        return self._reasoning.opening.encode() if self._reasoning else b""
+
+    @property
+    def _in_reasoning(self) -> bool:
+        """Whether reasoning has begun; under a grammar, its opening marker need not be complete."""
+        return self._phase is Phase.REASONING or (
+            self._phase is Phase.START and bool(self._tail) and self._matcher is not None
+        )
+
+    def _is_whole(self, token: int) -> bool:
+        """Return whether a token is all of the opening marker."""
+        return self._vocabulary.pieces[token] == self._opening
+
+    def _in_grammar(self, token: int) -> bool:
+        """Return whether the answer itself may begin with `token`."""
+        try:
+            return self._matcher is not None and self._matcher.deep_copy().validate_tokens([token]) > 0
+        except ValueError:  # beyond `LIMITS`: `allow` fails too, and reports it
+            return True
+
+    def _may_open(self, token: int) -> bool:
+        """Return whether a token at the start may belong to the opening marker of reasoning. Under a grammar, its
+        first token decides: the rest of the marker is forced."""
+        return self._matcher is None or bool(self._tail) or token in self._openings
+
+    def _forced_marker(self) -> list[int]:
+        """Return the remaining tokens of an opening marker that was begun under a grammar, or those of the closing
+        marker once the reasoning has reached its limit."""
+        if self._phase is Phase.START:
+            return self._vocabulary(self._opening[len(self._tail.lstrip()) :])
         limit = self._reasoning.most_tokens if self._reasoning else None
         return (
             []
