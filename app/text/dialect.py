@@ -105,8 +105,8 @@ _QWEN = CallForm(
 )
 _INVOKE = CallForm(
     sign="<minimax:tool_call>",
-    start=r"<minimax:tool_call>",
-    end=r"</minimax:tool_call>",
+    start=r"<minimax:tool_call>|<function_calls>",
+    end=r"</minimax:tool_call>|</function_calls>",
     head=rf"<invoke\s+name=[\"']?{_NAME}[\"']?\s*>",
     opens=r"<parameter\s+name=",
     key=r"[\"']?(?P<key>[^>]*?)[\"']?\s*>",

@@ -34,6 +34,8 @@ class CallPatterns:
         self.end = compiled(rf"\s*{self._surplus}(?:{form.end})") if form.end else None
         self.end_after_json = compiled(rf"\s*(?:[}}\]]\s*){{0,3}}(?:{form.end})") if form.end else None
         """Pattern of the end marker, after any surplus closing brackets that the model wrote."""
+        self.stray_end = compiled(rf"\s*,?\s*(?:{form.end or '(?!)'})")
+        self.start = compiled(rf"\s*(?:{form.start or '(?!)'})\s*")
         self.opens = compiled(rf"\s*{form.opens}{form.key}")
         left_out = rf"|(?={form.end})" if form.finishes != form.end and form.end else ""
         self.finishes = compiled(rf"\s*(?:{form.finishes}{left_out})")

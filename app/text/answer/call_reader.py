@@ -109,9 +109,9 @@ class CallReader:
         self.failed = 0
         """Number of false call starts."""
 
-    def call_start(self) -> Generator[None, None, CallStart | None]:
-        """Match a call that starts here, after text; None if there is none."""
-        return self._match_start(self._patterns.call_starts)
+    def call_start(self, position: int = 0) -> Generator[None, None, CallStart | None]:
+        """Match a call that starts at `position`, after text; None if there is none."""
+        return self._match_start(self._patterns.call_starts, position)
 
     def scan_calls(self) -> Generator[None, None, bool]:
         """Parse consecutive calls and their end marker; return False, with nothing consumed, if there is no call."""
@@ -126,7 +126,17 @@ class CallReader:
                 self._unread.take(end.end())
                 break
             start = yield from self._match_start(self._patterns.following_starts)
+        if has_calls:
+            yield from self._skip_stray_markers()
         return has_calls
+
+    def _skip_stray_markers(self) -> Generator[None, None, None]:
+        """Skip markers that the model wrote behind its calls: more end markers, or a start with nothing behind it."""
+        while (end := (yield from self._unread.match(self._patterns.stray_end))) is not None:
+            self._unread.take(end.end())
+        begun = yield from self._unread.match(compiled(rf"{self._patterns.start.pattern}(?=\S)"))
+        if begun is None and self._unread.final and self._patterns.start.fullmatch(self._unread.text):
+            self._unread.take(len(self._unread.text))
 
     def stream_arguments(
         self, name: str, written_id: str | None, end: "regex.Pattern[str] | None"
@@ -161,10 +171,10 @@ class CallReader:
         return True
 
     def _match_start(
-        self, patterns: Sequence[tuple["regex.Pattern[str]", str]]
+        self, patterns: Sequence[tuple["regex.Pattern[str]", str]], position: int = 0
     ) -> Generator[None, None, CallStart | None]:
         for pattern, kind in patterns if self.failed < MAX_FAILED else ():
-            head = yield from self._unread.match(pattern)
+            head = yield from self._unread.match(pattern, position)
             if head is not None and (kind == "value" or head["name"] in self._tools):
                 return head, kind
         return None

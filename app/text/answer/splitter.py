@@ -12,17 +12,18 @@ import msgspec
 import regex
 
 from app.core.messages import ToolCallDelta
+from app.text.answer import harmony
 from app.text.answer.call_patterns import patterns
 from app.text.answer.call_reader import CallReader, CallsEnded, CallSender
 from app.text.answer.calls import Call, first_json_calls, parameter_schemas, parse_python_calls
+from app.text.answer.markdown import Markdown
 from app.text.answer.stops import FlaggedText, OutgoingText, spans_of
-from app.text.answer.unread_text import UnreadText
+from app.text.answer.unread_text import MatchSearch, UnreadText
 from app.text.detokenizer import TextStream
 from app.text.dialect import (
     BARE_JSON,
     FORMS,
     HARMONY,
-    HARMONY_ENDS,
     HARMONY_LAST,
     MAX_WHITESPACE,
     Dialect,
@@ -30,22 +31,10 @@ from app.text.dialect import (
     with_json_calls,
 )
 
-_HEADER = compiled(
-    r"(?=\s*(?:<\||to=))\s*(?:<\|(?:end|call|return)\|>\s*)*(?:<\|start\|>\s*assistant)?"
-    r"\s*(?:to=(?:functions\.)?(?P<to>[^\s<]{1,256}))?"
-    r"(?:\s*<\|channel\|>\s*(?P<channel>\w+)?(?:[^<]{0,256}?\bto=(?:functions\.)?(?P<name>[^\s<]{1,256}))?[^<]{0,256})*"
-    r"[^<]{0,256}(?:<\|constrain\|>[^<]{0,256})?<\|message\|>"
-)
-"""Header of a harmony message. A model may write the channel twice. Without limits, time grows with the square."""
-_ENDS = "|".join(map(regex.escape, HARMONY_ENDS))
-_BROKEN_HEADER = compiled(r"\s*<\|channel\|>[^<]{0,256}(?=<\|(?:end|start|call|return)\|>)")
-_UNENDED_HEADER = compiled(
-    r"\s*(?:<\|(?:end|call|return)\|>\s*)*(?:<\|start\|>\s*assistant)?\s*<\|channel\|>\s*final"
-    r"(?:\s*<\|constrain\|>\w*)+\s*(?=[^\s\w<]|<[^|])"
-)
-"""Header of an answer whose last marker the model left out."""
-_MARKER = compiled(rf"\s*(?:{_ENDS}|<\|message\|>)")
-_EMPTY = compiled(rf"\s*(?:{_ENDS})")
+_FENCE = compiled(r"```\w*\s*")
+"""Pattern of a code fence around calls."""
+_MARKS = regex.compile(r"[<\[]")
+"""Pattern of the beginning of a reasoning marker that is no ordinary sentence."""
 _BARE = (
     compiled(
         r'\s*(?:<\|python_tag\|>|<tools>|```\w*)?\s*\[?\s*\{\s*"(?:(?:name|tool_name|function)"\s*:\s*"(?P<name>[^"]*)"'
@@ -55,8 +44,8 @@ _BARE = (
 )
 """Patterns of the beginning of an answer that may be nothing but calls without markers."""
 _WRAPPED = regex.compile(r"(?s)\s*(?:<\|python_tag\|>|<tools>|```\w*)?(?P<body>.*?)(?:</tools>|</tool_call>|```)?\s*")
-_MESSAGE_SEPARATOR = "\n\n"
-"""Separator of two harmony messages that are both text, or both reasoning."""
+_SEPARATOR = "\n\n"
+"""Separator of two sections of reasoning, or of two harmony messages that are both text."""
 
 PacedCheck = Generator[None, None, bool]
 """Generator that scans text step by step; each `yield` waits for more."""
@@ -117,8 +106,10 @@ class AnswerSplitter:
         self._tools = parameter_schemas(tools)
         self._unread = UnreadText()
         self._outgoing = OutgoingText(stop, calls=bool(tools))
+        self._markdown = Markdown()
         self._reasoning_whitespace: str | None = None
-        """Trailing white space of the reasoning, withheld until more reasoning follows; None before any reasoning."""
+        """Trailing white space of the reasoning, withheld until more follows; None at the start of a section."""
+        self._reasoning_separator = ""
         self._deltas: list[AnswerDelta] = []
         self._calls = CallSender(self._begin_call, self._append_call, one_call=one_call, used_ids=used_ids)
         self._reader = CallReader(self._unread, self._tools, self._patterns, self._calls)
@@ -181,15 +172,22 @@ class AnswerSplitter:
             delta.drafted_flags += text.drafted_flags
 
     def _emit_text(self, text: FlaggedText) -> None:
+        self._markdown.add(text.text)
         self._append_text(self._outgoing.add(text))
         if self._outgoing.matched_stop:
             raise _StopStringMet
+
+    def _begin_reasoning(self) -> None:
+        if self._reasoning_whitespace is not None:
+            self._reasoning_whitespace, self._reasoning_separator = None, _SEPARATOR
 
     def _emit_reasoning(self, text: FlaggedText) -> None:
         combined = text.text.lstrip() if self._reasoning_whitespace is None else self._reasoning_whitespace + text.text
         visible = combined[: max(len(combined.rstrip()), len(combined) - MAX_WHITESPACE)]
         if visible:
-            self._open_delta(accepts=lambda last: not last.text and not last.calls).reasoning += visible
+            delta = self._open_delta(accepts=lambda last: not last.text and not last.calls)
+            delta.reasoning += self._reasoning_separator + visible
+            self._reasoning_separator = ""
         if visible or self._reasoning_whitespace is not None:
             self._reasoning_whitespace = combined[len(visible) :]
 
@@ -202,8 +200,13 @@ class AnswerSplitter:
     # --- scans: each waits for more text until it can decide -------------------------------------------------------
 
     def _scan_answer(self, inside: bool) -> Generator[None, None, None]:  # noqa: FBT001
-        if inside or (yield from self._opens_reasoning()):
+        has_reasoned = inside
+        if inside:
+            yield from self._skip(_markers(opening=self._opening))  # a model may repeat what the prompt already has
+        while inside or (yield from self._opens_reasoning()):
             yield from self._scan_reasoning()
+            has_reasoned, inside = True, False
+        if has_reasoned:
             yield from self._skip_wrapper()
         if not (yield from self._is_all_calls()):
             yield from self._scan_content()
@@ -222,17 +225,22 @@ class AnswerSplitter:
                 return ""
 
     def _opens_reasoning(self) -> PacedCheck:
-        """Return whether the answer begins with reasoning; a lone closing marker is skipped."""
-        if not self._opening:
-            return False
-        marker = yield from self._unread.match(_markers(opening=self._opening, closing=self._closing))
-        if marker is None:
-            return False
-        self._unread.take(marker.end())
-        self._outgoing.trims_leading = True
-        return str(marker.lastgroup) == "opening"
+        """Return whether reasoning begins here; closing markers without an opening are skipped."""
+        markers = _markers(opening=self._opening, closing=self._closing)
+        while (marker := (yield from self._skip(markers))) is not None:
+            self._outgoing.trims_leading = True
+            if marker.lastgroup == "opening":
+                return True
+        return False
+
+    def _skip(self, pattern: "regex.Pattern[str]") -> MatchSearch:
+        """Skip what matches a pattern here, and return the match."""
+        match = yield from self._unread.match(pattern)
+        self._unread.take(match.end() if match is not None else 0)
+        return match
 
     def _scan_reasoning(self) -> Generator[None, None, None]:
+        self._begin_reasoning()
         may_call = self._tools and not self._by_grammar
         markers = _compiled(
             {"closing": regex.escape(self._closing), "call": self._patterns.start_markers if may_call else ""}
@@ -240,36 +248,31 @@ class AnswerSplitter:
         while marker := (yield from self._until(markers, self._emit_reasoning)):
             if marker == "closing":
                 self._unread.take(len(self._closing))
-                self._outgoing.trims_leading = True
+                self._outgoing.trims_leading = self._markdown.at_line_start
                 return
-            if (yield from self._ends_with_calls()):
+            if (yield from self._ends_with_calls(self._closing)):
                 return
             self._emit_reasoning(self._unread.take(1))
 
     def _skip_wrapper(self) -> Generator[None, None, None]:
         """Skip the tag that begins an answer after reasoning; its end will be skipped, too."""
         tag = rf"\s*<{self._wrapper}>" if self._wrapper else "(?!)"
-        if (begun := (yield from self._unread.match(compiled(tag)))) is not None:
-            self._unread.take(begun.end())
+        if (yield from self._skip(compiled(tag))) is not None:
             self._silent = "|".join(filter(None, (self._silent, rf"\s*</{self._wrapper}>")))
 
-    def _ends_with_calls(self) -> PacedCheck:
-        """Return whether the rest of the answer, still inside its reasoning, is nothing but complete calls, with or
-        without the closing marker of the reasoning."""
-        if (yield from self._reader.call_start()) is None:
+    def _ends_with_calls(self, closing: str, position: int = 0) -> PacedCheck:
+        """Return whether the rest of the answer, from `position` on, is nothing but complete calls, with or without a
+        `closing` marker behind them. Calls in reasoning or in a code fence are only thoughts or examples otherwise."""
+        if (yield from self._reader.call_start(position)) is None:
             return False
-        inner_splitter, fed_characters = self._make_inner_splitter(), 0
-        while True:
-            text, final = self._unread.text, self._unread.final
-            body, _, rest = text.partition(self._closing)
-            if rest.strip():  # an answer follows: the calls were only thoughts
-                break
-            end = len(body) if final else len(body) - _begun(self._closing, body)
-            inner_splitter.feed(body[fed_characters:end], final=final, truncated=self._unread.truncated)
-            if inner_splitter.has_text:
-                break
-            if final and inner_splitter.complete_calls and inner_splitter.unfinished_call is None:
-                self._unread.take(len(text))
+        inner_splitter, fed_characters = self._make_inner_splitter(), position
+        while not inner_splitter.has_text:
+            body, final = self._unread.text.rstrip(), self._unread.final
+            end = max(fed_characters, len(body) - _begun(closing, body))
+            inner_splitter.feed(self._unread.text[fed_characters:end], final=final, truncated=self._unread.truncated)
+            is_whole = inner_splitter.complete_calls and inner_splitter.unfinished_call is None
+            if final and is_whole and not inner_splitter.has_text:
+                self._unread.take(len(self._unread.text))
                 self._calls.send(_assembled_calls([call for delta in inner_splitter.take() for call in delta.calls]))
                 return True
             if final:
@@ -305,58 +308,79 @@ class AnswerSplitter:
 
     def _scan_content(self, until: str = "") -> Generator[None, None, None]:
         """Scan text and calls up to a marker that matches `until`."""
-        calls = self._patterns.start_markers if self._tools else ""
-        silent = _compiled({"silent": self._silent})
-        markers = _compiled({"until": until, "silent": self._silent, "call": calls})
+        calls = rf"(?:{_FENCE.pattern})?(?:{self._patterns.start_markers})" if self._tools else ""
+        opening = regex.escape(self._opening) if _MARKS.match(self._opening) else ""
+        markers = _compiled({"until": until, "silent": self._silent, "opening": opening, "call": calls})
         while marker := (yield from self._until(markers, self._emit_text)):
             if marker == "until":
                 return
-            if marker == "call" and (yield from self._reader.scan_calls()):
+            if marker == "call" and (yield from self._scan_calls()):
                 continue
-            match = yield from self._unread.match(silent)
-            if match is not None:
-                self._unread.take(match.end())
-            else:
+            if marker == "opening" and (yield from self._reopens_reasoning()):
+                yield from self._scan_reasoning()
+            elif (yield from self._skip(_compiled({"silent": self._silent}))) is None:
                 self._emit_text(self._unread.take(1))
+
+    def _scan_calls(self) -> PacedCheck:
+        """Scan calls that begin here, perhaps with their own code fence; return whether there are any. In a fence they
+        are examples unless only its end follows, or nothing if their start marker is missing, too."""
+        fence = yield from self._unread.match(_FENCE)
+        if fence is not None and self._markdown.in_fence:  # it closes the code before the calls
+            self._emit_text(self._unread.take(fence.end()))
+            fence = None
+        if fence is None and not self._markdown.in_fence:
+            return (yield from self._reader.scan_calls())
+        start = fence.end() if fence is not None else 0
+        is_marked = (yield from self._unread.match(self._patterns.start, start)) is not None
+        if (yield from self._ends_with_calls("```" if is_marked else "", start)):
+            return True
+        self._emit_text(self._unread.take(start))
+        return False
+
+    def _reopens_reasoning(self) -> PacedCheck:
+        """Return whether more reasoning begins here, after text or calls: on a line of its own, or before a line break,
+        unlike a marker that the text mentions."""
+        if self._markdown.in_fence:
+            return False
+        is_apart = self._markdown.at_line_start or self._outgoing.follows_call
+        edge = "" if is_apart else r"[ \t]*(?=\n)"
+        return (yield from self._skip(compiled(rf"{regex.escape(self._opening)}{edge}"))) is not None
 
     # --- harmony: messages of channels -----------------------------------------------------------------------------
 
     def _scan_messages(self) -> Generator[None, None, None]:
         while True:
-            header = yield from self._unread.match(_HEADER)
-            if header is not None:
-                self._unread.take(header.end())
-                yield from self._scan_message(header["channel"], (header["name"] or header["to"] or "").strip())
-            elif unended := (yield from self._unread.match(_UNENDED_HEADER)):
-                self._unread.take(unended.end())
-                yield from self._scan_message("final", "")
-            elif broken := (yield from self._unread.match(_BROKEN_HEADER)):
-                self._unread.take(broken.end())
-            elif marker := (yield from self._unread.match(_MARKER)):
-                self._unread.take(marker.end())
+            if (found := (yield from self._skip(harmony.HEADER))) is not None:
+                yield from self._scan_message(harmony.read_header(found["header"], found["author"]))
+            elif (yield from self._skip(harmony.UNENDED_HEADER)) is not None:
+                yield from self._scan_message(harmony.Header("final", "", is_own=True))
+            elif (yield from self._skip(harmony.BROKEN_HEADER)) is not None or (
+                yield from self._skip(harmony.MARKER)
+            ) is not None:
+                continue
             elif self._unread.text:  # text outside of any message
-                yield from self._scan_content(_ENDS)
+                yield from self._scan_content(harmony.ENDS)
             elif not (yield from self._unread.wait_for_more()):
                 break
         self._append_text(self._outgoing.end())
 
-    def _scan_message(self, channel: str | None, recipient: str) -> Generator[None, None, None]:
-        """Scan the body of a message: arguments of an offered tool, reasoning, or text."""
-        ends = _compiled({"until": _ENDS})
-        recipient = recipient if recipient in self._tools else recipient.removesuffix("json")
-        if recipient in self._tools and not self._by_grammar and (yield from self._scan_harmony_call(recipient)):
+    def _scan_message(self, header: harmony.Header) -> Generator[None, None, None]:
+        """Scan the body of a message: arguments of an offered tool, reasoning, or text. Invented turns are dropped."""
+        ends, name = _compiled({"until": harmony.ENDS}), header.recipient
+        name = name if name in self._tools else name.removesuffix("json")
+        is_call = header.is_own and name in self._tools and not self._by_grammar
+        if not header.is_own or (is_call and (yield from self._scan_harmony_call(name))):
             yield from self._until(ends, lambda _: None)
-        elif channel == "analysis":
-            if self._reasoning_whitespace is not None:
-                self._reasoning_whitespace += _MESSAGE_SEPARATOR
+        elif header.channel == "analysis":
+            self._begin_reasoning()
             yield from self._until(ends, self._emit_reasoning)
         else:
-            self._outgoing.begin_segment(_MESSAGE_SEPARATOR)
-            yield from self._scan_content(_ENDS)
+            self._outgoing.begin_segment(_SEPARATOR)
+            yield from self._scan_content(harmony.ENDS)
 
     def _scan_harmony_call(self, name: str) -> PacedCheck:
-        empty = yield from self._unread.match(_EMPTY)
-        if empty is None and (yield from self._reader.stream_arguments(name, "", _EMPTY)):
+        empty = yield from self._unread.match(harmony.EMPTY)
+        if empty is None and (yield from self._reader.stream_arguments(name, "", harmony.EMPTY)):
             return True
         is_empty = empty is not None or (not self._unread.text.strip() and not self._unread.truncated)
         if is_empty:
@@ -405,15 +429,15 @@ def _assembled_calls(deltas: Sequence[ToolCallDelta]) -> list[Call]:
 
 
 def _begun(marker: str, text: str) -> int:
-    """Return how many characters at the end of `text` may begin `marker`."""
-    return max(length for length in range(len(marker)) if text.endswith(marker[:length]))
+    """Return how many characters at the end of `text` are the marker, or may begin it."""
+    return max(length for length in range(len(marker) + 1) if text.endswith(marker[:length]))
 
 
 def _markers(**markers: str) -> "regex.Pattern[str]":
-    return _compiled({name: regex.escape(marker) for name, marker in markers.items()}, space=True)
+    return _compiled({name: regex.escape(marker) for name, marker in markers.items() if marker}, space=True)
 
 
 def _compiled(markers: Mapping[str, str], *, space: bool = False) -> "regex.Pattern[str]":
     """Join markers into one expression with a named group for each; without markers it never matches."""
-    parts = "|".join(f"(?P<{name}>{marker})" for name, marker in markers.items() if marker)
-    return compiled((r"\s*" if space else "") + f"(?:{parts or '(?!)'})")
+    parts, edge = "|".join(f"(?P<{name}>{marker})" for name, marker in markers.items() if marker), r"\s*" * space
+    return compiled(f"{edge}(?:{parts or '(?!)'})")

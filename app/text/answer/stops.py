@@ -73,7 +73,8 @@ class OutgoingText:
         self._pending = FlaggedText()
         """Text that may still become a stop string."""
         self._held_whitespace = FlaggedText()
-        self._follows_call = False
+        self.follows_call = False
+        """Whether nothing but white space was released since the last call."""
         self.has_text = False
         """Whether any text other than white space was released."""
         self.trims_leading = False
@@ -98,14 +99,14 @@ class OutgoingText:
     def end(self) -> FlaggedText:
         """Release the remaining text at the end of the answer."""
         released = self._release(len(self._pending.text))
-        if not self._follows_call:
+        if not self.follows_call:
             released.add(self._held_whitespace)
         return released
 
     def begin_call(self) -> FlaggedText:
         """Release the rest of the text before a call."""
         released = self._release(len(self._pending.text))
-        self._follows_call = True
+        self.follows_call = True
         if not self.has_text:
             self._held_whitespace, self.trims_leading = FlaggedText(), True
         return released
@@ -125,5 +126,5 @@ class OutgoingText:
         held = min(MAX_WHITESPACE, len(self._held_whitespace.text) - len(self._held_whitespace.text.rstrip()))
         released = self._held_whitespace.take(len(self._held_whitespace.text) - held)
         if released:
-            self.has_text, self._follows_call = True, False
+            self.has_text, self.follows_call = True, False
         return released
