@@ -403,7 +403,8 @@ class MessageRenderer(Renderer):
 
 
 def _stop_reason(finish_reason: str, stop: str) -> str:
-    return "stop_sequence" if stop else STOP_REASONS.get(finish_reason, "end_turn")
+    """Return Anthropic's name of a reason; calls count for more than a stop string behind them: agents run them."""
+    return "stop_sequence" if stop and finish_reason == "stop" else STOP_REASONS.get(finish_reason, "end_turn")
 
 
 def _usage(usage: Statistics) -> dict[str, Any]:

@@ -28,6 +28,7 @@ REASONING_MARKERS = (
     ("<mm:think>", "</mm:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
 )
 """Marker pairs around reasoning. A model uses a pair if both are tokens, or if both are in its template."""
 WRAPPERS = ("answer", "response")
@@ -281,7 +282,9 @@ FORMS: dict[str, CallForm] = {
     ),
     "command_r": CallForm(sign=r"(?s)Write .?'Action:", start=r"Action:", end=r"```"),
     "apertus": CallForm(sign=r"<\|tools_prefix\|>", start=r"<\|tools_prefix\|>", end=r"<\|tools_suffix\|>"),
-    "tool_calls": CallForm(sign=r"<tool_calls>", start=r"<tool_calls>", end=r"</tool_calls>"),
+    "tool_calls": CallForm(
+        sign=r"<tool_calls>", start=r"<tool_calls>", end=r"</tool_calls>", silent=r"\s*\[END FINAL RESPONSE\]"
+    ),
     "nemotron": CallForm(sign=r"<TOOLCALL>", start=r"<TOOLCALL>", end=r"</TOOLCALL>"),
     "gigachat": CallForm(
         sign=r"'function call'|<\|function_call\|>",
@@ -374,9 +377,10 @@ def _find_reasoning_markers(template: str, vocabulary: dict[str, int]) -> tuple[
             return pair
     if {"<|channel>", "<channel|>"} <= vocabulary.keys():
         return "<|channel>thought", "<channel|>"
-    # Some templates only open the reasoning, at the end of the prompt.
-    opened = [pair for pair in REASONING_MARKERS if pair[0] in template]
-    return max(opened, key=lambda pair: pair[1] in template, default=None)
+    # Some templates only open the reasoning, at the end of the prompt; others only remove it from earlier answers.
+    named = [([marker in template for marker in pair], pair) for pair in REASONING_MARKERS]
+    found, pair = max(named, key=lambda entry: entry[0])
+    return pair if any(found) else None
 
 
 @lru_cache(maxsize=512)

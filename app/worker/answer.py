@@ -13,9 +13,10 @@ from app.core.request import Notice, Request
 from app.core.statistics import Counters, MethodStatistics, Statistics
 from app.core.step import FinishReason, TokenEvent, TokenLogprobs
 from app.text.answer.calls import call_ids
-from app.text.answer.splitter import AnswerDelta, AnswerSplitter, ReasoningCount, feed_step
+from app.text.answer.reasoning_count import ReasoningCount
+from app.text.answer.splitter import AnswerDelta, AnswerSplitter, feed_step
 from app.text.dialect import NO_DIALECT
-from app.text.grammar.request_grammar import calls_by_grammar, grammar_parameter, opens_reasoning
+from app.text.grammar.request_grammar import calls_by_grammar, closes_reasoning, grammar_parameter, opens_reasoning
 from app.worker.texts import Prompt, PromptFailure, PromptFuture
 from app.worker.thread_commands import LoopCommand, Submission, choice_id
 
@@ -55,6 +56,7 @@ class Choice:
         self._splitter = AnswerSplitter(
             dialect,
             inside=opens_reasoning(prompt.table.dialect, prompt.end),
+            reasoned=closes_reasoning(prompt.table.dialect, prompt.end),
             tools=command.tools or (),
             by_grammar=calls_by_grammar(command, dialect),
             stop=command.stop,

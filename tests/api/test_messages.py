@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.api.messages import CountBody
-from app.core.messages import Accepted, Delta, Finished, Generate
+from app.core.messages import Accepted, Delta, Finished, Generate, ToolCallDelta
 from tests.api.fakes import USAGE, Site, frames
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -43,6 +43,24 @@ def test_a_model_reads_that_a_tool_failed(content: Any, read: str) -> None:
     assert chat(messages=turns)["messages"][-1]["content"] == read
     succeeded = [turns[0], {"role": "user", "content": [result | {"is_error": False, "content": "done"}]}]
     assert chat(messages=succeeded)["messages"][-1]["content"] == "done"
+
+
+async def stopped_behind_a_call(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
+    yield Accepted(id=command.id, prompt_tokens=5)
+    call = ToolCallDelta(index=0, id="t1", name="f", arguments="{}")
+    yield Delta(id=command.id, index=0, text="", tokens=1, tool_calls=(call,))
+    yield Finished(id=command.id, index=0, finish_reason="tool_calls", stop="END", usage=USAGE)
+
+
+@pytest.mark.anyio
+async def test_a_call_is_to_be_run_even_if_a_stop_string_follows_it(site: Site) -> None:
+    site.worker.script = stopped_behind_a_call
+    body = {"model": "demo-main", "max_tokens": 9, "stop_sequences": ["END"]}
+    body |= {"messages": [{"role": "user", "content": "Hi"}], "tools": [{"name": "f", "input_schema": {}}]}
+    assert (await site.client.post("/v1/messages", json=body)).json()["stop_reason"] == "tool_use"
+    text = (await site.client.post("/v1/messages", json=body | {"stream": True})).text
+    events = [event for event in map(json.loads, frames(text)) if event["type"] == "message_delta"]
+    assert events[-1]["delta"]["stop_reason"] == "tool_use"
 
 
 async def thinking(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:

@@ -7,8 +7,10 @@ import time
 
 import pytest
 
-from app.text.dialect import JSON_CALLS, Dialect
-from tests.text.test_imperfect_calls import GPT_OSS, JSON, PARIS, PARIS_CALL, StreamedAnswer, read
+from app.text.dialect import JSON_CALLS, Dialect, read_dialect
+from app.text.grammar.request_grammar import closes_reasoning, opens_reasoning
+from tests.text.test_dialect import FakeTokenizer
+from tests.text.test_imperfect_calls import GPT_OSS, JSON, PARIS, PARIS_CALL, PARIS_JSON, StreamedAnswer, read
 
 GEMMA = Dialect(opening="<|channel>thought", closing="<channel|>", parser="gemma4")
 MISTRAL = Dialect(opening="[THINK]", closing="[/THINK]", parser="mistral")
@@ -125,3 +127,42 @@ def test_a_header_of_gpt_oss_that_never_ends_costs_no_more_than_its_length(piece
 
     seconds(10)
     assert min(seconds(1600) for _ in range(2)) < 20 * max(0.02, min(seconds(400) for _ in range(2)))
+
+
+# --- marks of single models ----------------------------------------------------------------------------------------
+
+
+def test_the_reasoning_of_apriel_ends_at_its_final_response() -> None:
+    template = (
+        "{{ '<tool_calls>' }}after [BEGIN FINAL RESPONSE]{{ '<|begin_assistant|>\nHere are my reasoning steps:\n' }}"
+    )
+    dialect = read_dialect(FakeTokenizer(template))
+    assert opens_reasoning(dialect, "<|begin_assistant|>\nHere are my reasoning steps:\n")
+    for end in ("", "\n[END FINAL RESPONSE]", "[END FINAL RESPONSE]\n"):
+        answer = read(dialect, f"I add.\n[BEGIN FINAL RESPONSE]\nIt is 4.{end}", inside=True)
+        assert (answer.reasoning, answer.text.strip()) == ("I add.", "It is 4.")
+    call = f"<tool_calls>[{PARIS_JSON}]</tool_calls>"
+    for written in (f"I ask.\n[BEGIN FINAL RESPONSE]\n{call}\n[END FINAL RESPONSE]", f"I ask.\n{call}"):
+        answer = read(dialect, written, inside=True)
+        assert (answer.reasoning, answer.text, answer.calls) == ("I ask.", "", [PARIS])
+
+
+@pytest.mark.parametrize("closing", ["</think>", "</seed:think>", "[/THINK]"])
+def test_a_template_that_only_removes_reasoning_from_earlier_answers_names_its_marks(closing: str) -> None:
+    dialect = read_dialect(FakeTokenizer(f"{{{{ content.split('{closing}')[-1] }}}}"))
+    answer = read(dialect, f"{closing.replace('/', '')}\nHm\n{closing}\n\nHi")
+    assert (answer.reasoning, answer.text) == ("Hm", "Hi")
+    both = read_dialect(FakeTokenizer(f"<longcat_think>{{{{ content.split('{closing}')[-1] }}}}"))
+    assert both.opening == "<longcat_think>", "a mark that the template writes counts for more"
+
+
+@pytest.mark.parametrize("tag", ["answer", "response"])
+def test_tags_around_an_answer_behind_reasoning_that_the_prompt_closed_are_no_part_of_it(tag: str) -> None:
+    dialect = Dialect(opening="<think>", closing="</think>", wrapper=tag)
+    written = f"<{tag}>\nHello\n</{tag}>"
+    assert read(dialect, f"\n{written}", reasoned=True).text == "Hello"
+    assert read(dialect, written).text == written, "it may have been asked for"
+    assert read(dialect, f"Use {written}", reasoned=True).text == f"Use {written}"
+    assert closes_reasoning(dialect, "assistant<think>\n\n</think>\n")
+    assert not closes_reasoning(dialect, "assistant<think>\n")
+    assert not closes_reasoning(Dialect(), "assistant")

@@ -24,7 +24,6 @@ from app.text.dialect import (
     BARE_JSON,
     FORMS,
     HARMONY,
-    HARMONY_LAST,
     MAX_WHITESPACE,
     Dialect,
     compiled,
@@ -75,7 +74,8 @@ class _StopStringMet(Exception):
 
 
 class AnswerSplitter:
-    """Splits one answer. `inside`: it starts inside reasoning that the prompt opened; `tools`: tools it may call.
+    """Splits one answer. `inside`: it starts inside reasoning that the prompt opened; `reasoned`: behind reasoning that
+    the prompt closed; `tools`: tools it may call.
 
     `by_grammar`: calls are JSON between markers, whatever the model's own form. `stop`: strings that end the text, but
     not reasoning or arguments. `one_call`: the first call ends the answer. `used_ids`: ids that no call may have.
@@ -86,6 +86,7 @@ class AnswerSplitter:
         dialect: Dialect,
         *,
         inside: bool = False,
+        reasoned: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
         by_grammar: bool = False,
         stop: Sequence[str] = (),
@@ -119,7 +120,7 @@ class AnswerSplitter:
             self._scan = self._scan_messages()
         else:
             self._unread.add(FlaggedText(self._form.begun, bytes(len(self._form.begun))))
-            self._scan = self._scan_answer(inside and bool(dialect.opening))
+            self._scan = self._scan_answer(inside=inside and bool(dialect.opening), reasoned=reasoned)
 
     @property
     def matched_stop(self) -> str:
@@ -199,14 +200,13 @@ class AnswerSplitter:
 
     # --- scans: each waits for more text until it can decide -------------------------------------------------------
 
-    def _scan_answer(self, inside: bool) -> Generator[None, None, None]:  # noqa: FBT001
-        has_reasoned = inside
+    def _scan_answer(self, *, inside: bool, reasoned: bool) -> Generator[None, None, None]:
         if inside:
             yield from self._skip(_markers(opening=self._opening))  # a model may repeat what the prompt already has
         while inside or (yield from self._opens_reasoning()):
             yield from self._scan_reasoning()
-            has_reasoned, inside = True, False
-        if has_reasoned:
+            reasoned, inside = True, False
+        if reasoned:
             yield from self._skip_wrapper()
         if not (yield from self._is_all_calls()):
             yield from self._scan_content()
@@ -258,6 +258,7 @@ class AnswerSplitter:
         """Skip the tag that begins an answer after reasoning; its end will be skipped, too."""
         tag = rf"\s*<{self._wrapper}>" if self._wrapper else "(?!)"
         if (yield from self._skip(compiled(tag))) is not None:
+            self._outgoing.trims_leading = True
             self._silent = "|".join(filter(None, (self._silent, rf"\s*</{self._wrapper}>")))
 
     def _ends_with_calls(self, closing: str, position: int = 0) -> PacedCheck:
@@ -398,25 +399,6 @@ def feed_step(stream: TextStream, splitter: AnswerSplitter, tokens: Sequence[int
         if splitter.ended:
             return index + 1
     return len(tokens)
-
-
-class ReasoningCount:
-    """Counts the reasoning tokens of an answer, drafted or not: those up to the closing marker, which is included."""
-
-    def __init__(self, dialect: Dialect) -> None:
-        self._closing = (HARMONY_LAST[0] if dialect.parser == HARMONY else dialect.closing).encode()
-        self._tail = b""
-        self._ended = not self._closing
-        self.tokens = 0
-
-    def feed(self, pieces: Iterable[bytes]) -> None:
-        """Count further tokens, given the bytes of each."""
-        for piece in pieces:
-            if self._ended:
-                return
-            self.tokens += 1
-            self._tail = self._tail[1 - len(self._closing) :] + piece
-            self._ended = self._closing in self._tail
 
 
 def _assembled_calls(deltas: Sequence[ToolCallDelta]) -> list[Call]:

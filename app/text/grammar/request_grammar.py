@@ -104,7 +104,7 @@ def _start(command: Generate, dialect: Dialect, tools: Sequence[Mapping[str, Any
 def reasoning_of(command: Generate, dialect: Dialect, prompt_end: str) -> Reasoning | None:
     """Return the markers and the limit of the answer's reasoning; None if it has none or the prompt closed it."""
     has_no_reasoning = command.messages is None or command.continues or not dialect.closing
-    if has_no_reasoning or prompt_end.rstrip().endswith(dialect.closing):
+    if has_no_reasoning or closes_reasoning(dialect, prompt_end):
         return None
     inside = dialect.parser == HARMONY or opens_reasoning(dialect, prompt_end)
     opening = "" if dialect.parser == HARMONY else dialect.opening
@@ -120,6 +120,11 @@ def reasoning_of(command: Generate, dialect: Dialect, prompt_end: str) -> Reason
 def opens_reasoning(dialect: Dialect, prompt_end: str) -> bool:
     """Return whether a prompt that ends with `prompt_end` has opened the reasoning of its answer."""
     return bool(dialect.opening) and prompt_end.rstrip().endswith(dialect.opening)
+
+
+def closes_reasoning(dialect: Dialect, prompt_end: str) -> bool:
+    """Return whether a prompt that ends with `prompt_end` has closed the reasoning of its answer."""
+    return bool(dialect.closing) and prompt_end.rstrip().endswith(dialect.closing)
 
 
 def _call_rules(tools: Sequence[Mapping[str, Any]]) -> str:
