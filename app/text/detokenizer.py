@@ -27,7 +27,8 @@ class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     trims: bool = False
     """Whether one space at the very start of an answer is dropped, as SentencePiece requires."""
     hidden_token_ids: frozenset[int] = frozenset()
-    """Tokens that are not text: the stops, and special ones except those that mark tool calls and reasoning."""
+    """Tokens that are not text outside of code and arguments: the stops, and special ones except those that mark tool
+    calls and reasoning."""
     stop_token_ids: frozenset[int] = frozenset()
     vocabulary_size: int
     """Number of ids that the model has logits for, padding included."""
@@ -62,9 +63,14 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._trim = table.trims and not continued
 
-    def feed(self, token: int) -> str:
-        """Return the text that one more token completes."""
-        return "" if token in self._table.hidden_token_ids else self._decode(self._table.token_text(token)[1])
+    def feed(self, token: int, *, quoted: bool = False) -> str:
+        """Return the text that one more token completes. `quoted`: a special token is text here."""
+        is_hidden = token in self._table.hidden_token_ids and not quoted
+        return "" if is_hidden else self._decode(self._table.token_text(token)[1])
+
+    def may_be_quoted(self, token: int) -> bool:
+        """Return whether a token is no text, unless the model quotes it: special, but no stop."""
+        return token in self._table.hidden_token_ids and token not in self._table.stop_token_ids
 
     def finish(self) -> str:
         """Return the remaining text; an incomplete character becomes U+FFFD."""

@@ -1,18 +1,25 @@
 """Calls in code fences: examples are text, whatever their model; calls with marks to spare leave nothing behind."""
 
+import json
+import re
+
 import pytest
 
+from app.text.answer.splitter import AnswerSplitter, feed_step
+from app.text.detokenizer import TokenTable
 from app.text.dialect import Dialect
 from tests.text.test_imperfect_calls import (
     CODER,
     DEEPSEEK,
     GEMMA,
+    GPT_OSS,
     JSON,
     KIMI,
     MINIMAX,
     PARIS,
     PARIS_CALL,
     PARIS_CODER,
+    TOOLS,
     UNMARKED,
     coder,
     glm,
@@ -89,6 +96,67 @@ def test_calls_of_minimax_between_marks_of_another_model_are_calls() -> None:
     invoke = minimax("get_weather", city="Paris").replace("minimax:tool_call", "function_calls")
     answer = read(MINIMAX, f"I look.\n{invoke}\n")
     assert (answer.text, answer.calls) == ("I look.", [PARIS])
+
+
+SPECIAL = ["<|im_start|>", "<|fim_middle|>", "<｜User｜>"]
+LETTERS = [chr(letter) for letter in range(256)]
+TABLE = TokenTable(
+    pieces=[text.encode() for text in [*LETTERS, *SPECIAL, "<|end|>"]],
+    hidden_token_ids=frozenset(range(256, 260)),
+    stop_token_ids=frozenset({259}),
+    vocabulary_size=260,
+)
+
+
+def tokens(text: str) -> list[int]:
+    parts = re.split("|".join(f"({re.escape(mark)})" for mark in [*SPECIAL, "<|end|>"]), text)
+    names = [*LETTERS, *SPECIAL, "<|end|>"]
+    return [names.index(token) for part in parts if part for token in ([part] if part in names[256:] else list(part))]
+
+
+def said(dialect: Dialect, text: str) -> tuple[str, list[str]]:
+    """Return the text and the arguments of an answer of these tokens, in steps of any size."""
+    outcomes = []
+    for size in (1, 2, 7, 1000):
+        stream, splitter = TABLE.open_stream(), AnswerSplitter(dialect, tools=TOOLS)
+        written = tokens(text)
+        for start in range(0, len(written), size):
+            feed_step(stream, splitter, written[start : start + size], 0)
+        splitter.feed(stream.finish(), final=True)
+        parts = splitter.take()
+        calls = [piece for part in parts for piece in part.calls]
+        heads = [piece.index for piece in calls if piece.name]
+        arguments = ["".join(piece.arguments for piece in calls if piece.index == index) for index in heads]
+        outcomes.append(("".join(part.text for part in parts), arguments))
+    assert outcomes.count(outcomes[0]) == len(outcomes)
+    return outcomes[0]
+
+
+@pytest.mark.parametrize("mark", SPECIAL)
+def test_special_tokens_that_a_model_writes_into_a_file_arrive(mark: str) -> None:
+    code = f"A {mark}user prompt"
+    written = f'{{"name": "write_file", "arguments": {{"code": "{code}"}}}}'
+    for dialect, call in (
+        (JSON, f"<tool_call>\n{mark}{written}\n</tool_call>{mark}"),
+        (JSON, f'<tool_call>\n{{"name": "write_file", "parameters": {{"code": "{code}"}}}}\n</tool_call>'),
+        (CODER, coder("write_file", code=code)),
+        (speaking("glm47"), glm("write_file", code=code)),
+        (MINIMAX, minimax("write_file", code=code)),
+        (GPT_OSS, f'<|channel|>commentary to=write_file<|message|>{{"code": "{code}"}}'),
+    ):
+        text, arguments = said(dialect, f"I write.{mark}\n{call}")
+        assert (text, [json.loads(call) for call in arguments]) == ("I write.", [{"code": code}])
+
+
+@pytest.mark.parametrize("mark", SPECIAL)
+@pytest.mark.parametrize(
+    "text", ["```\n%suser\n```", "Use:\n~~~jinja\na\n%s", "Write `%s` first.", "```%s\n%s", "1. ``%s`` is it"]
+)
+def test_special_tokens_in_code_are_text(mark: str, text: str) -> None:
+    quoted = text.replace("%s", mark)
+    assert said(JSON, quoted) == (quoted.rstrip() if "`" not in text else quoted, [])
+    assert said(JSON, f"{mark}Hi {mark}there.{mark}<|end|>") == ("Hi there.", [])
+    assert said(JSON, "```\nx<|end|>") == ("```\nx", []), "a stop is no text"
 
 
 def test_special_marks_without_a_start_are_examples_in_a_fence_too() -> None:

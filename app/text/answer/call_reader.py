@@ -106,6 +106,8 @@ class CallReader:
         self._calls = calls
         self._has_start_marker = False
         """Whether the start marker of the form came before the calls, so that its end marker is still to come."""
+        self.in_call = False
+        """Whether the arguments of a call are being read."""
         self.failed = 0
         """Number of false call starts."""
 
@@ -149,7 +151,7 @@ class CallReader:
             return False
         self._unread.take(len(self._unread.text) - len(self._unread.text.lstrip()))
         self._calls.begin_call(name, written_id)
-        reader = JsonReader()
+        reader, self.in_call = JsonReader(), True
         while not reader.complete:
             count, arguments = reader.read(self._unread.text)
             self._unread.take(count)
@@ -167,6 +169,7 @@ class CallReader:
                     raise CallsEnded
                 self._calls.add_arguments(reader.missing)
                 break
+        self.in_call = False
         self._calls.end()
         return True
 
@@ -189,7 +192,9 @@ class CallReader:
             read = self._read_parameters(head)
         else:
             read = self._read_literal_call(head)
+        self.in_call = True
         end, calls = yield from read
+        self.in_call = False
         if not calls:
             logger.warning(
                 "text that looks like a tool call could not be parsed and is sent as text: %.200r", self._unread.text

@@ -30,6 +30,8 @@ from app.text.dialect import (
     with_json_calls,
 )
 
+MAX_HELD = 1024
+"""Limit, in characters, on the text that may be withheld because it begins a marker."""
 _FENCE = compiled(r"```\w*\s*")
 """Pattern of a code fence around calls."""
 _MARKS = regex.compile(r"[<\[]")
@@ -141,6 +143,11 @@ class AnswerSplitter:
     def unfinished_call(self) -> int | None:
         """Index of the last call while its arguments are incomplete, else None."""
         return self._calls.unfinished
+
+    @property
+    def is_quoting(self) -> bool:
+        """Whether special tokens are text here: in the arguments of a call, or in code."""
+        return self._reader.in_call or self._markdown.in_code_after(self._unread.text[:MAX_HELD])
 
     def feed(self, text: str, *, drafted: bool = False, final: bool = False, truncated: bool = False) -> None:
         """Add text, `drafted` or not. `final`: this is the last text; `truncated`: because the answer was cut off."""
@@ -395,7 +402,8 @@ def feed_step(stream: TextStream, splitter: AnswerSplitter, tokens: Sequence[int
     Tokens are fed one by one, so that the end does not depend on the step size. The first `accepted` were drafted.
     """
     for index, token in enumerate(tokens):
-        splitter.feed(stream.feed(token), drafted=index < accepted)
+        quoted = stream.may_be_quoted(token) and splitter.is_quoting
+        splitter.feed(stream.feed(token, quoted=quoted), drafted=index < accepted)
         if splitter.ended:
             return index + 1
     return len(tokens)
