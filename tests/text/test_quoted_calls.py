@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.text.test_imperfect_calls import (
     PARIS_CODER,
     TOOLS,
     UNMARKED,
+    StreamedAnswer,
     coder,
     glm,
     minimax,
@@ -58,11 +60,24 @@ def test_an_example_of_a_call_without_its_opening_mark_is_text(dialect: Dialect,
 
 @pytest.mark.parametrize(("dialect", "call"), MARKED)
 def test_a_call_that_ends_the_answer_in_a_code_fence_is_a_call(dialect: Dialect, call: str) -> None:
-    for fenced in (f"```xml\n{call}\n```", f"```\n{call}\n{call}\n```\n", f"```\n{call}"):
+    pair = f"~~~\n{call}\n{call}\n~~~\n"
+    for fenced in (f"```xml\n{call}\n```", f"```\n{call}", f"````\n{call}\n````", pair):
         answer = read(dialect, f"I look.\n\n{fenced}")
         assert (answer.text, answer.calls) == ("I look.", [PARIS] * fenced.count("Paris"))
     behind_code = read(dialect, f"I ran:\n```bash\nls\n```\n{call}\nMore")
     assert (behind_code.text.split(), behind_code.calls) == (["I", "ran:", "```bash", "ls", "```", "More"], [PARIS])
+
+
+@pytest.mark.parametrize("piece", ["```word", "~", "`", "```\n", "```xml\n<tool_call>", "\n<think>", "\n<think> "])
+def test_fences_and_marks_without_end_cost_no_more_than_their_length(piece: str) -> None:
+    def seconds(count: int) -> float:
+        began = time.process_time()
+        answer = StreamedAnswer(JSON, [f"```{piece}", *[piece] * count])
+        assert not answer.calls
+        return time.process_time() - began
+
+    seconds(10)
+    assert min(seconds(1600) for _ in range(2)) < 20 * max(0.02, min(seconds(400) for _ in range(2)))
 
 
 def test_a_fence_in_the_arguments_of_a_fenced_call_does_not_end_it() -> None:

@@ -8,7 +8,7 @@ from app.text.dialect import HARMONY_ENDS, compiled
 
 ENDS = "|".join(map(regex.escape, HARMONY_ENDS))
 HEADER = compiled(
-    r"\s*(?P<header>(?:<\|start\|>\s*(?P<author>(?!to=)[^\s<]+)?|assistant(?=\s*(?:<\||to=))|(?=<\||to=))"
+    r"\s*(?P<header>(?:<\|start\|>\s*(?P<author>(?!to=)[^\s<]{1,256})?|assistant(?=\s*(?:<\||to=))|(?=<\||to=))"
     r"(?:[^<]|<\|(?:channel|constrain)\|>){0,1024})<\|message\|>"
 )
 """Header of a message. A model may write the channel twice, or leave out the first marker."""

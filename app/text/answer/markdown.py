@@ -25,9 +25,9 @@ class Markdown:
         self._line = rest[:LINE_CHARACTERS]
 
     @property
-    def in_fence(self) -> bool:
-        """Whether what follows is inside a code fence."""
-        return bool(_fence_after(self._fence, self._line))
+    def fence(self) -> str:
+        """Code fence inside which the text ends; empty if it ends in none."""
+        return _fence_after(self._fence, self._line)
 
     def in_code_after(self, text: str) -> bool:
         """Return whether what follows `text` is inside a code fence, or between backticks."""

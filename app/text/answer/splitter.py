@@ -32,7 +32,7 @@ from app.text.dialect import (
 
 MAX_HELD = 1024
 """Limit, in characters, on the text that may be withheld because it begins a marker."""
-_FENCE = compiled(r"```\w*\s*")
+_FENCE = compiled(r"(?P<fence>`{3,8}|~{3,8})\w{0,32}\s*")
 """Pattern of a code fence around calls."""
 _MARKS = regex.compile(r"[<\[]")
 """Pattern of the beginning of a reasoning marker that is no ordinary sentence."""
@@ -333,14 +333,14 @@ class AnswerSplitter:
         """Scan calls that begin here, perhaps with their own code fence; return whether there are any. In a fence they
         are examples unless only its end follows, or nothing if their start marker is missing, too."""
         fence = yield from self._unread.match(_FENCE)
-        if fence is not None and self._markdown.in_fence:  # it closes the code before the calls
+        if fence is not None and self._markdown.fence:  # it closes the code before the calls
             self._emit_text(self._unread.take(fence.end()))
             fence = None
-        if fence is None and not self._markdown.in_fence:
+        if fence is None and not self._markdown.fence:
             return (yield from self._reader.scan_calls())
-        start = fence.end() if fence is not None else 0
+        start, closing = (0, self._markdown.fence) if fence is None else (fence.end(), fence["fence"])
         is_marked = (yield from self._unread.match(self._patterns.start, start)) is not None
-        if (yield from self._ends_with_calls("```" if is_marked else "", start)):
+        if (yield from self._ends_with_calls(closing if is_marked else "", start)):
             return True
         self._emit_text(self._unread.take(start))
         return False
@@ -348,10 +348,10 @@ class AnswerSplitter:
     def _reopens_reasoning(self) -> PacedCheck:
         """Return whether more reasoning begins here, after text or calls: on a line of its own, or before a line break,
         unlike a marker that the text mentions."""
-        if self._markdown.in_fence:
+        if self._markdown.fence:
             return False
         is_apart = self._markdown.at_line_start or self._outgoing.follows_call
-        edge = "" if is_apart else r"[ \t]*(?=\n)"
+        edge = "" if is_apart else r"[ \t]{0,64}(?=\n)"
         return (yield from self._skip(compiled(rf"{regex.escape(self._opening)}{edge}"))) is not None
 
     # --- harmony: messages of channels -----------------------------------------------------------------------------
