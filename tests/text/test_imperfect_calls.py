@@ -252,10 +252,10 @@ def test_ordinary_quotes_of_gemma_are_quotes(written: str, arguments: Any) -> No
 )
 def test_a_parameter_of_qwen_that_is_not_closed_ends_where_the_next_one_begins(written: str, arguments: Any) -> None:
     call = f"<tool_call>\n<function=write_file>\n{written}</function>\n</tool_call>"
-    answer = read(CODER, call)
+    answer = read(CODER, call, truncated=False)
     assert (answer.calls, answer.text) == ([("write_file", arguments)], "")
     if "</parameter>" not in written:
-        assert read(CODER, f"{call}\n{call}").calls == [("write_file", arguments)] * 2
+        assert read(CODER, f"{call}\n{call}", truncated=False).calls == [("write_file", arguments)] * 2
 
 
 @pytest.mark.parametrize("closing", ["\n", "\n</parameter1>\n"])
@@ -310,10 +310,13 @@ def test_a_second_end_of_a_function_of_qwen_swallows_no_later_call(surplus: str)
         "<function=get_weather>\n<parameter=city\nParis\n</parameter>\n</function>",
         "<function=get_weather>\n<parameter=city>\nParis\n</parameter/>\n</function>",
         "<function=get_weather>\n<parameter=city>\nParis\n</parameter_city>\n</function>",
+        "<function=get_weather>\n<parameter=city>\nParis\n</parameter\n</function>",
+        "<function=get_weather>\n<parameter=city>\nParis\n</parameter_function>",
+        "<function=get_weather>\n<parameter=city>\nParis\n</parameter_function>\n</function>",
     ],
 )
 def test_marks_of_qwen_that_are_slightly_off_are_marks(written: str) -> None:
-    answer = read(CODER, f"<tool_call>\n{written}\n</tool_call>")
+    answer = read(CODER, f"<tool_call>\n{written}\n</tool_call>", truncated=False)
     assert (answer.calls, answer.text) == ([PARIS], "")
 
 

@@ -37,15 +37,26 @@ class CallPatterns:
         self.stray_end = compiled(rf"\s*,?\s*(?:{form.end or '(?!)'})")
         self.start = compiled(rf"\s*(?:{form.start or '(?!)'})\s*")
         self.opens = compiled(rf"\s*{form.opens}{form.key}")
+        self.another = rf"(?:{start if form.finishes == form.end else optional}{form.head})"
+        """Pattern of another call's beginning. Without a marker after its parameters, a call's head names no tool."""
         left_out = rf"|(?={form.end})" if form.finishes != form.end and form.end else ""
-        self.finishes = compiled(rf"\s*(?:{form.finishes}{left_out})")
-        """Pattern of the marker after the last parameter, which a model may leave out before the end marker."""
-        self.inner_opens = compiled(rf"(?<=\n){form.opens}{form.key}(?=\n)")
-        """Pattern of a parameter's beginning on a line of its own."""
-        self.last_finish = compiled(rf"(?<=\n)(?={form.finishes}\s*(?:{form.end})?\s*(?:{form.start}|\Z))")
-        """Pattern of the place where a call ends, followed by another call or the end of the answer."""
-        self.edges = compiled(rf"{form.head}|{form.finishes}")
+        self.finishes = compiled(rf"\s*(?:{form.finishes}{left_out}|(?={self.another}))")
+        """Pattern of the marker after the last parameter, which a model may leave out before the end marker or before
+        another call."""
+        self.inner_opens = (
+            compiled(form.opens + form.key),
+            compiled(rf"(?<=\n){form.opens}{form.key}(?=\n)"),
+        )
+        """Patterns of a parameter's beginning inside of a value: anywhere, and on a line of its own."""
+        end = rf"(?:{form.finishes}\s*(?:{form.end})?|{form.end or '(?!)'})"
+        unclosed = rf"(?={end}\s*(?:{self.another}|{form.start or '(?!)'}|\Z))"
+        self.unclosed_ends = compiled(unclosed), compiled(rf"(?<=\n){unclosed}")
+        """Patterns of the place where a call ends, followed by another call or the end of the answer: anywhere, and at
+        the beginning of a line."""
+        self.edges = compiled(rf"{self.another}|{form.finishes}")
         """Pattern of the beginning and the end of a call that has parameters."""
+        self.any_closes = compiled(form.closes.replace("KEY", "[^>]*"))
+        """Pattern of the closing marker of any parameter."""
         self.closes_quoted = compiled(rf"\]\]>\s*{form.closes}")
 
     def closes(self, key: str, *, has_start_marker: bool, final: bool) -> "regex.Pattern[str]":
@@ -61,7 +72,8 @@ class CallPatterns:
             )
         else:
             finish_pattern = rf"{form.finishes}(?!\s*{form.closes})"
-        return compiled(rf"{form.closes.replace('KEY', key)}(?=\s*(?:{form.opens}|{finish_pattern}))")
+        following = rf"{form.opens}|{finish_pattern}|{self.another}"
+        return compiled(rf"{form.closes.replace('KEY', key)}(?=\s*(?:{following}))")
 
 
 @cache

@@ -1,7 +1,7 @@
 """Parses tool calls of any form from a model's text: names of offered tools, and arguments as they arrive."""
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import regex
@@ -29,7 +29,7 @@ MAX_FAILED = 16
 _OBJECT = compiled(r'\s*\{\s*["}]')
 _AFTER_MEMBER = compiled(r'\s*(?:,\s*"[^"\\]*"\s*:\s*(?:"[^"\\]*"|[\w.+-]+)\s*)*\}')
 """Pattern of the end of an object after its arguments, with simple members in between, such as an id."""
-_SURPLUS_CLOSE = compiled(r"(?<=.)\n</parameter[^>\s]*>\n?\Z")
+_SURPLUS_CLOSE = compiled(r"(?<=.)\n</parameter[^>\s]*>?\n?\Z")
 """Pattern of a closing marker, mangled or not, that the model wrote before the right one, after a value."""
 _FENCE = compiled(r"\s*```")
 
@@ -239,7 +239,7 @@ class CallReader:
     def _read_parameters(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
         """Parse parameters, each of them a text between markers."""
         name, position = head["name"], head.end()
-        written: list[tuple[str, str, str | None]] = []
+        written: list[tuple[Match, str]] = []
         while True:
             finished = yield from self._unread.match(self._patterns.finishes, position)
             if finished is not None:
@@ -249,40 +249,48 @@ class CallReader:
             if opened is None or closed is None:
                 return 0, []
             text = self._unread.text[opened.end() : closed.start()]
-            written.append((opened["key"].strip(), text, opened.groupdict().get("kind")))
+            written.append((opened, text if closed.group() else _unclosed(text)))
             position = closed.end()
 
-    def _values(self, name: str, written: Sequence[tuple[str, str, str | None]]) -> dict[str, Any]:
-        """Parse the texts of a call's parameters. A text without a closing marker that contains the beginning of a
-        missing parameter is split there: the model did not close it."""
-        form, values = self._patterns.form, dict[str, Any]()
-        missing = self._tools[name].keys() - {key for key, _, _ in written} if form.padded else set()
-        for first_key, whole, kind in written:
-            key, start = first_key, 0
-            may_be_open = missing and not compiled(form.closes).search(whole)
-            heads = self._patterns.inner_opens.finditer(whole) if may_be_open else ()
-            for head in [*(head for head in heads if head["key"] in missing), None]:
-                text = whole[start : head.start() if head else None]
-                if form.padded:
-                    text = text if form.opens in text else _SURPLUS_CLOSE.sub("", text)
-                    text = text.removeprefix("\n").removesuffix("\n")
-                schema = self._tools[name].get(key)
-                values[key] = (
-                    parse_nested_value(text, form.nested, schema)
-                    if form.nested
-                    else parse_parameter(text, schema, kind)
-                )
-                key, start = (head["key"], head.end()) if head else ("", 0)
+    def _values(self, name: str, written: Sequence[tuple[Match, str]]) -> dict[str, Any]:
+        """Parse the texts of a call's parameters."""
+        values, schemas = dict[str, Any](), self._tools[name]
+        missing = schemas.keys() - {_key(opened) for opened, _ in written}
+        for first, whole in written:
+            for opened, text in self._parts(first, whole, missing):
+                key = _key(opened)
+                values[key] = self._value(opened, text, schemas.get(key))
         return values
+
+    def _value(self, opened: Match, text: str, schema: Any) -> Any:
+        form = self._patterns.form
+        if form.padded:
+            text = text if form.opens in text else _SURPLUS_CLOSE.sub("", text)
+            text = text.removeprefix("\n").removesuffix("\n")
+        if form.nested:
+            return parse_nested_value(text, form.nested, schema)
+        return parse_parameter(text, schema, opened.groupdict().get("kind"))
+
+    def _parts(self, opened: Match, text: str, missing: Container[str]) -> Iterator[tuple[Match, str]]:
+        """Split a text without a closing marker where parameters that are `missing` begin: the model did not close it.
+        A text that begins on a line of its own is followed by parameters that do so, too."""
+        start = 0
+        if not (opened.groupdict().get("quoted") or self._patterns.any_closes.search(text)):
+            for head in self._patterns.inner_opens[text.startswith("\n")].finditer(text):
+                if _key(head) in missing:
+                    yield opened, _unclosed(text[start : head.start()])
+                    opened, start = head, head.end()
+        yield opened, text[start:]
 
     def _find_parameter_end(self, opened: Match) -> Generator[None, None, Match | None]:
         """Find the end of a parameter, skipping closing markers inside its value."""
-        closing_pattern = self._patterns.closes(opened["key"], has_start_marker=self._has_start_marker, final=False)
-        if opened.groupdict().get("quoted"):
+        closing_pattern = self._patterns.closes(_key(opened), has_start_marker=self._has_start_marker, final=False)
+        is_quoted = bool(opened.groupdict().get("quoted"))
+        if is_quoted:
             closing_pattern = self._patterns.closes_quoted
         first = closed = yield from self._unread.search(closing_pattern, opened.end())
         depth, position = 0, opened.end()
-        while closed is not None and self._patterns.form.padded:
+        while closed is not None and not is_quoted:
             for edge in self._patterns.edges.finditer(self._unread.text, position, closed.start()):
                 depth = depth + 1 if edge["name"] else max(0, depth - 1)
             if not depth:
@@ -293,17 +301,17 @@ class CallReader:
             closed = yield from self._unread.search(closing_pattern, position)
         closed = closed or first
         if closed is None and self._unread.final:
-            closing_pattern = self._patterns.closes(opened["key"], has_start_marker=self._has_start_marker, final=True)
+            closing_pattern = self._patterns.closes(_key(opened), has_start_marker=self._has_start_marker, final=True)
             closed = closing_pattern.search(self._unread.text, opened.end())
-            if closed is None and self._patterns.form.padded:
-                closed = self._patterns.last_finish.search(self._unread.text, opened.end())
+            if closed is None and self._unread.ended:
+                closed = self._unclosed_end(opened.end(), len(self._unread.text))
         return closed
 
     def _unclosed_end(self, start: int, end: int) -> Match | None:
         """Return where a call ends between these positions although its parameter is not closed."""
-        text, closes = self._unread.text, compiled(self._patterns.form.closes)
-        unclosed = self._patterns.last_finish.search(text, start, end)
-        return unclosed if unclosed is not None and not closes.search(text, start, unclosed.start()) else None
+        text = self._unread.text
+        unclosed = self._patterns.unclosed_ends[text.startswith("\n", start)].search(text, start, end)
+        return unclosed if unclosed and not self._patterns.any_closes.search(text, start, unclosed.start()) else None
 
     def _read_literal_call(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
         """Parse up to the first end marker that completes a call."""
@@ -324,3 +332,12 @@ class CallReader:
             return [Call(name, to_json(parse_gemma_arguments(text, quote)))]
         except (ValueError, RecursionError):
             return []
+
+
+def _key(opened: Match) -> str:
+    return str(opened["key"]).strip()
+
+
+def _unclosed(text: str) -> str:
+    """Return a text that no closing marker follows without the newline that separates it from the next marker."""
+    return text if text.startswith("\n") else text.removesuffix("\n")
