@@ -225,9 +225,7 @@ def is_lost(dialect: Dialect, value: Any) -> bool:
     form = FORMS.get(dialect.parser)
     if form is None or not form.opens:
         return False
-    closes = patterns(dialect.parser).closes(
-        "code", has_start_marker=not form.bare_head or bool(form.start), final=False
-    )
+    closes = patterns(dialect.parser).closes("code", has_start_marker=not form.bare_head or bool(form.start))
     written = [value] if isinstance(value, str) else [json.dumps(value, ensure_ascii=False), str(value)]
     return any(closes.search(text) for text in written)
 

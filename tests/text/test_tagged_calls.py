@@ -172,3 +172,21 @@ def test_a_value_that_names_a_parameter_of_another_tool_is_not_split(form: Form)
     given = f"a\n{form.parameter.replace('KEY', 'tags')}\nb"
     call = form.call("write_file", form.parameters(code=given, tags="[]"))
     assert calls_of(form, call) == [("write_file", {"code": given, "tags": []})]
+
+
+# --- the end of the answer -----------------------------------------------------------------------------------------
+
+
+@every_form
+def test_a_call_whose_last_marks_are_missing_at_the_end_of_the_answer_is_a_call_unless_it_was_cut(form: Form) -> None:
+    whole = rome(form)
+    last_value = whole.rindex(form.closing.rstrip()) + len(form.closing.rstrip())
+    for end in {last_value, whole.rindex(form.end) if form.end else last_value}:
+        assert calls_of(form, whole[:end], truncated=False) == [ROME]
+        assert calls_of(form, f"{rome(form)}\n{whole[:end]}\n", truncated=False) == [ROME, ROME]
+    for written in (whole[:last_value], f"{whole[:last_value]}\n"):
+        cut = read(speaking(form.parser), written)
+        assert (cut.calls, cut.text) == ([], written)
+    for end in (whole.index("Rome"), whole.index("Rome") + 4, whole.index(form.parameter.partition("KEY")[0])):
+        begun = read(speaking(form.parser), whole[:end], truncated=False)
+        assert (begun.calls, begun.text) == ([], whole[:end])

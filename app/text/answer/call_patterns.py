@@ -59,8 +59,13 @@ class CallPatterns:
         """Pattern of the closing marker of any parameter."""
         self.closes_quoted = compiled(rf"\]\]>\s*{form.closes}")
 
-    def closes(self, key: str, *, has_start_marker: bool, final: bool) -> "regex.Pattern[str]":
-        """Return the pattern that ends the parameter `key` but does not match the same markers inside its value."""
+    def closes(
+        self, key: str, *, has_start_marker: bool, final: bool = False, ended: bool = False
+    ) -> "regex.Pattern[str]":
+        """Return the pattern that ends the parameter `key` but does not match the same markers inside its value.
+
+        `final`: the text is complete; `ended`: the model ended it, so it may have left out the markers that follow.
+        """
         form = self.form
         key = regex.escape(key) if "KEY" in form.closes else ""
         if form.finishes == form.end or final:
@@ -72,7 +77,7 @@ class CallPatterns:
             )
         else:
             finish_pattern = rf"{form.finishes}(?!\s*{form.closes})"
-        following = rf"{form.opens}|{finish_pattern}|{self.another}"
+        following = rf"{form.opens}|{finish_pattern}|{self.another}" + (r"|\Z" if ended else "")
         return compiled(rf"{form.closes.replace('KEY', key)}(?=\s*(?:{following}))")
 
 

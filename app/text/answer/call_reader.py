@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import regex
@@ -31,6 +32,7 @@ _AFTER_MEMBER = compiled(r'\s*(?:,\s*"[^"\\]*"\s*:\s*(?:"[^"\\]*"|[\w.+-]+)\s*)*
 """Pattern of the end of an object after its arguments, with simple members in between, such as an id."""
 _SURPLUS_CLOSE = compiled(r"(?<=.)\n</parameter[^>\s]*>?\n?\Z")
 """Pattern of a closing marker, mangled or not, that the model wrote before the right one, after a value."""
+_BLANK_END = compiled(r"\s*\Z")
 _FENCE = compiled(r"\s*```")
 
 logger = logging.getLogger("paceline.dialect")
@@ -242,6 +244,8 @@ class CallReader:
         written: list[tuple[Match, str]] = []
         while True:
             finished = yield from self._unread.match(self._patterns.finishes, position)
+            if written and self._unread.ended:
+                finished = finished or _BLANK_END.match(self._unread.text, position)
             if finished is not None:
                 return finished.end(), [Call(name, to_json(self._values(name, written)))]
             opened = yield from self._unread.match(self._patterns.opens, position)
@@ -284,10 +288,9 @@ class CallReader:
 
     def _find_parameter_end(self, opened: Match) -> Generator[None, None, Match | None]:
         """Find the end of a parameter, skipping closing markers inside its value."""
-        closing_pattern = self._patterns.closes(_key(opened), has_start_marker=self._has_start_marker, final=False)
+        closes = partial(self._patterns.closes, _key(opened), has_start_marker=self._has_start_marker)
         is_quoted = bool(opened.groupdict().get("quoted"))
-        if is_quoted:
-            closing_pattern = self._patterns.closes_quoted
+        closing_pattern = self._patterns.closes_quoted if is_quoted else closes()
         first = closed = yield from self._unread.search(closing_pattern, opened.end())
         depth, position = 0, opened.end()
         while closed is not None and not is_quoted:
@@ -301,7 +304,7 @@ class CallReader:
             closed = yield from self._unread.search(closing_pattern, position)
         closed = closed or first
         if closed is None and self._unread.final:
-            closing_pattern = self._patterns.closes(_key(opened), has_start_marker=self._has_start_marker, final=True)
+            closing_pattern = closes(final=True, ended=self._unread.ended)
             closed = closing_pattern.search(self._unread.text, opened.end())
             if closed is None and self._unread.ended:
                 closed = self._unclosed_end(opened.end(), len(self._unread.text))
