@@ -57,6 +57,8 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True):
     """Marker after JSON arguments."""
     head: str = ""
     """Head of a call with arguments in any other shape."""
+    naming: str = "TOOL"
+    """What a model may write for the name of a tool: TOOL and KEY stand for it and for one of its parameters."""
     opens: str = ""
     """Start of a parameter's opening marker; `key` matches the rest of the marker."""
     key: str = ""
@@ -80,15 +82,24 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True):
     """Start of the answer that every prompt already contains."""
 
 
+_DSML = "｜?｜DSML｜｜?"
+"""Mark of DeepSeek, whose bars a model may double."""
+_GLM_BREAKS = r"(?:\\n\s*){0,8}+"
+"""Line breaks that GLM wrote in two letters; a few, so that no reader waits while it writes nothing else."""
 _GLM = CallForm(
     sign="<arg_key>",
     start=r"<tool_call>",
-    end=r"</tool_call>",
-    head=rf"{_NAME}\s*(?:</arg_value>\s*)?(?=<arg_key>|</tool_call>|<tool_call>[^<]*</arg_key>)",
-    opens=r"(?:<arg_key>|<tool_call>(?=[^<]*</arg_key>))",
-    key=r"(?P<key>[^<]*)</arg_key>(?:\\n|\s)*(?:<arg_value>|(?=[^<\s\\]))",
+    end=rf"</tool_call>|{_GLM_BREAKS}</tool_call>",
+    json_head=rf"{_NAME}\s*{_GLM_BREAKS}(?=\{{)",
+    head=(
+        rf"{_NAME}\s*{_GLM_BREAKS}(?:</arg_value>\s*)?"
+        r"(?=<arg_key>|</tool_call>|</arg_key>|(?:<tool_call>|\s)[^<\s]*</arg_key>)"
+    ),
+    naming="TOOLKEY",
+    opens=rf"{_GLM_BREAKS}(?:<arg_key>|(?:<tool_call>)?(?=[^<]{{1,99}}</arg_key>))",
+    key=rf"(?P<key>[^<]*)</arg_key>\s*{_GLM_BREAKS}(?:<arg_value>|(?=[^<\s\\]))",
     closes=r"</arg_value>",
-    finishes=r"</tool_call>",
+    finishes=rf"</tool_call>|{_GLM_BREAKS}</tool_call>",
 )
 _QWEN = CallForm(
     sign=r"<tool_call>(?:\\n|\n)<function=",
@@ -96,7 +107,7 @@ _QWEN = CallForm(
     end=r"</tool_call>",
     json_head=rf"<function=\s*[\"']?{_NAME}[\"']?\s*>\s*(?=\{{)",
     tail=r"</function>",
-    head=rf"<function=\s*[\"']?{_NAME}[\"']?\s*>",
+    head=rf"<(?:function|(?<=<tool_call>\s*<)parameter)=\s*[\"']?{_NAME}[\"']?\s*>",
     opens=r"<parameter=",
     key=r"\s*[\"']?(?P<key>[^>\n]*?)[\"']?[ \t]*(?:>|(?=\n))",
     closes=r"</parameter>",
@@ -122,7 +133,7 @@ FORMS: dict[str, CallForm] = {
         start=r"\]<\]minimax\[>\[<tool_call>",
         end=r"\]<\]minimax\[>\[</tool_call>",
         head=rf"\]<\]minimax\[>\[<invoke\s+name=\"{_NAME}\"\s*>",
-        opens=r"\]<\]minimax\[>\[<(?!/)",
+        opens=r"\]<\]minimax\[>\[<(?!/|invoke\s)",
         key=r"(?P<key>[^>]*)>",
         closes=r"\]<\]minimax\[>\[</KEY>",
         finishes=r"\]<\]minimax\[>\[</invoke>",
@@ -181,23 +192,21 @@ FORMS: dict[str, CallForm] = {
     "qwen3_coder": _QWEN,
     "dsml": CallForm(
         sign=r"｜DSML｜",
-        start=r"<｜DSML｜(?:function|tool)_calls>",
-        end=r"</｜DSML｜(?:function|tool)_calls>",
-        head=rf"<｜DSML｜invoke name=\"{_NAME}\"\s*>",
-        opens=r"<｜DSML｜parameter name=",
+        start=rf"<｜DSML｜tool_calls>|<{_DSML}(?:function|tool)_?calls>",
+        end=rf"</｜DSML｜tool_calls>|</{_DSML}(?:function|tool)_?calls>",
+        head=rf"<{_DSML}invoke name=\"{_NAME}\"\s*>",
+        opens=rf"<(?:{_DSML})?parameter name=",
         key=r"\"(?P<key>[^\"]*)\"(?:\s+string=\"(?P<kind>\w+)\")?\s*>",
-        closes=r"</｜DSML｜parameter>",
-        finishes=r"</｜DSML｜invoke>",
-        bare_head=r"<｜DSML｜invoke",
+        closes=rf"</{_DSML}parameter>",
+        finishes=rf"</{_DSML}invoke>",
+        bare_head=rf"<{_DSML}invoke",
     ),
     "kimi_k2": CallForm(
         sign=r"<\|tool_calls_section_begin\|>",
-        start=r"<\|tool_calls_section_begin\|>",
-        end=r"<\|tool_calls_section_end\|>",
-        json_head=(
-            rf"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?{_NAME}(?::\d+)?)"
-            r"\s*<\|tool_call_argument_begin\|>\s*(?=\{)"
-        ),
+        start=r"<\|tool_calls_section_begin\|>|<\|tool_call_section_begin\|>",
+        end=r"<\|tool_calls_section_end\|>|<\|tool_call_section_end\|>",
+        json_head=rf"<\|tool_call_begin\|>\s*(?P<id>{_NAME})\s*<\|tool_call_argument_begin\|>\s*(?=\{{)",
+        naming=r"(?:functions[._]?)?TOOL(?:[:._]?\d+)?",
         tail=r"<\|tool_call_end\|>",
         bare_head=r"<\|tool_call_begin\|>",
     ),
@@ -256,7 +265,8 @@ FORMS: dict[str, CallForm] = {
         start=r"<｜tool▁calls▁begin｜>",
         end=r"<｜tool▁calls▁end｜>",
         json_head=(
-            rf"<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>)?\s*{_NAME}\s*(?:<｜tool▁sep｜>)?\s*"
+            rf"(?:<｜tool▁call▁begin｜>\s*|(?=[^\s<]+<｜tool▁sep｜>))(?:function<｜tool▁sep｜>)?"
+            rf"\s*{_NAME}\s*(?:<｜tool▁sep｜>)?\s*"
             r"(?:```json\s*)?(?=\{)"
         ),
         tail=r"(?:```\s*)?<｜tool▁call▁end｜>",

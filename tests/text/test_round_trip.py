@@ -225,6 +225,8 @@ def is_lost(dialect: Dialect, value: Any) -> bool:
     form = FORMS.get(dialect.parser)
     if form is None or not form.opens:
         return False
+    if isinstance(value, str) and value[:1] == value[-1:] == "\n" and not form.padded:
+        return True  # it may be alone, and models put values on lines of their own
     closes = patterns(dialect.parser).closes("code", has_start_marker=not form.bare_head or bool(form.start))
     written = [value] if isinstance(value, str) else [json.dumps(value, ensure_ascii=False), str(value)]
     return any(closes.search(text) for text in written)

@@ -38,11 +38,11 @@ class CallPatterns:
         self.start = compiled(rf"\s*(?:{form.start or '(?!)'})\s*")
         self.opens = compiled(rf"\s*{form.opens}{form.key}")
         self.another = rf"(?:{start if form.finishes == form.end else optional}{form.head})"
-        """Pattern of another call's beginning. Without a marker after its parameters, a call's head names no tool."""
+        """Pattern of another call's beginning. Where calls have no end marker of their own, a head is a mere word."""
         left_out = rf"|(?={form.end})" if form.finishes != form.end and form.end else ""
-        self.finishes = compiled(rf"\s*(?:{form.finishes}{left_out}|(?={self.another}))")
-        """Pattern of the marker after the last parameter, which a model may leave out before the end marker or before
-        another call."""
+        self.finishes = compiled(rf"\s*(?:{form.finishes}{left_out})")
+        """Pattern of the marker after the last parameter, which a model may leave out before the end marker."""
+        self.before_another = compiled(rf"\s*(?={self.another})")
         self.inner_opens = (
             compiled(form.opens + form.key),
             compiled(rf"(?<=\n){form.opens}{form.key}(?=\n)"),

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import regex
@@ -180,9 +180,27 @@ class CallReader:
     ) -> Generator[None, None, CallStart | None]:
         for pattern, kind in patterns if self.failed < MAX_FAILED else ():
             head = yield from self._unread.match(pattern, position)
-            if head is not None and (kind == "value" or head["name"] in self._tools):
+            if head is not None and (kind == "value" or self._tool(head["name"])):
                 return head, kind
         return None
+
+    def _tool(self, written: str) -> str:
+        """Return the offered tool that a head names; empty if there is none."""
+        if written in self._tools:
+            return written
+        named = self._names.fullmatch(written)
+        return str(named["name"]) if named else ""
+
+    @cached_property
+    def _names(self) -> "regex.Pattern[str]":
+        """Pattern of what the model may write for the names of the tools, with the longest names first."""
+
+        def written(name: str) -> str:
+            keys = "|".join(map(regex.escape, self._tools[name])) or "(?!)"
+            parts = {"TOOL": f"(?P<name>{regex.escape(name)})", "KEY": f"(?:{keys})"}
+            return str(regex.sub("TOOL|KEY", lambda part: parts[part[0]], self._patterns.form.naming))
+
+        return regex.compile("|".join(map(written, sorted(self._tools, key=len, reverse=True))))
 
     def _read_call(self, head: Match, kind: str) -> Generator[None, None, bool]:
         """Parse a call and send it; return False, with nothing consumed, if it cannot be parsed."""
@@ -214,7 +232,7 @@ class CallReader:
         self._unread.take(head.end())
         tail = _AFTER_MEMBER if kind == "member" else self._patterns.tail
         end = self._patterns.end if kind == "member" else self._patterns.tail or self._patterns.end
-        yield from self.stream_arguments(head["name"], head.groupdict().get("id"), end)
+        yield from self.stream_arguments(self._tool(head["name"]), head.groupdict().get("id"), end)
         closing = (yield from self._unread.match(tail)) if tail else None
         self._unread.take(closing.end() if closing else 0)
         return True
@@ -240,39 +258,43 @@ class CallReader:
 
     def _read_parameters(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
         """Parse parameters, each of them a text between markers."""
-        name, position = head["name"], head.end()
+        name = self._tool(head["name"])
+        position = head.end() - len(head["name"]) + len(name)
         written: list[tuple[Match, str]] = []
-        while True:
-            finished = yield from self._unread.match(self._patterns.finishes, position)
-            if written and self._unread.ended:
-                finished = finished or _BLANK_END.match(self._unread.text, position)
-            if finished is not None:
-                return finished.end(), [Call(name, to_json(self._values(name, written)))]
-            opened = yield from self._unread.match(self._patterns.opens, position)
-            closed = (yield from self._find_parameter_end(opened)) if opened is not None else None
-            if opened is None or closed is None:
+        while opened := (yield from self._unread.match(self._patterns.opens, position)):
+            closed = yield from self._find_parameter_end(opened)
+            if closed is None:
                 return 0, []
             text = self._unread.text[opened.end() : closed.start()]
             written.append((opened, text if closed.group() else _unclosed(text)))
             position = closed.end()
+        finished = yield from self._unread.match(self._patterns.finishes, position)
+        if written and finished is None:
+            finished = yield from self._unread.match(self._patterns.before_another, position)
+            if finished is None and self._unread.ended:
+                finished = _BLANK_END.match(self._unread.text, position)
+        return (finished.end(), [Call(name, to_json(self._values(name, written)))]) if finished else (0, [])
 
     def _values(self, name: str, written: Sequence[tuple[Match, str]]) -> dict[str, Any]:
         """Parse the texts of a call's parameters."""
-        values, schemas = dict[str, Any](), self._tools[name]
+        schemas = self._tools[name]
         missing = schemas.keys() - {_key(opened) for opened, _ in written}
-        for first, whole in written:
-            for opened, text in self._parts(first, whole, missing):
-                key = _key(opened)
-                values[key] = self._value(opened, text, schemas.get(key))
+        parts = [part for opened, text in written for part in self._parts(opened, text, missing)]
+        padded = self._patterns.form.padded or all(text[:1] == text[-1:] == "\n" for _, text in parts)
+        values: dict[str, Any] = {}
+        for opened, text in parts:
+            key = _key(opened)
+            values[key] = self._value(opened, self._without_padding(text) if padded else text, schemas.get(key))
         return values
 
-    def _value(self, opened: Match, text: str, schema: Any) -> Any:
+    def _without_padding(self, text: str) -> str:
         form = self._patterns.form
-        if form.padded:
-            text = text if form.opens in text else _SURPLUS_CLOSE.sub("", text)
-            text = text.removeprefix("\n").removesuffix("\n")
-        if form.nested:
-            return parse_nested_value(text, form.nested, schema)
+        text = _SURPLUS_CLOSE.sub("", text) if form.padded and form.opens not in text else text
+        return text.removeprefix("\n").removesuffix("\n")
+
+    def _value(self, opened: Match, text: str, schema: Any) -> Any:
+        if marker := self._patterns.form.nested:
+            return parse_nested_value(text, marker, schema)
         return parse_parameter(text, schema, opened.groupdict().get("kind"))
 
     def _parts(self, opened: Match, text: str, missing: Container[str]) -> Iterator[tuple[Match, str]]:

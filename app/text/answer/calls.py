@@ -197,7 +197,7 @@ def parse_parameter(text: str, schema: Any, type_name: str | None = None) -> Any
     if types == {"string"}:
         return text
     try:
-        value = parse_literal(text.strip().lower() if text.strip().lower() in {"true", "false", "null"} else text)
+        value = _parse_value(text.strip().lower() if text.strip().lower() in {"true", "false", "null"} else text, types)
     except ValueError:
         return text
     value_type = _JSON_TYPES[type(value)]
@@ -208,6 +208,19 @@ def parse_parameter(text: str, schema: Any, type_name: str | None = None) -> Any
     if value_type == "integer" and "number" in types:
         return value
     return int(value) if value_type == "number" and "integer" in types and value.is_integer() else text
+
+
+def _parse_value(text: str, types: Container[str]) -> Any:
+    """Parse a value. Where no string is allowed, a JSON string, with or without its quotes, stands for what is in it.
+    Raises ValueError."""
+    may_be_string = not types or "string" in types
+    try:
+        value = parse_literal(text)
+    except ValueError:
+        if may_be_string or '\\"' not in text:
+            raise
+        value = parse_literal(f'"{text}"')
+    return value if may_be_string or not isinstance(value, str) else parse_literal(value)
 
 
 def json_types(schema: Any) -> set[str]:
