@@ -227,7 +227,7 @@ def is_lost(dialect: Dialect, value: Any) -> bool:
         return False
     if isinstance(value, str) and value[:1] == value[-1:] == "\n" and not form.padded:
         return True  # it may be alone, and models put values on lines of their own
-    closes = patterns(dialect.parser).closes("code", has_start_marker=not form.bare_head or bool(form.start))
+    closes = patterns(dialect.parser).parameters.closes("code", has_start_marker=not form.bare_head or bool(form.start))
     written = [value] if isinstance(value, str) else [json.dumps(value, ensure_ascii=False), str(value)]
     return any(closes.search(text) for text in written)
 

@@ -259,18 +259,18 @@ class CallReader:
     def _read_parameters(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
         """Parse parameters, each of them a text between markers."""
         name = self._tool(head["name"])
-        position = head.end() - len(head["name"]) + len(name)
+        position = head.end() - len(head["name"]) + len(name)  # a key that is joined to the name is read again
         written: list[tuple[Match, str]] = []
-        while opened := (yield from self._unread.match(self._patterns.opens, position)):
+        while opened := (yield from self._unread.match(self._patterns.parameters.opens, position)):
             closed = yield from self._find_parameter_end(opened)
             if closed is None:
                 return 0, []
             text = self._unread.text[opened.end() : closed.start()]
             written.append((opened, text if closed.group() else _unclosed(text)))
             position = closed.end()
-        finished = yield from self._unread.match(self._patterns.finishes, position)
+        finished = yield from self._unread.match(self._patterns.parameters.finishes, position)
         if written and finished is None:
-            finished = yield from self._unread.match(self._patterns.before_another, position)
+            finished = yield from self._unread.match(self._patterns.parameters.before_another, position)
             if finished is None and self._unread.ended:
                 finished = _BLANK_END.match(self._unread.text, position)
         return (finished.end(), [Call(name, to_json(self._values(name, written)))]) if finished else (0, [])
@@ -301,8 +301,8 @@ class CallReader:
         """Split a text without a closing marker where parameters that are `missing` begin: the model did not close it.
         A text that begins on a line of its own is followed by parameters that do so, too."""
         start = 0
-        if not (opened.groupdict().get("quoted") or self._patterns.any_closes.search(text)):
-            for head in self._patterns.inner_opens[text.startswith("\n")].finditer(text):
+        if not (opened.groupdict().get("quoted") or self._patterns.parameters.any_closes.search(text)):
+            for head in self._patterns.parameters.inner_opens[text.startswith("\n")].finditer(text):
                 if _key(head) in missing:
                     yield opened, _unclosed(text[start : head.start()])
                     opened, start = head, head.end()
@@ -310,13 +310,13 @@ class CallReader:
 
     def _find_parameter_end(self, opened: Match) -> Generator[None, None, Match | None]:
         """Find the end of a parameter, skipping closing markers inside its value."""
-        closes = partial(self._patterns.closes, _key(opened), has_start_marker=self._has_start_marker)
+        closes = partial(self._patterns.parameters.closes, _key(opened), has_start_marker=self._has_start_marker)
         is_quoted = bool(opened.groupdict().get("quoted"))
-        closing_pattern = self._patterns.closes_quoted if is_quoted else closes()
+        closing_pattern = self._patterns.parameters.closes_quoted if is_quoted else closes()
         first = closed = yield from self._unread.search(closing_pattern, opened.end())
         depth, position = 0, opened.end()
         while closed is not None and not is_quoted:
-            for edge in self._patterns.edges.finditer(self._unread.text, position, closed.start()):
+            for edge in self._patterns.parameters.edges.finditer(self._unread.text, position, closed.start()):
                 depth = depth + 1 if edge["name"] else max(0, depth - 1)
             if not depth:
                 break
@@ -334,9 +334,9 @@ class CallReader:
 
     def _unclosed_end(self, start: int, end: int) -> Match | None:
         """Return where a call ends between these positions although its parameter is not closed."""
-        text = self._unread.text
-        unclosed = self._patterns.unclosed_ends[text.startswith("\n", start)].search(text, start, end)
-        return unclosed if unclosed and not self._patterns.any_closes.search(text, start, unclosed.start()) else None
+        text, parameters = self._unread.text, self._patterns.parameters
+        unclosed = parameters.unclosed_ends[text.startswith("\n", start)].search(text, start, end)
+        return unclosed if unclosed and not parameters.any_closes.search(text, start, unclosed.start()) else None
 
     def _read_literal_call(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
         """Parse up to the first end marker that completes a call."""
