@@ -58,7 +58,7 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True):
     head: str = ""
     """Head of a call with arguments in any other shape."""
     naming: str = "TOOL"
-    """What a model may write for the name of a tool: TOOL and KEY stand for it and for one of its parameters."""
+    """Pattern of what names a tool in a head; TOOL stands for its name, KEY for that of one of its parameters."""
     opens: str = ""
     """Start of a parameter's opening marker; `key` matches the rest of the marker."""
     key: str = ""

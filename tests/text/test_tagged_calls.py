@@ -218,7 +218,9 @@ def test_an_id_of_kimi_that_is_slightly_off_names_its_tool(identifier: str, sect
 
 @pytest.mark.parametrize("name", ["read_2", "functions_list", "read", "list"])
 def test_a_name_of_kimi_is_never_shortened_to_that_of_another_tool(name: str) -> None:
-    tools = [{"type": "function", "function": {"name": each}} for each in ("read", "list", "read_2", "functions_list")]
+    tools = [
+        {"type": "function", "function": {"name": known}} for known in ("read", "list", "read_2", "functions_list")
+    ]
     for written in (f"functions.{name}:0", f"functions.{name}", name):
         call = f"<|tool_call_begin|>{written}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
         assert read(speaking("kimi_k2"), call, tools=tools).calls == [(name, {})]
