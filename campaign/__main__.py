@@ -59,8 +59,9 @@ class Campaign:
                 time.monotonic(),
             )
             logged_bytes = server.log.stat().st_size
-            findings = await take_turn(attack, server, hub, self.rng)
-            self.findings.setdefault(attack, Findings()).add(findings)
+            so_far = self.findings.setdefault(attack, Findings())
+            findings = await take_turn(attack, server, hub, self.rng, so_far.tried)
+            so_far.add(findings)
             for process, memory in server.memory().items():
                 self.memory_samples.setdefault(f"{leg}: {process}", []).append(memory)
             spent_seconds[attack.name] = spent_seconds.get(attack.name, 0.0) + time.monotonic() - began

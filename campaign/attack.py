@@ -1,9 +1,10 @@
-"""One turn of an attack: check the server, start an honest stream with another key, attack, and judge.
+"""One turn of an attack: check the server, start honest streams with another key, attack, and judge.
 
 A turn does one thing that takes seconds. The next turn goes to the attack that has had the least of its share of time.
 """
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 import httpx2
 
-from campaign.honest import HonestStream, honest_stream
+from campaign.honest import MODELS, HonestStream, honest_stream
 from campaign.judgement import PROMISES, SILENCE, Findings, Promise
 from campaign.server import Server
 from tests.hub.stand_in import StandInHub
@@ -30,6 +31,8 @@ class TurnContext:
     hub: StandInHub
     rng: random.Random
     findings: Findings
+    tried: int = 0
+    """How much this attack has tried in its earlier turns."""
     steps: list[tuple[float, str]] = field(default_factory=list)
     """Steps of the attack, each with the moment at which it began."""
 
@@ -66,8 +69,9 @@ def next_attack(attacks: Sequence[Attack], spent_seconds: Mapping[str, float]) -
     return min(attacks, key=lambda attack: spent_seconds.get(attack.name, 0.0) / attack.share)
 
 
-async def take_turn(attack: Attack, server: Server, hub: StandInHub, rng: random.Random) -> Findings:
-    """Take one turn and return its findings. If the server has to be restarted first, that is a failure."""
+async def take_turn(attack: Attack, server: Server, hub: StandInHub, rng: random.Random, tried: int) -> Findings:
+    """Take one turn, after earlier ones that `tried` so much, and return its findings. If the server has to be
+    restarted first, that is a failure."""
     findings = Findings()
     if not await server.is_ready(READY_SECONDS):
         findings.failures.append(f"the server is not ready after {READY_SECONDS:.0f} s, and is started anew")
@@ -75,19 +79,21 @@ async def take_turn(attack: Attack, server: Server, hub: StandInHub, rng: random
         await server.start()
     try:
         await server.revoke_keys()  # of earlier turns, up to 200 keys
-        async with honest_stream(server.address, await server.new_key()) as honest:
-            if await honest.wait_for_start():
-                await run_attack(attack, TurnContext(server, await server.new_key(), hub, rng, findings), honest)
+        async with contextlib.AsyncExitStack() as streams:
+            key = await server.new_key()
+            honest = [await streams.enter_async_context(honest_stream(server.address, key, model)) for model in MODELS]
+            if silent := [stream for stream in honest if not await stream.wait_for_start()]:
+                findings.failures.append(f"the honest stream of {silent[0].model} does not begin: {silent[0].last}")
             else:
-                findings.failures.append(f"the honest stream does not begin: {honest.last}")
+                await run_attack(attack, TurnContext(server, await server.new_key(), hub, rng, findings, tried), honest)
         findings.failures += await release_quarantined(server)
     except (RuntimeError, httpx2.TransportError) as error:
         findings.failures.append(f"the turn broke off: {error!r}")
     return findings
 
 
-async def run_attack(attack: Attack, context: TurnContext, honest: HonestStream) -> None:
-    """Run the attack itself while the honest stream is observed."""
+async def run_attack(attack: Attack, context: TurnContext, honest: Sequence[HonestStream]) -> None:
+    """Run the attack itself while the honest streams are observed."""
     findings, since = context.findings, time.monotonic()
     context.server.new_tracebacks()
     try:
@@ -96,11 +102,11 @@ async def run_attack(attack: Attack, context: TurnContext, honest: HonestStream)
     except TimeoutError:
         findings.failures.append(f"not over after {TURN_SECONDS:.0f} s")
     finally:
-        seconds, began = await honest.silence(since)
-        findings.record_time(
-            SILENCE, seconds, next((step for moment, step in reversed(context.steps) if moment <= began), "")
-        )
-    ends = [end for end in honest.ends(since) if not end.startswith(attack.may_end)]
+        silences = [(*await stream.silence(since), stream.model) for stream in honest]
+        seconds, began, model = max(silences)
+        step = next((step for moment, step in reversed(context.steps) if moment <= began), "")
+        findings.record_time(SILENCE, seconds, f"{step} ({model})".strip())
+    ends = [end for stream in honest for end in stream.ends(since) if not end.startswith(attack.may_end)]
     findings.failures += [f"the honest stream: {end}" for end in ends[:1]]
     findings.expect(
         not (traceback_count := context.server.new_tracebacks()), f"{traceback_count} tracebacks in the log"

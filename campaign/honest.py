@@ -1,4 +1,4 @@
-"""An honest stream with another key: `python -m campaign.honest ADDRESS`, with the key on its standard input.
+"""An honest stream with another key: `python -m campaign.honest ADDRESS MODEL`, with the key on its standard input.
 
 It runs in its own process and session, so that the attackers' work does not delay it: Linux schedules a session as a
 whole, and the attackers' session uses up its share. It requests one long answer after another and prints a line with
@@ -14,9 +14,11 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
-from campaign.chats import CHAT, long_chat
+from campaign.chats import CHAT, MODEL, long_chat
 from campaign.judgement import Event, longest_silence
 
+MODELS = (MODEL, "demo-hybrid")
+"""The models of the honest streams: the attackers' own, and another one, which no work for the first may hold up."""
 ROOT = Path(__file__).resolve().parents[1]
 TOKENS = 3500
 """Tokens of an answer: almost the demo model's whole context, and more than a minute of streaming."""
@@ -30,9 +32,9 @@ LISTEN_SECONDS = 5.0
 """Seconds to wait for the next event at the end of a turn."""
 
 
-def request_answer(connection: http.client.HTTPConnection, key: str) -> str:
+def request_answer(connection: http.client.HTTPConnection, key: str, model: str) -> str:
     """Request one answer and print its chunks as they arrive; return a text that says how it ended."""
-    body = long_chat("Count from 1 to 4000.", TOKENS, temperature=0, speculation={"method": "off"})
+    body = long_chat("Count from 1 to 4000.", TOKENS, model=model, temperature=0, speculation={"method": "off"})
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     connection.request("POST", CHAT, json.dumps(body), headers)
     response = connection.getresponse()
@@ -54,14 +56,14 @@ def print_event(what: str) -> None:
     print(time.monotonic(), waited, what, flush=True)
 
 
-def main(address: str) -> None:
+def main(address: str, model: str) -> None:
     """Request answers until the process is killed."""
     key, host = sys.stdin.readline().strip(), address.removeprefix("http://")
     while True:
         with contextlib.closing(http.client.HTTPConnection(host, timeout=BEGIN_SECONDS)) as connection:
             print_event("begin")
             try:
-                end = request_answer(connection, key)
+                end = request_answer(connection, key, model)
             except (OSError, http.client.HTTPException) as error:
                 end = f"cut {error!r}"
         print_event(end)
@@ -72,7 +74,8 @@ def main(address: str) -> None:
 class HonestStream:
     """Events of an honest stream's process so far, timed by `time.monotonic`."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = MODEL) -> None:
+        self.model = model
         self._events: list[Event] = []
         self._recorded = asyncio.Event()
 
@@ -117,13 +120,13 @@ class HonestStream:
 
 
 @contextlib.asynccontextmanager
-async def honest_stream(address: str, key: str) -> AsyncGenerator[HonestStream, None]:
+async def honest_stream(address: str, key: str, model: str) -> AsyncGenerator[HonestStream, None]:
     """Run an honest stream until the block ends."""
-    command, pipe = (sys.executable, "-m", "campaign.honest", address), asyncio.subprocess.PIPE
+    command, pipe = (sys.executable, "-m", "campaign.honest", address, model), asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe, start_new_session=True)
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("a pipe that was asked for is missing")
-    stream, lines = HonestStream(), process.stdout
+    stream, lines = HonestStream(model), process.stdout
 
     async def listen() -> None:
         async for line in lines:

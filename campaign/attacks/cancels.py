@@ -10,13 +10,14 @@ import httpx2
 
 from campaign.attack import TurnContext
 from campaign.chats import CHAT, long_chat
+from campaign.honest import MODELS
 from campaign.sockets import connections, request_head, send
 from campaign.streams import wait_until_idle
 
 CLIENTS, SECONDS = 16, 10.0
 MAX_DELAY_SECONDS = 0.4
-HONEST_REQUESTS = 1
-"""Number of open requests that are not leaks: the honest stream's."""
+HONEST_REQUESTS = len(MODELS)
+"""Number of open requests that are not leaks: the honest streams'."""
 NON_READERS, HELD_SECONDS = 30, 10.0
 RECEIVE_BYTES = 4096
 MAX_BYTES = 100 << 20
@@ -93,7 +94,7 @@ def server_bytes(context: TurnContext) -> int:
 
 
 async def expect_no_open_requests(context: TurnContext) -> None:
-    """Expect that no request is open except the honest one."""
+    """Expect that no request is open except the honest ones."""
     async with context.server.client(context.server.admin_key) as admin:
         open_count = await wait_until_idle(admin, HONEST_REQUESTS)
     context.findings.expect(

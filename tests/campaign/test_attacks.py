@@ -10,7 +10,7 @@ import pytest
 
 from app.store.store import FILE_NAME, Store
 from campaign.attacks.bodies import hostile_body, operations
-from campaign.attacks.constraints import CONSTRAINTS, fits, random_regex, random_schema
+from campaign.attacks.constraints import CONSTRAINTS, constraints_after, fits, random_regex, random_schema
 from campaign.attacks.crashes import torn_files
 from campaign.attacks.hubs import LIES, LyingRepository
 from campaign.attacks.stores import damage_bytes, damage_pages, damage_protection, damage_value, fill_store
@@ -66,6 +66,15 @@ def test_every_constraint_can_be_sent_and_no_empty_text_keeps_to_one_that_wants_
     assert len(json.dumps(constraint.fields)) < 1 << 20
     if make not in {random_regex, random_schema}:
         assert not constraint.is_met_by("")
+
+
+def test_every_kind_of_constraint_comes_once_before_any_comes_by_chance() -> None:
+    rng = random.Random(1)
+    assert constraints_after(0, rng)[: len(CONSTRAINTS)] == list(CONSTRAINTS)
+    assert constraints_after(3, rng)[: len(CONSTRAINTS) - 3] == list(CONSTRAINTS[3:])
+    later = constraints_after(len(CONSTRAINTS), rng)
+    assert later != list(CONSTRAINTS)
+    assert set(later) == set(CONSTRAINTS)
 
 
 def test_every_choice_keeps_to_its_constraint() -> None:
