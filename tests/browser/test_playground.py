@@ -288,7 +288,7 @@ def test_everything_has_its_place_on_a_phone(server: Server, visitor: Visitor, s
     expect(page.locator(".files li")).to_be_visible()
     page.locator("#draft").fill("Hi")
     check(look(page, *LAYOUT_CALLS))
-    page.locator("#draft").press("Enter")
+    page.get_by_role("button", name="Send", exact=True).tap()
     expect(page.locator("#result")).to_be_visible()
     for fold in page.locator(".message summary").all():
         fold.click()
