@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.api.messages import BILLING_HEADER
+from app.api.message_blocks import BILLING_HEADER
 from app.coding_agents import AGENTS, NO_KEY, ModelEndpoint
 from tests.agents.installed import FOLDERS
 from tests.agents.task import RIGHT, TASK, TEMPLATES, WRONG
