@@ -21,8 +21,9 @@ from app.api.message_blocks import (
     AnthropicTool,
     Blocks,
     Turn,
-    is_left_out,
-    nested_blocks,
+    left_out_kinds,
+    offered_tools,
+    shown_turns,
     system_messages,
     turn_messages,
 )
@@ -91,18 +92,19 @@ class CountBody(ThinkingBody):
     def as_chat(self) -> dict[str, Any]:
         """Convert the body to OpenAI's chat format. Raises InvalidRequest for content other than text."""
         messages = system_messages(self.system)
-        for turn in self.messages:
+        for turn in shown_turns(self.messages):
             messages += list(turn_messages(turn))
         chat: dict[str, Any] = {"model": self.model, "messages": messages} | self.thinking_fields()
-        if self.tools:
-            chat["tools"] = [tool.as_chat() for tool in self.tools]
+        if tools := offered_tools(self.tools or (), self.messages):
+            chat["tools"] = [tool.as_chat() for tool in tools]
         if self.tool_choice is not None:
             name = {"type": "function", "function": {"name": self.tool_choice.name or ""}}
             chat["tool_choice"] = CHOICES.get(self.tool_choice.type, name)
             chat["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
         output = self.output_config or OutputConfig()
-        if output.effort is not None:
-            chat.setdefault("reasoning_effort", output.effort)
+        efforts = [output.effort, *(turn.output_config.effort for turn in self.messages if turn.output_config)]
+        if given := [effort for effort in efforts if effort is not None]:
+            chat.setdefault("reasoning_effort", given[-1])
         if (output_format := output.format or self.output_format) is not None:
             schema = {"name": "answer", "schema": output_format.json_schema}
             chat["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -110,9 +112,7 @@ class CountBody(ThinkingBody):
 
     def notices(self) -> list[Notice]:
         """Return notices about blocks that are left out and about ignored fields."""
-        contents = (self.system, *(turn.content for turn in self.messages))
-        blocks = (block for content in contents for block in nested_blocks(content))
-        kinds = ", ".join(dict.fromkeys(block.type[:60] for block in blocks if is_left_out(block)))
+        kinds = ", ".join(left_out_kinds((self.system, *(turn.content for turn in self.messages))))
         message = f"blocks of type {kinds} are left out: they belong to tools that do not run here"
         left_out = [Notice(code="left_out_block", message=message, parameter="messages")] if kinds else []
         return [*left_out, *ignored_fields(self)]

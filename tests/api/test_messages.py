@@ -63,6 +63,106 @@ async def test_a_call_is_to_be_run_even_if_a_stop_string_follows_it(site: Site) 
     assert events[-1]["delta"]["stop_reason"] == "tool_use"
 
 
+def definition(name: str) -> dict[str, Any]:
+    return {"name": name, "description": f"Does {name}.", "input_schema": SCHEMA}
+
+
+def addition(name: str) -> dict[str, Any]:
+    return {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": definition(name)}}
+
+
+def reference(change: str, name: str) -> dict[str, Any]:
+    return {"type": change, "tool": {"type": "tool_reference", "name": name}}
+
+
+TOOL_CHANGES: list[tuple[list[dict[str, Any]], list[str]]] = [
+    ([addition("b")], ["a", "b"]),
+    ([reference("tool_removal", "a")], []),
+    ([addition("b"), reference("tool_removal", "a")], ["b"]),
+    ([reference("tool_removal", "a"), reference("tool_addition", "a")], ["a"]),
+    ([addition("b"), reference("tool_removal", "b"), reference("tool_addition", "b")], ["a", "b"]),
+    ([reference("tool_addition", "a"), reference("tool_addition", "nobody's")], ["a"]),
+    ([{"type": "compaction", "content": "So far.", "tool_changes": [addition("b")]}], ["a", "b"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "offered"), TOOL_CHANGES, ids=[str(offered) for _, offered in TOOL_CHANGES])
+@pytest.mark.anyio
+async def test_tools_come_and_go_in_the_middle_of_a_conversation(
+    site: Site, changes: list[dict[str, Any]], offered: list[str]
+) -> None:
+    turns = [{"role": "user", "content": "Hi"}, *({"role": "system", "content": [change]} for change in changes)]
+    body = {"model": "demo-main", "max_tokens": 9, "messages": turns, "tools": [definition("a")]}
+    answer = await site.client.post("/v1/messages", json=body)
+    assert (answer.status_code, answer.json().get("warnings")) == (200, None)
+    assert [tool["function"]["name"] for tool in site.worker.commands[-1].tools or ()] == offered
+    assert [message["content"] for message in site.worker.commands[-1].messages or ()] in (["Hi"], ["Hi", "So far."])
+
+
+def test_a_tool_that_is_defined_again_replaces_the_first() -> None:
+    again = {"type": "tool_definition", "definition": definition("a") | {"description": "Newer."}}
+    turn = {"role": "system", "content": [{"type": "tool_addition", "tool": again}]}
+    [tool] = chat(messages=[turn], tools=[definition("a")])["tools"]
+    assert tool["function"]["description"] == "Newer."
+
+
+@pytest.mark.anyio
+async def test_a_tool_of_an_mcp_server_at_anthropic_does_not_come_and_go_here(site: Site) -> None:
+    elsewhere = {"type": "mcp_tool_reference", "server_name": "x", "name": "a"}
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "system", "content": [{"type": "tool_removal", "tool": elsewhere}]},
+    ]
+    body = {"model": "demo-main", "max_tokens": 9, "messages": turns, "tools": [definition("a")]}
+    [warning] = (await site.client.post("/v1/messages", json=body)).json()["warnings"]
+    assert (warning["code"], "tool_removal" in warning["message"]) == ("left_out_block", True)
+    assert len(site.worker.commands[-1].tools or ()) == 1
+
+
+@pytest.mark.parametrize("text", ["Summary: the file is a.py", None])
+@pytest.mark.anyio
+async def test_the_summary_of_a_compacted_conversation_is_read(site: Site, text: str | None) -> None:
+    turns = [
+        {"role": "assistant", "content": [{"type": "compaction", "content": text}]},
+        {"role": "user", "content": "Go on"},
+    ]
+    answer = await site.client.post("/v1/messages", json={"model": "demo-main", "max_tokens": 9, "messages": turns})
+    assert (answer.status_code, answer.json().get("warnings")) == (200, None)
+    contents = [message["content"] for message in site.worker.commands[-1].messages or ()]
+    assert contents == [*filter(None, [text]), "Go on"]
+
+
+EFFORT = {"role": "system", "output_config": {"effort": "low"}}
+
+
+def test_a_system_turn_sets_the_effort_from_there_on() -> None:
+    turns = [{"role": "user", "content": "Hi"}, EFFORT, {"role": "system", "output_config": {"effort": "high"}}]
+    asked = chat(messages=turns, output_config={"effort": "medium"})
+    assert (asked["reasoning_effort"], len(asked["messages"])) == ("high", 1)
+
+
+def test_a_system_turn_for_one_question_is_gone_at_the_next() -> None:
+    short = {"role": "system", "content": "Only now.", "clear_at": "next_user_message"}
+    kept = {"role": "system", "content": "Always.", "clear_at": "never"}
+    turns = [{"role": "user", "content": "One"}, short, kept, {"role": "assistant", "content": "1"}]
+    contents = [[message["content"] for message in chat(messages=sent)["messages"]]
+                for sent in (turns, [*turns, {"role": "user", "content": "Two"}])]  # fmt: skip
+    assert contents == [["One", "Only now.", "Always.", "1"], ["One", "Always.", "1", "Two"]]
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+@pytest.mark.anyio
+async def test_a_turn_of_nothing_is_refused(site: Site, role: str) -> None:
+    body = {"model": "demo-main", "max_tokens": 9, "messages": [{"role": role, "text": "Hi"}]}
+    answer = await site.client.post("/v1/messages", json=body)
+    assert (answer.status_code, "messages.0" in answer.text) == (400, True)
+
+
+def test_a_model_reads_examples_of_a_tools_input() -> None:
+    [tool] = chat(tools=[definition("a") | {"input_examples": [{"a": 1}, {"a": 2}]}])["tools"]
+    assert tool["function"]["description"] == 'Does a.\n\nExamples of its input:\n{"a": 1}\n{"a": 2}'
+
+
 async def thinking(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
     yield Accepted(id=command.id, prompt_tokens=5)
     yield Delta(id=command.id, index=0, text="", reasoning="Hm.", tokens=1)

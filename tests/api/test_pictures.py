@@ -85,6 +85,8 @@ async def test_a_picture_in_the_result_of_a_tool_is_left_out_and_told(
 TEXTS: list[tuple[dict[str, Any], str]] = [
     ({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "D"}}, "D"),
     ({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "D"}]}}, "D"),
+    ({"type": "document", "title": "T", "context": "from Ann", "source": {"type": "text", "data": "D"}},
+     "T\nfrom Ann\nD"),
     ({"type": "search_result", "source": "http://x", "title": "T", "content": [{"type": "text", "text": "D"}]},
      "T\nhttp://x\nD"),
     ({"type": "tool_reference", "tool_name": "grep"}, "grep"),
