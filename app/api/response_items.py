@@ -36,6 +36,7 @@ RESULTS: Mapping[str, Sequence[str]] = {
     "mcp_call": ("output", "error"),
 }
 """Fields that may hold the result of a call that ran elsewhere, by its type; a call without a result is left out."""
+MAX_NAMED_ITEMS = 8
 OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output",
            "apply_patch_call_output", "mcp_tool_call_output", "tool_search_output")  # fmt: skip
 
@@ -59,6 +60,9 @@ class ItemReader:
         self.tools: list[Item] = []
         """Tools that the items define."""
         self._find = find
+        self._open_calls: dict[str, str] = {}
+        """Names of the calls that have no result yet, by id."""
+        self._not_found: list[str] = []
         self._left_out: dict[str, None] = {}
         self._referenced: set[str] = set()
 
@@ -74,11 +78,16 @@ class ItemReader:
         return self
 
     def notices(self) -> list[Notice]:
-        """Return a notice about the items that were left out."""
-        if not self._left_out:
-            return []
-        message = f"items of type {', '.join(self._left_out)} are left out: this model cannot use them"
-        return [Notice(code="left_out_item", message=message, parameter="input")]
+        """Return notices about the items that were left out."""
+        notices = []
+        if self._left_out:
+            message = f"items of type {', '.join(self._left_out)} are left out: this model cannot use them"
+            notices.append(Notice(code="left_out_item", message=message, parameter="input"))
+        if self._not_found:
+            names = ", ".join(self._not_found[:MAX_NAMED_ITEMS])
+            message = f"{len(self._not_found)} of the items are not stored, or no longer: send them whole ({names})"
+            notices.append(Notice(code="item_not_found", message=message, parameter="input"))
+        return notices
 
     def _resolved(self, item: Item) -> Item | None:
         """Return the item, or the stored item that it references; None if there is no such item."""
@@ -91,7 +100,7 @@ class ItemReader:
         self._referenced.add(name)
         referenced = self._find(name)
         if referenced is None:
-            self._leave_out({"type": "item_reference"})
+            self._not_found.append(name[:60])
         return referenced
 
     def _leave_out(self, item: Item) -> None:
@@ -99,6 +108,13 @@ class ItemReader:
 
     def _assistant(self) -> Item:
         if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant"})
+        return self.messages[-1]
+
+    def _assistant_before_text(self) -> Item:
+        """Return the assistant's message for more thoughts or text: a new one where the last ended with text."""
+        last = self._assistant()
+        if any(last.get("content", ())) and "tool_calls" not in last:
             self.messages.append({"role": "assistant"})
         return self.messages[-1]
 
@@ -126,7 +142,7 @@ class ItemReader:
     def _add_message(self, item: Item) -> None:
         role, content = item.get("role"), item.get("content")
         if role == "assistant":
-            self._assistant().setdefault("content", []).append(self._text(content or ""))
+            self._assistant_before_text().setdefault("content", []).append(self._text(content or ""))
         else:
             self.messages.append({"role": role, "content": self._text(content)})
 
@@ -134,7 +150,7 @@ class ItemReader:
         text = self._text(item.get("content") or item.get("summary") or "")
         if not text:
             return not item.get(ENCRYPTED)
-        self._assistant().setdefault("reasoning_content", []).append(text)
+        self._assistant_before_text().setdefault("reasoning_content", []).append(text)
         return True
 
     def _add_output(self, item: Item) -> None:
@@ -142,7 +158,17 @@ class ItemReader:
             self.tools += _objects(item.get("tools"))
         names = ("output", "result", "tools", "status")
         output = next((item[name] for name in names if item.get(name) is not None), "")
-        self.messages.append({"role": "tool", "tool_call_id": _call_id(item), "content": self._output_text(output)})
+        content = self._output_text(output)
+        self.messages.append({"role": "tool", "tool_call_id": self._answered_call(item), "content": content})
+
+    def _answered_call(self, item: Item) -> str:
+        """Return the id of the call that an output answers; if it has none, a call of its name, else the next one."""
+        call_id = _call_id(item)
+        if not item.get("call_id") and call_id not in self._open_calls:
+            named = [name for name, called in self._open_calls.items() if called == flat_name(item)]
+            call_id = next(iter([*named, *self._open_calls]), call_id)
+        self._open_calls.pop(call_id, None)
+        return call_id
 
     def _add_call(self, item: Item, is_answered: bool) -> bool:  # noqa: FBT001
         """Add a call, with its result if it ran elsewhere. A call that was cut off is used only if a result follows."""
@@ -155,11 +181,13 @@ class ItemReader:
             return False
         name, arguments = tool_call
         function = {"name": name, "arguments": arguments}
-        call = {"id": _call_id(item), "type": FUNCTION, FUNCTION: function}
+        call_id = _call_id(item)
+        call = {"id": call_id, "type": FUNCTION, FUNCTION: function}
         self._assistant().setdefault("tool_calls", []).append(call)
-        for result in results[:1]:
-            content = self._output_text(result)
-            self.messages.append({"role": "tool", "tool_call_id": _call_id(item), "content": content})
+        if results:
+            self.messages.append({"role": "tool", "tool_call_id": call_id, "content": self._output_text(results[0])})
+        else:
+            self._open_calls[call_id] = name
         return True
 
     def _output_text(self, output: Any) -> str:
@@ -211,9 +239,9 @@ def _tool_call(item: Item) -> tuple[str, str] | None:
     """Return the tool's name and arguments; None if the item is not a tool call."""
     match item["type"]:
         case "function_call":
-            return flat_name(item), str(item.get("arguments") or "{}")
+            return flat_name(item), _arguments(item)
         case "mcp_call":
-            return flat_name(item | {NAMESPACE: item.get("server_label")}), str(item.get("arguments") or "{}")
+            return flat_name(item | {NAMESPACE: item.get("server_label")}), _arguments(item)
         case "custom_tool_call":
             return flat_name(item), custom_arguments(str(item.get("input") or ""))
         case kind if kind in CALL_ARGUMENTS:
@@ -221,6 +249,11 @@ def _tool_call(item: Item) -> tuple[str, str] | None:
             given = item.get(field)
             return name, _json(given if isinstance(given, dict) else {field: given})
     return None
+
+
+def _arguments(item: Item) -> str:
+    arguments = item.get("arguments") or {}
+    return arguments if isinstance(arguments, str) else _json(arguments)
 
 
 def _objects(entries: Any) -> list[Item]:

@@ -230,8 +230,6 @@ LEFT_OUT: list[dict[str, Any]] = [
     {"type": "mcp_approval_response", "approve": True},
     {"type": "mcp_call", "name": "f", "arguments": "{}"},
     {"type": "code_interpreter_call", "code": "1", "outputs": None},
-    {"type": "item_reference", "id": "msg_nobody"},
-    {"id": "rs_nobody"},
     {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"},
     {"type": "compaction", "encrypted_content": "gAAA"},
     {"type": "compaction_trigger"},
@@ -248,7 +246,18 @@ async def test_what_a_model_can_make_nothing_of_is_left_out_and_named(site: Site
     assert [message["role"] for message in site.worker.commands[-1].messages or []] == ["user", "user"]
     [warning] = response["warnings"]
     assert (warning["code"], warning["parameter"]) == ("left_out_item", "input")
-    assert item.get("type", "item_reference") in warning["message"]
+    assert item["type"] in warning["message"]
+
+
+@pytest.mark.parametrize("reference", [{"type": "item_reference", "id": "msg_nobody"}, {"id": "msg_nobody"}])
+async def test_an_item_that_is_not_kept_is_told_as_such(site: Site, reference: dict[str, Any]) -> None:
+    response = await ask(site, input=[USER, reference, USER])
+    assert [message["role"] for message in site.worker.commands[-1].messages or []] == ["user", "user"]
+    [warning] = response["warnings"]
+    assert (warning["code"], warning["parameter"]) == ("item_not_found", "input")
+    assert "msg_nobody" in warning["message"]
+    answer = await site.client.post(PATH, json={"model": "demo-main", "input": [reference]})
+    assert (answer.status_code, "msg_nobody" in answer.text) == (400, True)
 
 
 async def test_thoughts_and_refusals_of_an_earlier_session_are_read(site: Site) -> None:
@@ -347,10 +356,38 @@ def test_many_tools_and_a_choice_of_many_are_looked_at_once_each() -> None:
     assert Counted.looks < 10 * len(tools + wanted)
 
 
+THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+SAID = {"role": "assistant", "content": "a"}
+CALL = {"type": "function_call", "name": "look", "call_id": "c", "arguments": "{}"}
+
+
+def read(*items: dict[str, Any]) -> list[dict[str, Any]]:
+    return ItemReader(lambda _: None).read(items).messages
+
+
 def test_pieces_of_the_assistants_are_one_message() -> None:
-    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
-    said = {"role": "assistant", "content": "a"}
-    call = {"type": "function_call", "name": "look", "call_id": "c", "arguments": "{}"}
-    [message] = ItemReader(lambda _: None).read([thought, said, thought, said, call, call]).messages
+    [message] = read(THOUGHT, THOUGHT, SAID, CALL, CALL, SAID)
     assert (message["content"], message["reasoning_content"], len(message["tool_calls"])) == ("aa", "hm\nhm", 2)
-    assert ItemReader(lambda _: None).read([thought]).messages == []
+    assert read(THOUGHT) == []
+
+
+def test_a_comment_and_the_answer_after_it_are_two_messages() -> None:
+    assert [message["content"] for message in read(SAID, SAID)] == ["a", "a"]
+    first, second = read(THOUGHT, SAID, THOUGHT, SAID, CALL)
+    assert (first["content"], first["reasoning_content"], first.get("tool_calls")) == ("a", "hm", None)
+    assert (second["content"], second["reasoning_content"], len(second["tool_calls"])) == ("a", "hm", 1)
+
+
+@pytest.mark.parametrize("kind", ["function_call", "mcp_call"])
+def test_arguments_may_be_an_object(kind: str) -> None:
+    [message, *_] = read(CALL | {"type": kind, "arguments": {"a": [1]}, "output": "done"})
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"a": [1]}'
+
+
+def test_a_result_without_an_id_answers_the_call_of_its_name() -> None:
+    calls = [
+        CALL | {"name": name, "call_id": call_id} for call_id, name in zip("012", ("look", "find", "look"), strict=True)
+    ]
+    output = {"type": "function_call_output", "id": "fco_1", "output": "x"}
+    results = read(*calls, output | {"name": "find"}, output | {"name": "look"}, output)[1:]
+    assert [message["tool_call_id"] for message in results] == ["1", "0", "2"]
