@@ -27,6 +27,7 @@ from app.api.commands import (
 )
 from app.api.ignored import ignored_notice
 from app.api.shapes import ChatCompletion
+from app.api.structured import TOO_LARGE, is_too_large
 from app.api.thinking import ThinkingBody
 from app.api.tools import CUSTOM, FUNCTION, CustomInput, ToolsBody, custom_arguments, custom_input
 from app.core.messages import Delta, Finished, Generate, TokenText, ToolCallDelta
@@ -92,6 +93,21 @@ class Message(Body):
         reasoning = message.get("reasoning_content") or message.get("reasoning") or thought or None
         content = [part for part, is_one in zip(parts, is_thought, strict=True) if not is_one]
         return {**message, "content": content, "reasoning_content": reasoning}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_other_forms(cls, message: Any) -> Any:
+        """Read a refusal as what was said, and OpenAI's functions, which tools have replaced, as tools."""
+        if not isinstance(message, dict):
+            return message
+        read, call = dict(message), message.get("function_call")
+        if read.get("content") is None and isinstance(read.get("refusal"), str):
+            read["content"] = read["refusal"]
+        if isinstance(call, dict) and not read.get("tool_calls"):
+            read["tool_calls"] = [{"type": FUNCTION, FUNCTION: call}]
+        if read.get("role") == FUNCTION:
+            read["role"] = "tool"
+        return read
 
     @field_validator("content", mode="before")
     @classmethod
@@ -173,6 +189,14 @@ class ChatBody(ToolsBody, ThinkingBody, GenerationBody):
             raise ValueError("continue_final_message and add_generation_prompt cannot be combined")
         if self.continue_final_message and not self.messages[-1].can_be_continued:
             raise ValueError("continue_final_message needs a last message of the assistant that has text")
+        return self
+
+    @model_validator(mode="after")
+    def _check_held_schemas(self) -> "ChatBody":
+        """Bound the schemas that calls may be held to; the others are only shown to the model, and may be large."""
+        for tool in self.held_tools(has_grammar=self.grammar is not None):
+            if is_too_large(tool.function.parameters):
+                raise ValueError(f"tools: the parameters of {tool.name}: {TOO_LARGE}")
         return self
 
     @property

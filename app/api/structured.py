@@ -11,6 +11,7 @@ import msgspec
 from app.core.request import Grammar
 
 MAX_SCHEMA_BYTES = 64 * 1024
+TOO_LARGE = f"a schema that is enforced has at most {MAX_SCHEMA_BYTES} bytes"
 MAX_SCHEMA_DEPTH = 32
 MAX_PATTERN_CHARACTERS = 2048
 GUIDED = ("json", "regex", "choice", "grammar")
@@ -55,15 +56,20 @@ def schema_grammar(schema: Any, parameter: str) -> Grammar:
     except msgspec.DecodeError:
         raise ValueError("the schema is not valid JSON") from None
     check_schema(schema)
+    if is_too_large(schema):
+        raise ValueError(TOO_LARGE)
     return Grammar(kind="json_schema", text=msgspec.json.encode(schema).decode(), parameter=parameter)
 
 
+def is_too_large(schema: Any) -> bool:
+    """Return whether a JSON schema is larger than one that can be enforced."""
+    return len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES
+
+
 def check_schema(schema: Any) -> None:
-    """Raise ValueError if a JSON schema is malformed or too large; patterns are not compiled here."""
+    """Raise ValueError if a JSON schema is malformed; patterns are not compiled here."""
     if not isinstance(schema, dict):
         raise ValueError("give a JSON schema: an object, as `schema`")  # noqa: TRY004 - pydantic expects a ValueError
-    if len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:
-        raise ValueError(f"a schema has at most {MAX_SCHEMA_BYTES} bytes")
     _check_part(schema, MAX_SCHEMA_DEPTH)
 
 

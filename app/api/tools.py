@@ -224,6 +224,15 @@ class ToolsBody(Body):
         """Return the tools that the template shows; None if there are none."""
         return None if self.tool_choice.mode == "none" else [tool.shown() for tool in self.offered] or None
 
+    def held_tools(self, *, has_grammar: bool) -> list[FunctionTool]:
+        """Return the functions whose calls a grammar may hold to their parameters; `has_grammar`: the text has one."""
+        offered = () if self.tool_choice.mode == "none" else self.offered
+        functions = [tool for tool in offered if isinstance(tool, FunctionTool)]
+        if self.call_mode not in MODES:
+            return [tool for tool in functions if self.call_mode == f"function:{tool.name}"]
+        is_held = self.call_mode == "required" or has_grammar or any(tool.function.strict for tool in functions)
+        return functions if is_held else []
+
     def tool_notices(self) -> list[Notice]:
         """Return notices about tools and choices that cannot be honoured."""
         notices, choice = [], self.tool_choice

@@ -164,6 +164,26 @@ async def test_the_command_carries_what_was_asked(site: Site) -> None:
     assert (names_of(command.model), command.model.live.policy) == (["demo-draft"], "auto")
 
 
+async def test_a_refusal_in_the_history_is_what_the_assistant_said(site: Site) -> None:
+    user = {"role": "user", "content": "Hi"}
+    refusal = {"role": "assistant", "content": None, "refusal": "I cannot do that."}
+    await site.chat(messages=[user, refusal, user])
+    assert (site.worker.commands[-1].messages or [])[1]["content"] == "I cannot do that."
+
+
+async def test_a_call_in_openais_older_form_and_its_result_are_a_tools(site: Site) -> None:
+    function = {"name": "look", "arguments": "{}"}
+    history = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "function_call": function},
+        {"role": "function", "name": "look", "content": "seen"},
+    ]
+    assert (await site.chat(messages=history)).status_code == 200
+    _, called, result = site.worker.commands[-1].messages or ()
+    assert called["tool_calls"] == [{"type": "function", "function": function}]
+    assert (result["role"], result["content"]) == ("tool", "seen")
+
+
 async def test_defaults(site: Site) -> None:
     first, second = (await site.chat()).json(), (await site.chat(temperature=None, stop=None)).json()
     assert first["seed"] != second["seed"], "a fresh seed every time"

@@ -167,6 +167,20 @@ async def test_a_tool_of_anthropics_that_a_client_describes_needs_its_schema(sit
         assert (await site.client.post("/v1/messages", json=body)).status_code == 400
 
 
+async def test_only_a_schema_that_is_enforced_must_be_small(site: Site) -> None:
+    large = {"type": "object", "description": "x" * 70_000}
+    function: dict[str, Any] = {"name": "large", "parameters": large}
+    tool = {"type": "function", "function": function}
+    by_name = {"type": "function", "function": {"name": "look"}}
+    strict = {"type": "function", "function": function | {"strict": True}}
+    for fields in ({}, {"tool_choice": by_name}, {"tool_choice": "none", "response_format": {"type": "json_object"}}):
+        answer = await site.chat(tools=[tool, FUNCTION], **fields)
+        assert answer.status_code == 200, answer.text
+    for refused in ({"tools": [tool], "tool_choice": "required"}, {"tools": [strict]}):
+        answer = await site.chat(**refused)
+        assert (answer.status_code, "parameters of large" in answer.json()["error"]["message"]) == (400, True)
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
 async def test_hundreds_of_tools_are_taken(site: Site, path: str) -> None:
     own = OWN.get(path, FUNCTION)
