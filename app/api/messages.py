@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ConfigDict, Field
@@ -125,7 +126,8 @@ SENT_AS = {"stop": "stop_sequences"}
 class MessagesBody(CountBody, StayBody):
     """`POST /v1/messages`."""
 
-    max_tokens: int = Field(ge=1, le=MAX_TOKEN_ID)
+    max_tokens: int = Field(ge=0, le=MAX_TOKEN_ID)
+    """Limit on the answer, in tokens; 0 reads the prompt, so that the prefix cache has it."""
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = Field(None, ge=0, le=1)
@@ -135,7 +137,7 @@ class MessagesBody(CountBody, StayBody):
     speculation: SpeculationOptions | None = None
 
     def as_chat(self) -> dict[str, Any]:
-        same = ("max_tokens", "temperature", "top_p", "top_k", "seed", "keep_alive", "ttl")
+        same = ("temperature", "top_p", "top_k", "seed", "keep_alive", "ttl")
         chat = super().as_chat() | {name: getattr(self, name) for name in same} | {"stop": self.stop_sequences}
         return chat | ({} if self.speculation is None else {"speculation": self.speculation.model_dump()})
 
@@ -145,6 +147,7 @@ async def create_message(request: Request, body: JsonBody[MessagesBody]) -> Resp
     """Answer a conversation in Anthropic's format."""
     chat, message_id = validated(body.as_chat(), ChatBody, SENT_AS), f"msg_{secrets.token_hex(12)}"
     command = await chat_command(request, chat, message_id, body.notices())
+    command = msgspec.structs.replace(command, max_tokens=body.max_tokens)
     return await answer(request, [command], MessageRenderer(command), stream=bool(body.stream))
 
 
@@ -166,6 +169,7 @@ class MessageRenderer(Renderer):
     def __init__(self, command: Generate) -> None:
         super().__init__(command.id)
         self._no_drafter = command.model.no_drafter
+        self._only_reads = command.max_tokens == 0
         self._base = {"id": command.id, "type": "message", "role": "assistant", "model": command.model.id}
         self._block = ""
         """Kind of the open block, followed by the call's index if it is a tool call; empty if no block is open."""
@@ -217,7 +221,7 @@ class MessageRenderer(Renderer):
         content: list[dict[str, Any]] = []
         if choice.reasoning:
             content.append({"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE})
-        if choice.text or not (content or choice.tool_calls):
+        if choice.text or not (content or choice.tool_calls or self._only_reads):
             content.append({"type": "text", "text": choice.text})
         content += [
             {"type": "tool_use", "id": call.id, "name": call.name, "input": call_arguments(call)}

@@ -61,7 +61,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Number of reasoning tokens after which the reasoning is closed; None: the model decides."""
     template_arguments: dict[str, Any] = {}
     max_tokens: int | None = None
-    """Maximum number of output tokens; None: up to the end of the context."""
+    """Maximum number of output tokens; None: up to the end of the context, 0: the prompt is only read, and kept."""
     stop: tuple[str, ...] = ()
     n: int = 1
     echo: bool = False

@@ -406,7 +406,7 @@ def check_command(command: Generate) -> None:
     """Raise InvalidRequest if no model can run the command, or if it does not have exactly one kind of prompt."""
     if command.n < 1:
         raise InvalidRequest("n must be at least 1.", parameter="n")
-    if command.max_tokens is not None and command.max_tokens < (0 if command.echo or command.embeds else 1):
-        raise InvalidRequest("max_tokens must be at least 1.", parameter="max_tokens")
+    if command.max_tokens is not None and command.max_tokens < 0:
+        raise InvalidRequest("max_tokens must be at least 0.", parameter="max_tokens")
     if (command.messages, command.text, command.tokens).count(None) != 2:
         raise InvalidRequest("Give exactly one of messages, text and tokens.")

@@ -163,6 +163,26 @@ def test_a_model_reads_examples_of_a_tools_input() -> None:
     assert tool["function"]["description"] == 'Does a.\n\nExamples of its input:\n{"a": 1}\n{"a": 2}'
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.anyio
+async def test_a_prompt_may_be_read_without_an_answer(site: Site, stream: bool) -> None:
+    site.worker.script = reading
+    body = {"model": "demo-main", "max_tokens": 0, "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
+    answer = await site.client.post("/v1/messages", json=body)
+    assert (answer.status_code, site.worker.commands[-1].max_tokens) == (200, 0)
+    if stream:
+        events = [json.loads(frame) for frame in frames(answer.text)]
+        assert [event["type"] for event in events] == ["message_start", "message_delta", "message_stop"]
+        assert events[1]["delta"]["stop_reason"] == "max_tokens"
+    else:
+        assert (answer.json()["content"], answer.json()["stop_reason"]) == ([], "max_tokens")
+
+
+async def reading(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
+    yield Accepted(id=command.id, prompt_tokens=5)
+    yield Finished(id=command.id, index=0, finish_reason="length", usage=USAGE)
+
+
 async def thinking(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
     yield Accepted(id=command.id, prompt_tokens=5)
     yield Delta(id=command.id, index=0, text="", reasoning="Hm.", tokens=1)

@@ -89,10 +89,13 @@ def test_anthropics_client_streams_tools_and_thinks(both: Both[list[Any]]) -> No
         asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "What is the weather in Oslo?"}]}
         tools: Any = [{"name": "get_weather", "description": "Get the current weather", "input_schema": schema}]
         cold: Any = {"extra_body": {"temperature": 0}}
+        warm = client.messages.create(**asked, tools=tools, max_tokens=0)
+        assert (warm.content, warm.stop_reason, warm.usage.output_tokens) == ([], "max_tokens", 0)
         with client.messages.stream(**asked, tools=tools, max_tokens=200, **cold) as stream:
             called = stream.get_final_message()
         thinking: Any = {"type": "enabled", "budget_tokens": 1024}
         thought = client.messages.create(**asked, max_tokens=1100, thinking=thinking, **cold)
+        assert (called.usage.cache_read_input_tokens or 0) > 0, "the prompt was read before"
         counted = client.messages.count_tokens(**asked, tools=tools).input_tokens
         assert counted == called.usage.input_tokens + (called.usage.cache_read_input_tokens or 0)
         blocks = [*called.content, *thought.content]

@@ -129,6 +129,13 @@ def test_echo_tells_the_prompt_first(pair: Pair) -> None:
     assert pair.text("ids") == "hiabcdefghij"
 
 
+def test_max_tokens_zero_reads_the_prompt_and_tells_no_text(pair: Pair) -> None:
+    pair.say(pair.ask(max_tokens=0))
+    pair.settle()
+    (finished,) = pair.finished()
+    assert (pair.text(), finished.finish_reason, finished.usage.completion_tokens) == ("", "length", 0)
+
+
 def test_max_tokens_none_means_the_whole_context(pair: Pair) -> None:
     pair.say(pair.ask(max_tokens=None))
     pair.settle(150)
@@ -150,7 +157,7 @@ def test_chat_messages_are_rendered(pair: Pair) -> None:
         ({"text": None, "tokens": [256]}, "InvalidRequest"),
         ({"text": None, "tokens": [-1]}, "InvalidRequest"),
         ({"n": 0}, "InvalidRequest"),
-        ({"max_tokens": 0}, "InvalidRequest"),
+        ({"max_tokens": -1}, "InvalidRequest"),
         ({"text": "x" * 300}, "InvalidRequest"),
         ({"text": "€"}, "PacelineError"),
     ],
