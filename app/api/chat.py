@@ -19,7 +19,6 @@ from app.api.commands import (
     MAX_TOP_LOGPROBS,
     GenerationBody,
     MaxTokens,
-    Metadata,
     json_schema_as,
     max_tokens,
     object_of,
@@ -46,7 +45,7 @@ PART_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 THOUGHTS = ("thinking", "redacted_thinking")
 """Types of parts with a model's thoughts, as gateways pass them on from Anthropic's format; only one is legible."""
 
-Name = Annotated[str, Field(min_length=1, max_length=256)]
+Name = Annotated[str, Field(max_length=256)]
 CallId = Annotated[str, Field(max_length=4096)]
 """Id of a tool call, made by any server: some gateways put a signature into it, some servers leave it empty."""
 
@@ -138,7 +137,7 @@ class Message(Body):
         """Return the message as chat templates expect it; `developer` becomes `system`, which all templates know."""
         role = "system" if self.role == "developer" else self.role
         optional = self.model_dump(include={"name", "tool_call_id"})
-        optional["tool_call_id"] = self.tool_call_id or None
+        optional |= {"name": self.name or None, "tool_call_id": self.tool_call_id or None}
         optional["reasoning_content"] = self.reasoning_text
         optional["tool_calls"] = None if self.tool_calls is None else [_plain_call(call) for call in self.tool_calls]
         content = self.content if self.content is not None or self.tool_calls else ""
@@ -179,7 +178,6 @@ class ChatBody(ToolsBody, ThinkingBody, GenerationBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
-    metadata: Metadata | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> "ChatBody":

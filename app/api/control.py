@@ -215,6 +215,7 @@ def describe(context: Context, model: CatalogModel, name: str, *, looking: bool)
         "owned_by": "paceline",
         **entry.as_object(),
         "id": name,
+        "display_name": name,
         "profile_of": model.id if name != model.id else None,
         "alias": entry.settings.alias if name == model.id else None,
         "draft": entry.drafters[0].id if entry.drafters else None,

@@ -4,7 +4,7 @@ No warning is given for fields that only steer other services and would not chan
 request nothing: null, false, zero and empty values.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -16,8 +16,9 @@ MAX_NAME_CHARACTERS = 64
 
 # fmt: off
 IGNORED_SILENTLY = frozenset({
-    "betas", "client_metadata", "inference_geo", "metadata", "prediction", "prompt_cache_key", "prompt_cache_retention",
-    "provider", "safety_identifier", "service_tier", "store", "stream_options", "user",
+    "betas", "client_metadata", "diagnostics", "inference_geo", "metadata", "prediction", "prompt_cache_key",
+    "prompt_cache_options", "prompt_cache_retention", "provider", "safeguards", "safety_identifier", "service_tier",
+    "store", "stream_options", "user",
     "cache_control", "cache_salt", "options.f16_kv", "options.low_vram", "options.main_gpu", "options.num_batch",
     "options.num_ctx", "options.num_gpu", "options.num_gqa", "options.num_keep", "options.num_thread", "options.numa",
     "options.use_mlock", "options.use_mmap", "options.vocab_only",
@@ -53,9 +54,12 @@ WHY_IGNORED: Mapping[str, str] = {
 }
 UNKNOWN = "this server has no such field"
 DEFAULT_VALUES: Mapping[str, Sequence[Any]] = {
+    "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     "include": ([], ["reasoning.encrypted_content"]),
     "include_reasoning": (True,),
     "modalities": (["text"],),
+    "reasoning.context": ("auto",),
+    "reasoning.mode": ("standard",),
     "text.verbosity": ("medium",),
     "truncation": ("disabled",),
     "verbosity": ("medium",),
@@ -63,10 +67,12 @@ DEFAULT_VALUES: Mapping[str, Sequence[Any]] = {
 """Values by field that request the default, and so need no warning. For other fields, these are all falsy values."""
 
 
-def ignored_fields(body: BaseModel) -> list[Notice]:
-    """Return a notice for each field that was sent but is not read, at most MAX_NOTICES."""
+def ignored_fields(body: BaseModel, harmless: Container[str] = ()) -> list[Notice]:
+    """Return a notice for each field that was sent but is not read, at most MAX_NOTICES; none for `harmless` ones."""
     names = (
-        name for name, value in _unknown_fields(body) if name not in IGNORED_SILENTLY and not _is_default(name, value)
+        name
+        for name, value in _unknown_fields(body)
+        if name not in IGNORED_SILENTLY and name not in harmless and not _is_default(name, value)
     )
     return [
         ignored_notice(name, WHY_IGNORED.get(name, UNKNOWN)) for name, _ in zip(names, range(MAX_NOTICES), strict=False)

@@ -75,7 +75,8 @@ class Block(Body):
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: dict[str, Any] | str | None = None
+    """Arguments of a call; a text if they were cut off."""
     tool_use_id: str | None = None
     tool_name: str | None = None
     content: "str | list[Block] | Block | None" = None
@@ -235,7 +236,9 @@ def turn_messages(turn: Turn) -> Iterable[dict[str, Any]]:
             case "tool_result":
                 yield {"role": "tool", "tool_call_id": block.tool_use_id or "-", "content": _result_text(block)}
             case "tool_use":
-                function = {"name": block.name or "", "arguments": json.dumps(block.input or {}, ensure_ascii=False)}
+                given = block.input or {}
+                arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+                function = {"name": block.name or "", "arguments": arguments}
                 calls.append({"id": block.id or "-", "type": "function", "function": function})
             case "thinking":
                 reasonings.append(block.thinking or "")

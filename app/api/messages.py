@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ConfigDict, Field
 
-from app.api.answer import FinishedChoice, Renderer, answer, call_arguments, cancel_on_disconnect, warnings_object
+from app.api.answer import FinishedChoice, Renderer, answer, call_arguments, warnings_object
 from app.api.chat import MAX_MESSAGES, ChatBody, chat_command
 from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions, StayBody
 from app.api.ignored import ignored_fields
@@ -30,13 +30,12 @@ from app.api.message_blocks import (
 )
 from app.api.shapes import AnthropicMessage, TokenCount
 from app.api.thinking import Effort, ThinkingBody
+from app.api.tokens import read_prompt
 from app.core.errors import PacelineError
 from app.core.messages import Delta, Finished, Generate, ToolCallDelta
 from app.core.request import Notice
 from app.core.statistics import Statistics
 from app.i18n.catalogs import Words
-from app.models.prompt_size import check_prompt
-from app.serving.context import context_of
 from app.serving.document import ANSWERED, EVENTS, problems, success
 from app.serving.errors import ANTHROPIC, error_object
 from app.serving.gate import Body, JsonBody, validated
@@ -116,7 +115,7 @@ class CountBody(ThinkingBody):
         kinds = ", ".join(left_out_kinds((self.system, *(turn.content for turn in self.messages))))
         message = f"blocks of type {kinds} are left out: they belong to tools that do not run here"
         left_out = [Notice(code="left_out_block", message=message, parameter="messages")] if kinds else []
-        return [*left_out, *ignored_fields(self)]
+        return [*left_out, *ignored_fields(self, MessagesBody.model_fields)]  # what is sent to count them, too
 
 
 SENT_AS = {"stop": "stop_sequences"}
@@ -156,8 +155,7 @@ async def count_tokens(request: Request, body: JsonBody[CountBody]) -> Response:
     """Count the tokens of a conversation, without loading a model."""
     chat, count_id = validated(body.as_chat(), ChatBody, SENT_AS), f"count_{secrets.token_hex(12)}"
     command = await chat_command(request, chat, count_id, body.notices())
-    check_prompt(command)
-    prompt = await cancel_on_disconnect(request, context_of(request).worker.read_prompt(command))
+    prompt = await read_prompt(request, command)
     return JSONResponse({"input_tokens": len(prompt.tokens)} | warnings_object(prompt.notices))
 
 

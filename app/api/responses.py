@@ -19,8 +19,9 @@ from app.api.commands import MAX_TOKEN_ID, Metadata, ModelName, SpeculationOptio
 from app.api.ignored import ignored_fields
 from app.api.response_items import NAMESPACE, ItemReader, chat_choice, chat_tool, flat_name, flat_tools
 from app.api.response_store import Item, ResponseStore
-from app.api.shapes import Deleted, ResponseItems, ResponseObject
+from app.api.shapes import Deleted, InputTokens, ResponseItems, ResponseObject
 from app.api.thinking import ThinkingBody
+from app.api.tokens import read_prompt
 from app.api.tools import CUSTOM, CustomInput
 from app.core.errors import CONTEXT_OVERFLOW, InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate, ToolCallDelta
@@ -28,7 +29,7 @@ from app.core.request import Notice
 from app.core.statistics import Statistics
 from app.i18n.catalogs import Words
 from app.serving.auth import identity_of
-from app.serving.document import ANSWERED, EVENTS, success
+from app.serving.document import ANSWERED, EVENTS, problems, success
 from app.serving.errors import Rejected, error_object
 from app.serving.gate import Body, JsonBody, validated
 from app.serving.speed import speculation_object, timings_object
@@ -56,7 +57,7 @@ class ResponsesBody(ThinkingBody, StayBody):
     model_config = ConfigDict(extra="allow")
 
     model: ModelName | None = None
-    input: str | list[Item] = Field(max_length=64 * 1024 * 1024)
+    input: str | list[Item] | None = Field(None, max_length=64 * 1024 * 1024)
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
     previous_response_id: str | None = Field(None, max_length=256)
@@ -95,9 +96,9 @@ class ResponsesBody(ThinkingBody, StayBody):
     @property
     def input_items(self) -> list[Item]:
         """The input as items."""
-        return (
-            [{"type": "message", "role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        )
+        if isinstance(self.input, str):
+            return [{"type": "message", "role": "user", "content": self.input}]
+        return self.input or []
 
 
 def response_store(request: Request) -> ResponseStore:
@@ -117,34 +118,50 @@ def _messages_before(store: ResponseStore, owner: str, previous_id: str) -> list
     return messages
 
 
-@router.post("/v1/responses", responses=success(ResponseObject, EVENTS) | ANSWERED)
-async def create_response(request: Request, body: JsonBody[ResponsesBody]) -> Response:
-    """Answer input items with output items."""
+def _read(request: Request, items: Iterable[Item]) -> ItemReader:
+    """Read items, which may reference items of stored responses."""
+    owner, store = identity_of(request).owner, response_store(request)
+    return ItemReader(lambda item_id: store.item(owner, item_id)).read(items)
+
+
+async def _command(request: Request, body: ResponsesBody) -> tuple[Generate, list[Item], list[Item]]:
+    """Return the worker's command, the messages of earlier responses, and the tools."""
     if body.background:
         raise InvalidRequest("background responses are not available: leave `background` out", parameter="background")
-    owner, store = identity_of(request).owner, response_store(request)
-    previous_id = body.previous_response_id
-    before = _messages_before(store, owner, previous_id) if previous_id else []
-
-    def read(items: Iterable[Item]) -> ItemReader:
-        return ItemReader(lambda item_id: store.item(owner, item_id)).read(items)
-
-    reader = read(body.input_items)
-    notices = [*reader.notices(), *ignored_fields(body)]
+    owner, previous_id = identity_of(request).owner, body.previous_response_id
+    before = _messages_before(response_store(request), owner, previous_id) if previous_id else []
+    reader = _read(request, body.input_items)
     if not (before or reader.messages):
         why = "; ".join(notice.message for notice in reader.notices()) or "there is no message in it"
         raise InvalidRequest(f"input: {why}", parameter="input")
     tools = flat_tools(body.tools or (), reader.tools)
     chat = validated(body.as_chat([*before, *reader.messages], tools), ChatBody, SENT_AS)
-    command = await chat_command(request, chat, f"resp_{secrets.token_hex(24)}", notices)
+    notices = [*reader.notices(), *ignored_fields(body)]
+    return await chat_command(request, chat, f"resp_{secrets.token_hex(24)}", notices), before, tools
+
+
+@router.post("/v1/responses", responses=success(ResponseObject, EVENTS) | ANSWERED)
+async def create_response(request: Request, body: JsonBody[ResponsesBody]) -> Response:
+    """Answer input items with output items."""
+    command, before, tools = await _command(request, body)
 
     def save(response: Item) -> None:
         if body.store is not False:
-            messages = read([*body.input_items, *response["output"]]).messages
+            messages = _read(request, [*body.input_items, *response["output"]]).messages
+            owner, store = identity_of(request).owner, response_store(request)
             store.save(owner, response, body.input_items, [*before, *messages])
 
     renderer = ResponseRenderer(command, body, tools, save)
     return await answer(request, [command], renderer, stream=bool(body.stream))
+
+
+@router.post("/v1/responses/input_tokens", responses=success(InputTokens) | problems(404, 429))
+async def count_input_tokens(request: Request, body: JsonBody[ResponsesBody]) -> JSONResponse:
+    """Count the tokens of input items, without loading a model."""
+    command, _, _ = await _command(request, body)
+    prompt = await read_prompt(request, command)
+    counted = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
+    return JSONResponse(counted | warnings_object(prompt.notices))
 
 
 @router.get("/v1/responses/{response_id}", responses=success(ResponseObject))

@@ -67,6 +67,7 @@ AnthropicMessage = shape(
     "As a stream: `message_start`, blocks one after another, `message_delta` and `message_stop`.",
 )
 TokenCount = shape("TokenCount", {"input_tokens": int, **WARNED})
+InputTokens = shape("InputTokens", {"object": Literal["response.input_tokens"], "input_tokens": int, **WARNED})
 VECTOR: Fields = {"index": int, "embedding": list[float] | str}
 Embedding = shape("Embedding", VECTOR, "Numbers, or 32-bit floats in base64.")
 VECTORS: Fields = {"data": list[Embedding], "usage": Counts, **WARNED}  # type: ignore[valid-type]
@@ -76,7 +77,10 @@ Scored = shape("RerankResult", SCORED, "`document` with its `text` if requested.
 Reranking = shape("Reranking", {"id": str, "model": str, "results": list[Scored], "usage": Counts, **WARNED})  # type: ignore[valid-type]
 PROFILED: Fields = {"alias": str | None, "profile_of": str | None}
 MODEL_STATE: Fields = {"state": str, **PROFILED, "context_length": int | None, "capabilities": list[str]}
-Model = shape("Model", {"id": str, "object": Literal["model"], "created": int, "owned_by": str, **MODEL_STATE})
+Model = shape(
+    "Model",
+    {"id": str, "object": Literal["model"], "created": int, "owned_by": str, "display_name": str, **MODEL_STATE},
+)
 ModelList = shape("ModelList", {**LIST, "data": list[Model]})  # type: ignore[valid-type]
 Tokens = shape("Tokens", {"tokens": list[int], "count": int, "max_model_len": int, **WARNED})
 TokensText = shape("TokensText", {"content": str, "prompt": str}, "Both are the same.")

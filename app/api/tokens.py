@@ -65,7 +65,7 @@ async def tokenize(request: Request, body: JsonBody[AnyBody]) -> JSONResponse:
     else:
         text_body = validated(values, TextBody)
         command = await _command(request, text_body, text=text_body.content or text_body.prompt or "")
-    prompt = await _read(request, command)
+    prompt = await read_prompt(request, command)
     return JSONResponse(
         {"tokens": prompt.tokens, "count": len(prompt.tokens), "max_model_len": command.model.live.context_tokens}
         | warnings_object(prompt.notices)
@@ -75,14 +75,14 @@ async def tokenize(request: Request, body: JsonBody[AnyBody]) -> JSONResponse:
 @router.post("/detokenize", responses=success(TokensText) | problems(429))
 async def detokenize(request: Request, body: JsonBody[DetokenizeBody]) -> JSONResponse:
     """Return the text of tokens, special ones included."""
-    prompt = await _read(request, await _command(request, body, tokens=body.tokens))
+    prompt = await read_prompt(request, await _command(request, body, tokens=body.tokens))
     return JSONResponse({"content": prompt.text, "prompt": prompt.text})
 
 
 @router.post("/apply-template", responses=success(RenderedPrompt) | problems(429))
 async def apply_template(request: Request, body: JsonBody[ChatBody]) -> JSONResponse:
     """Return the prompt that the chat template renders for a conversation."""
-    prompt = await _read(request, await chat_command(request, body, _id()))
+    prompt = await read_prompt(request, await chat_command(request, body, _id()))
     return JSONResponse({"prompt": prompt.text} | warnings_object(prompt.notices))
 
 
@@ -95,6 +95,7 @@ async def _command(request: Request, body: GenerationBody, **prompt: Any) -> Gen
     return msgspec.structs.replace(shared, id=_id(), **prompt)
 
 
-async def _read(request: Request, command: Generate) -> PromptTokens:
+async def read_prompt(request: Request, command: Generate) -> PromptTokens:
+    """Return the prompt of a command, without loading a model. Raises what the text process raises."""
     check_prompt(command)
     return await cancel_on_disconnect(request, context_of(request).worker.read_prompt(command))

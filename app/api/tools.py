@@ -18,7 +18,8 @@ from app.serving.gate import Body
 
 FUNCTION, CUSTOM, ALLOWED_TOOLS = "function", "custom", "allowed_tools"
 INPUT = "input"
-MODES = ("none", "auto", "required")
+MODES = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
+"""Modes of a tool choice, by the names that APIs have for them."""
 
 INPUT_BEGINS = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 CHARACTERS = re.compile(
@@ -127,9 +128,10 @@ class ToolChoice:
 
 
 def _read_choice(choice: Any) -> ToolChoice:
-    if choice is None or (isinstance(choice, str) and choice in MODES):
-        return ToolChoice(choice or "auto")
     kind = choice.get("type") if isinstance(choice, dict) else None
+    mode = choice if isinstance(choice, str) else kind
+    if choice is None or (isinstance(mode, str) and mode in MODES):
+        return ToolChoice(MODES[mode or "auto"])
     if kind == ALLOWED_TOOLS:
         return _allowed_tools(choice.get(ALLOWED_TOOLS))
     if isinstance(kind, str) and kind not in (FUNCTION, CUSTOM):

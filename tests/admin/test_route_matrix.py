@@ -53,6 +53,7 @@ ROUTES: dict[str, Access] = {
     "POST /detokenize": "key",
     "POST /apply-template": "key",
     "POST /v1/messages/count_tokens": "key",
+    "POST /v1/responses/input_tokens": "key",
     "GET /v1": "key",
     "GET /openapi.json": "key",
     "GET /api/ps": "key",

@@ -164,6 +164,11 @@ async def test_the_command_carries_what_was_asked(site: Site) -> None:
     assert (names_of(command.model), command.model.live.policy) == (["demo-draft"], "auto")
 
 
+async def test_an_empty_name_is_none(site: Site) -> None:
+    assert (await site.chat(messages=[{"role": "user", "content": "Hi", "name": ""}])).status_code == 200
+    assert site.worker.commands[-1].messages == [{"role": "user", "content": "Hi"}]
+
+
 async def test_a_refusal_in_the_history_is_what_the_assistant_said(site: Site) -> None:
     user = {"role": "user", "content": "Hi"}
     refusal = {"role": "assistant", "content": None, "refusal": "I cannot do that."}

@@ -29,6 +29,8 @@ TOLD: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses", {"include": ["message.output_text.logprobs"]}, "include"),
     ("/v1/responses", {"text": {"verbosity": "low"}}, "text.verbosity"),
     ("/v1/responses", {"max_tool_calls": 3}, "max_tool_calls"),
+    ("/v1/responses", {"max_tokens": 3}, "max_tokens"),
+    ("/v1/responses", {"reasoning": {"context": "all_turns"}}, "reasoning.context"),
     ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "functions"),
     ("/v1/chat/completions", {"web_search_options": {"search_context_size": "low"}}, "web_search_options"),
     ("/v1/chat/completions", {"modalities": ["text", "audio"]}, "modalities"),
@@ -58,6 +60,12 @@ SILENT: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages", {"metadata": {"user_id": "x"}, "service_tier": "auto", "system": [
         {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
     ]}),
+    ("/v1/messages", {"diagnostics": {"previous_message_id": "msg_1"}, "safeguards": {"a": 1}}),
+    ("/v1/messages", {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}),
+    ("/v1/messages/count_tokens", {"max_tokens": 9, "stream": True, "temperature": 0.5, "stop_sequences": ["x"]}),
+    ("/v1/responses", {"prompt_cache_options": {"mode": "implicit"}}),
+    ("/v1/responses", {"reasoning": {"effort": "low", "context": "auto", "mode": "standard"}}),
+    ("/v1/chat/completions", {"metadata": {"tags": ["a"]}}),
     ("/api/chat", {"options": {"num_ctx": 8192, "num_gpu": 1, "temperature": 0.5}}),
     ("/api/generate", {"context": [], "template": "", "images": []}),
 ]  # fmt: skip

@@ -158,6 +158,12 @@ async def test_a_turn_of_nothing_is_refused(site: Site, role: str) -> None:
     assert (answer.status_code, "messages.0" in answer.text) == (400, True)
 
 
+def test_arguments_that_were_cut_off_are_told_as_they_were_written() -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "f", "input": '{"a": 1'}
+    [message] = chat(messages=[{"role": "assistant", "content": [call]}])["messages"]
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"a": 1'
+
+
 def test_a_model_reads_examples_of_a_tools_input() -> None:
     [tool] = chat(tools=[definition("a") | {"input_examples": [{"a": 1}, {"a": 2}]}])["tools"]
     assert tool["function"]["description"] == 'Does a.\n\nExamples of its input:\n{"a": 1}\n{"a": 2}'

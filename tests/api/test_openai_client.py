@@ -24,6 +24,7 @@ async def test_the_official_client() -> None:
             await check_models(client)
             await check_chat(client)
             await check_completions(client)
+            await check_responses(client, site)
             await check_errors(client, site)
         async with openai.AsyncOpenAI(base_url=base, api_key="wrong", max_retries=0) as client:
             with pytest.raises(openai.AuthenticationError):
@@ -33,6 +34,18 @@ async def test_the_official_client() -> None:
 async def check_models(client: openai.AsyncOpenAI) -> None:
     assert "demo-main" in [model.id async for model in client.models.list()]
     assert (await client.models.retrieve("org/other")).id == "org/other"
+
+
+async def check_responses(client: openai.AsyncOpenAI, site: Site) -> None:
+    counted = await client.responses.input_tokens.count(model="demo-main", input="Hi", instructions="Be brief.")
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", 3)
+    first = await client.responses.create(model="demo-main", input="Hi")
+    again = await client.responses.create(model="demo-main", previous_response_id=first.id)
+    assert again.output_text == "Hello, world"
+    said = [message["content"] for message in site.worker.commands[-1].messages or ()]
+    assert said == ["Hi", "Hello, world"]
+    with pytest.raises(openai.BadRequestError):
+        await client.responses.create(model="demo-main")
 
 
 async def check_chat(client: openai.AsyncOpenAI) -> None:

@@ -70,12 +70,17 @@ CHOICES: list[tuple[Any, list[str], str]] = [
     (ALLOWED, ["look"], "auto"),
     ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [PATCH]}}, ["patch"], "required"),
     ("none", [], "auto"),
+    ("any", ["patch", "look"], "required"),
+    ({"type": "any"}, ["patch", "look"], "required"),
+    ({"type": "required"}, ["patch", "look"], "required"),
+    ({"type": "none"}, [], "auto"),
 ]
 
 
 @pytest.mark.parametrize(("choice", "shown", "mode"), CHOICES, ids=[str(case[0])[:60] for case in CHOICES])
 async def test_a_choice_is_honoured(site: Site, choice: Any, shown: list[str], mode: str) -> None:
-    assert (await site.chat(tools=[PATCH, FUNCTION], tool_choice=choice)).status_code == 200
+    answer = await site.chat(tools=[PATCH, FUNCTION], tool_choice=choice)
+    assert (answer.status_code, answer.json().get("warnings")) == (200, None)
     assert (names(site), site.worker.commands[-1].tool_choice) == (shown, mode)
 
 
@@ -137,8 +142,10 @@ TOOLS = [{"type": "function", "function": {"name": "look"}}]
     [
         (None, True),
         ("auto", True),
-        ("any", False),
+        ("any", True),
+        ({"type": "auto"}, True),
         (7, False),
+        ("allowed_tools", False),
         ({"type": "function", "function": {"name": "look"}}, True),
         ({"type": "function"}, False),
         ({"type": "custom", "custom": {"name": "patch"}}, True),
