@@ -7,7 +7,7 @@ revision that changes with each edit, so that other tabs refresh.
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
@@ -30,6 +30,8 @@ MAX_TYPED_CHARACTERS = 100_000
 MAX_TURNS = 2000
 MAX_TIME = 1e11
 MAX_SPANS = 100_000
+MAX_CONTAINERS = 500_000
+"""Limit on the objects and lists of an imported conversation, most of them the spans that were drafted."""
 MAX_CALLS = 128
 MAX_PROBLEM_CHARACTERS = 4000
 MAX_SEED = (1 << 53) - 1
@@ -162,6 +164,7 @@ class NewConversation(PageBody):
 class NewTurns(PageBody):
     """Turns to add to a conversation that is at `version`; version 0 with `begin` creates the conversation."""
 
+    max_containers: ClassVar[int] = MAX_CONTAINERS
     version: int = Field(ge=0, le=MAX_ID)
     turns: list[NewTurn] = Field(max_length=MAX_TURNS)
     begin: NewConversation | None = None

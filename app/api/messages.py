@@ -38,7 +38,7 @@ from app.core.statistics import Statistics
 from app.i18n.catalogs import Words
 from app.serving.document import ANSWERED, EVENTS, problems, success
 from app.serving.errors import ANTHROPIC, error_object
-from app.serving.gate import Body, JsonBody, validated
+from app.serving.gate import Body, JsonBody, validated, where_parsed
 from app.serving.speed import speculation_object, timings_object
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "cancelled": "end_turn"}
@@ -141,11 +141,15 @@ class MessagesBody(CountBody, StayBody):
         return chat | ({} if self.speculation is None else {"speculation": self.speculation.model_dump()})
 
 
+def _converted(body: CountBody) -> tuple[ChatBody, list[Notice]]:
+    return validated(body.as_chat(), ChatBody, SENT_AS), body.notices()
+
+
 @router.post("/v1/messages", responses=success(AnthropicMessage, EVENTS) | ANSWERED)
 async def create_message(request: Request, body: JsonBody[MessagesBody]) -> Response:
     """Answer a conversation in Anthropic's format."""
-    chat, message_id = validated(body.as_chat(), ChatBody, SENT_AS), f"msg_{secrets.token_hex(12)}"
-    command = await chat_command(request, chat, message_id, body.notices())
+    chat, notices = await where_parsed(request, _converted, body)
+    command = await chat_command(request, chat, f"msg_{secrets.token_hex(12)}", notices)
     command = msgspec.structs.replace(command, max_tokens=body.max_tokens)
     return await answer(request, [command], MessageRenderer(command), stream=bool(body.stream))
 
@@ -153,8 +157,8 @@ async def create_message(request: Request, body: JsonBody[MessagesBody]) -> Resp
 @router.post("/v1/messages/count_tokens", responses=success(TokenCount) | problems(429))
 async def count_tokens(request: Request, body: JsonBody[CountBody]) -> Response:
     """Count the tokens of a conversation, without loading a model."""
-    chat, count_id = validated(body.as_chat(), ChatBody, SENT_AS), f"count_{secrets.token_hex(12)}"
-    command = await chat_command(request, chat, count_id, body.notices())
+    chat, notices = await where_parsed(request, _converted, body)
+    command = await chat_command(request, chat, f"count_{secrets.token_hex(12)}", notices)
     prompt = await read_prompt(request, command)
     return JSONResponse({"input_tokens": len(prompt.tokens)} | warnings_object(prompt.notices))
 

@@ -51,7 +51,7 @@ from app.serving.auth import authorize_operator
 from app.serving.context import context_of
 from app.serving.document import ANSWERED, success
 from app.serving.errors import error_object
-from app.serving.gate import Body, JsonBody, validated
+from app.serving.gate import Body, JsonBody, validated, where_parsed
 from app.serving.speed import speculation_object
 
 NDJSON = "application/x-ndjson"
@@ -191,6 +191,10 @@ def _messages(body: OllamaChat) -> list[dict[str, Any]]:
     return messages
 
 
+def _chat(body: OllamaChat) -> ChatBody:
+    return validated(body.as_openai() | {"messages": _messages(body), "tools": body.tools}, ChatBody, SENT_AS)
+
+
 def _openai_call(call_id: str, function: OllamaFunction) -> dict[str, Any]:
     arguments = json.dumps(function.arguments or {}, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
@@ -201,7 +205,7 @@ async def ollama_chat(request: Request, body: JsonBody[OllamaChat]) -> Response:
     """Answer a conversation in Ollama's format."""
     if not body.messages:
         return await _load(request, body, {"message": {"role": "assistant", "content": ""}})
-    chat = validated(body.as_openai() | {"messages": _messages(body), "tools": body.tools}, ChatBody, SENT_AS)
+    chat = await where_parsed(request, _chat, body)
     command = await chat_command(request, chat, f"ollama-{secrets.token_hex(12)}", ignored_fields(body))
     renderer = OllamaRenderer(command, _chat_content)
     return await answer(request, [command], renderer, stream=body.stream is not False)
@@ -216,7 +220,7 @@ async def ollama_generate(request: Request, body: JsonBody[OllamaGenerate]) -> R
         raise InvalidRequest("raw sends the prompt as it is: put system into it, or leave raw out", parameter="system")
     request_id = f"ollama-{secrets.token_hex(12)}"
     if body.raw or body.suffix:
-        plain = validated(body.as_openai(), GenerationBody, SENT_AS)
+        plain = await where_parsed(request, validated, body.as_openai(), GenerationBody, SENT_AS)
         shared = await shared_command(request, plain, top_logprobs=None)
         limit = max_tokens(
             plain.max_tokens, context_of(request).live.request_defaults(plain.model, shared.model.id).max_tokens
@@ -228,7 +232,7 @@ async def ollama_generate(request: Request, body: JsonBody[OllamaGenerate]) -> R
     else:
         instructions = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*instructions, {"role": "user", "content": body.prompt}]
-        chat = validated(body.as_openai() | {"messages": messages}, ChatBody, SENT_AS)
+        chat = await where_parsed(request, validated, body.as_openai() | {"messages": messages}, ChatBody, SENT_AS)
         command = await chat_command(request, chat, request_id, ignored_fields(body))
     renderer = OllamaRenderer(command, _generate_content)
     return await answer(request, [command], renderer, stream=body.stream is not False)
@@ -264,7 +268,7 @@ async def ollama_embeddings(request: Request, body: JsonBody[OllamaEmbed]) -> Re
 async def _embed(request: Request, body: OllamaEmbed, field: str, render_vectors: Any) -> Response:
     wanted = {"model": plain_name(body.model), "input": getattr(body, field), "dimensions": body.dimensions}
     wanted[body.stay_field] = body.stay_seconds
-    embeddings = validated(wanted, EmbeddingsBody, {"input": field})
+    embeddings = await where_parsed(request, validated, wanted, EmbeddingsBody, {"input": field})
     commands = await embedding_commands(request, embeddings, f"ollama-{secrets.token_hex(12)}")
     first = msgspec.structs.replace(commands[0], notices=(*commands[0].notices, *ignored_fields(body)))
     renderer = OllamaEmbeddings(first, embeddings, render_vectors)

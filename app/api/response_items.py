@@ -56,7 +56,8 @@ class ItemReader:
     """
 
     def __init__(self, find: Callable[[str], Item | None]) -> None:
-        self.messages: list[Item] = []
+        self._messages: list[Item] = []
+        """Messages so far; those of the assistant with a list of texts for each field."""
         self.tools: list[Item] = []
         """Tools that the items define."""
         self._find = find
@@ -73,9 +74,13 @@ class ItemReader:
         for item in resolved:
             if item is not None and not self._add(item, _call_id(item) in answered):
                 self._leave_out(item)
-        joined = map(_joined, self.messages)
-        self.messages = [message for message in joined if message["content"] is not None or message.get("tool_calls")]
         return self
+
+    @property
+    def messages(self) -> list[Item]:
+        """Messages of the items read so far."""
+        joined = map(_joined, self._messages)
+        return [message for message in joined if message["content"] is not None or message.get("tool_calls")]
 
     def notices(self) -> list[Notice]:
         """Return notices about the items that were left out."""
@@ -107,16 +112,16 @@ class ItemReader:
         self._left_out[str(item.get("type"))[:60]] = None
 
     def _assistant(self) -> Item:
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant"})
-        return self.messages[-1]
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            self._messages.append({"role": "assistant"})
+        return self._messages[-1]
 
     def _assistant_before_text(self) -> Item:
         """Return the assistant's message for more thoughts or text: a new one where the last ended with text."""
         last = self._assistant()
         if any(last.get("content", ())) and "tool_calls" not in last:
-            self.messages.append({"role": "assistant"})
-        return self.messages[-1]
+            self._messages.append({"role": "assistant"})
+        return self._messages[-1]
 
     def _add(self, item: Item, is_answered: bool) -> bool:  # noqa: FBT001 - whether its result follows
         """Add one item; return whether the model can use it."""
@@ -127,7 +132,7 @@ class ItemReader:
             self._add_message(item)
         elif kind == "agent_message":
             text = self._text(item.get("content"))
-            self.messages += [{"role": "user", "content": text}] if text else []
+            self._messages += [{"role": "user", "content": text}] if text else []
             return bool(text)
         elif kind == "reasoning":
             return self._add_reasoning(item)
@@ -144,7 +149,7 @@ class ItemReader:
         if role == "assistant":
             self._assistant_before_text().setdefault("content", []).append(self._text(content or ""))
         else:
-            self.messages.append({"role": role, "content": self._text(content)})
+            self._messages.append({"role": role, "content": self._text(content)})
 
     def _add_reasoning(self, item: Item) -> bool:
         text = self._text(item.get("content") or item.get("summary") or "")
@@ -159,7 +164,7 @@ class ItemReader:
         names = ("output", "result", "tools", "status")
         output = next((item[name] for name in names if item.get(name) is not None), "")
         content = self._output_text(output)
-        self.messages.append({"role": "tool", "tool_call_id": self._answered_call(item), "content": content})
+        self._messages.append({"role": "tool", "tool_call_id": self._answered_call(item), "content": content})
 
     def _answered_call(self, item: Item) -> str:
         """Return the id of the call that an output answers; if it has none, a call of its name, else the next one."""
@@ -185,7 +190,7 @@ class ItemReader:
         call = {"id": call_id, "type": FUNCTION, FUNCTION: function}
         self._assistant().setdefault("tool_calls", []).append(call)
         if results:
-            self.messages.append({"role": "tool", "tool_call_id": call_id, "content": self._output_text(results[0])})
+            self._messages.append({"role": "tool", "tool_call_id": call_id, "content": self._output_text(results[0])})
         else:
             self._open_calls[call_id] = name
         return True

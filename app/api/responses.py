@@ -31,7 +31,7 @@ from app.i18n.catalogs import Words
 from app.serving.auth import identity_of
 from app.serving.document import ANSWERED, EVENTS, problems, success
 from app.serving.errors import Rejected, error_object
-from app.serving.gate import Body, JsonBody, validated
+from app.serving.gate import Body, JsonBody, validated, where_parsed
 from app.serving.speed import speculation_object, timings_object
 
 ID_PREFIXES = {"message": "msg", "reasoning": "rs", "custom_tool_call": "ctc"}
@@ -118,38 +118,41 @@ def _messages_before(store: ResponseStore, owner: str, previous_id: str) -> list
     return messages
 
 
-def _read(request: Request, items: Iterable[Item]) -> ItemReader:
-    """Read items, which may reference items of stored responses."""
-    owner, store = identity_of(request).owner, response_store(request)
-    return ItemReader(lambda item_id: store.item(owner, item_id)).read(items)
-
-
-async def _command(request: Request, body: ResponsesBody) -> tuple[Generate, list[Item], list[Item]]:
-    """Return the worker's command, the messages of earlier responses, and the tools."""
+async def _command(
+    request: Request, body: ResponsesBody
+) -> tuple[Generate, Sequence[Item], Callable[[Iterable[Item]], list[Item]]]:
+    """Return the worker's command, the tools, and a function that returns all messages once output items were added."""
     if body.background:
         raise InvalidRequest("background responses are not available: leave `background` out", parameter="background")
-    owner, previous_id = identity_of(request).owner, body.previous_response_id
-    before = _messages_before(response_store(request), owner, previous_id) if previous_id else []
-    reader = _read(request, body.input_items)
-    if not (before or reader.messages):
-        why = "; ".join(notice.message for notice in reader.notices()) or "there is no message in it"
-        raise InvalidRequest(f"input: {why}", parameter="input")
-    tools = flat_tools(body.tools or (), reader.tools)
-    chat = validated(body.as_chat([*before, *reader.messages], tools), ChatBody, SENT_AS)
-    notices = [*reader.notices(), *ignored_fields(body)]
-    return await chat_command(request, chat, f"resp_{secrets.token_hex(24)}", notices), before, tools
+    owner, store, previous_id = identity_of(request).owner, response_store(request), body.previous_response_id
+    before = _messages_before(store, owner, previous_id) if previous_id else []
+    reader = ItemReader(lambda item_id: store.item(owner, item_id))
+
+    def messages_with(items: Iterable[Item]) -> list[Item]:
+        return [*before, *reader.read(items).messages]
+
+    def convert() -> tuple[ChatBody, Sequence[Item], list[Notice]]:
+        if not (messages := messages_with(body.input_items)):
+            why = "; ".join(notice.message for notice in reader.notices()) or "there is no message in it"
+            raise InvalidRequest(f"input: {why}", parameter="input")
+        tools = flat_tools(body.tools or (), reader.tools)
+        chat = validated(body.as_chat(messages, tools), ChatBody, SENT_AS)
+        return chat, tools, [*reader.notices(), *ignored_fields(body)]
+
+    chat, tools, notices = await where_parsed(request, convert)
+    command = await chat_command(request, chat, f"resp_{secrets.token_hex(24)}", notices)
+    return command, tools, messages_with
 
 
 @router.post("/v1/responses", responses=success(ResponseObject, EVENTS) | ANSWERED)
 async def create_response(request: Request, body: JsonBody[ResponsesBody]) -> Response:
     """Answer input items with output items."""
-    command, before, tools = await _command(request, body)
+    command, tools, messages_with = await _command(request, body)
 
     def save(response: Item) -> None:
         if body.store is not False:
-            messages = _read(request, [*body.input_items, *response["output"]]).messages
-            owner, store = identity_of(request).owner, response_store(request)
-            store.save(owner, response, body.input_items, [*before, *messages])
+            messages = messages_with(response["output"])
+            response_store(request).save(identity_of(request).owner, response, body.input_items, messages)
 
     renderer = ResponseRenderer(command, body, tools, save)
     return await answer(request, [command], renderer, stream=bool(body.stream))

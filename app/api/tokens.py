@@ -21,7 +21,7 @@ from app.core.messages import Generate, PromptTokens
 from app.models.prompt_size import check_prompt
 from app.serving.context import context_of
 from app.serving.document import problems, success
-from app.serving.gate import Body, JsonBody, validated
+from app.serving.gate import Body, JsonBody, validated, where_parsed
 
 router = APIRouter()
 
@@ -61,9 +61,9 @@ async def tokenize(request: Request, body: JsonBody[AnyBody]) -> JSONResponse:
     """Return the tokens of a text or a chat, with a BOS token if the model's prompts begin with one."""
     values = body.model_extra or {}
     if values.get("messages") is not None:
-        command = await chat_command(request, validated(values, ChatBody), _id())
+        command = await chat_command(request, await where_parsed(request, validated, values, ChatBody), _id())
     else:
-        text_body = validated(values, TextBody)
+        text_body = await where_parsed(request, validated, values, TextBody)
         command = await _command(request, text_body, text=text_body.content or text_body.prompt or "")
     prompt = await read_prompt(request, command)
     return JSONResponse(

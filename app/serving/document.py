@@ -27,7 +27,7 @@ STATUSES = {
     404: "The named resource does not exist.",
     408: "The request did not arrive in time.",
     409: "The resource is in use, is gone, or has changed.",
-    413: "The body is too large.",
+    413: "The body is too large, or has too many values.",
     414: "The address is too long.",
     415: "Content-Type must be application/json, without a Content-Encoding.",
     422: "There is no such setting, or its value is invalid.",

@@ -5,7 +5,9 @@ must not come from a foreign page, whether to write or to read (CSRF), except wh
 the allowed origins may also call the API, with CORS headers, but never the dashboard.
 
 Bodies are parsed more strictly than usual: UTF-8 without a byte-order mark, no NaN or infinity, integers of at most
-64 bits, no duplicate keys; lone surrogates in strings become U+FFFD. Unknown keys are ignored, as OpenAI does.
+64 bits, no duplicate keys; lone surrogates in strings become U+FFFD. Unknown keys are ignored, as OpenAI does. What a
+body costs is bounded by its number of values: each takes up to 300 times as much memory as its text, and a time in
+which no other stream goes on.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ import logging
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from types import MappingProxyType
@@ -24,14 +26,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.request import MAX_DRAFT_TOKENS
 from app.serving.auth import identity_of
-from app.serving.context import context_of
+from app.serving.context import Result, context_of
 from app.serving.errors import OLLAMA, Rejected, error_response, internal_error, invalid_request
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
@@ -57,8 +60,14 @@ MIN_BYTES_PER_SECOND = 16 * 1024
 MAX_JSON_DEPTH = 64
 MAX_MEMBERS = 10_000
 """Limit on the members of one JSON object: validation would report every unknown one."""
-THREAD_THRESHOLD_BYTES = 256 * 1024
-"""Smallest body, in bytes, that is parsed in a thread, so that other streams are not held up."""
+MAX_CONTAINERS = 50_000
+"""Limit on the objects and lists of a body: six for each of 8,192 messages."""
+MAX_VALUES = 2_000_000
+"""Limit on all values of a body; the ids of a prompt of a million tokens are below it."""
+COUNTED_BYTES = 64 * 1024
+"""Bytes in which values are counted without a pause for other threads."""
+THREAD_THRESHOLD_BYTES, THREAD_THRESHOLD_CONTAINERS = 256 * 1024, 5_000
+"""Smallest bodies that are parsed in a thread, so that other streams are not held up."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 logger = logging.getLogger("paceline.gate")
@@ -67,6 +76,18 @@ Headers = Mapping[bytes, list[bytes]]
 """Values of each header by lower-case name; empty for a missing one."""
 BodyModel = TypeVar("BodyModel", bound=BaseModel)
 DraftTokens = Annotated[int, Field(ge=1, le=MAX_DRAFT_TOKENS)]
+
+
+def _end_lists_early(schema: Any) -> None:
+    """Make each list in a core schema end its validation at the first wrong item."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        schema = schema.values()
+    elif not isinstance(schema, list | tuple):
+        return
+    for part in schema:
+        _end_lists_early(part)
 
 
 class Body(BaseModel):
@@ -80,6 +101,13 @@ class Body(BaseModel):
         hide_input_in_errors=True,
         regex_engine="rust-regex",
     )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema. Only the first error is reported; one for each item of a list would take gigabytes."""
+        schema = handler(source)
+        _end_lists_early(schema)
+        return schema
 
 
 class Gate:
@@ -250,9 +278,18 @@ class BodyReader:
         """Return the body. Raises `InvalidRequest`, or `Rejected` with 408 (too slow) or 413 (too large)."""
         max_bytes = getattr(self.schema, "max_bytes", MAX_BODY_BYTES)
         raw = await _read(request, context_of(request).body_timeout_seconds, max_bytes)
-        if len(raw) < THREAD_THRESHOLD_BYTES:
-            return parse(raw, self.schema)
-        return await context_of(request).parser.run(identity_of(request).owner, parse, raw, self.schema)
+        request.state.has_large_body = (
+            len(raw) >= THREAD_THRESHOLD_BYTES or _count(raw)[0] >= THREAD_THRESHOLD_CONTAINERS
+        )
+        return await where_parsed(request, parse, raw, self.schema)
+
+
+async def where_parsed(request: Request, function: Callable[..., Result], *arguments: Any) -> Result:
+    """Return the result of `function`, which does something with each value of the body of `request`: called in the
+    parser's thread if the body is large."""
+    if request.state.has_large_body:
+        return await context_of(request).parser.run(identity_of(request).owner, function, *arguments)
+    return function(*arguments)
 
 
 if TYPE_CHECKING:
@@ -269,7 +306,7 @@ else:
 
 def parse(raw: bytes | bytearray, schema: type[BodyModel]) -> BodyModel:
     """Parse and validate a body. Raises `InvalidRequest`."""
-    return validated(parse_json(raw), schema)
+    return validated(parse_json(raw, getattr(schema, "max_containers", MAX_CONTAINERS)), schema)
 
 
 def validated(value: Any, schema: type[BodyModel], sent_as: Mapping[str, str] = MappingProxyType({})) -> BodyModel:
@@ -280,10 +317,11 @@ def validated(value: Any, schema: type[BodyModel], sent_as: Mapping[str, str] = 
         raise invalid_request(error, sent_as) from None
 
 
-def parse_json(raw: bytes | bytearray) -> Any:
-    """Parse a body into plain Python values. Raises `InvalidRequest`."""
+def parse_json(raw: bytes | bytearray, max_containers: int = MAX_CONTAINERS) -> Any:
+    """Parse a body into plain Python values. Raises `InvalidRequest`, or `Rejected` with 413 for too many values."""
     if not raw:
         raise InvalidRequest("The body is empty: send a JSON object.", code="invalid_json")
+    _check_values(raw, max_containers)
     try:
         value = json.loads(
             raw.decode(), object_pairs_hook=_reject_duplicates, parse_float=_parse_finite, parse_constant=_parse_finite
@@ -296,9 +334,38 @@ def parse_json(raw: bytes | bytearray) -> Any:
         raise InvalidRequest(f"The body is not valid JSON in UTF-8: {why[:200]}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
-    if raw.count(b"{") + raw.count(b"[") > MAX_JSON_DEPTH:
+    if _count(raw)[0] > MAX_JSON_DEPTH:
         _check_depth(value)
     return value
+
+
+def _check_values(raw: bytes | bytearray, max_containers: int) -> None:
+    """Refuse a body of too many values. The slower count, without strings, follows only where it matters."""
+    containers, values = _count(raw)
+    pieces = _without_strings(raw) if containers > max_containers or values > MAX_VALUES else ()
+    containers, values = 0, 0
+    for piece in pieces:
+        more_containers, more_values = _count(piece)
+        containers, values = containers + more_containers, values + more_values
+        if containers > max_containers or values > MAX_VALUES:
+            limit = f"{max_containers:,} objects and lists, or {MAX_VALUES:,} values"
+            raise Rejected(413, f"The body has more than {limit}.", "request_too_large")
+
+
+def _count(text: bytes | bytearray) -> tuple[int, int]:
+    """Return the numbers of objects and lists, and of all values, as if no string contained brackets or commas."""
+    containers = text.count(b"{") + text.count(b"[")
+    return containers, containers + text.count(b",")
+
+
+def _without_strings(raw: bytes | bytearray) -> Iterator[bytes | bytearray]:
+    """Yield a JSON text without its strings, piece by piece."""
+    text = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    is_within = False
+    for start in range(0, len(text), COUNTED_BYTES):
+        parts = text[start : start + COUNTED_BYTES].split(b'"')
+        yield b"".join(parts[is_within::2])
+        is_within ^= len(parts) % 2 == 0
 
 
 def _for_channel(value: Any) -> Any:
