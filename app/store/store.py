@@ -34,6 +34,9 @@ DAMAGED = "is damaged ({reason}): `paceline serve` sets it aside and starts lock
 DISK_FULL = "cannot be written, because the disk is full: make room, and try again"
 PERMISSIONS_NOTICE = "Other users could write into the folder of Paceline's state: from now on only you can."
 NEWER = "was written by a newer Paceline ({reason})"
+PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_INTERRUPT})
+"""Primary codes of errors after which the file stays open: to open it again, all of it is examined, while others wait.
+"""
 
 
 class Store:
@@ -124,7 +127,8 @@ class Store:
         except (SQLAlchemyError, sqlite3.Error, OSError, ValueError, OverflowError) as error:
             if _is_full(error):
                 raise self._unusable(DISK_FULL) from error
-            self.close()
+            if _sqlite_code(error) not in PASSING:
+                self.close()
             notice = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
             reason = " ".join(str(notice).split())[:200]
             raise self._unusable(f"cannot be used ({reason}): check that it is yours and the disk has room") from error
@@ -211,6 +215,9 @@ class Store:
 def _is_full(error: Exception) -> bool:
     """Return whether an error means that the disk, or the user's quota, is full."""
     cause = getattr(error, "orig", None) or error
-    return getattr(cause, "errno", 0) in {errno.ENOSPC, errno.EDQUOT} or (
-        getattr(cause, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
-    )
+    return getattr(cause, "errno", 0) in {errno.ENOSPC, errno.EDQUOT} or _sqlite_code(error) == sqlite3.SQLITE_FULL
+
+
+def _sqlite_code(error: Exception) -> int:
+    """Return SQLite's primary code for an error; 0 if it is not from SQLite."""
+    return int(getattr(getattr(error, "orig", None) or error, "sqlite_errorcode", 0)) & 0xFF

@@ -1,8 +1,10 @@
 """Stored values outlive the process and stay private, and problems with the file are reported."""
 
 import os
+import sqlite3
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from app.core.download import Download
 from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
+from app.store import database
 from app.store.database import check_owner, exclusive, fill_reserve
 from app.store.rows import DownloadRows, StoredMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
@@ -110,6 +113,19 @@ def test_what_is_read_never_waits_for_who_writes_and_is_of_one_moment(path: Path
         assert reading.get(RequestRow, "a") is None
     with store.read_session() as reading:
         assert reading.get(RequestRow, "a") is not None
+
+
+def test_a_store_that_is_busy_for_a_moment_is_not_examined_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_MILLISECONDS", 1)
+    store = Store(path)
+    store.start()
+    monkeypatch.setattr(database, "examine", lambda path: pytest.fail(f"{path} is read in whole"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="database is locked"):
+            StoredSettings(store).change_settings({"theme": "dark"}, source="a person")
+        assert StoredSettings(store).settings() == {}
+    StoredSettings(store).change_settings({"theme": "dark"}, source="a person")
 
 
 def test_measurements_are_listed_from_the_latest(path: Path) -> None:
