@@ -11,7 +11,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, get_args
 
-from app.core.errors import ModelUnavailable, PacelineError, WorkerGone
+from app.core.errors import ModelInUse, ModelUnavailable, PacelineError, WorkerGone
 from app.core.messages import (
     Accepted,
     Cancel,
@@ -266,12 +266,20 @@ class WorkerClient(Supervisor):
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             stream.fail(error)
+            if isinstance(error, ModelInUse):
+                self._request_unit_in_use(stream.model_id)
             return True
         _, future = self._pending.get(request_id, ("", None))
         if future is None or future.done():
             return False
         future.set_exception(error)
         return True
+
+    def _request_unit_in_use(self, model_id: str) -> None:
+        """Make the unit that is in use the one requested last, once another unit of the model was refused for it."""
+        unit = next((stream.model for stream in self._streams.values() if stream.model_id == model_id), None)
+        if unit is not None:
+            self.book.request(unit)
 
     def _publish(self, event: Event) -> None:
         for listener in tuple(self._listeners[type(event)]):

@@ -34,7 +34,8 @@ class RequestStream:
         on_event: Callable[[StreamEvent | PacelineError], None] = lambda _event: None,
         limit: int = BUFFER_EVENTS,
     ) -> None:
-        self.model_id = commands[0].model.id
+        self.model = commands[0].model
+        self.model_id = self.model.id
         self._first_choices = {command.id: position * command.n for position, command in enumerate(commands)}
         self._open_choices = {command.id: command.n for command in commands}
         """Number of open choices, for each prompt that has not ended."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.core.errors import InvalidRequest, PacelineError, QueueFull, WorkerGone
+from app.core.errors import InvalidRequest, ModelInUse, PacelineError, QueueFull, WorkerGone
 from app.core.messages import (
     Accepted,
     Delta,
@@ -152,6 +152,22 @@ def test_the_unit_of_a_model_is_the_one_in_use_or_else_the_one_last_asked_for() 
             await until(client, lambda event: isinstance(event, LoadProgress))
             client.book.snapshot = Snapshot(models=(LoadedModel(unit=SLOW, state="ready"),))
             assert client.unit("slow") == SLOW
+
+    asyncio.run(scenario())
+
+
+def test_a_unit_that_was_refused_is_not_what_the_next_request_gets() -> None:
+    async def scenario() -> None:
+        async with serving() as client:
+            client.book.snapshot = Snapshot(models=(LoadedModel(unit=SLOW, state="ready"),))
+            using = client.open([Generate(id="using", model=SLOW, text="silent")])
+            await using.wait_accepted(DEADLINE_SECONDS)
+            changed = msgspec.structs.replace(SLOW, max_rows=3)
+            with pytest.raises(ModelInUse):
+                await collect(client, Generate(id="refused", model=changed, text="fail ModelInUse"))
+            client.book.snapshot = Snapshot(models=(LoadedModel(unit=SLOW, state="ready"),))
+            assert client.unit("slow") == SLOW
+            using.close()
 
     asyncio.run(scenario())
 
