@@ -4,8 +4,11 @@ Subcommands for models are here, those for the background server and this comput
 Imports happen inside functions, so that `--help` responds immediately.
 """
 
+import contextlib
 import gc
 import logging
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,7 +98,10 @@ def serve(
             check_named_drafts(settings, explicit_settings(drafts=draft).drafts)
 
     with reported_errors():
-        raise typer.Exit(run(settings, arguments=option_arguments(context.params), check=check, announce=_greet))
+        code = run(settings, arguments=option_arguments(context.params), check=check, announce=_greet)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)  # the interpreter would wait for threads, even for one whose disk or hub never answers
 
 
 def _greet(url: str, setup: str, live: "LiveSettings", catalog: "FolderCatalog") -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import APIRouter, Depends, FastAPI
 
@@ -418,6 +419,8 @@ async def _serve(
     finally:
         await worker.stop()
         awake.close()
+        # `asyncio.run` waits for the threads of the executor that it finds, even for one whose disk never answers.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     return is_restart and not server.force_exit
 
 

@@ -70,6 +70,24 @@ def announce(*_values):
 settings = read_settings()
 _run(Store(settings.home / FILE_NAME), settings, lambda _settings: None, announce, publish)
 """
+HANGS = """
+import asyncio, os, signal, threading
+from app import cli
+from app.admin.downloading import Downloads
+from app.supervision.client import WorkerClient
+
+async def start(client, begin=WorkerClient.start):
+    asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+    await begin(client)
+
+async def resume(downloads, begin=Downloads.start):
+    asyncio.create_task(downloads.call_hub(lambda _hub: threading.Event().wait()))
+    await begin(downloads)
+
+WorkerClient.start, Downloads.start = start, resume
+cli._greet = lambda *_values: (print("served", flush=True), os.kill(os.getpid(), signal.SIGTERM))
+cli.application(["serve", "--port", "0"])
+"""
 LARGE_BODIES = """
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +189,10 @@ def test_it_serves_and_ends_with_0_on_sigterm(tmp_path: Path) -> None:
 
 def test_what_commands_find_in_its_file_can_be_reached(tmp_path: Path) -> None:
     assert _run(REACHED, PACELINE_HOME=str(tmp_path / "state"), PACELINE_PORT="0") == "0\n"
+
+
+def test_a_disk_and_a_hub_that_never_answer_do_not_hold_up_the_end(tmp_path: Path) -> None:
+    assert _run(HANGS, PACELINE_HOME=str(tmp_path / "state")) == "served\n"
 
 
 def test_a_browser_that_stays_in_the_foreground_holds_nothing_up(tmp_path: Path) -> None:
