@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -347,7 +347,7 @@ def _run(
     with open_log_handlers(LogRing(secrets=secrets), explicit_settings.home) as lines:
         if notice:
             logging.getLogger("paceline.store").warning("%s", notice)
-        is_restart = asyncio.run(_serve(live, store, listener, announce, lines, publish))
+        is_restart = asyncio.run(_leaving_threads(_serve(live, store, listener, announce, lines, publish)))
     return RESTART if is_restart else 0
 
 
@@ -378,6 +378,14 @@ def _follow_settings(live: LiveSettings, catalog: FolderCatalog) -> None:
 
     on_settings_changed()
     live.subscribe(on_settings_changed)
+
+
+async def _leaving_threads(serving: Awaitable[bool]) -> bool:
+    """Return the result of `serving`, after which `asyncio.run` waits for no thread: a disk may never answer."""
+    try:
+        return await serving
+    finally:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
 
 
 async def _serve(
@@ -419,8 +427,6 @@ async def _serve(
     finally:
         await worker.stop()
         awake.close()
-        # `asyncio.run` waits for the threads of the executor that it finds, even for one whose disk never answers.
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     return is_restart and not server.force_exit
 
 

@@ -14,7 +14,8 @@ from fastapi.responses import HTMLResponse
 from app.admin.context import Admin, AdminContext
 from app.admin.overview import STARTER
 from app.admin.setting_rows import setting_row
-from app.models.catalog import CatalogModel, Source
+from app.models.catalog import CatalogModel
+from app.models.known_places import Source
 from app.models.safe_files import folder_problem
 from app.serving.gate import Body, JsonBody
 from app.store.rows import FIRST_STEPS, FirstRun, FirstStep

@@ -9,7 +9,7 @@ read at present, the result of its previous inspection is listed.
 
 import contextlib
 import difflib
-import importlib.resources
+import functools
 import itertools
 import os
 import threading
@@ -25,10 +25,10 @@ from app.core.unit import DrafterSpecification
 from app.models.drafters.formats import head_tensors
 from app.models.drafters.methods import DRAFT_MODEL, MTP, drafter_method
 from app.models.folder import Signature, missing_shards, read_folder, signature_of
-from app.models.safe_files import MOMENTARY, RETRY_SECONDS, TensorInfo, printable, read_file, read_object
+from app.models.known_places import Source, known_places
+from app.models.safe_files import MOMENTARY, RETRY_SECONDS, TensorInfo, printable, read_object
 from app.models.tokenizer_file import Tokenizer, TokenizerCache
 
-SETTINGS_BYTES = 1 << 20
 MAX_FOLDER_ENTRIES = 20_000
 """Maximum number of names read from one folder; the rest is ignored, so a folder of millions delays no request."""
 
@@ -122,48 +122,6 @@ class _Search:
             return False
 
 
-def hugging_face_cache(environment: Mapping[str, str], home: Path) -> Path:
-    """Return the hub cache as huggingface_hub finds it: HF_HUB_CACHE or its older name, HF_HOME, XDG_CACHE_HOME, then
-    the home folder."""
-    if cache := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(cache).expanduser()
-    if environment.get("HF_HOME"):
-        return Path(environment["HF_HOME"]).expanduser() / "hub"
-    caches = environment.get("XDG_CACHE_HOME")
-    return (Path(caches).expanduser() if caches else home / ".cache") / "huggingface" / "hub"
-
-
-def lm_studio_folders(home: Path) -> tuple[Path, ...]:
-    """Return LM Studio's model folders: the one in its settings, and the defaults of newer and older versions.
-
-    If LM Studio's home folder was moved, `~/.lmstudio-home-pointer` contains its path.
-    """
-    home_path = _first_line(home / ".lmstudio-home-pointer")
-    studio_homes = [Path(home_path).expanduser()] if home_path else []
-    studio_homes += [home / ".lmstudio", home / ".cache" / "lm-studio"]
-    configured = [
-        folder
-        for studio_home in studio_homes
-        if (folder := _downloads_folder(studio_home / "settings.json")) is not None
-    ]
-    return tuple(dict.fromkeys([*configured, *(studio_home / "models" for studio_home in studio_homes)]))
-
-
-def _first_line(path: Path) -> str:
-    try:
-        return read_file(path, SETTINGS_BYTES).decode().strip().partition("\n")[0].strip()
-    except (ModelUnavailable, UnicodeDecodeError):
-        return ""
-
-
-def _downloads_folder(settings: Path) -> Path | None:
-    try:
-        folder = read_object(settings, SETTINGS_BYTES).get("downloadsFolder")
-    except ModelUnavailable:
-        return None
-    return Path(folder).expanduser() if isinstance(folder, str) and folder else None
-
-
 def _modified(folder: Path) -> int:
     try:
         return folder.stat().st_mtime_ns
@@ -171,13 +129,12 @@ def _modified(folder: Path) -> int:
         return 0
 
 
-Source = Literal["folder", "hugging_face", "lm_studio", "embedded"]
 Kind = Literal["main", "drafter", "encoder"]
 TOKENIZER_CACHE_FILE = "tokenizers.json"
 """Name of the file in `PACELINE_HOME` that caches facts about tokenizers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CatalogModel:
     """One model on disk. Numbers are 0 and names empty where the folder is broken or does not state them."""
 
@@ -230,7 +187,7 @@ class CatalogModel:
         """Specification from which the worker loads it as a drafter."""
         return DrafterSpecification(self.id, str(self.path), self.method)
 
-    @property
+    @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         """Tokenizer, as read from the folder's files."""
         return Tokenizer(self.path, self.tokenizers)
@@ -396,11 +353,7 @@ def default_catalog(
     home = home or Path.home()
     return FolderCatalog(
         [folder.expanduser() for folder in model_folders],
-        [
-            ("hugging_face", hugging_face_cache(environment, home)),
-            *(("lm_studio", folder) for folder in lm_studio_folders(home)),
-            ("embedded", Path(str(importlib.resources.files("app").joinpath("demo_models")))),
-        ],
+        known_places(environment, home),
         tokenizers=TokenizerCache(cache_folder / TOKENIZER_CACHE_FILE) if cache_folder is not None else None,
     )
 

@@ -7,12 +7,13 @@ cached in memory and in a small file that outlasts a restart, so tokenizers are 
 """
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from app.core.errors import DiskUnavailable, ModelUnavailable
+from app.core.patience import patient
 from app.machine.own_files import read_json_as, write_privately
 from app.models.safe_files import DOWNLOAD_AGAIN, read_file
 
@@ -39,6 +41,8 @@ MAX_CACHED_FILES, MAX_CACHED_DIFFERENCES = 512, 1024
 MAX_CACHE_BYTES = 16 * 1024 * 1024
 MAX_FACTS_BYTES = 256 * 1024
 DIGEST_BATCH_TOKENS = 8192
+READ_SECONDS = 30.0
+"""Longest wait for a file that another thread is reading."""
 
 Stamp = tuple[int, int, int, int]
 """Inode, size and times of a file; at least one of them differs after a change."""
@@ -104,28 +108,38 @@ class TokenizerCache:
         self._load_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._loaded_cache: _CacheFile | None = None
 
-    def cached_facts(self, path: Path) -> TokenizerFacts | None:
-        """Return the cached facts if the file has not changed; None if it must be read. Never reads the file."""
-        entry = self._load_cache().files.get(str(path))
-        return self._load_cache().contents.get(entry[1]) if entry is not None and entry[0] == _stamp(path) else None
+    def cached_facts(self, file: "TokenizerFile") -> TokenizerFacts | None:
+        """Return the cached facts of this file; None if it must be read. Never reads it."""
+        entry = self._load_cache().files.get(str(file.path))
+        return self._load_cache().contents.get(entry[1]) if entry is not None and entry[0] == file.stamp else None
 
-    def facts(self, path: Path) -> TokenizerFacts:
+    def facts(self, file: "TokenizerFile") -> TokenizerFacts:
         """Return the facts of this file, reading it if necessary. Raises `DiskUnavailable`."""
-        facts = self.cached_facts(path)
+        facts = self.cached_facts(file)
         if facts is not None:
             return facts
-        with self._read_lock:  # one file at a time, and each only once
-            facts = self.cached_facts(path)
+        with self._reading():  # each file only once
+            facts = self.cached_facts(file)
             if facts is None:
-                facts = self._read(path)
+                facts = self._read(file)
                 self._save()
             return facts
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Hold the lock with which one file is read at a time. Raises `DiskUnavailable` if one takes too long."""
+        if not self._read_lock.acquire(timeout=READ_SECONDS):
+            raise DiskUnavailable("a tokenizer is still being read: try again soon")
+        try:
+            yield
+        finally:
+            self._read_lock.release()
 
     def difference(self, key: str, main: Path, draft: Path, compare: "VocabularyComparison") -> str:
         """Return the result of `compare` for two `tokenizer.json`, cached under `key`."""
         cached = self._load_cache()
         if key not in cached.differences:
-            with self._read_lock:
+            with self._reading():
                 main_vocabulary, draft_vocabulary = (
                     _decode(self._read_file(path, MAX_TOKENIZER_BYTES)) for path in (main, draft)
                 )
@@ -133,8 +147,8 @@ class TokenizerCache:
                 self._save()
         return cached.differences[key]
 
-    def _read(self, path: Path) -> TokenizerFacts:
-        stamp, cached = _stamp(path), self._load_cache()
+    def _read(self, file: "TokenizerFile") -> TokenizerFacts:
+        path, cached = file.path, self._load_cache()
         try:
             content = self._read_file(path, MAX_TOKENIZER_BYTES)
         except DiskUnavailable:
@@ -146,7 +160,7 @@ class TokenizerCache:
             facts = cached.contents.get(key) or _facts(path.name, key, content)
         cached.contents[key] = facts
         cached.files.pop(str(path), None)
-        cached.files[str(path)] = (stamp, key)
+        cached.files[str(path)] = (file.stamp, key)
         return facts
 
     def _load_cache(self) -> _CacheFile:
@@ -175,28 +189,45 @@ class TokenizerCache:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenizerFile:
+    """A tokenizer file, as it was at one moment."""
+
+    path: Path
+    stamp: Stamp
+
+
+@patient(otherwise=DiskUnavailable)
+def _file_in(folder: Path) -> TokenizerFile | None:
+    """Return the tokenizer file in use; None when the folder has none."""
+    path = next((path for name in ("tokenizer.json", *OPAQUE_FILES) if (path := folder / name).is_file()), None)
+    return None if path is None else TokenizerFile(path, _stamp(path))
+
+
+@dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of one model folder. Reading raises `ModelUnavailable`, or `OSError` when the folder vanishes."""
+    """The tokenizer of one model folder, as it was at the first look; the catalog makes another one after a change.
+
+    Reading raises `ModelUnavailable`, or `OSError` when the folder vanishes.
+    """
 
     folder: Path
     cache: TokenizerCache
 
-    @property
-    def path(self) -> Path | None:
-        """The tokenizer file in use; None when the folder has none."""
-        names = ("tokenizer.json", *OPAQUE_FILES)
-        return next((path for name in names if (path := self.folder / name).is_file()), None)
+    @functools.cached_property
+    def file(self) -> TokenizerFile | None:
+        """The tokenizer file in use; None when the folder has none. Raises `DiskUnavailable`."""
+        return _file_in(self.folder)
 
     @property
     def is_cached(self) -> bool:
-        """Whether its facts are available without reading a file."""
-        path = self.path
-        return path is None or self.cache.cached_facts(path) is not None
+        """Whether its facts are available without reading a file, or cannot be had at present."""
+        with contextlib.suppress(DiskUnavailable):
+            return self.file is None or self.cache.cached_facts(self.file) is not None
+        return True
 
     def facts(self) -> TokenizerFacts:
         """Return its facts."""
-        path = self.path
-        facts = self.cache.facts(path) if path is not None else TokenizerFacts()
+        facts = self.cache.facts(self.file) if self.file is not None else TokenizerFacts()
         if facts.problem:
             raise ModelUnavailable(facts.problem)
         return facts

@@ -1,10 +1,12 @@
 """A disk that does not answer delays its readers for a moment only, and holds one thread."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from app.core.errors import DiskUnavailable
 from app.core.patience import patient
 
 
@@ -54,6 +56,23 @@ def test_a_drive_that_has_never_answered_gives_what_stands_for_it() -> None:
     drive = Drive()
     read = patient(otherwise=0, patience_seconds=0.01)(drive.read)
     assert read(Path("a")) == 0
+    drive.answers.set()
+
+
+def test_who_asks_again_does_not_wait_again() -> None:
+    drive = Drive()
+    read = patient(otherwise=0, patience_seconds=1.0)(drive.read)
+    began = time.monotonic()
+    assert [read(Path("a")) for _ in range(20)] == [0] * 20
+    assert time.monotonic() - began < 10
+    drive.answers.set()
+
+
+def test_where_nothing_can_stand_for_an_answer_the_disk_is_unavailable() -> None:
+    drive = Drive()
+    read = patient(otherwise=DiskUnavailable, patience_seconds=0.01)(drive.read)
+    with pytest.raises(DiskUnavailable, match="does not answer"):
+        read(Path("a"))
     drive.answers.set()
 
 

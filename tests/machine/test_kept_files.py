@@ -17,7 +17,7 @@ from app.hub.partial_folder import read_marker
 from app.i18n.catalogs import Catalogs
 from app.machine.own_files import read_json_as
 from app.machine.server_file import FILE_NAME, lock_home, read_server
-from app.models.tokenizer_file import TokenizerCache
+from app.models.tokenizer_file import TokenizerCache, TokenizerFile
 from app.settings import Settings
 
 DAMAGED = {
@@ -48,7 +48,11 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
     "apps": (removal.APPS_FILE, lambda home: removal.installed_parts(Settings(home=home)) and None, None),
     "marker": (MARKER, read_marker, None),
     "record": (bundle.RECORD, record, None),
-    "tokenizers": ("tokenizers.json", lambda home: TokenizerCache(home / "tokenizers.json").cached_facts(home), None),
+    "tokenizers": (
+        "tokenizers.json",
+        lambda home: TokenizerCache(home / "tokenizers.json").cached_facts(TokenizerFile(home, (0, 0, 0, 0))),
+        None,
+    ),
     "languages": ("languages/xx.json", lambda home: Catalogs(home / "languages").words("xx").language, "en"),
 }
 

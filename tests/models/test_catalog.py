@@ -11,8 +11,9 @@ from pathlib import Path, PosixPath
 import pytest
 
 from app.core.errors import DiskUnavailable, ModelNotFound
-from app.models.catalog import MAX_FOLDER_ENTRIES, CatalogModel, FolderCatalog, Source, default_catalog
+from app.models.catalog import MAX_FOLDER_ENTRIES, CatalogModel, FolderCatalog, default_catalog
 from app.models.folder import MAX_FILES
+from app.models.known_places import Source
 from tests.models.folders import write_model
 
 

@@ -165,6 +165,34 @@ def test_too_many_open_files_are_no_fault_of_the_tokenizer(tmp_path: Path) -> No
     assert Tokenizer(folder, cache(tmp_path / "kept.json")[0]).facts().ordinary == ((0, 8),)
 
 
+class HungPath(type(Path())):  # type: ignore[misc]
+    """A path on a drive that answers once `answers` is set."""
+
+    answers = threading.Event()
+
+    def is_file(self) -> bool:
+        self.answers.wait()
+        return super().is_file()
+
+
+def test_a_drive_that_stops_answering_holds_nobody_up(tmp_path: Path) -> None:
+    tokenizers, reader = cache()
+    known, new = (Tokenizer(HungPath(write(tmp_path / name)), tokenizers) for name in ("known", "new"))
+    HungPath.answers.set()
+    assert known.shares_tokens(known)
+    HungPath.answers.clear()
+    try:
+        assert (known.is_cached, known.longest_bytes(), known.shares_tokens(known)) == (True, 1, True)
+        assert (new.is_cached, new.longest_bytes()) == (True, 0)
+        with pytest.raises(DiskUnavailable, match="does not answer"):
+            new.facts()
+    finally:
+        HungPath.answers.set()
+    while new.longest_bytes() == 0:
+        pass
+    assert reader.read == ["known/tokenizer.json", "new/tokenizer.json"]
+
+
 def test_who_only_lists_models_is_told_that_drafters_are_looked_for(tmp_path: Path) -> None:
     for name, rows in (("main", 64), ("draft", 8)):
         write_model(tmp_path / name, rows=rows)
