@@ -122,4 +122,4 @@ def test_errors_have_anthropics_shape(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="text only"):
         client.messages.create(model=MODEL, max_tokens=9, messages=[{"role": "user", "content": [picture]}])
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
-        client.messages.create(model=MODEL, max_tokens=0, messages=QUESTION)
+        client.messages.create(model=MODEL, max_tokens=-1, messages=QUESTION)
