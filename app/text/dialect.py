@@ -389,8 +389,8 @@ def _find_reasoning_markers(template: str, vocabulary: dict[str, int]) -> tuple[
         return "<|channel>thought", "<channel|>"
     # Some templates only open the reasoning, at the end of the prompt; others only remove it from earlier answers.
     named = [([marker in template for marker in pair], pair) for pair in REASONING_MARKERS]
-    found, pair = max(named, key=lambda entry: entry[0])
-    return pair if any(found) else None
+    has_markers, pair = max(named, key=lambda entry: entry[0])
+    return pair if any(has_markers) else None
 
 
 @lru_cache(maxsize=512)

@@ -13,8 +13,8 @@ from app.core.request import Notice, Request
 from app.core.statistics import Counters, MethodStatistics, Statistics
 from app.core.step import FinishReason, TokenEvent, TokenLogprobs
 from app.text.answer.calls import call_ids
-from app.text.answer.reasoning_count import ReasoningCount
-from app.text.answer.splitter import AnswerDelta, AnswerSplitter, feed_step
+from app.text.answer.parts import AnswerDelta, ReasoningCount
+from app.text.answer.splitter import AnswerSplitter, feed_step
 from app.text.dialect import NO_DIALECT
 from app.text.grammar.request_grammar import calls_by_grammar, closes_reasoning, grammar_parameter, opens_reasoning
 from app.worker.texts import Prompt, PromptFailure, PromptFuture

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.text.answer.splitter import AnswerDelta, AnswerSplitter, feed_step
+from app.text.answer.parts import AnswerDelta
+from app.text.answer.splitter import AnswerSplitter, feed_step
 from app.text.dialect import NO_DIALECT
 from app.text.prompt.template import TextModel
 

@@ -14,7 +14,7 @@ from mlx_lm import tokenizer_utils, tool_parsers
 
 from app.core.messages import Generate
 from app.core.unit import ModelSpecification
-from app.text.answer.reasoning_count import ReasoningCount
+from app.text.answer.parts import ReasoningCount
 from app.text.answer.splitter import AnswerSplitter
 from app.text.dialect import BARE_JSON, HARMONY, JSON_CALLS, NO_DIALECT, Dialect, read_dialect
 from app.text.grammar.request_grammar import reasoning_of

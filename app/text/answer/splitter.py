@@ -12,12 +12,12 @@ import msgspec
 import regex
 
 from app.core.messages import ToolCallDelta
-from app.text.answer import harmony
+from app.text import harmony
 from app.text.answer.call_patterns import patterns
 from app.text.answer.call_reader import CallReader, CallsEnded, CallSender
 from app.text.answer.calls import Call, first_json_calls, parameter_schemas, parse_python_calls
-from app.text.answer.markdown import Markdown
-from app.text.answer.stops import FlaggedText, OutgoingText, spans_of
+from app.text.answer.parts import AnswerDelta, assembled_calls
+from app.text.answer.stops import FlaggedText, Markdown, OutgoingText
 from app.text.answer.unread_text import MatchSearch, UnreadText
 from app.text.detokenizer import TextStream
 from app.text.dialect import (
@@ -51,24 +51,6 @@ _SEPARATOR = "\n\n"
 PacedCheck = Generator[None, None, bool]
 """Generator that scans text step by step; each `yield` waits for more."""
 Emit = Callable[[FlaggedText], None]
-
-
-class AnswerDelta(msgspec.Struct, kw_only=True):
-    """Increment of an answer, in this order: reasoning, text, tool-call deltas."""
-
-    reasoning: str = ""
-    text: str = ""
-    drafted_flags: bytearray = msgspec.field(default_factory=bytearray)
-    """Flags of the characters of `text`, one byte each: 1 if drafted."""
-    calls: list[ToolCallDelta] = []
-
-    @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """Spans (start, end) of `text` that were drafted."""
-        return spans_of(self.drafted_flags)
-
-    def __bool__(self) -> bool:
-        return bool(self.text or self.reasoning or self.calls)
 
 
 class _StopStringMet(Exception):
@@ -281,7 +263,7 @@ class AnswerSplitter:
             is_whole = inner_splitter.complete_calls and inner_splitter.unfinished_call is None
             if final and is_whole and not inner_splitter.has_text:
                 self._unread.take(len(self._unread.text))
-                self._calls.send(_assembled_calls([call for delta in inner_splitter.take() for call in delta.calls]))
+                self._calls.send(assembled_calls([call for delta in inner_splitter.take() for call in delta.calls]))
                 return True
             if final:
                 break
@@ -358,8 +340,8 @@ class AnswerSplitter:
 
     def _scan_messages(self) -> Generator[None, None, None]:
         while True:
-            if (found := (yield from self._skip(harmony.HEADER))) is not None:
-                yield from self._scan_message(harmony.read_header(found["header"], found["author"]))
+            if (header := (yield from self._skip(harmony.HEADER))) is not None:
+                yield from self._scan_message(harmony.read_header(header["header"], header["author"]))
             elif (yield from self._skip(harmony.UNENDED_HEADER)) is not None:
                 yield from self._scan_message(harmony.Header("final", "", is_own=True))
             elif (yield from self._skip(harmony.BROKEN_HEADER)) is not None or (
@@ -407,15 +389,6 @@ def feed_step(stream: TextStream, splitter: AnswerSplitter, tokens: Sequence[int
         if splitter.ended:
             return index + 1
     return len(tokens)
-
-
-def _assembled_calls(deltas: Sequence[ToolCallDelta]) -> list[Call]:
-    """Assemble calls from their deltas."""
-    heads = [delta for delta in deltas if delta.name]
-    arguments = {
-        head.index: "".join(delta.arguments for delta in deltas if delta.index == head.index) for head in heads
-    }
-    return [Call(head.name, arguments[head.index], head.id) for head in heads]
 
 
 def _begun(marker: str, text: str) -> int:

@@ -4,7 +4,6 @@ A constraint is a function of the output so far, so the mask of each slot of a v
 before it, and the text is the same with and without speculation.
 """
 
-import re
 import time
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -19,6 +18,7 @@ from app.core.request import Reasoning
 from app.text.detokenizer import TokenTable
 from app.text.grammar.forced_text import ForcedText, byte_tokenizer
 from app.text.grammar.schema import reason_of
+from app.text.harmony import FINAL_HEADER, read_header
 from app.text.spelling import ApproximateTokenizer
 
 GAPS = (b"\n", b"\n\n")
@@ -31,10 +31,6 @@ LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000)
 """Limits on the work for one mask: a few milliseconds each for lexer and parser. A parser row has an item for each
 optional property of an object."""
 MESSAGE_EDGES = frozenset({b"<|start|>", b"<|end|>"})
-CALLED = re.compile(rb"to=(?:functions\.)?([^\s<]+)")
-"""Pattern of the function that the header of a gpt-oss message calls."""
-FINAL_HEADER = re.compile(rb"<\|channel\|>\s*final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
-"""Pattern of the header of gpt-oss's answer, which may name a format, such as `final <|constrain|>json`."""
 HEADER_BYTES = 512
 """Number of bytes, from the start of a message, that are searched for its header."""
 DEAD_END = "the grammar allows no next token here: simplify the schema or the grammar"
@@ -313,9 +309,9 @@ class AnswerConstraint:
     def _is_in_call(self) -> bool:
         """Return whether the reasoning has reached a message that calls an offered function."""
         header, begins, _ = self._message.partition(b"<|message|>")
-        called = CALLED.search(header) if begins else None
+        called = read_header(header.decode("utf-8", "replace")).recipient if begins else ""
         names = self._reasoning.call_names if self._reasoning else ()
-        return called is not None and called[1].decode("utf-8", "replace") in names
+        return called in names
 
     @property
     def _opening(self) -> bytes:

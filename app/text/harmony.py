@@ -1,5 +1,6 @@
 """Headers of gpt-oss's messages, such as `<|start|>assistant<|channel|>commentary to=functions.NAME<|message|>`."""
 
+import re
 from typing import NamedTuple
 
 import regex
@@ -19,6 +20,8 @@ UNENDED_HEADER = compiled(
     r"(?:\s*<\|constrain\|>\w{0,64}){1,8}\s*(?=[^\s\w<]|<[^|])"
 )
 """Header of an answer whose last marker the model left out."""
+FINAL_HEADER = re.compile(rb"<\|channel\|>\s*final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
+"""Header of the answer, in bytes; it may name a format, such as `final <|constrain|>json`."""
 MARKER = compiled(rf"\s*(?:{ENDS}|<\|message\|>)")
 EMPTY = compiled(rf"\s*(?:{ENDS})")
 _CHANNEL = regex.compile(r"<\|channel\|>\s*(\w+)")
@@ -34,7 +37,7 @@ class Header(NamedTuple):
     """Whether the model speaks for itself; it may also invent a turn of the user or a tool."""
 
 
-def read_header(text: str, author: str | None) -> Header:
+def read_header(text: str, author: str | None = None) -> Header:
     """Return the parts of a header; of a part that is written twice, the last one counts."""
     channels, recipients = _CHANNEL.findall(text), _RECIPIENT.findall(text)
     return Header(
