@@ -1,24 +1,27 @@
 """Long operations leave room for others: a probe reports after each forward, a drafter reads in slices."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import pytest
 
+from app.core import slices
 from app.core.reason import DRAFTER_READS
-from app.core.request import Request, SamplingParameters
+from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.engine.drafters.draft_model import CATCH_UP_CHUNK_TOKENS, CATCH_UP_WIDTH_TOKENS, DraftModel
 from app.engine.engine import Engine
 from app.engine.probe import PROBE, PROBE_REJECTS, open_runner
 from app.engine.runner import Runner
 from app.engine.sampling.drawing import SampledRow
+from app.scheduler.scheduler import Scheduler
 from tests.engine.driving import build, naive
 from tests.engine.schedules import models
+from tests.engine.test_strict import vague_engine
 from tests.tiny import tiny_model
 
-GREEDY = SamplingParameters(temperature=0.0)
+GREEDY, SEEDED = SamplingParameters(temperature=0.0), SamplingParameters(seed=3)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_next"])
@@ -129,3 +132,36 @@ def test_a_drafter_that_is_cached_at_checkpoints_reads_along_with_the_prompt() -
         widths.clear()
         engine.step(PrefillStep((PrefillRow("a", prompt, start, end),)))
         assert len(widths) == 1, "a chunk in each step, not the whole prompt at the checkpoint"
+
+
+def answers(method: str, acceptance: Literal["coupled", "strict"], *, second_at: int = 0) -> dict[str, list[int]]:
+    """Return the tokens of one request, and of an equal one that comes at a later step, if any; all work is sliced."""
+    engine = vague_engine("qwen3_next")
+    slow_drafter(engine)
+    scheduler, texts, step = Scheduler(engine.limits, policy="auto"), dict[str, list[int]](), 0
+    speculation = SpeculationRequest(method=method, num_draft_tokens=4, acceptance=acceptance)
+    requests = [
+        Request(id=name, prompt_tokens=tuple(range(90)), max_tokens=40, sampling=SEEDED, speculation=speculation)
+        for name in ("first", "second")[: 1 + bool(second_at)]
+    ]
+    while requests or scheduler.has_work:
+        if requests and step >= second_at * bool(texts):
+            scheduler.submit(requests.pop(0))
+        while (request := scheduler.next_admission()) and engine.fetch(request):
+            scheduler.admitted(request.id, engine.admit(request))
+        if (plan := scheduler.plan()) is not None:
+            step += 1
+            for event in scheduler.commit(engine.step(plan)):
+                texts.setdefault(event.request_id, []).extend(event.tokens)
+        for name, tokens in scheduler.drain_released():
+            engine.release(name, tokens)
+    assert not engine.runner.rows
+    return texts
+
+
+def test_slices_change_no_text_whoever_joins_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
+    plain = answers("off", "coupled")["first"]
+    assert answers("draft_model", "strict") == {"first": plain}
+    assert answers("draft_model", "strict", second_at=15) == {"first": plain, "second": plain}
+    assert answers("auto", "coupled", second_at=15) == {"first": plain, "second": plain}
