@@ -9,8 +9,10 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 from fastapi import Request
@@ -41,6 +43,8 @@ PUBLIC_PATHS = frozenset(
 STATIC = "/static/"
 ADMIN = "/admin"
 ADMIN_JSON = "/admin/api/"
+MAX_LOOKUPS = 4
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,12 @@ class AccessPolicy:
     """Key that commands on this computer read from the server's file; it grants them full access."""
     requires_key: Callable[[], bool] = lambda: False
     """Whether the setting `require_key` is on, or other machines can reach the server."""
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(MAX_LOOKUPS, "access"))
+    """Threads for look-ups alone: those that all share may wait for a disk that does not answer."""
+
+    async def look_up(self, function: Callable[..., Found], *arguments: Any) -> Found:
+        """Return the result of a function that reads the store."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
 
     @property
     def is_key_required(self) -> bool:
@@ -99,16 +109,15 @@ async def authorize(request: Request) -> None:
     is_admin = path == ADMIN or path.startswith(ADMIN + "/")
     cookie = request.cookies.get(COOKIE, "") if is_admin and not keys else ""
     address = f"{quote(path)}?{request.scope['query_string'].decode('latin-1')}".removesuffix("?")
-    request.state.identity = await asyncio.to_thread(
-        _authenticate, access_policy, address, keys, cookie, is_admin=is_admin
-    )
+    authenticate = partial(_authenticate, is_admin=is_admin)
+    request.state.identity = await access_policy.look_up(authenticate, access_policy, address, keys, cookie)
 
 
 async def authorize_operator(request: Request) -> None:
     """Raise `Rejected` (403) if keys are required and the caller's scope is not `admin`: loaded models are shared."""
     access_policy: AccessPolicy = request.app.state.access_policy
     identity = identity_of(request)
-    if identity.scope != "admin" and await asyncio.to_thread(lambda: access_policy.is_key_required):
+    if identity.scope != "admin" and await access_policy.look_up(lambda: access_policy.is_key_required):
         advice = "This key is for inference: loading, pinning and unloading models takes a key of scope admin"
         raise Rejected(403, f"{advice} (`paceline keys create NAME --scope admin`).", "insufficient_scope", close=True)
 

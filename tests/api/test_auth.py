@@ -1,5 +1,8 @@
 """API keys on the main endpoints; `tests/admin/test_route_matrix.py` tests every route with every kind of caller."""
 
+import asyncio
+import threading
+
 import pytest
 
 from tests.api.fakes import Site, chat_body, make_site
@@ -94,6 +97,18 @@ async def test_a_refusal_comes_before_the_body_is_looked_at() -> None:
     site = make_site(api_key=KEY)
     response = await site.client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
     assert response.status_code == 401
+
+
+async def test_a_disk_that_does_not_answer_keeps_nobody_from_signing_in() -> None:
+    site, answers = make_site(api_key=KEY), threading.Event()
+    waiting = [asyncio.create_task(asyncio.to_thread(answers.wait)) for _ in range(64)]
+    await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(30):
+            assert (await site.client.get("/api/ps", headers={"x-api-key": "other"})).status_code == 401
+    finally:
+        answers.set()
+    await asyncio.gather(*waiting)
 
 
 async def test_the_key_is_told_nowhere() -> None:
