@@ -129,9 +129,9 @@ class CountingThread(PacedThread):
         super().__init__(rest=lambda _seconds: None)
         self.runs = 0
 
-    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run(self, *arguments: Any, **named: Any) -> Any:
         self.runs += 1
-        return await super().run(function, *arguments)
+        return await super().run(*arguments, **named)
 
 
 TEXT = "x" * 256 * 1024
