@@ -81,7 +81,8 @@ async def take_turn(attack: Attack, server: Server, hub: StandInHub, rng: random
         await server.revoke_keys()  # of earlier turns, up to 200 keys
         async with contextlib.AsyncExitStack() as streams:
             key = await server.new_key()
-            honest = [await streams.enter_async_context(honest_stream(server.address, key, model)) for model in MODELS]
+            models = MODELS if SILENCE in attack.promises else MODELS[:1]  # a killed worker loads all again
+            honest = [await streams.enter_async_context(honest_stream(server.address, key, model)) for model in models]
             if silent := [stream for stream in honest if not await stream.wait_for_start()]:
                 findings.failures.append(f"the honest stream of {silent[0].model} does not begin: {silent[0].last}")
             else:

@@ -199,7 +199,7 @@ def test_another_draft_reloads_an_idle_model_and_waits_for_a_busy_one(world: Wor
     pool.acquire(drafted)
     assert drain(pool)[0] == Evicted("a")
     assert pool.snapshot()[0].draft_ids == ("b",)
-    with pytest.raises(ModelInUse, match="in use with other files, drafters or settings") as caught:
+    with pytest.raises(ModelInUse, match="in use with other drafters or settings") as caught:
         pool.acquire(specification("a"))
     assert caught.value.retry_after_seconds is not None
     pool.acquire(drafted)
@@ -251,7 +251,7 @@ def test_any_other_setting_reloads_an_idle_model_and_is_told_to_wait_for_one_in_
     pool.acquire(specification("a"))
     drain(pool)
     changed = msgspec.structs.replace(specification("a"), **{name: UNITS[name]})
-    with pytest.raises(ModelInUse, match="in use with other files, drafters or settings") as caught:
+    with pytest.raises(ModelInUse, match="in use with other drafters or settings") as caught:
         pool.acquire(changed)
     assert (caught.value.code, pool.snapshot()[0].leases) == ("model_in_use", 1)
     pool.release("a")

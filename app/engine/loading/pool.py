@@ -99,8 +99,7 @@ class EnginePool:
         requested_stay = UNSPECIFIED_STAY if entry is None else entry.requested_stay
         if entry is not None and not entry.spec.same_unit(spec):
             if entry.leases:
-                reason = f"{spec.id} is in use with other files, drafters or settings"
-                message = f"{reason}: retry when its requests have finished"
+                message = f"{spec.id} is in use with other drafters or settings: retry when its requests have finished"
                 raise ModelInUse(message, retry_after_seconds=RETRY_AFTER_SECONDS)
             entry = None
         if entry is None:
