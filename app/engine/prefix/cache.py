@@ -90,7 +90,7 @@ class PrefixCache:
         self._least_array_bytes = least_array_bytes
         self._ahead = ReadAhead("", {})
         self._stores: tuple[BlockStore[Any], ...] = (self.memory, disk.blocks)
-        """Where prefixes are looked for; without the disk for a request for which it is too slow."""
+        """Tiers that are searched for prefixes: memory alone, while the disk is too slow for the request."""
 
     @property
     def state(self) -> PrefixState:
