@@ -184,7 +184,7 @@ FORMS: dict[str, CallForm] = {
         tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
         start=r"<\|tool_call_start\|>",
         end=r"<\|tool_call_end\|>",
-        head=rf"(?=\[\s*{_NAME}\s*\()",
+        head=rf"(?=\[?\s*{_NAME}\s*\()",
     ),
     "seed": _variant(
         _QWEN, sign=r"<seed:tool_call>", start=r"<seed:tool_call>", end=r"</seed:tool_call>", padded=False

@@ -216,7 +216,7 @@ def test_brackets_too_many_behind_a_call_belong_to_it(stray: str) -> None:
         ('{"city": "Paris"}', {"city": "Paris"}),
         ("{city: 'Paris'}", {"city": "Paris"}),
         ('{city:"Paris, France"}', {"city": "Paris, France"}),
-        ('{city:{"a": ["x, y", 1, true]}}', {"city": {"a": ["x, y", 1, True]}}),
+        ('{where:{"a": ["x, y", 1, true]}}', {"where": {"a": ["x, y", 1, True]}}),
         ('{city:<|"|>"quoted"<|"|>,days:2}', {"city": '"quoted"', "days": 2}),
         ("{city:it's}", {"city": "it's"}),
         ('{city:Paris<|"|>}', {"city": "Paris"}),

@@ -16,20 +16,24 @@ class CallPatterns:
         self.parameters = ParameterPatterns(form)
         start, optional = _start(form), _optional_start(form)
         prefix = optional if form.bare_head else start
+        literal = form.head if not form.opens else ""
         heads = [(head, kind) for head, kind in ((form.json_head, "json"), (form.head, "head")) if head]
         values = [(OBJECT_HEAD, "member"), (VALUE_HEAD, "value")] if form.start else []
         self.call_starts = [(compiled(prefix + head), kind) for head, kind in heads]
         """Patterns of a call's start after text, in the order in which they are tried."""
         self.call_starts += [(compiled(start + value), kind) for value, kind in values]
         self.following_starts = [
-            (compiled(rf"\s*(?:[,;]\s*)?{optional}{pattern}"), kind) for pattern, kind in (*heads, *values)
+            (compiled(rf"\s*(?:[,;]\s*)?{start if pattern == literal else optional}{pattern}"), kind)
+            for pattern, kind in (*heads, *values)
         ]
-        """Patterns of a call's start after another call."""
+        """Patterns of a call's start after another call. Literals end with the end marker, so they need another."""
         self.start_markers = "|".join(f"(?:{marker})" for marker in (form.start, form.bare_head) if marker)
         """Pattern of the markers at which a call may start."""
         self.matches_bare_head = compiled(form.bare_head or r"(?!)").match
         self.tail = compiled(rf"\s*(?:{form.tail})") if form.tail else None
         self.end = compiled(rf"\s*{_surplus(form)}(?:{form.end})") if form.end else None
+        self.literal_end = compiled(rf"{form.end}|(?={form.start})") if literal else None
+        """Pattern of the end of a call whose arguments are literals."""
         self.end_after_json = compiled(rf"\s*(?:[}}\]]\s*){{0,3}}(?:{form.end})") if form.end else None
         """Pattern of the end marker, after any surplus closing brackets that the model wrote."""
         self.stray_end = compiled(rf"\s*,?\s*(?:{form.end or '(?!)'})")

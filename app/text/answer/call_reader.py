@@ -12,13 +12,14 @@ from app.text.answer.call_patterns import CallPatterns
 from app.text.answer.calls import (
     Call,
     Tools,
-    parse_gemma_arguments,
+    offered_name,
     parse_json_calls,
     parse_nested_value,
     parse_parameter,
     parse_python_calls,
     usable_call_id,
 )
+from app.text.answer.gemma_arguments import close_last_string, parse_gemma_arguments
 from app.text.answer.json_text import JsonReader, to_json
 from app.text.answer.unread_text import UnreadText
 from app.text.dialect import compiled
@@ -33,6 +34,7 @@ _AFTER_MEMBER = compiled(r'\s*(?:,\s*"[^"\\]*"\s*:\s*(?:"[^"\\]*"|[\w.+-]+)\s*)*
 _SURPLUS_CLOSE = compiled(r"(?<=.)\n</parameter[^>\s]*>?\n?\Z")
 """Pattern of a closing marker, mangled or not, that the model wrote before the right one, after a value."""
 _BLANK_END = compiled(r"\s*\Z")
+_SPACE = compiled(r"\s*(?=\S)")
 _FENCE = compiled(r"\s*```")
 
 logger = logging.getLogger("paceline.dialect")
@@ -185,9 +187,9 @@ class CallReader:
         return None
 
     def _tool(self, written: str) -> str:
-        """Return the offered tool that a head names; empty if there is none."""
-        if written in self._tools:
-            return written
+        """Return the offered tool that a head names, with or without a namespace; empty if there is none."""
+        if name := offered_name(written, self._tools):
+            return name
         named = self._names.fullmatch(written)
         return str(named["name"]) if named else ""
 
@@ -259,7 +261,7 @@ class CallReader:
     def _read_parameters(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
         """Parse parameters, each of them a text between markers."""
         name = self._tool(head["name"])
-        position = head.end() - len(head["name"]) + len(name)  # a key that is joined to the name is read again
+        position = head.end() - len(head["name"].rpartition(name)[2])  # a key that is joined to the name is read again
         written: list[tuple[Match, str]] = []
         while opened := (yield from self._unread.match(self._patterns.parameters.opens, position)):
             closed = yield from self._find_parameter_end(opened)
@@ -339,24 +341,50 @@ class CallReader:
         return unclosed if unclosed and not parameters.any_closes.search(text, start, unclosed.start()) else None
 
     def _read_literal_call(self, head: Match) -> Generator[None, None, tuple[int, list[Call]]]:
-        """Parse up to the first end marker that completes a call."""
-        start = position = head.end()
-        for _ in range(MAX_END_MARKERS):
-            end = yield from self._unread.search(self._patterns.end, position)
-            calls = self._parse_literal(head["name"], self._unread.text[start : end.start() if end else None])
-            if calls or end is None:
-                return end.end() if end else len(self._unread.text), calls
-            position = end.end()
+        """Parse up to the first place that completes a call: an end marker, or the next start marker."""
+        name, start, ends = self._tool(head["name"]), head.end(), list[Match]()
+        position = start
+        while len(ends) < MAX_END_MARKERS:
+            end = yield from self._unread.search(self._patterns.literal_end, position)
+            if end is None:
+                break
+            written = self._unread.text[start : end.start()]
+            calls, rest = self._parse_literal(name, written)
+            if calls and not rest.strip():
+                quoted = self._patterns.form.quote
+                return end.end() if quoted else (yield from self._skip_echo(written.strip(), end.end())), calls
+            ends.append(end)
+            position = max(end.end(), end.start() + 1)
+        if self._unread.ended:  # without an end marker
+            calls, rest = self._parse_literal(name, self._unread.text[start:])
+            if calls and rest.strip(" ")[:1] in {"", "\n"}:
+                return len(self._unread.text) - len(rest), calls
+        for end in ends if self._patterns.form.quote else ():
+            written = close_last_string(self._unread.text[start : end.start()], self._patterns.form.quote)
+            calls, rest = self._parse_literal(name, written)
+            if calls and not rest:
+                return end.end(), calls
         return 0, []
 
-    def _parse_literal(self, name: str, text: str) -> list[Call]:
+    def _parse_literal(self, name: str, text: str) -> tuple[list[Call], str]:
+        """Parse a call, or several that Python writes; return them and the rest."""
         quote = self._patterns.form.quote
         if not quote:
-            return parse_python_calls(text, self._tools)
+            return parse_python_calls(text, self._tools), ""
         try:
-            return [Call(name, to_json(parse_gemma_arguments(text, quote)))]
+            arguments, rest = parse_gemma_arguments(text, quote, self._tools[name])
         except (ValueError, RecursionError):
-            return []
+            return [], text
+        return [Call(name, to_json(arguments))], rest
+
+    def _skip_echo(self, written: str, position: int) -> Generator[None, None, int]:
+        """Return the position behind a repetition of what is `written` before the end marker; LFM2 repeats calls."""
+        space = yield from self._unread.match(_SPACE, position)
+        echo = space.end() if space else position
+        while True:
+            text = self._unread.text[echo : echo + len(written)]
+            if text == written or not written.startswith(text) or not (yield from self._unread.wait_for_more()):
+                return echo + len(written) if text == written else position
 
 
 def _key(opened: Match) -> str:

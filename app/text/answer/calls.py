@@ -21,6 +21,8 @@ ID_LENGTH = 9
 _MODEL_CALL_ID = re.compile(r"[A-Za-z0-9]{9}|[\w.:-]+:\d+")
 """Ids that a model writes itself and refers to later: Mistral's and Kimi's."""
 
+_NAMESPACE = re.compile(r"\A(?:(?:functions|default_api)\.|(?:[\w.-]+:)+)")
+"""Prefixes that models of every kind have seen before the names of tools."""
 MAX_REFERENCES = 8
 """Maximum number of references in a schema that are followed one after another."""
 NAMES = ("name", "tool_name", "function")
@@ -110,6 +112,11 @@ def call_ids(messages: Sequence[Mapping[str, Any]]) -> set[str]:
     return {str(call.get("id")) for message in messages for call in message.get("tool_calls") or ()}
 
 
+def offered_name(written: str, tools: Container[str]) -> str:
+    """Return the offered tool that a model names, with or without a namespace before it; empty if there is none."""
+    return next((name for name in (written, _NAMESPACE.sub("", written)) if name in tools), "")
+
+
 # --- JSON that includes the names ----------------------------------------------------------------------------------
 
 
@@ -182,8 +189,6 @@ _JSON_TYPES: dict[type, str] = {
     list: "array",
     type(None): "null",
 }
-_SPACE = re.compile(r"\s*")
-_SEPARATOR = re.compile(r"[,\s]*")
 
 
 def parse_parameter(text: str, schema: Any, type_name: str | None = None) -> Any:
@@ -262,7 +267,8 @@ def parse_nested_value(text: str, marker: str, schema: Any) -> Any:
 
 # --- as Python writes calls ----------------------------------------------------------------------------------------
 
-_PYTHON_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+PYTHON_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_SEPARATOR = re.compile(r"[,\s]*")
 _PYTHON_CALL = re.compile(r"\s*(?P<name>[\w.:/-]+)\s*\(\s*")
 _PYTHON_KEY = re.compile(r"\s*(?P<key>[\w-]+)\s*=\s*")
 _VALUE_END = re.compile(r"\s*(?:,\s*(?P<key>[\w-]+)\s*=(?!=)|\)\s*(?:,\s*[\w.:/-]+\s*\(|\]?\s*\Z))")
@@ -281,11 +287,11 @@ def parse_python_calls(text: str, tools: Tools) -> list[Call]:
             if value is None:
                 return []
             values[key["key"]], position = value
-            position = _match_end(_SEPARATOR, text, position)
+            position = _skip_separator(text, position)
         if head["name"] not in tools or text[position : position + 1] != ")":
             return []
         calls.append(Call(head["name"], to_json(values)))
-        position = _match_end(_SEPARATOR, text, position + 1)
+        position = _skip_separator(text, position + 1)
     return calls if position == len(text) else []
 
 
@@ -293,9 +299,9 @@ def _parse_python_value(text: str, position: int, parameters: Container[str]) ->
     """Return the shortest value at `position` and its end position; None if there is none. The value of a tool with
     `parameters` ends before the name of one of them: `, x=` may also be part of a string whose quotes are not escaped.
     """
-    whole = _PYTHON_STRING.match(text, position)
+    whole = PYTHON_STRING.match(text, position)
     if whole is not None and _VALUE_END.match(text, whole.end()):
-        return _parse_python_string(whole.group()), whole.end()
+        return parse_python_string(whole.group()), whole.end()
     tries = 0
     for end in _VALUE_END.finditer(text, position):
         if end["key"] and parameters and end["key"] not in parameters:
@@ -303,7 +309,7 @@ def _parse_python_value(text: str, position: int, parameters: Container[str]) ->
         written = text[position : end.start()].strip()
         if written[:1] in {"'", '"'}:
             if len(written) > 1 and written[-1] == written[0]:
-                return _parse_python_string(written), end.start()
+                return parse_python_string(written), end.start()
             continue
         try:
             return parse_python(written), end.start()
@@ -314,79 +320,15 @@ def _parse_python_value(text: str, position: int, parameters: Container[str]) ->
     return None
 
 
-def _parse_python_string(written: str) -> str:
+def _skip_separator(text: str, position: int) -> int:
+    separator = _SEPARATOR.match(text, position)
+    return separator.end() if separator else position
+
+
+def parse_python_string(written: str) -> str:
     """Return the text of a quoted string: parsed as Python if it is one literal, else the text between the quotes."""
     escaped = "".join(rf"\x{ord(letter):02x}" if letter < " " else letter for letter in written)
     try:
-        return str(ast.literal_eval(escaped)) if _PYTHON_STRING.fullmatch(escaped) else written[1:-1]
+        return str(ast.literal_eval(escaped)) if PYTHON_STRING.fullmatch(escaped) else written[1:-1]
     except (SyntaxError, ValueError):
         return written[1:-1]
-
-
-# --- as Gemma writes arguments -------------------------------------------------------------------------------------
-
-_BARE = re.compile(r"[^,\]}]*")
-_GEMMA_KEY = re.compile(r"""([^:=,{}\[\]<>'"]+)[:=]""")
-_UNOPENED = re.compile(
-    r"""((?:(?!<\|"\|>|<escape>|,\s*[^\s:=,]+\s*[:=]).)*[^\s:=,\[{])(?:<\|"\|>|<escape>)(?=\s*[,\]}])""", re.DOTALL
-)
-"""String whose first special quote the model left out."""
-_IN_ROUND_BRACKETS = re.compile(r"\A\s*\((.*)\)\s*\Z", re.DOTALL)
-_QUOTED = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\s*(?=[,\]}:])""", re.DOTALL)
-"""String in ordinary quotes, which some models write instead of their special ones."""
-
-
-def parse_gemma_arguments(text: str, quote: str) -> dict[str, Any]:
-    """Parse `{key:value,…}` with strings between two `quote`. Raises ValueError for anything else."""
-    text = _IN_ROUND_BRACKETS.sub(r"{\1}", text)
-    value, position = _parse_gemma_value(text, 0, quote)
-    if not isinstance(value, dict) or text[position:].strip():
-        raise ValueError("no object")
-    return value
-
-
-def _parse_gemma_value(text: str, position: int, quote: str) -> tuple[Any, int]:
-    position = _match_end(_SPACE, text, position)
-    if text.startswith(quote, position):
-        end = text.index(quote, position + len(quote))
-        return text[position + len(quote) : end], end + len(quote)
-    if text[position : position + 1] in {"{", "["}:
-        return _parse_gemma_container(text, position, quote)
-    if quoted := _QUOTED.match(text, position):
-        return _parse_python_string(quoted[1]), quoted.end(1)
-    bare = _BARE.match(text, position)
-    written = bare.group() if bare else ""
-    try:
-        return parse_literal(written), position + len(written)
-    except ValueError:
-        unopened = _UNOPENED.match(text, position)
-        return (unopened[1], unopened.end()) if unopened else (written, position + len(written))
-
-
-def _parse_gemma_container(text: str, position: int, quote: str) -> tuple[Any, int]:
-    closer, items, members = "}" if text[position] == "{" else "]", list[Any](), dict[str, Any]()
-    position = _match_end(_SPACE, text, position + 1)
-    while not text.startswith(closer, position):
-        if closer == "}":
-            if text.startswith(quote, position) or _QUOTED.match(text, position):
-                key, position = _parse_gemma_value(text, position, quote)
-                end = text.index(":", position) + 1
-            elif head := _GEMMA_KEY.match(text, position):
-                key, end = head[1].strip(), head.end()
-            else:
-                raise ValueError("no key")
-            members[key], position = _parse_gemma_value(text, end, quote)
-        else:
-            item, position = _parse_gemma_value(text, position, quote)
-            items.append(item)
-        position = _match_end(_SPACE, text, position)
-        if text.startswith(",", position):
-            position = _match_end(_SPACE, text, position + 1)
-        elif not text.startswith(closer, position):
-            raise ValueError("neither a comma nor the end")
-    return (members if closer == "}" else items), position + 1
-
-
-def _match_end(pattern: "re.Pattern[str]", text: str, position: int) -> int:
-    match = pattern.match(text, position)
-    return match.end() if match else position
