@@ -36,7 +36,7 @@ WRAPPERS = ("answer", "response")
 MAX_WHITESPACE = 256
 """Limit on white space, in characters, between two markers that belong together."""
 _NAME = r"""(?P<name>[^\s"'<>{}()\[\]|]{1,300}?)"""
-OBJECT_HEAD = rf'\{{\s*"name"\s*:\s*"{_NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{\s*[^\s}}])'
+OBJECT_HEAD = rf'\{{{{1,2}}\s*"name(?:"\s*:|=)\s*"{_NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{\s*[^\s}}])'
 """Start of a JSON object that names its tool before its arguments."""
 VALUE_HEAD = r"(?:```\w*\s*)?(?=[\[{])"
 """Start of a JSON object, or a list of them, fenced or not."""
@@ -184,6 +184,12 @@ FORMS: dict[str, CallForm] = {
         tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
         start=r"<\|tool_call_start\|>",
         end=r"<\|tool_call_end\|>",
+        head=rf"(?=\[?\s*{_NAME}\s*\()",
+    ),
+    "olmo3": CallForm(
+        sign=r"<function_calls>",
+        start=r"<function_calls>",
+        end=r"</function_calls>",
         head=rf"(?=\[?\s*{_NAME}\s*\()",
     ),
     "seed": _variant(

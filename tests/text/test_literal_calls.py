@@ -208,3 +208,33 @@ def test_a_call_of_lfm_that_is_cut_is_text(mark: str) -> None:
         answer = StreamedAnswer(PYTHONIC, [call[:end]])
         assert (answer.calls, answer.text) == ([], call[:end])
     assert read(PYTHONIC, call, truncated=False).calls == [PARIS]
+
+
+OLMO = speaking("olmo3")
+
+
+def test_calls_of_olmo_are_lines_of_python() -> None:
+    rome = 'get_weather(city="Rome", days=2)'
+    for separator in ("\n", "\n\n", ", ", ",\n"):
+        answer = read(OLMO, f"I look.\n<function_calls>\n{PARIS_PYTHON}{separator}{rome}\n</function_calls>")
+        assert (answer.calls, answer.text) == ([PARIS, ("get_weather", {"city": "Rome", "days": 2})], "I look.")
+    literals = "log_event(day=null, sure=true, rate=0.5)"
+    assert read(OLMO, f"<function_calls>{literals}</function_calls>").calls == [
+        ("log_event", {"day": None, "sure": True, "rate": 0.5})
+    ]
+    nobody = f"<function_calls>\n{PARIS_PYTHON}\nnobody()\n</function_calls>"
+    assert (read(OLMO, nobody).calls, read(OLMO, nobody).text) == ([], nobody)
+    cut = f"<function_calls>\n{PARIS_PYTHON}"
+    assert (read(OLMO, cut).calls, read(OLMO, cut).text) == ([], cut)
+    assert read(OLMO, cut, truncated=False).calls == [PARIS]
+
+
+@pytest.mark.parametrize("code", ['print("a")\nnobody("b")', "f(x)\n\ng(y)", 'a = f("x"),\nb(1)'])
+def test_lines_of_code_in_an_argument_of_python_are_no_calls(code: str) -> None:
+    for dialect, start, end in (
+        (OLMO, "<function_calls>\n", "\n</function_calls>"),
+        (PYTHONIC, "<|tool_call_start|>[", "]<|tool_call_end|>"),
+    ):
+        for written in (f'"{code}"', repr(code)):
+            answer = read(dialect, f"{start}write_file(code={written}){end}")
+            assert answer.calls == [("write_file", {"code": code})]

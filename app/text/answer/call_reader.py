@@ -10,8 +10,10 @@ import regex
 from app.core.messages import ToolCallDelta
 from app.text.answer.call_patterns import CallPatterns
 from app.text.answer.calls import (
+    PYTHON_OBJECT,
     Call,
     Tools,
+    call_from_parts,
     offered_name,
     parse_json_calls,
     parse_nested_value,
@@ -20,7 +22,7 @@ from app.text.answer.calls import (
     usable_call_id,
 )
 from app.text.answer.gemma_arguments import close_last_string, parse_gemma_arguments
-from app.text.answer.json_text import JsonReader, to_json
+from app.text.answer.json_text import JsonReader, parse_literal, to_json
 from app.text.answer.unread_text import UnreadText
 from app.text.dialect import compiled
 
@@ -35,6 +37,8 @@ _SURPLUS_CLOSE = compiled(r"(?<=.)\n</parameter[^>\s]*>?\n?\Z")
 """Pattern of a closing marker, mangled or not, that the model wrote before the right one, after a value."""
 _BLANK_END = compiled(r"\s*\Z")
 _SPACE = compiled(r"\s*(?=\S)")
+_WRAPPED_OBJECT = compiled(r"\s*(?:```\w*\s*\[?|\[)\s*\{")
+_FENCES = compiled(r"\A```\w*|```\Z")
 _FENCE = compiled(r"\s*```")
 
 logger = logging.getLogger("paceline.dialect")
@@ -152,7 +156,7 @@ class CallReader:
         Raises CallsEnded if they turn out not to be an object.
         """
         if (yield from self._unread.match(_OBJECT)) is None:
-            return False
+            return bool(end) and (yield from self._read_wrapped_arguments(name, end))
         self._unread.take(len(self._unread.text) - len(self._unread.text.lstrip()))
         self._calls.begin_call(name, written_id)
         reader, self.in_call = JsonReader(), True
@@ -176,6 +180,22 @@ class CallReader:
         self.in_call = False
         self._calls.end()
         return True
+
+    def _read_wrapped_arguments(self, name: str, end: "regex.Pattern[str]") -> Generator[None, None, bool]:
+        """Send arguments in a code fence or a list up to the marker `end`; return False if there are none."""
+        if (yield from self._unread.match(_WRAPPED_OBJECT)) is None:
+            return False
+        marker = yield from self._unread.search(end)
+        position = marker.start() if marker else len(self._unread.text)
+        try:
+            arguments = parse_literal(_FENCES.sub("", self._unread.text[:position].strip()))
+        except ValueError:
+            return False
+        call = call_from_parts(name, arguments, self._tools)
+        if call is not None:
+            self._unread.take(position)
+            self._calls.send([call])
+        return call is not None
 
     def _match_start(
         self, patterns: Sequence[tuple["regex.Pattern[str]", str]], position: int = 0
@@ -252,7 +272,11 @@ class CallReader:
         is_at_end = self._unread.ended and position == len(self._unread.text)
         if reader.broken and reader.missing and end:
             is_at_end = (yield from self._unread.match(end, position)) is not None
-        if reader.missing and is_at_end:
+        if end and PYTHON_OBJECT.match(written + self._unread.text[position : position + 1]):
+            closing = yield from self._unread.search(end, position)
+            position = closing.start() if closing else len(self._unread.text)
+            written, is_whole = self._unread.text[head.end() : position], closing is not None or self._unread.ended
+        elif reader.missing and is_at_end:
             written, is_whole = written + reader.missing, True
         calls = parse_json_calls(written, self._tools) if is_whole else []
         fence = (yield from self._unread.match(_FENCE, position)) if calls and "```" in head.group() else None

@@ -120,6 +120,15 @@ def offered_name(written: str, tools: Container[str]) -> str:
 # --- JSON that includes the names ----------------------------------------------------------------------------------
 
 
+WRAPS = r"<\|python_tag\|>|functools(?=\s*\[)|</?\|?/?(?:tools|tool_calls?|function_calls?)\|?>|```\w*"
+"""Pattern of what models write around JSON calls that lack the markers of their form."""
+_BETWEEN = re.compile(rf"\A(?:[\s;,]|{WRAPS})+")
+_NAMED = re.compile(r"(?P<name>[\w.:/-]{1,300})(?:\[ARGS\]|\n)\s*(?=\{)")
+"""Name before arguments."""
+PYTHON_OBJECT = re.compile(r"\[?\s*\{\s*'")
+"""Pattern of the beginning of calls as a Python object, which Hermes 2 and 3 were taught to write."""
+
+
 def parse_json_calls(text: str, tools: Tools) -> list[Call]:
     """Parse objects one after another, or lists of them, as calls; empty unless each calls an offered tool."""
     calls, rest = first_json_calls(text, tools)
@@ -130,32 +139,36 @@ def first_json_calls(text: str, tools: Tools, *, ended: bool = False) -> tuple[l
     """Parse objects, or lists of them, up to the first that calls no offered tool; return them and the rest. `ended`:
     the model has ended the text, so brackets that are missing at its end are added."""
     calls: list[Call] = []
-    while text := text.strip(" \t\r\n;,"):
+    while text := _BETWEEN.sub("", text).rstrip(" \t\r\n;,"):
+        named = _NAMED.match(text)
+        start = named.end() if named else 0
         reader = JsonReader()
-        count, _ = reader.read(text)
-        missing = (reader.missing or "") if ended and count == len(text) else ""
+        end = start + reader.read(text[start:])[0]
+        missing = (reader.missing or "") if ended and end == len(text) else ""
         try:
-            value = parse_literal(text[:count] + missing)
+            end = len(text) if PYTHON_OBJECT.match(text, start) else end
+            value = parse_literal(text[start:end] + missing)
         except ValueError:
             break
+        value = {named["name"]: value} if named else value
         read = [_call_from_object(entry, tools) for entry in (value if isinstance(value, list) else [value])]
         if not all(read):
             break
         calls += [call for call in read if call]
-        text = text[count:]
+        text = text[end:]
     return calls, text
 
 
 def _call_from_object(value: Any, tools: Tools) -> Call | None:
     if not isinstance(value, dict):
         return None
-    if len(value) == 1 and (name := next(iter(value))) in tools:
-        return _call_from_parts(name, value[name])
+    if len(value) == 1 and (name := offered_name(next(iter(value)), tools)):
+        return call_from_parts(name, next(iter(value.values())), tools)
     inner = value.get("function")
     if isinstance(inner, dict):
         return _call_from_object({"id": value.get("id")} | inner, tools)
-    name = next((value[key] for key in NAMES if isinstance(value.get(key), str)), "")
-    if name not in tools or ("description" in value and "description" not in tools[name]):
+    name = offered_name(next((value[key] for key in NAMES if isinstance(value.get(key), str)), ""), tools)
+    if not name or ("description" in value and "description" not in tools[name]):
         return None  # of no offered tool, or the definition of one
     arguments = next((value[key] for key in ARGUMENTS if key in value), None)
     others = {key: member for key, member in value.items() if key not in MEMBERS}
@@ -163,16 +176,19 @@ def _call_from_object(value: Any, tools: Tools) -> Call | None:
         arguments = others
     elif others and arguments is None:
         return None
-    return _call_from_parts(name, arguments, value.get("id"))
+    return call_from_parts(name, arguments, tools, value.get("id"))
 
 
-def _call_from_parts(name: str, arguments: Any, model_id: Any = "") -> Call | None:
-    """Return a call, with an empty object if there are no arguments; None if they are anything but an object."""
+def call_from_parts(name: str, arguments: Any, tools: Tools, model_id: Any = "") -> Call | None:
+    """Return a call, with an empty object if there are no arguments; None if they are anything but an object, which a
+    list may contain. An empty list is an object to a tool without parameters."""
     if isinstance(arguments, str):
         try:
             arguments = parse_literal(arguments) if arguments.strip() else None
         except ValueError:
             return None
+    if isinstance(arguments, list) and (len(arguments) == 1 or not (arguments or tools[name])):
+        arguments = arguments[0] if arguments else {}
     arguments = {} if arguments is None else arguments
     identifier = model_id if isinstance(model_id, str) else ""
     return Call(name, to_json(arguments), identifier) if isinstance(arguments, dict) else None
@@ -271,19 +287,22 @@ PYTHON_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTAL
 _SEPARATOR = re.compile(r"[,\s]*")
 _PYTHON_CALL = re.compile(r"\s*(?P<name>[\w.:/-]+)\s*\(\s*")
 _PYTHON_KEY = re.compile(r"\s*(?P<key>[\w-]+)\s*=\s*")
-_VALUE_END = re.compile(r"\s*(?:,\s*(?P<key>[\w-]+)\s*=(?!=)|\)\s*(?:,\s*[\w.:/-]+\s*\(|\]?\s*\Z))")
+_VALUE_END = re.compile(
+    r"\s*(?:,\s*(?P<key>[\w-]+)\s*=(?!=)|\)(?:(?:\s*,|[ \t]*\n)\s*(?P<name>[\w.:/-]+)\s*\(|\s*\]?\s*\Z))"
+)
 MOST_TRIES = 64
 """Maximum number of places where a value may seem to end: each is parsed from the beginning of the value."""
 
 
 def parse_python_calls(text: str, tools: Tools) -> list[Call]:
-    """Parse `[name(key=value, …), …]`; strings may contain raw control characters, as templates write them."""
+    """Parse `[name(key=value, …), …]`, or the same calls in lines; strings may contain raw control characters, as
+    templates write them."""
     text = text.strip().removeprefix("[").removesuffix("]")
     calls, position = [], 0
     while head := _PYTHON_CALL.match(text, position):
         position, values = head.end(), {}
         while key := _PYTHON_KEY.match(text, position):
-            value = _parse_python_value(text, key.end(), tools.get(head["name"]) or {})
+            value = _parse_python_value(text, key.end(), tools.get(head["name"]) or {}, tools)
             if value is None:
                 return []
             values[key["key"]], position = value
@@ -295,16 +314,19 @@ def parse_python_calls(text: str, tools: Tools) -> list[Call]:
     return calls if position == len(text) else []
 
 
-def _parse_python_value(text: str, position: int, parameters: Container[str]) -> tuple[Any, int] | None:
+def _parse_python_value(
+    text: str, position: int, parameters: Container[str], tools: Container[str]
+) -> tuple[Any, int] | None:
     """Return the shortest value at `position` and its end position; None if there is none. The value of a tool with
-    `parameters` ends before the name of one of them: `, x=` may also be part of a string whose quotes are not escaped.
+    `parameters` ends before the name of one of them, or of a tool: `, x=` and a line `f(` may also be part of a string
+    whose quotes are not escaped.
     """
     whole = PYTHON_STRING.match(text, position)
     if whole is not None and _VALUE_END.match(text, whole.end()):
         return parse_python_string(whole.group()), whole.end()
     tries = 0
     for end in _VALUE_END.finditer(text, position):
-        if end["key"] and parameters and end["key"] not in parameters:
+        if (end["key"] and parameters and end["key"] not in parameters) or (end["name"] and end["name"] not in tools):
             continue
         written = text[position : end.start()].strip()
         if written[:1] in {"'", '"'}:

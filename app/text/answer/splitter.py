@@ -15,9 +15,10 @@ from app.core.messages import ToolCallDelta
 from app.text import harmony
 from app.text.answer.call_patterns import patterns
 from app.text.answer.call_reader import CallReader, CallsEnded, CallSender
-from app.text.answer.calls import Call, first_json_calls, parameter_schemas, parse_python_calls
+from app.text.answer.calls import Call, offered_name, parameter_schemas
 from app.text.answer.parts import AnswerDelta, assembled_calls
 from app.text.answer.stops import FlaggedText, Markdown, OutgoingText
+from app.text.answer.unmarked_calls import BEGINNINGS, parse_unmarked_calls
 from app.text.answer.unread_text import MatchSearch, UnreadText
 from app.text.detokenizer import TextStream
 from app.text.dialect import (
@@ -36,15 +37,6 @@ _FENCE = compiled(r"(?P<fence>`{3,8}|~{3,8})\w{0,32}\s*")
 """Pattern of a code fence around calls."""
 _MARKS = regex.compile(r"[<\[]")
 """Pattern of the beginning of a reasoning marker that is no ordinary sentence."""
-_BARE = (
-    compiled(
-        r'\s*(?:<\|python_tag\|>|<tools>|```\w*)?\s*\[?\s*\{\s*"(?:(?:name|tool_name|function)"\s*:\s*"(?P<name>[^"]*)"'
-        r'|(?:arguments|parameters|function)"\s*:\s*\{|type"\s*:\s*"function")'
-    ),
-    compiled(r"\s*(?:<\|python_tag\|>|```\w*)?\s*\[\s*(?P<name>[\w.:/-]+)\s*\("),
-)
-"""Patterns of the beginning of an answer that may be nothing but calls without markers."""
-_WRAPPED = regex.compile(r"(?s)\s*(?:<\|python_tag\|>|<tools>|```\w*)?(?P<body>.*?)(?:</tools>|</tool_call>|```)?\s*")
 _SEPARATOR = "\n\n"
 """Separator of two sections of reasoning, or of two harmony messages that are both text."""
 
@@ -276,9 +268,11 @@ class AnswerSplitter:
         """Return whether the answer is nothing but calls without markers."""
         if not self._tools or self._by_grammar:
             return False
-        for pattern in _BARE:
+        if (yield from self._unread.match(compiled(rf"\s*(?:{self._patterns.start_markers or '(?!)'})"))) is not None:
+            return False
+        for pattern in BEGINNINGS:
             beginning = yield from self._unread.match(pattern)
-            if beginning and (beginning["name"] is None or beginning["name"] in self._tools):
+            if beginning and (beginning["name"] is None or offered_name(beginning["name"], self._tools)):
                 break
         else:
             return False
@@ -286,10 +280,12 @@ class AnswerSplitter:
             pass
         if not self._unread.final:  # too long for a call
             return False
-        body = _WRAPPED.fullmatch(self._unread.text)["body"]
-        calls, rest = first_json_calls(body, self._tools, ended=self._unread.ended)
-        if rest and not (self._form is FORMS[BARE_JSON] and rest[0].isalnum()):
-            calls, rest = parse_python_calls(body, self._tools), ""
+        calls, rest = parse_unmarked_calls(
+            self._unread.text,
+            self._tools,
+            ended=self._unread.ended,
+            may_comment=self._form is FORMS[BARE_JSON],
+        )
         if not calls:
             return False
         self._unread.take(self._unread.text.rindex(rest) if rest else len(self._unread.text))

@@ -21,7 +21,8 @@ from app.text.prompt.turns import (
     with_messages,
 )
 
-PYTHONIC = "pythonic"
+PYTHON_CALLS = {"pythonic": "[{}]", "olmo3": "\n{}\n"}
+"""How models that write calls in Python separate them from the markers, by the name of their form."""
 """Name of mlx-lm's parser for calls in Python syntax (LFM2)."""
 NO_RESULT = "(no result)"
 """Placeholder for a missing tool result."""
@@ -202,9 +203,9 @@ def calls_as_text(message: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
 def _call_text(function: Mapping[str, Any], dialect: Dialect) -> str:
     name, arguments = function.get("name"), function.get("arguments")
     start, end = literal_markers(dialect)
-    if dialect.parser == PYTHONIC and isinstance(arguments, Mapping):
+    if dialect.parser in PYTHON_CALLS and isinstance(arguments, Mapping):
         values = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items()]
-        return f"{start}[{name}({', '.join(values)})]{end}"
+        return start + PYTHON_CALLS[dialect.parser].format(f"{name}({', '.join(values)})") + end
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return "\n".join(filter(None, (start, call, end)))
 
